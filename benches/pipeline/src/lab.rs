@@ -300,7 +300,7 @@ impl Lab {
             let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
             holder.process(view, self.now, Arrival::HandedOver(0, 0), &mut self.ring[..1], &mut self.out);
             for copy in &self.out.flow_copies {
-                self.pipeline.learn_copy(copy, self.now);
+                self.pipeline.store_copy(copy, self.now);
             }
         }
     }

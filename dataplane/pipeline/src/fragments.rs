@@ -1,18 +1,17 @@
-//! Remembers the decision for the first fragment of a datagram for its later fragments: only the first fragment has the
-//! ports.
+//! Stores the decision for the first fragment of a datagram for its later fragments, which have no ports.
 //!
-//! The key is source, destination and identification, in IPv4 also the protocol (RFC 791 section 3.2). In IPv6 the
-//! protocol is not part of it: the fragment header of a later fragment names what follows there, which may be an
-//! extension header (RFC 8200 section 4.5).
+//! The key is source, destination and identification, in IPv4 also the protocol (RFC 791 section
+//! 3.2). In IPv6 the fragments of one datagram may name different next headers (RFC 8200 section
+//! 4.5), so the protocol isn't part of the key.
 //!
-//! The table is set-associative: a hash with the worker's secret picks a set of [`FRAGMENT_WAYS`] places. A new
-//! datagram takes a free or expired place, otherwise the place of the oldest datagram without a later fragment,
-//! otherwise the place of the oldest datagram. So spoofed first fragments evict each other and never a datagram whose
-//! later fragments arrive. A datagram that still waits for its second fragment survives 4,096 spoofed ones in all but 2
-//! cases of 10^14, and 20,000 in all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the
-//! rest of a datagram are rare, and identifications are reused.
+//! The table is set-associative: a hash with the worker's secret selects a set of [`FRAGMENT_WAYS`] positions. A new
+//! datagram gets a free or expired position, otherwise it evicts the oldest datagram without a later fragment,
+//! otherwise the oldest datagram. So spoofed first fragments evict each other, and never a datagram whose later
+//! fragments arrive. A datagram that still waits for its second fragment is evicted by 4,096 spoofed ones in 2 of 10^14
+//! cases, and by 20,000 in 5 of 100,000. Decisions expire after [`LIFETIME`]: few hosts wait longer for the rest of a
+//! datagram, and identifications are reused.
 //!
-//! Invariant: bounded by [`FRAGMENTS_MAX`]; all memory is reserved at the start and touched only when it is used.
+//! Invariant: at most [`FRAGMENTS_MAX`] entries. Memory is reserved at the start and touched on first use.
 
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use tidegate_structures::hash::mix;
 use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::{Addr, Family, Fragment, Headers};
 
-/// How long a decision is remembered.
+/// How long a decision is valid.
 pub const LIFETIME: Duration = Duration::from_secs(15);
 
 /// What was decided for the first fragment.
@@ -57,13 +56,13 @@ pub enum Decision {
         /// SNAT address and port.
         local: Endpoint,
     },
-    /// An answer to such a packet.
+    /// An answer to a masqueraded packet.
     Unmasqueraded {
         /// The backend's own address and port.
         source: Endpoint,
     },
-    /// Sent to the worker that holds the flow, which has seen the first fragment.
-    Elsewhere(WorkerIndex),
+    /// Handed over to the worker that owns the flow and has seen the first fragment.
+    OtherWorker(WorkerIndex),
     /// Dropped, or handed to the kernel. The later fragments get the same verdict.
     Ended(Verdict),
 }
@@ -101,7 +100,8 @@ impl FragmentKey {
         [s0, s1, d0, d1, rest].into_iter().fold(secret, |hash, word| mix(hash ^ word))
     }
 
-    /// A hash of the source with a secret. Of an IPv6 address only the network counts, whose host has all of its addresses.
+    /// A hash of the source with a secret. Of an IPv6 address only the /64 counts, since one host
+    /// may use all of its addresses.
     #[must_use]
     pub fn source_hash(&self, secret: u64) -> u64 {
         let (high, low) = words(&self.src);
@@ -133,10 +133,10 @@ const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENT_WAYS == FRAGMENT
 #[derive(Debug)]
 pub struct Fragments {
     secret: [u64; 5],
-    /// The places of one set after another. The low part of a place is the number of an entry plus one, the high part
-    /// is a part of the hash. 0 is a free place.
-    places: Vec<u64>,
-    /// Grows up to its capacity; then entries are reused.
+    /// The sets one after another. The low half of a word is the index of an entry plus one, the
+    /// high half is a part of the hash. 0 is a free position.
+    tagged_indices: Vec<u64>,
+    /// It grows to its capacity; then entries are reused.
     entries: Vec<Entry>,
 }
 
@@ -145,48 +145,51 @@ impl Fragments {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
-        // SplitMix64 (Steele, Lea, Flood 2014). The start differs from that of the flow tables' hash, so that one
-        // secret does not reveal the other.
+        // SplitMix64 (Steele, Lea, Flood 2014). The increment differs from that of the flow tables'
+        // hash, so that one secret doesn't reveal the other.
         let secret = std::array::from_fn(|_| {
             state = state.wrapping_add(0xa076_1d64_78bd_642f);
             let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             z ^ (z >> 31)
         });
-        Self { secret, places: vec![0; FRAGMENTS_MAX], entries: Vec::with_capacity(FRAGMENTS_MAX) }
+        Self { secret, tagged_indices: vec![0; FRAGMENTS_MAX], entries: Vec::with_capacity(FRAGMENTS_MAX) }
     }
 
-    /// The worker that collects the fragments of a datagram when they arrive at different workers. All workers select
-    /// the same one, since they share the seed.
+    /// The worker that collects the fragments of a datagram when they arrive at different workers.
+    /// All workers share the seed, so they agree on it.
     #[must_use]
     pub fn gatherer(&self, key: &FragmentKey, workers: u8) -> WorkerIndex {
         // The remainder is below `workers`.
         ((self.hash(key) >> 16 & 0xffff) % u64::from(workers.max(1))) as WorkerIndex
     }
 
-    /// Remembers what was decided for the first fragment of a datagram.
+    /// Stores the decision for the first fragment of a datagram.
     #[cold]
     pub fn remember(&mut self, key: FragmentKey, decision: Decision, now: Now) {
         let hash = self.hash(&key);
         let entry = Entry { key, decision, since: now, followed: false };
         if let Some(known) = self.find(&key, hash) {
-            // The first fragment was sent again, or its identification was reused: the next fragments belong to this
-            // one.
+            // The first fragment was sent again, or its identification was reused: the next
+            // fragments belong to this one.
             self.entries[known] = entry;
             return;
         }
         let set = set_of(hash);
-        let victim = set.clone().min_by_key(|&place| self.worth(place, now)).expect("a set has places");
-        let index = match entry_of(self.places[victim]) {
+        let victim = set
+            .clone()
+            .min_by_key(|&position| self.eviction_class(position, now))
+            .expect("a set isn't empty");
+        let index = match entry_of(self.tagged_indices[victim]) {
             Some(index) => index,
             None => {
-                // There are at most as many entries as places, so there is room.
+                // There are no more entries than positions, so this doesn't allocate.
                 self.entries.push(entry);
                 self.entries.len() - 1
             }
         };
         self.entries[index] = entry;
-        self.places[victim] = tag_of(hash) | (index as u64 + 1);
+        self.tagged_indices[victim] = tag_of(hash) | (index as u64 + 1);
     }
 
     /// The decision for the first fragment of a datagram, for one of its later fragments.
@@ -202,9 +205,9 @@ impl Fragments {
         Some(entry.decision)
     }
 
-    /// The value of the entry at a place, lowest first: no entry, expired, without a later fragment, and then by age.
-    fn worth(&self, place: usize, now: Now) -> (u8, Now) {
-        match entry_of(self.places[place]).map(|index| &self.entries[index]) {
+    /// The lowest class is evicted first: no entry, expired, without a later fragment; then the oldest.
+    fn eviction_class(&self, position: usize, now: Now) -> (u8, Now) {
+        match entry_of(self.tagged_indices[position]).map(|index| &self.entries[index]) {
             None => (0, Now(0)),
             Some(entry) if now.since(entry.since) > LIFETIME => (0, Now(1)),
             Some(entry) => (1 + u8::from(entry.followed), entry.since),
@@ -212,12 +215,12 @@ impl Fragments {
     }
 
     fn find(&self, key: &FragmentKey, hash: u64) -> Option<usize> {
-        let of_key = |&place: &usize| {
-            let place = self.places[place];
-            let index = entry_of(place)?;
-            (place & TAG == tag_of(hash) && self.entries[index].key == *key).then_some(index)
+        let of_key = |&position: &usize| {
+            let tagged = self.tagged_indices[position];
+            let index = entry_of(tagged)?;
+            (tagged & TAG == tag_of(hash) && self.entries[index].key == *key).then_some(index)
         };
-        set_of(hash).find_map(|place| of_key(&place))
+        set_of(hash).find_map(|position| of_key(&position))
     }
 
     fn hash(&self, key: &FragmentKey) -> u64 {
@@ -229,21 +232,21 @@ impl Fragments {
     }
 }
 
-/// The bits of a place that hold a part of the hash.
+/// The bits of a position's word that are a part of the hash.
 const TAG: u64 = 0xffff_ffff_0000_0000;
 
 fn tag_of(hash: u64) -> u64 {
     hash & TAG
 }
 
-/// The places of the set that the low bits of a hash pick; the tag is its high bits.
+/// The positions of the set that the low bits of a hash select; the tag is its high bits.
 fn set_of(hash: u64) -> std::ops::Range<usize> {
     let first = (hash as usize & (SETS - 1)) * FRAGMENT_WAYS;
     first..first + FRAGMENT_WAYS
 }
 
-fn entry_of(place: u64) -> Option<usize> {
-    (place & !TAG).checked_sub(1).map(|index| index as usize)
+fn entry_of(tagged: u64) -> Option<usize> {
+    (tagged & !TAG).checked_sub(1).map(|index| index as usize)
 }
 
 /// The xor of both halves of the 128-bit product.
@@ -263,11 +266,11 @@ mod tests {
     }
 
     fn decision(n: u8) -> Decision {
-        Decision::Elsewhere(n)
+        Decision::OtherWorker(n)
     }
 
     #[test]
-    fn a_datagram_outlives_the_first_fragments_of_20_000_others() {
+    fn a_datagram_survives_the_first_fragments_of_20_000_others() {
         for seed in 0..20 {
             let mut table = Fragments::new(seed);
             table.remember(key(7, 7), decision(1), Now(1));
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_with_a_later_fragment_outlives_any_number_of_first_fragments() {
+    fn first_fragments_never_evict_a_datagram_with_a_later_fragment() {
         let mut table = Fragments::new(3);
         table.remember(key(7, 7), decision(1), Now(1));
         assert_eq!(table.recall(&key(7, 7), Now(1)), Some(decision(1)));
@@ -287,12 +290,12 @@ mod tests {
             table.remember(key(1000 + host, 7), decision(2), Now(2));
         }
         assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(1)));
-        assert_eq!(table.entries.len(), FRAGMENTS_MAX, "every place is in use, and no more");
+        assert_eq!(table.entries.len(), FRAGMENTS_MAX, "every position is in use");
         assert_eq!(table.entries.capacity(), FRAGMENTS_MAX);
     }
 
     #[test]
-    fn a_new_datagram_is_remembered_while_the_table_is_full_and_replaces_its_own_former_one() {
+    fn a_full_table_accepts_a_new_datagram_and_replaces_a_repeated_one() {
         let mut table = Fragments::new(3);
         for host in 0..4 * FRAGMENTS_MAX as u32 {
             table.remember(key(host, 1), decision(2), Now(2));
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_ends_with_its_lifetime_and_belongs_to_its_key_alone() {
+    fn a_decision_expires_and_applies_to_its_key_only() {
         let mut table = Fragments::new(3);
         table.remember(key(7, 7), decision(1), Now(0));
         let end = Now(0).plus(LIFETIME);
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn another_seed_puts_datagrams_into_other_sets() {
+    fn the_seed_determines_the_set_of_a_datagram() {
         let (one, other) = (Fragments::new(1), Fragments::new(2));
         let same = (0..1000).filter(|&host| {
             let key = key(host, 7);

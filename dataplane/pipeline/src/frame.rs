@@ -1,7 +1,7 @@
-//! The interface between the pipeline and a frame's memory: bytes with room in front.
+//! The interface between the pipeline and a frame's memory: bytes with headroom.
 //!
-//! Drivers implement it: a DPDK mbuf, or a plain buffer for memory, captures and tests. Each input frame gives at
-//! most one output frame, rewritten in place.
+//! Drivers implement it: a DPDK mbuf, or a plain buffer for memory, captures and tests. Each input
+//! frame becomes at most one output frame, rewritten in place.
 
 /// One received frame, Ethernet header first, contiguous in memory.
 pub trait Frame {
@@ -11,7 +11,7 @@ pub trait Frame {
     /// The bytes, to be rewritten in place.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// Adds `count` bytes in front, contents undefined, and returns whether there was room.
+    /// Adds `count` bytes of undefined contents in front. Returns whether the headroom was sufficient.
     #[must_use]
     fn grow_front(&mut self, count: usize) -> bool;
 
@@ -21,8 +21,8 @@ pub trait Frame {
     /// May panic if the frame is shorter: the pipeline checks that before.
     fn shrink_front(&mut self, count: usize);
 
-    /// Sets the length of the frame to `len`: cuts the tail, or adds bytes of undefined contents if there is room.
-    /// Returns whether it succeeded.
+    /// Sets the length of the frame to `len`: cuts the tail, or adds bytes of undefined contents if
+    /// the tailroom is sufficient. Returns whether it succeeded.
     #[must_use]
     fn resize(&mut self, len: usize) -> bool;
 
@@ -39,7 +39,7 @@ pub struct MemoryFrame {
 }
 
 impl MemoryFrame {
-    /// A frame with these bytes, and room for headers and for replies longer than the frame.
+    /// A frame with these bytes, headroom for headers, and tailroom for replies longer than the frame.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         let mut frame = Self::with_capacity(bytes.len() + Self::TAILROOM);
@@ -88,7 +88,7 @@ impl Frame for MemoryFrame {
 
     #[inline]
     fn shrink_front(&mut self, count: usize) {
-        assert!(count <= self.end - self.start, "no more is taken off than there is");
+        assert!(count <= self.end - self.start, "a frame can't shrink by more than its length");
         self.start += count;
     }
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_in_front_is_bounded_and_kept_apart_from_the_bytes() {
+    fn headroom_is_bounded_and_separate_from_the_bytes() {
         let mut frame = MemoryFrame::new(b"abcdef");
         assert!(frame.grow_front(tidegate_spec::limits::HEADROOM_MIN));
         assert!(!frame.grow_front(1));

@@ -1,15 +1,16 @@
 //! The packet path of Tidegate: bytes in, verdict out.
 //!
-//! It contains the forwarding modes and the pipeline that runs header checks, look-ups and the choice of a backend over a
-//! burst. It must not contain DPDK, threads, clocks, I/O, tokio, Kubernetes, or `unsafe`. Callers: the workers of
-//! `tidegate-dataplane`, `replay`, `explain`, the benches. The feature `testing` adds what tests, benches and fuzz runs
-//! share.
+//! The pipeline checks headers, looks up flows and chooses backends for a burst of frames; the
+//! forwarding modes rewrite the frames. There is no DPDK, thread, clock, I/O, tokio, Kubernetes or
+//! `unsafe` here. Callers are the workers of `tidegate-dataplane`, `replay`, `explain` and the
+//! benches. The feature `testing` adds what tests, benches and fuzz runs share.
 //!
 //! May depend on: `tidegate-capture` (in tests), `tidegate-conntrack`, `tidegate-select`, `tidegate-snapshot`,
 //! `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
 //!
-//! Invariant: a frame never panics, allocates or blocks; it gets a [`Verdict`](tidegate_spec::verdict::Verdict) with a
-//! counted reason. The same snapshot, frames and times give the same verdicts, bytes and state.
+//! Invariant: no frame makes the pipeline panic, allocate or block; each gets a
+//! [`Verdict`](tidegate_spec::verdict::Verdict) with a counted reason. The same snapshot, frames
+//! and times give the same verdicts, bytes and state.
 #![deny(unsafe_code)]
 
 pub mod forward;

@@ -1,14 +1,13 @@
 //! Limits on the packets that a worker creates itself: ICMP errors and TCP resets.
 //!
-//! Answers to a flood would make the gateway a reflector, so they are limited, as RFC 4443 section 2.4 (f) and RFC
-//! 1812 section 4.3.2.8 require. With one common limit, a flood of one kind would suppress all others: 300 packets
-//! with TTL 1 would stop path MTU discovery for every client. So each kind of answer ([`AnswerKind`]) has its own
-//! token bucket, and each source prefix (/24 or /56) has one within the kind. An answer needs a token of both, and
-//! takes both or none. The rates are in `limits.rs`, per worker.
+//! Answers to a flood would make the gateway a reflector, so they are limited, as RFC 4443 section 2.4 (f) and RFC 1812
+//! section 4.3.2.8 require. With one limit for all kinds, 300 packets with TTL 1 would stop path MTU discovery for
+//! every client. So each kind of answer ([`AnswerKind`]) has its own token bucket, and each source prefix (/24 or /56)
+//! has one within the kind. An answer takes a token from both or from none. The rates are in `limits.rs`, per worker.
 //!
-//! Prefixes share [`ANSWER_PREFIXES`] buckets by a keyed hash: a sender cannot choose to share the bucket of another
-//! one. Echo replies, ARP replies and neighbour advertisements are not limited, because they are as long as the
-//! request.
+//! A keyed hash maps prefixes to [`ANSWER_PREFIXES`] token buckets, so a sender can't choose to
+//! share another sender's token bucket. Echo replies, ARP replies and neighbour advertisements are
+//! not limited, because they are as long as the request.
 
 use tidegate_spec::limits::{ANSWER_PREFIXES, ANSWERS_SMALL, ANSWERS_WITH_QUOTE, AnswerLimits, Rate};
 use tidegate_spec::now::Now;
@@ -18,21 +17,21 @@ use tidegate_wire::Addr;
 
 const _: () = assert!(ANSWER_PREFIXES.is_power_of_two());
 
-/// A token bucket, stored as the moment up to which its tokens are spent.
+/// A token bucket, stored as the time until which its tokens are spent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bucket {
     paid_until: u64,
 }
 
 impl Bucket {
-    /// Whether one more token is within the rate now; if so, it is spent.
+    /// Spends a token, if the rate allows it now. Returns whether it did.
     pub(crate) fn take(&mut self, rate: Rate, now: Now) -> bool {
         let after = self.after_one_more(rate, now);
         *self = after.unwrap_or(*self);
         after.is_some()
     }
 
-    /// The bucket after one more token is spent; `None` if the rate does not allow that now.
+    /// The token bucket after spending one more token; `None` if the rate doesn't allow that now.
     fn after_one_more(self, rate: Rate, now: Now) -> Option<Self> {
         rate.spend(self.paid_until, now).map(|paid_until| Self { paid_until })
     }
@@ -49,7 +48,7 @@ pub(crate) struct ReplyLimit {
 }
 
 impl ReplyLimit {
-    /// A limit with full buckets. `secret` determines which prefixes share a bucket.
+    /// A limit with full token buckets. `secret` determines which prefixes share one.
     pub(crate) fn new(secret: u64) -> Self {
         Self {
             secret,
@@ -59,8 +58,8 @@ impl ReplyLimit {
         }
     }
 
-    /// Whether an answer of this kind may be sent to `source` now; if so, a token is spent. Call it only if the answer
-    /// will be sent whenever this returns true.
+    /// Whether an answer of this kind may be sent to `source` now; if so, a token is spent. Call it
+    /// only when nothing else can prevent the answer.
     #[cold]
     pub(crate) fn take(&mut self, kind: AnswerKind, source: &Addr, now: Now) -> bool {
         let limits = limits(kind);
@@ -85,7 +84,7 @@ impl ReplyLimit {
         &self.suppressed
     }
 
-    /// The bucket of the source's prefix: /24 for IPv4, and /56 for IPv6, the smallest prefix of one subscriber.
+    /// The token bucket of the source's prefix: /24 for IPv4, and /56 for IPv6, the smallest prefix of one subscriber.
     fn bucket_of(&self, source: &Addr) -> usize {
         let prefix = match source.is_v4() {
             // It differs from every IPv6 prefix, whose lowest byte is 0.
@@ -124,11 +123,11 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_passes_then_the_rate_holds() {
+    fn a_burst_passes_then_the_rate_applies() {
         for start in [0, 1, 1_000_000_000_000] {
             let mut limit = ReplyLimit::new(1);
             assert_eq!(passed(&mut limit, KIND, &client(1), Now(start)), PREFIX.burst as usize);
-            // Much later, a prefix has saved its burst and no more.
+            // An idle prefix saves no more than its burst.
             let later = Now(start + 3_600_000_000_000);
             assert_eq!(passed(&mut limit, KIND, &client(1), later), PREFIX.burst as usize);
             let soon = Now(later.0 + 100_000_000);
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn one_prefix_cannot_use_up_a_kind_and_no_kind_another() {
+    fn a_prefix_cannot_exhaust_a_kind_nor_a_kind_another() {
         let (mut limit, now) = (ReplyLimit::new(1), Now(5_000_000_000));
         passed(&mut limit, KIND, &client(1), now);
         assert!(limit.take(KIND, &client(2), now), "another prefix");
@@ -159,21 +158,22 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_over_the_total_costs_its_prefix_nothing() {
+    fn an_answer_over_the_total_costs_its_prefix_no_token() {
         let (mut limit, now) = (ReplyLimit::new(1), Now(5_000_000_000));
         let all: usize = (0..500).map(|n| passed(&mut limit, KIND, &client(n), now)).sum();
         assert_eq!(all, TOTAL.burst as usize);
-        // Only the total limit refused this prefix. One token of the total later, the prefix still has its own token.
+        // Only the total limit refused this prefix. After one more token of the total, the prefix
+        // still has its own token.
         let next = Now(now.0 + 1_000_000_000 / u64::from(TOTAL.per_second));
         assert!(limit.take(KIND, &client(499), next));
     }
 
     #[test]
-    fn other_secrets_put_other_prefixes_together() {
+    fn the_secret_determines_which_prefixes_share_a_token_bucket() {
         let shared = |secret| {
             let limit = ReplyLimit::new(secret);
-            let place = limit.bucket_of(&client(1));
-            (2..5_000).filter(|&n| limit.bucket_of(&client(n)) == place).collect::<Vec<_>>()
+            let bucket = limit.bucket_of(&client(1));
+            (2..5_000).filter(|&n| limit.bucket_of(&client(n)) == bucket).collect::<Vec<_>>()
         };
         let (one, other) = (shared(1), shared(2));
         assert!((1..20).contains(&one.len()) && (1..20).contains(&other.len()));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_holds_at_the_end_of_time_too() {
+    fn the_rate_applies_at_the_end_of_time() {
         let mut limit = ReplyLimit::new(1);
         assert_eq!(passed(&mut limit, KIND, &client(1), Now(u64::MAX)), PREFIX.burst as usize);
     }

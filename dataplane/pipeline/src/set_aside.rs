@@ -1,11 +1,11 @@
-//! The backends that refused or ignored new connections, as one worker saw it.
+//! The backends that refused or ignored new connections of one worker.
 //!
-//! A backend that fails several times in a row is set aside: it gets no new flows for a while. Then one flow is a
-//! trial. If the backend answers it, the backend is back; if not, it is set aside again. `pipeline/passive.rs` decides
-//! what a failure is.
+//! A backend that fails several times in a row is set aside: it gets no new flows for a while. Then
+//! one flow is a trial. If the backend answers it, it gets new flows again; if not, it's set aside
+//! again. `pipeline/passive.rs` decides what a failure is.
 //!
-//! Only this worker sees the failures of its own flows, so workers may differ for as long as it takes each of them to
-//! meet enough failures. Nothing is shared.
+//! Nothing is shared: each worker counts the failures of its own flows, so workers may differ until
+//! each has seen enough failures.
 //!
 //! Invariant: at most [`MARKED_MAX`] backends are marked, and a backend that is not marked costs nothing.
 
@@ -17,13 +17,13 @@ use tidegate_spec::now::Now;
 /// See [the module](self).
 #[derive(Debug)]
 pub(crate) struct SetAside {
-    /// By index of the id. The system zeroes the memory, so backends without failures take none.
+    /// By index of the id. The zeroed memory of backends without failures is never touched, so it costs nothing.
     marks: Box<[[u32; 4]]>,
     marked: Vec<BackendId>,
     counts: SetAsideCounts,
 }
 
-/// How often backends were set aside, and how often they came back.
+/// How often backends were set aside, and how often they returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAsideCounts {
     /// A backend was set aside, for the first time or again after a trial.
@@ -38,21 +38,21 @@ struct Mark {
     id: BackendId,
     state: State,
     failures: u8,
-    /// A hash of the client whose flow failed last.
+    /// A hash of the client of the last failed flow.
     source: u16,
     /// When the last failure was counted.
     counted: u32,
-    /// When the next trial may begin.
+    /// When the next trial may start.
     until: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// It takes flows, and some have failed.
+    /// It gets new flows, and some have failed.
     Suspect = 1,
-    /// It takes none, until the time of its trial.
+    /// It gets no new flow until its trial.
     Aside = 2,
-    /// One flow has been given to it as a trial.
+    /// One new flow is its trial.
     OnTrial = 3,
 }
 
@@ -74,8 +74,8 @@ impl Mark {
         [self.id.raw(), rest, self.counted, self.until]
     }
 
-    /// Whether it takes no flow now.
-    fn is_closed(self, now: u32) -> bool {
+    /// Whether it gets no new flow now.
+    fn is_blocked(self, now: u32) -> bool {
         self.state != State::Suspect && is_before(now, self.until)
     }
 }
@@ -113,24 +113,24 @@ impl SetAside {
         Mark::from_words(*self.marks.get(id.index())?).filter(|mark| mark.id == id)
     }
 
-    /// Records a failure of a backend with a client that has this hash. `may_go` is whether the backend may be
-    /// set aside now, if it comes to that.
+    /// Records a failure of a backend with a client that has this hash. `may_set_aside` returns whether the backend
+    /// may be set aside now.
     pub(crate) fn failed(
         &mut self,
         id: BackendId,
         source: u16,
         rules: &PassiveHealth,
         now: Now,
-        may_go: impl FnOnce(&Self) -> bool,
+        may_set_aside: impl FnOnce(&Self) -> bool,
     ) {
         let now = now.millis();
-        let Some(mut mark) = self.mark(id).or_else(|| self.begin(id, source, now)) else { return };
+        let Some(mut mark) = self.mark(id).or_else(|| self.create(id, source, now)) else { return };
         let since = now.wrapping_sub(mark.counted);
         match mark.state {
-            // A flow that began before it was set aside.
-            State::Aside if mark.is_closed(now) => return,
-            // The trial, or a flow that got the backend by affinity after its time.
-            State::Aside | State::OnTrial => self.put(&mut mark, rules, now),
+            // A flow from before the backend was set aside.
+            State::Aside if mark.is_blocked(now) => return,
+            // The trial, or a flow that got the backend by affinity when the trial was due.
+            State::Aside | State::OnTrial => self.set_aside(&mut mark, rules, now),
             State::Suspect => {
                 if mark.failures > 0 && mark.source == source && since < FAILURE_OF_SOURCE_MS {
                     return;
@@ -138,10 +138,11 @@ impl SetAside {
                 let before = if since > FAILURES_WITHIN_MS { 0 } else { mark.failures };
                 (mark.failures, mark.source, mark.counted) = (before.saturating_add(1), source, now);
                 if rules.failures > 0 && mark.failures >= rules.failures {
-                    // Otherwise the count begins again, so that the question is not asked for each failure.
+                    // Reset the count even if the backend must stay, so that `may_set_aside` isn't
+                    // called for each failure.
                     mark.failures = 0;
-                    if may_go(self) {
-                        self.put(&mut mark, rules, now);
+                    if may_set_aside(self) {
+                        self.set_aside(&mut mark, rules, now);
                     }
                 }
             }
@@ -149,11 +150,11 @@ impl SetAside {
         self.store(mark);
     }
 
-    /// The first mark of a backend, if there is room.
-    fn begin(&mut self, id: BackendId, source: u16, now: u32) -> Option<Mark> {
+    /// The first mark of a backend, unless too many are marked.
+    fn create(&mut self, id: BackendId, source: u16, now: u32) -> Option<Mark> {
         let before = Mark::from_words(*self.marks.get(id.index())?);
         if let Some(before) = before {
-            // Of a backend that had the index earlier.
+            // It belongs to an earlier backend with this index.
             self.forget(before.id);
         }
         if self.marked.len() == MARKED_MAX {
@@ -163,8 +164,8 @@ impl SetAside {
         Some(Mark { id, state: State::Suspect, failures: 0, source, counted: now, until: now })
     }
 
-    fn put(&mut self, mark: &mut Mark, rules: &PassiveHealth, now: u32) {
-        // Below 2^31, so that it can be compared.
+    fn set_aside(&mut self, mark: &mut Mark, rules: &PassiveHealth, now: u32) {
+        // Below 2^31, as `is_before` requires.
         let aside = u32::try_from(rules.set_aside.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32);
         (mark.state, mark.until) = (State::Aside, now.wrapping_add(aside));
         self.counts.set_aside += 1;
@@ -195,23 +196,23 @@ impl SetAside {
         }
     }
 
-    /// Whether a backend takes no new flow now.
-    pub(crate) fn closes(&self, id: BackendId, now: Now) -> bool {
-        self.mark(id).is_some_and(|mark| mark.is_closed(now.millis()))
+    /// Whether a backend gets no new flow now.
+    pub(crate) fn blocks(&self, id: BackendId, now: Now) -> bool {
+        self.mark(id).is_some_and(|mark| mark.is_blocked(now.millis()))
     }
 
     /// Whether a backend is set aside, also while its trial is due or in progress.
-    pub(crate) fn has(&self, id: BackendId) -> bool {
+    pub(crate) fn contains(&self, id: BackendId) -> bool {
         self.mark(id).is_some_and(|mark| mark.state != State::Suspect)
     }
 
-    /// Records that a backend gets a new flow. If it was set aside, this flow is its trial, and others wait for as long
-    /// as the backend would be set aside.
-    pub(crate) fn gets_flow(&mut self, id: BackendId, rules: &PassiveHealth, now: Now) {
+    /// Records that a backend gets a new flow. If it was set aside, this flow is its trial, and the
+    /// backend gets no other one for the time that it would be set aside.
+    pub(crate) fn record_new_flow(&mut self, id: BackendId, rules: &PassiveHealth, now: Now) {
         let Some(mut mark) = self.mark(id) else { return };
-        if mark.state != State::Suspect && !mark.is_closed(now.millis()) {
+        if mark.state != State::Suspect && !mark.is_blocked(now.millis()) {
             let before = self.counts;
-            self.put(&mut mark, rules, now.millis());
+            self.set_aside(&mut mark, rules, now.millis());
             self.counts = before;
             mark.state = State::OnTrial;
             self.store(mark);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     /// A failure of the backend with another client each time.
-    fn fails(aside: &mut SetAside, times: u16, failures: u8, ms: u64) {
+    fn fail(aside: &mut SetAside, times: u16, failures: u8, ms: u64) {
         (0..times).for_each(|n| aside.failed(id(), n, &rules(failures), at(ms), |_| true));
     }
 
@@ -246,14 +247,14 @@ mod tests {
     fn a_backend_is_set_aside_after_failures_in_a_row() {
         let mut aside = SetAside::new();
         assert!(aside.is_empty());
-        fails(&mut aside, 2, 3, 0);
-        assert!(!aside.closes(id(), at(0)) && !aside.has(id()));
+        fail(&mut aside, 2, 3, 0);
+        assert!(!aside.blocks(id(), at(0)) && !aside.contains(id()));
         aside.answered(id());
         assert!(aside.is_empty());
-        fails(&mut aside, 2, 3, 0);
-        assert!(!aside.closes(id(), at(0)));
-        fails(&mut aside, 3, 3, 0);
-        assert!(aside.closes(id(), at(9_999)) && aside.has(id()));
+        fail(&mut aside, 2, 3, 0);
+        assert!(!aside.blocks(id(), at(0)));
+        fail(&mut aside, 3, 3, 0);
+        assert!(aside.blocks(id(), at(9_999)) && aside.contains(id()));
         assert_eq!(aside.counts(), SetAsideCounts { set_aside: 1, returned: 0 });
     }
 
@@ -263,44 +264,44 @@ mod tests {
         for ms in [0, 1, 999, 1_000, 1_500, 1_999] {
             aside.failed(id(), 5, &rules(3), at(ms), |_| true);
         }
-        assert!(!aside.has(id()));
+        assert!(!aside.contains(id()));
         aside.failed(id(), 5, &rules(3), at(2_000), |_| true);
-        assert!(aside.has(id()));
+        assert!(aside.contains(id()));
     }
 
     #[test]
-    fn failures_far_apart_are_not_in_a_row() {
+    fn distant_failures_are_not_in_a_row() {
         let mut aside = SetAside::new();
         for n in 0..6 {
             aside.failed(id(), n, &rules(2), at(u64::from(n) * 60_001), |_| true);
         }
-        assert!(!aside.has(id()));
+        assert!(!aside.contains(id()));
     }
 
     #[test]
-    fn after_its_time_one_flow_is_a_trial() {
+    fn one_flow_is_a_trial_when_the_time_is_over() {
         let mut aside = SetAside::new();
-        fails(&mut aside, 1, 1, 0);
-        assert!(aside.closes(id(), at(9_999)));
-        assert!(!aside.closes(id(), at(10_000)));
-        aside.gets_flow(id(), &rules(1), at(10_000));
-        assert!(aside.closes(id(), at(10_001)), "others wait for the trial");
-        fails(&mut aside, 1, 1, 10_500);
-        assert!(aside.closes(id(), at(20_499)) && !aside.closes(id(), at(20_500)));
-        aside.gets_flow(id(), &rules(1), at(20_500));
+        fail(&mut aside, 1, 1, 0);
+        assert!(aside.blocks(id(), at(9_999)));
+        assert!(!aside.blocks(id(), at(10_000)));
+        aside.record_new_flow(id(), &rules(1), at(10_000));
+        assert!(aside.blocks(id(), at(10_001)), "others wait for the trial");
+        fail(&mut aside, 1, 1, 10_500);
+        assert!(aside.blocks(id(), at(20_499)) && !aside.blocks(id(), at(20_500)));
+        aside.record_new_flow(id(), &rules(1), at(20_500));
         aside.answered(id());
-        assert!(!aside.closes(id(), at(20_501)) && aside.is_empty());
+        assert!(!aside.blocks(id(), at(20_501)) && aside.is_empty());
         assert_eq!(aside.counts(), SetAsideCounts { set_aside: 2, returned: 1 });
     }
 
     #[test]
-    fn a_failure_after_its_time_sets_it_aside_again_also_without_a_trial() {
+    fn a_failure_after_the_time_sets_the_backend_aside_without_a_trial() {
         let mut aside = SetAside::new();
-        fails(&mut aside, 1, 1, 0);
-        fails(&mut aside, 1, 1, 9_999);
-        assert!(!aside.closes(id(), at(10_000)), "flows from before do not prolong it");
-        fails(&mut aside, 1, 1, 10_500);
-        assert!(aside.closes(id(), at(20_499)) && !aside.closes(id(), at(20_500)));
+        fail(&mut aside, 1, 1, 0);
+        fail(&mut aside, 1, 1, 9_999);
+        assert!(!aside.blocks(id(), at(10_000)), "flows from before do not prolong it");
+        fail(&mut aside, 1, 1, 10_500);
+        assert!(aside.blocks(id(), at(20_499)) && !aside.blocks(id(), at(20_500)));
     }
 
     #[test]
@@ -309,19 +310,19 @@ mod tests {
         for n in 0..20 {
             aside.failed(id(), n, &rules(3), at(0), |_| false);
         }
-        assert!(!aside.has(id()) && !aside.closes(id(), at(0)));
-        fails(&mut aside, 20, 0, 0);
-        assert!(!aside.has(id()), "0 sets none aside");
+        assert!(!aside.contains(id()) && !aside.blocks(id(), at(0)));
+        fail(&mut aside, 20, 0, 0);
+        assert!(!aside.contains(id()), "0 sets none aside");
     }
 
     #[test]
-    fn a_backend_with_the_index_of_a_removed_one_begins_anew() {
+    fn a_backend_with_a_reused_index_has_no_failures() {
         let mut aside = SetAside::new();
-        fails(&mut aside, 1, 1, 0);
+        fail(&mut aside, 1, 1, 0);
         let next = BackendId::new(ID, 1);
-        assert!(!aside.has(next) && !aside.closes(next, at(1)));
+        assert!(!aside.contains(next) && !aside.blocks(next, at(1)));
         aside.failed(next, 0, &rules(2), at(1), |_| true);
-        assert!(!aside.has(id()) && !aside.has(next));
+        assert!(!aside.contains(id()) && !aside.contains(next));
         assert_eq!(aside.marked(), [next]);
     }
 
@@ -332,7 +333,7 @@ mod tests {
             aside.failed(BackendId::new(n, 0), 0, &rules(1), at(0), |_| true);
         }
         assert_eq!(aside.marked().len(), MARKED_MAX);
-        assert!(!aside.has(BackendId::new(MARKED_MAX, 0)));
+        assert!(!aside.contains(BackendId::new(MARKED_MAX, 0)));
         for n in 0..MARKED_MAX {
             aside.forget(BackendId::new(n, 0));
         }

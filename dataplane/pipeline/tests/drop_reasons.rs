@@ -44,15 +44,15 @@ fn each_reason_of_this_crate_has_a_frame_that_makes_its_counter_one() {
             DropReason::Refused(refusal) if OF_THE_DRIVERS.contains(&refusal) => continue,
             DropReason::Refused(Refusal::NoHeadroom) => {
                 let mut lab = lab(ForwardingMode::DsrIpip);
-                let fate = lab.receive_tight(&to_gateway(question()));
-                assert_eq!(fate.verdict, Verdict::Drop(reason));
+                let result = lab.receive_tight(&to_gateway(question()));
+                assert_eq!(result.verdict, Verdict::Drop(reason));
                 assert_eq!(lab.counters.drops(reason), 1);
                 continue;
             }
             DropReason::Refused(Refusal::HandOverLoop) => {
                 let (mut lab, frame) = of_the_other_worker();
-                let fate = lab.receive_as(Arrival::HandedOver(0, 0), &frame);
-                assert_eq!(fate.verdict, Verdict::Drop(reason));
+                let result = lab.receive_as(Arrival::HandedOver(0, 0), &frame);
+                assert_eq!(result.verdict, Verdict::Drop(reason));
                 assert_eq!(lab.counters.drops(reason), 1);
                 continue;
             }
@@ -197,8 +197,8 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
                 Lab::new(vec![ServiceSpec { passive_health, ..service(Nat, Protocol::Tcp, VIP, &backends) }]);
             // A SYN with data is not stored, so it cannot be sent again.
             let syn = Builder::tcp(CLIENT, VIP).flags(flags::SYN).payload(b"data");
-            let fate = lab.receive(&to_gateway(syn));
-            let backend = lab.backend_of(&fate);
+            let result = lab.receive(&to_gateway(syn));
+            let backend = lab.backend_of(&result);
             let reset = Builder::tcp((backend, 80), CLIENT).flags(flags::RST | flags::ACK).seq_ack(0, 6);
             (lab, to_gateway(reset))
         }
@@ -248,8 +248,8 @@ fn limited(limits: ServiceLimits, payload: usize) -> (Lab, Vec<u8>) {
     // Nothing is refused until the limit is reached.
     let packets = if payload == 0 { 1 } else { BANDWIDTH_BURST_MIN as usize / (payload + 28) };
     for _ in 0..packets {
-        let fate = lab.receive(&datagram(CLIENT));
-        assert!(matches!(fate.verdict, Verdict::Transmit { .. }), "{limits:?}: {:?}", fate.verdict);
+        let result = lab.receive(&datagram(CLIENT));
+        assert!(matches!(result.verdict, Verdict::Transmit { .. }), "{limits:?}: {:?}", result.verdict);
     }
     (lab, datagram("198.51.100.8:40000"))
 }
@@ -337,8 +337,8 @@ fn full_of_masqueraded_flows() -> (Lab, Vec<u8>) {
         Builder::udp((ip("10.0.0.1"), port), "192.0.2.99:53").mac(backend_mac(1), GATEWAY_MAC).build()
     };
     for port in 1..=16 {
-        let fate = lab.receive(&question(port));
-        let sent = fate.sent(TransmitReason::Masqueraded);
+        let result = lab.receive(&question(port));
+        let sent = result.sent(TransmitReason::Masqueraded);
         let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("it was sent as a packet") };
         let answer = Builder::udp("192.0.2.99:53", (ip("10.0.0.253"), h.src_port));
         lab.receive(&to_gateway(answer)).sent(TransmitReason::Masqueraded);
@@ -351,13 +351,13 @@ fn first_of_many(mut lab: Lab, refusal: Refusal) -> (Lab, Vec<u8>) {
     for n in 0..65_000u32 {
         let [_, b, c, d] = n.to_be_bytes();
         let frame = to_gateway(Builder::udp((ip(&format!("198.{b}.{c}.{d}")), 999), VIP));
-        let fate = lab.receive(&frame);
-        if fate.verdict == refusal.into() {
+        let result = lab.receive(&frame);
+        if result.verdict == refusal.into() {
             // It is already counted: send it again in the same lab with new counters.
             lab.counters = Default::default();
             return (lab, frame);
         }
-        answer(&mut lab, &fate.frame);
+        answer(&mut lab, &result.frame);
     }
     panic!("{refusal} does not come")
 }
@@ -376,8 +376,8 @@ fn every_port_of_a_client_taken() -> (Lab, Vec<u8>) {
     let of = |vip| one(ForwardingMode::Nat, Protocol::Udp, vip);
     let mut lab = Lab::new(vec![of(VIP), of("203.0.113.5:5353")]).with_entries(100_000);
     for port in 1..=u16::MAX {
-        let fate = lab.receive(&to_gateway(Builder::udp((ip("198.51.100.7"), port), VIP)));
-        answer(&mut lab, &fate.frame);
+        let result = lab.receive(&to_gateway(Builder::udp((ip("198.51.100.7"), port), VIP)));
+        answer(&mut lab, &result.frame);
     }
     lab.counters = Default::default();
     (lab, to_gateway(Builder::udp(CLIENT, "203.0.113.5:5353")))

@@ -15,7 +15,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_pipeline::testing::builder::{Builder, GATEWAY_MAC};
-use tidegate_pipeline::testing::lab::{self, Fate, Lab, ROUTER_MAC, backend_mac, ip, service};
+use tidegate_pipeline::testing::lab::{self, FrameResult, Lab, ROUTER_MAC, backend_mac, ip, service};
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{BackendSpec, BackendState, ForwardingMode, Policy, Protocol, ServiceSpec};
 use tidegate_structures::hash::{client_hash, selection_hash};
@@ -436,8 +436,8 @@ impl Run {
                 let owner = self.owner(from);
                 let expected = self.model.request(from, segment, owner);
                 let frame = self.packet(self.client(from), self.vip(), segment, false);
-                let fate = self.lab.receive(&frame.mac(ROUTER_MAC, GATEWAY_MAC).build());
-                self.compare(from, expected, &fate);
+                let result = self.lab.receive(&frame.mac(ROUTER_MAC, GATEWAY_MAC).build());
+                self.compare(from, expected, &result);
             }
             Step::Burst(ref requests) => {
                 let make = |&(client, port, segment): &(u8, u16, Segment)| {
@@ -445,11 +445,11 @@ impl Run {
                     frame.mac(ROUTER_MAC, GATEWAY_MAC).build()
                 };
                 let frames: Vec<Vec<u8>> = requests.iter().map(make).collect();
-                let fates = self.lab.receive_burst(&frames);
-                for (&(client, port, segment), fate) in requests.iter().zip(&fates) {
+                let results = self.lab.receive_burst(&frames);
+                for (&(client, port, segment), result) in requests.iter().zip(&results) {
                     let owner = self.owner((client, port));
                     let expected = self.model.request((client, port), segment, owner);
-                    self.compare((client, port), expected, fate);
+                    self.compare((client, port), expected, result);
                 }
             }
             Step::Reply { client, port, segment } => {
@@ -460,36 +460,36 @@ impl Run {
                 let to = flow.local.unwrap_or(self.client((client, port)));
                 let n = flow.backend.0;
                 let frame = self.packet(self.backend(n), to, segment, true);
-                let fate = self.lab.receive(&frame.mac(backend_mac(n), GATEWAY_MAC).build());
-                self.compare((client, port), expected, &fate);
+                let result = self.lab.receive(&frame.mac(backend_mac(n), GATEWAY_MAC).build());
+                self.compare((client, port), expected, &result);
             }
         }
     }
 
-    fn compare(&mut self, from: Client, expected: Expected, fate: &Fate) {
+    fn compare(&mut self, from: Client, expected: Expected, result: &FrameResult) {
         match expected {
             Expected::Forward { backend, note, local } => {
-                let sent = fate.sent(TransmitReason::Forward);
-                assert_eq!(fate.note.flow, note);
-                assert_eq!(self.lab.backend_of(fate), self.backend(backend.0).ip());
+                let sent = result.sent(TransmitReason::Forward);
+                assert_eq!(result.note.flow, note);
+                assert_eq!(self.lab.backend_of(result), self.backend(backend.0).ip());
                 assert_eq!(ethernet::destination(sent), backend_mac(backend.0));
                 self.compare_forwarded(from, backend, local, &headers(sent));
             }
             Expected::Reply { client } => {
-                let h = headers(fate.sent(TransmitReason::Reply));
+                let h = headers(result.sent(TransmitReason::Reply));
                 assert_eq!(ends(&h), (self.vip(), self.client(client)));
-                assert_eq!(ethernet::destination(&fate.frame), ROUTER_MAC);
+                assert_eq!(ethernet::destination(&result.frame), ROUTER_MAC);
             }
             // The limit on answers, which is not part of the model, is exceeded.
-            Expected::Answer if fate.verdict == Refusal::NoEndpoints.into() => {
+            Expected::Answer if result.verdict == Refusal::NoEndpoints.into() => {
                 assert!(self.lab.pipeline.suppressed_answers().iter().any(|count| *count > 0));
             }
             Expected::Answer => {
-                let h = headers(fate.sent(TransmitReason::NoEndpoints));
+                let h = headers(result.sent(TransmitReason::NoEndpoints));
                 assert_eq!((h.src.ip(), h.dst.ip()), (self.vip().ip(), self.client(from).ip()));
             }
-            Expected::Refused(refusal) => assert_eq!(fate.verdict, refusal.into()),
-            Expected::Punt => assert_eq!(fate.verdict, Verdict::Punt(PuntReason::NotOurs)),
+            Expected::Refused(refusal) => assert_eq!(result.verdict, refusal.into()),
+            Expected::Punt => assert_eq!(result.verdict, Verdict::Punt(PuntReason::NotOurs)),
         }
     }
 

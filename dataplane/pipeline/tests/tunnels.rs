@@ -147,10 +147,10 @@ proptest! {
         let backend = if outer_v6 { "[fd00::1]:443" } else { "10.0.0.1:443" };
         let mut lab = Lab::new(vec![ServiceSpec { tunnel: options, ..service(mode, protocol, vip, &[backend]) }]);
         for frame in frames {
-            let fate = lab.receive(&frame);
+            let result = lab.receive(&frame);
             let why = if matches!(kind, Kind::IcmpError) { TransmitReason::IcmpError } else { TransmitReason::Forward };
-            prop_assert!(matches!(fate.verdict, Verdict::Transmit { why: is, .. } if is == why), "{:?}", fate.verdict);
-            let outer = decapsulate(&fate.frame[ethernet::HEADER_LEN..]).map_err(TestCaseError::fail)?;
+            prop_assert!(matches!(result.verdict, Verdict::Transmit { why: is, .. } if is == why), "{:?}", result.verdict);
+            let outer = decapsulate(&result.frame[ethernet::HEADER_LEN..]).map_err(TestCaseError::fail)?;
             prop_assert_eq!(outer.tunnel, name(mode, &options));
             prop_assert_eq!(outer.traffic_class, tos);
             prop_assert_eq!(outer.packet, after_a_hop(&frame));

@@ -16,7 +16,7 @@ use tidegate_conntrack::flow_record::Walks;
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::pipeline::{FlowNote, SharedFlows};
 use tidegate_pipeline::testing::builder::{Builder, GATEWAY_MAC};
-use tidegate_pipeline::testing::lab::{self, Fate, Lab, ROUTER_MAC, ip, service};
+use tidegate_pipeline::testing::lab::{self, FrameResult, Lab, ROUTER_MAC, ip, service};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
@@ -340,30 +340,30 @@ impl Run {
     }
 
     /// Receives a packet at a gateway. The card gives all packets of a flow to one of its workers.
-    fn receive(&mut self, gateway: usize, port: u16, segment: Segment) -> (IpAddr, Fate) {
+    fn receive(&mut self, gateway: usize, port: u16, segment: Segment) -> (IpAddr, FrameResult) {
         let frame = Builder::tcp(client(port), vip()).flags(segment.flags());
         let frame = frame.mac(ROUTER_MAC, GATEWAY_MAC).build();
         let labs = &mut self.gateways[gateway];
         let at = (usize::from(port) + gateway) % labs.len();
-        let fate = labs[at].receive(&frame);
-        let backend = match fate.note.backend {
-            Some(_) => labs[at].backend_of(&fate),
+        let result = labs[at].receive(&frame);
+        let backend = match result.note.backend {
+            Some(_) => labs[at].backend_of(&result),
             None => ip("0.0.0.0"),
         };
-        (backend, fate)
+        (backend, result)
     }
 
     fn arrive(&mut self, gateway: usize, port: u16, segment: Segment) -> Option<u8> {
         let owners = self.owners(port);
         let expected = self.models[gateway].packet(&self.known, self.on_change, port, segment, owners);
-        let (at, fate) = self.receive(gateway, port, segment);
+        let (at, result) = self.receive(gateway, port, segment);
         let Some((n, note)) = expected else {
-            let forwarded = matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. });
+            let forwarded = matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. });
             assert!(!forwarded, "no backend takes it");
             return None;
         };
-        fate.sent(TransmitReason::Forward);
-        assert_eq!((number_of(at), fate.note.flow), (n, note), "{port} {segment:?} at gateway {gateway}");
+        result.sent(TransmitReason::Forward);
+        assert_eq!((number_of(at), result.note.flow), (n, note), "{port} {segment:?} at gateway {gateway}");
         Some(n)
     }
 
@@ -512,8 +512,8 @@ proptest! {
                     None if port == begins => Segment::Syn,
                     None => continue,
                 };
-                let (at, fate) = run.receive(gateway, port, to);
-                fate.sent(TransmitReason::Forward);
+                let (at, result) = run.receive(gateway, port, to);
+                result.sent(TransmitReason::Forward);
                 let backend = *connections.entry(port).or_insert(number_of(at));
                 prop_assert_eq!(number_of(at), backend, "{} at gateway {}", port, gateway);
                 run.share();

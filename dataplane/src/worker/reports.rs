@@ -37,11 +37,11 @@ impl<Q: PortQueue> Worker<Q> {
                     // The first fragment itself will be handed over to this worker, and releases the others.
                     Some(Report::FirstFragment(_, owner)) if owner == self.parts.worker => {}
                     Some(Report::FirstFragment(key, owner)) => {
-                        self.parts.pipeline.learn_fragment(key, owner, now);
+                        self.parts.pipeline.record_first_fragment(key, owner, now);
                         self.release_fragments(&key, now);
                     }
                     Some(Report::EndedPath(path)) => self.parts.pipeline.end_path(&path, now),
-                    Some(Report::FlowCopy(copy)) => self.parts.pipeline.learn_copy(&copy, now),
+                    Some(Report::FlowCopy(copy)) => self.parts.pipeline.store_copy(&copy, now),
                     Some(Report::FlowUse(used)) => {
                         let snapshot = &self.parts.forwarding.get().snapshot;
                         let answer = self.parts.pipeline.confirm_copy(snapshot, &used, now);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crossbeam::queue::ArrayQueue;
 use tidegate_conntrack::flow_record::FlowNews;
 use tidegate_conntrack::flow_record::Walks;
-use tidegate_pipeline::pipeline::{Learned, SharedFlows};
+use tidegate_pipeline::pipeline::{ImportOutcome, SharedFlows};
 use tidegate_structures::counter::Counter;
 
 /// Messages that wait in each direction.
@@ -29,7 +29,7 @@ pub struct SharingQueues {
     /// The complete walks that have ended: what they found is in `told`.
     pub(super) walked: AtomicU64,
     /// What became of the messages of other gateways.
-    pub(super) outcomes: [Counter; Learned::COUNT],
+    pub(super) outcomes: [Counter; ImportOutcome::COUNT],
 }
 
 impl SharingQueues {
@@ -127,9 +127,9 @@ impl Sharing {
         self.workers.iter().map(|queues| queues.lost.value()).sum()
     }
 
-    /// What became of the messages of other gateways, by [`Learned`]. Each worker that gets a message counts it.
+    /// What became of the messages of other gateways, by [`ImportOutcome`]. Each worker that gets a message counts it.
     #[must_use]
-    pub fn outcomes(&self) -> [u64; Learned::COUNT] {
+    pub fn outcomes(&self) -> [u64; ImportOutcome::COUNT] {
         std::array::from_fn(|n| self.workers.iter().map(|queues| queues.outcomes[n].value()).sum())
     }
 

@@ -31,7 +31,7 @@ use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, FlowSharingConfig, FlowSharingKey, GatewayConfig};
-use tidegate_pipeline::pipeline::{Learned, SharedFlows};
+use tidegate_pipeline::pipeline::{ImportOutcome, SharedFlows};
 use tidegate_sharing::hub::{Seats, VERSIONS};
 use tidegate_sharing::message::{Message, Walk};
 use tidegate_sharing::{Hub, HubConfig, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy};
@@ -364,7 +364,7 @@ impl Exchange {
             self.catch_up.interrupt();
         }
         let outcomes = self.sharing.outcomes();
-        let unknown = [Learned::UnknownService, Learned::UnknownBackend];
+        let unknown = [ImportOutcome::UnknownService, ImportOutcome::UnknownBackend];
         let seen = Seen {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_pipeline::pipeline::Learned;
+use tidegate_pipeline::pipeline::ImportOutcome;
 use tidegate_sharing::hub::VERSIONS;
 use tidegate_sharing::{HubCounts, Keys, PeerState, PeerStatus, Rejection, SharedKey};
 
@@ -28,8 +28,8 @@ pub(crate) struct Shown {
     pub(crate) counts: HubCounts,
     /// Messages that workers could not hand over.
     pub(crate) lost_at_workers: u64,
-    /// What became of the messages of other gateways, by [`Learned`].
-    pub(crate) outcomes: [u64; Learned::COUNT],
+    /// What became of the messages of other gateways, by [`ImportOutcome`].
+    pub(crate) outcomes: [u64; ImportOutcome::COUNT],
     /// Why datagrams cannot be sent or received, if so.
     pub(crate) trouble: Option<String>,
     /// Whether it lacks flows of its peers.
@@ -81,7 +81,7 @@ impl Shown {
             faults: Vec::new(),
             counts: HubCounts::default(),
             lost_at_workers: 0,
-            outcomes: [0; Learned::COUNT],
+            outcomes: [0; ImportOutcome::COUNT],
             trouble: None,
             gap: Gap { catches_up: true, was_interrupted: false, is_cut_off: true },
             without_replies: Vec::new(),
@@ -100,7 +100,9 @@ impl Shown {
             peers: others.map(peer).collect(),
             datagrams: (counts.sent, counts.sent_again, counts.received),
             rejected: Rejection::ALL.map(|why| (why.as_str(), counts.rejected[why as usize])).into(),
-            learned: Learned::ALL.map(|result| (result.as_str(), self.outcomes[result as usize])).into(),
+            learned: ImportOutcome::ALL
+                .map(|result| (result.as_str(), self.outcomes[result as usize]))
+                .into(),
             lost: [("worker", self.lost_at_workers), ("peer", counts.lost)],
         }
     }

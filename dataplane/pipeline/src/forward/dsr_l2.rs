@@ -5,15 +5,15 @@
 
 use tidegate_wire::{Headers, ethernet, rewrite};
 
-use super::{Link, NoRoom, cut_trailer};
+use super::{Link, NoHeadroom, cut_trailer};
 use crate::frame::Frame;
 
 /// Rewrites the frame for `link`. The packet's hop limit must be above 1.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline(always)]
-pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link) -> Result<(), NoRoom> {
+pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link) -> Result<(), NoHeadroom> {
     let bytes = link.put_on(frame, h)?;
     let len = bytes.len();
     rewrite::take_hop(&mut bytes[link.header_len()..], h);

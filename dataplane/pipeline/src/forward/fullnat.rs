@@ -1,17 +1,17 @@
-//! `fullnat`: both addresses change. The backend sees a SNAT address of the gateway as its client, so its replies
-//! return to the gateway whatever routes the backend has. The client sees the VIP.
+//! `fullnat`: both addresses change. The backend sees a SNAT address of the gateway as its client,
+//! so its replies return to the gateway whatever its routes are. The client sees the VIP.
 
 use tidegate_wire::Headers;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::nat;
-use super::{Link, NoRoom};
+use super::{Link, NoHeadroom};
 use crate::frame::Frame;
 
 /// Rewrites a packet to the backend, with a SNAT address and port of the gateway as its source.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline]
 pub fn to_backend<F: Frame>(
     frame: &mut F,
@@ -19,14 +19,14 @@ pub fn to_backend<F: Frame>(
     link: &Link,
     local: Endpoint,
     backend: Endpoint,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     nat::send(frame, h, link, Some(local), Some(backend))
 }
 
 /// Rewrites a reply to the client, with the VIP as its source.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline]
 pub fn to_client<F: Frame>(
     frame: &mut F,
@@ -34,6 +34,6 @@ pub fn to_client<F: Frame>(
     link: &Link,
     vip: Endpoint,
     client: Endpoint,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     nat::send(frame, h, link, Some(vip), Some(client))
 }

@@ -5,21 +5,31 @@ use tidegate_wire::Headers;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::nat;
-use super::{Link, NoRoom};
+use super::{Link, NoHeadroom};
 use crate::frame::Frame;
 
 /// Replaces the source of a packet of a backend. Not for SCTP.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
-pub fn outward<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, local: Endpoint) -> Result<(), NoRoom> {
+/// [`NoHeadroom`]; the frame is then unchanged.
+pub fn outward<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    local: Endpoint,
+) -> Result<(), NoHeadroom> {
     nat::send(frame, h, link, Some(local), None)
 }
 
 /// Replaces the destination of an answer by the backend. Not for SCTP.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
-pub fn inward<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, source: Endpoint) -> Result<(), NoRoom> {
+/// [`NoHeadroom`]; the frame is then unchanged.
+pub fn inward<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    source: Endpoint,
+) -> Result<(), NoHeadroom> {
     nat::send(frame, h, link, None, Some(source))
 }

@@ -1,10 +1,10 @@
-//! The forwarding modes: how a frame is rewritten when its destination is known.
+//! The forwarding modes: they rewrite a frame whose destination is known.
 //!
-//! Each mode has a file with a few pure functions from (frame, headers, destination) to the frame as sent. Not
-//! allowed here: look-ups, verdicts, policy, state. The pipeline has found the backend and the link, and has checked
-//! that hop limit and size allow it.
+//! Each mode has a file with a few pure functions from (frame, headers, destination) to the frame
+//! as sent. There are no look-ups, verdicts, policy or state here: the pipeline has found the
+//! backend and the link, and has checked hop limit and size.
 //!
-//! Invariant: when one of these functions returns [`NoRoom`], the frame is unchanged.
+//! Invariant: when one of these functions returns [`NoHeadroom`], the frame is unchanged.
 
 pub mod dsr_dscp;
 pub mod dsr_l2;
@@ -24,18 +24,18 @@ use tidegate_wire::{Family, Headers, MacAddr, VlanId};
 
 use crate::frame::Frame;
 
-/// There was no room in front of the frame for the headers that had to be added.
+/// The headroom of the frame is too small for the headers to be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no room in front of the frame")]
-pub struct NoRoom;
+#[error("the headroom of the frame is too small")]
+pub struct NoHeadroom;
 
-/// Cuts the bytes that follow the packet in a frame: they are not part of it, and may make the frame longer than the
-/// link accepts. The padding of a short frame stays, since the next sender would have to add it again.
+/// Cuts the bytes behind the packet in a frame, which may make the frame longer than the link
+/// accepts. The padding of a short frame stays, since the next sender would have to add it again.
 #[cold]
 pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
     if frame.bytes().len() > ethernet::FRAME_LEN_MIN.max(end) {
         let cut = frame.resize(end);
-        debug_assert!(cut, "a frame can always be cut to the packet it holds");
+        debug_assert!(cut, "a frame can always be cut to its packet");
     }
 }
 
@@ -46,7 +46,7 @@ pub struct Link {
     pub source: MacAddr,
     /// The link address of the next hop.
     pub destination: MacAddr,
-    /// The tag that frames carry there.
+    /// The VLAN tag of frames there.
     pub vlan: Option<VlanId>,
 }
 
@@ -59,12 +59,12 @@ impl Link {
     }
 
     /// Replaces the Ethernet header of a packet that starts at `h.l3` by this link's header, and returns the bytes of
-    /// the frame. If a tag was added or removed, `h.l3` and the other offsets of `h` are no longer valid for the frame.
+    /// the frame. Adding or removing a tag invalidates `h.l3` and the other offsets of `h`.
     ///
     /// # Errors
-    /// [`NoRoom`] if a tag must be added and does not fit.
+    /// [`NoHeadroom`] if a tag must be added and does not fit.
     #[inline(always)]
-    pub fn put_on<'f, F: Frame>(&self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
+    pub fn put_on<'f, F: Frame>(&self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoHeadroom> {
         if self.vlan.is_some() || usize::from(h.l3) != ethernet::HEADER_LEN {
             return self.put_on_with_tags(frame, h);
         }
@@ -74,14 +74,17 @@ impl Link {
         Ok(bytes)
     }
 
-    /// [`Self::put_on`] for a frame that arrived with a tag, or leaves with one. It takes `self` by value, so that the
-    /// usual link stays in registers.
+    /// [`Self::put_on`] for a frame that arrived with a tag, or leaves with one.
     #[inline(never)]
-    fn put_on_with_tags<'f, F: Frame>(self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
+    fn put_on_with_tags<'f, F: Frame>(
+        self,
+        frame: &'f mut F,
+        h: &Headers,
+    ) -> Result<&'f mut [u8], NoHeadroom> {
         let (wanted, present) = (self.header_len(), usize::from(h.l3));
         if wanted > present {
             if !frame.grow_front(wanted - present) {
-                return Err(NoRoom);
+                return Err(NoHeadroom);
             }
         } else {
             frame.shrink_front(present - wanted);
@@ -95,7 +98,7 @@ impl Link {
     #[inline]
     fn shift(&self, h: &mut Headers) {
         let shift = self.header_len() as i32 - i32::from(h.l3);
-        // Offsets are below 65,536 and the shift is the length of one tag, so they stay in range.
+        // Offsets are below 65,536 and the shift is the length of one tag, so the sums stay in range.
         h.l3 = (i32::from(h.l3) + shift) as u8;
         h.l4 = (i32::from(h.l4) + shift) as u16;
         h.ip_end = (i32::from(h.ip_end) + shift) as u16;

@@ -7,34 +7,39 @@ use tidegate_wire::rewrite::{self, Endpoint};
 use tidegate_wire::{Headers, L4Checksum};
 
 use super::dsr_l2;
-use super::{Link, NoRoom};
+use super::{Link, NoHeadroom};
 use crate::frame::Frame;
 
 /// Rewrites a packet to the backend.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline]
 pub fn to_backend<F: Frame>(
     frame: &mut F,
     h: &mut Headers,
     link: &Link,
     backend: Endpoint,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     send(frame, h, link, None, Some(backend))
 }
 
 /// Rewrites a reply to the client, with the VIP as its source.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline]
-pub fn to_client<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, vip: Endpoint) -> Result<(), NoRoom> {
+pub fn to_client<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    vip: Endpoint,
+) -> Result<(), NoHeadroom> {
     send(frame, h, link, Some(vip), None)
 }
 
-/// Whether the checksums of this packet can be kept when its ports or parameters change. Those of a fragmented SCTP packet
-/// cannot: the CRC covers bytes that are in other fragments. It does not cover addresses.
+/// Whether the checksum of this packet can be updated when its ports or parameters change. The CRC of a fragmented SCTP
+/// packet covers bytes of other fragments, so it can't. It doesn't cover addresses.
 #[inline]
 #[must_use]
 pub fn can_translate(h: &Headers) -> bool {
@@ -49,10 +54,10 @@ pub(super) fn send<F: Frame>(
     link: &Link,
     source: Option<Endpoint>,
     destination: Option<Endpoint>,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     dsr_l2::forward(frame, h, link)?;
     link.shift(h);
     rewrite::translate(frame.bytes_mut(), h, source, destination)
-        .expect("the pipeline asks can_translate first, or nothing but addresses changes");
+        .expect("the pipeline checks can_translate first, or only addresses change");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Puts a header of the PROXY protocol in front of a client's data, and changes the sequence numbers that follow from
-//! it in both directions (`nat` and `fullnat`).
+//! Puts a PROXY protocol header in front of a client's data, and adjusts the sequence numbers of
+//! both directions (`nat` and `fullnat`).
 //!
 //! The functions change bytes inside one packet; [`nat`](super::nat) and [`fullnat`](super::fullnat) then replace its
 //! addresses. All checksums are updated by difference.
@@ -12,14 +12,14 @@ use tidegate_wire::tcp_options::{self, kind};
 use tidegate_wire::udp;
 use tidegate_wire::{Family, Headers, L4Checksum, ipv4, quote};
 
-use super::NoRoom;
+use super::NoHeadroom;
 use crate::frame::Frame;
 
 /// The smallest maximum segment size that a SYN ACK is changed to.
 const MSS_MIN: u16 = 64;
 
-/// Bytes of the identifier at the beginning of an experimental option, and the one of Fast Open (RFC 7413 section
-/// 4.1.1, before it had a kind of its own).
+/// The identifier of Fast Open at the beginning of an experimental option: Fast Open had no kind of
+/// its own before RFC 7413 (section 4.1.1).
 const FAST_OPEN_EXPERIMENT: [u8; 2] = [0xf9, 0x89];
 
 /// The sequence number of a checked TCP packet.
@@ -42,22 +42,27 @@ fn word(frame: &[u8], at: usize) -> u32 {
 }
 
 /// Puts `header` in front of the data of a TCP segment or a datagram that is not a fragment. In a segment with urgent
-/// data the urgent pointer grows too. Ethernet padding is cut. `spare` is the room in front that must be left.
+/// data the urgent pointer grows too. Ethernet padding is cut. `spare` bytes of headroom must remain.
 ///
 /// # Errors
-/// [`NoRoom`], also if the packet would be longer than an IP packet can be; the frame is then unchanged.
-pub fn insert<F: Frame>(frame: &mut F, h: &mut Headers, header: &[u8], spare: usize) -> Result<(), NoRoom> {
+/// [`NoHeadroom`], also if the packet would be longer than an IP packet can be; the frame is then unchanged.
+pub fn insert<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    header: &[u8],
+    spare: usize,
+) -> Result<(), NoHeadroom> {
     let (count, l4, end) = (header.len(), usize::from(h.l4), usize::from(h.ip_end));
-    let grown_end = h.ip_end.checked_add(count as u16).ok_or(NoRoom)?;
+    let grown_end = h.ip_end.checked_add(count as u16).ok_or(NoHeadroom)?;
     let data = l4 + l4_header_len(frame.bytes(), h);
     let covered = covered_end(frame.bytes(), h);
     if !frame.grow_front(count + spare) {
-        return Err(NoRoom);
+        return Err(NoHeadroom);
     }
     frame.shrink_front(spare);
     // Ethernet padding would follow the longer packet.
     let cut = frame.resize(count + end);
-    debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    debug_assert!(cut, "a frame can always be cut to its packet");
     let bytes = frame.bytes_mut();
     let before = Sum::new().bytes(&bytes[count + data..count + covered]);
     bytes.copy_within(count..count + data, 0);
@@ -85,7 +90,7 @@ pub fn insert<F: Frame>(frame: &mut F, h: &mut Headers, header: &[u8], spare: us
             let u: &mut [u8; udp::HEADER_LEN] =
                 bytes[l4..].first_chunk_mut().expect("parse saw a whole UDP header");
             let old = u16::from_be_bytes([u[4], u[5]]);
-            // Below the length of the IP packet, which has been checked.
+            // It's below the length of the IP packet, which was checked.
             let new = old.saturating_add(count as u16);
             u[4..6].copy_from_slice(&new.to_be_bytes());
             if h.l4_checksum == L4Checksum::Udp {
@@ -105,8 +110,8 @@ pub fn shift(frame: &mut [u8], h: &Headers, stream: &Stream) {
     edit_tcp(frame, h, |tcp| set_word(tcp, 4, |seq| stream.to_backend(seq)));
 }
 
-/// Removes the data and the Fast Open option of a client's SYN (RFC 7413), so that the header can be in front of all
-/// data. The client sends the data again after the handshake. Removed bytes are zeroed.
+/// Removes the data and the Fast Open option of a client's SYN (RFC 7413), so that the header precedes all data. The
+/// client sends the data again after the handshake. Removed bytes are zeroed.
 pub fn trim_syn<F: Frame>(frame: &mut F, h: &mut Headers) {
     let (l3, l4, end) = (usize::from(h.l3), usize::from(h.l4), usize::from(h.ip_end));
     edit_tcp(frame.bytes_mut(), h, |tcp| {
@@ -135,7 +140,7 @@ pub fn trim_syn<F: Frame>(frame: &mut F, h: &mut Headers) {
 }
 
 /// Changes the backend's acknowledgements to the numbers that the client knows: the acknowledgement number and the
-/// blocks of selective acknowledgements (RFC 2018, RFC 2883). Blocks of which nothing is left are removed.
+/// blocks of selective acknowledgements (RFC 2018, RFC 2883). Empty blocks are removed.
 pub fn to_client(frame: &mut [u8], h: &Headers, stream: &Stream) {
     if h.tcp_flags & flags::ACK == 0 {
         return;
@@ -150,8 +155,8 @@ pub fn to_client(frame: &mut [u8], h: &Headers, stream: &Stream) {
     });
 }
 
-/// Makes the maximum segment size of a backend's SYN ACK smaller by the length of the header, so that the client's
-/// first segment with the header is as long as the backend accepts.
+/// Reduces the maximum segment size in a backend's SYN ACK by the length of the header, so that the
+/// backend accepts the client's first segment with the header.
 pub fn announce_smaller_segments(frame: &mut [u8], h: &Headers, stream: &Stream) {
     edit_tcp(frame, h, |tcp| {
         tcp_options::edit_options(&mut tcp[tcp::HEADER_LEN..], |option, bytes| {
@@ -164,23 +169,23 @@ pub fn announce_smaller_segments(frame: &mut [u8], h: &Headers, stream: &Stream)
     });
 }
 
-/// Changes an ICMP error about a client's segment to what the client sent: the quoted sequence number and, until the
-/// backend has the header, a reported path MTU, which is smaller for the client by the length of the header.
+/// Translates an ICMP error about a client's segment back: restores the quoted sequence number and, until the backend
+/// has acknowledged the header, reduces a reported path MTU by the length of the header.
 #[cold]
 pub fn error_to_client(frame: &mut [u8], h: &Headers, stream: &Stream) {
     quote::set_sequence(frame, h, |seq| stream.to_client(seq));
     if !stream.acknowledged {
-        leave_room(frame, h, u16::from(stream.header_len));
+        reduce_mtu(frame, h, u16::from(stream.header_len));
     }
 }
 
-/// Makes the path MTU that an ICMP error reports to a client smaller by a header of this length.
+/// Reduces the path MTU that an ICMP error reports to a client by the length of a header.
 #[cold]
-pub fn leave_room(frame: &mut [u8], h: &Headers, by: u16) {
+pub fn reduce_mtu(frame: &mut [u8], h: &Headers, by: u16) {
     let icmp = &mut frame[usize::from(h.l4)..];
-    // The field of ICMPv6 is longer; a path MTU fits its lower half, unless the upper half is not zero.
+    // In ICMPv6 the field is longer, and its upper half is zero for every real path MTU.
     let smallest = match (h.family, h.icmp_type, h.icmp_code) {
-        // RFC 1191 section 4: a router that does not know the MTU writes zero.
+        // A router that doesn't know the MTU writes zero (RFC 1191 section 4).
         (Family::V4, 3, 4) => 68,
         (Family::V6, 2, _) if icmp[4..6] == [0, 0] => 1280,
         _ => return,
@@ -192,7 +197,7 @@ pub fn leave_room(frame: &mut [u8], h: &Headers, by: u16) {
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
 }
 
-/// Changes the blocks of one SACK option, which `option` is with kind and length.
+/// Changes the blocks of one SACK option. `option` includes kind and length.
 fn unshift_blocks(option: &mut [u8], stream: &Stream) {
     let mut kept = 2;
     for at in (2..option.len()).step_by(8) {
@@ -205,13 +210,13 @@ fn unshift_blocks(option: &mut [u8], stream: &Stream) {
             kept += 8;
         }
     }
-    // A length of 40 bytes at most. Without a block, the option itself is removed.
+    // The length is 40 bytes at most. Without a block, the option itself is removed.
     option[1] = kept as u8;
     let unused = if kept == 2 { 0 } else { kept };
     option[unused..].fill(kind::NOP);
 }
 
-/// Changes the TCP header of a packet, except its checksum, and updates the checksum.
+/// Changes the TCP header of a packet with `edit`, then updates the checksum.
 pub(super) fn edit_tcp(frame: &mut [u8], h: &Headers, edit: impl FnOnce(&mut [u8])) {
     let (l4, len) = (usize::from(h.l4), l4_header_len(frame, h));
     let tcp = &mut frame[l4..l4 + len];

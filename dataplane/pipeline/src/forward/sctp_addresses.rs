@@ -15,12 +15,11 @@ use crate::frame::Frame;
 /// Bytes of the longest address parameter.
 const PARAMETER_MAX: usize = 20;
 
-/// Adds addresses to the list of an INIT ACK, at most [`FURTHER_VIPS_MAX`], if the packet then has at most `mtu` bytes.
-/// Returns whether it did. If not, the frame is unchanged: the packet is damaged or a fragment, has more than one chunk, or
-/// there is no room.
+/// Adds addresses to the list of an INIT ACK, at most [`FURTHER_VIPS_MAX`]. Returns false, and leaves the frame
+/// unchanged, if the packet is damaged or a fragment, has more than one chunk, or would exceed `mtu` or the tailroom.
 pub fn append<F: Frame>(frame: &mut F, h: &Headers, addresses: &[Addr], mtu: usize) -> bool {
     let (l4, end) = (usize::from(h.l4), usize::from(h.ip_end));
-    // The checksum of a damaged packet must not become correct. That of a fragment covers other packets too.
+    // The checksum of a damaged packet must not become correct, and that of a fragment covers other fragments.
     if h.is_fragment() || !sctp::checksum_ok(frame.bytes(), h) {
         return false;
     }

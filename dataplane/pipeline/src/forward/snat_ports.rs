@@ -1,27 +1,27 @@
-//! Local ports of FullNAT flows: the order in which they are assigned, and which of them return a reply to the worker
-//! that holds the flow.
+//! Local ports of FullNAT flows: their order of assignment, and which of them return replies to the
+//! worker that owns the flow.
 //!
-//! There is no list of free ports: the worker's flow table shows which flow has a port. A port belongs to one flow
-//! per SNAT address, backend and protocol. So each pair of a SNAT address and a backend has 64,512 of them, or, if
-//! ports are split among workers, each worker has a share of these. [`SnatPorts`] assigns them in rotation, in an
-//! order that spreads over the range: the next port is the one whose last assignment is the oldest, so its last flow
-//! has had the most time to end, and the backend the most time to forget it.
+//! There is no list of free ports: the worker's flow table shows which flow has a port. A port
+//! belongs to one flow per SNAT address, backend and protocol. So each pair of a SNAT address and a
+//! backend has 64,512 ports, which workers share if ports are split. [`SnatPorts`] assigns them in
+//! rotation, in an order that spreads over the range. The next port is the one assigned longest
+//! ago: its last flow has had the most time to end, and the backend the most time to forget it.
 //!
-//! [`Steering`] describes how replies reach their worker. If the NIC hashes by RSS, the port is chosen so that the
-//! Toeplitz hash of the reply selects this worker's queue. Otherwise ports are split by remainder, and the worker
-//! that receives a reply hands it over.
+//! [`Steering`] describes how replies reach their worker. If the NIC hashes by RSS, the port is
+//! chosen so that the Toeplitz hash of the reply selects this worker's queue. Otherwise ports are
+//! split by remainder, and a worker that receives a reply for another one hands it over.
 
 use tidegate_spec::ids::WorkerIndex;
 use tidegate_spec::limits::{SNAT_CURSORS, SNAT_PORT_MIN};
 use tidegate_structures::hash::{key_hash, scale};
 use tidegate_wire::Addr;
 
-/// How packets of one flow find the worker that holds its state.
+/// How packets of a flow reach the worker that owns its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Steering {
     /// One worker, which receives everything.
     Single,
-    /// The NIC distributes packets in an unknown way: ports are split by remainder, and replies are handed over.
+    /// The distribution by the NIC is unknown: ports are split by remainder, and replies are handed over.
     Partition,
     /// The NIC distributes packets by RSS over addresses and ports.
     Rss(Box<Rss>),
@@ -34,7 +34,7 @@ pub struct Rss {
     pub key: Vec<u8>,
     /// The redirection table: the queue for each value of the low bits of the hash. Its length is a power of two.
     pub queues: Vec<WorkerIndex>,
-    /// Whether the hash contains the ports of SCTP. Many NICs hash only the addresses of SCTP packets.
+    /// Whether the hash includes SCTP ports. Many NICs hash only the addresses of SCTP packets.
     pub sctp_ports: bool,
 }
 
@@ -47,7 +47,7 @@ impl Rss {
     }
 }
 
-/// The worker that holds the state of the FullNAT flow with this local port, when ports are split.
+/// The worker that owns the FullNAT flow with this local port, if ports are split.
 #[inline]
 #[must_use]
 pub fn owner_of_port(port: u16, workers: u8) -> WorkerIndex {
@@ -61,23 +61,22 @@ pub struct SnatPorts {
     steering: Steering,
     worker: WorkerIndex,
     workers: u8,
-    /// The lowest port of this worker. Its other ports follow at the distance `stride`.
+    /// The lowest port of this worker. Its other ports follow at intervals of `stride`.
     lowest: u16,
     stride: u16,
     /// The number of ports of this worker.
     count: u32,
-    /// The order of ports: position `n` is `first + n * step`, modulo the count, which has no divisor in common with
-    /// `step`.
+    /// Port `n` of the rotation is `first + n * step`, modulo the count, which is coprime to `step`.
     first: u32,
     step: u32,
-    /// The next position of each pair of a SNAT address and a backend, indexed by the pair's hash.
+    /// The next index in the rotation of each pair of a SNAT address and a backend, by the pair's hash.
     cursors: Box<[u16]>,
-    /// The contribution of each bit of a reply's destination port to its RSS hash, for IPv4 and IPv6. The Toeplitz hash
-    /// is linear, so the contribution depends on nothing else.
+    /// The contribution of each bit of a reply's destination port to its RSS hash, for IPv4 and
+    /// IPv6. It's constant because the Toeplitz hash is linear.
     of_bit: [[u32; 16]; 2],
 }
 
-/// A SNAT address, the backend that it is used for, and the position of their rotation.
+/// A SNAT address and a backend, with their rotation.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     v4: bool,
@@ -86,11 +85,11 @@ pub struct Pair {
     rss_hash: u32,
 }
 
-/// The position of a port in its rotation.
+/// The position of a port in the rotation of its pair.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn {
+pub struct RingPosition {
     cursor: usize,
-    position: u16,
+    index: u16,
 }
 
 impl SnatPorts {
@@ -107,7 +106,7 @@ impl SnatPorts {
         let count = u32::from(u16::MAX - lowest) / u32::from(stride) + 1;
         let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = scale(mixed, count);
-        // The step is between a quarter and three quarters of the count, so that consecutive ports are far apart.
+        // A step between a quarter and three quarters of the count keeps consecutive ports far apart.
         let mut step = count / 4 + scale(mixed.wrapping_mul(0xd6e8_feb8_6659_fd93), count / 2).max(1);
         while gcd(step, count) != 1 {
             step += 1;
@@ -121,7 +120,7 @@ impl SnatPorts {
         Self { steering, worker, workers, lowest, stride, count, first, step, cursors, of_bit }
     }
 
-    /// How replies find their worker.
+    /// How replies reach their worker.
     #[inline]
     #[must_use]
     pub fn steering(&self) -> &Steering {
@@ -140,27 +139,27 @@ impl SnatPorts {
         Pair { v4: local.is_v4(), cursor: cursor as usize % SNAT_CURSORS, rss_hash }
     }
 
-    /// The next port of a pair whose replies reach this worker, with its turn: the port whose last assignment is the
-    /// oldest. `None` if no such port is among those examined; the next call continues the search.
-    pub fn next(&mut self, pair: &Pair) -> Option<(u16, Turn)> {
-        // With RSS, one port in `workers` returns to this worker, at random. Four times as many ports contain one in
-        // all but one of fifty cases.
+    /// The port of a pair that was assigned longest ago and whose replies reach this worker, with
+    /// its position. `None` if no examined port does; the next call continues the search.
+    pub fn next(&mut self, pair: &Pair) -> Option<(u16, RingPosition)> {
+        // With RSS, a random one in `workers` ports returns to this worker. In 98 % of the cases
+        // four times as many ports include one.
         (0..4 * u32::from(self.workers)).find_map(|_| {
-            let turn = Turn { cursor: pair.cursor, position: self.cursors[pair.cursor] };
-            self.resume_after(turn);
-            let port = self.port_at(turn.position);
-            self.leads_home(pair, port).then_some((port, turn))
+            let position = RingPosition { cursor: pair.cursor, index: self.cursors[pair.cursor] };
+            self.resume_after(position);
+            let port = self.port_at(position.index);
+            self.reaches_this_worker(pair, port).then_some((port, position))
         })
     }
 
     /// Sets the rotation of the pair to the port after this one.
-    pub fn resume_after(&mut self, turn: Turn) {
+    pub fn resume_after(&mut self, position: RingPosition) {
         // The position is below 64,512.
-        self.cursors[turn.cursor] = ((u32::from(turn.position) + 1) % self.count) as u16;
+        self.cursors[position.cursor] = ((u32::from(position.index) + 1) % self.count) as u16;
     }
 
     /// Whether a reply to this port reaches this worker, directly or by hand-over.
-    fn leads_home(&self, pair: &Pair, port: u16) -> bool {
+    fn reaches_this_worker(&self, pair: &Pair, port: u16) -> bool {
         let Steering::Rss(rss) = &self.steering else { return true };
         let of_bit = &self.of_bit[usize::from(!pair.v4)];
         let bits = (0..16).filter(|bit| port >> bit & 1 == 1);
@@ -168,10 +167,10 @@ impl SnatPorts {
         rss.queues[hash as usize & (rss.queues.len() - 1)] == self.worker
     }
 
-    /// The port at a position of the order.
-    fn port_at(&self, position: u16) -> u16 {
-        // All three are below the count, at most 64,512, so the sum is below 2^32. At 64 bits the division takes longer.
-        let at = (self.first + u32::from(position) * self.step) % self.count;
+    /// The port at an index of the rotation.
+    fn port_at(&self, index: u16) -> u16 {
+        // All three are below the count, at most 64,512, so the sum is below 2^32.
+        let at = (self.first + u32::from(index) * self.step) % self.count;
         // The position is below the count, so the port is at most 65,535.
         self.lowest + at as u16 * self.stride
     }
@@ -245,12 +244,12 @@ mod tests {
         (addr(&format!("10.1.2.{n}")), 8080)
     }
 
-    fn taken(ports: &mut SnatPorts, pair: &Pair, count: usize) -> Vec<u16> {
+    fn next_ports(ports: &mut SnatPorts, pair: &Pair, count: usize) -> Vec<u16> {
         (0..count).filter_map(|_| ports.next(pair)).map(|(port, _)| port).collect()
     }
 
     #[test]
-    fn every_port_is_given_out_once_before_any_comes_again() {
+    fn every_port_is_assigned_once_before_any_repeats() {
         for (steering, workers) in [(Steering::Single, 1), (Steering::Partition, 2), (Steering::Partition, 7)]
         {
             for seed in [0, 1, u64::MAX] {
@@ -259,9 +258,9 @@ mod tests {
                     let mut ports = SnatPorts::new(steering.clone(), worker, workers, seed);
                     let pair = ports.pair(addr("192.0.2.3"), backend(1), 6);
                     let count = ports.count as usize;
-                    let first = taken(&mut ports, &pair, count);
+                    let first = next_ports(&mut ports, &pair, count);
                     assert!(first.iter().all(|&port| all.insert(port) && port >= SNAT_PORT_MIN));
-                    assert_eq!(taken(&mut ports, &pair, count), first, "in the same order again");
+                    assert_eq!(next_ports(&mut ports, &pair, count), first, "in the same order again");
                 }
                 assert_eq!(
                     all.len(),
@@ -273,22 +272,22 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_follow_each_other_lie_apart_and_in_another_order_by_seed() {
+    fn consecutive_ports_are_far_apart_and_the_order_depends_on_the_seed() {
         let mut ports = SnatPorts::new(Steering::Single, 0, 1, 7);
         let pair = ports.pair(addr("192.0.2.3"), backend(1), 6);
-        let first = taken(&mut ports, &pair, 64);
+        let first = next_ports(&mut ports, &pair, 64);
         assert!(first.windows(2).all(|two| two[0].abs_diff(two[1]) > 10_000), "{first:?}");
         let mut other = SnatPorts::new(Steering::Single, 0, 1, 8);
         let pair = other.pair(addr("192.0.2.3"), backend(1), 6);
-        assert_ne!(taken(&mut other, &pair, 64), first);
+        assert_ne!(next_ports(&mut other, &pair, 64), first);
     }
 
     #[test]
-    fn pairs_rotate_by_themselves() {
+    fn each_pair_has_a_rotation_of_its_own() {
         let mut ports = SnatPorts::new(Steering::Single, 0, 1, 7);
         let pairs: Vec<Pair> = (0..=9).map(|n| ports.pair(addr("192.0.2.3"), backend(n), 6)).collect();
-        let first = taken(&mut ports, &pairs[0], 100);
-        assert!(pairs[1..].iter().all(|pair| taken(&mut ports, pair, 100) == first));
+        let first = next_ports(&mut ports, &pairs[0], 100);
+        assert!(pairs[1..].iter().all(|pair| next_ports(&mut ports, pair, 100) == first));
     }
 
     #[test]
@@ -297,7 +296,7 @@ mod tests {
             for worker in 0..workers {
                 let mut ports = SnatPorts::new(Steering::Partition, worker, workers, 7);
                 let pair = ports.pair(addr("2001:db8::1"), (addr("2001:db8::2"), 80), 17);
-                for port in taken(&mut ports, &pair, 2000) {
+                for port in next_ports(&mut ports, &pair, 2000) {
                     assert!(port >= SNAT_PORT_MIN);
                     assert_eq!(owner_of_port(port, workers), worker);
                 }
@@ -306,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn rss_ports_bring_the_reply_to_the_queue_of_the_worker() {
+    fn rss_ports_return_replies_to_the_queue_of_the_worker() {
         let queues = (0..128).map(|n| n % 4).collect();
         let rss = Rss { key: KEY.to_vec(), queues, sctp_ports: true };
         for (local, backend) in [("192.0.2.3", ("10.1.2.3", 8080)), ("2001:db8::1", ("2001:db8::2", 80))] {
             let (local, backend) = (addr(local), (addr(backend.0), backend.1));
             let mut ports = SnatPorts::new(Steering::Rss(Box::new(rss.clone())), 2, 4, 99);
             let pair = ports.pair(local, backend, 6);
-            let found = taken(&mut ports, &pair, 1000);
+            let found = next_ports(&mut ports, &pair, 1000);
             assert!(found.len() > 900, "{} of 1000", found.len());
             for port in found {
                 assert_eq!(rss.queue((&backend.0, backend.1), (&local, port)), 2);

@@ -1,7 +1,7 @@
-//! Changes the sequence numbers of a connection that began with a SYN cookie: the client and the backend know different
-//! initial numbers of the server's side.
+//! Changes the sequence numbers of a connection that began with a SYN cookie: client and backend
+//! have different initial sequence numbers for the server's side.
 //!
-//! All checksums are updated by difference. The client's own numbers stay as they are.
+//! All checksums are updated by difference. The client's own sequence numbers don't change.
 
 use tidegate_conntrack::Splice;
 use tidegate_wire::tcp::{self, flags};

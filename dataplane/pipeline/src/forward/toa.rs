@@ -1,8 +1,9 @@
-//! Puts the option TOA, which tells a backend the client's address and port, in front of a client's TCP options
-//! (`fullnat`).
+//! Puts the TOA option, which carries the client's address and port to a backend, in front of a
+//! client's TCP options (`fullnat`).
 //!
-//! A backend's kernel module reads the first such option of the segment that ends the handshake, so the client's own are
-//! removed: nobody can name another address. Sequence numbers stay. The checksum is updated by difference.
+//! A backend's kernel module reads the first such option of the segment that ends the handshake.
+//! The client's own TOA options are removed, so that it can't claim another address. Sequence
+//! numbers stay. The checksum is updated by difference.
 
 use arrayvec::ArrayVec;
 use tidegate_wire::Headers;
@@ -10,34 +11,39 @@ use tidegate_wire::checksum::{Delta, Sum};
 use tidegate_wire::tcp;
 use tidegate_wire::tcp_options::{kind, next_option};
 
-use super::NoRoom;
+use super::NoHeadroom;
 use super::proxy_protocol::{apply, l4_header_len, set_ip_len};
 use crate::frame::Frame;
 
-/// Bytes of the most options that a TCP header has.
+/// The maximum length of a TCP header's options.
 const OPTIONS_LEN_MAX: usize = 40;
 
 /// Puts `option`, whose length is a multiple of 4, in front of the options of a TCP segment that is not a fragment. If
-/// there is no room for the client's other options, only its timestamps stay: the others that an established connection
-/// has are SACK, which is advice (RFC 2018 section 8), and those of MPTCP, which goes on without them (RFC 8684 section
-/// 3.7). Ethernet padding is cut. `spare` is the room in front that must be left.
+/// the client's other options don't fit, only its timestamps stay. An established connection can do without the rest:
+/// SACK is advisory (RFC 2018 section 8), and MPTCP falls back to TCP (RFC 8684 section 3.7). Ethernet padding is cut.
+/// `spare` bytes of headroom must remain.
 ///
 /// # Errors
-/// [`NoRoom`], also if the packet would be longer than an IP packet can be; the frame is then unchanged.
-pub fn insert<F: Frame>(frame: &mut F, h: &mut Headers, option: &[u8], spare: usize) -> Result<(), NoRoom> {
+/// [`NoHeadroom`], also if the packet would be longer than an IP packet can be; the frame is then unchanged.
+pub fn insert<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    option: &[u8],
+    spare: usize,
+) -> Result<(), NoHeadroom> {
     let (l4, end) = (usize::from(h.l4), usize::from(h.ip_end));
     let (fixed, data) = (l4 + tcp::HEADER_LEN, l4 + l4_header_len(frame.bytes(), h));
     let options = with_option(option, &frame.bytes()[fixed..data]);
     let grown = fixed + options.len();
     let count = grown - data;
-    let grown_end = h.ip_end.checked_add(count as u16).ok_or(NoRoom)?;
+    let grown_end = h.ip_end.checked_add(count as u16).ok_or(NoHeadroom)?;
     if !frame.grow_front(count + spare) {
-        return Err(NoRoom);
+        return Err(NoHeadroom);
     }
     frame.shrink_front(spare);
     // Ethernet padding would follow the longer packet.
     let cut = frame.resize(count + end);
-    debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    debug_assert!(cut, "a frame can always be cut to its packet");
     let bytes = frame.bytes_mut();
     let before = Sum::new().bytes(&bytes[count + l4..count + data]);
     bytes.copy_within(count..count + fixed, 0);
@@ -53,7 +59,7 @@ pub fn insert<F: Frame>(frame: &mut F, h: &mut Headers, option: &[u8], spare: us
     Ok(())
 }
 
-/// The options of a segment behind `option`: as many bytes as before or more, and a multiple of 4.
+/// `option`, followed by the options of a segment: at least as many bytes as before, and a multiple of 4.
 fn with_option(option: &[u8], old: &[u8]) -> ArrayVec<u8, OPTIONS_LEN_MAX> {
     let mut options = ArrayVec::new();
     let mut put = |bytes: &[u8]| {
@@ -100,7 +106,7 @@ mod tests {
     const TIMESTAMPS: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 9, 0, 0, 0, 5];
 
     #[test]
-    fn the_option_comes_first_and_the_clients_own_one_is_gone() {
+    fn the_option_is_first_and_the_clients_own_one_is_removed() {
         assert_eq!(with_option(&OPTION, &[])[..], OPTION);
         assert_eq!(with_option(&OPTION, &TIMESTAMPS)[..], [&OPTION[..], &TIMESTAMPS].concat());
         let forged = [&TIMESTAMPS[..], &[254, 8, 0, 80, 10, 0, 0, 1]].concat();
@@ -110,13 +116,13 @@ mod tests {
         let crowded = [&[5, 18][..], &[7; 16], &[1, 1], &TIMESTAMPS].concat();
         let expected = [&long[..], &TIMESTAMPS].concat();
         assert_eq!(with_option(&long, &crowded)[..], expected, "of the others, the timestamps stay");
-        let no_room = [&[30, 40][..], &[0xfe; 38]].concat();
-        assert_eq!(with_option(&OPTION, &no_room)[..], [&OPTION[..], &[1; 32]].concat());
+        let too_long = [&[30, 40][..], &[0xfe; 38]].concat();
+        assert_eq!(with_option(&OPTION, &too_long)[..], [&OPTION[..], &[1; 32]].concat());
     }
 
     proptest! {
         #[test]
-        fn any_options_fit_and_ours_is_the_only_one(
+        fn any_options_fit_and_ours_is_the_only_toa(
             words in proptest::collection::vec(any::<[u8; 4]>(), 0..=10), v6: bool,
         ) {
             let old = words.concat();

@@ -1,11 +1,11 @@
-//! `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`: the packet travels inside another IP packet to the backend. The backend removes
-//! the outer headers, has the VIP on its loopback, and answers the client itself. Any family travels in any. The
-//! headers between the outer IP header and the packet are an [`Encapsulation`]; with the constant
-//! [`Encapsulation::Ip`] nothing of them is left in the machine code.
+//! `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`: the packet travels inside another IP packet to the backend. The
+//! backend removes the outer headers, has the VIP on its loopback, and answers the client itself. Inner and outer
+//! packet may have different families. The headers between the outer IP header and the packet are an [`Encapsulation`];
+//! with the constant [`Encapsulation::Ip`] their code is optimized away.
 //!
-//! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set, so
-//! that no router fragments and the identification has no meaning (RFC 6864). The exception is an IPv6 packet that
-//! its sender need not make smaller, but that does not fit the tunnel: its outer packet is fragmented
+//! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set, so that
+//! no router fragments and the identification has no meaning (RFC 6864). The exception is an IPv6 packet of at most
+//! 1280 bytes that doesn't fit the tunnel: its sender needn't make it smaller, so the outer packet is fragmented
 //! ([`forward_to_be_cut`]), and the backend reassembles it. Three fields spread flows over the backend's receive
 //! queues: the source, if `tunnelSource` is a prefix, in IPv6 the flow label (RFC 6438), and the source port of UDP.
 //! [`flow_hash`] determines them.
@@ -17,7 +17,7 @@ use tidegate_wire::ipv4::{self, Ipv4Header};
 use tidegate_wire::ipv6::{self, Ipv6Header};
 use tidegate_wire::{Addr, Family, Headers, quote, rewrite};
 
-use super::{Link, NoRoom};
+use super::{Link, NoHeadroom};
 use crate::frame::Frame;
 
 /// Hop limit of outer headers.
@@ -40,8 +40,7 @@ pub struct Tunnel {
 }
 
 /// Identifications of outer packets that may be fragmented. All workers use the same sources, so each worker has its
-/// own range: among the lower 16 bits, which are all that IPv4 has, the upper ones hold the worker's number and the
-/// lower ones a counter.
+/// own range: the lower 16 bits, which are all that IPv4 has, consist of the worker's index above a counter.
 #[derive(Debug, Clone)]
 pub struct Identifications {
     worker: u32,
@@ -67,9 +66,8 @@ impl Identifications {
     }
 }
 
-/// A hash of the flow of a packet, equal for all packets that must take the same path to the backend. Ports count only
-/// in packets that are not fragments, since later fragments have none. An ICMP error has the hash of the flow that it
-/// quotes.
+/// A hash of the flow of a packet, equal for all packets that must take the same path to the backend. Fragments are
+/// hashed without ports, since later fragments have none. An ICMP error has the hash of the flow that it quotes.
 #[inline]
 #[must_use]
 pub fn flow_hash(frame: &[u8], h: &Headers) -> u64 {
@@ -103,18 +101,18 @@ pub fn overhead(encapsulation: Encapsulation, outer: Family) -> usize {
 /// Wraps the packet and rewrites the frame for `link`. The packet's hop limit must be above 1.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline(always)]
-pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoRoom> {
+pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoHeadroom> {
     wrap(frame, h, link, tunnel, 0)
 }
 
-/// Like [`forward`], but the outer packet may be fragmented: it has no DF, or in IPv6 it has a Fragment header for a
-/// packet in one piece (RFC 8200 section 4.5), as [`Cut`](tidegate_wire::cut::Cut) requires. No other recent packet
-/// between these ends may have the same `identification` (RFC 6864, RFC 8200 section 4.5); IPv4 uses its lower 16 bits.
+/// Like [`forward`], but the outer packet may be fragmented: it has no DF, or in IPv6 a Fragment header for a whole
+/// packet (RFC 8200 section 4.5), as [`Cut`](tidegate_wire::cut::Cut) requires. No other recent packet between these
+/// ends may have the same `identification` (RFC 6864, RFC 8200 section 4.5); IPv4 uses its lower 16 bits.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[cold]
 pub fn forward_to_be_cut<F: Frame>(
     frame: &mut F,
@@ -122,7 +120,7 @@ pub fn forward_to_be_cut<F: Frame>(
     link: &Link,
     tunnel: &Tunnel,
     identification: u32,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     let is_v4 = tunnel.destination.is_v4();
     wrap(frame, h, link, tunnel, if is_v4 { 0 } else { ipv6::FRAGMENT_HEADER_LEN })?;
     let outer = &mut frame.bytes_mut()[link.header_len()..];
@@ -142,21 +140,21 @@ fn wrap<F: Frame>(
     link: &Link,
     tunnel: &Tunnel,
     gap: usize,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     let outer = tunnel.destination.family();
     let shim = tunnel.encapsulation.header_len();
     let front = link.header_len() + overhead(tunnel.encapsulation, outer) + gap;
     let ip_len = h.ip_len();
     if !frame.grow_front(front - usize::from(h.l3)) {
-        return Err(NoRoom);
+        return Err(NoHeadroom);
     }
     // Ethernet padding of a short frame is not sent through the tunnel.
     let cut = frame.resize(front + usize::from(ip_len));
-    debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    debug_assert!(cut, "a frame can always be cut to its packet");
     let bytes = frame.bytes_mut();
     let (head, inner) = bytes.split_at_mut(front);
     let l2 = link.write(head, outer);
-    // A packet that becomes longer than 65,535 bytes is fragmented, and each fragment gets its own length.
+    // If this overflows, the outer packet is fragmented, and each fragment gets its own length.
     write_outer(&mut head[l2..], h, ip_len.wrapping_add(shim as u16), tunnel, outer);
     rewrite::take_hop(inner, h);
     let ends = Ends { source: &tunnel.source, destination: &tunnel.destination, flow_hash: tunnel.flow_hash };

@@ -1,7 +1,7 @@
-//! The rewrites of usual packets ([`tidegate_wire::usual`]) in the fast path of the pipeline: the same bytes as the functions of
-//! the modes produce, in fewer steps. Frames arrive without a tag and leave without one.
+//! Rewrites usual packets ([`tidegate_wire::usual`]) in the fast path. The result equals that of
+//! the forwarding modes, in fewer steps. Frames are untagged on arrival and on departure.
 //!
-//! Invariant: each function equals that of its mode, byte for byte (`pipeline/tests/fast_path.rs`).
+//! Invariant: each function produces the bytes of its mode (`pipeline/tests/fast_path.rs`).
 
 use tidegate_wire::checksum::after_hop;
 use tidegate_wire::encapsulation::{Encapsulation, Ends, GueVariant, source_port};
@@ -11,14 +11,14 @@ use tidegate_wire::usual::{Usual, addr};
 use tidegate_wire::{Family, ethernet, ipv4, ipv6, proto};
 
 use super::tunnel::OUTER_HOP_LIMIT;
-use super::{NoRoom, cut_trailer};
+use super::{NoHeadroom, cut_trailer};
 use crate::frame::Frame;
 
 /// The offset of the IP header.
 const L3: usize = ethernet::HEADER_LEN;
-/// The bytes that are rewritten without a tunnel: the Ethernet and IPv4 headers.
+/// The Ethernet and IPv4 headers, which are rewritten without a tunnel.
 const HEAD: usize = L3 + ipv4::HEADER_LEN;
-/// The same for IPv6.
+/// The Ethernet and IPv6 headers.
 const HEAD_V6: usize = L3 + ipv6::HEADER_LEN;
 
 /// The link addresses of a frame to be sent: its first twelve bytes, as little-endian numbers.
@@ -43,7 +43,7 @@ impl LinkHead {
     }
 }
 
-/// `dsr-l2`, for an address of `A` words.
+/// `dsr-l2`, for addresses of `A` words.
 #[inline(always)]
 pub fn send_on_link<F: Frame, const A: usize>(frame: &mut F, ip_len: u16, head: LinkHead) {
     let bytes = frame.bytes_mut();
@@ -52,7 +52,7 @@ pub fn send_on_link<F: Frame, const A: usize>(frame: &mut F, ip_len: u16, head: 
     if A == 1 {
         let b: &mut [u8; HEAD] = bytes.first_chunk_mut().expect(there);
         head.write(b);
-        take_hop(b);
+        decrement_hop_limit(b);
     } else {
         let b: &mut [u8; HEAD_V6] = bytes.first_chunk_mut().expect(there);
         head.write(b);
@@ -100,7 +100,7 @@ pub fn translate<F: Frame, const A: usize>(
         let front: &mut [u8; HEAD] = bytes.first_chunk_mut().expect(there);
         head.write(front);
         front[L3 + 8] = front[L3 + 8].wrapping_sub(1);
-        // 0xfffe is the difference of the word whose low byte is the hop limit.
+        // 0xfffe is the difference that the hop limit makes, as the low byte of its word.
         let check = u16::from_le_bytes([front[L3 + 10], front[L3 + 11]]);
         let check = !folded(u64::from(!check) + 0xfffe + addresses);
         front[L3 + 10..L3 + 12].copy_from_slice(&check.to_le_bytes());
@@ -141,21 +141,21 @@ pub struct OuterV4 {
     pub source: u32,
     /// The backend.
     pub destination: u32,
-    /// The low bits of the hash of the flow, for headers that have a place for it.
+    /// The low bits of the hash of the flow, for headers with a field for it.
     pub flow_hash: u32,
 }
 
 /// A tunnel over IPv4: [`tunnel::forward`](super::tunnel::forward) for a packet that fits.
 ///
 /// # Errors
-/// [`NoRoom`]; the frame is then unchanged.
+/// [`NoHeadroom`]; the frame is then unchanged.
 #[inline(always)]
 pub fn wrap_in_ipv4<F: Frame, const A: usize>(
     frame: &mut F,
     packet: &Usual<A>,
     head: LinkHead,
     outer: &OuterV4,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     let there = "a checked packet has its headers";
     let shim = outer.encapsulation.header_len();
     let front = HEAD + shim;
@@ -166,11 +166,11 @@ pub fn wrap_in_ipv4<F: Frame, const A: usize>(
     };
     let headers = (shim > 0 && udp_port.is_none()).then(|| packet.headers(frame.bytes()));
     if !frame.grow_front(front - L3) {
-        return Err(NoRoom);
+        return Err(NoHeadroom);
     }
     // Ethernet padding of a short frame is not sent through the tunnel.
     let cut = frame.resize(front + usize::from(packet.ip_len));
-    debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    debug_assert!(cut, "a frame can always be cut to its packet");
     let (head_bytes, inner) = frame.bytes_mut().split_at_mut(front);
     let class = if A == 1 { inner[1] } else { inner[0] << 4 | inner[1] >> 4 };
     let b: &mut [u8; HEAD] = head_bytes.first_chunk_mut().expect("the front has the outer header");
@@ -210,7 +210,7 @@ pub fn wrap_in_ipv4<F: Frame, const A: usize>(
     Ok(())
 }
 
-/// Adds the end-around carries of a sum of at most 2^37. A sum that is not 0 never folds to 0.
+/// Adds the end-around carries of a sum of at most 2^37. A non-zero sum never folds to 0.
 #[inline(always)]
 fn folded(sum: u64) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
@@ -219,9 +219,8 @@ fn folded(sum: u64) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// Decrements the hop limit.
 #[inline(always)]
-fn take_hop(b: &mut [u8; HEAD]) {
+fn decrement_hop_limit(b: &mut [u8; HEAD]) {
     b[L3 + 8] = b[L3 + 8].wrapping_sub(1);
     let check = after_hop(u16::from_be_bytes([b[L3 + 10], b[L3 + 11]]));
     b[L3 + 10..L3 + 12].copy_from_slice(&check.to_be_bytes());

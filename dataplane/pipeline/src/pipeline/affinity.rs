@@ -1,9 +1,9 @@
-//! `sessionAffinity: ClientIP`: a new flow goes to the backend that its client has, as long as that takes new flows.
+//! `sessionAffinity: ClientIP`: a new flow goes to the backend of its client, if that accepts new flows.
 //!
-//! The worker has an entry for each client in its flow table. With several workers, the shared table
-//! ([`tidegate_conntrack::affinities`]) has the backend that the client got last at any of them, so it comes first. The worker's own
-//! entry decides if the shared one was evicted, and admits to the shared table: a Service that has its share of a full
-//! flow table gets no more entries in either.
+//! Each worker has an entry for each client in its flow table. With several workers, the shared table
+//! ([`tidegate_conntrack::affinities`]) has the backend that the client got last from any of them, so it takes
+//! precedence. The worker's own entry is used if the shared one was evicted. It also gates the shared table: a
+//! Service that has used up its share of a full flow table gets no more entries in either.
 
 use tidegate_conntrack::{FlowKey, Packet, SharedFlow};
 use tidegate_snapshot::Snapshot;
@@ -37,12 +37,12 @@ impl Pipeline {
         });
         let backend = match known {
             Some(backend) => backend,
-            None => snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?)?,
+            None => snapshot.backend(self.select_healthy(snapshot, service, choice_hash, now)?)?,
         };
         if own != Some(backend.id) {
             let idle = service.affinity_timeout();
             let inserted = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
-            // If the table is full, the client's hash selects the same backend until the backends change.
+            // If the table is full, the client's hash selects this backend again until the backends change.
             if inserted.is_err() && last.is_none() {
                 return Some(backend);
             }
@@ -53,8 +53,8 @@ impl Pipeline {
         Some(backend)
     }
 
-    /// Tells the other workers of the backend of a client that another gateway has told of, unless they know a connection
-    /// of it.
+    /// Stores the backend of a client, as another gateway reported it, for all workers, unless they know a connection
+    /// of the client.
     pub(super) fn adopt_affinity(&self, service: &Service, client: &SharedFlow, now: Now) {
         let Some(all) = &self.affinities else { return };
         if all.find(&client.key, service.affinity_ms, now).is_none() {

@@ -1,11 +1,11 @@
 //! Frames that the gateway answers itself: ARP, neighbour solicitations, pings, resets and ICMP errors.
 //!
 //! Each function turns the received frame into its answer in place and returns whether it succeeded. The pipeline
-//! decides what may be answered, and `wire` builds the answer. Answers go back to the station that sent the frame, so
+//! decides what may be answered, and `wire` builds the answer. Answers return to the station that sent the frame, so
 //! no neighbour has to be resolved.
 //!
-//! Resets and ICMP errors have rate limits. [`Pipeline::reset`] and [`Pipeline::refuse`] take a token of the limit
-//! only when it is certain that an answer is due.
+//! Resets and ICMP errors have rate limits. [`Pipeline::reset`] and [`Pipeline::refuse`] take a token only when
+//! nothing else can prevent the answer.
 //!
 //! Invariant: when one of these functions returns false, the frame is unchanged.
 
@@ -35,8 +35,8 @@ pub(super) fn advertisement<F: Frame>(
     is_from_one_station(frame) && become_small(frame, &answer)
 }
 
-/// Turns the frame into the reply to its ping, or to its fragment of a ping. An IPv4 reply that does not fit the link,
-/// to a ping that the driver reassembled, is sent in pieces.
+/// Turns the frame into the reply to its ping, or to its fragment of a ping. The IPv4 reply to a ping that the driver
+/// reassembled is fragmented if it exceeds the link's MTU.
 pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
     let (mac, mtu) = (burst.interface.mac, burst.interface.mtu);
     let frame = &mut burst.frames[at];
@@ -52,16 +52,16 @@ pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &
         forward::cut_trailer(frame, usize::from(h.ip_end));
         if too_long {
             ipv4::allow_fragments(frame.bytes_mut(), h);
-            // The position is below `BURST`. A frame is answered once, so there is room.
-            let piece = Oversized { frame: at as u8, packet: u16::from(h.l3), mtu };
-            let _ = burst.out.oversized.try_push(piece);
+            // The position is below `BURST`. A frame is answered once, so the list has capacity.
+            let fragment = Oversized { frame: at as u8, packet: u16::from(h.l3), mtu };
+            let _ = burst.out.oversized.try_push(fragment);
         }
     }
     answered
 }
 
 impl Pipeline {
-    /// Turns the frame into the reset of its TCP segment, if one may be sent now.
+    /// Turns the frame into a reset for its TCP segment, if one may be sent now.
     #[cold]
     pub(super) fn reset<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
         let frame = &mut burst.frames[at];
@@ -88,7 +88,7 @@ impl Pipeline {
         {
             return false;
         }
-        // A router answers from its own address. "Port unreachable" is sent from the VIP, and so are all errors on a
+        // A router answers from its own address. The VIP is the source of "port unreachable", and of all errors on a
         // link where the gateway has no address of the family.
         let from = match problem {
             Problem::PortUnreachable => h.dst,
@@ -99,7 +99,7 @@ impl Pipeline {
 }
 
 /// Whether the frame's source is a station that can receive an answer. A group address is not valid as a source (IEEE
-/// 802.3 section 3.2.5): the answer would go to every station on the link.
+/// 802.3 section 3.2.5): the answer would reach every station on the link.
 pub(super) fn is_from_one_station<F: Frame>(frame: &F) -> bool {
     !ethernet::source(frame.bytes()).is_multicast()
 }
@@ -114,7 +114,7 @@ fn kind_of(problem: Problem) -> AnswerKind {
     }
 }
 
-/// Turns the frame into an ICMP error about itself, from one of our addresses. The caller has decided that it may be
+/// Turns the frame into an ICMP error about itself, from one of our addresses. The caller has checked that it may be
 /// answered.
 fn error<F: Frame>(frame: &mut F, h: &Headers, problem: Problem, mac: MacAddr, from: Addr) -> bool {
     let answer = icmp::error(frame.bytes(), h, problem, mac, from);

@@ -1,18 +1,17 @@
-//! SCTP packets without a flow that a plain packet could follow: checks their verification tags before the flow tables
-//! see them, and finds the association of a path that has no flow yet.
+//! SCTP packets off the fast path: checks their verification tags before the flow tables see them, and finds the
+//! association of a path that has no flow yet.
 //!
 //! An association may have several paths: pairs of an address of the client and a VIP of the same Service (RFC 9260
-//! section 6.4). Each path has a flow of its own. The first packet of a further path is recognised by its ports and
-//! its verification tag ([`tidegate_conntrack::associations`]), and its flow then has the backend of the association:
+//! section 6.4). Each path has a flow of its own. Ports and verification tag identify the association of a further
+//! path ([`tidegate_conntrack::associations`]), and the path's flow gets the backend of the association:
 //!
-//! - In DSR modes the gateway knows the server's tag from the client's COOKIE ECHO. A COOKIE ECHO that takes another path
-//!   than its INIT is recognised by the addresses that the INIT lists, and an INIT that the client repeats on another
-//!   path by its initiate tag.
-//! - In `nat` the backend sees the client's addresses, so packets of either end may begin a path.
-//! - In `fullnat` the backend sees one address and port, and replies go to the client's address that was used last: the
-//!   flow moves from path to path with the client's packets.
+//! - In DSR modes the gateway gets the server's tag from the client's COOKIE ECHO. The addresses listed in the INIT
+//!   identify a COOKIE ECHO on another path, and the initiate tag identifies an INIT repeated on another path.
+//! - In `nat` the backend sees the client's addresses, so either end may create a path.
+//! - In `fullnat` the backend sees one address and port. Replies go to the client's last used address: the flow moves
+//!   from path to path with the client's packets.
 //!
-//! Off the fast path: the tables recognise a plain packet of an established flow before this.
+//! Plain packets of established flows never get here.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::associations::{Association, EndedPath, Path};
@@ -36,8 +35,8 @@ use super::state::Pipeline;
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// What an SCTP packet shows, and its kind as far as its verification tag proves it. `flow` is the hash of the
-    /// client's key.
+    /// The tags and chunks of an SCTP packet, and the packet's kind as far as its verification tag proves it. `flow`
+    /// is the hash of the client's key.
     fn proved<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -73,7 +72,7 @@ impl Pipeline {
         let mut known = self.recorded(burst.view.snapshot, request, kind, burst.now);
         if known.is_none() {
             self.join(burst, request, &shown)?;
-            // Its flow has the tags of the association now.
+            // The flow has the tags of the association now.
             (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
             known = self.recorded(burst.view.snapshot, request, kind, burst.now);
         }
@@ -89,9 +88,9 @@ impl Pipeline {
         Some(known)
     }
 
-    /// Takes the tags of an earlier INIT ACK back, if a COOKIE ECHO continues with it. Returns whether there was one. A
-    /// server that gets a repeated INIT answers with another tag, and the client continues with the answer that arrives
-    /// first (RFC 9260 sections 5.1 and 5.2.3).
+    /// Restores the tags of an earlier INIT ACK if a COOKIE ECHO uses it, and returns whether it does. A server
+    /// answers a repeated INIT with another tag, and the client uses the answer that arrives first (RFC 9260 sections
+    /// 5.1 and 5.2.3).
     fn offer_again(&mut self, request: &Request<'_>, shown: &Shown, now: Now) -> bool {
         let Request { key, flow_hash, service, .. } = *request;
         if service.mode.is_dsr() {
@@ -133,7 +132,7 @@ impl Pipeline {
         let find = |key| self.associations.find(&key, now);
         match shown.kind {
             Kind::Init if is_dsr => find(AssociationKey::init(ports, shown.initiate)),
-            // With both directions seen, the tag of the INIT ACK tells which of several handshakes continues.
+            // With both directions seen, the tag of the INIT ACK identifies the handshake.
             Kind::Init => None,
             Kind::CookieEcho if is_dsr => find(AssociationKey::to_server(ports, shown.tag))
                 .or_else(|| find(AssociationKey::of_address(ports, h.src))),
@@ -159,7 +158,7 @@ impl Pipeline {
         if is_refused {
             return None;
         }
-        let backend = twin(snapshot, service, association.backend)?;
+        let backend = equivalent_backend(snapshot, service, association.backend)?;
         let (key, hash) = (request.key, request.flow_hash);
         let local = match service.mode.is_dsr() {
             true => None,
@@ -171,7 +170,7 @@ impl Pipeline {
         {
             return None;
         }
-        // The number of paths limits those of a confirmed association. Anybody may have begun another one.
+        // Paths of a confirmed association are limited by their number. Anyone may have created an unconfirmed one.
         if !association.confirmed && (service.limited.of_new_flows() || snapshot.limits_sources()) {
             self.admit(snapshot, request, &h.src, now).ok()?;
         }
@@ -200,10 +199,10 @@ impl Pipeline {
     ) -> Option<(Addr, u16)> {
         let (local, port) = association.local;
         let local = match service.mode {
-            // With another port, or through an address of the gateway, the backend knows one address only.
+            // With another port, or behind an address of the gateway, the backend knows one address only.
             ForwardingMode::Nat if port != h.src_port || backend.address == h.src => return None,
             ForwardingMode::Nat => h.src,
-            // The association began in a mode that does not translate.
+            // The association was created in a mode without translation.
             _ if port == 0 || association.worker != self.worker => return None,
             _ => local,
         };
@@ -237,15 +236,15 @@ impl Pipeline {
         let (reply, idle) = ((&reply.0, reply.1), request.service.idle);
         let bound = self.flows.nat.insert_pair(flow, reply, backend.id, first, idle, now).ok();
         if let (None, Some((former, backend))) = (bound, moved) {
-            // There is no room for the new path. The former one had room, and keeps the association.
+            // There is no capacity for the new path. Restore the former one, so that the association survives.
             let _ = self.flows.nat.insert_pair((&former.0, former.1), reply, backend, first, idle, now);
             let _ = self.flows.nat.lookup(&former.0, former.1, Packet::Sctp(Kind::CookieEcho), now);
         }
         bound
     }
 
-    /// Records an INIT that begins an association: its tag, and in DSR modes how packets of the handshake are recognised
-    /// on other paths.
+    /// Records the INIT of a new association: its tag, and in DSR modes what identifies packets of the handshake on
+    /// other paths.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_association<F: Frame>(
@@ -308,8 +307,8 @@ impl Pipeline {
         let _ = self.associations.add_path(ports, tags.server, &path, now);
     }
 
-    /// Records the tags of a flow that another gateway has told of, so that this one recognises the end of its association
-    /// and further paths. What packets have shown here is newer.
+    /// Records the tags of a flow of another gateway, so that this one recognises the end of its association and
+    /// further paths. Tags from packets are newer and stay.
     #[cold]
     pub(super) fn adopt_association(
         &mut self,
@@ -366,7 +365,7 @@ impl Pipeline {
         }
     }
 
-    /// Ends the flows of all other paths of an association. The packet has proved the end.
+    /// Ends the flows of all other paths of an association. The packet has proved its end.
     fn end_paths<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -380,7 +379,8 @@ impl Pipeline {
         let ports = (key.port(), service.port);
         let to_server = AssociationKey::to_server(ports, tags.server);
         if is_shutdown {
-            // The server's last packet is not seen. The client may repeat its own on another path until then.
+            // In DSR modes the server's last packet isn't seen. Until then the client may repeat its own on another
+            // path.
             self.associations.doubt(&to_server, now);
         } else if let Some(ended) = self.associations.find(&to_server, now) {
             self.associations.forget(&to_server);
@@ -399,7 +399,7 @@ impl Pipeline {
             if path.worker == self.worker {
                 self.end_path(&ended, now);
             } else {
-                // If there is no room, the flow lasts until its idle timeout.
+                // If the list is full, the flow ends with its idle timeout.
                 let _ = self.ended_paths.try_push(ended);
             }
         }
@@ -409,12 +409,12 @@ impl Pipeline {
     pub fn end_path(&mut self, ended: &EndedPath, now: Now) {
         let hash = self.flows.hash(&ended.key);
         let kind = Packet::Sctp(if ended.is_shutdown { Kind::Shutdown } else { Kind::End });
-        // A key is in one of the tables: that of the mode of its service.
+        // The mode of its service determines which of the tables has the key.
         let _ = self.flows.dsr.lookup(&ended.key, hash, kind, now);
         let _ = self.flows.nat.lookup(&ended.key, hash, kind, now);
     }
 
-    /// The paths of ended associations whose flows other workers have. Each call returns those since the last one.
+    /// Takes the paths of ended associations whose flows other workers own, since the last call.
     #[inline]
     pub fn take_ended_paths(&mut self) -> impl Iterator<Item = EndedPath> {
         std::mem::take(&mut self.ended_paths).into_iter()
@@ -427,7 +427,7 @@ impl Pipeline {
         !self.ended_paths.is_empty()
     }
 
-    /// The worker that has the flow of an association in `fullnat`, if it is not this one.
+    /// The worker that owns the flow of an association in `fullnat`, if it's another one.
     #[cold]
     pub(super) fn worker_of_association<F: Frame>(
         &self,
@@ -484,7 +484,7 @@ impl Pipeline {
         hit
     }
 
-    /// Creates the flow of a path that the backend begins, if the packet belongs to a known association.
+    /// Creates the flow of a path that the backend creates, if the packet belongs to a known association.
     fn join_from_server<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -524,7 +524,8 @@ impl Pipeline {
     }
 }
 
-/// The key by which packets of the backend find an association on a path without a flow, in the mode that has such paths.
+/// The key that identifies the association of a backend's packet on a path without a flow, in the mode that has such
+/// paths.
 fn key_from_server(
     service: &Service,
     snapshot: &Snapshot,
@@ -534,7 +535,7 @@ fn key_from_server(
     Some(AssociationKey::from_server(backend.endpoint, association.local.1, association.tags.client))
 }
 
-/// What the packet shows about its association.
+/// What the packet reveals about its association.
 fn shown<F: Frame>(burst: &Burst<'_, '_, F>, packet: u8) -> Shown {
     let h = &burst.packets[usize::from(packet)].headers;
     let frame = burst.frames[burst.frame_of(packet)].bytes();
@@ -543,9 +544,9 @@ fn shown<F: Frame>(burst: &Burst<'_, '_, F>, packet: u8) -> Shown {
     Shown { kind, tag, initiate, reflected }
 }
 
-/// The backend of a service port that is the same endpoint as a backend of another port of the same Service with another
+/// The backend of a service port that is the endpoint of `id`, a backend of a port of the same Service with another
 /// VIP.
-fn twin<'s>(snapshot: &'s Snapshot, service: &Service, id: BackendId) -> Option<&'s Backend> {
+fn equivalent_backend<'s>(snapshot: &'s Snapshot, service: &Service, id: BackendId) -> Option<&'s Backend> {
     let backend = snapshot.backend(id)?;
     if backend.service == service.id {
         return Some(backend);

@@ -1,4 +1,4 @@
-//! One burst on its way through the stages: its packets, where they go, and the verdicts that its frames got.
+//! The state of a burst between the stages: its packets, their destinations, and the verdicts on its frames.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::{FlowHash, FlowKey};
@@ -43,7 +43,7 @@ impl<'s> Destination<'s> {
         service
     }
 
-    /// Whether the packet's addresses change on the way to the destination.
+    /// Whether the packet is translated.
     pub(super) fn is_translated(&self) -> bool {
         match self {
             Self::Backend { service, .. } => service.mode.changes_addresses(),
@@ -60,23 +60,23 @@ pub(super) struct Delivery<'s> {
     pub(super) destination: Destination<'s>,
 }
 
-/// A packet of a flow that another worker holds.
+/// A packet of a flow that another worker owns.
 #[derive(Clone, Copy)]
-pub(super) struct HeldElsewhere {
+pub(super) struct OwnedByOther {
     /// The position of the packet.
     pub(super) packet: u8,
-    pub(super) holder: WorkerIndex,
+    pub(super) owner: WorkerIndex,
     pub(super) key: FlowKey,
     pub(super) hash: FlowHash,
 }
 
-/// Tells whether an earlier packet of a burst may have begun the flow of a later one: a Bloom filter of 256 bits with one
+/// Whether an earlier packet of a burst may have created the flow of a later one: a Bloom filter of 256 bits with one
 /// bit for each flow. It saves nearly every new flow a second look-up.
 #[derive(Default)]
 pub(super) struct Begun([u64; 4]);
 
 impl Begun {
-    /// Adds a flow. Returns false if it certainly was not there.
+    /// Adds a flow. Returns false if it certainly wasn't there.
     #[inline(always)]
     pub(super) fn was_there(&mut self, flow: FlowHash) -> bool {
         let bits = flow.bits();
@@ -101,10 +101,10 @@ pub(super) struct Burst<'s, 'o, F> {
     pub(super) first_fragments: ArrayVec<u8, BURST>,
     /// The packets that are fragments without ports. They follow their first fragment, which may be in the same burst.
     pub(super) later_fragments: ArrayVec<u8, BURST>,
-    /// The unknown flows for which a packet of this burst asked for a backend.
+    /// The unknown flows for which a packet of this burst needed a backend.
     pub(super) begun: Begun,
-    /// The packets of flows that other workers hold, of which this worker may have copies.
-    pub(super) held_elsewhere: ArrayVec<HeldElsewhere, BURST>,
+    /// The packets of flows that other workers own, of which this worker may have copies.
+    pub(super) owned_by_others: ArrayVec<OwnedByOther, BURST>,
     /// The frames with a tunnel packet of a peer.
     pub(super) of_peers: ArrayVec<u8, BURST>,
     /// Whether the frames were in tunnels of peers.
@@ -123,7 +123,7 @@ impl<F: Frame> Burst<'_, '_, F> {
     pub(super) fn admit(&mut self, at: usize, headers: Headers) {
         let (snapshot, interface) = (self.view.snapshot, self.interface);
         if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, headers) {
-            // The call has set the verdict of the frame.
+            // The call has set the verdict.
         } else if headers.vlan != interface.vlan {
             self.set(at, Refusal::VlanMismatch);
         } else {
@@ -135,8 +135,7 @@ impl<F: Frame> Burst<'_, '_, F> {
 
     /// Whether a frame that is not addressed to us is accepted because it goes to a link-layer group and contains a
     /// packet to a group or to everyone on a network. If not, this sets its verdict. The reverse, a packet to a group
-    /// in a frame to us alone, is legal (RFC 6085). The headers are passed by value, so that those of usual packets
-    /// need not be in memory.
+    /// in a frame to us alone, is legal (RFC 6085).
     #[cold]
     #[inline(never)]
     fn is_to_group(&mut self, at: usize, h: Headers) -> bool {

@@ -1,4 +1,4 @@
-//! What a worker knows of its SYN cookies between bursts: their secret, the services under flood, and counts.
+//! The SYN cookie state of a worker between bursts: the secret, the services under flood, and counts.
 //!
 //! `cookies` sends and accepts them.
 
@@ -11,7 +11,7 @@ use tidegate_spec::limits::{COOKIES_FROM, COOKIES_HOLD_MS, COOKIES_SERVICES_MAX,
 use tidegate_spec::now::Now;
 use tidegate_structures::selection_key::SelectionKey;
 
-/// How long after the last cookie one may come back: two periods of a cookie.
+/// How long after the last cookie one may be returned: two periods of a cookie.
 const RETURNED_WITHIN: Duration = Duration::from_secs(128);
 
 /// How often each of these happened since the start.
@@ -19,66 +19,65 @@ const RETURNED_WITHIN: Duration = Duration::from_secs(128);
 pub struct CookieCounts {
     /// SYNs answered with a cookie.
     pub sent: u64,
-    /// Connections begun by a returned cookie.
+    /// Connections created by a returned cookie.
     pub accepted: u64,
-    /// Segments of unknown connections without a valid cookie, while one could come back.
+    /// Segments of unknown connections without a valid cookie, while one could be returned.
     pub refused: u64,
 }
 
-/// What a worker knows of its SYN cookies.
+/// The SYN cookie state of a worker.
 #[derive(Debug)]
 pub(super) struct Cookies {
     pub(super) key: SelectionKey,
-    /// The opening entries of a service from which on it is under flood.
+    /// The number of opening entries at which a service is under flood.
     pub(super) from: u32,
-    /// The services under flood, with the moment when that began.
+    /// The services under flood, each with the start of the flood.
     pub(super) flooded: ArrayVec<(ServiceId, Now), COOKIES_SERVICES_MAX>,
-    /// The services that the tallies show as under flood.
-    told: ArrayVec<ServiceId, COOKIES_SERVICES_MAX>,
+    /// The services that are reported as under flood in the tallies.
+    reported: ArrayVec<ServiceId, COOKIES_SERVICES_MAX>,
     pub(super) last_sent: Option<Now>,
     pub(super) counts: CookieCounts,
 }
 
 impl Cookies {
-    /// No cookie has been sent. `secret` is the same for all workers of the gateway, and `entries` is the size of a flow
-    /// table.
+    /// `secret` is shared by all workers of the gateway, and `entries` is the size of a flow table.
     pub(super) fn new(secret: u64, entries: usize) -> Self {
-        // A flow has two entries. At most `COOKIES_FROM`, which fits.
+        // A flow has two entries. `COOKIES_FROM` fits a `u32`.
         let from = (2 * entries / COOKIES_TABLE_SHARE).clamp(2, COOKIES_FROM) as u32;
-        let (flooded, told) = (ArrayVec::new(), ArrayVec::new());
+        let (flooded, reported) = (ArrayVec::new(), ArrayVec::new());
         let key = SelectionKey::of_worker(secret);
-        Self { key, from, flooded, told, last_sent: None, counts: CookieCounts::default() }
+        Self { key, from, flooded, reported, last_sent: None, counts: CookieCounts::default() }
     }
 
-    /// Whether a service with this number of opening entries is under flood now: from the limit on until there are less
-    /// than half as many.
+    /// Whether a service with this number of opening entries is under flood now. A flood starts at the limit and ends
+    /// below half of it.
     pub(super) fn is_under_flood(&mut self, service: ServiceId, opening: u32, now: Now) -> bool {
         let Some(at) = self.flooded.iter().position(|(id, _)| *id == service) else {
             return opening >= self.from && self.flooded.try_push((service, now)).is_ok();
         };
-        let held = now.since(self.flooded[at].1) >= Duration::from_millis(u64::from(COOKIES_HOLD_MS));
-        let over = held && opening < self.from / 2;
+        let expired = now.since(self.flooded[at].1) >= Duration::from_millis(u64::from(COOKIES_HOLD_MS));
+        let over = expired && opening < self.from / 2;
         if over {
             self.flooded.swap_remove(at);
         }
         !over
     }
 
-    /// Tells which services are under flood.
+    /// Reports the services under flood.
     pub(super) fn report(&mut self, tallies: &Tallies) {
-        let Self { flooded, told, .. } = self;
-        for &id in &*told {
+        let Self { flooded, reported, .. } = self;
+        for &id in &*reported {
             if flooded.iter().all(|(one, _)| *one != id) {
                 tallies.tell_flood(id, false);
             }
         }
-        *told = flooded.iter().map(|(id, _)| *id).collect();
-        for &id in &*told {
+        *reported = flooded.iter().map(|(id, _)| *id).collect();
+        for &id in &*reported {
             tallies.tell_flood(id, true);
         }
     }
 
-    /// Whether a cookie may come back now.
+    /// Whether a cookie may be returned now.
     pub(super) fn may_return(&self, now: Now) -> bool {
         self.last_sent.is_some_and(|sent| now.since(sent) <= RETURNED_WITHIN)
     }

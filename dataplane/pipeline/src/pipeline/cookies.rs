@@ -2,17 +2,17 @@
 //! handshakes of the clients that return the cookie.
 //!
 //! 1. A SYN to a service under flood becomes a SYN ACK in place. Nothing is stored.
-//! 2. The client's next segment returns the cookie. It begins the flow: a backend is chosen, the limits count it, and the
-//!    segment becomes the client's SYN again, on its way to the backend. Its data is dropped; the client sends it again.
-//! 3. Until the backend answers, every segment of the client becomes that SYN, so whatever repairs the client's loss
-//!    repairs the loss of the SYN. No timer and no buffer is needed.
-//! 4. The backend's SYN ACK becomes its acknowledgement in place, and joins both sides ([`Splice`]). A repeated one is
-//!    acknowledged again.
-//! 5. From then on, [`forward::spliced`] changes the numbers of the backend's side.
+//! 2. The client's next segment returns the cookie. The flow is created: a backend is chosen, the limits count the
+//!    flow, and the segment is replaced by the client's SYN and sent to the backend. Its data is dropped; the client
+//!    sends it again.
+//! 3. Until the backend answers, that SYN replaces every segment of the client, so the client's retransmissions also
+//!    repair the loss of the SYN. No timer and no buffer is needed.
+//! 4. The backend's SYN ACK becomes its acknowledgement in place, and determines the offset between both sides
+//!    ([`Splice`]). A repeated one is acknowledged again.
+//! 5. From then on, [`forward::spliced`] translates the sequence numbers of the backend's side.
 //!
-//! Pressure is measured for each service and worker: the entries of its flows that are not established, which the flow
-//! table counts anyway. Both packets of a client arrive at one worker (`owners`), so no worker needs to know the pressure
-//! of another.
+//! A flood is detected for each service and worker by the entries of flows that are not established, which the flow
+//! table counts anyway. Both packets of a client arrive at one worker (`owners`), so workers needn't share this.
 //!
 //! [`forward::spliced`]: crate::forward::spliced
 
@@ -33,7 +33,7 @@ use tidegate_wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote};
 use super::answered_frames::{become_small, is_from_one_station};
 use super::burst::{Burst, Destination, Packet as BurstPacket};
 use super::cookie_state::CookieCounts;
-use super::next_hop::way_of;
+use super::next_hop::next_hop_of;
 use super::proxied::{Change, key_of};
 use super::request::{Chosen, Request};
 use super::state::Pipeline;
@@ -43,14 +43,14 @@ use crate::forward::{proxy_protocol, toa};
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// What became of SYN cookies on this worker.
+    /// The SYN cookie counts of this worker.
     #[must_use]
     pub fn cookie_counts(&self) -> CookieCounts {
         self.cookies.counts
     }
 
-    /// The number of services that use SYN cookies on this worker because they are under flood; `tallies` gets to know
-    /// which. Call it several times a second: it notices the end of a flood after which no SYN arrives.
+    /// Reports the services that use SYN cookies on this worker because they are under flood to `tallies`, and returns
+    /// their number. Call it several times a second: it detects the end of a flood even if no more SYN arrives.
     pub fn report_floods(&mut self, snapshot: &Snapshot, tallies: &Tallies, now: Now) -> usize {
         for at in (0..self.cookies.flooded.len()).rev() {
             let id = self.cookies.flooded[at].0;
@@ -68,7 +68,7 @@ impl Pipeline {
 
     /// Whether the SYN of an unknown flow is answered with a cookie.
     #[inline]
-    pub(super) fn asks_for_cookie(
+    pub(super) fn needs_cookie(
         &mut self,
         snapshot: &Snapshot,
         service: &Service,
@@ -87,7 +87,8 @@ impl Pipeline {
         }
     }
 
-    /// Turns a SYN into the SYN ACK with a cookie. No limit of answers applies: an answer is not longer than its SYN.
+    /// Turns a SYN into the SYN ACK with a cookie. Reply limits don't apply, because the answer is no longer than the
+    /// SYN.
     #[cold]
     pub(super) fn answer_with_cookie<F: Frame>(
         &mut self,
@@ -113,10 +114,10 @@ impl Pipeline {
         burst.answer_or(at, answered, TransmitReason::SynCookie, Refusal::SynCookie);
     }
 
-    /// Begins the flow of a segment of an unknown connection that returns a cookie.
+    /// Creates the flow of a segment of an unknown connection that returns a cookie.
     ///
     /// # Errors
-    /// [`Refusal::NoFlow`] if it does not, otherwise why there can be no new flow.
+    /// [`Refusal::NoFlow`] without a valid cookie, otherwise why there can be no new flow.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_by_cookie<'s, F: Frame>(
@@ -133,13 +134,13 @@ impl Pipeline {
         let (key, hash) = (request.key, request.flow_hash);
         let chosen = self.open(burst, &request.with_syn(), h)?;
         self.flows.nat.set_splice(request.service.id, &key, hash, splice);
-        // The client has proved its address, but the flow counts as unanswered: anyone can send an ACK behind a SYN.
+        // The client has proved its address, but the flow counts as unanswered: anyone can send an ACK after a SYN.
         let _ = self.flows.nat.lookup(&key, hash, request.kind, burst.now);
         self.cookies.counts.accepted += 1;
         Ok(chosen)
     }
 
-    /// The splice that begins with a segment, if the segment returns a cookie.
+    /// The splice of a segment that returns a cookie.
     fn returned_cookie(&mut self, frame: &[u8], h: &Headers, now: Now) -> Option<Splice> {
         if h.proto != proto::TCP || !self.cookies.may_return(now) {
             return None;
@@ -155,8 +156,8 @@ impl Pipeline {
         returned
     }
 
-    /// Processes a packet of a flow that began with a cookie, until its backend has answered. `Continue` with the splice
-    /// if the packet is to be forwarded with other numbers, without one if the flow has none.
+    /// Processes a packet of a flow that began with a cookie, until its backend has answered. `Continue` has the
+    /// splice by which the packet must be translated, if there is one.
     pub(super) fn follow_splice<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -194,7 +195,7 @@ impl Pipeline {
         }
     }
 
-    /// The same for a backend's segment.
+    /// [`Self::follow_splice`] for a backend's segment.
     fn follow_backend<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -215,11 +216,11 @@ impl Pipeline {
                 ControlFlow::Break(())
             }
             Some(_) => ControlFlow::Continue(Some(splice)),
-            // Refused. The client expects the number behind the cookie.
+            // The backend refuses. The client expects the sequence number after the cookie.
             None if h.tcp_flags & flags::RST != 0 => {
                 ControlFlow::Continue(Some(splice.join(seq.wrapping_sub(1))))
             }
-            // Of an earlier connection.
+            // The segment belongs to an earlier connection.
             None => {
                 burst.set(at, Refusal::NoFlow);
                 ControlFlow::Break(())
@@ -227,8 +228,8 @@ impl Pipeline {
         }
     }
 
-    /// Turns a backend's SYN ACK into its acknowledgement, with the header of the PROXY protocol if the backend gets one:
-    /// it is the first segment of the client's data. Or with the option in its place. Returns whether it is sent.
+    /// Turns a backend's SYN ACK into its acknowledgement, with the PROXY protocol header or TOA option if the
+    /// backend gets one: this is the first segment of the client's data. Returns whether it is sent.
     fn acknowledge<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -250,7 +251,7 @@ impl Pipeline {
         let is_option = stream.is_some_and(|stream| stream.version == ProxyVersion::Toa);
         let mac = burst.interface.mac;
         let frame = &mut burst.frames[at];
-        // The backend reads the option in this segment only, and the frame must stay unchanged if there is no room.
+        // The backend reads the option in this segment only, and a frame without headroom must stay unchanged.
         if let Some(option) = header.as_ref().filter(|_| is_option) {
             if !frame.grow_front(option.len()) {
                 burst.set(at, Refusal::NoHeadroom);
@@ -266,7 +267,7 @@ impl Pipeline {
         if let Some(header) = header
             && let Ok(Parsed::Ip(mut sent)) = parse(frame.bytes())
         {
-            // Without room for it, the client's first data brings the header.
+            // Without headroom, the client's first data carries the header.
             let _ = match is_option {
                 true => toa::insert(frame, &mut sent, &header, 0),
                 false => proxy_protocol::insert(frame, &mut sent, &header, 0),
@@ -288,13 +289,13 @@ impl Pipeline {
     }
 }
 
-/// When the new connections of a service are answered with cookies.
+/// When new connections of a service are answered with cookies.
 #[inline]
 fn chosen(snapshot: &Snapshot, service: &Service) -> SynCookies {
     service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies)
 }
 
-/// Sends the client's SYN to the backend in the place of a segment of the client.
+/// Sends the client's SYN to the backend instead of a segment of the client.
 fn send_syn<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     at: usize,
@@ -302,8 +303,8 @@ fn send_syn<F: Frame>(
     destination: &Destination<'_>,
     splice: &Splice,
 ) {
-    let way = match way_of(&burst.view, destination) {
-        Ok(way) => way,
+    let hop = match next_hop_of(&burst.view, destination) {
+        Ok(hop) => hop,
         Err(no_next_hop) => return no_next_hop.report(burst, at),
     };
     if h.is_fragment() {
@@ -314,8 +315,8 @@ fn send_syn<F: Frame>(
     }
     let frame = &mut burst.frames[at];
     let syn = syn_cookie::syn(frame.bytes(), h, splice.isn, splice.cookie, window(frame.bytes(), h));
-    // It needs room in front, and the frame must stay unchanged if there is none.
-    let spare = way.link.header_len().saturating_sub(usize::from(h.l3));
+    // A frame without headroom must stay unchanged.
+    let spare = hop.link.header_len().saturating_sub(usize::from(h.l3));
     if !frame.grow_front(spare) {
         return burst.set(at, Refusal::NoHeadroom);
     }
@@ -326,16 +327,16 @@ fn send_syn<F: Frame>(
     }
     let mss_limit = destination.service().mss_limit;
     if mss_limit > 0 {
-        limit_segments(burst, at, &sent, mss_limit, &way);
+        limit_segments(burst, at, &sent, mss_limit, &hop);
     }
-    if let Err(no_room) = translate(&mut burst.frames[at], &mut sent, destination, &way.link) {
-        return burst.set(at, Refusal::from(no_room));
+    if let Err(no_headroom) = translate(&mut burst.frames[at], &mut sent, destination, &hop.link) {
+        return burst.set(at, Refusal::from(no_headroom));
     }
-    finish_translated(burst, at, &sent, destination, &way, usize::from(h.ip_len()));
+    finish_translated(burst, at, &sent, destination, &hop, usize::from(h.ip_len()));
 }
 
-/// The segment size that is announced to a client in the place of a backend, which is not chosen yet: what every link of
-/// the gateway takes, within the limit of the service, and with room for the header that its backend gets.
+/// The segment size that is announced to a client before its backend is chosen: it fits every link of the gateway and
+/// the limit of the service, and leaves space for the header that the backend gets.
 fn announced<F>(burst: &Burst<'_, '_, F>, h: &Headers, service: &Service) -> u16 {
     let mtu = burst.view.snapshot.interfaces().iter().map(|interface| usize::from(interface.mtu)).min();
     let limit = if service.mss_limit > 0 { service.mss_limit } else { u16::MAX };

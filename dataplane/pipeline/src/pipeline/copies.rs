@@ -1,5 +1,5 @@
-//! Packets of NAT flows that another worker holds: sent here by a copy of the flow if there is one, else handed over.
-//! The other half gives copies to the workers that hand packets over, and confirms them
+//! Packets of NAT flows that another worker owns: sent by this worker's copy of the flow if there is one, else handed
+//! over. The owner gives copies to the workers that hand packets over, and confirms them
 //! ([`flow_copies`](tidegate_conntrack::flow_copies) has the rules).
 
 use tidegate_conntrack::flow_copies::{COPIED_IDLE_MIN_MS, Copied, FlowCopy, FlowUse};
@@ -12,7 +12,7 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::Verdict;
 use tidegate_wire::rewrite::Endpoint;
 
-use super::burst::{Burst, Destination, HeldElsewhere};
+use super::burst::{Burst, Destination, OwnedByOther};
 use super::output::{FlowNote, Note};
 use super::reply_flows::Replies;
 use super::request::{Requests, kind_of, local_of};
@@ -21,9 +21,9 @@ use super::view::Arrival;
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// Ends a client's packet that this worker may not process, unless it has a copy of the flow.
+    /// Hands over a client's packet of another worker's flow, unless this worker has a copy of the flow.
     #[inline(never)]
-    pub(super) fn hold_elsewhere<F: Frame>(
+    pub(super) fn hand_over_request<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         packet: u8,
@@ -33,15 +33,15 @@ impl Pipeline {
         let h = &burst.packets[usize::from(packet)].headers;
         let key = FlowKey::flow(service.id, h.src, h.src_port);
         if is_copied(service) {
-            self.reply_held_elsewhere(burst, packet, key, elsewhere);
+            self.hand_over_reply(burst, packet, key, elsewhere);
         } else {
             burst.set(burst.frame_of(packet), elsewhere);
         }
     }
 
-    /// The same for a packet whose flow has this key in its direction. Prefetches the copy.
+    /// Like [`Self::hand_over_request`], for a packet whose flow has this key in its direction. Prefetches the copy.
     #[inline(never)]
-    pub(super) fn reply_held_elsewhere<F: Frame>(
+    pub(super) fn hand_over_reply<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         packet: u8,
@@ -50,20 +50,19 @@ impl Pipeline {
     ) {
         burst.set(burst.frame_of(packet), elsewhere);
         let is_fragment = burst.packets[usize::from(packet)].headers.is_fragment();
-        if let (Verdict::HandOver(holder), Arrival::Wire(_), false) = (elsewhere, burst.arrival, is_fragment)
-        {
+        if let (Verdict::HandOver(owner), Arrival::Wire(_), false) = (elsewhere, burst.arrival, is_fragment) {
             let hash = self.flows.hash(&key);
             self.copies.prefetch(hash);
-            burst.held_elsewhere.push(HeldElsewhere { packet, holder, key, hash });
+            burst.owned_by_others.push(OwnedByOther { packet, owner, key, hash });
         }
     }
 
-    /// Sends the packets of flows of which this worker has copies. The others keep their verdict.
+    /// Sends the packets of flows of which this worker has copies. Other packets keep their verdict.
     #[inline(never)]
     pub(super) fn use_copies<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         let snapshot = burst.view.snapshot;
-        for n in 0..burst.held_elsewhere.len() {
-            let HeldElsewhere { packet, holder, key, hash } = burst.held_elsewhere[n];
+        for n in 0..burst.owned_by_others.len() {
+            let OwnedByOther { packet, owner, key, hash } = burst.owned_by_others[n];
             let kind = kind_of(&burst.packets[usize::from(packet)].headers);
             let Some(used) = self.copies.find(&key, hash, kind, burst.now) else { continue };
             let Some((backend, destination)) = destination(snapshot, &key, &used.copied) else { continue };
@@ -72,14 +71,14 @@ impl Pipeline {
                 Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known };
             self.send_by_copy(burst, packet, &destination);
             if used.must_report {
-                // At most one for each packet, so there is room.
+                // There is at most one for each packet, so the list has capacity.
                 let _ =
-                    burst.out.flow_uses.try_push((holder, FlowUse { user: self.worker, key, packet: kind }));
+                    burst.out.flow_uses.try_push((owner, FlowUse { user: self.worker, key, packet: kind }));
             }
         }
     }
 
-    /// Gives copies of the flows in this burst to the worker that handed it over.
+    /// Gives copies of the flows in this burst to the worker that handed the burst over.
     #[inline(never)]
     pub(super) fn copy_flows<F: Frame>(
         &mut self,
@@ -103,13 +102,13 @@ impl Pipeline {
             if copies.last().is_none_or(|last| last.key != key)
                 && let Some(copied) = self.copy(snapshot, &key, hash, kind, now)
             {
-                // At most one for each packet, so there is room.
+                // There is at most one for each packet, so the list has capacity.
                 let _ = copies.try_push(FlowCopy { key, copied: Some(copied) });
             }
         }
     }
 
-    /// What another worker needs to forward plain packets of this direction; `None` if they must come here.
+    /// What another worker needs to forward plain packets of this direction; `None` if it must hand them over.
     fn copy(
         &self,
         snapshot: &Snapshot,
@@ -133,13 +132,13 @@ impl Pipeline {
         is_copied(service).then_some(copied)
     }
 
-    /// Stores what the worker that holds a flow says about a copy.
-    pub fn learn_copy(&mut self, copy: &FlowCopy, now: Now) {
+    /// Stores or removes a copy of a flow, as its owner decided.
+    pub fn store_copy(&mut self, copy: &FlowCopy, now: Now) {
         self.copies.update(copy, self.flows.hash(&copy.key), now);
     }
 
-    /// Records the use of a copy in the flow, as if its packet had been processed here. Returns the answer for the worker
-    /// that uses it.
+    /// Records the use of a copy in the flow, as if this worker had processed the packet. Returns the answer for the
+    /// worker that uses it.
     pub fn confirm_copy(&mut self, snapshot: &Snapshot, used: &FlowUse, now: Now) -> FlowCopy {
         let FlowUse { key, packet, .. } = *used;
         let hash = self.flows.hash(&key);
@@ -155,12 +154,12 @@ impl Pipeline {
     }
 }
 
-/// Whether the flows of a service are copied: their packets need nothing but their translation.
+/// Whether the flows of a service are copied: their packets need only translation.
 pub(super) fn is_copied(service: &Service) -> bool {
     service.is_plain && service.mode.changes_addresses()
 }
 
-/// Where a copy sends a packet with this key, and the backend of its flow; `None` if the holder must decide.
+/// Where a copy sends a packet with this key, and the backend of its flow; `None` if the owner must decide.
 fn destination<'s>(
     snapshot: &'s Snapshot,
     key: &FlowKey,

@@ -1,9 +1,9 @@
-//! The last stage: rewrites each packet by the mode of its service and sends it to its next hop, or answers with the
-//! reason why it cannot. The modes without translation are here, those with it in `translated.rs`.
+//! The last stage: rewrites each packet by the mode of its service and sends it to its next hop, or answers a packet
+//! that can't be sent. The modes without translation are here, those with it in `translated.rs`.
 //!
-//! All checks that can refuse a packet are made before the first byte changes: hop limit, route, neighbour, size,
-//! room. Costs per packet: the backend's line and the next hop's, both prefetched by the previous stage, and the
-//! first lines of the frame.
+//! All checks that can refuse a packet come before the first changed byte: hop limit, route, neighbour, size,
+//! headroom. Each packet reads the cache lines of its backend and next hop, both prefetched by the previous stage,
+//! and the first lines of the frame.
 
 use tidegate_snapshot::backend::{Backend, LastStage};
 use tidegate_snapshot::counters::Direction;
@@ -15,36 +15,36 @@ use tidegate_wire::encapsulation::Encapsulation;
 use tidegate_wire::{Family, Headers};
 
 use super::burst::{Burst, Destination, Packet};
-use super::next_hop::way_by_id;
+use super::next_hop::next_hop_by_id;
 use super::oversized::mtu_to;
 use super::segment_size;
 use super::state::Pipeline;
 use crate::forward::tunnel::{self, Tunnel};
-use crate::forward::{self, Link, NoRoom};
+use crate::forward::{self, Link, NoHeadroom};
 use crate::frame::Frame;
 
-/// The change of a packet's length on its way to a backend.
+/// How much longer a packet to a backend gets.
 #[derive(Clone, Copy)]
 struct Growth {
     /// Bytes of the headers that are added.
     overhead: usize,
-    /// A packet whose length including them does not exceed this value fits every path. For longer packets the MTU of
-    /// the path is looked up.
+    /// A packet of at most this length, added headers included, fits every path. For longer packets the path MTU is
+    /// looked up.
     passes: usize,
     /// Whether the segment size in a SYN is limited.
     clamps: bool,
 }
 
 impl Growth {
-    /// The length does not change, and only the link limits it.
+    /// No header is added, and only the link limits the length.
     const NONE: Self = Self { overhead: 0, passes: usize::MAX, clamps: false };
 }
 
 impl Pipeline {
-    /// Rewrites and sends the packets, as the previous stages have decided.
+    /// Rewrites and sends the packets to their destinations.
     #[inline(never)]
     pub(super) fn deliver<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        // By position: taking the array out of the burst would copy all of it.
+        // By index: taking the array out of the burst would copy it.
         for at in 0..burst.deliveries.len() {
             let delivery = &burst.deliveries[at];
             match delivery.destination {
@@ -83,7 +83,7 @@ impl Pipeline {
         }
     }
 
-    /// The modes without translation, with all that a service may ask for.
+    /// The modes without translation, with all optional features of a service.
     #[inline(never)]
     fn send_with_checks<F: Frame>(
         &mut self,
@@ -116,7 +116,7 @@ impl Pipeline {
         service: &Service,
         backend: &Backend,
     ) {
-        self.send_as_it_is(
+        self.rewrite_and_send(
             burst,
             packet,
             service,
@@ -139,7 +139,7 @@ impl Pipeline {
         let view = &burst.view;
         let link_mtu = view.snapshot.interface(backend.interface).map_or(0, |interface| interface.mtu);
         let mtu = usize::from(link_mtu.min(burst.interface.mtu));
-        self.send_as_it_is(burst, packet, service, backend, Growth::NONE, |frame, h, link| {
+        self.rewrite_and_send(burst, packet, service, backend, Growth::NONE, |frame, h, link| {
             let h = forward::dsr_dscp::forward(frame, h, link, backend.address, service.dscp)?;
             if service.mss_limit > 0 && segment_size::concerns(&h) {
                 segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
@@ -148,8 +148,8 @@ impl Pipeline {
         });
     }
 
-    /// In an outer packet. `clamps` says whether its service limits the segment size. Both are constants in the short way
-    /// of `dsr-ipip`.
+    /// In an outer packet. `clamps` is whether the service limits the segment size. The caller for `dsr-ipip` passes
+    /// constants.
     #[inline(always)]
     fn send_in_tunnel<F: Frame>(
         &mut self,
@@ -166,8 +166,8 @@ impl Pipeline {
             passes: usize::from(path_mtu::minimum(backend.family)),
             clamps,
         };
-        // Inlined always: one function for both callers would not know the constants.
-        self.send_as_it_is(
+        // Always inlined, so that both callers get the benefit of their constants.
+        self.rewrite_and_send(
             burst,
             packet,
             service,
@@ -176,7 +176,7 @@ impl Pipeline {
             #[inline(always)]
             |frame, h, link| {
                 let source = source.ok_or(Refusal::NoRoute)?;
-                // One IPv4 source and no port leave nothing to choose.
+                // With one IPv4 source and no port, the hash isn't needed.
                 let hashed =
                     backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
                 let flow = if hashed { tunnel::flow_hash(frame.bytes(), h) } else { 0 };
@@ -187,10 +187,10 @@ impl Pipeline {
         );
     }
 
-    /// To a backend that has the VIP. Of the headers only what this needs is read, where the checks left it: copies
-    /// and values that went through memory took as long as all the rest.
+    /// To a backend that has the VIP. The headers are read in place: copying them would take as long as everything
+    /// else.
     #[inline(always)]
-    fn send_as_it_is<F: Frame>(
+    fn rewrite_and_send<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         packet: u8,
@@ -201,33 +201,33 @@ impl Pipeline {
     ) {
         let Packet { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
         let at = usize::from(*frame);
-        let way = match way_by_id(&burst.view, backend.interface, backend.neighbor) {
-            Ok(way) => way,
+        let hop = match next_hop_by_id(&burst.view, backend.interface, backend.neighbor) {
+            Ok(hop) => hop,
             Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
-        // A small packet passes every path, so nothing is looked up for it.
-        if h.ttl <= 1 || ip_len + overhead > way.mtu.min(passes) {
+        // A small packet fits every path, so it needs no look-up.
+        if h.ttl <= 1 || ip_len + overhead > hop.mtu.min(passes) {
             let h = *h;
-            if !self.passes_after_all(burst, at, &h, (service, backend), overhead, &way) {
+            if !self.passes_full_check(burst, at, &h, (service, backend), overhead, &hop) {
                 return;
             }
         }
-        // Borrowed again: one call of `rewrite`, so that it is compiled into its place.
+        // Borrowed again, so that there is one call of `rewrite`, which is inlined.
         let h = &burst.packets[usize::from(packet)].headers;
-        if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
+        if let Err(refusal) = rewrite(&mut burst.frames[at], h, &hop.link) {
             return burst.set(at, refusal);
         }
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
         if clamps && segment_size::concerns(h) {
             let h = *h;
-            limit_in_tunnel(burst, at, &h, (service, backend), overhead, way.mtu);
+            limit_in_tunnel(burst, at, &h, (service, backend), overhead, hop.mtu);
         }
         burst.view.tallies.forwarded(service.id, Direction::Request, ip_len);
-        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+        burst.set(at, Verdict::Transmit { interface: hop.interface, why });
     }
 
-    /// Whether a packet is within the bandwidth of its Service, if that has a limit. If not, it has its verdict.
+    /// Whether a packet is within the bandwidth limit of its Service, if there is one. If not, this sets its verdict.
     #[cold]
     #[inline(never)]
     pub(super) fn within_bandwidth<F: Frame>(
@@ -250,13 +250,13 @@ impl Pipeline {
     }
 }
 
-impl From<NoRoom> for Refusal {
-    fn from(NoRoom: NoRoom) -> Self {
+impl From<NoHeadroom> for Refusal {
+    fn from(NoHeadroom: NoHeadroom) -> Self {
         Self::NoHeadroom
     }
 }
 
-/// Limits the segment size of a SYN that is in a tunnel already: the frame ends with its packet.
+/// Limits the segment size of a SYN that is already encapsulated: the frame ends with its packet.
 #[cold]
 #[inline(never)]
 fn limit_in_tunnel<F: Frame>(

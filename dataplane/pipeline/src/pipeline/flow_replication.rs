@@ -1,13 +1,14 @@
-//! Flows that other gateways need to know, and those that they tell of.
+//! Exports flows to other gateways, and imports theirs.
 //!
-//! All gateways decide alike, so another gateway finds the backend of most flows by itself. It needs to be told of flows in
-//! flux, whose backend is not the one that a gateway without an entry would choose, of clients whose session affinity is in
-//! flux in the same way, and of NAT flows, whose translation is state. A worker tells of a flow when its state changes, which
-//! the tables note (`FlowTables::take_changes`), and it walks through its tables, some buckets in each turn: after each change
-//! of the backends, because that brings flows in flux; now and then, so that gateways that missed something learn it; and for
-//! a gateway that has lost its tables.
+//! All gateways choose backends alike, so another gateway finds the backend of most flows by itself. The exceptions
+//! are flows in flux, whose backend is not the one that a gateway without an entry would choose; clients whose
+//! session affinity is in flux; and NAT flows, whose translation is state. A worker exports a flow when its state
+//! changes (`FlowTables::take_changes`). It also walks through its tables, a few hash buckets in each loop iteration:
+//! after a change of backends, which puts flows in flux; periodically, for gateways that missed updates; and for a
+//! gateway that has lost its tables.
 //!
-//! Invariant: nothing here waits. Without sharing, the only cost is one comparison in each turn of the worker.
+//! Invariant: nothing here blocks. Without sharing, the only cost is one comparison in each iteration of the worker's
+//! loop.
 
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
@@ -23,38 +24,38 @@ use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::on_change;
-use super::owners::Dealt;
+use super::owners::RssDistribution;
 use super::sharing_walks::{SharedFlows, Sharing};
 use super::state::Pipeline;
 
-/// What became of a message of another gateway.
+/// The result of importing an update of another gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Learned {
+pub enum ImportOutcome {
     /// The flow is stored.
     New,
     /// The flow was known.
     Known,
-    /// The end of the flow is known, and it is removed if it was not used here.
+    /// The flow has ended, and is removed if it has had no packets here.
     Gone,
-    /// Another worker needs the flow, not this one.
+    /// Only other workers need the flow.
     Elsewhere,
-    /// This gateway has no such service port, or it forwards in another way.
+    /// This gateway has no such service port, or uses another forwarding mode for it.
     UnknownService,
     /// The service has no such backend here.
     UnknownBackend,
     /// The client is not admitted.
     NotAdmitted,
-    /// Another flow that is in use here has the same addresses and ports.
+    /// A flow in use on this gateway has the same addresses and ports.
     Conflict,
     /// The flow table is too full.
     Full,
 }
 
-impl Learned {
+impl ImportOutcome {
     /// The number of variants.
     pub const COUNT: usize = 9;
 
-    /// All of them, in their order.
+    /// All of them, in order.
     pub const ALL: [Self; Self::COUNT] = [
         Self::New,
         Self::Known,
@@ -85,7 +86,7 @@ impl Learned {
 }
 
 impl Pipeline {
-    /// Sets which flows are shared. Walks that were asked for before do not count.
+    /// Sets which flows are shared. Walks requested earlier don't count.
     pub fn set_shared_flows(&mut self, flows: Option<SharedFlows>, walks: Walks) {
         self.flows.note_changes(flows.is_some());
         self.sharing = Sharing::new(flows, walks);
@@ -98,24 +99,24 @@ impl Pipeline {
         self.sharing.flows
     }
 
-    /// Tells of the flows that have changed, and continues the walk in progress while `may_walk`. Returns whether there is
-    /// more to walk. Call it in each turn.
+    /// Sends the flows that have changed, and continues the walk in progress while `may_walk`. Returns whether there
+    /// is more to walk. Call it in each iteration of the worker's loop.
     pub fn share(
         &mut self,
         snapshot: &Snapshot,
         walks: Walks,
         may_walk: bool,
         now: Now,
-        mut tell: impl FnMut(FlowNews),
+        mut send: impl FnMut(FlowNews),
     ) -> bool {
         let Some(shared) = self.sharing.flows else { return false };
         if self.flows.has_changes() {
             self.flows.take_changes(now, |change, tags| match change {
                 SharedChange::Is(flow) => {
                     let record = record(snapshot, shared, &flow, tags);
-                    record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
+                    record.into_iter().for_each(|record| send(FlowNews::Is(record)));
                 }
-                SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut tell),
+                SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut send),
             });
         }
         while let Some(key) = self.sharing.contradicted.pop() {
@@ -125,7 +126,7 @@ impl Pipeline {
             let tags = self.flows.flow_tags();
             let record =
                 flow.and_then(|flow| record_of(snapshot, shared, &flow, tags, Agreement::Contradicted));
-            record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
+            record.into_iter().for_each(|record| send(FlowNews::Is(record)));
         }
         let sharing = &mut self.sharing;
         if sharing.walk.is_none() {
@@ -140,7 +141,7 @@ impl Pipeline {
         let next = self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_TURN, with_nat, now, |flow| {
             if walk.is_complete || !flow.is_untouched {
                 let record = record(snapshot, shared, &flow, tags);
-                record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
+                record.into_iter().for_each(|record| send(FlowNews::Is(record)));
             }
         });
         match next {
@@ -150,50 +151,50 @@ impl Pipeline {
         sharing.walk.is_some()
     }
 
-    /// The number of complete walks, as [`Walks::complete`] counts them, that have ended.
+    /// The number of complete walks ([`Walks::complete`]) that have ended.
     #[must_use]
     pub fn walked(&self) -> u64 {
         self.sharing.walked()
     }
 
-    /// Stores a flow of another gateway, or its end. A flow that has had packets here stays as it is.
-    pub fn adopt(&mut self, snapshot: &Snapshot, news: &FlowNews, now: Now) -> Learned {
-        let name = news.name();
+    /// Imports a flow of another gateway, or its end. A flow that has had packets here doesn't change.
+    pub fn adopt(&mut self, snapshot: &Snapshot, update: &FlowNews, now: Now) -> ImportOutcome {
+        let name = update.name();
         let (vip, proto) = (name.service.vip.into(), name.service.protocol.number());
         let hash = Snapshot::hash_service(&vip, proto, name.service.port);
         let Some(service) = snapshot.service(hash, &vip, proto, name.service.port) else {
-            return Learned::UnknownService;
+            return ImportOutcome::UnknownService;
         };
         let (key, idle) = if name.is_affinity() {
             (FlowKey::affinity(service.id, name.client.addr), service.affinity_timeout())
         } else {
             (FlowKey::flow(service.id, name.client.addr, name.client.port), service.idle)
         };
-        let record = match news {
+        let record = match update {
             FlowNews::Is(record) => record,
             FlowNews::Gone(_) => {
                 self.flows.give_up_adopted(&key, key.is_affinity_key() || service.mode.is_dsr());
-                return Learned::Gone;
+                return ImportOutcome::Gone;
             }
         };
         let Some(info) = snapshot.service_info(service.id).filter(|_| is_possible(service, record)) else {
-            return Learned::UnknownService;
+            return ImportOutcome::UnknownService;
         };
-        let place = (record.backend.addr, record.backend.port);
-        let Ok(at) = info.backends.binary_search_by(|backend| (backend.address, backend.port).cmp(&place))
+        let endpoint = (record.backend.addr, record.backend.port);
+        let Ok(at) = info.backends.binary_search_by(|backend| (backend.address, backend.port).cmp(&endpoint))
         else {
-            return Learned::UnknownBackend;
+            return ImportOutcome::UnknownBackend;
         };
         let backend = &info.backends[at];
         if !snapshot.admits(service, &record.name.client.addr) {
-            return Learned::NotAdmitted;
+            return ImportOutcome::NotAdmitted;
         }
         let client = (&record.name.client.addr, record.name.client.port);
         let local = record.translation.as_ref().map(|one| (&one.local.addr, one.local.port));
         // A connection of a client with affinity may arrive at any worker.
         let is_everywhere = self.workers == 1 || record.name.is_affinity();
-        if !is_everywhere && !self.is_concerned(snapshot, service, client, (&place.0, place.1), local) {
-            return Learned::Elsewhere;
+        if !is_everywhere && !self.may_receive(snapshot, service, client, (&endpoint.0, endpoint.1), local) {
+            return ImportOutcome::Elsewhere;
         }
         let reply = record.translation.map(|translation| SharedReply {
             key: FlowKey::reply(backend.endpoint, translation.local.addr, translation.local.port),
@@ -213,7 +214,7 @@ impl Pipeline {
         };
         if record.idle_ms >= idle.millis() {
             // It would expire at once.
-            return Learned::Gone;
+            return ImportOutcome::Gone;
         }
         let adoption = self.flows.adopt(&flow, idle, now);
         if name.is_affinity() && adoption == Adoption::New {
@@ -223,21 +224,21 @@ impl Pipeline {
             self.adopt_association(snapshot, service, &flow, tags, now);
         }
         match adoption {
-            Adoption::New => Learned::New,
-            Adoption::Known => Learned::Known,
-            Adoption::Conflict => Learned::Conflict,
+            Adoption::New => ImportOutcome::New,
+            Adoption::Known => ImportOutcome::Known,
+            Adoption::Conflict => ImportOutcome::Conflict,
             Adoption::Outdated => {
                 self.sharing.contradict(key);
-                Learned::Conflict
+                ImportOutcome::Conflict
             }
-            Adoption::Full => Learned::Full,
+            Adoption::Full => ImportOutcome::Full,
         }
     }
 
-    /// Whether packets of a flow of another gateway, in either direction, may be processed by this worker. That gateway may
-    /// deal packets to its workers in another way, so the directions may concern two workers here, which both adopt the
-    /// flow. `local` is the destination of replies.
-    pub(super) fn is_concerned(
+    /// Whether this worker may get packets of a flow of another gateway. That gateway may distribute packets to its
+    /// workers differently, so the two directions may reach two workers here, which then both adopt the flow. `local`
+    /// is the destination of replies.
+    pub(super) fn may_receive(
         &self,
         snapshot: &Snapshot,
         service: &Service,
@@ -246,14 +247,15 @@ impl Pipeline {
         local: Option<(&Addr, u16)>,
     ) -> bool {
         let (vip, proto) = ((&service.vip, service.port), service.protocol.number());
-        let of_request = self.owners().of_request(service, client, vip, proto, Dealt::Otherwise);
-        let of_reply =
-            local.and_then(|local| self.owners().of_reply(snapshot, backend, local, proto, Dealt::Otherwise));
+        let of_request = self.owners().of_request(service, client, vip, proto, RssDistribution::Other);
+        let of_reply = local.and_then(|local| {
+            self.owners().of_reply(snapshot, backend, local, proto, RssDistribution::Other)
+        });
         of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
     }
 }
 
-/// Whether a flow of this service, or the affinity of a client, can have this record.
+/// Whether this record is valid for a flow, or a client's affinity, of this service.
 fn is_possible(service: &Service, record: &FlowRecord) -> bool {
     if record.name.is_affinity() {
         return service.affinity_ms != 0
@@ -278,16 +280,16 @@ fn is_host(endpoint: &Endpoint) -> bool {
     endpoint.addr.is_single_host() && endpoint.port != 0
 }
 
-/// What other gateways know of a flow, as far as this one can say.
+/// What other gateways probably know of a flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Agreement {
-    /// They find its backend by themselves if it is not in flux.
+    /// They find its backend by themselves, unless it's in flux.
     Presumed,
-    /// One of them has told of an earlier connection.
+    /// One of them has sent an earlier connection.
     Contradicted,
 }
 
-/// The record of a flow; `None` if other gateways do not need it, or cannot use it.
+/// The record of a flow; `None` if other gateways don't need it, or can't use it.
 fn record(
     snapshot: &Snapshot,
     shared: SharedFlows,
@@ -310,13 +312,13 @@ fn record_of(
     let is_agreed =
         || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
     let is_shared = if is_affinity {
-        // Only walks find it. A flood of sources would displace what else is to be told.
+        // Only walks send it: with a flood of sources, other updates would be lost.
         service.affinity_ms != 0 && !is_agreed()
     } else if client.port == 0 || service.mode.is_dsr() != flow.reply.is_none() {
         false
     } else if service.mode.is_dsr() {
-        // Services that track on change remember only flows that were in flux. The others share no flow that has only
-        // begun: it is told when it is established, if it is in flux then.
+        // Services that track on change have entries only for flows that were in flux. The others share a flow only
+        // once it is established, if it is in flux then.
         service.on_change() || agreement == Agreement::Contradicted || !flow.is_opening && !is_agreed()
     } else {
         shared == SharedFlows::Nat
@@ -343,11 +345,11 @@ fn record_of(
     })
 }
 
-/// The news that a flow has left the table.
+/// The update for a flow that has left the table.
 fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowNews> {
     let service = snapshot.service_by_id(key.service())?;
     let is_shared = match service.mode.is_dsr() {
-        // Each gateway forgets affinity by itself.
+        // Affinity expires on each gateway by itself.
         _ if key.is_affinity_key() => false,
         true => service.on_change(),
         false => shared == SharedFlows::Nat,
@@ -357,8 +359,8 @@ fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowN
     is_shared.then_some(FlowNews::Gone(name))
 }
 
-/// Whether a gateway without an entry may send the next packet of this flow to another backend, be it one that has seen the
-/// same changes as this one or one that has started since. The service tracks always.
+/// Whether a gateway without an entry may send the next packet of this flow to another backend, whether or not it has
+/// seen the same changes as this one. The service tracks always.
 fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend: BackendId) -> bool {
     let (src, vip) = ((&client.addr, client.port), (&service.vip, service.port));
     let hash = snapshot.choice_hash(service, src, vip, service.protocol.number());
@@ -366,7 +368,7 @@ fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend
         Protocol::Tcp => on_change::former(snapshot, service, hash).map(|backend| backend.id),
         Protocol::Udp | Protocol::Sctp => None,
     };
-    // While a backend warms up, a gateway that began to use it at another time may choose another one.
+    // While a backend warms up, a gateway that started to use it at another time may choose another one.
     let warms_up = match service.selector() {
         Selector::WarmUp(both) => both.all().owner(hash).is_some_and(|owner| both.step(owner).is_some()),
         _ => false,

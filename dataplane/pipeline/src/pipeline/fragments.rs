@@ -1,16 +1,16 @@
-//! Forwards fragments: the decision for the first fragment of a datagram also applies to its fragments without ports.
+//! Forwards fragments: the decision for the first fragment of a datagram applies to its later fragments, which have
+//! no ports.
 //!
-//! This is off the fast path, and the last of all stages, since the fragments of a datagram mostly arrive together,
-//! and the decision for the first is known only after it is forwarded. [`crate::fragments`] is the table.
+//! Off the fast path, and the last stage: the fragments of a datagram mostly arrive together, and the decision for
+//! the first is known only after it is forwarded. [`crate::fragments`] is the table.
 //!
-//! Several workers. A first fragment goes to the worker that holds its flow, like any packet with ports. The worker
-//! that received it remembers that worker, and sends the later fragments there. A worker that receives a later
-//! fragment without having seen the first hands it over to the datagram's gatherer, a worker that the hash of its key
-//! selects and that is informed of every first fragment. So a later fragment is handed over at most twice, and stays
-//! behind the first.
+//! With several workers, a first fragment goes to the worker that owns its flow, like any packet with ports. The
+//! worker that received it sends the later fragments there, too. A worker that receives a later fragment without
+//! having seen the first hands it over to the datagram's gatherer: the worker that the hash of the key selects, which
+//! is informed of every first fragment. So a later fragment is handed over at most twice, and stays behind the first.
 //!
-//! A later fragment of an unseen first fragment gets the verdict of a packet that matches nothing, and is listed in
-//! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
+//! A later fragment whose first fragment is unknown gets the verdict of an unmatched packet, and is listed in
+//! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may queue it and process it again.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::ids::{BackendId, WorkerIndex};
@@ -26,11 +26,11 @@ use super::state::Pipeline;
 use crate::fragments::{Decision, FragmentKey};
 use crate::frame::Frame;
 
-/// The number of hand-overs that a later fragment may need: to the gatherer, and to the worker that holds the flow.
+/// The hand-overs that a later fragment may need: to the gatherer, and to the worker that owns the flow.
 const HAND_OVERS_MAX: u8 = 2;
 
 impl Pipeline {
-    /// Remembers the result for each first fragment of a burst.
+    /// Stores the decision for each first fragment of a burst.
     #[cold]
     pub(super) fn remember_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         for packet in std::mem::take(&mut burst.first_fragments) {
@@ -45,7 +45,7 @@ impl Pipeline {
                 _ => decision(verdict, note.backend, delivery.map(|delivery| &delivery.destination)),
             };
             let owner = match decision {
-                Decision::Elsewhere(owner) => owner,
+                Decision::OtherWorker(owner) => owner,
                 _ => self.worker,
             };
             self.fragments.remember(key, decision, burst.now);
@@ -54,12 +54,12 @@ impl Pipeline {
         }
     }
 
-    /// Records that another worker, `owner`, has seen the first fragment of a datagram. Later fragments are handed over
-    /// to it.
-    pub fn learn_fragment(&mut self, key: FragmentKey, owner: WorkerIndex, now: Now) {
-        // For `owner` itself nothing is recorded: the first fragment is handed over to it.
+    /// Records that the worker `owner` has seen the first fragment of a datagram. Later fragments are handed over to
+    /// it.
+    pub fn record_first_fragment(&mut self, key: FragmentKey, owner: WorkerIndex, now: Now) {
+        // `owner` itself records nothing, because it gets the first fragment.
         if owner != self.worker {
-            self.fragments.remember(key, Decision::Elsewhere(owner), now);
+            self.fragments.remember(key, Decision::OtherWorker(owner), now);
         }
     }
 
@@ -84,7 +84,7 @@ impl Pipeline {
                     let answered = answered_frames::echo_reply(burst, at, &h);
                     burst.answer_or(at, answered, TransmitReason::EchoReply, Refusal::IcmpUnsupported);
                 }
-                Some(Decision::Elsewhere(owner))
+                Some(Decision::OtherWorker(owner))
                     if owner != self.worker && burst.arrival.hand_overs() < HAND_OVERS_MAX =>
                 {
                     burst.set(at, Verdict::HandOver(owner));
@@ -118,14 +118,14 @@ impl Pipeline {
         key: FragmentKey,
     ) {
         let gatherer = self.fragments.gatherer(&key, self.workers);
-        // Each receiver of a packet to a group or to everyone reassembles it, and the kernel is one of them.
+        // Each receiver of a multicast or broadcast packet reassembles it, and the kernel is one of them.
         let to_one = h.dst.is_single_host();
         if to_one && gatherer != self.worker && burst.arrival.hand_overs() == 0 {
             return burst.set(at, Verdict::HandOver(gatherer));
         }
         self.unserved(burst, at, h);
         if to_one {
-            // A frame is listed once, so there is room. Its position is below `BURST`.
+            // A frame is listed once, so the list has capacity. Its position is below `BURST`.
             let _ = burst.out.unknown_fragments.try_push(UnknownFragment { frame: at as u8, key });
         }
     }
@@ -144,7 +144,7 @@ fn note(decision: Decision) -> Note {
         | Decision::Routed
         | Decision::Masqueraded { .. }
         | Decision::Unmasqueraded { .. }
-        | Decision::Elsewhere(_)
+        | Decision::OtherWorker(_)
         | Decision::Ended(_) => Note::default(),
     }
 }
@@ -156,9 +156,9 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
             why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
             ..
         }
-        // The first fragment waits for its next hop, and the later ones do so too.
+        // The first fragment waits for its next hop, so the later ones wait, too.
         | Verdict::Drop(DropReason::Refused(Refusal::NeighborUnresolved)) => destination,
-        Verdict::HandOver(owner) => return Decision::Elsewhere(owner),
+        Verdict::HandOver(owner) => return Decision::OtherWorker(owner),
         Verdict::Transmit { why: TransmitReason::EchoReply, .. } => return Decision::Echo,
         Verdict::Transmit { why: TransmitReason::Routed, .. } => return Decision::Routed,
         _ => None,
@@ -182,7 +182,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
     }
 }
 
-/// The service and backend of a remembered decision, if both still exist.
+/// The destination of a stored decision, if its service and backend still exist.
 fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
     Some(match decision {
         Decision::ToBackend { service, backend, local } => Destination::Backend {
@@ -197,7 +197,7 @@ fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> 
         | Decision::Routed
         | Decision::Masqueraded { .. }
         | Decision::Unmasqueraded { .. }
-        | Decision::Elsewhere(_)
+        | Decision::OtherWorker(_)
         | Decision::Ended(_) => return None,
     })
 }

@@ -1,14 +1,13 @@
 //! Forwards an ICMP error about a flow to the other end of that flow. The packet that the error quotes identifies the
 //! flow.
 //!
-//! Without these errors path MTU discovery fails: the router that cannot forward a packet sends the error to the VIP,
-//! or to the backend, and only the gateway knows the sender of the packet (RFC 1191, RFC 8201). The error is admitted
-//! or refused by the quote, not by its own source, which may be any router (`docs/kubernetes.md`, section 3).
+//! Path MTU discovery depends on these errors: the router that can't forward a packet sends the error to the VIP, or
+//! to the backend, and only the gateway knows the sender of the packet (RFC 1191, RFC 8201). The quote decides
+//! whether the error is admitted, not the error's source, which may be any router (`docs/kubernetes.md`, section 3).
 //!
-//! With several workers the error goes to the worker that holds the flow, which the quote also identifies
-//! ([`super::owners`]). If it does not (DSR, and a port with an unknown distribution), each worker is tried in turn,
-//! and the last one decides by the hash. An error takes `workers - 1` hand-overs at most. This is off the fast path;
-//! `deliver` rewrites the quote together with the error's own addresses.
+//! With several workers, the quote also identifies the worker that owns the flow ([`super::owners`]). With DSR and a
+//! port with an unknown distribution it doesn't: then each worker is tried, and the last one decides by the hash. An
+//! error takes `workers - 1` hand-overs at most. `deliver` rewrites the quote together with the error's own addresses.
 
 use tidegate_conntrack::FlowKey;
 use tidegate_snapshot::Snapshot;
@@ -21,16 +20,16 @@ use tidegate_wire::{ipv6, proto};
 
 use super::burst::{Burst, Delivery, Destination};
 use super::output::{FlowNote, Note};
-use super::owners::Dealt;
+use super::owners::RssDistribution;
 use super::request::local_of;
 use super::state::Pipeline;
 use crate::frame::Frame;
 
-/// The destination of an error, with the note about it; or the verdict that hands it over or refuses it.
+/// The destination of an error, with its note; or the verdict that hands it over or refuses it.
 type Found<'s> = Result<(Destination<'s>, Note), Verdict>;
 
 impl Pipeline {
-    /// Finds the flow that an ICMP error is about and forwards the error. False if it is about no flow of ours.
+    /// Forwards an ICMP error to the other end of its flow. False if it is about no flow of ours.
     #[cold]
     pub(super) fn icmp_error<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8) -> bool {
         let at = burst.frame_of(packet);
@@ -77,10 +76,10 @@ impl Pipeline {
         let service = snapshot.service(hash, &quoted.src, quoted.proto, quoted.src_port)?;
         let owner = (self.workers > 1).then(|| {
             let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
-            self.owners().of_request(service, client, vip, quoted.proto, Dealt::Otherwise)
+            self.owners().of_request(service, client, vip, quoted.proto, RssDistribution::Other)
         });
         if let Some(Some(owner)) = owner
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
+            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, proto::ICMP)
         {
             return Some(Err(elsewhere));
         }
@@ -96,17 +95,17 @@ impl Pipeline {
         let known = self.flows.dsr.peek(&key, hash, burst.now).map(|hit| hit.backend);
         if known.is_none()
             && let Some(None) = owner
-            && let Some(next) = self.next_to_ask(burst.arrival)
+            && let Some(next) = self.next_worker_to_try(burst.arrival)
         {
             return Some(Err(Verdict::HandOver(next)));
         }
-        // An error about a flow that no worker knows goes to the backend that the flow's packets would go to, if any.
+        // An error about an unknown flow goes to the backend that the flow's packets would go to, if any.
         if known.is_none() && !snapshot.admits(service, &quoted.dst) {
             return Some(Err(Refusal::SourceRange.into()));
         }
         let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
         let choice = || snapshot.choice_hash(service, client, vip, quoted.proto);
-        // If the owner of the flow changed lately, the error is about a packet of its former owner.
+        // If the backend of the flow changed lately, the error is about a packet of the former one.
         let chosen = || {
             let hash = choice();
             let former = service.selector().former(hash).flatten();
@@ -126,9 +125,9 @@ impl Pipeline {
         if self.workers > 1
             && let Some(owner) = {
                 let (backend, to) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
-                self.owners().of_reply(snapshot, backend, to, quoted.proto, Dealt::Otherwise)
+                self.owners().of_reply(snapshot, backend, to, quoted.proto, RssDistribution::Other)
             }
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
+            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, proto::ICMP)
         {
             return Some(Err(elsewhere));
         }

@@ -1,8 +1,8 @@
 //! Packets that are not for a service port: ARP, neighbour discovery, pings, unmatched packets, and packets for the
 //! kernel.
 //!
-//! Off the fast path. The pipeline calls it for ARP packets and for IP packets that match no service; it decides and
-//! sets the verdict. Replies of backends are recognised before this (`reply_flows`).
+//! Off the fast path. It sets the verdict of ARP packets and of IP packets that match no service. Replies of backends
+//! never get here (`reply_flows`).
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::addresses::{AddressKind, SourceFault};
@@ -21,7 +21,7 @@ use super::state::Pipeline;
 use crate::frame::Frame;
 
 /// Processes an ARP packet: answers requests for our addresses, and punts other packets that may concern the kernel.
-/// The resolver gets the information about the sender.
+/// Reports the sender to the resolver.
 #[cold]
 pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &ArpPacket) {
     if packet.vlan != burst.interface.vlan {
@@ -31,7 +31,7 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     if to != burst.interface.mac && !to.is_multicast() {
         return burst.set(at, Refusal::OtherStation);
     }
-    // RFC 5227 2.1.1: a probe has no sender address, so it claims no address yet.
+    // A probe has no sender address, so it claims no address yet (RFC 5227 section 2.1.1).
     let is_probe = packet.sender_ip.is_unspecified() && packet.operation == ArpOperation::Request;
     if !packet.sender_mac.is_unicast() {
         return burst.set(at, Refusal::BadSource);
@@ -46,22 +46,22 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
             }
             _ => Sighting::Announcement { overrides: true },
         };
-        if let Err(refusal) = learn_neighbor(burst, packet.sender_ip.into(), Some(packet.sender_mac), how) {
+        if let Err(refusal) = observe_neighbor(burst, packet.sender_ip.into(), Some(packet.sender_mac), how) {
             return burst.set(at, refusal);
         }
     }
-    let asked = packet.operation == ArpOperation::Request && !gratuitous;
+    let is_request = packet.operation == ArpOperation::Request && !gratuitous;
     let mac = burst.interface.mac;
-    let answered = asked
+    let answered = is_request
         && answers_for(burst, target, &packet.target_ip.into())
         && answered_frames::arp_reply(&mut burst.frames[at], packet, mac);
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
-/// Whether the gateway answers a request for the link address of this address. It does so even for the interface's own
-/// addresses, since the kernel's side of the tap has the same link address. The kernel decides for the addresses of other
-/// interfaces. For a VIP that several gateways have, only its owner answers, for a SNAT address the gateway that replies
-/// are to reach, and for the next hop of a route only the router.
+/// Whether the gateway answers a request for the link address of this address. It does for the interface's own
+/// addresses, too, since the kernel's side of the tap has the same link address. The kernel decides for addresses of
+/// other interfaces. Of several gateways with a VIP only the owner answers, for a SNAT address the gateway that
+/// replies must reach, and for the next hop of a route only the router.
 fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: Option<AddressKind>, address: &Addr) -> bool {
     let ownership = burst.view.neighbors.ownership();
     match kind {
@@ -75,15 +75,15 @@ fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: Option<AddressKind>, ad
 }
 
 impl Pipeline {
-    /// Processes a packet that matches no service port and is no reply of a backend.
+    /// Processes a packet that matches no service port and isn't a reply of a backend.
     #[cold]
     pub(super) fn unserved<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
         if burst.opened {
-            // A peer hands over packets of services.
+            // Peers hand over only packets to services.
             return burst.set(at, Refusal::TunnelUnserved);
         }
         if !burst.view.snapshot.tunnel_peers().is_empty() && burst.is_of_peer(h) {
-            // A frame is here once.
+            // Each frame gets here once, so the list has capacity.
             return burst.of_peers.push(at as u8);
         }
         let verdict = verdict(burst, at, h);
@@ -104,7 +104,8 @@ impl Pipeline {
             };
             (rejected, TransmitReason::NoService)
         } else {
-            // A backend sent this on a connection whose state was lost. Without a reset it would continue for minutes.
+            // A backend sent this on a connection whose state was lost. Without a reset it would retransmit for
+            // minutes.
             let lost = verdict == Refusal::NoSnatFlow.into() && is_tcp && policy.reset_unknown_flows;
             (lost && self.reset(burst, at, h), TransmitReason::NoFlow)
         };
@@ -112,11 +113,11 @@ impl Pipeline {
     }
 }
 
-/// The verdict on such a packet, before the decision whether a refusal is answered.
+/// The verdict on an unmatched packet, before the decision whether a refusal is answered.
 fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
-        // Not for the interface's own addresses: the kernel checks the packets to those.
+        // The kernel checks packets to the interface's own addresses.
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel)
             if !answered_frames::is_from_one_station(&burst.frames[at]) =>
         {
@@ -140,9 +141,9 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
     }
 }
 
-/// Whether a packet to this kind of address has an invalid source. For packets to a group or to everyone the kernel
-/// decides: hosts without an address send them (DHCP), and neighbour discovery shows the kernel other claims of our
-/// addresses.
+/// Whether a packet to this kind of address has an invalid source. The kernel decides on multicast and broadcast
+/// packets: hosts without an address send them (DHCP), and by neighbour discovery the kernel detects duplicates of
+/// our addresses.
 fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
     match to {
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) => burst.sender_fault(h).is_some(),
@@ -163,7 +164,7 @@ fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
 }
 
 /// Whether a packet to an address of the gateway itself may be a backend's answer to a health check at the VIP: a DSR
-/// backend answers from the VIP, or reports by ICMP that it does not listen. The path to the kernel decides whether
+/// backend answers from the VIP, or reports by ICMP that it isn't listening. The path to the kernel decides whether
 /// there was such a check.
 fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let has_ports = may_be_reply(h);
@@ -188,7 +189,7 @@ fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -
         Ok(Some(message)) => return discovery(burst, at, h, &message),
         Err(malformed) => return Verdict::Drop(malformed.into()),
     }
-    // After neighbour discovery, which neighbours need whatever the lists say.
+    // Neighbour discovery above works even for denied sources.
     if burst.view.snapshot.denies(&h.src) {
         return Refusal::SourceDenied.into();
     }
@@ -220,7 +221,7 @@ fn to_group<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> V
 /// The verdict on a valid neighbour discovery message, to us or to a group.
 fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, message: &Ndp) -> Verdict {
     let index = burst.arrival.interface();
-    if let Err(refusal) = hear_discovery(burst, h, message) {
+    if let Err(refusal) = observe_discovery(burst, h, message) {
         return refusal.into();
     }
     if let Ndp::Solicitation { target, .. } = *message
@@ -234,8 +235,8 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
     Verdict::Punt(PuntReason::Local)
 }
 
-/// The verdict on a packet to the interface's own address: neighbour discovery is answered or evaluated, and everything
-/// else is punted to the kernel, which also checks malformed messages.
+/// The verdict on a packet to the interface's own address: neighbour discovery is processed, and everything else is
+/// punted to the kernel, which also checks malformed messages.
 fn to_own<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     if h.proto == proto::ICMPV6
         && let Ok(Some(message)) = ndp::parse(burst.frames[at].bytes(), h)
@@ -245,7 +246,11 @@ fn to_own<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ver
     Verdict::Punt(PuntReason::Local)
 }
 
-fn hear_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: &Ndp) -> Result<(), Refusal> {
+fn observe_discovery<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    h: &Headers,
+    message: &Ndp,
+) -> Result<(), Refusal> {
     match *message {
         // Duplicate address detection: the sender has no address yet.
         Ndp::Solicitation { .. } if h.src == Addr::UNSPECIFIED => Ok(()),
@@ -253,18 +258,18 @@ fn hear_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: 
         Ndp::Solicitation { target, source_mac } => {
             let ours = burst.view.snapshot.address(&Addr::from(target)).is_some();
             let how = if ours { Sighting::Request } else { Sighting::Announcement { overrides: true } };
-            learn_neighbor(burst, h.src, source_mac, how)
+            observe_neighbor(burst, h.src, source_mac, how)
         }
         Ndp::Advertisement { target, target_mac, solicited, overrides, .. } => {
             let how =
                 if solicited { Sighting::Answer { overrides } } else { Sighting::Announcement { overrides } };
-            learn_neighbor(burst, target.into(), target_mac, how)
+            observe_neighbor(burst, target.into(), target_mac, how)
         }
     }
 }
 
-/// Reports what a packet says about a neighbour, if that is new. Returns an error if the packet's claim is invalid.
-fn learn_neighbor<F: Frame>(
+/// Reports a neighbour's link address to the resolver, if it is new. Returns an error if the packet's claim is invalid.
+fn observe_neighbor<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     addr: Addr,
     mac: Option<MacAddr>,
@@ -275,12 +280,12 @@ fn learn_neighbor<F: Frame>(
         return Err(Refusal::BadSource);
     }
     if let Some(kind) = snapshot.address(&addr).filter(|_| !snapshot.is_next_hop(&addr)) {
-        // Ignores our own packet that came back, perhaps by another interface on the same link.
+        // Ignore our own packet that was looped back, perhaps through another interface on the same link.
         let own = mac.is_some_and(|mac| snapshot.interfaces().iter().any(|interface| interface.mac == mac));
         if own {
             return Ok(());
         }
-        // The owner of the VIP, or who has taken the SNAT address over, announces it.
+        // The owner of the VIP, or the gateway that took over the SNAT address, announces it.
         let may_be_of_another = matches!(kind, AddressKind::Vip | AddressKind::Snat);
         if may_be_of_another && !answers_for(burst, Some(kind), &addr) {
             return Ok(());
@@ -288,15 +293,14 @@ fn learn_neighbor<F: Frame>(
         burst.out.report_neighbor(NeighborEvent::Conflict { interface, addr, mac });
         return Err(Refusal::AddressConflict);
     }
-    let is_news = match (burst.view.neighbors.peek(interface, &addr), how) {
-        // Nobody has requested this neighbour. A host that requests our address is about to send to us, if it is on the
-        // link.
+    let is_new = match (burst.view.neighbors.peek(interface, &addr), how) {
+        // Nobody needs this neighbour yet. An on-link host that requests our address is about to send to us.
         (None, Sighting::Request) => is_on_link(snapshot, interface, &addr),
         (None, _) => false,
         (Some(known), Sighting::Answer { .. }) => known.is_some() || mac.is_some(),
         (Some(known), _) => mac.is_some() && known != mac,
     };
-    if is_news {
+    if is_new {
         burst.out.report_neighbor(NeighborEvent::Seen { interface, addr, mac, how });
     }
     Ok(())

@@ -1,18 +1,17 @@
 //! Masquerade: traffic that backends originate leaves with a SNAT address of the gateway as its source
-//! (`dataplane.gateway.masquerade`), and answers return to the backend.
+//! (`dataplane.gateway.masquerade`), and answers are returned to the backend.
 //!
 //! Off the fast path: [`super::transit`] calls it for packets of backends' networks, and [`super::local`] for packets to a
 //! SNAT address that belong to no flow of a Service. It masquerades TCP, UDP and ICMP echo, and ICMP errors about them.
 //!
-//! Local ports are those of `fullnat` ([`SnatPorts`](crate::forward::snat_ports::SnatPorts)), so that answers reach the
-//! worker that holds the flow. Echo identifiers are split among workers by remainder, whatever the NIC does. A source keeps
-//! its SNAT address as long as the list of addresses is the same (RFC 4787 REQ-2).
+//! Local ports are those of `fullnat` ([`SnatPorts`](crate::forward::snat_ports::SnatPorts)), so that answers reach
+//! the worker that owns the flow. Echo identifiers are always split among workers by remainder. A source keeps its
+//! SNAT address as long as the list of addresses doesn't change (RFC 4787 REQ-2).
 //!
-//! A port that a flow of a Service has towards the same endpoint is never taken. The other way round, a `fullnat` flow
-//! that finds no free port takes that of a masqueraded flow.
+//! A masqueraded flow never takes a port from a flow of a Service to the same endpoint, but a `fullnat` flow without
+//! a free port evicts a masqueraded flow.
 //!
-//! Flows end with the configuration that they began with: when their source is no longer masqueraded, or their SNAT
-//! address is no longer one of the gateway's.
+//! A flow ends when its source is no longer masqueraded, or its SNAT address is no longer one of the gateway's.
 
 use tidegate_conntrack::{FlowKey, IdleTimeout, Masquerade, Packet, ReplyKey};
 use tidegate_snapshot::backend::Backend;
@@ -30,8 +29,8 @@ use tidegate_wire::{Addr, Headers, L4Checksum, ipv6, proto};
 
 use super::answered_frames;
 use super::burst::Burst;
-use super::next_hop::way_by_route;
-use super::owners::{Dealt, owner_of_client};
+use super::next_hop::next_hop_by_route;
+use super::owners::{RssDistribution, owner_of_client};
 use super::reply_ports::is_better;
 use super::request::kind_of;
 use super::state::Pipeline;
@@ -41,7 +40,7 @@ use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::fragments::Decision;
 use crate::frame::Frame;
 
-/// The part of the way that a packet of a masqueraded flow takes next.
+/// The direction of a packet of a masqueraded flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leg {
     /// To the host outside, with this source.
@@ -63,7 +62,7 @@ impl Pipeline {
     /// Masquerades a packet of a backend's network, or refuses it. The caller has checked its source.
     #[cold]
     pub(super) fn masquerade<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
-        // Its first fragment may belong to a flow.
+        // The first fragment may belong to a flow.
         if h.is_later_fragment() {
             return burst.set(at, Refusal::FragmentUnknown);
         }
@@ -78,17 +77,18 @@ impl Pipeline {
         }
         let snapshot = burst.view.snapshot;
         if let Some(owner) =
-            self.owner_outward(snapshot, h.proto, &ends, Dealt::of(h, self.snat_ports.steering()))
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
+            self.owner_outward(snapshot, h.proto, &ends, RssDistribution::of(h, self.snat_ports.steering()))
+            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, h.proto)
         {
             return burst.set(at, elsewhere);
         }
-        // A packet that ends here begins no flow.
+        // A packet whose hop limit ends here creates no flow.
         if h.ttl <= 1 {
-            return self.cannot_pass(burst, at, h, 0, 0);
+            return self.refuse_undeliverable(burst, at, h, 0, 0);
         }
-        let in_circle = way_by_route(&burst.view, &h.dst).is_ok_and(|way| returns_to_sender(burst, at, &way));
-        if in_circle || snapshot.route(&h.dst).is_none() {
+        let is_loop =
+            next_hop_by_route(&burst.view, &h.dst).is_ok_and(|hop| returns_to_sender(burst, at, &hop));
+        if is_loop || snapshot.route(&h.dst).is_none() {
             return self.not_routed(burst, at, h, Problem::NoRoute);
         }
         let (source, peer) = &ends;
@@ -98,7 +98,7 @@ impl Pipeline {
             Ok(local) => {
                 self.send_masqueraded(burst, at, h, Leg::Outward { local });
             }
-            // A connection whose flow is lost, as with Services.
+            // The flow of this connection is lost.
             Err(Refusal::NoFlow) => {
                 let answered = snapshot.policy().reset_unknown_flows && self.reset(burst, at, h);
                 burst.answer_or(at, answered, TransmitReason::NoFlow, Refusal::NoFlow);
@@ -107,8 +107,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends a packet to a SNAT address to the backend whose masqueraded flow it answers. False if there is none; the
-    /// packet then has no verdict yet.
+    /// Sends an answer to a SNAT address to the backend of the masqueraded flow. False if there is none; the packet
+    /// then has no verdict yet.
     #[cold]
     pub(super) fn returns_to_backend<F: Frame>(
         &mut self,
@@ -123,8 +123,8 @@ impl Pipeline {
         }
         let Some(ends) = inward_ends(h) else { return false };
         if let Some(owner) =
-            self.owner_inward(snapshot, h.proto, &ends, Dealt::of(h, self.snat_ports.steering()))
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
+            self.owner_inward(snapshot, h.proto, &ends, RssDistribution::of(h, self.snat_ports.steering()))
+            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, h.proto)
         {
             burst.set(at, elsewhere);
             return true;
@@ -142,7 +142,7 @@ impl Pipeline {
         true
     }
 
-    /// Passes on an ICMP error about a packet of a masqueraded flow. False if it is about none.
+    /// Forwards an ICMP error about a packet of a masqueraded flow. False if it is about none.
     #[cold]
     pub(super) fn about_masquerade<F: Frame>(
         &mut self,
@@ -165,18 +165,18 @@ impl Pipeline {
             Endpoint { addr: quoted.dst, port: quoted.dst_port },
         );
         if is_icmp(quoted.proto) {
-            // The identifier belongs to our end.
+            // An echo identifier belongs to our end.
             (if inward { &mut to } else { &mut from }).port = 0;
         }
         let owner = if inward {
-            self.owner_inward(snapshot, quoted.proto, &(from, to), Dealt::Otherwise)
+            self.owner_inward(snapshot, quoted.proto, &(from, to), RssDistribution::Other)
         } else if outward {
-            self.owner_outward(snapshot, quoted.proto, &(to, from), Dealt::Otherwise)
+            self.owner_outward(snapshot, quoted.proto, &(to, from), RssDistribution::Other)
         } else {
             return false;
         };
         if let Some(owner) = owner
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
+            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, proto::ICMP)
         {
             burst.set(at, elsewhere);
             return true;
@@ -228,36 +228,36 @@ impl Pipeline {
             Leg::Outward { .. } => before.dst,
             Leg::Inward { source } => source.addr,
         };
-        let way = match way_by_route(&burst.view, &to) {
-            Ok(way) => way,
+        let hop = match next_hop_by_route(&burst.view, &to) {
+            Ok(hop) => hop,
             Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
-        // It would return to the station that sent it here, and perhaps come again.
-        if matches!(leg, Leg::Outward { .. }) && returns_to_sender(burst, at, &way) {
+        // It would return to the station that sent it, and might loop.
+        if matches!(leg, Leg::Outward { .. }) && returns_to_sender(burst, at, &hop) {
             return self.not_routed(burst, at, before, Problem::NoRoute);
         }
-        if (before.ttl <= 1 || !way.takes(before.ip_len()))
-            && !self.passes_in_pieces(burst, at, before, 0, &way)
+        if (before.ttl <= 1 || !hop.fits(before.ip_len()))
+            && !self.passes_in_fragments(burst, at, before, 0, &hop)
         {
             return;
         }
         let (frame, mut h) = (&mut burst.frames[at], *before);
         let rewritten = match leg {
-            Leg::Outward { local } => forward::masquerade::outward(frame, &mut h, &way.link, local),
-            Leg::Inward { source } => forward::masquerade::inward(frame, &mut h, &way.link, source),
+            Leg::Outward { local } => forward::masquerade::outward(frame, &mut h, &hop.link, local),
+            Leg::Inward { source } => forward::masquerade::inward(frame, &mut h, &hop.link, source),
         };
-        if let Err(no_room) = rewritten {
-            return burst.set(at, Refusal::from(no_room));
+        if let Err(no_headroom) = rewritten {
+            return burst.set(at, Refusal::from(no_headroom));
         }
         let mut why = TransmitReason::Masqueraded;
         if h.is_icmp_error() {
             why = TransmitReason::IcmpError;
             translate_quote(frame, &h, leg);
         }
-        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+        burst.set(at, Verdict::Transmit { interface: hop.interface, why });
     }
 
-    /// Begins a masqueraded flow. Returns its local address and port.
+    /// Creates a masqueraded flow. Returns its local address and port.
     fn begin_masquerade<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -287,8 +287,8 @@ impl Pipeline {
         inserted.map_or(Err(Refusal::MasqueradeFull), |()| Ok(local))
     }
 
-    /// The state of a reply key of a Service's new flow: `found`, or that of a masqueraded flow to the same endpoint that
-    /// has the address and port. The flow of the Service may take it, but prefers another one.
+    /// The state of a reply key for a Service's new flow: `found`, unless a masqueraded flow to the same endpoint has
+    /// the address and port. The new flow may evict that one, but prefers another port.
     #[inline]
     pub(super) fn or_masqueraded(
         &self,
@@ -327,7 +327,7 @@ impl Pipeline {
         let pair = self.snat_ports.pair(addr, (peer.addr, peer.port), proto);
         let mut best = (ReplyKey::Taken, None);
         for _ in 0..SNAT_PORT_PROBES {
-            let Some((port, turn)) = self.snat_ports.next(&pair) else { continue };
+            let Some((port, position)) = self.snat_ports.next(&pair) else { continue };
             let local = Endpoint { addr, port };
             let of_service = endpoint.is_some_and(|endpoint| {
                 let reply = FlowKey::reply(endpoint, addr, port);
@@ -335,19 +335,19 @@ impl Pipeline {
             });
             let found = self.flows.masquerades.local_key(proto, &local, peer, now);
             if !of_service && is_better(found, best.0) {
-                best = (found, Some((local, turn)));
+                best = (found, Some((local, position)));
             }
             if best.0 <= ReplyKey::Over {
                 break;
             }
         }
-        let (local, turn) = best.1?;
+        let (local, position) = best.1?;
         // The ports after it were only examined, so the rotation continues with them.
-        self.snat_ports.resume_after(turn);
+        self.snat_ports.resume_after(position);
         Some(local)
     }
 
-    /// The same for the identifier of an echo.
+    /// [`Self::free_port`] for an echo identifier.
     fn free_echo<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -356,12 +356,12 @@ impl Pipeline {
         peer: &Endpoint,
     ) -> Option<Endpoint> {
         let (workers, worker) = (u16::from(self.workers), u16::from(self.worker));
-        // The identifiers of this worker below 2^16 less the number of workers.
+        // This worker's identifiers below 2^16 - `workers`.
         let count = u16::MAX / workers;
         let mut best = (ReplyKey::Taken, None);
         for _ in 0..SNAT_PORT_PROBES {
-            self.echo_turn = (self.echo_turn + 1) % count;
-            let local = Endpoint { addr, port: self.echo_turn * workers + worker };
+            self.next_echo_id = (self.next_echo_id + 1) % count;
+            let local = Endpoint { addr, port: self.next_echo_id * workers + worker };
             let found = self.flows.masquerades.local_key(proto, &local, peer, burst.now);
             if is_better(found, best.0) {
                 best = (found, Some(local));
@@ -373,14 +373,14 @@ impl Pipeline {
         best.1
     }
 
-    /// The worker that holds the flow of a backend's packets; `None` if it is the one that receives them. A packet that
-    /// may belong to a flow of a Service goes to the worker of that flow ([`super::reply_flows`]).
+    /// The worker that owns the flow of a backend's packets; `None` if it is the one that receives them. A packet
+    /// that may belong to a flow of a Service goes to the worker of that flow ([`super::reply_flows`]).
     fn owner_outward(
         &self,
         snapshot: &Snapshot,
         proto: u8,
         (source, peer): &Ends,
-        dealt: Dealt,
+        distribution: RssDistribution,
     ) -> Option<WorkerIndex> {
         if self.workers == 1 {
             return None;
@@ -395,20 +395,20 @@ impl Pipeline {
         }
         match self.snat_ports.steering() {
             Steering::Partition => of(source),
-            Steering::Rss(rss) if dealt == Dealt::Otherwise => {
+            Steering::Rss(rss) if distribution == RssDistribution::Other => {
                 Some(rss.queue((&source.addr, source.port), (&peer.addr, peer.port)))
             }
             Steering::Single | Steering::Rss(_) => None,
         }
     }
 
-    /// The same for packets to a SNAT address.
+    /// [`Self::owner_outward`] for packets to a SNAT address.
     fn owner_inward(
         &self,
         snapshot: &Snapshot,
         proto: u8,
         (local, peer): &Ends,
-        dealt: Dealt,
+        distribution: RssDistribution,
     ) -> Option<WorkerIndex> {
         if self.workers == 1 {
             return None;
@@ -416,10 +416,16 @@ impl Pipeline {
         if is_icmp(proto) {
             return Some(owner_of_port(local.port, self.workers));
         }
-        self.owners().of_reply(snapshot, (&peer.addr, peer.port), (&local.addr, local.port), proto, dealt)
+        self.owners().of_reply(
+            snapshot,
+            (&peer.addr, peer.port),
+            (&local.addr, local.port),
+            proto,
+            distribution,
+        )
     }
 
-    /// Whether a packet arrived by the interface that leads to its source, in a frame from one station.
+    /// Whether a packet arrived through the interface that leads to its source, in a frame from one station.
     pub(super) fn leads_back<F: Frame>(&self, burst: &Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
         let route = burst.view.snapshot.route(&h.src);
         route.is_some_and(|hop| hop.interface == burst.arrival.interface())
@@ -428,7 +434,7 @@ impl Pipeline {
     }
 }
 
-/// The address and port that replies with this key go to.
+/// The destination of replies with this key.
 fn local_of(reply: &FlowKey) -> Endpoint {
     Endpoint { addr: reply.addr(), port: reply.port() }
 }
@@ -453,7 +459,7 @@ fn outward_ends(h: &Headers) -> Option<Ends> {
     }
 }
 
-/// The SNAT address and the host outside of an answer; `None` if nothing that is masqueraded has such answers.
+/// The SNAT address and the host outside of an answer; `None` if it can't answer masqueraded packets.
 fn inward_ends(h: &Headers) -> Option<Ends> {
     let local = Endpoint { addr: h.dst, port: h.dst_port };
     match h.l4_checksum {

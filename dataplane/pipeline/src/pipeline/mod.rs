@@ -1,15 +1,15 @@
-//! The stages of a packet, in order: [`Pipeline::process`] runs a burst through them. Before them, plain packets of
-//! established flows take the [`fast_path`]; the stages process all other frames of the burst.
+//! [`Pipeline::process`] runs a burst through these stages. Before them, plain packets of established flows take the
+//! [`fast_path`]; the stages process the other frames of the burst.
 //!
 //! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
-//! 2. `sort_out` the packets for a service and those that may return from a backend; all others end here ([`local`],
-//!    [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
-//! 3. `find_service_flows`, `find_reply_flows`: look up the flow of each packet, whose bucket the previous stage
+//! 2. `classify` packets for a service and those that may return from a backend; all others get their verdict here
+//!    ([`local`], [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
+//! 3. `find_service_flows`, `find_reply_flows`: look up the flow of each packet, whose hash bucket the previous stage
 //!    prefetched;
-//! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the flow
-//!    entry ([`service_flows`], [`new_flows`], [`reply_flows`]);
-//!    Packets of flows that another worker holds are sent by a copy of the flow, if there is one ([`copies`]);
-//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`],
+//! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the
+//!    flow entry ([`service_flows`], [`new_flows`], [`reply_flows`]); packets of flows that another worker owns are
+//!    sent by a copy of the flow, if there is one ([`copies`]);
+//! 5. `deliver`: rewrite by the mode of the service, or answer packets that can't be delivered ([`deliver`],
 //!    [`translated`], [`oversized`]);
 //! 6. `remember_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
 //!    ([`fragments`]).
@@ -65,7 +65,7 @@ mod tunnel_peers;
 mod view;
 
 pub use cookie_state::CookieCounts;
-pub use flow_replication::Learned;
+pub use flow_replication::ImportOutcome;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,
@@ -90,8 +90,7 @@ use crate::frame::Frame;
 /// How many frames ahead of the header check the first line is prefetched.
 const AHEAD: usize = 4;
 
-/// Checks the headers of a frame with the complete parser. It is a separate function so that [`Pipeline::check`] keeps
-/// the few values of a usual packet in registers.
+/// Checks the headers of a frame with the complete parser.
 #[inline(never)]
 fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
     match tidegate_wire::parse(burst.frames[at].bytes()) {
@@ -127,7 +126,7 @@ impl Pipeline {
     ) {
         assert!(frames.len() <= BURST, "a burst has at most {BURST} frames");
         out.begin(frames.len());
-        // A snapshot without the interface is older than the interface, so the kernel gets all frames.
+        // The snapshot is older than the interface, so the kernel gets all frames.
         let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
         let mut rest = u32::MAX.checked_shr((BURST - frames.len()) as u32).unwrap_or(0);
         if matches!(arrival, Arrival::Wire(_)) && interface.vlan.is_none() && self.tries_fast_path() {
@@ -141,7 +140,7 @@ impl Pipeline {
         self.stages(view, now, arrival, interface, frames, rest, out);
     }
 
-    /// Processes the frames of a burst that the fast path has left: bit n of `rest` stands for frame n.
+    /// Processes the frames of a burst that the fast path has deferred: bit n of `rest` stands for frame n.
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "those of `process`, and which frames")]
     fn stages<F: Frame>(
@@ -167,20 +166,20 @@ impl Pipeline {
             first_fragments,
             later_fragments,
             begun: Begun::default(),
-            held_elsewhere: ArrayVec::new(),
+            owned_by_others: ArrayVec::new(),
             of_peers: ArrayVec::new(),
             opened: self.opened.is_none(),
             out,
         };
         self.check(&mut burst, rest);
-        // Created here and filled in place: moving an array of a whole burst would be expensive.
+        // Created here and filled in place: moving a whole burst would be expensive.
         let (mut requests, mut replies) = (Requests::new(), Replies::new());
-        self.sort_out(&mut burst, &mut requests, &mut replies);
+        self.classify(&mut burst, &mut requests, &mut replies);
         self.find_service_flows(&mut burst, &mut requests);
         self.find_reply_flows(&mut burst, &mut replies);
         self.choose_backends(&mut burst, &requests);
         self.choose_clients(&mut burst, &replies);
-        if !burst.held_elsewhere.is_empty() {
+        if !burst.owned_by_others.is_empty() {
             self.use_copies(&mut burst);
         }
         self.deliver(&mut burst);
@@ -220,7 +219,7 @@ impl Pipeline {
 
     /// Separates packets to a service port from those that may come from a backend, and ends all others.
     #[inline(never)]
-    fn sort_out<'s, F: Frame>(
+    fn classify<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         requests: &mut Requests<'s>,
@@ -236,7 +235,7 @@ impl Pipeline {
                         burst.out.notes[frame].service = Some(service.id);
                         requests.push(request);
                     }
-                    Err(elsewhere) => self.hold_elsewhere(burst, packet, service, elsewhere),
+                    Err(elsewhere) => self.hand_over_request(burst, packet, service, elsewhere),
                 },
                 None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
                 None => {

@@ -1,10 +1,10 @@
-//! Begins a flow: chooses the backend of a packet whose flow is not known, and creates the flow entry.
+//! Creates flows: chooses the backend of a packet whose flow is not known, and inserts the flow entry.
 //!
-//! In this order: is the client admitted, is the packet one that may begin a flow, do the limits of new flows allow it;
-//! then the choice, by the source's affinity or by the scheduler of the service; then the entry, with the ports of
+//! It checks that the client is admitted, that the packet may create a flow, and that the limits of new flows allow
+//! it. Then affinity or the scheduler of the service chooses the backend. Then it creates the entry, with a port of
 //! `reply_ports.rs` if the source is translated.
 //!
-//! Promises: a packet that is refused leaves no entry, and a flow is counted against limits and as a connection once.
+//! Promises: a refused packet creates no entry, and a flow counts once against limits and as a connection.
 
 use tidegate_conntrack::Packet;
 use tidegate_select::selector::Selector;
@@ -26,8 +26,8 @@ use super::state::Pipeline;
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// Chooses a backend for a packet whose flow is not known, or whose backend no longer takes it, and creates the
-    /// flow entry. It is a part of [`Self::choose_backends`]: the result of a call would go through memory.
+    /// Chooses a backend for a packet whose flow is not known, or whose backend no longer accepts it, and creates the
+    /// flow entry. It is inlined into [`Self::choose_backends`], so that the result stays in registers.
     #[inline(always)]
     pub(super) fn begin<'s, F: Frame>(
         &mut self,
@@ -37,7 +37,7 @@ impl Pipeline {
         let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
         let h = burst.packets[request.index()].headers;
         let found = match request.found.known() {
-            // An earlier packet of this burst may have begun the same flow.
+            // An earlier packet of this burst may have created the flow.
             None if burst.begun.was_there(request.flow_hash) => self.known(burst, request),
             found => found.copied(),
         };
@@ -48,7 +48,7 @@ impl Pipeline {
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
-        // From here on, a flow that is not known has no entry.
+        // From here on, an unknown flow has no entry.
         let began;
         let request = match found {
             Some(known) if !request.found.is_known() => {
@@ -75,17 +75,17 @@ impl Pipeline {
                 Err(Refusal::NoEndpoints)
             };
         }
-        // The packet ends here, so it begins no flow. Without a backend, the gateway itself is its destination.
+        // A packet whose hop limit ends here creates no flow. Without a backend, the gateway itself is the destination.
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
         }
-        if found.is_none() && has_backends && self.asks_for_cookie(snapshot, service, &h, now) {
+        if found.is_none() && has_backends && self.needs_cookie(snapshot, service, &h, now) {
             return Err(Refusal::SynCookie);
         }
         self.open(burst, request, &h)
     }
 
-    /// Creates the flow of a packet that may begin one, if the limits of new flows allow it.
+    /// Creates the flow of a packet, if the limits of new flows allow it.
     #[inline(always)]
     pub(super) fn open<'s, F: Frame>(
         &mut self,
@@ -97,7 +97,7 @@ impl Pipeline {
         let stray = request.kind.has_connection() && !request.kind.is_opening();
         let has_backends = !service.selector().is_empty();
         if (service.limited.of_new_flows() || snapshot.limits_sources()) && !stray && has_backends
-            // Without entries, only a SYN is known to begin a flow.
+            // Without entries, only a SYN certainly starts a flow.
             && (!service.on_change() || request.kind.is_opening())
         {
             self.admit(snapshot, request, &h.src, now)?;
@@ -117,9 +117,8 @@ impl Pipeline {
             | ForwardingMode::DsrGre
             | ForwardingMode::DsrGeneve
             | ForwardingMode::DsrDscp => {
-                // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
-                // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
-                // has counted that.
+                // A reset of an unknown flow needs no entry. If the table is full and the hash chooses, the flow may
+                // only move when the owner of its hash changes. The table has counted the missing entry.
                 if !request.kind.is_ending() {
                     let (key, hash) = (&request.key, request.flow_hash);
                     let inserted = if request.found.is_known() {
@@ -134,8 +133,8 @@ impl Pipeline {
                 }
                 None
             }
-            // The client expects the answer from the VIP, and would reject an answer that its own server sends
-            // directly. With a source of ours, the answer returns through the gateway.
+            // A backend that is its own client would answer itself directly, and not from the VIP. With a source of
+            // ours, the answer returns through the gateway.
             ForwardingMode::Nat if backend.address == h.src => {
                 if snapshot.snat_addresses(h.family).is_empty() {
                     return Err(Refusal::Hairpin);
@@ -156,7 +155,7 @@ impl Pipeline {
         Ok(Chosen { backend, local, flow: FlowNote::New })
     }
 
-    /// The same for a service that remembers only flows in flux: see [`on_change`].
+    /// Creates the flow of a service that tracks on change, if it needs an entry: see [`on_change`].
     #[inline(never)]
     fn begin_on_change<'s, F: Frame>(
         &mut self,
@@ -167,13 +166,14 @@ impl Pipeline {
         let (snapshot, service) = (burst.view.snapshot, request.service);
         let hash = request.choice_hash(snapshot, h);
         let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
-        let on_change::Unremembered { backend, remember } = chosen;
+        let on_change::Untracked { backend, remember } = chosen;
         if remember.is_none() && request.found.is_known() {
-            // The entry of an earlier connection with the same ports would divert the packets after this one.
+            // The entry of an earlier connection with the same ports would misdirect later packets.
             self.flows.dsr.remove(&request.key, request.flow_hash);
         }
         if let Some(first) = remember {
-            // If the table is full, the flow moves when its former owner's window ends. The table has counted that.
+            // If the table is full, the flow moves at the end of the window after the change. The table has counted
+            // the missing entry.
             let _ = self.flows.dsr.insert(
                 &request.key,
                 request.flow_hash,
@@ -192,7 +192,7 @@ impl Pipeline {
         Ok(Chosen { backend, local: None, flow })
     }
 
-    /// The backend of a new flow: the one that its client has by affinity, otherwise the one that its hash selects.
+    /// The backend of a new flow: by the client's affinity, otherwise by the hash.
     fn choose<'s>(
         &mut self,
         snapshot: &'s Snapshot,
@@ -203,7 +203,7 @@ impl Pipeline {
         let service = request.service;
         let choice_hash = request.choice_hash(snapshot, h);
         if service.affinity_ms == 0 {
-            return snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?);
+            return snapshot.backend(self.select_healthy(snapshot, service, choice_hash, now)?);
         }
         self.choose_for_client(snapshot, service, h.src, choice_hash, now)
     }
@@ -217,20 +217,20 @@ impl Pipeline {
         }
     }
 
-    /// The same, without seats.
+    /// [`Self::select`] for selectors other than rendezvous hashing.
     #[inline(never)]
     fn select_otherwise(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
         match service.selector() {
             Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) | Selector::WarmUp(_) => {
                 service.select(choice_hash)
             }
-            Selector::Turns(turns) => self.schedule.turn(service.id, turns),
+            Selector::Turns(turns) => self.schedule.next_in_ring(service.id, turns),
             Selector::Loads(loaded) => self.schedule.least(service, loaded, &mut self.flows),
         }
     }
 
-    /// Counts a new flow against the limits of its source and of its Service. The source comes first, so that one source
-    /// does not use up the rate of the Service. A flow that only changes its backend is not new.
+    /// Counts a new flow against the limits of its source and of its Service. The source comes first, so that one
+    /// source can't use up the rate of the Service. A flow that only changes its backend is not new.
     #[cold]
     pub(super) fn admit(
         &mut self,

@@ -1,6 +1,6 @@
-//! Chooses the backend of a new flow when backends have failed, and decides what a failure is: see [`super::passive`].
+//! Chooses the backend of a new flow after failures of backends, and defines failures: see [`super::passive`].
 //!
-//! The next backend is the one that the flow would have if those that it tried, and those that are set aside, did not
+//! The next backend is the one that the flow would get if those that it tried, and those that are set aside, didn't
 //! exist. So it is nearly always the one that the flow gets once health checks have removed them.
 
 use tidegate_conntrack::{FlowHash, FlowKey, Packet, Tried};
@@ -23,7 +23,7 @@ use crate::frame::Frame;
 use crate::set_aside::SetAside;
 
 impl Pipeline {
-    /// Stores the SYN that begins a flow with a backend, or that a flow sends to another one if it `is_known`.
+    /// Stores the SYN that a flow sends to its first backend, or, if it `is_known`, to another one.
     #[inline(never)]
     pub(super) fn keep_syn<F: Frame>(
         &mut self,
@@ -34,12 +34,13 @@ impl Pipeline {
         backend: &Backend,
     ) {
         let packet = &burst.packets[packet];
-        // A flow that a returned cookie begins has no SYN.
+        // The segment that returns a SYN cookie isn't a SYN.
         if packet.headers.tcp_flags & flags::SYN == 0 {
             return;
         }
         let frame = burst.frames[usize::from(packet.frame)].bytes();
-        // A SYN with data is acknowledged with the data, and the answers to a link-local client depend on its station.
+        // Not a SYN with data, which is acknowledged with the data, nor one of a link-local client, whose answers
+        // depend on its station.
         let Some(syn) = segment(frame, &packet.headers).filter(|syn| syn.len == 1) else { return };
         if !packet.headers.src.is_link_local() {
             let bytes = frame.get(..usize::from(packet.headers.ip_end)).unwrap_or(frame);
@@ -51,9 +52,9 @@ impl Pipeline {
         }
     }
 
-    /// The backend of a new flow: the usual one, unless that one has failed.
+    /// The backend of a new flow: the usual one, unless it has failed.
     #[inline]
-    pub(super) fn select_sound(
+    pub(super) fn select_healthy(
         &mut self,
         snapshot: &Snapshot,
         service: &Service,
@@ -63,12 +64,12 @@ impl Pipeline {
         if !service.passive || self.passive.is_idle() {
             return self.select(service, choice_hash);
         }
-        self.select_around(snapshot, service, choice_hash, now)
+        self.select_other(snapshot, service, choice_hash, now)
     }
 
     #[cold]
     #[inline(never)]
-    fn select_around(
+    fn select_other(
         &mut self,
         snapshot: &Snapshot,
         service: &Service,
@@ -79,8 +80,8 @@ impl Pipeline {
             Some(next) => next,
             None => {
                 let usual = self.select(service, choice_hash)?;
-                if self.passive.aside.closes(usual, now) {
-                    // Without another one, the usual one may still answer.
+                if self.passive.aside.blocks(usual, now) {
+                    // If there is no other, the usual one may still answer.
                     self.another(service, choice_hash, &[], now).unwrap_or(usual)
                 } else {
                     usual
@@ -88,12 +89,12 @@ impl Pipeline {
             }
         };
         if let Some(rules) = rules(snapshot, service.id) {
-            self.passive.aside.gets_flow(chosen, &rules, now);
+            self.passive.aside.record_new_flow(chosen, &rules, now);
         }
         Some(chosen)
     }
 
-    /// The backend that a flow would have if those in `tried`, and those that are set aside, did not exist.
+    /// The backend that a flow would get if those in `tried`, and those that are set aside, didn't exist.
     pub(super) fn another(
         &mut self,
         service: &Service,
@@ -102,30 +103,30 @@ impl Pipeline {
         now: Now,
     ) -> Option<BackendId> {
         let Self { passive, schedule, flows, .. } = self;
-        let sound = |id: BackendId| !tried.contains(&id) && !passive.aside.closes(id, now);
+        let usable = |id: BackendId| !tried.contains(&id) && !passive.aside.blocks(id, now);
         match service.selector().deciding(choice_hash) {
-            Selector::Rendezvous(seats) => seats.owner_where(choice_hash, sound),
-            Selector::InFlux(both) => both.present.owner_where(choice_hash, sound),
+            Selector::Rendezvous(seats) => seats.owner_where(choice_hash, usable),
+            Selector::InFlux(both) => both.present.owner_where(choice_hash, usable),
             Selector::Maglev(slots) => {
                 let first = slots.slot_of(choice_hash);
                 let next = (0..slots.len().min(MAGLEV_TRIES)).map(|n| (first + n) % slots.len());
-                next.filter_map(|slot| slots.owner(slot)).find(|&id| sound(id))
+                next.filter_map(|slot| slots.owner(slot)).find(|&id| usable(id))
             }
             Selector::Turns(turns) => {
-                let next =
-                    (0..turns.len().min(MAGLEV_TRIES)).filter_map(|_| schedule.turn(service.id, turns));
-                next.into_iter().find(|&id| sound(id))
+                let next = (0..turns.len().min(MAGLEV_TRIES))
+                    .filter_map(|_| schedule.next_in_ring(service.id, turns));
+                next.into_iter().find(|&id| usable(id))
             }
-            Selector::Loads(loaded) => schedule.least_where(service, loaded, flows, sound),
-            Selector::WarmUp(both) => both.all().seats()?.owner_where(choice_hash, sound),
+            Selector::Loads(loaded) => schedule.least_where(service, loaded, flows, usable),
+            Selector::WarmUp(both) => both.all().seats()?.owner_where(choice_hash, usable),
         }
     }
 
     /// Records a failure of a backend.
     pub(super) fn failed(&mut self, snapshot: &Snapshot, backend: &Backend, client: &Addr, now: Now) {
         let Some(rules) = rules(snapshot, backend.service) else { return };
-        let may_go = |aside: &SetAside| may_go(snapshot, backend.service, &rules, aside);
-        self.passive.aside.failed(backend.id, source_of(client), &rules, now, may_go);
+        let may_set_aside = |aside: &SetAside| may_set_aside(snapshot, backend.service, &rules, aside);
+        self.passive.aside.failed(backend.id, source_of(client), &rules, now, may_set_aside);
     }
 
     /// Records that a backend has answered a SYN.
@@ -138,7 +139,7 @@ impl Pipeline {
         }
     }
 
-    /// Whether a flow whose client repeats its SYN leaves its backend, which has not answered.
+    /// Whether a flow leaves its backend because its client repeats the SYN and the backend hasn't answered.
     #[cold]
     #[inline(never)]
     pub(super) fn leaves_silent<F: Frame>(
@@ -149,8 +150,8 @@ impl Pipeline {
     ) -> bool {
         let (snapshot, service, now) = (burst.view.snapshot, request.service, burst.now);
         let (key, hash) = (&request.key, request.flow_hash);
-        // The answer may be in this burst: both ends repeat their packets a second after the first ones. The client gets
-        // it, so the connection is with this backend.
+        // The answer may be in this burst, since both ends repeat their packets a second after the first ones. The
+        // client gets it, so the connection is with this backend.
         if !service.passive || !self.flows.nat.awaits_answer(key, hash, now) {
             return false;
         }
@@ -160,12 +161,12 @@ impl Pipeline {
         let choice = request.choice_hash(snapshot, h);
         self.passive.next = self
             .another(service, choice, &tried, now)
-            // All have been tried: another one than the last is better than none.
+            // All have been tried, so any except the last one will do.
             .or_else(|| self.another(service, choice, &[backend.id], now));
         self.passive.next.is_some()
     }
 
-    /// The backends that a flow was offered to.
+    /// The backends that a flow has tried.
     pub(super) fn tried(&self, flow: &FlowKey, hash: FlowHash, last: BackendId) -> Tried {
         match self.passive.syns.get(flow, hash) {
             Some((syn, _)) => syn.tried.clone(),
@@ -183,19 +184,19 @@ fn source_of(client: &Addr) -> u16 {
     mix(if client.is_v4() { mix(first) ^ second } else { first }) as u16
 }
 
-/// The rules of a Service that has passive health.
+/// The rules of a Service with passive health.
 pub(super) fn rules(snapshot: &Snapshot, service: ServiceId) -> Option<PassiveHealth> {
     snapshot.service_info(service)?.passive_health
 }
 
 /// Whether one more backend of a Service may be set aside.
-fn may_go(snapshot: &Snapshot, service: ServiceId, rules: &PassiveHealth, aside: &SetAside) -> bool {
+fn may_set_aside(snapshot: &Snapshot, service: ServiceId, rules: &PassiveHealth, aside: &SetAside) -> bool {
     let Some(info) = snapshot.service_info(service) else { return false };
-    let takers =
+    let accepting =
         info.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0).count();
     let of_service = |id: &&BackendId| {
-        aside.has(**id) && snapshot.backend(**id).is_some_and(|backend| backend.service == service)
+        aside.contains(**id) && snapshot.backend(**id).is_some_and(|backend| backend.service == service)
     };
-    let gone = aside.marked().iter().filter(of_service).count();
-    (gone + 1) * 100 <= takers * usize::from(rules.share_max)
+    let set_aside = aside.marked().iter().filter(of_service).count();
+    (set_aside + 1) * 100 <= accepting * usize::from(rules.share_max)
 }

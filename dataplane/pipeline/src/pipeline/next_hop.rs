@@ -1,6 +1,7 @@
 //! The next hop of a packet: its interface, its link address and its MTU, or why there is none.
 //!
-//! Promises: nothing waits. A next hop whose link address is not known is reported, and the packet is dropped or parked.
+//! Promises: nothing blocks. A next hop whose link address is not known is reported, and the packet is dropped or
+//! queued.
 
 use tidegate_snapshot::Interface;
 use tidegate_snapshot::neighbors::NeighborId;
@@ -23,7 +24,7 @@ pub(super) struct NextHop {
 
 impl NextHop {
     /// Whether packets of this length fit.
-    pub(super) fn takes(&self, ip_len: u16) -> bool {
+    pub(super) fn fits(&self, ip_len: u16) -> bool {
         usize::from(ip_len) <= self.mtu
     }
 
@@ -37,30 +38,30 @@ impl NextHop {
 /// Why there is no next hop to send to.
 pub(super) struct NoNextHop {
     pub(super) refusal: Refusal,
-    /// The next hop whose link address is not known.
-    wanted: Option<(InterfaceIndex, Addr)>,
+    /// A next hop whose link address is not known.
+    unresolved_hop: Option<(InterfaceIndex, Addr)>,
 }
 
 impl NoNextHop {
-    const NO_ROUTE: Self = Self { refusal: Refusal::NoRoute, wanted: None };
+    const NO_ROUTE: Self = Self { refusal: Refusal::NoRoute, unresolved_hop: None };
 
-    fn unresolved(wanted: Option<(InterfaceIndex, Addr)>) -> Self {
-        Self { refusal: Refusal::NeighborUnresolved, wanted }
+    fn unresolved(unresolved_hop: Option<(InterfaceIndex, Addr)>) -> Self {
+        Self { refusal: Refusal::NeighborUnresolved, unresolved_hop }
     }
 
     /// Sets the verdict of the frame, and requests the resolution of the next hop.
     #[cold]
     pub(super) fn report<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
-        if let Some((interface, addr)) = self.wanted {
-            burst.out.wants(at, interface, addr);
+        if let Some((interface, addr)) = self.unresolved_hop {
+            burst.out.record_unresolved(at, interface, addr);
         }
         burst.set(at, self.refusal);
     }
 
     /// Requests the resolution of the next hop, for later packets.
     #[cold]
-    pub(super) fn ask(self, out: &mut BurstOutput) {
-        if let Some((interface, addr)) = self.wanted {
+    pub(super) fn request_resolution(self, out: &mut BurstOutput) {
+        if let Some((interface, addr)) = self.unresolved_hop {
             out.report_neighbor(NeighborEvent::Wanted { interface, addr });
         }
     }
@@ -68,15 +69,15 @@ impl NoNextHop {
 
 /// The next hop of a destination.
 #[inline(always)]
-pub(super) fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
+pub(super) fn next_hop_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
     match destination {
-        Destination::Backend { backend, .. } => way_by_id(view, backend.interface, backend.neighbor),
-        Destination::Client { client, .. } => way_by_route(view, &client.addr),
+        Destination::Backend { backend, .. } => next_hop_by_id(view, backend.interface, backend.neighbor),
+        Destination::Client { client, .. } => next_hop_by_route(view, &client.addr),
     }
 }
 
 #[inline(always)]
-pub(super) fn way_by_id(
+pub(super) fn next_hop_by_id(
     view: &View<'_>,
     index: InterfaceIndex,
     id: NeighborId,
@@ -89,10 +90,10 @@ pub(super) fn way_by_id(
 }
 
 /// The next hop to a client: the router of a route, or the client itself if it is on-link.
-pub(super) fn way_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
+pub(super) fn next_hop_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
     let route = view.snapshot.route(client).ok_or(NoNextHop::NO_ROUTE)?;
     if let Some(id) = route.neighbor {
-        return way_by_id(view, route.interface, id);
+        return next_hop_by_id(view, route.interface, id);
     }
     let addr = route.via.unwrap_or(*client);
     let interface = view.snapshot.interface(route.interface).ok_or(NoNextHop::NO_ROUTE)?;

@@ -1,18 +1,18 @@
-//! `flowTracking: on-change`: which backend a packet without an entry goes to, and which flows are remembered.
+//! `flowTracking: on-change`: the backend of a packet without an entry, and the flows that need an entry.
 //!
-//! While the owner of a flow is settled, its hash gives the backend of each packet, and nothing is remembered. For a
-//! window after a change, flows whose former owner is not the present one are in flux. A packet that begins a
-//! connection then goes to the present owner, and any other unknown packet to the former one; both are remembered.
-//! Datagrams have no beginning, so they go to the present owner at once.
+//! While a flow is stable, its hash determines the backend of each packet, and there is no entry. For a window after
+//! a change, flows whose former owner differs from the current one are in flux. Then a packet that opens a connection
+//! goes to the current owner, and any other unknown packet to the former one; both create an entry. UDP doesn't mark
+//! the start of a flow, so datagrams go to the current owner at once.
 //!
-//! If such a service begins to track always, its flows without an entry are remembered with their former owners for the
-//! rest of that window ([`FlowTracking::AlwaysAfter`]). So are those that another gateway had, if the gateways share flows.
+//! If such a service starts to track always, its flows without an entry get one with their former owners for the rest
+//! of that window ([`FlowTracking::AlwaysAfter`]). So do flows of other gateways, if the gateways share flows.
 //!
-//! Gateways can tell each other about such flows ([`flow_replication`](super::flow_replication)).
+//! Gateways can share flows in flux ([`flow_replication`](super::flow_replication)).
 //!
 //! [`FlowTracking::AlwaysAfter`]: tidegate_spec::FlowTracking::AlwaysAfter
 //!
-//! Invariant: the decision is a function of the snapshot, the packet and the entry, so gateways that see the same
+//! Invariant: the decision depends only on the snapshot, the packet and the entry, so gateways that see the same
 //! changes decide alike.
 
 use tidegate_conntrack::Packet;
@@ -28,9 +28,9 @@ use super::request::{Chosen, Found, Request, Requests};
 use crate::frame::Frame;
 
 /// The decision on a packet without an entry.
-pub(super) struct Unremembered<'s> {
+pub(super) struct Untracked<'s> {
     pub(super) backend: &'s Backend,
-    /// The first packet of the entry to create, if the flow is remembered.
+    /// The first packet of the entry to create, if there is to be one.
     pub(super) remember: Option<Packet>,
 }
 
@@ -40,43 +40,43 @@ pub(super) fn choose<'s>(
     service: &Service,
     kind: Packet,
     hash: u64,
-) -> Option<Unremembered<'s>> {
+) -> Option<Untracked<'s>> {
     let present = || snapshot.backend(service.select(hash)?);
-    let Packet::Tcp(bits) = kind else { return Some(Unremembered { backend: present()?, remember: None }) };
+    let Packet::Tcp(bits) = kind else { return Some(Untracked { backend: present()?, remember: None }) };
     let Some(former) = service.selector().former(hash) else {
-        return Some(Unremembered { backend: present()?, remember: None });
+        return Some(Untracked { backend: present()?, remember: None });
     };
     if kind.is_opening() {
-        return Some(Unremembered { backend: present()?, remember: Some(kind) });
+        return Some(Untracked { backend: present()?, remember: Some(kind) });
     }
-    // Its next packet shows that the connection exists, as after a SYN. A reset ends it, so nothing is remembered.
+    // As after a SYN, the next packet confirms the connection. A reset ends it, so it needs no entry.
     let remember = (bits & flags::RST == 0).then_some(Packet::Tcp(flags::SYN));
     let backend = former.and_then(|id| snapshot.backend(id));
-    Some(Unremembered { backend: backend.or_else(present)?, remember })
+    Some(Untracked { backend: backend.or_else(present)?, remember })
 }
 
-/// Finds the backends of flows that are settled and have no entry, and prefetches them.
+/// Finds the backends of stable flows without an entry, and prefetches them.
 #[inline(never)]
-pub(super) fn settle(snapshot: &Snapshot, requests: &mut Requests<'_>) {
+pub(super) fn find_stable(snapshot: &Snapshot, requests: &mut Requests<'_>) {
     for request in requests.iter_mut() {
         if request.found.is_known() || !request.service.on_change() {
             continue;
         }
-        // With any other selector, something is in flux or warms up.
+        // Other selectors mean that something is in flux or warms up.
         let Selector::Rendezvous(seats) = request.service.selector() else { continue };
         if let Some(backend) = seats.owner(request.choice_hash) {
-            request.found = Found::Settled(backend);
+            request.found = Found::Stable(backend);
             snapshot.prefetch_backend(backend);
         }
     }
 }
 
 impl<'s, F: Frame> Burst<'s, '_, F> {
-    /// The backend of a packet whose flow is settled and has no entry. `None` if it is no such flow, or if
-    /// [`Pipeline::begin`] must decide because the packet may have to be refused or counted against a limit.
+    /// The backend of a packet of a stable flow without an entry. `None` for other flows, or if [`Pipeline::begin`]
+    /// must decide because the packet may have to be refused or counted against a limit.
     #[inline(always)]
-    pub(super) fn settled(&self, request: &Request<'_>) -> Option<Chosen<'s>> {
-        let Found::Settled(id) = request.found else { return None };
+    pub(super) fn stable_backend(&self, request: &Request<'_>) -> Option<Chosen<'s>> {
+        let Found::Stable(id) = request.found else { return None };
         let (service, snapshot) = (request.service, self.view.snapshot);
         let CheckedPacket { headers: h, frame, .. } = &self.packets[request.index()];
         let opens = request.kind.is_opening();
@@ -98,8 +98,8 @@ impl<'s, F: Frame> Burst<'s, '_, F> {
     }
 }
 
-/// The backend of a packet that begins no flow and has no entry, if the flow had another owner before a recent change; `None`
-/// if it is the usual one.
+/// The former owner of a flow without an entry, if it differs because of a recent change, for packets that don't
+/// start a flow.
 #[cold]
 #[inline(never)]
 pub(super) fn former<'s>(snapshot: &'s Snapshot, service: &Service, hash: u64) -> Option<&'s Backend> {

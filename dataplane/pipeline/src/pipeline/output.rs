@@ -1,4 +1,4 @@
-//! The output of a burst: verdicts, notes, and requests to the caller for some of its frames.
+//! The output of a burst: verdicts, notes, and requests to the caller.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::flow_copies::{FlowCopy, FlowUse};
@@ -26,7 +26,7 @@ pub enum FlowNote {
     /// It belongs to no flow.
     #[default]
     None,
-    /// It began a new flow.
+    /// It created a flow.
     New,
     /// It belongs to a known flow.
     Known,
@@ -35,7 +35,7 @@ pub enum FlowNote {
 /// Information for the resolver of neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeighborEvent {
-    /// A next hop on this link has no known link address.
+    /// The link address of this next hop is not known.
     Wanted {
         /// The link.
         interface: InterfaceIndex,
@@ -48,7 +48,7 @@ pub enum NeighborEvent {
         interface: InterfaceIndex,
         /// The neighbour's address.
         addr: Addr,
-        /// The link address; a solicited advertisement may leave it out.
+        /// The link address; a solicited advertisement may omit it.
         mac: Option<MacAddr>,
         /// The kind of packet.
         how: Sighting,
@@ -64,11 +64,11 @@ pub enum NeighborEvent {
     },
 }
 
-/// The kind of packet in which a neighbour sent its link address, which decides how far it is trusted (RFC 826, RFC
-/// 4861 7.2.3 and 7.2.5).
+/// The kind of packet in which a neighbour sent its link address, which determines how far it is trusted (RFC 826,
+/// RFC 4861 7.2.3 and 7.2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sighting {
-    /// The packet says that it answers a request: an ARP reply to our address, or a solicited advertisement.
+    /// An answer to a request: an ARP reply to our address, or a solicited advertisement.
     Answer {
         /// Whether it replaces a different known link address.
         overrides: bool,
@@ -78,53 +78,52 @@ pub enum Sighting {
         /// Whether it replaces a different known link address.
         overrides: bool,
     },
-    /// A request for one of our addresses. Its sender is about to send to us.
+    /// A request for one of our addresses. The neighbour is about to send to us.
     Request,
 }
 
-/// The results of a burst, frame by frame.
+/// The results of a burst.
 #[derive(Debug, Default)]
 pub struct BurstOutput {
     /// The verdict on each frame, in the order of the frames.
     pub verdicts: ArrayVec<Verdict, BURST>,
     /// Details about each frame.
     pub notes: ArrayVec<Note, BURST>,
-    /// Events for the resolver. An event that does not fit is created again by the next packet.
+    /// Events for the resolver. If the list is full, the next packet creates the event again.
     pub events: ArrayVec<NeighborEvent, BURST>,
-    /// The frames dropped as `neighbor_unresolved`, with the neighbour that the caller may hold them for. A frame that
-    /// is processed again when the neighbour is known is treated like a new one.
+    /// The frames dropped as `neighbor_unresolved`. The caller may queue them until the neighbour is known, and
+    /// process them like new ones.
     pub unresolved: ArrayVec<Unresolved, BURST>,
-    /// The fragments that arrived before their first fragment, with the datagrams that the caller may hold them for. A
-    /// fragment that is processed again when the first one was seen is treated like a new one. The verdict of each
-    /// applies if the first fragment is never seen.
+    /// The fragments that arrived before their first fragment. The caller may queue them until the first one was
+    /// processed, and process them like new ones. Otherwise their verdict applies.
     pub unknown_fragments: ArrayVec<UnknownFragment, BURST>,
     /// The first fragments of this burst.
     pub first_fragments: ArrayVec<FirstFragment, BURST>,
-    /// The frames with a `Transmit` verdict that do not fit their link and must be sent in pieces
+    /// The frames with a `Transmit` verdict that don't fit their link and must be fragmented
     /// ([`Cut`](tidegate_wire::cut::Cut)).
     pub oversized: ArrayVec<Oversized, BURST>,
-    /// Copies of flows for the worker that handed this burst over. One that is lost costs further hand-overs.
+    /// Copies of flows for the worker that handed this burst over. A lost one costs further hand-overs.
     pub flow_copies: ArrayVec<FlowCopy, BURST>,
-    /// Reports for the workers that hold the flows. One that is lost is repeated.
+    /// Reports for the workers that own the flows. A lost one is repeated.
     pub flow_uses: ArrayVec<(WorkerIndex, FlowUse), BURST>,
     /// The frames that took the fast path: bit n stands for frame n.
     pub fast: u32,
-    /// Whether nobody reads the notes.
+    /// Whether the notes are unused and may be incomplete.
     without_notes: bool,
 }
 
-/// A frame that must be sent in pieces.
+/// A frame that must be fragmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Oversized {
     /// Its position in the burst.
     pub frame: u8,
-    /// Offset of the packet to be cut: an IPv4 packet, in a tunnel or not, or the outer packet of a tunnel.
+    /// Offset of the packet to fragment: an IPv4 packet, in a tunnel or not, or the outer packet of a tunnel.
     pub packet: u16,
     /// Bytes of the largest IP packet that fits the path.
     pub mtu: u16,
 }
 
-/// A fragment whose first fragment was not seen yet.
+/// A fragment whose first fragment wasn't seen yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnknownFragment {
     /// Its position in the burst.
@@ -138,10 +137,11 @@ pub struct UnknownFragment {
 pub struct FirstFragment {
     /// Its datagram.
     pub key: FragmentKey,
-    /// The worker that knows the destination of the later fragments, or will know it when it has processed the first.
+    /// The worker that processes the first fragment, and then knows the destination of the later ones.
     pub owner: WorkerIndex,
-    /// The worker that holds the later fragments if they arrive at a different worker from the first. If it is not the
-    /// owner, it must be informed ([`Pipeline::learn_fragment`](super::Pipeline::learn_fragment)) after the first fragment was handed over.
+    /// The worker that gets later fragments that arrive at another worker than the first. If it isn't the owner, it
+    /// must be informed ([`Pipeline::record_first_fragment`](super::Pipeline::record_first_fragment)) after the first
+    /// fragment was handed over.
     pub gatherer: WorkerIndex,
 }
 
@@ -157,10 +157,10 @@ pub struct Unresolved {
 }
 
 impl BurstOutput {
-    /// Whether somebody reads the notes of the next bursts. At first somebody does. Otherwise they may be incomplete.
+    /// Sets whether the notes of the next bursts must be complete, as they are at first.
     #[inline]
-    pub fn set_takes_notes(&mut self, wanted: bool) {
-        self.without_notes = !wanted;
+    pub fn set_takes_notes(&mut self, complete: bool) {
+        self.without_notes = !complete;
     }
 
     /// Whether the notes are complete.
@@ -171,7 +171,7 @@ impl BurstOutput {
     }
 
     pub(super) fn begin(&mut self, frames: usize) {
-        // The arrays are copied at once; an iterator would push the elements one by one.
+        // Copying arrays is faster than pushing the elements one by one.
         static VERDICTS: [Verdict; BURST] = [Verdict::Punt(PuntReason::NotIp); BURST];
         static NOTES: [Note; BURST] = [Note { service: None, backend: None, flow: FlowNote::None }; BURST];
         self.verdicts.clear();
@@ -189,11 +189,11 @@ impl BurstOutput {
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);
     }
 
-    /// Records that the frame at this position cannot be sent because the link address is not known.
+    /// Records that the frame at this position can't be sent because the link address of its next hop is not known.
     #[cold]
-    pub(super) fn wants(&mut self, at: usize, interface: InterfaceIndex, addr: Addr) {
+    pub(super) fn record_unresolved(&mut self, at: usize, interface: InterfaceIndex, addr: Addr) {
         self.report_neighbor(NeighborEvent::Wanted { interface, addr });
-        // A frame is delivered once, so there is room. Its position is below `BURST`.
+        // A frame is delivered once, so the list has capacity. Its position is below `BURST`.
         let _ = self.unresolved.try_push(Unresolved { frame: at as u8, interface, addr });
     }
 

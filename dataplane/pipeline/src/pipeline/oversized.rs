@@ -1,7 +1,6 @@
-//! Packets that do not fit the path to their destination, or whose hop limit ends here: fragmented, or answered.
+//! Packets that don't fit the path to their destination, or whose hop limit ends here: they are fragmented or answered.
 //!
-//! Promises: a packet that may pass is unchanged; any other has its verdict, also one that was sent in a fragmented outer
-//! packet. Everything here is off the usual way.
+//! Off the fast path. Promises: a packet that may pass is unchanged; any other has its verdict.
 
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::counters::Direction;
@@ -22,45 +21,45 @@ use crate::forward::tunnel::{self, Tunnel};
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// Whether a packet whose hop limit or size needs a further check is forwarded: it fits the path to its backend,
-    /// or may be fragmented. If not, it has its verdict: it is answered, or its outer packet is fragmented.
+    /// Whether a packet whose hop limit or size needs a further check fits the path to its backend, or may be
+    /// fragmented. If not, this sets its verdict: the packet is answered, or its outer packet is fragmented.
     #[cold]
     #[inline(never)]
-    pub(super) fn passes_after_all<F: Frame>(
+    pub(super) fn passes_full_check<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,
         h: &Headers,
         (service, backend): (&Service, &Backend),
         overhead: usize,
-        way: &NextHop,
+        hop: &NextHop,
     ) -> bool {
-        let mtu = mtu_to(&burst.view, backend, way.mtu, burst.now);
+        let mtu = mtu_to(&burst.view, backend, hop.mtu, burst.now);
         if h.ttl > 1 && usize::from(h.ip_len()) + overhead <= mtu {
             return true;
         }
-        let way = NextHop { interface: way.interface, link: way.link, mtu };
+        let hop = NextHop { interface: hop.interface, link: hop.link, mtu };
         let need_not_shrink =
             h.family == Family::V6 && h.ip_len() <= path_mtu::minimum(Family::V6) && overhead > 0;
         if h.ttl > 1 && need_not_shrink {
-            self.send_outer_in_pieces(burst, at, h, service, backend, &way);
+            self.send_outer_in_fragments(burst, at, h, service, backend, &hop);
             return false;
         }
-        self.passes_in_pieces(burst, at, h, overhead, &way)
+        self.passes_in_fragments(burst, at, h, overhead, &hop)
     }
 
-    /// Sends an IPv6 packet that every link must take whole (RFC 8200 section 5) through a tunnel that it does not fit:
-    /// the outer packet is fragmented (RFC 2473 section 7.1, RFC 4213 section 3.2). Routers may fragment an outer IPv4
-    /// packet further; pieces of an outer IPv6 packet are small enough for every path.
+    /// Sends an IPv6 packet that every link must take whole (RFC 8200 section 5) through a tunnel that it does not
+    /// fit: the outer packet is fragmented (RFC 2473 section 7.1, RFC 4213 section 3.2). Routers may fragment an
+    /// outer IPv4 packet further; fragments of an outer IPv6 packet are small enough for every path.
     #[cold]
-    fn send_outer_in_pieces<F: Frame>(
+    fn send_outer_in_fragments<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,
         h: &Headers,
         service: &Service,
         backend: &Backend,
-        way: &NextHop,
+        hop: &NextHop,
     ) {
         let source = burst.view.snapshot.tunnel_source(backend.family);
         let (Some(source), Some(encapsulation)) = (source, backend.encapsulation) else {
@@ -71,50 +70,49 @@ impl Pipeline {
         let (source, destination) = (source.pick(flow), backend.address);
         let tunnel = Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
         let identification = self.outer_identifications.take();
-        if let Err(no_room) = tunnel::forward_to_be_cut(frame, h, &way.link, &tunnel, identification) {
-            return burst.set(at, Refusal::from(no_room));
+        if let Err(no_headroom) = tunnel::forward_to_be_cut(frame, h, &hop.link, &tunnel, identification) {
+            return burst.set(at, Refusal::from(no_headroom));
         }
         let mtu = match backend.family {
-            Family::V4 => way.mtu,
-            Family::V6 => way.mtu.min(usize::from(path_mtu::minimum(Family::V6))),
+            Family::V4 => hop.mtu,
+            Family::V6 => hop.mtu.min(usize::from(path_mtu::minimum(Family::V6))),
         };
-        // As above: the numbers are below 65,536, and there is room.
-        let (packet, mtu) = (way.link.header_len() as u16, mtu as u16);
+        // The numbers are below 65,536, and a frame is delivered once, so the list has capacity.
+        let (packet, mtu) = (hop.link.header_len() as u16, mtu as u16);
         let _ = burst.out.oversized.try_push(Oversized { frame: at as u8, packet, mtu });
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
         let direction = Direction::Request;
         burst.view.tallies.forwarded(service.id, direction, usize::from(h.ip_len()));
-        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+        burst.set(at, Verdict::Transmit { interface: hop.interface, why });
     }
 
-    /// Whether a packet whose hop limit ends here, or that does not fit the path, may be forwarded in fragments because
-    /// its sender has left DF clear (RFC 791). Otherwise it is answered, as it is if the policy or the limit of packets
-    /// in fragments requires it.
+    /// Whether a packet that doesn't fit the path may be forwarded in fragments: DF is clear (RFC 791), and policy and
+    /// rate limit of fragmented packets allow it. Otherwise it is answered, as is a packet whose hop limit ends here.
     #[cold]
-    pub(super) fn passes_in_pieces<F: Frame>(
+    pub(super) fn passes_in_fragments<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,
         h: &Headers,
         overhead: usize,
-        way: &NextHop,
+        hop: &NextHop,
     ) -> bool {
-        // Room for the longest IPv4 header and 8 bytes of data.
-        let room = way.mtu >= overhead + 60 + 8;
-        let may_be_cut = !h.dont_fragment && room && burst.view.snapshot.policy().fragment_ipv4;
+        // The longest IPv4 header and 8 bytes of data must fit.
+        let fits = hop.mtu >= overhead + 60 + 8;
+        let may_be_cut = !h.dont_fragment && fits && burst.view.snapshot.policy().fragment_ipv4;
         if h.ttl <= 1 || !may_be_cut || !self.fragmenting.take(FRAGMENTED, burst.now) {
-            self.cannot_pass(burst, at, h, overhead, way.mtu);
+            self.refuse_undeliverable(burst, at, h, overhead, hop.mtu);
             return false;
         }
-        // Offsets and MTUs are below 65,536. A frame is delivered once, so there is room.
-        let (packet, mtu) = ((way.link.header_len() + overhead) as u16, way.mtu as u16);
+        // Offsets and MTUs are below 65,536. A frame is delivered once, so the list has capacity.
+        let (packet, mtu) = ((hop.link.header_len() + overhead) as u16, hop.mtu as u16);
         let _ = burst.out.oversized.try_push(Oversized { frame: at as u8, packet, mtu });
         true
     }
 
-    /// Answers a packet whose hop limit ends here, or that does not fit the path.
+    /// Answers a packet whose hop limit ends here, or that doesn't fit the path.
     #[cold]
-    pub(super) fn cannot_pass<F: Frame>(
+    pub(super) fn refuse_undeliverable<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,
@@ -126,7 +124,7 @@ impl Pipeline {
             let answered = self.refuse(burst, at, h, Problem::TimeExceeded);
             return burst.answer_or(at, answered, TransmitReason::TtlExceeded, Refusal::TtlExceeded);
         }
-        // At most 65,535, as a difference of such numbers. A tunnel over a link that is too small for it leaves 0.
+        // The difference of such numbers is at most 65,535, and 0 for a tunnel over a link that is too small for it.
         let mtu = (mtu.saturating_sub(overhead) as u16).max(match h.family {
             Family::V4 => 0,
             // Hosts ignore a smaller value (RFC 8201 section 4).
@@ -137,8 +135,8 @@ impl Pipeline {
     }
 }
 
-/// Bytes of the largest packet, outer header included, that reaches a backend over a link with this MTU, taking into
-/// account the path MTU that a router on the path of a tunnel has reported.
+/// The largest packet, outer header included, that reaches a backend over a link with this MTU, given the path MTU
+/// that routers on the path of a tunnel have reported.
 #[inline(never)]
 pub(super) fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usize {
     if !backend.mode.is_tunnel() {

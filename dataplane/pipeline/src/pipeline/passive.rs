@@ -1,14 +1,16 @@
-//! Passive health: what a worker remembers of new flows that backends of `nat` and `fullnat` Services refuse or ignore.
+//! Passive health: retries new flows that backends of `nat` and `fullnat` Services refuse or ignore, and sets failing
+//! backends aside.
 //!
-//! - A reset or an ICMP "unreachable" that answers a client's first SYN is not passed on while another backend can be
-//!   tried: the SYN, which [`KeptSyns`] has, goes to the next one in place of the refusal. If the SYN is no longer
-//!   there, the refusal is dropped, and the client's next SYN goes to the next backend ([`super::retries`]).
-//! - A SYN that its client repeats because nobody answered goes to the next backend ([`super::next_backend`]).
-//! - Each of these is a failure of the backend. After some in a row it is set aside ([`SetAside`]), and new flows go to
-//!   the others.
+//! - A reset or an ICMP "unreachable" that answers a client's first SYN is not forwarded while another backend can be
+//!   tried: the SYN, stored in [`KeptSyns`], goes to the next one instead. If the SYN is no longer stored, the
+//!   refusal is dropped, and the client's next SYN goes to the next backend ([`super::retries`]).
+//! - A SYN that its client repeats because the backend didn't answer goes to the next backend
+//!   ([`super::next_backend`]).
+//! - Each of these is a failure of the backend. After several in a row it is set aside ([`SetAside`]), and new flows
+//!   go to the others.
 //!
-//! A refusal counts only if it acknowledges the SYN, or quotes its sequence number, and arrives by the interface that
-//! leads to the backend. Packets of established flows never come here.
+//! A refusal counts only if it acknowledges the SYN, or quotes its sequence number, and arrives through the interface
+//! that leads to the backend. Packets of established flows never get here.
 //!
 //! Invariant: a SYN of a client causes at most `1 + RETRIES_MAX` SYNs to backends.
 
@@ -28,19 +30,19 @@ use crate::set_aside::SetAside;
 pub(super) struct Passive {
     pub(super) aside: SetAside,
     pub(super) syns: KeptSyns,
-    /// The backend of the flow that begins next, if it was chosen because others have failed.
+    /// The backend of the next new flow, if it was chosen because others have failed.
     pub(super) next: Option<BackendId>,
-    /// The backends that the tallies show as set aside.
-    told: Vec<BackendId>,
+    /// The backends that are reported as set aside in the tallies.
+    reported: Vec<BackendId>,
 }
 
 impl Passive {
     pub(super) fn new() -> Self {
-        let told = Vec::with_capacity(MARKED_MAX);
-        Self { aside: SetAside::new(), syns: KeptSyns::default(), next: None, told }
+        let reported = Vec::with_capacity(MARKED_MAX);
+        Self { aside: SetAside::new(), syns: KeptSyns::default(), next: None, reported }
     }
 
-    /// Whether no backend has failed: then every choice is the usual one.
+    /// Whether no backend has failed. Then every choice is the usual one.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.aside.is_empty() & self.next.is_none()
@@ -49,51 +51,52 @@ impl Passive {
     /// Whether a new flow should not get this backend, which its client has by affinity.
     #[inline]
     pub(super) fn avoids(&self, backend: BackendId, now: Now) -> bool {
-        !self.is_idle() && (self.aside.closes(backend, now) || self.next.is_some_and(|next| next != backend))
+        !self.is_idle() && (self.aside.blocks(backend, now) || self.next.is_some_and(|next| next != backend))
     }
 
-    /// Forgets the backend of a flow that has begun, or that was refused before it got one.
+    /// Clears the chosen backend, after the flow was created or refused.
     #[inline]
     pub(super) fn choice_is_made(&mut self) {
         self.next = None;
     }
 
-    /// Tells which backends are set aside, and forgets those that need not be any more.
+    /// Reports the backends that are set aside, and removes those that needn't be any more.
     pub(super) fn report(&mut self, snapshot: &Snapshot, tallies: &Tallies) {
-        let Self { aside, told, .. } = self;
+        let Self { aside, reported, .. } = self;
         for at in (0..aside.marked().len()).rev() {
             let Some(&id) = aside.marked().get(at) else { continue };
-            // The active checks judge a backend that is down, and it begins anew when they find it up again.
+            // A backend that is down is left to the active checks. It starts without failures when they find it up
+            // again.
             let backend = snapshot.backend(id).filter(|backend| backend.state == BackendState::Active);
             let service = backend.and_then(|backend| snapshot.service_by_id(backend.service));
             if !service.is_some_and(|service| service.passive) {
                 aside.forget(id);
             }
         }
-        told.retain(|&id| {
-            let stays = aside.has(id);
+        reported.retain(|&id| {
+            let stays = aside.contains(id);
             if !stays {
                 tallies.tell_set_aside(id, false);
             }
             stays
         });
-        for &id in aside.marked().iter().filter(|&&id| aside.has(id)) {
+        for &id in aside.marked().iter().filter(|&&id| aside.contains(id)) {
             tallies.tell_set_aside(id, true);
-            if !told.contains(&id) {
-                told.push(id);
+            if !reported.contains(&id) {
+                reported.push(id);
             }
         }
     }
 }
 
-/// What a packet is to a known flow, besides a packet of it.
+/// The meaning of a SYN for a known flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Syn {
-    /// Nothing.
+    /// The packet isn't a SYN, or has no special meaning.
     No,
-    /// It begins a new connection with the same addresses and ports.
+    /// It opens a new connection with the same addresses and ports.
     Reopens,
-    /// Its client repeats it because nobody has answered.
+    /// Its client repeats it because the backend hasn't answered.
     Repeats,
 }
 

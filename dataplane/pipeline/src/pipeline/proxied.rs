@@ -1,13 +1,12 @@
-//! Sends the packets of services whose backends get a header of the PROXY protocol: the last stage of `nat` and
-//! `fullnat`, with the header and with shifted sequence numbers, or with the option TOA.
+//! The last stage of `nat` and `fullnat` for services whose backends get a PROXY protocol header or a TOA option:
+//! inserts it, and shifts sequence numbers.
 //!
-//! A stream begins with the backend's SYN ACK. Until the backend has acknowledged the whole header, every segment that
-//! begins with the client's first byte carries the header, also one without data: the last segment of the handshake, a
-//! retransmission, a FIN. So the header needs no timer and no buffer: whatever repairs the loss of the segment repairs
-//! the loss of the header. A datagram carries its own header.
+//! A stream starts with the backend's SYN ACK. Until the backend has acknowledged the whole header, every segment
+//! that starts at the client's first byte carries it, even one without data: the last segment of the handshake, a
+//! retransmission, a FIN. So the client's retransmissions also repair the loss of the header, without a timer or
+//! buffer. Each datagram has its own header.
 //!
-//! A flow keeps its header when the service changes its version or no longer asks for one, and a flow that began
-//! without a header gets none.
+//! When the service changes or disables its header, existing flows continue with or without theirs.
 
 use core::ops::ControlFlow;
 
@@ -24,31 +23,31 @@ use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, L4Checksum};
 
 use super::burst::{Burst, Destination, Packet};
-use super::next_hop::{NextHop, way_of};
+use super::next_hop::{NextHop, next_hop_of};
 use super::state::Pipeline;
 use super::translated::{changes_sctp, finish_translated, limit_segments, translate};
-use crate::forward::{NoRoom, proxy_protocol, spliced, toa};
+use crate::forward::{NoHeadroom, proxy_protocol, spliced, toa};
 use crate::frame::Frame;
 
 /// The change of one packet, apart from its addresses.
 pub(super) enum Change {
-    /// None.
+    /// The packet doesn't change.
     Nothing,
-    /// A client's SYN loses its data.
+    /// Removes the data of a client's SYN.
     TrimSyn,
-    /// The header is put in front of the data.
+    /// Inserts the header in front of the data.
     Insert(ProxyHeader),
-    /// The option is put in front of the client's options.
+    /// Inserts the option in front of the client's options.
     InsertOption(ProxyHeader),
-    /// A client's segment gets a later sequence number.
+    /// Increases the sequence number of a client's segment.
     Shift(Stream),
-    /// A backend's SYN ACK announces smaller segments.
+    /// Reduces the segment size in a backend's SYN ACK.
     SynAck(Stream),
-    /// A backend's acknowledgements become those of the client's stream.
+    /// Translates a backend's acknowledgements to the client's stream.
     ToClient(Stream),
-    /// An ICMP error to a client quotes the client's own sequence number, and leaves room for the header.
+    /// Restores the sequence number that an ICMP error to a client quotes, and reduces its MTU by the header.
     Quote(Stream),
-    /// An ICMP error to a client leaves room for the header of a datagram, which has this length.
+    /// Reduces the MTU in an ICMP error to a client by a datagram's header of this length.
     QuoteDatagram(u16),
 }
 
@@ -61,15 +60,15 @@ impl Change {
         }
     }
 
-    /// Makes the frame longer in front, if the change does so, and makes sure that there is room for `spare` more bytes of
-    /// the new link. A frame without room stays unchanged.
-    fn insert<F: Frame>(&self, frame: &mut F, h: &mut Headers, spare: usize) -> Result<(), NoRoom> {
+    /// Makes the insertions, and ensures headroom for `spare` more bytes of the new link. A frame with too little
+    /// headroom stays unchanged.
+    fn insert<F: Frame>(&self, frame: &mut F, h: &mut Headers, spare: usize) -> Result<(), NoHeadroom> {
         match self {
             Self::Insert(header) => proxy_protocol::insert(frame, h, header, spare),
             Self::InsertOption(option) => toa::insert(frame, h, option, spare),
             _ if spare > 0 => {
                 if !frame.grow_front(spare) {
-                    return Err(NoRoom);
+                    return Err(NoHeadroom);
                 }
                 frame.shrink_front(spare);
                 Ok(())
@@ -78,7 +77,7 @@ impl Change {
         }
     }
 
-    /// Makes the changes that need no room.
+    /// Makes the changes that need no headroom.
     fn rewrite<F: Frame>(&self, frame: &mut F, h: &mut Headers) {
         match self {
             Self::TrimSyn => proxy_protocol::trim_syn(frame, h),
@@ -86,15 +85,15 @@ impl Change {
             Self::SynAck(stream) => proxy_protocol::announce_smaller_segments(frame.bytes_mut(), h, stream),
             Self::ToClient(stream) => proxy_protocol::to_client(frame.bytes_mut(), h, stream),
             Self::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), h, stream),
-            Self::QuoteDatagram(len) => proxy_protocol::leave_room(frame.bytes_mut(), h, *len),
+            Self::QuoteDatagram(len) => proxy_protocol::reduce_mtu(frame.bytes_mut(), h, *len),
             Self::Nothing | Self::Insert(_) | Self::InsertOption(_) => {}
         }
     }
 }
 
 impl Pipeline {
-    /// Sends one packet of a service that asks for headers, or of a gateway that has flows with one, or that
-    /// began with a SYN cookie.
+    /// Sends a packet of a service with headers, or any translated packet if some flows have headers or began with a
+    /// SYN cookie.
     #[cold]
     #[inline(never)]
     pub(super) fn send_proxied<F: Frame>(
@@ -110,16 +109,16 @@ impl Pipeline {
             Ok(change) => change,
             Err(refusal) => return burst.set(at, refusal),
         };
-        let way = match way_of(&burst.view, destination) {
-            Ok(way) => way,
+        let hop = match next_hop_of(&burst.view, destination) {
+            Ok(hop) => hop,
             Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
-        if h.ttl <= 1 || ip_len + change.growth() > way.mtu {
-            // The sender learns how long the packet may be before it grows.
-            let mtu = way.mtu.saturating_sub(change.growth());
-            let way = NextHop { interface: way.interface, link: way.link, mtu };
-            if !self.passes_in_pieces(burst, at, &h, 0, &way) {
+        if h.ttl <= 1 || ip_len + change.growth() > hop.mtu {
+            // The sender gets the MTU without the insertion.
+            let mtu = hop.mtu.saturating_sub(change.growth());
+            let hop = NextHop { interface: hop.interface, link: hop.link, mtu };
+            if !self.passes_in_fragments(burst, at, &h, 0, &hop) {
                 return;
             }
         }
@@ -127,14 +126,14 @@ impl Pipeline {
         {
             return burst.set(at, Refusal::SctpFragment);
         }
-        let spare = way.link.header_len().saturating_sub(usize::from(h.l3));
-        if let Err(no_room) = change.insert(&mut burst.frames[at], &mut h, spare) {
-            return burst.set(at, Refusal::from(no_room));
+        let spare = hop.link.header_len().saturating_sub(usize::from(h.l3));
+        if let Err(no_headroom) = change.insert(&mut burst.frames[at], &mut h, spare) {
+            return burst.set(at, Refusal::from(no_headroom));
         }
-        // The limit of the path first: the header must fit below it.
+        // Apply the limit of the path first: the header must fit within it.
         let mss_limit = destination.service().mss_limit;
         if mss_limit > 0 {
-            limit_segments(burst, at, &h, mss_limit, &way);
+            limit_segments(burst, at, &h, mss_limit, &hop);
         }
         let frame = &mut burst.frames[at];
         change.rewrite(frame, &mut h);
@@ -150,13 +149,13 @@ impl Pipeline {
                 spliced::to_backend(frame.bytes_mut(), &h, &splice);
             }
         }
-        if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
-            return burst.set(at, Refusal::from(no_room));
+        if let Err(no_headroom) = translate(frame, &mut h, destination, &hop.link) {
+            return burst.set(at, Refusal::from(no_headroom));
         }
-        finish_translated(burst, at, &h, destination, &way, ip_len);
+        finish_translated(burst, at, &h, destination, &hop, ip_len);
     }
 
-    /// The change of a packet, and what is learnt from it about its stream.
+    /// The change of a packet. Updates the state of its stream.
     fn change_of(
         &mut self,
         snapshot: &Snapshot,
@@ -180,7 +179,7 @@ impl Pipeline {
         }
     }
 
-    /// The change of an ICMP error about a packet that went to the backend.
+    /// The change of an ICMP error about a packet to the backend.
     fn change_of_error(&self, service: &Service, client: Endpoint) -> Change {
         match service.protocol {
             Protocol::Udp if service.proxy_protocol == Some(ProxyVersion::V2) => {
@@ -225,7 +224,7 @@ impl Pipeline {
         }
     }
 
-    /// The change of a backend's segment. It may begin a stream, and acknowledge its header.
+    /// The change of a backend's segment, which may start a stream or acknowledge its header.
     pub(super) fn change_to_client(
         &mut self,
         frame: &[u8],
@@ -237,13 +236,13 @@ impl Pipeline {
         let known = self.stream(service, client);
         if h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN | flags::ACK {
             return match (known, service.proxy_protocol) {
-                // Sent again.
+                // A repeated SYN ACK.
                 (Some((stream, _)), _) if stream.first == ack => Change::SynAck(stream),
                 (_, Some(version)) => {
                     let stream = self.begin_stream(service, client, ack, version, service.proxy_tlvs);
                     Change::SynAck(stream)
                 }
-                // The service no longer asks for headers, so the next connection of the ports has none.
+                // The service no longer uses headers, so the next connection of the ports has none.
                 (Some((_, hash)), None) => {
                     self.flows.nat.forget_stream(&key_of(service, client), hash);
                     Change::Nothing
@@ -262,7 +261,7 @@ impl Pipeline {
         Change::ToClient(now)
     }
 
-    /// Records the stream that a backend's SYN ACK begins.
+    /// Records the stream that a backend's SYN ACK starts.
     fn begin_stream(
         &mut self,
         service: &Service,
@@ -272,7 +271,7 @@ impl Pipeline {
         tlvs: ProxyTlvs,
     ) -> Stream {
         let plain = Stream::new(first, version, tlvs, 0);
-        // At most `LEN_MAX`, which fits a byte.
+        // `LEN_MAX` fits a byte.
         let header_len = header_len(service, client, version, tlvs) as u8;
         let stream = Stream { header_len, ..plain };
         let key = key_of(service, client);
@@ -281,7 +280,7 @@ impl Pipeline {
         stream
     }
 
-    /// The header of a stream: the same bytes at each call, apart from a changed text of the Service.
+    /// The header of a stream. Every call returns the same bytes, unless the text of the Service changes.
     pub(super) fn stream_header(
         &self,
         snapshot: &Snapshot,
@@ -341,7 +340,7 @@ fn datagram_header(snapshot: &Snapshot, service: &Service, client: Endpoint) -> 
     let vip = Endpoint { addr: service.vip, port: service.port };
     let mut header = proxy_header(ProxyVersion::V2, service.protocol.number(), client, vip);
     if !service.proxy_tlvs.is_empty() {
-        // No identifier: the compile of the snapshot admits it for TCP only.
+        // Datagrams have no identifier: the snapshot allows it for TCP only.
         service.proxy_tlvs.append(&mut header, &UniqueId::default(), &vpce_id(snapshot, service));
     }
     header

@@ -1,6 +1,6 @@
 //! Packets from backends back to clients, in the modes that translate: finds the client of the flow.
 //!
-//! Stages 2 to 4 of the pipeline for this direction. Every packet that is not for a service port may be one: its
+//! Stages 2 to 4 of the pipeline for this direction. Every packet that is not for a service port may be a reply: its
 //! source is looked up among the endpoints, then the flow between the endpoint and the packet's destination. Packets
 //! without such a flow continue in `local`.
 
@@ -13,7 +13,7 @@ use tidegate_wire::{Headers, L4Checksum};
 
 use super::burst::{Burst, Delivery, Destination};
 use super::output::FlowNote;
-use super::owners::Dealt;
+use super::owners::RssDistribution;
 use super::passive::may_refuse;
 use super::request::kind_of;
 use super::state::Pipeline;
@@ -45,8 +45,8 @@ impl Pipeline {
         Reply { packet, endpoint_hash, flow: None, found: None }
     }
 
-    /// Stage 3: finds the endpoint, prefetches the bucket of the flow and reads it. Packets that are not from an
-    /// endpoint end here.
+    /// Stage 3: finds the endpoint, prefetches the hash bucket of the flow and reads it. Packets that are not from an
+    /// endpoint get their verdict here.
     #[inline(never)]
     pub(super) fn find_reply_flows<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &mut Replies) {
         let snapshot = burst.view.snapshot;
@@ -66,13 +66,13 @@ impl Pipeline {
                         backend,
                         to,
                         h.proto,
-                        Dealt::of(h, self.snat_ports.steering()),
+                        RssDistribution::of(h, self.snat_ports.steering()),
                     )
                 }
-                && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
+                && let Err(elsewhere) = self.check_owner(owner, burst.arrival, h.proto)
             {
                 let key = FlowKey::reply(endpoint, h.dst, h.dst_port);
-                self.reply_held_elsewhere(burst, reply.packet, key, elsewhere);
+                self.hand_over_reply(burst, reply.packet, key, elsewhere);
                 continue;
             }
             let key = FlowKey::reply(endpoint, h.dst, h.dst_port);
@@ -85,12 +85,12 @@ impl Pipeline {
             let kind = kind_of(&burst.packets[usize::from(reply.packet)].headers);
             reply.found = match self.flows.nat.lookup_reply_first(key, *hash, kind, burst.now) {
                 First::Steady(hit) => Some(hit),
-                // Left to the next stage, which may offer the connection to another backend.
+                // The next stage may retry the connection with another backend.
                 First::There if may_refuse(kind) && self.flows.nat.awaits_answer(key, *hash, burst.now) => {
                     None
                 }
-                // Looked up now, not together with those of the other bucket: packets of one flow must be recorded in
-                // their order.
+                // Look up now, not together with those of the other hash bucket: packets of one flow must be recorded
+                // in order.
                 First::There => self.reply_flow(burst, reply.packet, key, *hash),
                 First::Absent => None,
             };
@@ -126,7 +126,7 @@ impl Pipeline {
             let hit = match reply.found {
                 Some(hit) => Some(hit),
                 None if self.is_retried_after_reset(burst, reply.packet, key, *hash) => continue,
-                // The flow is in its other bucket, or a request of this burst began it.
+                // The flow is in its other hash bucket, or a request of this burst created it.
                 None => self.reply_flow(burst, reply.packet, key, *hash),
             };
             let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))

@@ -1,9 +1,9 @@
 //! The address and port to which a backend sends the replies of a new NAT flow.
 //!
-//! A `fullnat` flow gets an address and port of the gateway, a `nat` flow keeps its client's own port if no other flow
-//! towards the endpoint has it.
+//! A `fullnat` flow gets an address and port of the gateway. A `nat` flow keeps its client's own port, unless another
+//! flow to the endpoint has it.
 //!
-//! Promises: replies arrive at this worker, no two flows have the same reply key, and an established flow keeps its port.
+//! Promises: replies arrive at this worker, reply keys are unique, and an established flow keeps its port.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::{FlowHash, FlowKey, IdleTimeout, PairError, ReplyKey};
@@ -19,14 +19,14 @@ use tidegate_wire::rewrite::Endpoint;
 use super::owners::owner_of_client;
 use super::request::Request;
 use super::state::Pipeline;
-use crate::forward::snat_ports::Turn;
+use crate::forward::snat_ports::RingPosition;
 
 impl Pipeline {
     /// Finds a local address and port for a new flow whose source is translated, such that replies arrive at this
     /// worker. It prefers a port that no other flow to the same endpoint has, then one whose flow is over, then one
-    /// whose flow is opening, then one whose flow one side has ended. An established flow keeps its port. If handshakes
-    /// hold most of the ports, there is a flood of them: the search then ends early, since a longer one finds more of
-    /// the same.
+    /// whose flow is opening, then one whose flow one side has ended. An established flow keeps its port. If most of
+    /// the ports belong to handshakes, there is a flood: the search ends early, since a longer one would find only
+    /// more handshakes.
     pub(super) fn bind_local(
         &mut self,
         snapshot: &Snapshot,
@@ -38,55 +38,55 @@ impl Pipeline {
     ) -> Result<Endpoint, Refusal> {
         let addresses = snapshot.snat_addresses(h.family);
         let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-        // The hash has a secret, so clients cannot choose the address.
+        // The hash has a secret, so clients can't choose the address.
         let first = scale(request.flow_hash.bits(), count) as usize;
-        // If there are more addresses than batches, each flow examines some of them, and the first one varies.
-        let looked_at = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
+        // If there are more addresses than batches, each flow examines some of them, starting at a different one.
+        let examined = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
         let mut best = (ReplyKey::Taken, None);
-        for &addr in addresses.iter().cycle().skip(first).take(looked_at) {
+        for &addr in addresses.iter().cycle().skip(first).take(examined) {
             // Usually the first address has a free port.
             if best.0 <= ReplyKey::Over {
                 break;
             }
             let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
-            // Only one port is examined first: it is free unless ports are short.
-            let (mut left, mut probes) = (SNAT_PORT_PROBES / looked_at, 1);
+            // Examine only one port first: it is free unless ports are short.
+            let (mut remaining, mut probes) = (SNAT_PORT_PROBES / examined, 1);
             let (mut looked, mut handshakes) = (0, 0);
-            while left > 0 && best.0 > ReplyKey::Over {
+            while remaining > 0 && best.0 > ReplyKey::Over {
                 if looked > SNAT_PORT_BATCH && 2 * handshakes > looked {
                     break;
                 }
-                let mut batch = ArrayVec::<(FlowKey, FlowHash, Turn), SNAT_PORT_BATCH>::new();
-                for (port, turn) in (0..probes).filter_map(|_| self.snat_ports.next(&pair)) {
+                let mut batch = ArrayVec::<(FlowKey, FlowHash, RingPosition), SNAT_PORT_BATCH>::new();
+                for (port, position) in (0..probes).filter_map(|_| self.snat_ports.next(&pair)) {
                     let reply = FlowKey::reply(backend.endpoint, addr, port);
                     let hash = self.flows.hash(&reply);
                     self.flows.nat.prefetch(&reply, hash);
-                    batch.push((reply, hash, turn));
+                    batch.push((reply, hash, position));
                 }
-                for &(reply, hash, turn) in &batch {
+                for &(reply, hash, position) in &batch {
                     let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
                     let found = self.or_masqueraded(found, &reply, backend, h.proto);
                     looked += 1;
                     handshakes +=
                         usize::from(matches!(found, ReplyKey::Opening { .. } | ReplyKey::Answered { .. }));
                     if is_better(found, best.0) {
-                        best = (found, Some((reply, hash, turn)));
+                        best = (found, Some((reply, hash, position)));
                     }
                 }
-                left -= probes;
-                probes = SNAT_PORT_BATCH.min(left);
+                remaining -= probes;
+                probes = SNAT_PORT_BATCH.min(remaining);
             }
         }
-        let (found, Some((reply, hash, turn))) = best else { return Err(Refusal::SnatPortsExhausted) };
+        let (found, Some((reply, hash, position))) = best else { return Err(Refusal::SnatPortsExhausted) };
         // The ports after it were only examined, so the rotation continues with them.
-        self.snat_ports.resume_after(turn);
-        self.claim(request, found, &(reply, hash), backend, idle, now)?;
+        self.snat_ports.resume_after(position);
+        self.insert_with_reply_key(request, found, &(reply, hash), backend, idle, now)?;
         self.take_from_masquerade(&reply, backend, h.proto);
         Ok(Endpoint { addr: reply.addr(), port: reply.port() })
     }
 
-    /// Creates a `nat` flow with the client's own port. If another flow that is not over has that port towards the same
-    /// endpoint, this chooses and returns a different port. Linux does the same (`nf_nat_used_tuple`).
+    /// Creates a `nat` flow with the client's own port. If another flow that is not over has that port towards the
+    /// same endpoint, this chooses and returns a different port, as Linux does (`nf_nat_used_tuple`).
     pub(super) fn bind_client(
         &mut self,
         request: &Request<'_>,
@@ -98,23 +98,23 @@ impl Pipeline {
         let own = FlowKey::reply(backend.endpoint, h.src, h.src_port);
         let own = (own, self.flows.hash(&own));
         let found = self.flows.nat.reply_key(&own.0, own.1, &request.key, now);
-        let gives_way = match found {
+        let is_evictable = match found {
             ReplyKey::Free | ReplyKey::Expired | ReplyKey::Over => true,
             // A handshake may be in progress.
             ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
             ReplyKey::Answered { .. } | ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
         };
-        if gives_way {
-            self.claim(request, found, &own, backend, idle, now)?;
+        if is_evictable {
+            self.insert_with_reply_key(request, found, &own, backend, idle, now)?;
             return Ok(None);
         }
         let (reply, found) = self.other_port(request, h, backend, now).ok_or(Refusal::NatConflict)?;
-        self.claim(request, found, &reply, backend, idle, now)?;
+        self.insert_with_reply_key(request, found, &reply, backend, idle, now)?;
         Ok(Some(Endpoint { addr: h.src, port: reply.0.port() }))
     }
 
-    /// A port for a `nat` client that no other flow to the endpoint has, except one that is over, and whose flows this
-    /// worker holds.
+    /// Picks a client port for a `nat` flow that belongs to this worker and is free, or whose flow is over, towards
+    /// the endpoint.
     #[cold]
     fn other_port(
         &self,
@@ -126,16 +126,16 @@ impl Pipeline {
         let range = u32::from(u16::MAX - SNAT_PORT_MIN) + 1;
         let spread =
             key_hash(&h.dst, h.proto, h.dst_port) ^ key_hash(&h.src, h.proto, h.src_port) ^ self.seed;
-        // The range is 2^10 * 63, so an odd step repeats a port only after 1,024 or more.
+        // The range is 2^10 * 63, so with an odd step no port repeats within 1,024 steps.
         let (first, step) = (scale(spread, range), (spread as u32 % range) | 1);
         let ports = (0..).map(|n: u32| {
             let at = (u64::from(first) + u64::from(n) * u64::from(step)) % u64::from(range);
             // The offset is below the range, so the port is at most 65,535.
             SNAT_PORT_MIN + at as u16
         });
-        let at_home = |port: &u16| owner_of_client((&h.src, *port), h.proto, self.workers) == self.worker;
-        let looked_at = 4 * SNAT_PORT_PROBES * usize::from(self.workers);
-        let ports = ports.take(looked_at).filter(at_home).take(SNAT_PORT_PROBES);
+        let is_local = |port: &u16| owner_of_client((&h.src, *port), h.proto, self.workers) == self.worker;
+        let examined = 4 * SNAT_PORT_PROBES * usize::from(self.workers);
+        let ports = ports.take(examined).filter(is_local).take(SNAT_PORT_PROBES);
         ports.filter(|port| *port != request.key.port()).find_map(|port| {
             let reply = FlowKey::reply(backend.endpoint, h.src, port);
             let hash = self.flows.hash(&reply);
@@ -145,8 +145,8 @@ impl Pipeline {
         })
     }
 
-    /// Creates a flow with this reply key. A flow that has the key is removed.
-    fn claim(
+    /// Creates a flow with this reply key, and evicts the flow that has the key.
+    fn insert_with_reply_key(
         &mut self,
         request: &Request<'_>,
         found: ReplyKey,
@@ -173,7 +173,7 @@ impl Pipeline {
 }
 
 /// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or
-/// doubtful, the one that is idle for longest is best.
+/// doubtful, the one that has been idle longest is best.
 pub(super) fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     match (found, than) {
         (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })

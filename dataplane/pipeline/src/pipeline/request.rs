@@ -1,5 +1,5 @@
-//! A packet to a service port, what is known of its flow, and the backend that it gets: the data that the stages of
-//! [`super::service_flows`] pass to each other and to those that begin a flow for another reason.
+//! A packet to a service port, the known state of its flow, and its backend: the data that the stages of
+//! [`super::service_flows`] pass to each other and to other code that creates flows.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::{DsrHit, FlowHash, FlowKey, NatHit, Packet};
@@ -28,20 +28,20 @@ pub(super) struct Request<'s> {
     pub(super) kind: Packet,
     /// The hash for the flow table.
     pub(super) flow_hash: FlowHash,
-    /// The hash for the choice of a backend, which is the same on every gateway.
+    /// The hash for the choice of a backend, equal on every gateway.
     pub(super) choice_hash: u64,
     pub(super) found: Found,
 }
 
-/// What is known of the flow of a request before its backend is chosen.
+/// The result of the look-up of a request's flow.
 #[derive(Clone, Copy)]
 pub(super) enum Found {
-    /// Nothing.
+    /// The flow is not known.
     Unknown,
     /// It has an entry.
     Known(Known),
-    /// It has no entry and needs none: its hash selects this backend, and nothing is in flux (`flowTracking: on-change`).
-    Settled(BackendId),
+    /// It needs no entry: its hash selects this backend, and the flow isn't in flux (`flowTracking: on-change`).
+    Stable(BackendId),
 }
 
 impl Found {
@@ -50,7 +50,7 @@ impl Found {
     pub(super) fn known(&self) -> Option<&Known> {
         match self {
             Self::Known(known) => Some(known),
-            Self::Unknown | Self::Settled(_) => None,
+            Self::Unknown | Self::Stable(_) => None,
         }
     }
 
@@ -81,8 +81,8 @@ impl From<DsrHit> for Known {
 }
 
 impl Known {
-    /// The meaning of a flow entry for a packet of this client. A SYN does not keep the SNAT address of another gateway,
-    /// which may be gone, if the flow has had no packet here.
+    /// The meaning of a flow entry for a packet of this client. If an adopted flow has had no packet here, a SYN
+    /// doesn't keep its SNAT address: the other gateway may be gone.
     #[inline]
     pub(super) fn translated(
         hit: &NatHit,
@@ -97,8 +97,8 @@ impl Known {
     }
 }
 
-/// The source with which a known flow is sent, if it is not the client's own: always with `fullnat`, and with `nat` for
-/// a backend that is its own client, or if another flow has the client's port towards this backend.
+/// The source of a known flow's packets, if it is not the client's own: always with `fullnat`, and with `nat` for a
+/// backend that is its own client, or if another flow has the client's port towards this backend.
 #[inline]
 pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: u16) -> Option<Endpoint> {
     let local = Endpoint { addr: hit.source, port: hit.source_port };
@@ -107,7 +107,7 @@ pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: 
 }
 
 impl<'s> Request<'s> {
-    /// The SYN of a flow that is known to be with `backend` and gets another one.
+    /// The SYN of a flow that has `backend` and gets another one.
     pub(super) fn again(
         service: &'s Service,
         packet: u8,
@@ -118,7 +118,7 @@ impl<'s> Request<'s> {
         Self { packet, service, key, kind: Packet::Tcp(flags::SYN), flow_hash, choice_hash: 0, found }
     }
 
-    /// The same request, as if its packet were the SYN of its connection.
+    /// This request, as if its packet were the SYN of its connection.
     pub(super) fn with_syn(&self) -> Self {
         Self { kind: Packet::Tcp(flags::SYN), ..*self }
     }
@@ -132,9 +132,9 @@ impl<'s> Request<'s> {
     #[inline(always)]
     pub(super) fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
         match self.found {
-            // It was not computed for a known flow.
+            // It wasn't computed for a known flow.
             Found::Known(_) => choice_hash(snapshot, self.service, h),
-            Found::Unknown | Found::Settled(_) => self.choice_hash,
+            Found::Unknown | Found::Stable(_) => self.choice_hash,
         }
     }
 }

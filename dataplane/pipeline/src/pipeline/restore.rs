@@ -1,6 +1,6 @@
-//! Restores the flows of an earlier process: which of them this worker takes, and for which service and backend.
+//! Restores the flows of an earlier process that belong to this worker.
 //!
-//! The numbers of services and backends differ between processes. [`KnownIds`] translates them; the caller builds it from
+//! The ids of services and backends differ between processes. [`KnownIds`] translates them; the caller builds it from
 //! names that both processes know.
 //!
 //! Invariant: a flow is restored only to a backend of its own service port, in a mode for which its entry was made, and
@@ -18,7 +18,7 @@ use super::owners::owner_of_client;
 use super::state::Pipeline;
 use crate::forward::snat_ports::{Steering, owner_of_port};
 
-/// What became of the flows of an earlier process.
+/// The number of restored flows, and of those that weren't restored, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RestoreCounts {
     /// Flows that continue.
@@ -36,44 +36,44 @@ impl RestoreCounts {
     }
 }
 
-/// The numbers of an earlier process, and those of the same objects in the present snapshot.
+/// The ids of an earlier process, and those of the same objects in the current snapshot.
 #[derive(Debug, Default)]
 pub struct KnownIds {
-    /// By index: the whole id, and its successor, if there is one.
+    /// By index: the whole id, and its current id, if any.
     services: Vec<Option<(ServiceId, Option<ServiceId>)>>,
-    /// By index: the whole id, its service, and its successor, if there is one.
+    /// By index: the whole id, its service, and its current id, if any.
     backends: Vec<Option<(BackendId, ServiceId, Option<BackendId>)>>,
-    /// Records are missing: an id without a record may be that of a present object.
+    /// Records are missing: an id without a record may belong to an existing object.
     is_damaged: bool,
 }
 
 impl KnownIds {
-    /// Ids of which some records are missing.
+    /// Ids with missing records.
     #[must_use]
     pub fn damaged() -> Self {
         Self { is_damaged: true, ..Self::default() }
     }
 
-    /// Records that a service of the earlier process is this one of the present snapshot, or none of it.
-    pub fn service(&mut self, then: ServiceId, now: Option<ServiceId>) {
-        *place(&mut self.services, then.index()) = Some((then, now));
+    /// Records the current id of a service of the earlier process, if it still exists.
+    pub fn service(&mut self, earlier: ServiceId, now: Option<ServiceId>) {
+        *entry_at(&mut self.services, earlier.index()) = Some((earlier, now));
     }
 
-    /// Records that a backend of a service of the earlier process is this one of the present snapshot, or none of it.
-    pub fn backend(&mut self, then: BackendId, of: ServiceId, now: Option<BackendId>) {
-        *place(&mut self.backends, then.index()) = Some((then, of, now));
+    /// Records the current id of a backend of the earlier process, if it still exists.
+    pub fn backend(&mut self, earlier: BackendId, of: ServiceId, now: Option<BackendId>) {
+        *entry_at(&mut self.backends, earlier.index()) = Some((earlier, of, now));
     }
 
-    fn service_now(&self, then: ServiceId) -> Result<ServiceId, NotRestored> {
-        let known = self.services.get(then.index()).copied().flatten().filter(|(id, _)| *id == then);
+    fn current_service(&self, earlier: ServiceId) -> Result<ServiceId, NotRestored> {
+        let known = self.services.get(earlier.index()).copied().flatten().filter(|(id, _)| *id == earlier);
         match known {
             Some((_, now)) => now.ok_or(NotRestored::ServiceGone),
             None => Err(if self.is_damaged { NotRestored::Damaged } else { NotRestored::ServiceGone }),
         }
     }
 
-    fn backend_now(&self, then: BackendId) -> Result<(ServiceId, BackendId), NotRestored> {
-        let known = self.backends.get(then.index()).copied().flatten().filter(|(id, ..)| *id == then);
+    fn current_backend(&self, earlier: BackendId) -> Result<(ServiceId, BackendId), NotRestored> {
+        let known = self.backends.get(earlier.index()).copied().flatten().filter(|(id, ..)| *id == earlier);
         match known {
             Some((_, of, now)) => now.map(|now| (of, now)).ok_or(NotRestored::BackendGone),
             None => Err(if self.is_damaged { NotRestored::Damaged } else { NotRestored::BackendGone }),
@@ -81,16 +81,16 @@ impl KnownIds {
     }
 }
 
-fn place<T>(places: &mut Vec<Option<T>>, index: usize) -> &mut Option<T> {
-    if places.len() <= index {
-        places.resize_with(index + 1, || None);
+fn entry_at<T>(entries: &mut Vec<Option<T>>, index: usize) -> &mut Option<T> {
+    if entries.len() <= index {
+        entries.resize_with(index + 1, || None);
     }
-    &mut places[index]
+    &mut entries[index]
 }
 
 impl Pipeline {
-    /// Restores the flows of one worker of an earlier process that belong to this worker. It takes some time, up to half
-    /// a microsecond for each flow, in which the worker forwards nothing.
+    /// Restores the flows of one worker of an earlier process that belong to this worker. Forwarding pauses for up to
+    /// half a microsecond per flow.
     pub fn restore(
         &mut self,
         snapshot: &Snapshot,
@@ -114,8 +114,8 @@ impl Pipeline {
         now: Now,
     ) -> Result<(), NotRestored> {
         let service =
-            snapshot.service_by_id(ids.service_now(flow.service)?).ok_or(NotRestored::ServiceGone)?;
-        let (of, backend) = ids.backend_now(flow.backend)?;
+            snapshot.service_by_id(ids.current_service(flow.service)?).ok_or(NotRestored::ServiceGone)?;
+        let (of, backend) = ids.current_backend(flow.backend)?;
         let backend = snapshot.backend(backend).ok_or(NotRestored::BackendGone)?;
         if of != flow.service || backend.service != service.id {
             return Err(NotRestored::Damaged);
@@ -137,8 +137,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Whether the packets of a flow, in both directions, come to this worker or are handed over to it. Another gateway has
-    /// chosen the port of an adopted flow, so its directions may concern two workers, which both have it.
+    /// Whether this worker processes the packets of a flow, received or handed over. Another gateway has chosen the
+    /// port of an adopted flow, so the two directions may reach two workers, which then both have the flow.
     fn receives(
         &self,
         snapshot: &Snapshot,
@@ -151,7 +151,7 @@ impl Pipeline {
             && snapshot.snat_addresses(to.family()).binary_search(&to).is_err()
         {
             let local = Some((&to, to_port));
-            return self.workers == 1 || self.is_concerned(snapshot, service, client, backend, local);
+            return self.workers == 1 || self.may_receive(snapshot, service, client, backend, local);
         }
         let is_mine = |worker| self.workers == 1 || worker == self.worker;
         let steering = self.snat_ports.steering();
@@ -179,7 +179,7 @@ impl Pipeline {
     }
 }
 
-/// Whether the entry of a flow has the meaning that the mode of its service gives it.
+/// Whether the entry of a flow is valid for the mode of its service.
 fn fits(service: &Service, flow: &StoredFlow) -> bool {
     if flow.client.family() != service.vip.family() {
         return false;
@@ -191,7 +191,7 @@ fn fits(service: &Service, flow: &StoredFlow) -> bool {
             (to, to_port) == (flow.client, flow.client_port)
         }
         (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) => {
-            // An adopted flow has the address of the gateway that began it.
+            // An adopted flow has the address of the gateway that created it.
             to.family() == flow.client.family() && to.is_single_host() && to_port >= SNAT_PORT_MIN
         }
         (StoredKind::Nat { .. }, _) => false,

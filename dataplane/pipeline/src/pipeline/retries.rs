@@ -1,6 +1,6 @@
-//! Offers a connection that a backend refuses to another backend, in place of the refusal: see [`super::passive`].
+//! Retries a refused connection with another backend, instead of forwarding the refusal: see [`super::passive`].
 //!
-//! Invariant: a refusal whose place no SYN takes is passed on or dropped unchanged.
+//! Invariant: a refusal that isn't replaced by a SYN is forwarded or dropped unchanged.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::{FlowHash, FlowKey, Packet};
@@ -16,19 +16,19 @@ use tidegate_wire::{Family, Headers, L4Checksum, Parsed};
 
 use super::burst::{Burst, Destination};
 use super::next_backend::rules;
-use super::next_hop::way_of;
+use super::next_hop::next_hop_of;
 use super::output::{FlowNote, Note};
 use super::passive::may_refuse;
 use super::request::{Chosen, Request};
 use super::state::Pipeline;
 use crate::frame::Frame;
 
-/// The largest frame whose bytes are kept while its place is taken by a SYN: an ICMP error that quotes a SYN.
+/// The largest frame that is saved while a SYN replaces it: an ICMP error that quotes a SYN.
 const REFUSAL_LEN: usize = 256;
 
 impl Pipeline {
-    /// Whether a packet of a backend that answers a SYN with a reset is not passed on, because another backend is
-    /// tried. Then the packet has its verdict.
+    /// Whether another backend is tried instead of forwarding a backend's reset that answers a SYN. Then the packet
+    /// has its verdict.
     #[inline]
     pub(super) fn is_retried_after_reset<F: Frame>(
         &mut self,
@@ -63,7 +63,7 @@ impl Pipeline {
         self.is_retried(burst, packet, service, client, reset.ack.wrapping_sub(1))
     }
 
-    /// The same for an ICMP error of which `quoted` is the packet that it is about.
+    /// [`Self::is_retried_after_reset`] for an ICMP error that quotes `quoted`.
     #[cold]
     #[inline(never)]
     pub(super) fn is_retried_after_error<F: Frame>(
@@ -76,7 +76,7 @@ impl Pipeline {
     ) -> bool {
         let h = &burst.packets[usize::from(packet)].headers;
         let is_unreachable = match h.family {
-            // Not "fragmentation needed".
+            // All but "fragmentation needed".
             Family::V4 => h.icmp_type == 3 && h.icmp_code != 4,
             Family::V6 => h.icmp_type == 1,
         };
@@ -88,7 +88,7 @@ impl Pipeline {
         is_unreachable && self.is_retried(burst, packet, service, client, u32::from_be_bytes(sequence))
     }
 
-    /// Whether the refusal of a SYN with this sequence number is not passed on.
+    /// Whether another backend is tried, or the refusal dropped, for a SYN with this sequence number.
     fn is_retried<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -97,7 +97,7 @@ impl Pipeline {
         client: Endpoint,
         sequence: u32,
     ) -> bool {
-        // The client of a flow that a cookie began takes it for established.
+        // The connection of a client that returned a cookie is already established.
         if self.splice(service, client).is_some() {
             return false;
         }
@@ -145,8 +145,8 @@ impl Pipeline {
         true
     }
 
-    /// Sends the stored SYN of a flow to the backend `next`, in the frame of the refusal. Returns whether it was sent;
-    /// if not, the frame is unchanged.
+    /// Sends the stored SYN of a flow to the backend `next`, in the frame of the refusal. If this returns false, the
+    /// frame is unchanged.
     fn send_again<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -158,8 +158,8 @@ impl Pipeline {
     ) -> bool {
         let snapshot = burst.view.snapshot;
         let Some(backend) = snapshot.backend(next) else { return false };
-        // Without a next hop, the frame would wait for it, and it is not the frame of the client.
-        if way_of(&burst.view, &Destination::Backend { service, backend, local: None }).is_err() {
+        // Without a next hop the caller would queue the frame, which isn't the client's.
+        if next_hop_of(&burst.view, &Destination::Backend { service, backend, local: None }).is_err() {
             return false;
         }
         let Some(taken) = self.take_syn(&key, hash) else { return false };
@@ -172,7 +172,7 @@ impl Pipeline {
             return false;
         }
         let headers = std::mem::replace(&mut burst.packets[usize::from(packet)].headers, taken.headers);
-        // The segment size that the SYN may name depends on the link that it came from.
+        // The segment size that the SYN may announce depends on the link that it arrived on.
         let arrived_by = std::mem::replace(&mut burst.interface, interface);
         self.passive.next = Some(next);
         let request = Request::again(service, packet, (key, hash), refused_by.id);
@@ -187,7 +187,7 @@ impl Pipeline {
         }
         burst.packets[usize::from(packet)].headers = headers;
         let restored = replace(&mut burst.frames[at], &refusal);
-        debug_assert!(restored, "the frame had room for it");
+        debug_assert!(restored, "the frame contained these bytes before");
         false
     }
 
@@ -199,14 +199,14 @@ impl Pipeline {
     }
 }
 
-/// A SYN that is about to be sent again.
+/// A copy of a stored SYN.
 struct TakenSyn {
     headers: Headers,
     interface: InterfaceIndex,
     bytes: ArrayVec<u8, KEPT_SYN_LEN>,
 }
 
-/// Replaces the contents of a frame, and returns whether there was room.
+/// Replaces the contents of a frame, and returns whether they fit.
 fn replace<F: Frame>(frame: &mut F, bytes: &[u8]) -> bool {
     let fits = frame.resize(bytes.len());
     if fits {

@@ -1,12 +1,12 @@
 //! The state of one worker for schedulers whose choice depends on the worker: `wrr`, `lc`, `sed` and `nq`.
 //!
-//! With `wrr` it is the place in the ring of each service. For the others it is the load of each backend: the flow
-//! tables count that of this worker, exactly, and the other workers tell theirs. Each worker writes the loads of its
-//! backends to its own tallies, and reads those of the others, every [`LOADS_SHARED_MS`] and some backends in each turn.
-//! So nothing is shared or locked when a backend is chosen, and what a worker knows of another one is older than the
-//! present by at most two such intervals and the turns that a walk takes.
+//! With `wrr` it is the position in the ring of each service. For the others it is the load of each backend: the flow
+//! tables count that of this worker exactly, and workers exchange their loads. Every [`LOADS_SHARED_MS`], each worker
+//! writes the loads of its backends to its own tallies and reads those of the others, a few backends in each loop
+//! iteration. So choosing a backend touches no shared memory and no lock, and the loads of other workers are at most
+//! two intervals and one walk old.
 //!
-//! Invariant: without a service that compares loads the only cost is one comparison in each turn.
+//! Invariant: without a service that compares loads, the only cost is one comparison in each iteration.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use tidegate_structures::hash::mix;
 pub(super) struct Schedule {
     worker: WorkerIndex,
     workers: u8,
-    /// The next turn of each service, by index of its id.
+    /// The next ring position of each service, by index of its id.
     next: Box<[u32]>,
     /// The loads of backends at the other workers ([`Load::word`]), by index of their ids.
     elsewhere: Box<[u64]>,
@@ -45,7 +45,7 @@ pub(super) struct Schedule {
 struct Walk {
     /// When the walk in progress began.
     began: u32,
-    /// The position of the service among those that compare loads, and of the backend among its members.
+    /// The index of the service among those that compare loads, and of the backend among its members.
     service: usize,
     member: usize,
     is_over: bool,
@@ -56,7 +56,7 @@ impl Schedule {
         Self {
             worker,
             workers: workers.max(1),
-            // The system zeroes the memory, so services and backends without a use for it take none.
+            // Zeroed memory that is never touched costs nothing.
             next: vec![0; SERVICES_MAX].into_boxed_slice(),
             elsewhere: vec![0; BACKENDS_MAX].into_boxed_slice(),
             random: mix(seed ^ u64::from(worker)),
@@ -65,14 +65,15 @@ impl Schedule {
         }
     }
 
-    /// The backend whose turn it is.
-    pub(super) fn turn(&mut self, service: ServiceId, turns: &Turns) -> Option<BackendId> {
+    /// The next backend of the ring.
+    pub(super) fn next_in_ring(&mut self, service: ServiceId, turns: &Turns) -> Option<BackendId> {
         let next = self.next.get_mut(service.index())?;
-        let turn = *next;
-        *next = if turn + 1 >= turns.len() { 0 } else { turn + 1 };
-        // Workers begin at different places, so that they do not all choose the same backend. At most 2^17 * 2^6.
+        let position = *next;
+        *next = if position + 1 >= turns.len() { 0 } else { position + 1 };
+        // Workers start at different positions, so that they don't all choose the same backend. The product is at
+        // most 2^17 * 2^6.
         let start = turns.len() * u32::from(self.worker) / u32::from(self.workers);
-        turns.owner(turn + start)
+        turns.owner(position + start)
     }
 
     /// The backend with the lowest load for its weight.
@@ -85,27 +86,27 @@ impl Schedule {
         self.least_where(service, loaded, flows, |_| true)
     }
 
-    /// The same among the backends that are `wanted`; `None` if none of those that are compared is.
+    /// [`Self::least`] among the backends that are `allowed`; `None` if no compared backend is.
     #[inline]
     pub(super) fn least_where(
         &mut self,
         service: &Service,
         loaded: &Loaded,
         flows: &mut FlowTables,
-        wanted: impl Fn(BackendId) -> bool,
+        allowed: impl Fn(BackendId) -> bool,
     ) -> Option<BackendId> {
         if !self.is_counted {
-            // Tables without flows are counted from now on. Those with flows are walked between packets.
+            // Empty tables are counted from now on. Others are walked between packets.
             self.is_counted = flows.count_loads(0, |_| true);
         }
         self.random = mix(self.random);
         let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
         let elsewhere = |id: BackendId| self.elsewhere.get(id.index()).map_or(0, |&word| word);
         let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(elsewhere(id)));
-        // With this load a backend comes after all others.
+        // With this load, all others precede a backend.
         let most = Load { active: u32::MAX, ended: u32::MAX };
-        let load = |id: BackendId| if wanted(id) { load(id) } else { most };
-        loaded.least(self.random, if is_dsr { 1 } else { 2 }, load).filter(|&id| wanted(id))
+        let load = |id: BackendId| if allowed(id) { load(id) } else { most };
+        loaded.least(self.random, if is_dsr { 1 } else { 2 }, load).filter(|&id| allowed(id))
     }
 
     /// See [`Pipeline::share_loads`](super::Pipeline::share_loads).
@@ -127,14 +128,14 @@ impl Schedule {
             }
             self.walk = Walk { began: now.millis(), ..Walk::default() };
         }
-        let mut left = LOADS_SHARED_PER_TURN;
-        while left > 0 {
+        let mut remaining = LOADS_SHARED_PER_TURN;
+        while remaining > 0 {
             let Some(&id) = snapshot.compared().get(self.walk.service) else {
                 self.walk.is_over = true;
                 return;
             };
-            let shared = self.share_some(snapshot.service_by_id(id), tallies, flows, left);
-            left = left.saturating_sub(shared.max(1));
+            let shared = self.share_some(snapshot.service_by_id(id), tallies, flows, remaining);
+            remaining = remaining.saturating_sub(shared.max(1));
         }
     }
 
@@ -153,13 +154,13 @@ impl Schedule {
         };
         let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
         let members = loaded.members.get(self.walk.member..).unwrap_or(&[]);
-        let here = usize::from(self.worker);
+        let own = usize::from(self.worker);
         for member in members.iter().take(most) {
             let id = member.owner;
-            if let Some(own) = tallies.get(here) {
+            if let Some(own) = tallies.get(own) {
                 own.share_load(id, flows.load(is_dsr, clients, id));
             }
-            let others = tallies.iter().enumerate().filter(|&(worker, _)| worker != here);
+            let others = tallies.iter().enumerate().filter(|&(worker, _)| worker != own);
             let sum = others.fold(Load::default(), |sum, (_, theirs)| sum.plus(theirs.load(id)));
             if let Some(word) = self.elsewhere.get_mut(id.index()) {
                 *word = sum.word();

@@ -1,14 +1,14 @@
-//! The segment size in SYNs of services with `mssClamp`: limited to what the path takes in both directions.
+//! Limits the segment size in SYNs of services with `mssClamp` to what fits the path in both directions.
 //!
-//! The last stage calls it for SYNs only, after the packet is rewritten. The path is the link by which the SYN arrived
-//! and the way by which it leaves: answers in a NAT mode take both in the other direction.
+//! The last stage calls it for SYNs only, after the packet is rewritten. The path consists of the link on which the
+//! SYN arrived and its path to the destination: answers in a NAT mode use both in the other direction.
 
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, mss, proto};
 
 use crate::frame::Frame;
 
-/// Whether the segment size of a packet is limited, if its service has a limit. The flags of SCTP are no flags.
+/// Whether the segment size in a packet is limited, if its service has a limit. Only the flags of TCP have a meaning.
 #[inline(always)]
 pub(super) fn concerns(h: &Headers) -> bool {
     h.tcp_flags & flags::SYN != 0 && h.proto == proto::TCP

@@ -1,10 +1,10 @@
-//! Packets from clients to service ports: finds the flow's backend, or has one chosen (`new_flows.rs`).
+//! Packets from clients to service ports: finds the flow's backend, or chooses one (`new_flows.rs`).
 //!
-//! Stages 2 to 4 of the pipeline for this direction. The bucket of a packet's flow is prefetched, then read. A hit
-//! prefetches the backend; a miss prefetches the data for the choice. Then the packet is delivered to the backend, or
-//! it is answered because there is no backend.
+//! Stages 2 to 4 of the pipeline for this direction. The hash bucket of a packet's flow is prefetched, then read. A
+//! hit prefetches the backend; a miss prefetches the data for the choice. Then the packet is delivered to the
+//! backend, or it is answered because there is no backend.
 //!
-//! Promises: packets of one flow are recorded in their order, and each request is delivered or gets a verdict.
+//! Promises: packets of one flow are recorded in order, and each request is delivered or gets a verdict.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::{First, FlowKey, Packet};
@@ -21,7 +21,7 @@ use tidegate_wire::{Headers, proto};
 use super::burst::{Burst, Delivery, Destination};
 use super::on_change;
 use super::output::FlowNote;
-use super::owners::Dealt;
+use super::owners::RssDistribution;
 use super::passive::Syn;
 use super::request::{Chosen, Found, Known, Request, Requests, choice_hash, kind_of};
 use super::state::Pipeline;
@@ -29,10 +29,10 @@ use super::view::Arrival;
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// Stage 2: builds the flow key of a packet to `service` and prefetches its bucket.
+    /// Stage 2: builds the flow key of a packet to `service` and prefetches its hash bucket.
     ///
     /// # Errors
-    /// The verdict, if another worker holds the flow.
+    /// The verdict, if another worker owns the flow.
     #[inline]
     pub(super) fn request<'s>(
         &self,
@@ -48,9 +48,9 @@ impl Pipeline {
                 client,
                 vip,
                 h.proto,
-                Dealt::of(h, self.snat_ports.steering()),
+                RssDistribution::of(h, self.snat_ports.steering()),
             ) {
-                self.at_home(owner, arrival, h.proto)?;
+                self.check_owner(owner, arrival, h.proto)?;
             }
         }
         let key = FlowKey::flow(service.id, h.src, h.src_port);
@@ -78,7 +78,7 @@ impl Pipeline {
         }
         let mut any_on_change = false;
         for request in requests.iter_mut().filter(|request| !request.found.is_known()) {
-            // A service that remembers only flows in flux usually has no entry, and then no table need be read.
+            // A service that tracks on change usually has no entries, so no table needs to be read.
             if !request.service.on_change() || self.flows.dsr.has_flows_of(&request.key) {
                 request.found = self.known_second(burst, request).into();
                 if let Found::Known(known) = request.found {
@@ -92,11 +92,11 @@ impl Pipeline {
             any_on_change |= service.on_change();
         }
         if any_on_change {
-            on_change::settle(burst.view.snapshot, requests);
+            on_change::find_stable(burst.view.snapshot, requests);
         }
     }
 
-    /// Stores in the request what the first bucket of its flow contains, and returns the backend.
+    /// Stores the entry of the first hash bucket of the flow in the request, and returns the backend.
     #[inline(always)]
     fn known_first<F: Frame>(
         &mut self,
@@ -137,7 +137,7 @@ impl Pipeline {
         }
     }
 
-    /// Looks up the flow of a packet that changes it at once: packets of one flow must be recorded in their order.
+    /// Looks up the flow of a packet that changes it immediately: packets of one flow must be recorded in order.
     #[inline(never)]
     fn known_now<F: Frame>(
         &mut self,
@@ -167,7 +167,7 @@ impl Pipeline {
         }
     }
 
-    /// [`Self::known`] for a flow that is not in the first of its buckets.
+    /// [`Self::known`] for a flow that is not in its first hash bucket.
     fn known_second<F: Frame>(&mut self, burst: &Burst<'_, '_, F>, request: &Request<'_>) -> Option<Known> {
         let Request { key, flow_hash, kind, service, .. } = request;
         let (kind, now) = (*kind, burst.now);
@@ -189,13 +189,13 @@ impl Pipeline {
         burst: &mut Burst<'s, '_, F>,
         requests: &Requests<'s>,
     ) {
-        // Borrowed from the snapshot, not from the burst, so that the burst stays mutable.
+        // Borrow from the snapshot, not from the burst, so that the burst stays mutable.
         let snapshot = burst.view.snapshot;
-        // Known flows for which a packet of this burst began a new connection: their later packets must look up the new
-        // one.
+        // Known flows for which a packet of this burst opened a new connection: their later packets must look up the
+        // new one.
         let mut renewed = ArrayVec::<FlowKey, BURST>::new();
         for request in requests {
-            // The usual packet. Merged with the other ways, its backend would go through memory.
+            // The usual packet has its own branch, so that its backend stays in registers.
             if renewed.is_empty()
                 && let Found::Known(Known { backend, local, syn: Syn::No }) = &request.found
                 && let Some(backend) = snapshot.backend(*backend)
@@ -222,8 +222,8 @@ impl Pipeline {
                 None if found.is_some_and(|known| known.syn == Syn::Repeats) => {
                     self.stay_or_begin(burst, request, found.copied())
                 }
-                None => match burst.settled(request) {
-                    Some(settled) => Ok(settled),
+                None => match burst.stable_backend(request) {
+                    Some(stable_backend) => Ok(stable_backend),
                     None => self.begin(burst, request),
                 },
             };
@@ -243,14 +243,14 @@ impl Pipeline {
                 }
                 Err(Refusal::TtlExceeded) => {
                     let h = burst.packets[request.index()].headers;
-                    self.cannot_pass(burst, at, &h, 0, 0);
+                    self.refuse_undeliverable(burst, at, &h, 0, 0);
                 }
                 Err(refusal) => burst.set(at, refusal),
             }
         }
     }
 
-    /// Processes a repeated SYN: its flow gets another backend, unless there is none to go to.
+    /// Processes a repeated SYN: its flow gets another backend if there is one.
     #[cold]
     #[inline(never)]
     fn stay_or_begin<'s, F: Frame>(
@@ -286,9 +286,8 @@ impl Pipeline {
         burst.answer_or(at, answered, TransmitReason::NoEndpoints, Refusal::NoEndpoints);
     }
 
-    /// Processes a packet of a connection that this gateway does not know: its state was lost, or never existed here.
-    /// Nothing answers SCTP: the packet may come from another address of a client whose association lives, and an ABORT
-    /// would end that.
+    /// Processes a packet of a connection that this gateway doesn't know: its state was lost, or never existed here.
+    /// SCTP gets no answer: the packet may come from another address of a live association, which an ABORT would end.
     #[cold]
     fn no_flow<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
         if let Some(worker) = self.worker_of_association(burst, request) {
@@ -302,7 +301,7 @@ impl Pipeline {
 }
 
 impl<'s, F: Frame> Burst<'s, '_, F> {
-    /// Passes a packet on to the stage that sends it, and prefetches the next hop.
+    /// Passes a packet to the last stage, and prefetches the next hop.
     #[inline(always)]
     fn send_to(
         &mut self,
@@ -319,8 +318,8 @@ impl<'s, F: Frame> Burst<'s, '_, F> {
         self.deliveries.push(Delivery { packet: request.packet, destination });
     }
 
-    /// Whether a known flow stays with its backend (see [`BackendState`]). A connection that is opened again is a new
-    /// flow, and a repeated SYN may leave its backend. A SYN or INIT to a backend that is down belongs to no connection yet.
+    /// Whether a known flow stays with its backend (see [`BackendState`]). A reopened connection is a new flow, and a
+    /// repeated SYN may leave its backend. A SYN or INIT to a backend that is down belongs to no connection yet.
     #[inline]
     pub(super) fn keeps(&self, backend: &Backend, request: &Request<'_>, syn: Syn) -> bool {
         match backend.state {
@@ -330,7 +329,7 @@ impl<'s, F: Frame> Burst<'s, '_, F> {
         }
     }
 
-    /// The same, for a backend that is down.
+    /// [`Self::keeps`] for a backend that is down.
     #[cold]
     fn keeps_to_down(&self, backend: &Backend, request: &Request<'_>) -> bool {
         match backend.protocol {

@@ -1,8 +1,9 @@
-//! What a worker remembers of what it tells other gateways: which flows, and how far it has walked through its tables.
+//! The state of a worker's export to other gateways: which flows are shared, and the progress of walks through the
+//! tables.
 //!
 //! [`flow_replication`](super::flow_replication) uses it.
 //!
-//! Invariant: a walk that is asked for while another one is in progress is made after it.
+//! Invariant: a walk that is requested while another one is in progress starts after it.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::FlowKey;
@@ -19,14 +20,15 @@ pub enum SharedFlows {
     Nat,
 }
 
-/// What a worker has told, and the walk in progress.
+/// The completed walks, and the walk in progress.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     pub(super) flows: Option<SharedFlows>,
     pub(super) walk: Option<Walk>,
-    /// Flows of which another gateway has an earlier connection of the same client port, to be told in the next turn.
+    /// Flows of which another gateway has an earlier connection of the same client port. They are sent in the next
+    /// iteration.
     pub(super) contradicted: ArrayVec<FlowKey, SHARING_CONTRADICTED_MAX>,
-    /// The walks that were done or are in progress.
+    /// The walks that are done or in progress.
     done: Walks,
     /// The complete walks that have ended.
     walked: u64,
@@ -38,19 +40,19 @@ pub(super) struct Sharing {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Walk {
     pub(super) cursor: u64,
-    /// Only DSR tables: the backends have changed.
+    /// Only DSR tables, after a change of backends.
     pub(super) only_dsr: bool,
-    /// Flows that came from others, too.
+    /// Whether it includes flows of other gateways.
     pub(super) is_complete: bool,
 }
 
 impl Sharing {
-    /// Nothing is told yet. Walks that were asked for before do not count.
+    /// Walks requested earlier don't count.
     pub(super) fn new(flows: Option<SharedFlows>, walks: Walks) -> Self {
         Self { flows, done: walks, walked: walks.complete, ..Self::default() }
     }
 
-    /// Tells of a flow in the next turn. If too many wait, the next walk of the other gateway brings it here again.
+    /// Queues a flow for the next iteration. If the queue is full, the next walk of the other gateway queues it again.
     pub(super) fn contradict(&mut self, key: FlowKey) {
         let _ = self.contradicted.try_push(key);
     }
@@ -60,7 +62,7 @@ impl Sharing {
         self.walked
     }
 
-    /// The walk in progress has ended.
+    /// Records the end of the walk in progress.
     pub(super) fn end_walk(&mut self) {
         if self.walk.take().is_some_and(|walk| walk.is_complete) {
             self.walked = self.done.complete;

@@ -1,14 +1,12 @@
 //! Decides which source addresses are accepted: other packets are dropped as `bad_source`.
 //!
-//! Packets of a known flow are not checked, because their source was checked when the flow began. So the usual path
-//! costs nothing. The check applies to packets that would begin a flow, in every mode, and to packets that match no
-//! flow and no service: pings of VIPs, ICMP errors, packets for the kernel, and packets that would be answered with a
-//! reset or an error.
+//! Packets of a known flow are not checked again, so the fast path has no extra cost. The check applies to packets
+//! that would create a flow, in every mode, and to packets that match no flow and no service: pings of VIPs, ICMP
+//! errors, packets for the kernel, and packets that would be answered with a reset or an error.
 //!
-//! Without this check one forged datagram from a VIP to another VIP would circulate for ever: each answer is again a
-//! packet from a VIP to a VIP. If a client's address becomes one of the gateway's during a flow, the flow continues
-//! until it is idle, and does no harm: packets that the gateway sends to that address return from a VIP, and are
-//! refused here.
+//! Without this check one forged datagram from a VIP to another VIP would loop forever: each answer is again a packet
+//! from a VIP to a VIP. If a client's address becomes one of the gateway's during a flow, the flow continues until it
+//! is idle. That is harmless: packets that the gateway sends to that address return from a VIP, and are refused here.
 
 use tidegate_snapshot::addresses::SourceFault;
 use tidegate_spec::ForwardingMode;
@@ -18,7 +16,7 @@ use super::burst::Burst;
 use crate::frame::Frame;
 
 impl<F: Frame> Burst<'_, '_, F> {
-    /// The reason why this packet, in the frame at this position, may not begin a flow with a service of this mode.
+    /// Why this packet, in the frame at this position, may not create a flow to a service of this mode.
     #[inline(always)]
     pub(super) fn client_fault(&self, at: usize, h: &Headers, mode: ForwardingMode) -> Option<SourceFault> {
         let snapshot = self.view.snapshot;
@@ -30,8 +28,8 @@ impl<F: Frame> Burst<'_, '_, F> {
         fault
     }
 
-    /// The reason why this packet must not be answered and an error in it must not be trusted. Routers may ping, and
-    /// may send ICMP errors.
+    /// Why this packet must not be answered and an ICMP error must not be trusted. Routers may ping, and may send
+    /// ICMP errors.
     #[cold]
     pub(super) fn sender_fault(&self, h: &Headers) -> Option<SourceFault> {
         self.view.snapshot.source_fault(&h.src).filter(|fault| *fault != SourceFault::Router)
@@ -42,7 +40,7 @@ impl<F: Frame> Burst<'_, '_, F> {
     fn came_by_default_router(&self, at: usize) -> bool {
         let (interface, from) = (self.arrival.interface(), ethernet::source(self.frames[at].bytes()));
         let neighbors = self.view.neighbors;
-        // At most one router for each family: a spec has each route once.
+        // There is at most one router for each family: a spec has each route once.
         self.view.snapshot.default_routers().iter().any(|&slot| {
             neighbors.key(slot).is_some_and(|(link, _)| link == interface)
                 && neighbors.mac(slot) == Some(from)

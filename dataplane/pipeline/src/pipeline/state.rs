@@ -1,4 +1,4 @@
-//! What a worker's pipeline remembers between bursts.
+//! The state of a worker's pipeline between bursts.
 
 use std::sync::Arc;
 
@@ -37,15 +37,15 @@ pub struct PipelineConfig {
     pub worker: WorkerIndex,
     /// How many workers the gateway has.
     pub workers: u8,
-    /// The number of flows to remember, in each kind of table.
+    /// The capacity of each kind of flow table.
     pub entries: usize,
     /// The secret of the flow tables' hash. It also determines the start of the rotation of SNAT ports.
     pub seed: u64,
-    /// How replies find the worker that holds their flow.
+    /// How replies reach the worker that owns their flow.
     pub steering: Steering,
 }
 
-/// The state of one worker: its flows, and everything else that it must remember between bursts.
+/// The state of one worker: its flows, and everything else that persists between bursts.
 #[derive(Debug)]
 pub struct Pipeline {
     pub(super) worker: WorkerIndex,
@@ -57,7 +57,7 @@ pub struct Pipeline {
     pub(super) fragments: Fragments,
     pub(super) reply_limit: ReplyLimit,
     pub(super) path_mtu_updates: Bucket,
-    /// The packets that it may fragment now.
+    /// The rate limit of packets that are fragmented.
     pub(super) fragmenting: Bucket,
     pub(super) outer_identifications: Identifications,
     pub(super) schedule: Schedule,
@@ -69,18 +69,18 @@ pub struct Pipeline {
     pub(super) ended_paths: EndedPaths,
     pub(super) passive: Passive,
     pub(super) cookies: Cookies,
-    /// The output for a packet that was in a tunnel. It is taken out while one is processed.
+    /// The output for packets from tunnels of peers; `None` while one is processed.
     pub(super) opened: Option<Box<BurstOutput>>,
     /// The next echo identifier of masqueraded flows.
-    pub(super) echo_turn: u16,
+    pub(super) next_echo_id: u16,
     pub(super) sharing: Sharing,
     pub(super) items: Items,
-    /// Whether plain packets of established flows take the fast path. Always, except in tests that compare.
+    /// Whether plain packets of established flows take the fast path. False only in tests that compare.
     fast_path_is_on: bool,
-    /// Whether it rests when it took few packets. Always, except in tests.
-    fast_path_may_rest: bool,
-    /// The number of bursts that do not try the fast path, because it took few packets of the last one that did.
-    fast_path_rests: u8,
+    /// Whether the fast path is skipped after bursts with few plain packets. False only in tests.
+    may_skip_fast_path: bool,
+    /// How many more bursts skip the fast path, because it took few packets of the last one.
+    bursts_without_fast_path: u8,
     recheck: Recheck,
 }
 
@@ -114,31 +114,31 @@ impl Pipeline {
             passive: Passive::new(),
             cookies: Cookies::new(config.seed, config.entries),
             opened: Some(Box::default()),
-            echo_turn: 0,
+            next_echo_id: 0,
             sharing: Sharing::default(),
             items: Items::default(),
             fast_path_is_on: true,
-            fast_path_may_rest: true,
-            fast_path_rests: 0,
+            may_skip_fast_path: true,
+            bursts_without_fast_path: 0,
             recheck: Recheck::default(),
         }
     }
 
-    /// Shares the backends of clients with affinity with the other workers, by this table of theirs.
+    /// Shares the backends of clients with affinity with the other workers, in this table.
     #[must_use]
     pub fn with_affinities(mut self, affinities: Arc<Affinities>) -> Self {
         self.affinities = Some(affinities);
         self
     }
 
-    /// Shares the SCTP associations with the other workers, by this table of theirs.
+    /// Shares the SCTP associations with the other workers, in this table.
     #[must_use]
     pub fn with_associations(mut self, associations: Arc<Associations>) -> Self {
         self.associations = associations;
         self
     }
 
-    /// The SCTP associations. Their table must be prepared for a snapshot with SCTP services.
+    /// The SCTP associations. The table must be prepared for a snapshot with SCTP services.
     #[must_use]
     pub fn associations(&self) -> &Arc<Associations> {
         &self.associations
@@ -147,24 +147,24 @@ impl Pipeline {
     /// Whether the next burst tries the fast path.
     #[inline]
     pub(super) fn tries_fast_path(&mut self) -> bool {
-        let rests = self.fast_path_rests > 0;
-        self.fast_path_rests = self.fast_path_rests.saturating_sub(1);
+        let rests = self.bursts_without_fast_path > 0;
+        self.bursts_without_fast_path = self.bursts_without_fast_path.saturating_sub(1);
         !rests & self.fast_path_is_on
     }
 
-    /// Learns how many frames of a burst took the fast path. If most did not, as in a flood of new flows, the next bursts
-    /// do not try it: a packet that tries it and is not taken costs an eighth more.
+    /// Records how many frames of a burst took the fast path. If most didn't, as in a flood of new flows, the next
+    /// bursts skip it: a packet that fails its checks costs 12.5 % more.
     #[inline]
     pub(super) fn note_fast_path(&mut self, taken: u32, frames: usize) {
-        if taken.count_ones() as usize * FAST_PATH_SHARE < frames && self.fast_path_may_rest {
-            self.fast_path_rests = FAST_PATH_RESTS;
+        if taken.count_ones() as usize * FAST_PATH_SHARE < frames && self.may_skip_fast_path {
+            self.bursts_without_fast_path = FAST_PATH_RESTS;
         }
     }
 
-    /// Tries the fast path with every burst, or with none, for tests that compare.
+    /// Enables the fast path for every burst, or disables it, for tests that compare.
     #[cfg(test)]
     pub(crate) fn set_fast_path(&mut self, is_on: bool) {
-        (self.fast_path_is_on, self.fast_path_may_rest) = (is_on, false);
+        (self.fast_path_is_on, self.may_skip_fast_path) = (is_on, false);
     }
 
     /// Removes some of the expired flows. Call it with every burst, and when there is none.
@@ -175,8 +175,8 @@ impl Pipeline {
         self.copies.age(now);
     }
 
-    /// Removes the expired flows that a running worker would have removed from `before` to `now`: in a replay, where
-    /// the pipeline does not run between packets. Takes at most two walks of each table.
+    /// Removes the expired flows that a running worker would have removed from `before` to `now`, for a replay, where
+    /// the pipeline doesn't run between packets. It walks at most twice through each table.
     pub fn age_between(&mut self, before: Now, now: Now) {
         if now.since(before) > AGEING_GAP_MAX {
             self.flows.age_each(before.plus(AGEING_GAP_MAX), usize::MAX);
@@ -203,8 +203,8 @@ impl Pipeline {
         self.reply_limit.suppressed()
     }
 
-    /// Shares the loads of backends with the other workers, now and then, if the snapshot has services that compare
-    /// them. `tallies` are those of all workers. Call it in each turn.
+    /// Shares the loads of backends with the other workers at intervals, if the snapshot has services that compare
+    /// them. `tallies` are those of all workers. Call it in each iteration of the worker's loop.
     #[inline]
     pub fn share_loads(&mut self, snapshot: &Snapshot, tallies: &[Arc<Tallies>], now: Now) {
         if !snapshot.compared().is_empty() {
@@ -212,27 +212,27 @@ impl Pipeline {
         }
     }
 
-    /// Reports the flows that have ended to the counts of Services with limits, and what the limits dropped. Call it
-    /// several times a second, also when there are no packets.
+    /// Reports ended flows to the counts of Services with limits, and the packets that the limits dropped. Call it
+    /// several times a second, even without packets.
     pub fn report_limits(&mut self, snapshot: &Snapshot) {
         self.limits.report(snapshot, &self.flows);
     }
 
-    /// Tells which backends this worker has set aside, and forgets those that new flows no longer go to anyway. Call it
-    /// several times a second, also when there are no packets. `tallies` are those of this worker.
+    /// Reports the backends that this worker has set aside, and removes those that get no new flows anyway. Call it
+    /// several times a second, even without packets. `tallies` are those of this worker.
     pub fn report_set_aside(&mut self, snapshot: &Snapshot, tallies: &Tallies) {
         self.passive.report(snapshot, tallies);
     }
 
-    /// How often this worker set a backend aside, and how often one came back.
+    /// How often this worker set a backend aside, and how often one returned.
     #[must_use]
     pub fn set_aside_counts(&self) -> SetAsideCounts {
         self.passive.aside.counts()
     }
 
-    /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to
-    /// check. Call it with a new snapshot, and then in each turn until it returns false.
+    /// Checks some of the known flows after a change of source ranges, and returns whether there are more to check.
+    /// Call it with a new snapshot, and then in each iteration until it returns false.
     pub fn recheck(&mut self, snapshot: &Snapshot, now: Now) -> bool {
-        self.recheck.turn(&mut self.flows, snapshot, now)
+        self.recheck.step(&mut self.flows, snapshot, now)
     }
 }

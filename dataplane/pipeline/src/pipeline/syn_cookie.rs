@@ -1,9 +1,9 @@
-//! SYN cookies: the initial sequence number of a SYN ACK that stores a handshake with the client instead of the gateway
+//! SYN cookies: the initial sequence number of a SYN ACK that encodes a handshake, so that the gateway needn't store it
 //! (Bernstein 1996, RFC 4987 section 3.6), and the three segments of a handshake that the gateway completes itself.
 //!
-//! A cookie has 28 bits of a keyed hash over both ends, the client's initial sequence number, the period and the data of
-//! the cookie, and 4 bits of data: the client's segment size as one of eight, and whether it accepts SACK. Window scale
-//! and timestamps are not offered to the client, and not to the backend.
+//! A cookie has 28 bits of a keyed hash over both ends, the client's initial sequence number, the period and the data
+//! of the cookie, and 4 bits of data: the client's segment size as one of eight, and whether it accepts SACK. Window
+//! scale and timestamps are offered neither to the client nor to the backend.
 //!
 //! Invariant: nothing here reads a clock or keeps state, and segments of the gateway have no data.
 
@@ -20,8 +20,8 @@ use tidegate_wire::mss;
 use tidegate_wire::tcp::{self, HEADER_LEN, flags};
 use tidegate_wire::tcp_options::{kind, next_option};
 
-/// The segment sizes that a cookie can name, in ascending order: of the smallest IPv4 and IPv6 packets, of usual tunnels,
-/// of Ethernet, and of jumbo frames.
+/// The segment sizes that a cookie can encode, in ascending order: of the smallest IPv4 and IPv6 packets, of usual
+/// tunnels, of Ethernet, and of jumbo frames.
 const SIZES: [u16; 8] = [536, 1220, 1340, 1380, 1400, 1440, 1460, 8940];
 
 /// The lower bits of a cookie that are data.
@@ -41,10 +41,10 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// What a client's SYN offers. Without the option, its segments have the size that every host accepts.
+    /// The options of a client's SYN. Without the MSS option, segments have the size that every host accepts.
     ///
     /// # Panics
-    /// When `h` does not belong to this frame, or is not TCP.
+    /// If `h` does not belong to this frame, or is not TCP.
     #[must_use]
     pub(super) fn of(frame: &[u8], h: &Headers) -> Self {
         let segment = &frame[usize::from(h.l4)..usize::from(h.ip_end)];
@@ -63,7 +63,7 @@ impl Offer {
     }
 
     fn bits(self) -> u32 {
-        // Smaller sizes than the first one are rounded up to it: every host must accept that (RFC 9293 section 3.7.1).
+        // Sizes below the first one are rounded up to it, which every host must accept (RFC 9293 section 3.7.1).
         let size = SIZES.iter().rposition(|&size| size <= self.mss).unwrap_or(0);
         size as u32 | if self.sack { SACK } else { 0 }
     }
@@ -131,7 +131,7 @@ pub(super) fn syn_ack(
     write(frame, h, Direction::Back(mac), numbers, Some(offer))
 }
 
-/// The client's SYN again, with the options that the cookie stores, in the place of one of its segments.
+/// The client's SYN with the options that the cookie stores, to replace one of its segments.
 #[must_use]
 pub(super) fn syn(frame: &[u8], h: &Headers, isn: u32, cookie: u32, window: u16) -> SmallFrame {
     let numbers = Numbers { seq: isn, ack: 0, flags: flags::SYN, window };
@@ -146,12 +146,12 @@ pub(super) fn ack(frame: &[u8], h: &Headers, mac: MacAddr, window: u16) -> Small
     write(frame, h, Direction::Back(mac), numbers, None)
 }
 
-/// Where a segment goes, compared with the frame whose place it takes.
+/// The direction of a segment, compared with the frame that it replaces.
 #[derive(Clone, Copy)]
 enum Direction {
-    /// To the sender, from this link address.
+    /// Back to the sender, from this link address.
     Back(MacAddr),
-    /// The same way.
+    /// On to the destination.
     On,
 }
 
@@ -172,7 +172,7 @@ fn write(
     tcp[2..4].copy_from_slice(&dst_port.to_be_bytes());
     tcp[4..8].copy_from_slice(&numbers.seq.to_be_bytes());
     tcp[8..12].copy_from_slice(&numbers.ack.to_be_bytes());
-    // 20, 24 or 28 bytes, in words of 4.
+    // The header has 20, 24 or 28 bytes, in words of 4.
     tcp[12] = ((len / 4) as u8) << 4;
     tcp[13] = numbers.flags;
     tcp[14..16].copy_from_slice(&numbers.window.to_be_bytes());
@@ -216,7 +216,7 @@ fn write(
     };
     let l4 = l2 + l3;
     out[l4..l4 + len].copy_from_slice(&tcp[..len]);
-    SmallFrame::try_from(&out[..l4 + len]).expect("86 bytes at most, the frame holds 128")
+    SmallFrame::try_from(&out[..l4 + len]).expect("86 bytes at most, and the frame has 128")
 }
 
 /// Writes the options of a SYN, and returns their length.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_cookies_hold() {
+    fn cookies_equal_the_golden_ones() {
         let (frame, h) = syn_frame("192.0.2.1:40000", "203.0.113.5:80", &[2, 4, 5, 180, 4, 2, 1, 1]);
         let offer = Offer::of(&frame, &h);
         assert_eq!(offer, Offer { mss: 1460, sack: true });

@@ -1,9 +1,9 @@
 //! Traffic that backends themselves originate, if their default route leads to the gateway (`dataplane.gateway`).
 //!
-//! Off the fast path: the packets match no service and no flow. They are forwarded by the routes of the configuration,
-//! or refused with an answer. Only packets from the configured networks are forwarded, and only if they arrive on the
-//! interface that leads to their source: the gateway is no relay for anyone else. Packets *to* these networks from
-//! elsewhere are not forwarded.
+//! Off the fast path: the packets match no service and no flow. They are forwarded by the routes of the
+//! configuration, or refused with an answer. Only packets from the configured networks are forwarded, and only if
+//! they arrive on the interface that leads to their source, so that the gateway is no open relay. Packets *to* these
+//! networks from elsewhere are not forwarded.
 //!
 //! The pipeline has checked before that neither address is one of ours, and that the destination is one host's.
 
@@ -14,7 +14,7 @@ use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, L4Checksum, ethernet};
 
 use super::burst::Burst;
-use super::next_hop::{NextHop, way_by_route};
+use super::next_hop::{NextHop, next_hop_by_route};
 use super::state::Pipeline;
 use crate::forward;
 use crate::frame::Frame;
@@ -26,7 +26,7 @@ impl Pipeline {
         burst.view.snapshot.transit().is_some_and(|transit| transit.sources.admits(&h.src))
     }
 
-    /// Forwards or refuses such a packet.
+    /// Forwards or refuses a packet of a backend's network.
     #[cold]
     pub(super) fn transit<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
         let snapshot = burst.view.snapshot;
@@ -44,7 +44,7 @@ impl Pipeline {
             let answered = snapshot.policy().reset_unknown_flows && self.reset(burst, at, h);
             return burst.answer_or(at, answered, TransmitReason::NoFlow, Refusal::NoFlow);
         }
-        // Its first fragment may belong to a flow.
+        // The first fragment may belong to a flow.
         if h.is_later_fragment() {
             return burst.set(at, Refusal::FragmentUnknown);
         }
@@ -54,23 +54,23 @@ impl Pipeline {
     /// Sends a packet of a backend's network to the next hop of its route.
     #[cold]
     pub(super) fn route_on<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
-        let way = match way_by_route(&burst.view, &h.dst) {
-            Ok(way) => way,
+        let hop = match next_hop_by_route(&burst.view, &h.dst) {
+            Ok(hop) => hop,
             Err(none) if none.refusal == Refusal::NoRoute => {
                 return self.not_routed(burst, at, h, Problem::NoRoute);
             }
             Err(unresolved) => return unresolved.report(burst, at),
         };
-        // It would return to the station that sent it here, and perhaps come again.
-        if returns_to_sender(burst, at, &way) {
+        // It would return to the station that sent it, and might loop.
+        if returns_to_sender(burst, at, &hop) {
             return self.not_routed(burst, at, h, Problem::NoRoute);
         }
-        if (h.ttl <= 1 || !way.takes(h.ip_len())) && !self.passes_in_pieces(burst, at, h, 0, &way) {
+        if (h.ttl <= 1 || !hop.fits(h.ip_len())) && !self.passes_in_fragments(burst, at, h, 0, &hop) {
             return;
         }
-        let verdict = match forward::dsr_l2::forward(&mut burst.frames[at], h, &way.link) {
-            Ok(()) => Verdict::Transmit { interface: way.interface, why: TransmitReason::Routed },
-            Err(no_room) => Refusal::from(no_room).into(),
+        let verdict = match forward::dsr_l2::forward(&mut burst.frames[at], h, &hop.link) {
+            Ok(()) => Verdict::Transmit { interface: hop.interface, why: TransmitReason::Routed },
+            Err(no_headroom) => Refusal::from(no_headroom).into(),
         };
         burst.set(at, verdict);
     }
@@ -89,13 +89,13 @@ impl Pipeline {
 }
 
 /// Whether the next hop of a packet is the station that sent it.
-pub(super) fn returns_to_sender<F: Frame>(burst: &Burst<'_, '_, F>, at: usize, way: &NextHop) -> bool {
+pub(super) fn returns_to_sender<F: Frame>(burst: &Burst<'_, '_, F>, at: usize, hop: &NextHop) -> bool {
     let sender = ethernet::source(burst.frames[at].bytes());
-    way.interface == burst.arrival.interface() && way.link.destination == sender
+    hop.interface == burst.arrival.interface() && hop.link.destination == sender
 }
 
-/// Whether a segment continues a connection that a client opened to a backend, and whose flow is lost. The client knows
-/// the VIP and would not recognise the backend's own address.
+/// Whether a segment belongs to a client's connection to a backend whose flow is lost. The client knows the VIP and
+/// wouldn't recognise the backend's own address.
 fn is_answer_of_backend<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let opens = h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN;
     let hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);

@@ -1,7 +1,6 @@
-//! The last stage of `nat` and `fullnat`: sends a packet with other addresses, to a backend that must not see the VIP, or
-//! back to a client.
+//! The last stage of `nat` and `fullnat`: translates a packet and sends it to a backend or to a client.
 //!
-//! Promises: a frame that is refused is unchanged. The packet that an ICMP error quotes is translated back.
+//! Promises: a refused frame is unchanged. The packet that an ICMP error quotes is translated back.
 
 use tidegate_snapshot::counters::Direction;
 use tidegate_snapshot::service::Service;
@@ -11,14 +10,14 @@ use tidegate_wire::rewrite::{self, Endpoint};
 use tidegate_wire::{Headers, Parsed, proto, quote, sctp};
 
 use super::burst::{Burst, Destination, Packet};
-use super::next_hop::{NextHop, way_of};
+use super::next_hop::{NextHop, next_hop_of};
 use super::segment_size;
 use super::state::Pipeline;
-use crate::forward::{self, Link, NoRoom};
+use crate::forward::{self, Link, NoHeadroom};
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// With other addresses: to a backend that must not see the VIP, or back to a client.
+    /// Sends a packet of a mode with translation.
     #[inline(never)]
     pub(super) fn send_translated<F: Frame>(
         &mut self,
@@ -26,15 +25,15 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
-        // One branch for everything that few services ask for. Flows that began with a header keep it when their service
-        // no longer asks for one.
+        // One branch for all optional features. Flows that began with a header keep it when their service disables
+        // headers.
         if !destination.service().is_plain | self.flows.nat.has_streams() {
             return self.send_translated_with_checks(burst, packet, destination);
         }
-        self.send_translated_as_it_is(burst, packet, destination, 0);
+        self.translate_and_send(burst, packet, destination, 0);
     }
 
-    /// Sends a packet of a flow that another worker holds, whose service asks for nothing but the translation.
+    /// Sends a packet of a flow that another worker owns, whose service needs only translation.
     #[inline(never)]
     pub(super) fn send_by_copy<F: Frame>(
         &mut self,
@@ -42,10 +41,10 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
-        self.send_translated_as_it_is(burst, packet, destination, 0);
+        self.translate_and_send(burst, packet, destination, 0);
     }
 
-    /// The same, with all that a service may ask for.
+    /// Sends a translated packet with all optional features of a service.
     #[cold]
     #[inline(never)]
     fn send_translated_with_checks<F: Frame>(
@@ -65,7 +64,7 @@ impl Pipeline {
         if service.proxy_protocol.is_some() || self.flows.nat.has_streams() {
             return self.send_proxied(burst, packet, destination);
         }
-        self.send_translated_as_it_is(burst, packet, destination, service.mss_limit);
+        self.translate_and_send(burst, packet, destination, service.mss_limit);
         if service.protocol == Protocol::Sctp && direction == Direction::Reply {
             list_further_vips(burst, packet, service);
         }
@@ -73,7 +72,7 @@ impl Pipeline {
 
     /// Translates and sends a packet. `mss_limit` is a constant for most services.
     #[inline(always)]
-    fn send_translated_as_it_is<F: Frame>(
+    fn translate_and_send<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         packet: u8,
@@ -82,25 +81,25 @@ impl Pipeline {
     ) {
         let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
         let (at, mut h) = (usize::from(*frame), *before);
-        let way = match way_of(&burst.view, destination) {
-            Ok(way) => way,
+        let hop = match next_hop_of(&burst.view, destination) {
+            Ok(hop) => hop,
             Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
-        if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
+        if (h.ttl <= 1 || ip_len > hop.mtu) && !self.passes_in_fragments(burst, at, &h, 0, &hop) {
             return;
         }
         if !forward::nat::can_translate(&h) && changes_sctp(burst.frames[at].bytes(), &h, destination) {
             return burst.set(at, Refusal::SctpFragment);
         }
-        if let Err(no_room) = translate(&mut burst.frames[at], &mut h, destination, &way.link) {
-            return burst.set(at, Refusal::from(no_room));
+        if let Err(no_headroom) = translate(&mut burst.frames[at], &mut h, destination, &hop.link) {
+            return burst.set(at, Refusal::from(no_headroom));
         }
-        // Only once it is certain that there is room: a frame that is refused must stay unchanged.
+        // Only after the translation succeeded: a refused frame must stay unchanged.
         if mss_limit > 0 {
-            limit_segments(burst, at, &h, mss_limit, &way);
+            limit_segments(burst, at, &h, mss_limit, &hop);
         }
-        finish_translated(burst, at, &h, destination, &way, ip_len);
+        finish_translated(burst, at, &h, destination, &hop, ip_len);
     }
 }
 
@@ -110,7 +109,7 @@ pub(super) fn translate<F: Frame>(
     h: &mut Headers,
     destination: &Destination<'_>,
     link: &Link,
-) -> Result<(), NoRoom> {
+) -> Result<(), NoHeadroom> {
     match *destination {
         Destination::Backend { backend, local, .. } => {
             let backend = Endpoint { addr: backend.address, port: backend.port };
@@ -130,17 +129,16 @@ pub(super) fn translate<F: Frame>(
     }
 }
 
-/// Translates the packet that an ICMP error quotes back to the form in which its sender sent it. The packet travelled
-/// in the opposite direction.
+/// Translates the packet that an ICMP error quotes back to the form in which it was sent, in the opposite direction.
 #[cold]
 fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
     let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), h) else { return };
     let (src, dst) = match *destination {
-        // The backend sent it, to the address that it sees as the client's.
+        // The backend sent it to the address that it sees as the client's.
         Destination::Backend { backend, local, .. } => {
             (Some(Endpoint { addr: backend.address, port: backend.port }), local)
         }
-        // The client sent it, to the VIP.
+        // The client sent it to the VIP.
         Destination::Client { service, client } => {
             (Some(client), Some(Endpoint { addr: service.vip, port: service.port }))
         }
@@ -148,7 +146,7 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
 }
 
-/// Whether bytes of an SCTP packet change on the way to its destination, other than its addresses.
+/// Whether translation changes bytes of an SCTP packet other than its addresses.
 #[cold]
 pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<'_>) -> bool {
     let (hides_source, ports) = match destination {
@@ -160,8 +158,8 @@ pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<
     rewrite::changes_sctp(frame, h, hides_source, ports)
 }
 
-/// Lists the further VIPs of a Service in the INIT ACK of its backend, if that has been translated and is sent. The client
-/// then has a path to each, and the backend is not told.
+/// Adds the further VIPs of a Service to a translated INIT ACK of its backend. The client then has a path to each;
+/// the backend isn't involved.
 #[cold]
 fn list_further_vips<F: Frame>(burst: &mut Burst<'_, '_, F>, packet: u8, service: &Service) {
     let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
@@ -173,35 +171,35 @@ fn list_further_vips<F: Frame>(burst: &mut Burst<'_, '_, F>, packet: u8, service
     let Verdict::Transmit { interface, why: TransmitReason::Reply } = burst.out.verdicts[at] else { return };
     let mtu = burst.view.snapshot.interface(interface).map_or(0, |interface| usize::from(interface.mtu));
     let frame = &mut burst.frames[at];
-    // The frame may have moved by a tag of its new link.
+    // A tag of the new link may have moved the packet.
     if let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame.bytes()) {
-        // Without room for them, the client has the path of the packet.
+        // If they don't fit, the client has only the path of this packet.
         let _ = forward::sctp_addresses::append(frame, &h, vips, mtu);
     }
 }
 
-/// Limits the segment size of a SYN that leaves by `way`: answers take both links in the other direction.
+/// Limits the segment size of a SYN to `hop`: answers use both links in the other direction.
 pub(super) fn limit_segments<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     at: usize,
     h: &Headers,
     mss_limit: u16,
-    way: &NextHop,
+    hop: &NextHop,
 ) {
     if segment_size::concerns(h) {
-        let mtu = way.mtu.min(usize::from(burst.interface.mtu));
+        let mtu = hop.mtu.min(usize::from(burst.interface.mtu));
         segment_size::limit(&mut burst.frames[at], h, usize::from(h.l4), mtu, mss_limit);
     }
 }
 
-/// Translates what an ICMP error quotes, and sends a packet that is translated. It had `ip_len` bytes when it arrived.
+/// Sends a translated packet that arrived with `ip_len` bytes. Translates the quote of an ICMP error.
 #[inline(always)]
 pub(super) fn finish_translated<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     at: usize,
     h: &Headers,
     destination: &Destination<'_>,
-    way: &NextHop,
+    hop: &NextHop,
     ip_len: usize,
 ) {
     let (service, direction, mut why) = match destination {
@@ -213,5 +211,5 @@ pub(super) fn finish_translated<F: Frame>(
         why = TransmitReason::IcmpError;
     }
     burst.view.tallies.forwarded(service.id, direction, ip_len);
-    burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    burst.set(at, Verdict::Transmit { interface: hop.interface, why });
 }

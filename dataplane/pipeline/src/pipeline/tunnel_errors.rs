@@ -1,16 +1,16 @@
-//! ICMP errors about packets in tunnels: they are sent to the outer source, which is ours, and quote our outer
-//! header.
+//! ICMP errors about packets in tunnels: they are sent to the outer source, which is ours, and quote our outer header.
 //!
-//! "Fragmentation needed" and "packet too big" lower the path MTU of the tunnel ([`tidegate_snapshot::path_mtu`]); the next
-//! packet that is too big is answered to its client. All other errors are counted and dropped: they quote too little
-//! to be passed on to a client, and health checks detect backends that cannot be reached.
+//! "Fragmentation needed" and "packet too big" lower the path MTU of the tunnel ([`tidegate_snapshot::path_mtu`]);
+//! the next packet that is too big is answered to its client. All other errors are counted and dropped: they quote
+//! too little to be forwarded to a client, and health checks detect unreachable backends.
 //!
-//! An error is accepted only if it quotes a packet that this gateway sends: a tunnel packet from a tunnel source to the
-//! address of a backend that answers clients itself, whole, with DF, no longer than the link allows and longer than
-//! the MTU that the error reports. If the quote is long enough, it must also contain a packet to a service whose mode
-//! is this tunnel, with this backend. The host may send UDP from the same address, so an error about UDP is about a
-//! tunnel only if the quote shows it: by its packet, or, if it ends before that, by a usual port. A host that is not on the path and knows VIP and backend can still forge such an error. It then
-//! costs that backend's clients smaller packets for ten minutes, but never below the minimum of the outer family.
+//! An error is accepted only if it quotes a packet that this gateway sends: a tunnel packet from a tunnel source to
+//! the address of a backend that answers clients itself, whole, with DF, no longer than the link allows and longer
+//! than the MTU that the error reports. If the quote is long enough, it must also contain a packet to a service whose
+//! mode is this tunnel, with this backend. The host may send UDP from the same address, so an error about UDP
+//! concerns a tunnel only if the quote shows it: by its inner packet, or, if it ends before that, by a well-known
+//! port. An off-path host that knows VIP and backend can still forge such an error. It makes packets to that backend
+//! smaller for ten minutes, but never below the minimum of the outer family.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::EndpointKey;
@@ -69,7 +69,7 @@ impl Pipeline {
     }
 }
 
-/// Whether a UDP packet is one of a tunnel, and not one of the host.
+/// Whether a UDP packet belongs to a tunnel, and not to the host.
 fn is_udp_of_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled) -> bool {
     match &packet.inner {
         Some(inner) => is_ours(snapshot, outer, packet, inner),
@@ -77,7 +77,7 @@ fn is_udp_of_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled) -> boo
     }
 }
 
-/// The path MTU that an error about this packet proves; `None` if it proves nothing.
+/// The path MTU that a valid error about this packet reports.
 fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u16) -> Option<u16> {
     let interface = snapshot.interface(snapshot.route(&outer.dst)?.interface)?;
     if packet.ip_len > interface.mtu
@@ -87,19 +87,19 @@ fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u1
     }
     let minimum = path_mtu::minimum(outer.family);
     let mtu = match reported {
-        // An IPv4 router older than RFC 1191 reports 0: the next common MTU below the size of the packet is used.
+        // An IPv4 router older than RFC 1191 reports 0. Use the next common MTU below the size of the packet.
         0 if outer.src.is_v4() => PLATEAUS.into_iter().find(|&plateau| plateau < packet.ip_len)?,
-        // RFC 8201 section 4 requires that such a report is discarded.
+        // RFC 8201 section 4 requires discarding such a report.
         _ if reported < minimum && !outer.src.is_v4() => return None,
         _ => reported.max(minimum),
     };
     (mtu < packet.ip_len).then_some(mtu)
 }
 
-/// Whether the inner packet is one that the gateway would send into the tunnel to this backend.
+/// Whether the gateway would send the inner packet into the tunnel to this backend.
 fn is_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, inner: &Quote) -> bool {
     let Some(protocol) = Protocol::from_number(inner.proto) else {
-        // An ICMP error that was forwarded to the backend.
+        // An ICMP error was forwarded to the backend.
         return snapshot.address(&inner.dst).is_some();
     };
     if matches!(inner.fragment, Fragment::Later { .. }) {
@@ -107,7 +107,7 @@ fn is_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, inner: &Quote
     }
     let (vip, port) = (&inner.dst, inner.dst_port);
     let service = snapshot.service(Snapshot::hash_service(vip, inner.proto, port), vip, inner.proto, port);
-    // All backends of a service are reached in the same way, and with a DSR mode they have its port.
+    // All backends of a service have the same tunnel, and in a DSR mode its port.
     let backends = service.and_then(|service| snapshot.service_info(service.id)).map(|info| &info.backends);
     let backend = backends.and_then(|backends| snapshot.backend(backends.first()?.id));
     let encapsulation = backend.and_then(|backend| backend.encapsulation);

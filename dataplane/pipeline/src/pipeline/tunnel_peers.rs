@@ -1,9 +1,9 @@
 //! Packets that another gateway hands over in a tunnel (`dataplane.tunnelPeers`).
 //!
 //! Off the fast path: such packets go to an address of the gateway itself. The inner packet is processed as if it had
-//! arrived without the tunnel, in a burst of its own after the stages of the burst that brought it. It is forwarded to a
-//! backend or a client, answered, or dropped: nothing in a tunnel goes to the kernel or by a route of ours, and no tunnel in
-//! a tunnel is opened. If the frame goes to another worker, or waits, it does so as it arrived.
+//! arrived without the tunnel, in a burst of its own after the stages of the current burst. It is forwarded to a
+//! backend or a client, answered, or dropped. It never goes to the kernel or along one of our routes, and nested
+//! tunnels are not opened. A frame that is handed over to another worker or queued stays as it arrived.
 
 use arrayvec::ArrayVec;
 use tidegate_snapshot::addresses::AddressKind;
@@ -13,17 +13,17 @@ use tidegate_wire::ethernet::ether_type;
 use tidegate_wire::{Family, Headers, Parsed, parse};
 
 use super::burst::Burst;
-use super::next_hop::way_by_route;
+use super::next_hop::next_hop_by_route;
 use super::output::{BurstOutput, Oversized, UnknownFragment, Unresolved};
 use super::state::Pipeline;
 use crate::forward::dsr_l2;
 use crate::frame::Frame;
 
-/// Bytes in front of an inner packet, and of its header as far as it changes. Geneve with all options that its header has
-/// room for (260 bytes) fits, with the outer headers of either family. Longer headers are not opened.
+/// The longest headers in front of an inner packet, plus the part of its header that changes. Geneve with all possible
+/// options (260 bytes) fits behind the outer headers of either family. Packets with longer headers are not opened.
 const SAVED_MAX: usize = 384;
 
-/// Bytes of the inner packet in which its ECN field and its header checksum are.
+/// The bytes of the inner packet that contain its ECN field and its header checksum.
 const CHANGED: usize = 12;
 
 /// A frame without its outer headers.
@@ -48,11 +48,11 @@ impl<F: Frame> Burst<'_, '_, F> {
 }
 
 impl Pipeline {
-    /// Opens the tunnel packets of a burst, and processes what is in them.
+    /// Decapsulates the tunnel packets of a burst, and processes the inner packets.
     #[cold]
     #[inline(never)]
     pub(super) fn open_tunnels<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        // It is there: packets in a tunnel do not come here again.
+        // It is always there, since nested tunnels are not opened.
         let Some(mut out) = self.opened.take() else { return };
         for at in std::mem::take(&mut burst.of_peers) {
             let at = usize::from(at);
@@ -73,11 +73,11 @@ impl Pipeline {
         self.opened = Some(out);
     }
 
-    /// Takes over the output for the packet in the tunnel.
+    /// Merges the output for the inner packet into that of the burst.
     fn report<F: Frame>(&self, burst: &mut Burst<'_, '_, F>, at: usize, opened: &mut BurstOutput) {
         let frame = at as u8;
         burst.out.notes[at] = opened.notes[0];
-        // Lists that are full: as for a burst without room.
+        // If a list is full, entries are dropped, as in any burst.
         for event in opened.events.drain(..) {
             burst.out.report_neighbor(event);
         }
@@ -101,8 +101,8 @@ impl Pipeline {
     }
 }
 
-/// Whether a frame goes back to the station that it came from. The packet came from a peer, which is not on the way to
-/// the client.
+/// Whether a frame would return to the station that it came from. That is a peer, which is not on the path to the
+/// client.
 fn is_answer(why: TransmitReason) -> bool {
     match why {
         TransmitReason::Forward
@@ -129,12 +129,12 @@ fn is_answer(why: TransmitReason) -> bool {
 fn answer<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, why: TransmitReason) {
     let mut interface = burst.arrival.interface();
     if let Ok(Parsed::Ip(h)) = parse(burst.frames[at].bytes()) {
-        match way_by_route(&burst.view, &h.dst) {
-            Ok(way) if h.ttl > 1 && dsr_l2::forward(&mut burst.frames[at], &h, &way.link).is_ok() => {
-                interface = way.interface;
+        match next_hop_by_route(&burst.view, &h.dst) {
+            Ok(hop) if h.ttl > 1 && dsr_l2::forward(&mut burst.frames[at], &h, &hop.link).is_ok() => {
+                interface = hop.interface;
             }
             Ok(_) => {}
-            Err(unknown) => unknown.ask(burst.out),
+            Err(unknown) => unknown.request_resolution(burst.out),
         }
     }
     burst.set(at, Verdict::Transmit { interface, why });
@@ -156,7 +156,7 @@ fn open<F: Frame>(frame: &mut F) -> Result<Opened, Closed> {
         Family::V6 => ether_type::IPV6,
     };
     bytes[inner - 2..inner].copy_from_slice(&kind.to_be_bytes());
-    // Ethernet padding is no part of the inner packet.
+    // Ethernet padding isn't part of the inner packet.
     let shortened = frame.resize(usize::from(outer.ip_end));
     debug_assert!(shortened, "the packet is in the frame");
     frame.shrink_front(opened.removed);
@@ -164,10 +164,10 @@ fn open<F: Frame>(frame: &mut F) -> Result<Opened, Closed> {
 }
 
 impl Opened {
-    /// Makes the frame as it arrived. The packet in the tunnel is unchanged, apart from what is saved.
+    /// Restores the frame as it arrived. The inner packet is unchanged, apart from the saved bytes.
     fn restore<F: Frame>(&self, frame: &mut F) {
-        let has_room = frame.grow_front(self.removed) && frame.resize(self.len);
-        debug_assert!(has_room, "the frame was as long");
+        let fits = frame.grow_front(self.removed) && frame.resize(self.len);
+        debug_assert!(fits, "the frame was as long before");
         if let Some(beginning) = frame.bytes_mut().get_mut(..self.saved.len()) {
             beginning.copy_from_slice(&self.saved);
         }

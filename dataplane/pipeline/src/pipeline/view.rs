@@ -1,11 +1,11 @@
-//! The context of a burst, and its arrival.
+//! The context of a burst: the state that its frames are processed with, and where they came from.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::ids::{InterfaceIndex, WorkerIndex};
 
-/// The context of a burst, the same for each of its frames.
+/// The context of a burst, shared by its frames.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'s> {
     /// The forwarding state.
@@ -24,7 +24,7 @@ pub enum Arrival {
     /// From this worker, which received the burst through this interface.
     HandedOver(InterfaceIndex, WorkerIndex),
     /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
-    /// worker saw, and ICMP errors about a flow that any worker may hold, are handed over more than once.
+    /// worker saw, and ICMP errors about a flow that any worker may own, are handed over more than once.
     HandedOverAgain(InterfaceIndex, u8),
 }
 

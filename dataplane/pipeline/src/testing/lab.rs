@@ -31,7 +31,7 @@ use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 
 /// The result of one frame.
 #[derive(Debug)]
-pub struct Fate {
+pub struct FrameResult {
     /// The verdict.
     pub verdict: Verdict,
     /// The note about the frame.
@@ -45,7 +45,7 @@ pub struct Fate {
     /// The datagram whose first fragment it may wait for.
     pub waits_for: Option<FragmentKey>,
     /// The frames that are sent instead if it does not fit its link.
-    pub pieces: Vec<Vec<u8>>,
+    pub fragments: Vec<Vec<u8>>,
     /// The first fragments in the whole burst.
     pub first_fragments: Vec<FirstFragment>,
     /// The copies of flows for the worker that handed the burst over.
@@ -54,7 +54,7 @@ pub struct Fate {
     pub flow_uses: Vec<(WorkerIndex, FlowUse)>,
 }
 
-impl Fate {
+impl FrameResult {
     /// The frame as sent.
     ///
     /// # Panics
@@ -169,22 +169,22 @@ impl Lab {
     }
 
     /// Sends a frame from the builder, from the router to the gateway.
-    pub fn send(&mut self, builder: Builder) -> Fate {
+    pub fn send(&mut self, builder: Builder) -> FrameResult {
         self.receive(&builder.mac(ROUTER_MAC, GATEWAY_MAC).build())
     }
 
     /// Receives a frame from the wire.
-    pub fn receive(&mut self, frame: &[u8]) -> Fate {
+    pub fn receive(&mut self, frame: &[u8]) -> FrameResult {
         self.receive_as(Arrival::Wire(0), frame)
     }
 
     /// Receives a frame from any arrival.
-    pub fn receive_as(&mut self, arrival: Arrival, frame: &[u8]) -> Fate {
+    pub fn receive_as(&mut self, arrival: Arrival, frame: &[u8]) -> FrameResult {
         self.process(arrival, MemoryFrame::new(frame), frame)
     }
 
     /// Does the same as [`Self::receive`], with a buffer without headroom.
-    pub fn receive_tight(&mut self, frame: &[u8]) -> Fate {
+    pub fn receive_tight(&mut self, frame: &[u8]) -> FrameResult {
         let mut tight = MemoryFrame::new(frame);
         assert!(tight.grow_front(tidegate_spec::limits::HEADROOM_MIN), "all the room there is");
         tight.bytes_mut()[..frame.len()].copy_from_slice(frame);
@@ -193,14 +193,14 @@ impl Lab {
     }
 
     /// Receives frames that arrive together from the wire, at most one burst.
-    pub fn receive_burst(&mut self, frames: &[Vec<u8>]) -> Vec<Fate> {
+    pub fn receive_burst(&mut self, frames: &[Vec<u8>]) -> Vec<FrameResult> {
         let received = frames.iter().map(|frame| MemoryFrame::new(frame)).collect();
         self.process_burst(Arrival::Wire(0), received, frames)
     }
 
-    fn process(&mut self, arrival: Arrival, received: MemoryFrame, frame: &[u8]) -> Fate {
-        let fates = self.process_burst(arrival, vec![received], &[frame.to_vec()]);
-        fates.into_iter().next().expect("one fate a frame")
+    fn process(&mut self, arrival: Arrival, received: MemoryFrame, frame: &[u8]) -> FrameResult {
+        let results = self.process_burst(arrival, vec![received], &[frame.to_vec()]);
+        results.into_iter().next().expect("one fate a frame")
     }
 
     fn process_burst(
@@ -208,12 +208,12 @@ impl Lab {
         arrival: Arrival,
         mut frames: Vec<MemoryFrame>,
         received: &[Vec<u8>],
-    ) -> Vec<Fate> {
+    ) -> Vec<FrameResult> {
         let mut out = BurstOutput::default();
         let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
         self.pipeline.process(view, self.now, arrival, &mut frames, &mut out);
         assert_eq!((out.verdicts.len(), out.notes.len()), (frames.len(), frames.len()));
-        let fate = |n: usize| Fate {
+        let result = |n: usize| FrameResult {
             verdict: out.verdicts[n],
             note: out.notes[n],
             is_fast: out.fast >> n & 1 != 0,
@@ -224,25 +224,28 @@ impl Lab {
                 .iter()
                 .find(|unknown| usize::from(unknown.frame) == n)
                 .map(|unknown| unknown.key),
-            pieces: pieces(frames[n].bytes(), out.oversized.iter().find(|one| usize::from(one.frame) == n)),
+            fragments: fragments(
+                frames[n].bytes(),
+                out.oversized.iter().find(|one| usize::from(one.frame) == n),
+            ),
             first_fragments: out.first_fragments.to_vec(),
             flow_copies: out.flow_copies.to_vec(),
             flow_uses: out.flow_uses.to_vec(),
         };
-        let fates: Vec<Fate> = (0..frames.len()).map(fate).collect();
-        for (fate, received) in fates.iter().zip(received) {
-            self.counters.record(fate.verdict);
-            if !matches!(fate.verdict, Verdict::Transmit { .. }) {
-                assert_eq!(fate.frame, *received, "a frame that is not sent is unchanged");
+        let results: Vec<FrameResult> = (0..frames.len()).map(result).collect();
+        for (result, received) in results.iter().zip(received) {
+            self.counters.record(result.verdict);
+            if !matches!(result.verdict, Verdict::Transmit { .. }) {
+                assert_eq!(result.frame, *received, "a frame that is not sent is unchanged");
             }
         }
-        fates
+        results
     }
 
     /// The address of the backend that a note names.
     #[must_use]
-    pub fn backend_of(&self, fate: &Fate) -> IpAddr {
-        let id = fate.note.backend.expect("the packet has a backend");
+    pub fn backend_of(&self, result: &FrameResult) -> IpAddr {
+        let id = result.note.backend.expect("the packet has a backend");
         self.snapshot.backend(id).expect("the backend lives").address.ip()
     }
 }
@@ -257,13 +260,13 @@ fn prepare(pipeline: &Pipeline, snapshot: &Snapshot) {
 /// The client's own link address, for on-link clients.
 pub const CLIENT: MacAddr = CLIENT_MAC;
 
-fn pieces(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
+fn fragments(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
     let Some(one) = oversized else { return Vec::new() };
     let cut = Cut::new(frame, usize::from(one.packet), usize::from(one.mtu)).expect("it can be cut");
-    let piece = |n| {
-        let mut piece = vec![0; cut.frame_len(n)];
-        cut.write(frame, n, &mut piece);
-        piece
+    let fragment = |n| {
+        let mut bytes = vec![0; cut.frame_len(n)];
+        cut.write(frame, n, &mut bytes);
+        bytes
     };
-    (0..cut.pieces()).map(piece).collect()
+    (0..cut.pieces()).map(fragment).collect()
 }

@@ -19,8 +19,8 @@ use tidegate_wire::usual::{Usual, addr, words};
 use tidegate_wire::{proto, tcp};
 
 use super::family::{Families, Family};
-use super::flow_order::Left;
-use super::item::{Item, Way, Ways};
+use super::flow_order::Deferred;
+use super::item::{Action, Actions, Item};
 use super::send::reachable;
 use crate::pipeline::view::View;
 
@@ -31,33 +31,33 @@ pub(super) fn seek_on_change<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     service: &Service,
-    left: &mut Left,
+    deferred: &mut Deferred,
     item: &mut Item<A>,
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
     let packet = &item.packet;
     let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
-    let is_left = left.may_have(packet) || service.limited.of_bandwidth();
+    let is_deferred = deferred.may_have(packet) || service.limited.of_bandwidth();
     if flows.has_dsr_flows_of(&key) {
-        if left.admits(packet) && !is_left {
+        if deferred.admits(packet) && !is_deferred {
             item.hash = flows.steady_hash(&key);
             flows.prefetch_dsr(item.hash, Bucket::First);
-            item.way = Way::Dsr;
-            ways.dsr = true;
+            item.action = Action::Dsr;
+            actions.dsr = true;
         }
         return;
     }
     // A SYN may be counted against a limit, and the segment size in it may have to be lowered.
     let is_checked = packet.flags & tcp::flags::SYN != 0
         && (service.mss_limit != 0 || service.limited.of_new_flows() || snapshot.limits_sources());
-    if !(is_left || is_checked) {
-        prepare_choice(snapshot, service, item, ways);
+    if !(is_deferred || is_checked) {
+        prepare_choice(snapshot, service, item, actions);
     }
-    if item.way == Way::Stages && item.packet.controls() {
-        left.add(&item.packet);
+    if item.action == Action::Stages && item.packet.controls() {
+        deferred.add(&item.packet);
     }
 }
 
@@ -68,24 +68,24 @@ pub(super) fn seek_opening<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     service: &Service,
-    left: &mut Left,
+    deferred: &mut Deferred,
     item: &mut Item<A>,
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
 {
     let packet = &item.packet;
-    let is_left = left.may_have(packet);
-    left.add(packet);
+    let is_deferred = deferred.may_have(packet);
+    deferred.add(packet);
     let is_considered = service.entries == Entries::EachFlow && !service.limited.of_bandwidth();
-    if is_left || !is_considered || !may_begin(snapshot, service, packet) {
+    if is_deferred || !is_considered || !may_begin(snapshot, service, packet) {
         return;
     }
     let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
     item.hash = flows.steady_hash(&key);
     flows.prefetch_dsr(item.hash, Bucket::First);
-    (item.id, item.way) = (service.id.raw(), Way::Opening);
-    ways.opening = true;
+    (item.id, item.action) = (service.id.raw(), Action::Opening);
+    actions.opening = true;
 }
 
 /// The part of a packet that affects the state of its flow.
@@ -127,8 +127,12 @@ fn seats_in_flux(service: &Service) -> Option<&Rendezvous> {
 /// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
 /// client's. The hash of the choice takes the place of that of the flow.
 #[inline(always)]
-fn prepare_choice<const A: usize>(snapshot: &Snapshot, service: &Service, item: &mut Item<A>, ways: &mut Ways)
-where
+fn prepare_choice<const A: usize>(
+    snapshot: &Snapshot,
+    service: &Service,
+    item: &mut Item<A>,
+    actions: &mut Actions,
+) where
     Families: Family<A>,
 {
     let packet = &item.packet;
@@ -139,36 +143,39 @@ where
         let hash = snapshot.choice_hash(service, from, to, packet.proto);
         (item.flow_hash, item.hash) = (item.hash, hash);
         seats.prefetch();
-        item.way = Way::Chosen;
-        ways.chosen = true;
+        item.action = Action::Chosen;
+        actions.chosen = true;
     }
 }
 
 /// Prepares the choice for a packet whose flow has no entry: if its service tracks on change, or if the packet begins the flow,
 /// which [`seek_opening`] has checked for a SYN. Leaves any other packet to the stages.
-pub(super) fn prepare_without_entry<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, ways: &mut Ways)
-where
+pub(super) fn prepare_without_entry<const A: usize>(
+    snapshot: &Snapshot,
+    item: &mut Item<A>,
+    actions: &mut Actions,
+) where
     Families: Family<A>,
 {
-    let is_checked = item.way == Way::Opening;
-    item.way = Way::Stages;
+    let is_checked = item.action == Action::Opening;
+    item.action = Action::Stages;
     let Some(service) = snapshot.service_by_id(ServiceId::from_raw(item.id)) else { return };
     if service.on_change() {
-        prepare_choice(snapshot, service, item, ways);
+        prepare_choice(snapshot, service, item, actions);
     } else if is_checked || may_begin(snapshot, service, &item.packet) {
         item.service = Item::<A>::BEGINS;
-        prepare_choice(snapshot, service, item, ways);
+        prepare_choice(snapshot, service, item, actions);
     }
 }
 
 /// Prepares the choice for a packet of a service with translation whose flow has no entry, if it is a datagram that begins a
 /// flow of `nat`. Leaves any other packet to the stages.
-pub(super) fn prepare_pair<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, ways: &mut Ways)
+pub(super) fn prepare_pair<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, actions: &mut Actions)
 where
     Families: Family<A>,
 {
-    let is_request = item.way == Way::ToBackend;
-    item.way = Way::Stages;
+    let is_request = item.action == Action::ToBackend;
+    item.action = Action::Stages;
     if !is_request || item.packet.proto != proto::UDP {
         return;
     }
@@ -176,16 +183,16 @@ where
     let Some(service) = service.filter(|service| service.mode == ForwardingMode::Nat) else { return };
     if may_begin(snapshot, service, &item.packet) {
         item.service = Item::<A>::BEGINS_PAIR;
-        prepare_choice(snapshot, service, item, ways);
+        prepare_choice(snapshot, service, item, actions);
     }
 }
 
 /// Pass 3 for packets without an entry: stores the backend that the hash selects.
 #[inline(never)]
-pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>], ways: &mut Ways) {
-    let mut begun = Left::default();
-    for item in items.iter_mut().filter(|item| item.way == Way::Chosen) {
-        item.way = Way::Stages;
+pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>], actions: &mut Actions) {
+    let mut begun = Deferred::default();
+    for item in items.iter_mut().filter(|item| item.action == Action::Chosen) {
+        item.action = Action::Stages;
         let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
         let Some(seats) = service.and_then(deciding_seats) else { continue };
         let Some(backend) = seats.owner(item.hash) else { continue };
@@ -202,11 +209,11 @@ pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>],
         snapshot.prefetch_backend(backend);
         item.id = backend.raw();
         if item.service == Item::<A>::BEGINS_PAIR {
-            item.way = Way::Binding;
-            ways.binding = true;
+            item.action = Action::Binding;
+            actions.binding = true;
         } else {
-            item.way = Way::Dsr;
-            ways.dsr = true;
+            item.action = Action::Dsr;
+            actions.dsr = true;
         }
     }
 }
@@ -219,11 +226,11 @@ pub(super) fn bind<const A: usize>(
     flows: &mut FlowTables,
     items: &mut [Item<A>],
     now: Now,
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
 {
-    for item in items.iter_mut().filter(|item| item.way == Way::Binding) {
+    for item in items.iter_mut().filter(|item| item.action == Action::Binding) {
         let packet = &item.packet;
         // A backend that is its own client gets another source.
         match reachable(view, item).filter(|backend| words::<A>(&backend.address) != packet.src) {
@@ -234,11 +241,11 @@ pub(super) fn bind<const A: usize>(
                 flows.prefetch_nat(item.hash, Bucket::First);
                 flows.prefetch_nat(item.hash, Bucket::Second);
             }
-            None => item.way = Way::Stages,
+            None => item.action = Action::Stages,
         }
     }
-    for item in items.iter_mut().filter(|item| item.way == Way::Binding) {
-        item.way = Way::Stages;
+    for item in items.iter_mut().filter(|item| item.action == Action::Binding) {
+        item.action = Action::Stages;
         let Some(backend) = view.snapshot.backend(BackendId::from_raw(item.id)) else { continue };
         let Some(service) = view.snapshot.service_by_id(backend.service) else { continue };
         let (client, port) = (item.packet.src, item.packet.src_port());
@@ -246,8 +253,8 @@ pub(super) fn bind<const A: usize>(
         let reply = SteadyKey::reply(backend.endpoint, client, port);
         let first = (backend.id, Packet::Datagram);
         if flows.create_nat((&flow, item.flow_hash), (&reply, item.hash), first, service.idle, now) {
-            (item.other, item.other_port, item.way) = (client, port, Way::ToBackend);
-            ways.to_backends = true;
+            (item.other, item.other_port, item.action) = (client, port, Action::ToBackend);
+            actions.to_backends = true;
         }
     }
 }

@@ -11,8 +11,8 @@ use tidegate_wire::usual::{addr, words};
 
 use super::choice::{prepare_pair, prepare_without_entry};
 use super::family::{Families, Family};
-use super::flow_order::Left;
-use super::item::{Item, Way, Ways};
+use super::flow_order::Deferred;
+use super::item::{Action, Actions, Item};
 use crate::pipeline::copies::is_copied;
 
 /// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend. Prepares the choice for packets
@@ -23,23 +23,23 @@ pub(super) fn find<const A: usize>(
     flows: &mut FlowTables,
     now: Now,
     items: &mut [Item<A>],
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
     let mut elsewhere = 0;
-    if ways.dsr {
+    if actions.dsr {
         elsewhere |= find_dsr(snapshot, flows, now, items);
     }
-    if ways.to_backends | ways.to_clients {
+    if actions.to_backends | actions.to_clients {
         elsewhere |= find_nat(snapshot, flows, now, items);
     }
     if elsewhere != 0 {
-        find_elsewhere(snapshot, flows, now, (items, elsewhere), ways);
+        find_elsewhere(snapshot, flows, now, (items, elsewhere), actions);
     }
-    if ways.opening {
-        find_openings(snapshot, flows, items, ways);
+    if actions.opening {
+        find_openings(snapshot, flows, items, actions);
     }
 }
 
@@ -56,7 +56,7 @@ where
 {
     let mut elsewhere = 0_u32;
     for (n, item) in items.iter_mut().enumerate() {
-        if item.way != Way::Dsr {
+        if item.action != Action::Dsr {
             continue;
         }
         let is_tcp = item.packet.proto == proto::TCP;
@@ -65,7 +65,7 @@ where
                 snapshot.prefetch_backend(backend);
                 item.id = backend.raw();
             }
-            First::There => item.way = Way::Stages,
+            First::There => item.action = Action::Stages,
             First::Absent => {
                 flows.prefetch_dsr(item.hash, Bucket::Second);
                 elsewhere |= 1 << (n % BURST);
@@ -88,13 +88,13 @@ where
 {
     let mut elsewhere = 0_u32;
     for (n, item) in items.iter_mut().enumerate() {
-        if !matches!(item.way, Way::ToBackend | Way::ToClient) {
+        if !matches!(item.action, Action::ToBackend | Action::ToClient) {
             continue;
         }
         let is_tcp = item.packet.proto == proto::TCP;
         match flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now) {
-            First::Steady(hit) => settle(snapshot, item, &hit),
-            First::There => item.way = Way::Stages,
+            First::Steady(hit) => store_hit(snapshot, item, &hit),
+            First::There => item.action = Action::Stages,
             First::Absent => {
                 flows.prefetch_nat(item.hash, Bucket::Second);
                 elsewhere |= 1 << (n % BURST);
@@ -112,7 +112,7 @@ fn find_elsewhere<const A: usize>(
     flows: &mut FlowTables,
     now: Now,
     (items, mut elsewhere): (&mut [Item<A>], u32),
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
@@ -120,20 +120,20 @@ fn find_elsewhere<const A: usize>(
     while let Some(item) = items.get_mut(elsewhere.trailing_zeros() as usize) {
         elsewhere &= elsewhere - 1;
         let is_tcp = item.packet.proto == proto::TCP;
-        if item.way == Way::Dsr {
+        if item.action == Action::Dsr {
             match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
                 First::Steady(backend) => {
                     snapshot.prefetch_backend(backend);
                     item.id = backend.raw();
                 }
-                First::There => item.way = Way::Stages,
-                First::Absent => prepare_without_entry(snapshot, item, ways),
+                First::There => item.action = Action::Stages,
+                First::Absent => prepare_without_entry(snapshot, item, actions),
             }
         } else {
             match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
-                First::Steady(hit) => settle(snapshot, item, &hit),
-                First::There => item.way = Way::Stages,
-                First::Absent => prepare_pair(snapshot, item, ways),
+                First::Steady(hit) => store_hit(snapshot, item, &hit),
+                First::There => item.action = Action::Stages,
+                First::Absent => prepare_pair(snapshot, item, actions),
             }
         }
     }
@@ -147,20 +147,20 @@ pub(super) fn find_copies<const A: usize>(
     copies: &FlowCopies,
     now: Now,
     items: &mut [Item<A>],
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) {
     for item in items.iter_mut() {
         let packet = &item.packet;
-        let key = match item.way {
-            Way::ToBackendByCopy => {
+        let key = match item.action {
+            Action::ToBackendByCopy => {
                 FlowKey::flow(ServiceId::from_raw(item.id), addr(packet.src), packet.src_port())
             }
-            Way::ToClientByCopy => {
+            Action::ToClientByCopy => {
                 FlowKey::reply(EndpointId::from_raw(item.id), addr(packet.dst), packet.dst_port())
             }
             _ => continue,
         };
-        item.way = Way::Stages;
+        item.action = Action::Stages;
         match copies.peek(&key, FlowHash::from_bits(item.hash), now) {
             Some(Copied::Request { backend, local }) => {
                 (item.other, item.other_port) = match local {
@@ -169,16 +169,16 @@ pub(super) fn find_copies<const A: usize>(
                 };
                 item.id = backend.raw();
                 snapshot.prefetch_backend(*backend);
-                item.way = Way::ToBackend;
-                ways.to_backends = true;
+                item.action = Action::ToBackend;
+                actions.to_backends = true;
             }
             Some(Copied::Reply { service, backend, client })
                 if snapshot.service_by_id(*service).is_some_and(is_copied) =>
             {
                 (item.other, item.other_port) = (words(&client.addr), client.port);
                 (item.id, item.service) = (backend.raw(), service.raw());
-                item.way = Way::ToClient;
-                ways.to_clients = true;
+                item.action = Action::ToClient;
+                actions.to_clients = true;
             }
             Some(Copied::Reply { .. }) | None => {}
         }
@@ -191,41 +191,43 @@ fn find_openings<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     items: &mut [Item<A>],
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    for item in items.iter_mut().filter(|item| item.way == Way::Opening) {
+    for item in items.iter_mut().filter(|item| item.action == Action::Opening) {
         if flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::First) {
-            item.way = Way::Stages;
+            item.action = Action::Stages;
         } else {
             flows.prefetch_dsr(item.hash, Bucket::Second);
         }
     }
     // An earlier segment of an unknown connection begins its flow in the stages.
-    let mut left = Left::default();
+    let mut deferred = Deferred::default();
     for item in items.iter_mut() {
-        if item.way == Way::Stages {
-            left.add(&item.packet);
+        if item.action == Action::Stages {
+            deferred.add(&item.packet);
         }
-        if item.way != Way::Opening {
+        if item.action != Action::Opening {
             continue;
         }
-        if left.may_have(&item.packet) || flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::Second) {
-            item.way = Way::Stages;
+        if deferred.may_have(&item.packet)
+            || flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::Second)
+        {
+            item.action = Action::Stages;
         } else {
-            prepare_without_entry(snapshot, item, ways);
+            prepare_without_entry(snapshot, item, actions);
         }
     }
 }
 
 /// Stores what the entry of a NAT flow says.
 #[inline(always)]
-fn settle<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
+fn store_hit<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
     (item.other, item.other_port) = (hit.addr, hit.port);
     item.id = hit.backend.raw();
-    if item.way == Way::ToClient {
+    if item.action == Action::ToClient {
         item.service = hit.owner;
     } else {
         snapshot.prefetch_backend(hit.backend);

@@ -7,43 +7,43 @@ use tidegate_snapshot::service::Service;
 use tidegate_spec::ids::WorkerIndex;
 use tidegate_wire::usual::{Usual, addr};
 
-use crate::pipeline::owners::{Dealt, Owners, owner_of_client};
+use crate::pipeline::owners::{Owners, RssDistribution, owner_of_client};
 
 /// This worker among the others.
-pub(super) struct Here<'a> {
+pub(super) struct LocalWorker<'a> {
     pub(super) worker: WorkerIndex,
     pub(super) owners: Owners<'a>,
     /// Its copies of flows that others hold.
     pub(super) copies: &'a FlowCopies,
 }
 
-impl Here<'_> {
+impl LocalWorker<'_> {
     /// Whether this worker holds the flow of a client's packet.
     #[inline(always)]
-    pub(super) fn holds_request<const A: usize>(&self, service: &Service, packet: &Usual<A>) -> bool {
-        self.owners.workers <= 1 || self.holds_request_of_many(service, packet)
+    pub(super) fn owns_request<const A: usize>(&self, service: &Service, packet: &Usual<A>) -> bool {
+        self.owners.workers <= 1 || self.owns_request_of_many(service, packet)
     }
 
     #[inline(never)]
-    fn holds_request_of_many<const A: usize>(&self, service: &Service, packet: &Usual<A>) -> bool {
+    fn owns_request_of_many<const A: usize>(&self, service: &Service, packet: &Usual<A>) -> bool {
         let (src, dst) = (addr(packet.src), addr(packet.dst));
         let (client, vip) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
-        self.is(self.owners.of_request(service, client, vip, packet.proto, Dealt::WithItsFlow))
+        self.is(self.owners.of_request(service, client, vip, packet.proto, RssDistribution::ByFlow))
     }
 
     /// Whether this worker holds the flow of a backend's packet.
     #[inline(always)]
-    pub(super) fn holds_reply<const A: usize>(&self, snapshot: &Snapshot, packet: &Usual<A>) -> bool {
-        self.owners.workers <= 1 || self.holds_reply_of_many(snapshot, packet)
+    pub(super) fn owns_reply<const A: usize>(&self, snapshot: &Snapshot, packet: &Usual<A>) -> bool {
+        self.owners.workers <= 1 || self.owns_reply_of_many(snapshot, packet)
     }
 
     #[inline(never)]
-    fn holds_reply_of_many<const A: usize>(&self, snapshot: &Snapshot, packet: &Usual<A>) -> bool {
+    fn owns_reply_of_many<const A: usize>(&self, snapshot: &Snapshot, packet: &Usual<A>) -> bool {
         let (src, dst) = (addr(packet.src), addr(packet.dst));
         let (backend, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
         // Nearly all are clients, which needs no look-up.
         self.is(if snapshot.may_be_ours(&packet.dst) {
-            self.owners.of_reply(snapshot, backend, to, packet.proto, Dealt::WithItsFlow)
+            self.owners.of_reply(snapshot, backend, to, packet.proto, RssDistribution::ByFlow)
         } else {
             Some(owner_of_client(to, packet.proto, self.owners.workers))
         })

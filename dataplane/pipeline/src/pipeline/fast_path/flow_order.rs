@@ -5,12 +5,12 @@ use tidegate_wire::usual::Usual;
 /// The flows of which an earlier packet of the burst is left to the stages, as a Bloom filter of 256 bits with one bit for each
 /// flow.
 #[derive(Default)]
-pub(super) struct Left {
+pub(super) struct Deferred {
     bits: [u64; 4],
     has_any: bool,
 }
 
-impl Left {
+impl Deferred {
     /// The number of a word and a bit in it.
     #[inline(always)]
     fn place<const A: usize>(packet: &Usual<A>) -> (usize, u64) {

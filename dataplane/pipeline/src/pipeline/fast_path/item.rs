@@ -26,7 +26,7 @@ pub(super) struct Item<const A: usize> {
     /// The position of the frame.
     pub(super) at: u8,
     /// Where the packet goes.
-    pub(super) way: Way,
+    pub(super) action: Action,
 }
 
 const _: () = assert!(size_of::<Item<1>>() <= 48 && size_of::<Item<4>>() <= 88);
@@ -42,14 +42,14 @@ impl<const A: usize> Default for Item<A> {
             id: 0,
             service: 0,
             at: 0,
-            way: Way::Stages,
+            action: Action::Stages,
         }
     }
 }
 
 /// What the fast path does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Way {
+pub(super) enum Action {
     /// Nothing: the stages process it.
     #[default]
     Stages,
@@ -74,20 +74,20 @@ pub(super) enum Way {
 
 /// The ways that packets of a burst take.
 #[derive(Debug, Default)]
-pub(super) struct Ways {
-    /// [`Way::Dsr`].
+pub(super) struct Actions {
+    /// [`Action::Dsr`].
     pub(super) dsr: bool,
-    /// [`Way::ToBackend`].
+    /// [`Action::ToBackend`].
     pub(super) to_backends: bool,
-    /// [`Way::ToClient`].
+    /// [`Action::ToClient`].
     pub(super) to_clients: bool,
-    /// [`Way::ToBackendByCopy`] and [`Way::ToClientByCopy`].
+    /// [`Action::ToBackendByCopy`] and [`Action::ToClientByCopy`].
     pub(super) by_copies: bool,
-    /// [`Way::Opening`].
+    /// [`Action::Opening`].
     pub(super) opening: bool,
-    /// [`Way::Chosen`].
+    /// [`Action::Chosen`].
     pub(super) chosen: bool,
-    /// [`Way::Binding`].
+    /// [`Action::Binding`].
     pub(super) binding: bool,
 }
 
@@ -113,13 +113,13 @@ impl<const A: usize> Item<A> {
     #[inline(always)]
     pub(super) fn begin(&mut self, packet: Usual<A>, hash: u64, at: u8) {
         (self.packet, self.hash, self.service) = (packet, hash, 0);
-        (self.at, self.way) = (at, Way::Stages);
+        (self.at, self.action) = (at, Action::Stages);
     }
 
     /// Whether the packet goes to a backend and is the first of its flow.
     #[inline(always)]
     pub(super) fn is_new(&self) -> bool {
-        matches!(self.way, Way::Dsr | Way::ToBackend) & (self.service >= Self::OPENS)
+        matches!(self.action, Action::Dsr | Action::ToBackend) & (self.service >= Self::OPENS)
     }
 
     /// The key of the flow of a client's packet, before its backend is known.
@@ -132,7 +132,7 @@ impl<const A: usize> Item<A> {
     #[inline(always)]
     pub(super) fn key(&self) -> SteadyKey<A> {
         let packet = &self.packet;
-        if self.way == Way::ToClient {
+        if self.action == Action::ToClient {
             SteadyKey::reply(EndpointId::from_raw(self.id), packet.dst, packet.dst_port())
         } else {
             self.client_key()

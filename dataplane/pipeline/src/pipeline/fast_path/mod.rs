@@ -28,9 +28,9 @@ pub(super) use item::Items;
 
 use choice::{bind, choose, open, seek_on_change, seek_opening};
 use family::{Families, Family};
-use flow_locality::Here;
-use flow_order::Left;
-use item::{Item, Way, Ways};
+use flow_locality::LocalWorker;
+use flow_order::Deferred;
+use item::{Action, Actions, Item};
 use tidegate_conntrack::{Bucket, FlowHash, FlowTables, SteadyKey, SteadyTables};
 use tidegate_snapshot::service::Entries;
 use tidegate_snapshot::{Interface, Snapshot};
@@ -60,14 +60,14 @@ impl Pipeline {
     ) -> u32 {
         let Self { items: Items { v4, v6 }, flows, copies, worker, workers, snat_ports, .. } = self;
         let owners = Owners { workers: *workers, steering: snat_ports.steering() };
-        let here = Here { worker: *worker, owners, copies };
+        let local_worker = LocalWorker { worker: *worker, owners, copies };
         let (count_v4, count_v6) = check(interface, frames, v4, v6);
         let mut sent = 0;
         if count_v4 > 0 {
-            sent |= pass_on(&view, flows, (now, &here), frames, &mut v4[..count_v4], out);
+            sent |= pass_on(&view, flows, (now, &local_worker), frames, &mut v4[..count_v4], out);
         }
         if count_v6 > 0 {
-            sent |= pass_on(&view, flows, (now, &here), frames, &mut v6[..count_v6], out);
+            sent |= pass_on(&view, flows, (now, &local_worker), frames, &mut v6[..count_v6], out);
         }
         sent
     }
@@ -78,7 +78,7 @@ impl Pipeline {
 fn pass_on<F: Frame, const A: usize>(
     view: &View<'_>,
     flows: &mut FlowTables,
-    (now, here): (Now, &Here<'_>),
+    (now, local_worker): (Now, &LocalWorker<'_>),
     frames: &mut [F],
     items: &mut [Item<A>],
     out: &mut BurstOutput,
@@ -87,19 +87,19 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let mut ways = seek(view.snapshot, flows, here, items);
-    find::find(view.snapshot, flows, now, items, &mut ways);
-    if ways.by_copies {
-        find::find_copies(view.snapshot, here.copies, now, items, &mut ways);
+    let mut actions = seek(view.snapshot, flows, local_worker, items);
+    find::find(view.snapshot, flows, now, items, &mut actions);
+    if actions.by_copies {
+        find::find_copies(view.snapshot, local_worker.copies, now, items, &mut actions);
     }
-    if ways.chosen {
-        choose(view.snapshot, items, &mut ways);
+    if actions.chosen {
+        choose(view.snapshot, items, &mut actions);
     }
-    if ways.binding {
-        bind(view, flows, items, now, &mut ways);
+    if actions.binding {
+        bind(view, flows, items, now, &mut actions);
     }
-    let sent = send::send(view, frames, items, &ways, out);
-    if ways.chosen {
+    let sent = send::send(view, frames, items, &actions, out);
+    if actions.chosen {
         open(view, flows, items, sent, now);
     }
     sent
@@ -152,40 +152,40 @@ fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], 
 fn seek<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
-    here: &Here<'_>,
+    local_worker: &LocalWorker<'_>,
     items: &mut [Item<A>],
-) -> Ways
+) -> Actions
 where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
     // Flows whose bytes are counted have more to do for each packet.
     let translates = !flows.nat.has_streams();
-    let mut ways = Ways::default();
-    let mut left = Left::default();
+    let mut actions = Actions::default();
+    let mut deferred = Deferred::default();
     for item in items.iter_mut() {
         let packet = &item.packet;
         let Some(service) = snapshot.service(item.hash, &addr(packet.dst), packet.proto, packet.dst_port())
         else {
-            if !left.admits(packet) {
+            if !deferred.admits(packet) {
                 continue;
             }
             item.hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
             snapshot.prefetch_endpoint(item.hash);
-            item.way = Way::ToClient;
-            ways.to_clients = true;
+            item.action = Action::ToClient;
+            actions.to_clients = true;
             continue;
         };
         if service.on_change() {
             item.id = service.id.raw();
-            seek_on_change(snapshot, flows, service, &mut left, item, &mut ways);
+            seek_on_change(snapshot, flows, service, &mut deferred, item, &mut actions);
             continue;
         }
         if packet.controls() {
-            seek_opening(snapshot, flows, service, &mut left, item, &mut ways);
+            seek_opening(snapshot, flows, service, &mut deferred, item, &mut actions);
             continue;
         }
-        if left.may_have(packet) {
+        if deferred.may_have(packet) {
             continue;
         }
         let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
@@ -193,29 +193,29 @@ where
             Entries::EachFlow if !service.limited.of_bandwidth() => {
                 item.hash = flows.steady_hash(&key);
                 flows.prefetch_dsr(item.hash, Bucket::First);
-                item.way = Way::Dsr;
-                ways.dsr = true;
+                item.action = Action::Dsr;
+                actions.dsr = true;
             }
             Entries::Pairs if service.is_plain & translates => {
                 item.hash = flows.steady_hash(&key);
-                if here.holds_request(service, packet) {
+                if local_worker.owns_request(service, packet) {
                     flows.prefetch_nat(item.hash, Bucket::First);
-                    item.way = Way::ToBackend;
-                    ways.to_backends = true;
+                    item.action = Action::ToBackend;
+                    actions.to_backends = true;
                 } else {
-                    here.copies.prefetch(FlowHash::from_bits(item.hash));
-                    item.way = Way::ToBackendByCopy;
-                    ways.by_copies = true;
+                    local_worker.copies.prefetch(FlowHash::from_bits(item.hash));
+                    item.action = Action::ToBackendByCopy;
+                    actions.by_copies = true;
                 }
             }
             _ => continue,
         }
         item.id = service.id.raw();
     }
-    if ways.to_clients {
-        seek_replies(snapshot, flows, here, translates, items, &mut ways);
+    if actions.to_clients {
+        seek_replies(snapshot, flows, local_worker, translates, items, &mut actions);
     }
-    ways
+    actions
 }
 
 /// Pass 2 for packets that may come from backends.
@@ -223,14 +223,14 @@ where
 fn seek_replies<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
-    here: &Here<'_>,
+    local_worker: &LocalWorker<'_>,
     translates: bool,
     items: &mut [Item<A>],
-    ways: &mut Ways,
+    actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
 {
-    for item in items.iter_mut().filter(|item| item.way == Way::ToClient) {
+    for item in items.iter_mut().filter(|item| item.action == Action::ToClient) {
         let packet = &item.packet;
         let src = addr(packet.src);
         match snapshot.endpoint(item.hash, &src, packet.proto, packet.src_port()) {
@@ -238,15 +238,15 @@ fn seek_replies<const A: usize>(
                 let key = SteadyKey::reply(endpoint, packet.dst, packet.dst_port());
                 item.hash = flows.steady_hash(&key);
                 item.id = endpoint.raw();
-                if here.holds_reply(snapshot, packet) {
+                if local_worker.owns_reply(snapshot, packet) {
                     flows.prefetch_nat(item.hash, Bucket::First);
                 } else {
-                    here.copies.prefetch(FlowHash::from_bits(item.hash));
-                    item.way = Way::ToClientByCopy;
-                    ways.by_copies = true;
+                    local_worker.copies.prefetch(FlowHash::from_bits(item.hash));
+                    item.action = Action::ToClientByCopy;
+                    actions.by_copies = true;
                 }
             }
-            _ => item.way = Way::Stages,
+            _ => item.action = Action::Stages,
         }
     }
 }

@@ -18,7 +18,7 @@ use tidegate_wire::usual::{Usual, addr, station_bits, words};
 use tidegate_wire::{Addr, MacAddr};
 
 use super::family::{Families, Family};
-use super::item::{Item, Way, Ways};
+use super::item::{Action, Actions, Item};
 use crate::forward::usual::{self as rewrite, LinkHead, OuterV4, Translation};
 use crate::forward::{Link, tunnel};
 use crate::frame::Frame;
@@ -54,20 +54,20 @@ pub(super) fn send<F: Frame, const A: usize>(
     view: &View<'_>,
     frames: &mut [F],
     items: &[Item<A>],
-    ways: &Ways,
+    actions: &Actions,
     out: &mut BurstOutput,
 ) -> u32
 where
     Families: Family<A>,
 {
     let mut sent = 0;
-    if ways.dsr {
+    if actions.dsr {
         sent |= send_dsr(view, frames, items, out);
     }
-    if ways.to_backends {
+    if actions.to_backends {
         sent |= send_to_backends(view, frames, items, out);
     }
-    if ways.to_clients {
+    if actions.to_clients {
         sent |= send_to_clients(view, frames, items, out);
     }
     sent
@@ -83,7 +83,7 @@ fn send_dsr<F: Frame, const A: usize>(
 ) -> u32 {
     let mut sent = 0_u32;
     for item in items {
-        if item.way != Way::Dsr {
+        if item.action != Action::Dsr {
             continue;
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
@@ -103,7 +103,7 @@ fn send_to_backends<F: Frame, const A: usize>(
 ) -> u32 {
     let mut sent = 0_u32;
     for item in items {
-        if item.way != Way::ToBackend {
+        if item.action != Action::ToBackend {
             continue;
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
@@ -128,7 +128,7 @@ where
     // It begins with the address 0, which no host has, so it has no next hop.
     let mut last = LastHop { clients: Default::default(), hop: None };
     for item in items {
-        if item.way != Way::ToClient {
+        if item.action != Action::ToClient {
             continue;
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
@@ -155,8 +155,8 @@ fn note_sent<const A: usize>(
     };
     out.verdicts[at] = Verdict::Transmit { interface, why };
     if out.takes_notes() {
-        let flow = match item.way {
-            Way::Dsr if item.service == Item::<A>::WITHOUT_ENTRY => FlowNote::None,
+        let flow = match item.action {
+            Action::Dsr if item.service == Item::<A>::WITHOUT_ENTRY => FlowNote::None,
             _ if item.is_new() => FlowNote::New,
             _ => FlowNote::Known,
         };

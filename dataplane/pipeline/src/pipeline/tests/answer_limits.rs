@@ -44,13 +44,13 @@ fn packets_that_expire_do_not_switch_path_mtu_discovery_off() {
 
 #[test]
 fn no_kind_of_answer_uses_up_another() {
-    let ask = |kind| match kind {
+    let query = |kind| match kind {
         AnswerKind::PacketTooBig => too_big(CLIENT, VIP),
         AnswerKind::TimeExceeded => expiring(CLIENT, VIP),
         AnswerKind::Reset => Builder::tcp(CLIENT, "203.0.113.6:80").flags(flags::SYN),
         AnswerKind::Unreachable => Builder::udp(CLIENT, "203.0.113.6:53"),
     };
-    let answered = |lab: &mut Lab, kind| matches!(lab.send(ask(kind)).verdict, Verdict::Transmit { .. });
+    let answered = |lab: &mut Lab, kind| matches!(lab.send(query(kind)).verdict, Verdict::Transmit { .. });
     for &used_up in AnswerKind::ALL {
         let mut lab = lab();
         assert!((0..300).filter(|_| answered(&mut lab, used_up)).count() < 300, "{used_up}");

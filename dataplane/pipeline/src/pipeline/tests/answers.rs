@@ -35,20 +35,20 @@ fn services() -> Vec<ServiceSpec> {
 #[test]
 fn arp_for_addresses_of_ours_is_answered_and_for_those_of_others_is_punted() {
     let mut lab = Lab::new(services());
-    let ask = |target: &str| {
+    let query = |target: &str| {
         let target = target.parse().unwrap();
         arp::request(CLIENT, "10.0.0.77".parse().unwrap(), target, None, None)
     };
     for target in ["203.0.113.5", "10.0.0.253", "10.0.0.254"] {
-        let fate = lab.receive(&ask(target));
-        let Ok(Parsed::Arp(reply)) = parse(fate.sent(TransmitReason::ArpReply)) else { panic!("not ARP") };
+        let result = lab.receive(&query(target));
+        let Ok(Parsed::Arp(reply)) = parse(result.sent(TransmitReason::ArpReply)) else { panic!("not ARP") };
         assert_eq!((reply.sender_mac, reply.sender_ip), (GATEWAY_MAC, target.parse().unwrap()));
         assert_eq!((reply.target_mac, reply.target_ip), (CLIENT, "10.0.0.77".parse().unwrap()));
-        assert_eq!(ethernet::destination(&fate.frame), CLIENT);
-        assert_eq!(fate.events, [seen("10.0.0.77", CLIENT, Sighting::Request)]);
+        assert_eq!(ethernet::destination(&result.frame), CLIENT);
+        assert_eq!(result.events, [seen("10.0.0.77", CLIENT, Sighting::Request)]);
     }
-    let fate = lab.receive(&ask("10.0.0.42"));
-    assert_eq!((fate.verdict, &fate.events[..]), (Verdict::Punt(PuntReason::Local), &[][..]));
+    let result = lab.receive(&query("10.0.0.42"));
+    assert_eq!((result.verdict, &result.events[..]), (Verdict::Punt(PuntReason::Local), &[][..]));
 }
 
 fn seen(addr: &str, mac: MacAddr, how: Sighting) -> NeighborEvent {
@@ -86,9 +86,9 @@ fn the_resolver_hears_only_what_is_news_about_neighbours_that_somebody_wants() {
     assert_eq!(lab.receive(&announced(ROUTER_MAC)).events, [moved]);
     let off_link =
         arp::request(CLIENT, "192.0.2.7".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
-    let fate = lab.receive(&off_link);
-    fate.sent(TransmitReason::ArpReply);
-    assert_eq!(fate.events, [], "whoever is not on the link is reached by a router");
+    let result = lab.receive(&off_link);
+    result.sent(TransmitReason::ArpReply);
+    assert_eq!(result.events, [], "whoever is not on the link is reached by a router");
 }
 
 #[test]
@@ -249,24 +249,24 @@ fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
         let address = ours.parse().unwrap();
         let asks = arp::request(CLIENT, address, "10.0.0.42".parse().unwrap(), None, None);
         for claim in [arp::announcement(CLIENT, address, None), asks] {
-            let fate = lab.receive(&claim);
-            assert_eq!(fate.refused(), Refusal::AddressConflict);
-            assert_eq!(fate.events, [conflict(ours, Some(CLIENT))]);
+            let result = lab.receive(&claim);
+            assert_eq!(result.refused(), Refusal::AddressConflict);
+            assert_eq!(result.events, [conflict(ours, Some(CLIENT))]);
         }
         let echo = lab.receive(&arp::announcement(GATEWAY_MAC, address, None));
         assert_eq!(echo.events, [], "our own packet that came back");
     }
     for ours in ["2001:db8:1::5", "fd00::fd", "fd00::fe"] {
-        let fate = lab.receive(&advertisement(ours, 0x20, CLIENT));
-        assert_eq!(fate.refused(), Refusal::AddressConflict);
-        assert_eq!(fate.events, [conflict(ours, Some(CLIENT))]);
+        let result = lab.receive(&advertisement(ours, 0x20, CLIENT));
+        assert_eq!(result.refused(), Refusal::AddressConflict);
+        assert_eq!(result.events, [conflict(ours, Some(CLIENT))]);
     }
     // RFC 5227 2.1.1, RFC 4862 5.4.3: a probe for the address is answered, so the prober does not use it.
     let probe =
         arp::request(CLIENT, std::net::Ipv4Addr::UNSPECIFIED, "203.0.113.5".parse().unwrap(), None, None);
-    let fate = lab.receive(&probe);
-    fate.sent(TransmitReason::ArpReply);
-    assert_eq!(fate.events, []);
+    let result = lab.receive(&probe);
+    result.sent(TransmitReason::ArpReply);
+    assert_eq!(result.events, []);
 }
 
 #[test]
@@ -274,22 +274,22 @@ fn senders_that_are_no_single_station_are_ignored_and_counted() {
     let mut lab = Lab::new(services());
     let (client, vip) = ("10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap());
     for mac in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
-        let fate = lab.receive(&arp::request(mac, client, vip, None, None));
-        assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
+        let result = lab.receive(&arp::request(mac, client, vip, None, None));
+        assert_eq!((result.refused(), &result.events[..]), (Refusal::BadSource, &[][..]));
         let from = "fd00::77".parse().unwrap();
-        let fate = lab.receive(&ndp::solicitation(mac, from, "2001:db8:1::5".parse().unwrap(), None, None));
-        assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
+        let result = lab.receive(&ndp::solicitation(mac, from, "2001:db8:1::5".parse().unwrap(), None, None));
+        assert_eq!((result.refused(), &result.events[..]), (Refusal::BadSource, &[][..]));
     }
     for sender in ["255.255.255.255", "224.0.0.1", "127.0.0.1"] {
-        let fate = lab.receive(&arp::request(CLIENT, sender.parse().unwrap(), vip, None, None));
-        assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
+        let result = lab.receive(&arp::request(CLIENT, sender.parse().unwrap(), vip, None, None));
+        assert_eq!((result.refused(), &result.events[..]), (Refusal::BadSource, &[][..]));
     }
 }
 
 #[test]
 fn solicitations_for_addresses_of_ours_are_answered_and_for_those_of_others_are_punted() {
     let mut lab = Lab::new(services());
-    let ask = |target: &str, known: Option<MacAddr>| {
+    let query = |target: &str, known: Option<MacAddr>| {
         ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), target.parse().unwrap(), None, known)
     };
     for (target, known) in [
@@ -299,17 +299,17 @@ fn solicitations_for_addresses_of_ours_are_answered_and_for_those_of_others_are_
         ("fd00::fe", None),
         ("fd00::fe", Some(GATEWAY_MAC)),
     ] {
-        let fate = lab.receive(&ask(target, known));
-        let sent = fate.sent(TransmitReason::NeighborAdvertisement);
+        let result = lab.receive(&query(target, known));
+        let sent = result.sent(TransmitReason::NeighborAdvertisement);
         let Ok(Some(Ndp::Advertisement { target: told, target_mac, solicited, .. })) =
             ndp::parse(sent, &headers(sent))
         else {
             panic!("{}", summary(sent))
         };
         assert_eq!((ip(target), target_mac, solicited), (told.into(), Some(GATEWAY_MAC), true));
-        assert_eq!(fate.events, [seen("fd00::77", CLIENT, Sighting::Request)]);
+        assert_eq!(result.events, [seen("fd00::77", CLIENT, Sighting::Request)]);
     }
-    assert_eq!(lab.receive(&ask("fd00::42", None)).verdict, Verdict::Punt(PuntReason::Local));
+    assert_eq!(lab.receive(&query("fd00::42", None)).verdict, Verdict::Punt(PuntReason::Local));
 }
 
 #[test]
@@ -317,9 +317,9 @@ fn a_solicitation_from_a_group_is_not_answered_to_the_group() {
     let mut lab = Lab::new(services());
     for group in ["ff02::1", "::1"] {
         let (from, vip) = (group.parse().unwrap(), "2001:db8:1::5".parse().unwrap());
-        let fate = lab.receive(&ndp::solicitation(CLIENT, from, vip, None, None));
-        assert_eq!(fate.verdict, Verdict::Drop(Malformed::NdpInvalid.into()));
-        assert_eq!(fate.events, [], "nor does it teach the resolver anything");
+        let result = lab.receive(&ndp::solicitation(CLIENT, from, vip, None, None));
+        assert_eq!(result.verdict, Verdict::Drop(Malformed::NdpInvalid.into()));
+        assert_eq!(result.events, [], "nor does it teach the resolver anything");
     }
 }
 
@@ -327,16 +327,17 @@ fn a_solicitation_from_a_group_is_not_answered_to_the_group() {
 fn pings_of_vips_are_answered_and_of_our_own_address_punted() {
     let mut lab = Lab::new(services());
     for (client, vip) in [("198.51.100.7", "203.0.113.5"), ("2001:db8::7", "2001:db8:1::5")] {
-        let fate = lab.send(Builder::echo_request(ip(client), ip(vip), 7, 9).payload(b"abcdefgh"));
-        let sent = fate.sent(TransmitReason::EchoReply);
+        let result = lab.send(Builder::echo_request(ip(client), ip(vip), 7, 9).payload(b"abcdefgh"));
+        let sent = result.sent(TransmitReason::EchoReply);
         let h = headers(sent);
         assert_eq!((h.src.ip(), h.dst.ip(), h.src_port), (ip(vip), ip(client), 7));
         assert!(icmp::checksum_ok(sent, &h));
         assert_eq!(ethernet::destination(sent), ROUTER_MAC);
     }
     // All bytes of the reply are zero, so its checksum is 0xffff and not 0 (RFC 1624 section 3).
-    let fate = lab.send(Builder::echo_request(ip("198.51.100.7"), ip("203.0.113.5"), 0, 0).payload(&[0; 8]));
-    let sent = fate.sent(TransmitReason::EchoReply);
+    let result =
+        lab.send(Builder::echo_request(ip("198.51.100.7"), ip("203.0.113.5"), 0, 0).payload(&[0; 8]));
+    let sent = result.sent(TransmitReason::EchoReply);
     assert!(icmp::checksum_ok(sent, &headers(sent)));
     let own = Builder::echo_request(ip("198.51.100.7"), ip("10.0.0.254"), 7, 9);
     assert_eq!(lab.send(own).verdict, Verdict::Punt(PuntReason::Local));
@@ -351,14 +352,14 @@ fn a_service_without_backends_resets_tcp_and_says_unreachable_to_udp() {
             service(ForwardingMode::FullNat, Protocol::Tcp, vip, &[]),
             service(ForwardingMode::DsrL2, Protocol::Udp, vip, &[]),
         ]);
-        let fate = lab.send(Builder::tcp(client, vip).flags(flags::SYN).seq_ack(100, 0));
+        let result = lab.send(Builder::tcp(client, vip).flags(flags::SYN).seq_ack(100, 0));
         // A segment without a connection is also answered if the mode needs no flow state.
-        let sent = fate.sent(TransmitReason::NoEndpoints);
+        let sent = result.sent(TransmitReason::NoEndpoints);
         let segment = tcp::segment(sent, &headers(sent)).unwrap();
         assert_eq!((segment.flags, segment.ack), (flags::RST | flags::ACK, 101));
-        assert_eq!(fate.note.flow, FlowNote::None);
-        let fate = lab.send(Builder::udp(client, vip));
-        let sent = fate.sent(TransmitReason::NoEndpoints);
+        assert_eq!(result.note.flow, FlowNote::None);
+        let result = lab.send(Builder::udp(client, vip));
+        let sent = result.sent(TransmitReason::NoEndpoints);
         let h = headers(sent);
         assert_eq!((h.icmp_type, h.icmp_code), if vip.starts_with('[') { (1, 4) } else { (3, 3) });
         assert_eq!(h.src.ip(), vip.parse::<std::net::SocketAddr>().unwrap().ip());
@@ -373,21 +374,21 @@ fn a_service_that_is_to_be_silent_is_silent() {
         ..service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &[])
     };
     let mut lab = Lab::new(vec![silent]);
-    let fate = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
-    assert_eq!(fate.refused(), Refusal::NoEndpoints);
+    let result = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
+    assert_eq!(result.refused(), Refusal::NoEndpoints);
 }
 
 #[test]
 fn answers_are_rate_limited_and_come_back_with_time() {
     let mut lab = Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &[])]);
-    let ask = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
+    let query = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
     let burst = ANSWERS_WITH_QUOTE.prefix.burst;
     let answered =
-        (0..burst + 50).filter(|_| matches!(lab.send(ask()).verdict, Verdict::Transmit { .. })).count();
+        (0..burst + 50).filter(|_| matches!(lab.send(query()).verdict, Verdict::Transmit { .. })).count();
     assert_eq!(answered, burst as usize);
-    assert_eq!(lab.send(ask()).refused(), Refusal::NoEndpoints);
+    assert_eq!(lab.send(query()).refused(), Refusal::NoEndpoints);
     lab.wait(Duration::from_secs(1));
-    lab.send(ask()).sent(TransmitReason::NoEndpoints);
+    lab.send(query()).sent(TransmitReason::NoEndpoints);
 }
 
 #[test]
@@ -396,9 +397,9 @@ fn path_mtu_errors_about_answers_of_a_vip_reach_the_backend_of_their_flow() {
         let mut lab =
             Lab::new(vec![service(mode, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80", "10.0.0.2:80"])]);
         let flow = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
-        let fate = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
-        fate.sent(TransmitReason::IcmpError);
-        assert_eq!(ethernet::destination(&fate.frame), ethernet::destination(&flow.frame));
+        let result = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
+        result.sent(TransmitReason::IcmpError);
+        assert_eq!(ethernet::destination(&result.frame), ethernet::destination(&flow.frame));
     }
 }
 
@@ -418,8 +419,8 @@ fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
     let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
 
     // The error is about the answer and goes to the backend.
-    let fate = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
-    let sent = fate.sent(TransmitReason::IcmpError);
+    let result = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
+    let sent = result.sent(TransmitReason::IcmpError);
     let h = headers(sent);
     let quoted = tidegate_wire::quote::parse(sent, &h).unwrap().unwrap();
     assert!(icmp::checksum_ok(sent, &h));
@@ -428,8 +429,8 @@ fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
     assert_eq!((quoted.dst.ip(), quoted.dst_port), (local.ip(), local.port()));
 
     // The error is about the request and goes to the client.
-    let fate = lab.send(too_big("10.0.0.9", &local.to_string(), "10.0.0.1:8080"));
-    let sent = fate.sent(TransmitReason::IcmpError);
+    let result = lab.send(too_big("10.0.0.9", &local.to_string(), "10.0.0.1:8080"));
+    let sent = result.sent(TransmitReason::IcmpError);
     let h = headers(sent);
     let quoted = tidegate_wire::quote::parse(sent, &h).unwrap().unwrap();
     assert!(icmp::checksum_ok(sent, &h));
@@ -491,10 +492,10 @@ fn a_ping_of_a_vip_in_fragments_is_answered_in_fragments() {
             let mut answers = Vec::new();
             let mut waiting = Vec::new();
             for n in order {
-                let fate = lab.receive(&parts[n]);
-                match fate.waits_for {
+                let result = lab.receive(&parts[n]);
+                match result.waits_for {
                     Some(_) => waiting.push(n),
-                    None => answers.push(fate.sent(TransmitReason::EchoReply).to_vec()),
+                    None => answers.push(result.sent(TransmitReason::EchoReply).to_vec()),
                 }
             }
             for n in waiting {
@@ -522,10 +523,13 @@ fn a_ping_that_the_driver_put_together_is_answered_in_pieces_that_fit_the_link()
     let data: Vec<u8> = (0..4000_u32).map(|n| n as u8).collect();
     for dont_fragment in [false, true] {
         let ping = Builder::echo_request("198.51.100.7", "203.0.113.5", 7, 1).payload(&data).id(77);
-        let fate = lab.send(ping.dont_fragment(dont_fragment));
-        fate.sent(TransmitReason::EchoReply);
-        assert!(fate.pieces.len() > 2 && fate.pieces.iter().all(|piece| headers(piece).ip_len() <= 1500));
-        assert_eq!(put_together(&fate.pieces)[8..], data);
+        let result = lab.send(ping.dont_fragment(dont_fragment));
+        result.sent(TransmitReason::EchoReply);
+        assert!(
+            result.fragments.len() > 2
+                && result.fragments.iter().all(|fragment| headers(fragment).ip_len() <= 1500)
+        );
+        assert_eq!(put_together(&result.fragments)[8..], data);
     }
 }
 
@@ -539,11 +543,11 @@ fn what_comes_from_a_group_of_stations_is_not_answered() {
             Builder::udp("198.51.100.7:4000", "203.0.113.5:99"),
             Builder::tcp("198.51.100.7:4000", "203.0.113.5:99").flags(flags::SYN),
         ] {
-            let fate = lab.receive(&packet.mac(group, GATEWAY_MAC).build());
-            assert_eq!(fate.refused(), Refusal::BadSource, "{group}");
+            let result = lab.receive(&packet.mac(group, GATEWAY_MAC).build());
+            assert_eq!(result.refused(), Refusal::BadSource, "{group}");
         }
         let expires = Builder::tcp("198.51.100.7:4000", "203.0.113.5:80").flags(flags::SYN).ttl(1);
-        let fate = lab.receive(&expires.mac(group, GATEWAY_MAC).build());
-        assert_eq!(fate.refused(), Refusal::TtlExceeded);
+        let result = lab.receive(&expires.mac(group, GATEWAY_MAC).build());
+        assert_eq!(result.refused(), Refusal::TtlExceeded);
     }
 }

@@ -9,8 +9,8 @@ use tidegate_spec::verdict::{Refusal, TransmitReason};
 use tidegate_spec::{ForwardingMode, Protocol};
 use tidegate_wire::sctp::{self, chunk};
 
-use super::lab::{Fate, Lab, backend_mac, service};
-use super::talk::{ends, headers};
+use super::connection::{ends, headers};
+use super::lab::{FrameResult, Lab, backend_mac, service};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 const TRANSLATING: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
@@ -49,9 +49,9 @@ impl Association {
             backend: backend.parse().unwrap(),
             local: client,
         };
-        let fate = association.ask(Builder::sctp_init(client, vip, TO_CLIENT));
+        let result = association.query(Builder::sctp_init(client, vip, TO_CLIENT));
         if !mode.is_dsr() {
-            association.local = ends(&fate.frame).0;
+            association.local = ends(&result.frame).0;
         }
         association
     }
@@ -68,22 +68,22 @@ impl Association {
     }
 
     /// Sends a packet of the client, which must arrive whole.
-    fn ask(&mut self, packet: Builder) -> Fate {
-        let fate = self.lab.send(packet);
-        let sent = fate.sent(TransmitReason::Forward);
+    fn query(&mut self, packet: Builder) -> FrameResult {
+        let result = self.lab.send(packet);
+        let sent = result.sent(TransmitReason::Forward);
         if !self.mode.is_tunnel() {
             assert!(sctp::checksum_ok(sent, &headers(sent)), "{}", self.mode);
         }
-        fate
+        result
     }
 
     /// Sends a chunk of the client, which must reach the backend by the same addresses and ports.
     fn say(&mut self, tag: u32, kind: u8, flags: u8, value: &[u8]) {
         let packet = Builder::sctp(self.client, self.vip).tag(tag).chunk(kind, flags, value);
-        let fate = self.ask(packet);
-        assert_eq!(self.lab.backend_of(&fate), self.backend.ip());
+        let result = self.query(packet);
+        assert_eq!(self.lab.backend_of(&result), self.backend.ip());
         if !self.mode.is_dsr() {
-            assert_eq!(ends(&fate.frame), (self.local, self.backend), "{}", self.mode);
+            assert_eq!(ends(&result.frame), (self.local, self.backend), "{}", self.mode);
         }
     }
 
@@ -93,8 +93,8 @@ impl Association {
             return;
         }
         let packet = Builder::sctp(self.backend, self.local).tag(tag).chunk(kind, flags, value);
-        let fate = self.lab.receive(&packet.mac(backend_mac(1), GATEWAY_MAC).build());
-        let sent = fate.sent(TransmitReason::Reply);
+        let result = self.lab.receive(&packet.mac(backend_mac(1), GATEWAY_MAC).build());
+        let sent = result.sent(TransmitReason::Reply);
         assert_eq!(ends(sent), (self.vip, self.client));
         assert!(sctp::checksum_ok(sent, &headers(sent)));
     }
@@ -199,7 +199,7 @@ fn a_server_ends_an_association_by_its_tag_or_by_bit_t_and_not_by_a_forged_one()
 #[test]
 fn a_forged_init_neither_moves_an_association_nor_gives_its_sender_a_tag_that_ends_it() {
     for mut association in every_association() {
-        association.ask(Builder::sctp_init(association.client, association.vip, 666));
+        association.query(Builder::sctp_init(association.client, association.vip, 666));
         association.answer(666, chunk::INIT_ACK, 0, &[7; 16]);
         association.say(8, chunk::COOKIE_ECHO, 0, &[0; 40]);
         for (tag, bits) in [(666, 0), (666, 1), (8, 0)] {
@@ -213,7 +213,7 @@ fn a_forged_init_neither_moves_an_association_nor_gives_its_sender_a_tag_that_en
 fn a_client_that_starts_again_from_the_same_port_is_followed_by_its_new_tags() {
     for mode in TRANSLATING {
         let mut association = Association::open(mode, ENDS[0]);
-        association.ask(Builder::sctp_init(association.client, association.vip, 70));
+        association.query(Builder::sctp_init(association.client, association.vip, 70));
         let fields = [&90_u32.to_be_bytes()[..], &[0; 12]].concat();
         association.answer(70, chunk::INIT_ACK, 0, &fields);
         association.say(90, chunk::COOKIE_ECHO, 0, &[0; 40]);
@@ -242,11 +242,11 @@ fn a_packet_of_an_unknown_association_is_refused_without_an_answer_where_state_i
             let backend = format!("{backend}:3868");
             let mut lab = Lab::new(vec![service(mode, Protocol::Sctp, vip, &[&backend])]);
             let data = Builder::sctp(client, vip).tag(5).chunk(chunk::DATA, 3, &[0; 16]);
-            let fate = lab.send(data);
+            let result = lab.send(data);
             if mode.is_dsr() {
-                fate.sent(TransmitReason::Forward);
+                result.sent(TransmitReason::Forward);
             } else {
-                assert_eq!(fate.refused(), Refusal::NoFlow, "an ABORT could end it at another address");
+                assert_eq!(result.refused(), Refusal::NoFlow, "an ABORT could end it at another address");
             }
         }
     }
@@ -266,8 +266,8 @@ fn an_init_without_a_backend_gets_port_unreachable_and_one_from_a_refused_source
                 spec.services[0].source_ranges = None;
                 spec.services[0].backends.clear();
             });
-            let fate = lab.send(init());
-            let h = headers(fate.sent(TransmitReason::NoEndpoints));
+            let result = lab.send(init());
+            let h = headers(result.sent(TransmitReason::NoEndpoints));
             let expected = if client.starts_with('[') { (1, 4) } else { (3, 3) };
             assert_eq!((h.icmp_type, h.icmp_code), expected, "{mode}");
         }
@@ -290,9 +290,9 @@ fn services_of_other_protocols_share_the_address_and_port_of_an_sctp_service() {
         Builder::sctp_init(client, vip, 7),
     ];
     for (packet, n) in packets.into_iter().zip(1..) {
-        let fate = lab.send(packet);
-        fate.sent(TransmitReason::Forward);
-        assert_eq!(lab.backend_of(&fate).to_string(), format!("10.0.0.{n}"));
+        let result = lab.send(packet);
+        result.sent(TransmitReason::Forward);
+        assert_eq!(lab.backend_of(&result).to_string(), format!("10.0.0.{n}"));
     }
 }
 
@@ -303,8 +303,8 @@ fn an_icmp_error_about_a_packet_of_the_server_reaches_the_backend_of_the_associa
         let (vip, client) = (association.vip, association.client);
         let quoted = Builder::sctp(vip, client).tag(TO_CLIENT).chunk(chunk::DATA, 3, &[0; 600]).packet();
         let error = Builder::icmp(super::lab::ip("192.0.2.1"), vip.ip(), 3, 4, [0, 0, 4, 0]).payload(&quoted);
-        let fate = association.lab.send(error);
-        fate.sent(TransmitReason::IcmpError);
-        assert_eq!(association.lab.backend_of(&fate), association.backend.ip(), "{mode}");
+        let result = association.lab.send(error);
+        result.sent(TransmitReason::IcmpError);
+        assert_eq!(association.lab.backend_of(&result), association.backend.ip(), "{mode}");
     }
 }

@@ -11,7 +11,7 @@ use tidegate_spec::{
 };
 use tidegate_wire::tcp::flags;
 
-use super::lab::{Fate, Lab, backend, ip, service};
+use super::lab::{FrameResult, Lab, backend, ip, service};
 use crate::pipeline::FlowNote;
 use crate::testing::builder::Builder;
 
@@ -26,19 +26,19 @@ fn three(mode: ForwardingMode, protocol: Protocol) -> Lab {
 fn open(lab: &mut Lab) -> BTreeMap<u16, IpAddr> {
     (40_000..40_100)
         .map(|port| {
-            let fate = tcp(lab, port, flags::SYN);
-            fate.sent(TransmitReason::Forward);
+            let result = tcp(lab, port, flags::SYN);
+            result.sent(TransmitReason::Forward);
             tcp(lab, port, flags::ACK);
-            (port, lab.backend_of(&fate))
+            (port, lab.backend_of(&result))
         })
         .collect()
 }
 
-fn tcp(lab: &mut Lab, port: u16, flags: u8) -> Fate {
+fn tcp(lab: &mut Lab, port: u16, flags: u8) -> FrameResult {
     lab.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags))
 }
 
-fn udp(lab: &mut Lab, port: u16) -> Fate {
+fn udp(lab: &mut Lab, port: u16) -> FrameResult {
     lab.send(Builder::udp(format!("198.51.100.7:{port}").as_str(), VIP))
 }
 
@@ -68,12 +68,12 @@ fn draining_backend_keeps_established_flows_and_gets_no_new_ones() {
         let flows = open(&mut lab);
         set_state(&mut lab, 0, BackendState::Draining);
         for (&port, &had) in &flows {
-            let fate = tcp(&mut lab, port, flags::ACK);
-            assert_eq!((lab.backend_of(&fate), fate.note.flow), (had, FlowNote::Known), "{mode}");
+            let result = tcp(&mut lab, port, flags::ACK);
+            assert_eq!((lab.backend_of(&result), result.note.flow), (had, FlowNote::Known), "{mode}");
         }
         for port in 50_000..50_100 {
-            let fate = tcp(&mut lab, port, flags::SYN);
-            assert_ne!(lab.backend_of(&fate), ip("10.0.0.1"), "{mode}");
+            let result = tcp(&mut lab, port, flags::SYN);
+            assert_ne!(lab.backend_of(&result), ip("10.0.0.1"), "{mode}");
         }
     }
 }
@@ -85,8 +85,8 @@ fn established_flows_live_on_when_another_backend_goes() {
         let flows = open(&mut lab);
         lab.change(|spec| spec.services[0].backends.retain(|b| b.address != ip("10.0.0.2")));
         for (&port, &had) in flows.iter().filter(|(_, had)| **had != ip("10.0.0.2")) {
-            let fate = tcp(&mut lab, port, flags::ACK);
-            assert_eq!(lab.backend_of(&fate), had, "{mode}");
+            let result = tcp(&mut lab, port, flags::ACK);
+            assert_eq!(lab.backend_of(&result), had, "{mode}");
         }
     }
 }
@@ -104,8 +104,8 @@ fn flows_stay_with_their_backend_while_every_other_one_is_replaced() {
             });
         }
         for (&port, &had) in flows.iter().filter(|(_, had)| **had == ip("10.0.0.3")) {
-            let fate = tcp(&mut lab, port, flags::ACK);
-            assert_eq!(lab.backend_of(&fate), had, "{mode}");
+            let result = tcp(&mut lab, port, flags::ACK);
+            assert_eq!(lab.backend_of(&result), had, "{mode}");
         }
     }
 }
@@ -116,24 +116,24 @@ fn udp_moves_from_a_backend_that_is_down_with_its_next_packet_and_tcp_stays() {
         let mut lab = three(mode, Protocol::Udp);
         let had: BTreeMap<u16, IpAddr> = (40_000..40_060)
             .map(|port| {
-                let fate = udp(&mut lab, port);
-                (port, lab.backend_of(&fate))
+                let result = udp(&mut lab, port);
+                (port, lab.backend_of(&result))
             })
             .collect();
         set_state(&mut lab, 2, BackendState::Down);
         for (port, had) in had {
-            let fate = udp(&mut lab, port);
-            fate.sent(TransmitReason::Forward);
+            let result = udp(&mut lab, port);
+            result.sent(TransmitReason::Forward);
             let moved = had == ip("10.0.0.3");
-            assert_eq!(lab.backend_of(&fate) != had, moved, "{mode}");
-            assert_eq!(fate.note.flow, if moved { FlowNote::New } else { FlowNote::Known });
+            assert_eq!(lab.backend_of(&result) != had, moved, "{mode}");
+            assert_eq!(result.note.flow, if moved { FlowNote::New } else { FlowNote::Known });
         }
         let mut lab = three(mode, Protocol::Tcp);
         let flows = open(&mut lab);
         set_state(&mut lab, 2, BackendState::Down);
         for (port, had) in flows {
-            let fate = tcp(&mut lab, port, flags::ACK);
-            assert_eq!(lab.backend_of(&fate), had, "{mode}");
+            let result = tcp(&mut lab, port, flags::ACK);
+            assert_eq!(lab.backend_of(&result), had, "{mode}");
         }
     }
 }
@@ -143,16 +143,19 @@ fn datagrams_of_one_burst_move_together_from_a_backend_that_is_down() {
     for mode in ForwardingMode::ALL {
         let mut lab = three(mode, Protocol::Udp);
         let on_third = |lab: &mut Lab, port: u16| {
-            let fate = udp(lab, port);
-            lab.backend_of(&fate) == ip("10.0.0.3")
+            let result = udp(lab, port);
+            lab.backend_of(&result) == ip("10.0.0.3")
         };
         let port = (40_000..).find(|&port| on_third(&mut lab, port)).unwrap();
         set_state(&mut lab, 2, BackendState::Down);
         let datagram = Builder::udp(format!("198.51.100.7:{port}").as_str(), VIP).build();
-        let fates = lab.receive_burst(&[datagram.clone(), datagram.clone(), datagram]);
-        let notes: Vec<_> = fates.iter().map(|fate| fate.note.flow).collect();
+        let results = lab.receive_burst(&[datagram.clone(), datagram.clone(), datagram]);
+        let notes: Vec<_> = results.iter().map(|result| result.note.flow).collect();
         assert_eq!(notes, [FlowNote::New, FlowNote::Known, FlowNote::Known], "{mode}");
-        assert!(fates.iter().all(|fate| fate.frame == fates[0].frame), "{mode}: one backend, one local port");
+        assert!(
+            results.iter().all(|result| result.frame == results[0].frame),
+            "{mode}: one backend, one local port"
+        );
     }
 }
 
@@ -162,14 +165,14 @@ fn a_connection_that_is_still_opening_leaves_a_backend_that_is_down() {
         let mut lab = three(mode, Protocol::Tcp);
         let port = (40_000..)
             .find(|&port| {
-                let fate = tcp(&mut lab, port, flags::SYN);
-                lab.backend_of(&fate) == ip("10.0.0.3")
+                let result = tcp(&mut lab, port, flags::SYN);
+                lab.backend_of(&result) == ip("10.0.0.3")
             })
             .unwrap();
         set_state(&mut lab, 2, BackendState::Down);
-        let fate = tcp(&mut lab, port, flags::SYN);
-        fate.sent(TransmitReason::Forward);
-        assert_ne!(lab.backend_of(&fate), ip("10.0.0.3"), "{mode}");
+        let result = tcp(&mut lab, port, flags::SYN);
+        result.sent(TransmitReason::Forward);
+        assert_ne!(lab.backend_of(&result), ip("10.0.0.3"), "{mode}");
     }
 }
 
@@ -180,14 +183,14 @@ fn ports_used_again_after_a_connection_begin_a_new_flow() {
     tcp(&mut lab, 40_000, flags::ACK);
     tcp(&mut lab, 40_000, flags::FIN | flags::ACK);
     let had = {
-        let fate = tcp(&mut lab, 40_000, flags::ACK);
-        lab.backend_of(&fate)
+        let result = tcp(&mut lab, 40_000, flags::ACK);
+        lab.backend_of(&result)
     };
     let at = lab.spec.services[0].backends.iter().position(|b| b.address == had).unwrap();
     set_state(&mut lab, at, BackendState::Draining);
-    let fate = tcp(&mut lab, 40_000, flags::SYN);
-    assert_ne!(lab.backend_of(&fate), had);
-    assert_eq!(fate.note.flow, FlowNote::New);
+    let result = tcp(&mut lab, 40_000, flags::SYN);
+    assert_ne!(lab.backend_of(&result), had);
+    assert_eq!(result.note.flow, FlowNote::New);
 }
 
 #[test]
@@ -196,8 +199,8 @@ fn without_a_live_backend_new_flows_are_refused_and_known_ones_kept() {
     let flows = open(&mut lab);
     lab.change(|spec| spec.services[0].backends.iter_mut().for_each(|b| b.state = BackendState::Draining));
     for (port, had) in flows {
-        let fate = tcp(&mut lab, port, flags::ACK);
-        assert_eq!(lab.backend_of(&fate), had);
+        let result = tcp(&mut lab, port, flags::ACK);
+        assert_eq!(lab.backend_of(&result), had);
     }
     tcp(&mut lab, 50_000, flags::SYN).sent(TransmitReason::NoEndpoints);
 }
@@ -219,24 +222,24 @@ fn client_affinity_outlasts_a_change_of_backends_until_its_timeout() {
         ..service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &["10.0.0.2:80", "10.0.0.3:80"])
     };
     let mut lab = Lab::new(vec![sticky]);
-    let fates: Vec<_> = (40_000..40_020).map(|port| tcp(&mut lab, port, flags::SYN)).collect();
-    let had = lab.backend_of(&fates[0]);
-    assert!(fates.iter().all(|fate| lab.backend_of(fate) == had), "one client, one backend");
+    let results: Vec<_> = (40_000..40_020).map(|port| tcp(&mut lab, port, flags::SYN)).collect();
+    let had = lab.backend_of(&results[0]);
+    assert!(results.iter().all(|result| lab.backend_of(result) == had), "one client, one backend");
     // Extend the list until the client's hash selects another backend.
     let moved = (4..=9).any(|n| {
         // The weight is high, so that a few backends are enough.
         let added = BackendSpec { weight: 20, ..backend(&format!("10.0.0.{n}:80"), BackendState::Active) };
         lab.change(|spec| spec.services[0].backends.push(added));
-        let fate = tcp(&mut lab, 50_000 + n, flags::SYN);
-        assert_eq!(lab.backend_of(&fate), had);
+        let result = tcp(&mut lab, 50_000 + n, flags::SYN);
+        assert_eq!(lab.backend_of(&result), had);
         let (service, _) = lab.snapshot.services().next().unwrap();
         let id = service.select(tidegate_structures::hash::client_hash(&ip("198.51.100.7").into())).unwrap();
         lab.snapshot.backend(id).unwrap().address.ip() != had
     });
     assert!(moved, "the test needs a hash that changes hands");
     lab.wait(Duration::from_secs(101));
-    let fate = tcp(&mut lab, 51_000, flags::SYN);
-    assert_ne!(lab.backend_of(&fate), had);
+    let result = tcp(&mut lab, 51_000, flags::SYN);
+    assert_ne!(lab.backend_of(&result), had);
 }
 
 #[test]
@@ -259,8 +262,8 @@ fn with_hash_client_all_connections_of_a_client_to_all_ports_reach_one_backend()
             let mut homes = std::collections::BTreeSet::new();
             for (source, vip) in (1024..1044).zip(["203.0.113.5:80", "203.0.113.5:443"].into_iter().cycle()) {
                 let from = format!("198.51.100.{client}:{source}");
-                let fate = lab.send(Builder::tcp(from.as_str(), vip).flags(flags::SYN));
-                homes.insert(lab.backend_of(&fate));
+                let result = lab.send(Builder::tcp(from.as_str(), vip).flags(flags::SYN));
+                homes.insert(lab.backend_of(&result));
             }
             assert_eq!(homes.len(), 1, "{scheduler:?} {homes:?}");
             used.extend(homes);
@@ -276,8 +279,8 @@ fn affinity_leaves_a_backend_that_takes_no_new_flows() {
         ..service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &THREE)
     };
     let mut lab = Lab::new(vec![sticky]);
-    let fate = tcp(&mut lab, 40_000, flags::SYN);
-    let had = lab.backend_of(&fate);
+    let result = tcp(&mut lab, 40_000, flags::SYN);
+    let had = lab.backend_of(&result);
     lab.change(|spec| {
         spec.services[0]
             .backends
@@ -285,8 +288,8 @@ fn affinity_leaves_a_backend_that_takes_no_new_flows() {
             .filter(|b| b.address == had)
             .for_each(|b| b.state = BackendState::Draining);
     });
-    let fate = tcp(&mut lab, 40_001, flags::SYN);
-    assert_ne!(lab.backend_of(&fate), had);
+    let result = tcp(&mut lab, 40_001, flags::SYN);
+    assert_ne!(lab.backend_of(&result), had);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{BackendState, ForwardingMode, LoadRule, Protocol, Scheduler, ServiceSpec, SnapshotSpec};
 use tidegate_wire::tcp::flags;
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend, ip, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend, ip, service, spec};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::Arrival;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -61,19 +61,19 @@ impl Workers {
             (format!("198.51.100.{client}:{}", self.next_port), "203.0.113.5:80")
         };
         let syn = Builder::tcp(client.as_str(), vip).flags(flags::SYN).mac(ROUTER_MAC, GATEWAY_MAC).build();
-        let (at, fate) = self.receive(usize::from(worker), Arrival::Wire(0), &syn);
-        if fate.verdict == (Verdict::Transmit { interface: 0, why: TransmitReason::NoEndpoints }) {
+        let (at, result) = self.receive(usize::from(worker), Arrival::Wire(0), &syn);
+        if result.verdict == (Verdict::Transmit { interface: 0, why: TransmitReason::NoEndpoints }) {
             return None;
         }
-        fate.sent(TransmitReason::Forward);
-        Some(self.labs[at].backend_of(&fate))
+        result.sent(TransmitReason::Forward);
+        Some(self.labs[at].backend_of(&result))
     }
 
-    fn receive(&mut self, at: usize, arrival: Arrival, frame: &[u8]) -> (usize, Fate) {
-        let fate = self.labs[at].receive_as(arrival, frame);
-        match fate.verdict {
+    fn receive(&mut self, at: usize, arrival: Arrival, frame: &[u8]) -> (usize, FrameResult) {
+        let result = self.labs[at].receive_as(arrival, frame);
+        match result.verdict {
             Verdict::HandOver(to) => self.receive(usize::from(to), arrival.handed_over(0), frame),
-            _ => (at, fate),
+            _ => (at, result),
         }
     }
 

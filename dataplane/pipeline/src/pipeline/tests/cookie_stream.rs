@@ -196,8 +196,8 @@ impl World {
     }
 
     fn forward(&mut self, frame: &[u8], from_client: bool) {
-        let fate = self.lab.receive(frame);
-        let Verdict::Transmit { interface: 0, why } = fate.verdict else { panic!("{:?}", fate.verdict) };
+        let result = self.lab.receive(frame);
+        let Verdict::Transmit { interface: 0, why } = result.verdict else { panic!("{:?}", result.verdict) };
         let to_client = match why {
             TransmitReason::Forward => false,
             TransmitReason::Reply => true,
@@ -205,7 +205,7 @@ impl World {
             other => panic!("{other}"),
         };
         let wire = if to_client { &mut self.to_client } else { &mut self.to_server };
-        wire.put(&fate.frame, &mut self.dice);
+        wire.put(&result.frame, &mut self.dice);
     }
 
     fn client_sends(&mut self) {

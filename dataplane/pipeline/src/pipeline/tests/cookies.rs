@@ -8,9 +8,9 @@ use tidegate_spec::{ForwardingMode, MssClamp, Protocol, ServiceSpec, SynCookies}
 use tidegate_wire::proxy_header;
 use tidegate_wire::tcp::flags::{ACK, PSH, RST, SYN};
 
-use super::lab::{Fate, Lab, backend_mac, service, spec_with};
+use super::connection::{Connection, client};
+use super::lab::{FrameResult, Lab, backend_mac, service, spec_with};
 use super::proxy_stream::{Segment, read};
-use super::talk::{Talk, client};
 use crate::pipeline::FlowNote;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
@@ -46,13 +46,13 @@ fn ack(client: SocketAddr, cookie: u32) -> Builder {
 
 /// Sends the segment that returns a cookie, and reads the SYN that the backend gets.
 fn returned(lab: &mut Lab, client: SocketAddr, cookie: u32) -> Segment {
-    let fate = lab.send(ack(client, cookie));
-    assert_eq!(fate.note.flow, FlowNote::New);
-    read(fate.sent(TransmitReason::Forward))
+    let result = lab.send(ack(client, cookie));
+    assert_eq!(result.note.flow, FlowNote::New);
+    read(result.sent(TransmitReason::Forward))
 }
 
 /// A segment of the backend that got this SYN.
-fn answer(lab: &mut Lab, syn: &Segment, seq: u32, flags: u8) -> Fate {
+fn answer(lab: &mut Lab, syn: &Segment, seq: u32, flags: u8) -> FrameResult {
     let mac = backend_mac(if syn.to.ip().to_string() == "10.0.0.1" { 1 } else { 2 });
     lab.receive(
         &Builder::tcp(syn.to, syn.from).flags(flags).seq_ack(seq, ISN + 1).mac(mac, GATEWAY_MAC).build(),
@@ -80,8 +80,8 @@ fn a_handshake_with_a_cookie_takes_state_only_when_the_client_returns_it() {
         // Data before the backend has answered is the SYN again.
         let again = lab.send(ack(client(1), cookie).flags(PSH | ACK).payload(b"GET /"));
         assert_eq!(read(again.sent(TransmitReason::Forward)).data, b"");
-        let fate = answer(&mut lab, &syn, SERVER_ISN, SYN | ACK);
-        let confirmed = read(fate.sent(TransmitReason::SynCookie));
+        let result = answer(&mut lab, &syn, SERVER_ISN, SYN | ACK);
+        let confirmed = read(result.sent(TransmitReason::SynCookie));
         assert_eq!((confirmed.from, confirmed.to), (syn.from, syn.to));
         assert_eq!((confirmed.flags, confirmed.seq, confirmed.ack), (ACK, ISN + 1, SERVER_ISN + 1));
         let data = lab.send(ack(client(1), cookie).flags(PSH | ACK).payload(b"GET /"));
@@ -101,9 +101,9 @@ fn a_forged_altered_or_old_cookie_begins_nothing() {
         let cookie = cookie(&mut lab, client(1));
         let mut refused = 0;
         let mut is_refused = |lab: &mut Lab, segment: Builder| {
-            let fate = lab.send(segment);
+            let result = lab.send(segment);
             refused += 1;
-            assert_ne!(read(fate.sent(TransmitReason::NoFlow)).flags & RST, 0);
+            assert_ne!(read(result.sent(TransmitReason::NoFlow)).flags & RST, 0);
             assert_eq!(lab.pipeline.flows().live(), 0);
             assert_eq!(lab.pipeline.cookie_counts().refused, refused);
             lab.wait(Duration::from_millis(100));
@@ -150,8 +150,8 @@ fn an_icmp_error_about_a_reply_quotes_the_number_of_the_backend() {
     let reply = answer(&mut lab, &syn, SERVER_ISN + 1, ACK);
     let quoted = &reply.sent(TransmitReason::Reply)[14..];
     let vip = VIP.parse::<SocketAddr>().unwrap().ip();
-    let fate = lab.send(Builder::icmp("198.18.0.1", vip, 3, 4, [0, 0, 5, 0]).payload(quoted));
-    let sent = fate.sent(TransmitReason::IcmpError);
+    let result = lab.send(Builder::icmp("198.18.0.1", vip, 3, 4, [0, 0, 5, 0]).payload(quoted));
+    let sent = result.sent(TransmitReason::IcmpError);
     // Ethernet, outer IPv4, ICMP, quoted IPv4, ports.
     let at = 14 + 20 + 8 + 20 + 4;
     assert_eq!(sent[at..at + 4], (SERVER_ISN + 1).to_be_bytes());
@@ -163,8 +163,8 @@ fn the_announced_segment_size_fits_the_links_the_limit_and_the_header() {
         let mut web = web(ForwardingMode::FullNat);
         change(&mut web);
         let mut lab = lab_of(web, SynCookies::Always);
-        let fate = lab.send(syn(client(1)));
-        read(fate.sent(TransmitReason::SynCookie)).option(2).unwrap().to_vec()
+        let result = lab.send(syn(client(1)));
+        read(result.sent(TransmitReason::SynCookie)).option(2).unwrap().to_vec()
     };
     assert_eq!(announced(|_| {}), 1460_u16.to_be_bytes());
     assert_eq!(announced(|web| web.mss_clamp = MssClamp::AtMost(1300)), 1300_u16.to_be_bytes());
@@ -177,7 +177,8 @@ fn a_flood_creates_no_more_than_the_limit_and_ends_with_it() {
     for mode in MODES {
         // The limit is 2 * 4096 / 8 opening entries.
         let mut lab = lab_of(web(mode), SynCookies::Auto);
-        let before: Vec<Talk> = (0..500).map(|n| Talk::open(&mut lab, client(n), VIP).unwrap()).collect();
+        let before: Vec<Connection> =
+            (0..500).map(|n| Connection::open(&mut lab, client(n), VIP).unwrap()).collect();
         assert_eq!(lab.pipeline.cookie_counts().sent, 0, "no flood, no cookie");
         for n in 0..100_000 {
             lab.wait(Duration::from_micros(10));
@@ -193,8 +194,8 @@ fn a_flood_creates_no_more_than_the_limit_and_ends_with_it() {
         assert_eq!(lab.pipeline.report_floods(&lab.snapshot, &lab.tallies, lab.now), 1);
         let service = lab.snapshot.services().next().unwrap().0.id.index();
         assert!(lab.tallies.is_flooded(service));
-        for talk in &before {
-            talk.goes_on(&mut lab);
+        for connection in &before {
+            connection.continues(&mut lab);
         }
         // The flows of the flood expire after a minute.
         lab.wait(Duration::from_secs(61));
@@ -202,7 +203,7 @@ fn a_flood_creates_no_more_than_the_limit_and_ends_with_it() {
         assert_eq!(lab.pipeline.report_floods(&lab.snapshot, &lab.tallies, lab.now), 0);
         assert!(!lab.tallies.is_flooded(service));
         let sent = lab.pipeline.cookie_counts().sent;
-        Talk::open(&mut lab, client(42_000), VIP).unwrap();
+        Connection::open(&mut lab, client(42_000), VIP).unwrap();
         assert_eq!(lab.pipeline.cookie_counts().sent, sent);
     }
 }
@@ -235,9 +236,9 @@ fn a_service_may_choose_for_itself() {
 #[test]
 fn a_syn_of_a_known_flow_stays_with_its_backend() {
     let mut lab = lab_of(web(ForwardingMode::FullNat), SynCookies::Off);
-    let talk = Talk::knock(&mut lab, client(1), VIP).unwrap();
+    let connection = Connection::knock(&mut lab, client(1), VIP).unwrap();
     lab.change(|spec| spec.network.policy.syn_cookies = SynCookies::Always);
-    assert_eq!(Talk::knock(&mut lab, client(1), VIP), Ok(talk));
+    assert_eq!(Connection::knock(&mut lab, client(1), VIP), Ok(connection));
 }
 
 #[test]
@@ -248,10 +249,10 @@ fn the_next_connection_of_the_same_ports_has_no_splice() {
         lab.send(ack(client(1), cookie)).sent(TransmitReason::Forward);
         answer(&mut lab, &syn, SERVER_ISN + 1, RST | ACK).sent(TransmitReason::Reply);
         // The flow is known to be over, so the SYN goes to a backend at once.
-        let again = Talk::knock(&mut lab, client(1), VIP).unwrap();
+        let again = Connection::knock(&mut lab, client(1), VIP).unwrap();
         let mac = backend_mac(if again.backend.ip().to_string() == "10.0.0.1" { 1 } else { 2 });
         let reply = Builder::tcp(again.backend, again.local).flags(SYN | ACK).seq_ack(77, 1);
-        let fate = lab.receive(&reply.mac(mac, GATEWAY_MAC).build());
-        assert_eq!(read(fate.sent(TransmitReason::Reply)).seq, 77);
+        let result = lab.receive(&reply.mac(mac, GATEWAY_MAC).build());
+        assert_eq!(read(result.sent(TransmitReason::Reply)).seq, 77);
     }
 }

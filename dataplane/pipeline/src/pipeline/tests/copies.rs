@@ -10,7 +10,7 @@ use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 use tidegate_wire::{Headers, Parsed};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, service, spec};
 use crate::forward::snat_ports::{Rss, Steering};
 use crate::pipeline::Arrival;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -60,25 +60,25 @@ impl Gateway {
     }
 
     /// Receives a frame at a worker, and delivers all messages.
-    fn receive(&mut self, at: u8, frame: &[u8]) -> Fate {
+    fn receive(&mut self, at: u8, frame: &[u8]) -> FrameResult {
         let (mut at, mut arrival) = (at, Arrival::Wire(0));
         loop {
-            let fate = self.labs[usize::from(at)].receive_as(arrival, frame);
+            let result = self.labs[usize::from(at)].receive_as(arrival, frame);
             if let Arrival::HandedOver(_, from) = arrival
                 && !self.is_mute
             {
-                for copy in &fate.flow_copies {
+                for copy in &result.flow_copies {
                     let lab = &mut self.labs[usize::from(from)];
-                    lab.pipeline.learn_copy(copy, lab.now);
+                    lab.pipeline.store_copy(copy, lab.now);
                 }
             }
-            for (holder, used) in fate.flow_uses.iter().filter(|_| !self.is_mute) {
-                let lab = &mut self.labs[usize::from(*holder)];
+            for (owner, used) in result.flow_uses.iter().filter(|_| !self.is_mute) {
+                let lab = &mut self.labs[usize::from(*owner)];
                 let answer = lab.pipeline.confirm_copy(&lab.snapshot, used, lab.now);
                 let lab = &mut self.labs[usize::from(used.user)];
-                lab.pipeline.learn_copy(&answer, lab.now);
+                lab.pipeline.store_copy(&answer, lab.now);
             }
-            let Verdict::HandOver(to) = fate.verdict else { return fate };
+            let Verdict::HandOver(to) = result.verdict else { return result };
             (at, arrival) = (to, arrival.handed_over(at));
             self.hand_overs += 1;
         }
@@ -98,9 +98,9 @@ impl Gateway {
     }
 
     /// The worker that holds the flow of this frame.
-    fn holder(&mut self, frame: &[u8]) -> u8 {
+    fn owner(&mut self, frame: &[u8]) -> u8 {
         match self.labs[0].receive(frame).verdict {
-            Verdict::HandOver(holder) => holder,
+            Verdict::HandOver(owner) => owner,
             _ => 0,
         }
     }
@@ -141,42 +141,42 @@ impl Connection {
     fn open(gateway: &mut Gateway, protocol: Protocol, [client, vip, backend]: [&str; 3]) -> Self {
         let (client, vip, backend) = (addr(client), addr(vip), addr(backend));
         // A segment of no connection is answered by the worker that would hold it.
-        let holder = gateway.holder(&frame(Protocol::Tcp, client, vip, ACK));
-        let at = [(holder + 1) % WORKERS, (holder + 2) % WORKERS];
+        let owner = gateway.owner(&frame(Protocol::Tcp, client, vip, ACK));
+        let at = [(owner + 1) % WORKERS, (owner + 2) % WORKERS];
         let mut connection = Self { protocol, client, vip, backend, local: client, at };
         connection.handshake(gateway);
         connection
     }
 
     fn handshake(&mut self, gateway: &mut Gateway) {
-        let fate = self.request(gateway, SYN);
-        let h = headers(fate.sent(TransmitReason::Forward));
+        let result = self.request(gateway, SYN);
+        let h = headers(result.sent(TransmitReason::Forward));
         self.local = SocketAddr::new(h.src.ip(), h.src_port);
         self.reply(gateway, SYN | ACK).sent(TransmitReason::Reply);
         self.request(gateway, ACK).sent(TransmitReason::Forward);
     }
 
-    fn request(&self, gateway: &mut Gateway, flags: u8) -> Fate {
+    fn request(&self, gateway: &mut Gateway, flags: u8) -> FrameResult {
         gateway.receive(self.at[0], &frame(self.protocol, self.client, self.vip, flags))
     }
 
-    fn reply(&self, gateway: &mut Gateway, flags: u8) -> Fate {
+    fn reply(&self, gateway: &mut Gateway, flags: u8) -> FrameResult {
         gateway.receive(self.at[1], &frame(self.protocol, self.backend, self.local, flags))
     }
 
     /// Sends data in both directions, and returns both frames.
-    fn talk(&self, gateway: &mut Gateway) -> [Vec<u8>; 2] {
+    fn connection(&self, gateway: &mut Gateway) -> [Vec<u8>; 2] {
         [
             self.request(gateway, ACK | PSH).sent(TransmitReason::Forward).to_vec(),
             self.reply(gateway, ACK | PSH).sent(TransmitReason::Reply).to_vec(),
         ]
     }
 
-    /// [`Self::talk`] until both workers have copies.
+    /// [`Self::connection`] until both workers have copies.
     fn settle(&self, gateway: &mut Gateway) {
-        (0..2).for_each(|_| drop(self.talk(gateway)));
+        (0..2).for_each(|_| drop(self.connection(gateway)));
         gateway.hand_overs();
-        self.talk(gateway);
+        self.connection(gateway);
         assert_eq!(gateway.hand_overs(), 0, "both workers have copies");
     }
 }
@@ -194,14 +194,14 @@ fn packets_of_an_established_flow_are_sent_by_the_workers_that_receive_them_and_
         let mut gateway = Gateway::of(mode, protocol, sides, |_| {});
         let connection = Connection::open(&mut gateway, protocol, sides);
         gateway.is_mute = true;
-        let by_holder = connection.talk(&mut gateway);
+        let by_holder = connection.connection(&mut gateway);
         assert!(gateway.hand_overs() > 0);
         gateway.is_mute = false;
         connection.settle(&mut gateway);
         // Longer than any idle timeout of the service: the reports keep the flow.
         for _ in 0..2 * 1_200 {
             gateway.wait(Duration::from_millis(500));
-            assert_eq!(connection.talk(&mut gateway), by_holder);
+            assert_eq!(connection.connection(&mut gateway), by_holder);
         }
         assert_eq!(gateway.hand_overs(), 0);
         let live: usize = gateway.labs.iter().map(|lab| lab.pipeline.flows().live()).sum();
@@ -229,14 +229,14 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
         let mut fast = [0, 0];
         for turn in 0..60 {
             let flags = if protocol == Protocol::Tcp && turn == 50 { FIN | ACK } else { ACK | PSH };
-            let fates = [0, 1].map(|n| {
+            let results = [0, 1].map(|n| {
                 let (gateway, connection) = (&mut gateways[n], &connections[n]);
                 gateway.wait(Duration::from_millis(100));
                 // Nobody confirms the copies for a while.
                 gateway.is_mute = (20..35).contains(&turn);
                 [connection.request(gateway, flags), connection.reply(gateway, flags)]
             });
-            let [with, without] = &fates;
+            let [with, without] = &results;
             for (with, without) in with.iter().zip(without) {
                 assert_eq!(
                     (with.verdict, &with.frame, with.note),
@@ -248,8 +248,8 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
                 gateways[1].hand_overs(),
                 "{mode:?} {protocol:?}, turn {turn}"
             );
-            fast.iter_mut().zip(&fates[0]).for_each(|(count, fate)| *count += u32::from(fate.is_fast));
-            assert!(fates[1].iter().all(|fate| !fate.is_fast));
+            fast.iter_mut().zip(&results[0]).for_each(|(count, result)| *count += u32::from(result.is_fast));
+            assert!(results[1].iter().all(|result| !result.is_fast));
         }
         assert!(fast.iter().all(|&count| count >= 25), "{mode:?} {protocol:?}: {fast:?} of 60");
         let counted = gateways
@@ -258,13 +258,17 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
         assert_eq!(counted[0], counted[1]);
         // The client's address becomes a VIP. Then no worker sends replies to it, whether it has a copy or not.
         let vip = SocketAddr::new(addr(sides[0]).ip(), 81).to_string();
-        let fates = [0, 1].map(|n| {
+        let results = [0, 1].map(|n| {
             let (gateway, connection) = (&mut gateways[n], &connections[n]);
             let other = service(mode, protocol, &vip, &[sides[2]]);
             gateway.change(|spec| spec.services.push(other.clone().into()));
             connection.reply(gateway, ACK | PSH)
         });
-        assert_eq!((fates[0].verdict, &fates[0].frame), (fates[1].verdict, &fates[1].frame), "{mode:?}");
+        assert_eq!(
+            (results[0].verdict, &results[0].frame),
+            (results[1].verdict, &results[1].frame),
+            "{mode:?}"
+        );
     }
 }
 
@@ -278,12 +282,12 @@ fn a_packet_that_ends_a_connection_goes_to_the_holder_and_so_do_all_after_it() {
         let other = usize::from(by_client);
         // Both sides end it.
         for side in [at, other] {
-            let fate = if side == 0 {
+            let result = if side == 0 {
                 connection.request(&mut gateway, last)
             } else {
                 connection.reply(&mut gateway, last)
             };
-            assert!(matches!(fate.verdict, Verdict::Transmit { .. }));
+            assert!(matches!(result.verdict, Verdict::Transmit { .. }));
             assert_eq!(gateway.hand_overs(), 1);
         }
         for _ in 0..3 {
@@ -306,7 +310,7 @@ fn lost_messages_cost_hand_overs_and_nothing_else() {
     let mut hand_overs = Vec::new();
     for _ in 0..6 {
         gateway.wait(Duration::from_millis(900));
-        connection.talk(&mut gateway);
+        connection.connection(&mut gateway);
         hand_overs.push(gateway.hand_overs());
     }
     assert_eq!(hand_overs, [0, 0, 0, 0, 2, 2], "a copy that nobody confirms serves for four seconds");
@@ -333,9 +337,9 @@ fn a_flow_that_source_ranges_no_longer_admit_loses_its_copies_within_a_second() 
     gateway.change(|spec| spec.services[0].source_ranges = Some(ranges.clone()));
     gateway.wait(Duration::from_secs(1));
     connection.request(&mut gateway, ACK);
-    let fate = connection.request(&mut gateway, ACK);
+    let result = connection.request(&mut gateway, ACK);
     assert_eq!(gateway.hand_overs(), 1, "the report of the packet before has withdrawn the copy");
-    assert!(matches!(fate.verdict, Verdict::Drop(_)), "{:?}", fate.verdict);
+    assert!(matches!(result.verdict, Verdict::Drop(_)), "{:?}", result.verdict);
 }
 
 #[test]

@@ -40,8 +40,8 @@ fn dsr_l2_changes_link_addresses_and_hop_limit_and_nothing_else() {
     ] {
         let mut lab = Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, vip, &[backend])]);
         let before = syn(client, vip).payload(b"hello").build();
-        let fate = lab.receive(&before);
-        let sent = fate.sent(TransmitReason::Forward);
+        let result = lab.receive(&before);
+        let sent = result.sent(TransmitReason::Forward);
         assert_only_changed(&before, sent, hop(vip.starts_with('[')));
         assert_eq!(ethernet::destination(sent), backend_mac(1));
         assert_eq!(ethernet::source(sent), GATEWAY_MAC);
@@ -57,8 +57,8 @@ fn dsr_ipip_wraps_the_packet_in_all_four_combinations_of_families() {
         for backend in ["10.0.0.2:80", "[fd00::2]:80"] {
             let mut lab = Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Tcp, vip, &[backend])]);
             let before = syn(client, vip).tos(0x2d).build();
-            let fate = lab.receive(&before);
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.receive(&before);
+            let sent = result.sent(TransmitReason::Forward);
             let Ok(Parsed::Ip(outer)) = parse(sent) else { panic!("{}", summary(sent)) };
             let inner_is_v6 = vip.starts_with('[');
             assert_eq!(outer.proto, if inner_is_v6 { proto::IPV6 } else { proto::IPIP });
@@ -82,8 +82,8 @@ fn ethernet_padding_does_not_enter_the_tunnel() {
         Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
     let bare = Builder::udp("198.51.100.7:40000", "203.0.113.5:53").mac(ROUTER_MAC, GATEWAY_MAC);
     let len = bare.clone().build().len();
-    let fate = lab.receive(&bare.trailer(18).build());
-    assert_eq!(fate.sent(TransmitReason::Forward).len(), len + ipv4::HEADER_LEN);
+    let result = lab.receive(&bare.trailer(18).build());
+    assert_eq!(result.sent(TransmitReason::Forward).len(), len + ipv4::HEADER_LEN);
 }
 
 #[test]
@@ -131,10 +131,10 @@ fn a_packet_that_does_not_fit_the_tunnel_is_answered_with_the_size_that_does() {
         ("198.51.100.7:40000", "203.0.113.5:53", 28, 1480),
         ("[2001:db8::7]:40000", "[2001:db8:1::5]:53", 48, 1460),
     ] {
-        let fate = lab.send(Builder::udp(client, vip).payload_len(fits - headers));
-        assert_eq!(fate.sent(TransmitReason::Forward).len(), 14 + 1500);
-        let fate = lab.send(Builder::udp(client, vip).payload_len(fits - headers + 1));
-        let sent = fate.sent(TransmitReason::PacketTooBig);
+        let result = lab.send(Builder::udp(client, vip).payload_len(fits - headers));
+        assert_eq!(result.sent(TransmitReason::Forward).len(), 14 + 1500);
+        let result = lab.send(Builder::udp(client, vip).payload_len(fits - headers + 1));
+        let sent = result.sent(TransmitReason::PacketTooBig);
         let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("{}", summary(sent)) };
         assert_eq!(tidegate_wire::icmp::reported_mtu(sent, &h), Some(fits as u16));
         assert!(tidegate_wire::icmp::checksum_ok(sent, &h));
@@ -146,8 +146,8 @@ fn a_packet_that_does_not_fit_the_tunnel_is_answered_with_the_size_that_does() {
 fn a_packet_at_the_end_of_its_hop_limit_is_answered_and_not_forwarded() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])]);
-    let fate = lab.send(syn("198.51.100.7:40000", "203.0.113.5:80").ttl(1));
-    let sent = fate.sent(TransmitReason::TtlExceeded);
+    let result = lab.send(syn("198.51.100.7:40000", "203.0.113.5:80").ttl(1));
+    let sent = result.sent(TransmitReason::TtlExceeded);
     let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("{}", summary(sent)) };
     assert_eq!((h.icmp_type, h.src.ip(), h.dst.ip()), (11, ip("10.0.0.254"), ip("198.51.100.7")));
 }
@@ -165,8 +165,8 @@ fn a_vlan_is_put_on_and_taken_off() {
         (syn("198.51.100.7:40000", "203.0.113.5:80"), syn("198.51.100.7:40000", "203.0.113.5:80").vlan(100));
     assert_eq!(vlan(Some(100)).receive(&plain.build()).refused(), Refusal::VlanMismatch);
     assert_eq!(vlan(None).receive(&tagged.clone().build()).refused(), Refusal::VlanMismatch);
-    let fate = vlan(Some(100)).receive(&tagged.build());
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = vlan(Some(100)).receive(&tagged.build());
+    let sent = result.sent(TransmitReason::Forward);
     let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("{}", summary(sent)) };
     assert_eq!(h.vlan.map(tidegate_wire::VlanId::value), Some(100));
 }

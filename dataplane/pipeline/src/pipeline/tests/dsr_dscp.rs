@@ -73,8 +73,8 @@ fn the_backend_gets_the_packet_at_its_own_address_with_the_dscp_of_the_service()
                     Protocol::Udp => Builder::udp(at(client), at(vip)),
                     Protocol::Sctp => Builder::sctp_init(at(client), at(vip), 7),
                 };
-                let fate = lab.send(packet.payload(b"some data").tos(tos));
-                let sent = fate.sent(TransmitReason::Forward);
+                let result = lab.send(packet.payload(b"some data").tos(tos));
+                let sent = result.sent(TransmitReason::Forward);
                 let h = headers(sent);
                 assert_eq!(SocketAddr::new(h.src.ip(), h.src_port), at(client));
                 assert_eq!(SocketAddr::new(h.dst.ip(), h.dst_port), at(backend));
@@ -96,8 +96,8 @@ fn every_fragment_goes_to_the_backend_with_the_dscp() {
         let fragments = builder::fragments(&whole, 7, 200);
         assert!(fragments.len() > 2);
         for fragment in fragments {
-            let fate = lab.receive(&fragment);
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.receive(&fragment);
+            let sent = result.sent(TransmitReason::Forward);
             assert_eq!(headers(sent).dst.ip(), at(backend).ip());
             assert_eq!(traffic_class(sent) >> 2, DSCP);
         }
@@ -113,8 +113,8 @@ fn an_icmp_error_about_an_answer_follows_the_flow() {
         let (router, kind) = if at(vip).is_ipv4() { ("192.0.2.1", 3) } else { ("2001:db8:ffff::1", 1) };
         let code = if at(vip).is_ipv4() { 1 } else { 0 };
         let error = Builder::icmp(ip(router), at(vip).ip(), kind, code, [0; 4]).payload(&quoted);
-        let fate = lab.send(error);
-        let sent = fate.sent(TransmitReason::IcmpError);
+        let result = lab.send(error);
+        let sent = result.sent(TransmitReason::IcmpError);
         assert_eq!(headers(sent).dst.ip(), at(backend).ip());
         assert_eq!(traffic_class(sent) >> 2, DSCP);
         assert!(tidegate_wire::icmp::checksum_ok(sent, &headers(sent)), "{vip}");
@@ -134,8 +134,8 @@ fn the_segment_size_can_be_limited() {
     let mut lab = lab(Protocol::Tcp, |web| web.mss_clamp = MssClamp::AtMost(536));
     for (vip, client, _) in ENDS {
         let syn = Builder::tcp(at(client), at(vip)).flags(flags::SYN).tcp_options(&[2, 4, 0x05, 0xb4]);
-        let fate = lab.send(syn);
-        let sent = fate.sent(TransmitReason::Forward);
+        let result = lab.send(syn);
+        let sent = result.sent(TransmitReason::Forward);
         let options = usize::from(headers(sent).l4) + 20;
         // With IPv6 never less than every link takes: 1280 - 60.
         let most: u16 = if at(vip).is_ipv4() { 536 } else { 1220 };

@@ -254,8 +254,8 @@ impl Both {
             lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
             // A flow that changes twice in a burst may be told twice: the fast path changes flows before the stages do.
             let mut told = BTreeSet::new();
-            while lab.pipeline.share(&lab.snapshot, Walks::default(), true, lab.now, |news| {
-                told.insert(format!("{news:?}"));
+            while lab.pipeline.share(&lab.snapshot, Walks::default(), true, lab.now, |updates| {
+                told.insert(format!("{updates:?}"));
             }) {}
             (frames, out, told)
         });

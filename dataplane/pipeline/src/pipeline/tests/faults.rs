@@ -75,10 +75,10 @@ fn a_packet_with_an_unresolved_next_hop_waits_for_a_retry_and_is_reported_to_the
     spec.services =
         vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
-    let fate = lab.send(question());
-    assert_eq!(fate.refused(), Refusal::NeighborUnresolved);
+    let result = lab.send(question());
+    assert_eq!(result.refused(), Refusal::NeighborUnresolved);
     let addr = super::lab::ip("10.0.0.1").into();
-    assert_eq!(fate.events, [NeighborEvent::Wanted { interface: 0, addr }]);
+    assert_eq!(result.events, [NeighborEvent::Wanted { interface: 0, addr }]);
     lab.neighbors.set_resolved(lab.neighbors.lookup(0, &addr).unwrap(), super::lab::backend_mac(1));
     lab.send(question()).sent(TransmitReason::Forward);
 }
@@ -91,8 +91,8 @@ fn a_reply_without_a_route_to_its_client_is_dropped() {
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
     lab.send(question()).sent(TransmitReason::Forward);
-    let fate = lab.send(Builder::udp("10.0.0.1:53", "198.51.100.7:40000"));
-    assert_eq!(fate.refused(), Refusal::NoRoute);
+    let result = lab.send(Builder::udp("10.0.0.1:53", "198.51.100.7:40000"));
+    assert_eq!(result.refused(), Refusal::NoRoute);
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn answers_that_may_not_be_given_become_drops() {
 fn a_frame_without_room_in_front_is_refused_unchanged() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
-    let fate = lab.receive_tight(&question().mac(ROUTER_MAC, GATEWAY_MAC).build());
-    assert_eq!(fate.refused(), Refusal::NoHeadroom);
+    let result = lab.receive_tight(&question().mac(ROUTER_MAC, GATEWAY_MAC).build());
+    assert_eq!(result.refused(), Refusal::NoHeadroom);
 }
 
 #[test]
@@ -131,15 +131,15 @@ fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
     spec.services =
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.1.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
-    let fate = lab.send(question());
-    assert_eq!(fate.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::Forward });
+    let result = lab.send(question());
+    assert_eq!(result.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::Forward });
     let quoted = Builder::udp("203.0.113.5:53", "198.51.100.7:40000").packet();
     let (router, vip) = (super::lab::ip("192.0.2.1"), super::lab::ip("203.0.113.5"));
     let error =
         Builder::icmp(router, vip, 3, 4, [0; 4]).payload(&quoted).mac(ROUTER_MAC, GATEWAY_MAC).build();
     assert_eq!(lab.receive_tight(&error).refused(), Refusal::NoHeadroom);
-    let fate = lab.receive(&error);
-    assert_eq!(fate.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::IcmpError });
+    let result = lab.receive(&error);
+    assert_eq!(result.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::IcmpError });
 }
 
 #[test]
@@ -154,8 +154,8 @@ fn fragments_follow_their_first_and_are_refused_without_it() {
         let first = lab.receive(&parts[0]);
         first.sent(TransmitReason::Forward);
         for part in &parts[1..] {
-            let fate = lab.receive(part);
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.receive(part);
+            let sent = result.sent(TransmitReason::Forward);
             assert_eq!(sent[..12], first.frame[..12], "{mode}: to the same station");
             assert_eq!(sent[26..34], first.frame[26..34], "{mode}: between the same addresses");
         }
@@ -170,11 +170,11 @@ fn fragments_that_arrive_together_follow_their_first() {
         let mut lab =
             Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53", "10.0.0.2:53"])]);
         let whole = question().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
-        let fates = lab.receive_burst(&builder::fragments(&whole, 77, 512));
-        assert_eq!(fates.len(), 3);
-        for fate in &fates {
-            fate.sent(TransmitReason::Forward);
-            assert_eq!(fate.frame[..12], fates[0].frame[..12], "{mode}: to the same station");
+        let results = lab.receive_burst(&builder::fragments(&whole, 77, 512));
+        assert_eq!(results.len(), 3);
+        for result in &results {
+            result.sent(TransmitReason::Forward);
+            assert_eq!(result.frame[..12], results[0].frame[..12], "{mode}: to the same station");
         }
     }
 }
@@ -224,13 +224,14 @@ fn sctp_in_fragments_passes_nat_where_the_ports_stay() {
         lab.send(Builder::sctp_init(client, vip, 7)).sent(TransmitReason::Forward);
         let whole = Builder::sctp(client, vip).chunk(0, 3, &[1; 600]).dont_fragment(false);
         let parts = builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 78, 256);
-        let fates: Vec<_> = parts.iter().map(|part| lab.receive(part)).collect();
+        let results: Vec<_> = parts.iter().map(|part| lab.receive(part)).collect();
         if passes {
-            let sent: Vec<&[u8]> = fates.iter().map(|fate| fate.sent(TransmitReason::Forward)).collect();
+            let sent: Vec<&[u8]> =
+                results.iter().map(|result| result.sent(TransmitReason::Forward)).collect();
             let (first, part) = (&sent[0][14 + 20..], &parts[0][14 + 20..]);
             assert_eq!(&first[..part.len()], part, "ports and checksum stay");
         } else {
-            assert_eq!(fates[0].refused(), Refusal::SctpFragment);
+            assert_eq!(results[0].refused(), Refusal::SctpFragment);
         }
     }
 }

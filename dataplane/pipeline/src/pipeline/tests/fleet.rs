@@ -140,9 +140,9 @@ impl Gateway {
     }
 
     /// What it has to tell.
-    fn news(&mut self) -> Vec<FlowNews> {
+    fn updates(&mut self) -> Vec<FlowNews> {
         let (mut all, lab) = (Vec::new(), &mut self.lab);
-        while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |news| all.push(news)) {}
+        while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}
         all
     }
 }
@@ -169,10 +169,10 @@ impl Fleet {
     /// The gateways tell each other until there is nothing to tell.
     fn exchange(&mut self) {
         loop {
-            let told = [0, 1].map(|n| self.gateways[n].news());
-            for (from, news) in told.iter().enumerate() {
+            let told = [0, 1].map(|n| self.gateways[n].updates());
+            for (from, updates) in told.iter().enumerate() {
                 let Lab { pipeline, snapshot, now, .. } = &mut self.gateways[1 - from].lab;
-                for one in news {
+                for one in updates {
                     pipeline.adopt(snapshot, one, *now);
                 }
             }
@@ -206,10 +206,10 @@ impl Fleet {
     fn send(&mut self, port: u16, bits: u8) -> IpAddr {
         let at = self.gateway_of(port);
         let lab = &mut self.gateways[at].lab;
-        let fate =
+        let result =
             lab.send(Builder::tcp(client(port), VIP.parse::<SocketAddr>().expect("a VIP")).flags(bits));
-        fate.sent(TransmitReason::Forward);
-        lab.backend_of(&fate)
+        result.sent(TransmitReason::Forward);
+        lab.backend_of(&result)
     }
 
     /// Every n-th connection sends.

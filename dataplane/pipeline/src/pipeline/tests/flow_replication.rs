@@ -15,9 +15,9 @@ use tidegate_spec::{
 use tidegate_wire::tcp::flags::{ACK, FIN, RST, SYN};
 use tidegate_wire::{Headers, Parsed};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend, backend_mac, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend, backend_mac, service, spec};
 use crate::forward::snat_ports::Steering;
-use crate::pipeline::{Arrival, KnownIds, Learned, SharedFlows};
+use crate::pipeline::{Arrival, ImportOutcome, KnownIds, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 /// The entries and the secret of the tables of a lab.
@@ -76,34 +76,35 @@ impl Gateway {
         Self::new(&spec, workers, SharedFlows::Nat)
     }
 
-    pub(super) fn receive(&mut self, at: u8, frame: &[u8]) -> Fate {
+    pub(super) fn receive(&mut self, at: u8, frame: &[u8]) -> FrameResult {
         let (mut at, mut arrival) = (at, Arrival::Wire(0));
         loop {
-            let fate = self.labs[usize::from(at)].receive_as(arrival, frame);
-            let Verdict::HandOver(to) = fate.verdict else { return fate };
+            let result = self.labs[usize::from(at)].receive_as(arrival, frame);
+            let Verdict::HandOver(to) = result.verdict else { return result };
             (at, arrival) = (to, arrival.handed_over(at));
         }
     }
 
-    fn send(&mut self, from: SocketAddr, to: SocketAddr, flags: u8) -> Fate {
+    fn send(&mut self, from: SocketAddr, to: SocketAddr, flags: u8) -> FrameResult {
         let at = (from.port() as usize % self.labs.len()) as u8;
         self.receive(at, &frame(from, to, flags))
     }
 
     /// What the gateway has to tell, of what has changed since the last call and of the walks that are due.
-    pub(super) fn news(&mut self) -> Vec<FlowNews> {
+    pub(super) fn updates(&mut self) -> Vec<FlowNews> {
         let mut all = Vec::new();
         for lab in &mut self.labs {
-            while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |news| all.push(news)) {}
+            while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}
         }
         all
     }
 
-    pub(super) fn adopt(&mut self, news: &[FlowNews]) -> Vec<Learned> {
+    pub(super) fn adopt(&mut self, updates: &[FlowNews]) -> Vec<ImportOutcome> {
         let labs = &mut self.labs;
-        let adopt =
-            |news| labs.iter_mut().map(move |lab| lab.pipeline.adopt(&lab.snapshot, news, lab.now)).min();
-        news.iter().flat_map(adopt).collect()
+        let adopt = |updates| {
+            labs.iter_mut().map(move |lab| lab.pipeline.adopt(&lab.snapshot, updates, lab.now)).min()
+        };
+        updates.iter().flat_map(adopt).collect()
     }
 
     /// The flows of this gateway come into the tables of the next process, whose snapshot is equal.
@@ -141,11 +142,11 @@ fn frame(from: SocketAddr, to: SocketAddr, flags: u8) -> Vec<u8> {
 }
 
 /// The source and the destination of a frame that was forwarded in either direction.
-pub(super) fn sent(fate: &Fate) -> (SocketAddr, SocketAddr) {
+pub(super) fn sent(result: &FrameResult) -> (SocketAddr, SocketAddr) {
     let forwarded = [TransmitReason::Forward, TransmitReason::Reply];
-    let is_forwarded = forwarded.iter().any(|&why| fate.verdict == Verdict::Transmit { interface: 0, why });
-    assert!(is_forwarded, "{:?}", fate.verdict);
-    let Ok(Parsed::Ip(Headers { src, src_port, dst, dst_port, .. })) = tidegate_wire::parse(&fate.frame)
+    let is_forwarded = forwarded.iter().any(|&why| result.verdict == Verdict::Transmit { interface: 0, why });
+    assert!(is_forwarded, "{:?}", result.verdict);
+    let Ok(Parsed::Ip(Headers { src, src_port, dst, dst_port, .. })) = tidegate_wire::parse(&result.frame)
     else {
         panic!("not a sound IP packet");
     };
@@ -173,8 +174,8 @@ fn nat_flow_continues_at_another_gateway_in_both_directions() {
         let (mut first, mut second) =
             (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, workers));
         let local = open(&mut first, sides);
-        let news = first.news();
-        assert_eq!(second.adopt(&news), [Learned::New], "{mode:?}, {workers} workers: {news:?}");
+        let updates = first.updates();
+        assert_eq!(second.adopt(&updates), [ImportOutcome::New], "{mode:?}, {workers} workers: {updates:?}");
         let [client, vip, backend] = sides.map(addr);
         // The first packet may be a reply: the client waits for it, and has nothing to send.
         for _ in 0..3 {
@@ -197,7 +198,7 @@ fn adopted_flow_outlives_a_restart_of_the_gateway_that_adopted_it() {
         let mut gone = Gateway::new(&spec, 1, SharedFlows::Nat);
         let local = open(&mut gone, sides);
         let mut adopter = Gateway::second(&spec, workers);
-        assert_eq!(adopter.adopt(&gone.news()), [Learned::New]);
+        assert_eq!(adopter.adopt(&gone.updates()), [ImportOutcome::New]);
         let mut next = Gateway::second(&spec, workers);
         adopter.restart_as(&mut next);
         assert_eq!(next.live(), adopter.live(), "{mode:?}, {workers} workers");
@@ -218,7 +219,7 @@ fn new_connection_does_not_keep_the_snat_address_of_another_gateway() {
             let (mut first, mut second) =
                 (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, workers));
             let local = open(&mut first, sides);
-            second.adopt(&first.news());
+            second.adopt(&first.updates());
             second.wait(1);
             for _ in 0..packets {
                 assert_eq!(sent(&second.send(client, vip, ACK)), (local, backend));
@@ -242,12 +243,12 @@ fn gateway_knows_whether_replies_of_adopted_flows_come_to_it() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
     let local = open(&mut first, SIDES[0]);
-    second.adopt(&first.news());
+    second.adopt(&first.updates());
     let has_replies = |gateway: &mut Gateway| {
         gateway.wait(1);
         gateway.walks.complete += 1;
-        let news = gateway.news();
-        let [FlowNews::Is(record)] = news[..] else { panic!("{news:?}") };
+        let updates = gateway.updates();
+        let [FlowNews::Is(record)] = updates[..] else { panic!("{updates:?}") };
         record.translation.expect("a NAT flow").has_replies
     };
     assert!(has_replies(&mut first), "its own flow");
@@ -265,10 +266,10 @@ fn flow_that_is_not_established_is_not_told() {
         Gateway::new(&spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]), 1, SharedFlows::Nat);
     let (local, _) = sent(&gateway.send(client, vip, SYN));
     gateway.send(backend, local, SYN | ACK);
-    assert_eq!(gateway.news(), []);
+    assert_eq!(gateway.updates(), []);
     gateway.send(client, vip, ACK);
-    assert_eq!(gateway.news().len(), 1);
-    assert_eq!(gateway.news(), [], "plain packets change nothing");
+    assert_eq!(gateway.updates().len(), 1);
+    assert_eq!(gateway.updates(), [], "plain packets change nothing");
 }
 
 #[test]
@@ -277,7 +278,7 @@ fn end_of_a_flow_ends_it_elsewhere_unless_it_is_used_there() {
         let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
         let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
         let local = open(&mut first, SIDES[0]);
-        second.adopt(&first.news());
+        second.adopt(&first.updates());
         let [client, vip, backend] = SIDES[0].map(addr);
         if used {
             second.wait(1);
@@ -287,9 +288,9 @@ fn end_of_a_flow_ends_it_elsewhere_unless_it_is_used_there() {
         first.send(backend, local, RST);
         first.wait(11);
         assert_eq!(first.live(), 0);
-        let news = first.news();
-        assert!(matches!(news[..], [FlowNews::Gone(_)]), "{news:?}");
-        assert_eq!(second.adopt(&news), [Learned::Gone]);
+        let updates = first.updates();
+        assert!(matches!(updates[..], [FlowNews::Gone(_)]), "{updates:?}");
+        assert_eq!(second.adopt(&updates), [ImportOutcome::Gone]);
         assert_eq!(second.live(), usize::from(used));
     }
 }
@@ -299,19 +300,19 @@ fn adopted_flow_is_passed_on_only_to_a_gateway_that_has_lost_its_tables() {
     let spec = spec_of(ForwardingMode::Nat, SIDES[0][1], &[SIDES[0][2]]);
     let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
     open(&mut first, SIDES[0]);
-    second.adopt(&first.news());
+    second.adopt(&first.updates());
     second.walks.refreshing += 1;
-    assert_eq!(second.news(), [], "the first gateway knows its own flow");
+    assert_eq!(second.updates(), [], "the first gateway knows its own flow");
     second.walks.complete += 1;
-    let back = second.news();
+    let back = second.updates();
     assert!(matches!(back[..], [FlowNews::Is(record)] if record.is_relayed), "{back:?}");
     let mut restarted = Gateway::new(&spec, 1, SharedFlows::Nat);
-    assert_eq!(restarted.adopt(&back), [Learned::New]);
+    assert_eq!(restarted.adopt(&back), [ImportOutcome::New]);
     let [client, vip, _] = SIDES[0].map(addr);
     second.wait(1);
     second.send(client, vip, ACK);
     second.walks.refreshing += 1;
-    assert!(matches!(second.news()[..], [FlowNews::Is(record)] if !record.is_relayed));
+    assert!(matches!(second.updates()[..], [FlowNews::Is(record)] if !record.is_relayed));
 }
 
 #[test]
@@ -319,13 +320,16 @@ fn adopted_flow_expires_by_its_age_whoever_tells_of_it_how_often() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
     open(&mut first, SIDES[0]);
-    second.adopt(&first.news());
+    second.adopt(&first.updates());
     for _ in 0..8 {
         first.wait(100);
         second.wait(100);
         (first.walks.complete, second.walks.complete) = (first.walks.complete + 1, second.walks.complete + 1);
-        let (to, fro) = (first.news(), second.news());
-        assert_eq!((second.adopt(&to), first.adopt(&fro)), (vec![Learned::Known], vec![Learned::Known]));
+        let (to, fro) = (first.updates(), second.updates());
+        assert_eq!(
+            (second.adopt(&to), first.adopt(&fro)),
+            (vec![ImportOutcome::Known], vec![ImportOutcome::Known])
+        );
     }
     first.wait(100);
     second.wait(100);
@@ -341,8 +345,8 @@ fn flow_in_use_is_never_displaced_by_a_record() {
         let (local, backend) = sent(&first.send(client, vip, SYN));
         first.send(backend, local, SYN | ACK);
         first.send(client, vip, ACK);
-        let mut news = first.news();
-        let [FlowNews::Is(record)] = &mut news[..] else { panic!("{news:?}") };
+        let mut updates = first.updates();
+        let [FlowNews::Is(record)] = &mut updates[..] else { panic!("{updates:?}") };
         // The other gateway has chosen the other backend for the same ports.
         let other = if backend == addr("10.0.0.1:80") { "10.0.0.2:80" } else { "10.0.0.1:80" };
         let mut elsewhere = *record;
@@ -350,7 +354,7 @@ fn flow_in_use_is_never_displaced_by_a_record() {
         second.adopt(&[FlowNews::Is(elsewhere)]);
         second.wait(1);
         assert_eq!(sent(&second.send(client, vip, ACK)).1, addr(other));
-        assert_eq!(second.adopt(&news), [Learned::Conflict], "{mode:?}");
+        assert_eq!(second.adopt(&updates), [ImportOutcome::Conflict], "{mode:?}");
         assert_eq!(sent(&second.send(client, vip, ACK)).1, addr(other));
     }
 }
@@ -381,7 +385,7 @@ fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_els
                 gateway.send(to, local, SYN | ACK);
             }
             gateway.send(client, vip, ACK);
-            gateway.news();
+            gateway.updates();
             chosen = Some(to);
         }
         let newest = chosen.expect("the second gateway has chosen");
@@ -390,7 +394,7 @@ fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_els
         second.send(client, vip, ACK);
         // The first one tells of its connection, which is over, and the other one contradicts.
         first.walks.complete += 1;
-        let outdated = first.news();
+        let outdated = first.updates();
         if mode.is_dsr() {
             // It agrees with the tables of this gateway.
             assert_eq!(outdated, []);
@@ -405,14 +409,14 @@ fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_els
                 spec.services = vec![service.into()];
             });
         }
-        let outdated = if mode.is_dsr() { first.news() } else { outdated };
+        let outdated = if mode.is_dsr() { first.updates() } else { outdated };
         assert_eq!(outdated.len(), 1, "{mode:?}");
-        assert_eq!(second.adopt(&outdated), [Learned::Conflict]);
-        let contradiction = second.news();
+        assert_eq!(second.adopt(&outdated), [ImportOutcome::Conflict]);
+        let contradiction = second.updates();
         assert_eq!(contradiction.len(), 1, "{mode:?}");
-        assert_eq!(first.adopt(&contradiction), [Learned::New], "{mode:?}");
-        let fate = first.send(client, vip, ACK);
-        assert_eq!(SocketAddr::new(first.labs[0].backend_of(&fate), 80), newest, "{mode:?}");
+        assert_eq!(first.adopt(&contradiction), [ImportOutcome::New], "{mode:?}");
+        let result = first.send(client, vip, ACK);
+        assert_eq!(SocketAddr::new(first.labs[0].backend_of(&result), 80), newest, "{mode:?}");
     }
 }
 
@@ -421,29 +425,29 @@ fn record_without_meaning_here_is_refused_with_its_reason() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
-    let [FlowNews::Is(record)] = first.news()[..] else { panic!("one record") };
+    let [FlowNews::Is(record)] = first.updates()[..] else { panic!("one record") };
     let refuse = |change: &dyn Fn(&mut tidegate_conntrack::flow_record::FlowRecord)| {
         let mut record = record;
         change(&mut record);
         let mut second = Gateway::second(&spec, 1);
-        let learned = second.adopt(&[FlowNews::Is(record)])[0];
-        assert_eq!(second.live(), usize::from(learned == Learned::New));
-        learned
+        let outcome = second.adopt(&[FlowNews::Is(record)])[0];
+        assert_eq!(second.live(), usize::from(outcome == ImportOutcome::New));
+        outcome
     };
-    assert_eq!(refuse(&|_| ()), Learned::New);
-    assert_eq!(refuse(&|record| record.name.service.port = 81), Learned::UnknownService);
-    assert_eq!(refuse(&|record| record.translation = None), Learned::UnknownService);
+    assert_eq!(refuse(&|_| ()), ImportOutcome::New);
+    assert_eq!(refuse(&|record| record.name.service.port = 81), ImportOutcome::UnknownService);
+    assert_eq!(refuse(&|record| record.translation = None), ImportOutcome::UnknownService);
     assert_eq!(
         refuse(&|record| record.tags = Some(TagPair { client: 1, server: 2 })),
-        Learned::UnknownService
+        ImportOutcome::UnknownService
     );
-    assert_eq!(refuse(&|record| record.backend.port = 81), Learned::UnknownBackend);
-    assert_eq!(refuse(&|record| record.name.client.port = 0), Learned::UnknownService);
-    assert_eq!(refuse(&|record| record.idle_ms = 900_000), Learned::Gone);
+    assert_eq!(refuse(&|record| record.backend.port = 81), ImportOutcome::UnknownBackend);
+    assert_eq!(refuse(&|record| record.name.client.port = 0), ImportOutcome::UnknownService);
+    assert_eq!(refuse(&|record| record.idle_ms = 900_000), ImportOutcome::Gone);
     let v6 = addr(SIDES[1][0]).ip();
     assert_eq!(
         refuse(&|record| record.translation.as_mut().unwrap().local.addr = v6.into()),
-        Learned::UnknownService
+        ImportOutcome::UnknownService
     );
 }
 
@@ -452,13 +456,13 @@ fn records_do_not_fill_a_table_beyond_three_quarters_of_its_bound() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
-    let [FlowNews::Is(record)] = first.news()[..] else { panic!("one record") };
+    let [FlowNews::Is(record)] = first.updates()[..] else { panic!("one record") };
     let mut second = Gateway::second(&spec, 1);
     let full = (1..60_000u16).filter(|port| {
         let mut record = record;
         record.name.client.port = *port;
         record.translation.as_mut().unwrap().local.port = *port;
-        second.adopt(&[FlowNews::Is(record)]) == [Learned::Full]
+        second.adopt(&[FlowNews::Is(record)]) == [ImportOutcome::Full]
     });
     assert!(full.count() > 50_000);
     // The tables of a lab have room for 4,096 flows.
@@ -478,20 +482,20 @@ fn dsr_flow_is_told_when_a_change_of_the_backends_brings_it_in_flux() {
     let mut backends = Vec::new();
     for port in 40_000..40_200 {
         first.send(client(port), vip, SYN);
-        let fate = first.send(client(port), vip, ACK);
-        backends.push(first.labs[0].backend_of(&fate));
+        let result = first.send(client(port), vip, ACK);
+        backends.push(first.labs[0].backend_of(&result));
     }
-    assert_eq!(first.news(), [], "the other gateway finds these backends by itself");
+    assert_eq!(first.updates(), [], "the other gateway finds these backends by itself");
     let change = joins("10.0.0.4:80");
     first.labs[0].change(change);
     second.labs[0].change(change);
-    let news = first.news();
-    assert!((20..100).contains(&news.len()), "a quarter moves: {}", news.len());
-    let learned = second.adopt(&news);
-    assert!(learned.iter().all(|learned| *learned == Learned::New), "{learned:?}");
+    let updates = first.updates();
+    assert!((20..100).contains(&updates.len()), "a quarter moves: {}", updates.len());
+    let outcome = second.adopt(&updates);
+    assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{outcome:?}");
     for (port, expected) in (40_000..).zip(&backends) {
-        let fate = second.send(client(port), vip, ACK);
-        assert_eq!(second.labs[0].backend_of(&fate), *expected, "port {port}");
+        let result = second.send(client(port), vip, ACK);
+        assert_eq!(second.labs[0].backend_of(&result), *expected, "port {port}");
     }
 }
 
@@ -509,23 +513,23 @@ fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one(
         let client = |n, port| SocketAddr::from(([198, 51, 100, n], port));
         // A new connection of a client.
         let connect = |gateway: &mut Gateway, n, port| {
-            let fate = gateway.send(client(n, port), vip, SYN);
-            gateway.labs[0].backend_of(&fate)
+            let result = gateway.send(client(n, port), vip, SYN);
+            gateway.labs[0].backend_of(&result)
         };
         let backends: Vec<_> = (1..=200).map(|n| connect(&mut first, n, 40_000)).collect();
-        assert_eq!(first.news(), [], "{mode}: the other gateway finds these backends by itself");
+        assert_eq!(first.updates(), [], "{mode}: the other gateway finds these backends by itself");
         let change = joins("10.0.0.4:80");
         first.labs[0].change(change);
         second.labs.iter_mut().for_each(|lab| lab.change(change));
-        let news = first.news();
-        assert!((20..100).contains(&news.len()), "{mode}: a quarter moves: {}", news.len());
-        let learned = second.adopt(&news);
-        assert!(learned.iter().all(|learned| *learned == Learned::New), "{mode}: {learned:?}");
+        let updates = first.updates();
+        assert!((20..100).contains(&updates.len()), "{mode}: a quarter moves: {}", updates.len());
+        let outcome = second.adopt(&updates);
+        assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{mode}: {outcome:?}");
         for (n, expected) in (1..=200).zip(&backends) {
             assert_eq!(connect(&mut second, n, 50_000), *expected, "{mode}: client {n}");
         }
         // One that is told again changes nothing.
-        assert!(second.adopt(&news).iter().all(|learned| *learned == Learned::Known));
+        assert!(second.adopt(&updates).iter().all(|outcome| *outcome == ImportOutcome::Known));
         second.wait(101);
         let moved = (1..=200).zip(&backends).filter(|(n, was)| connect(&mut second, *n, 60_000) != **was);
         assert!((20..100).contains(&moved.count()), "{mode}: after the timeout");
@@ -542,21 +546,21 @@ fn flow_that_a_service_remembers_on_change_is_told_at_once() {
     spec.services = vec![service.into()];
     let mut first = Gateway::new(&spec, 1, SharedFlows::InFlux);
     let mut second = Gateway::new(&spec, 1, SharedFlows::InFlux);
-    assert_eq!(first.news(), [], "the first walk finds nothing");
+    assert_eq!(first.updates(), [], "the first walk finds nothing");
     let vip = addr(SIDES[0][1]);
     let client = |port| SocketAddr::new("198.51.100.7".parse().unwrap(), port);
     for port in 40_000..40_050 {
         first.send(client(port), vip, SYN);
     }
-    let news = first.news();
-    assert!((10..40).contains(&news.len()), "{}", news.len());
-    second.adopt(&news);
+    let updates = first.updates();
+    assert!((10..40).contains(&updates.len()), "{}", updates.len());
+    second.adopt(&updates);
     for port in 40_000..40_050 {
-        let fates = [&mut first, &mut second].map(|gateway| {
-            let fate = gateway.send(client(port), vip, ACK);
-            gateway.labs[0].backend_of(&fate)
+        let results = [&mut first, &mut second].map(|gateway| {
+            let result = gateway.send(client(port), vip, ACK);
+            gateway.labs[0].backend_of(&result)
         });
-        assert_eq!(fates[0], fates[1], "port {port}");
+        assert_eq!(results[0], results[1], "port {port}");
     }
 }
 
@@ -574,19 +578,19 @@ fn flows_of_a_gone_gateway_keep_their_backends_whenever_they_began() {
     let vip = addr(SIDES[0][1]);
     let send = |gateway: &mut Gateway, port, flags| {
         let client = SocketAddr::new("198.51.100.7".parse().unwrap(), port);
-        let fate = gateway.send(client, vip, flags);
-        gateway.labs[0].backend_of(&fate)
+        let result = gateway.send(client, vip, flags);
+        gateway.labs[0].backend_of(&result)
     };
     for port in 40_000..40_050 {
         let began = send(&mut dead, port, SYN);
         assert_eq!(send(&mut second, port, ACK), began, "port {port}, which began before the change");
     }
-    assert_eq!(first.news(), [], "the first walk finds nothing");
+    assert_eq!(first.updates(), [], "the first walk finds nothing");
     let began: Vec<_> = (50_000..50_050).map(|port| (port, send(&mut first, port, SYN))).collect();
     for (port, backend) in &began {
         assert_eq!(send(&mut first, *port, ACK), *backend);
     }
-    second.adopt(&first.news());
+    second.adopt(&first.updates());
     for (port, backend) in began {
         assert_eq!(send(&mut second, port, ACK), backend, "port {port}, which began after the change");
     }

@@ -37,8 +37,8 @@ fn ipv6_fragments_of_a_datagram_with_extension_headers_follow_their_first() {
             let first = lab.receive(&parts[0]);
             first.sent(TransmitReason::Forward);
             for part in &parts[1..] {
-                let fate = lab.receive(part);
-                let sent = fate.sent(TransmitReason::Forward);
+                let result = lab.receive(part);
+                let sent = result.sent(TransmitReason::Forward);
                 assert_eq!(sent[..12], first.frame[..12], "{mode}: to the same station");
             }
         }
@@ -92,8 +92,8 @@ fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kern
         ("192.0.2.99:5000", Verdict::Punt(PuntReason::NotOurs)),
     ] {
         for part in fragments(to, 9) {
-            let fate = lab.receive(&part);
-            assert_eq!((fate.verdict, fate.waits_for), (verdict, None), "{to}");
+            let result = lab.receive(&part);
+            assert_eq!((result.verdict, result.waits_for), (verdict, None), "{to}");
         }
     }
     lab.change(|spec| spec.services[0].backends.clear());
@@ -161,17 +161,17 @@ fn ipv4_without_df_that_does_not_fit_its_way_is_sent_in_pieces_that_do() {
         for len in [1472, 1473, 1700] {
             let fits = len <= 1472 && !mode.is_tunnel();
             let whole = Builder::udp("198.51.100.7:40000", VIP).payload_len(len);
-            let fate = lab.send(whole.clone().dont_fragment(false));
-            fate.sent(TransmitReason::Forward);
-            assert_eq!(fate.pieces.is_empty(), fits, "{mode} {len}");
-            for piece in &fate.pieces {
-                let Ok(Parsed::Ip(h)) = parse(piece) else { panic!("not sound") };
-                assert!(h.ip_len() <= 1500 && piece[..12] == fate.frame[..12], "{mode} {len}");
+            let result = lab.send(whole.clone().dont_fragment(false));
+            result.sent(TransmitReason::Forward);
+            assert_eq!(result.fragments.is_empty(), fits, "{mode} {len}");
+            for fragment in &result.fragments {
+                let Ok(Parsed::Ip(h)) = parse(fragment) else { panic!("not sound") };
+                assert!(h.ip_len() <= 1500 && fragment[..12] == result.frame[..12], "{mode} {len}");
             }
-            let fate = lab.send(whole);
+            let result = lab.send(whole);
             let why = if fits { TransmitReason::Forward } else { TransmitReason::PacketTooBig };
-            assert!(fate.pieces.is_empty());
-            fate.sent(why);
+            assert!(result.fragments.is_empty());
+            result.sent(why);
         }
         let whole = Builder::udp("[2001:db8::7]:40000", VIP6).payload_len(1473);
         lab.send(whole).sent(TransmitReason::PacketTooBig);

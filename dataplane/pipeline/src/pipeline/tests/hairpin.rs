@@ -86,8 +86,8 @@ fn errors_and_fragments_of_a_masqueraded_flow_follow_it() {
     let local = from(&headers(lab.send(question()).sent(TransmitReason::Forward)));
     let quoted = Builder::udp(vip, "10.0.0.1:40000").packet();
     let error = Builder::icmp("10.0.0.9", "203.0.113.5", 3, 4, [0, 0, 5, 0]).payload(&quoted);
-    let fate = lab.send(error);
-    let sent = fate.sent(TransmitReason::IcmpError);
+    let result = lab.send(error);
+    let sent = result.sent(TransmitReason::IcmpError);
     let h = headers(sent);
     let quote = quote::parse(sent, &h).unwrap().unwrap();
     assert_eq!((quote.src.ip(), quote.src_port), (ip("10.0.0.1"), 8080));
@@ -95,8 +95,8 @@ fn errors_and_fragments_of_a_masqueraded_flow_follow_it() {
 
     let whole = question().dont_fragment(false).payload_len(600).mac(backend_mac(1), GATEWAY_MAC).build();
     for part in builder::fragments(&whole, 7, 256) {
-        let fate = lab.receive(&part);
-        assert_eq!(headers(fate.sent(TransmitReason::Forward)).src.ip(), ip(snat));
+        let result = lab.receive(&part);
+        assert_eq!(headers(result.sent(TransmitReason::Forward)).src.ip(), ip(snat));
     }
 }
 

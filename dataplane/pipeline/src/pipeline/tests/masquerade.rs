@@ -9,7 +9,7 @@ use tidegate_spec::{ForwardingMode, NetworkSpec, Protocol, SharedService, Snapsh
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, Parsed, ethernet, parse, quote};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
 use crate::forward::snat_ports::{Rss, Steering};
 use crate::pipeline::Arrival;
 use crate::testing::assert_only_changed;
@@ -38,7 +38,7 @@ fn lab() -> Lab {
     Lab::with_spec(masquerading(|_| {}))
 }
 
-fn from_backend(lab: &mut Lab, builder: Builder) -> Fate {
+fn from_backend(lab: &mut Lab, builder: Builder) -> FrameResult {
     lab.receive(&builder.mac(backend_mac(1), GATEWAY_MAC).build())
 }
 
@@ -50,8 +50,8 @@ fn headers(frame: &[u8]) -> Headers {
 }
 
 /// The local address and port that a frame was sent with.
-fn local(fate: &Fate) -> SocketAddr {
-    let h = headers(fate.sent(TransmitReason::Masqueraded));
+fn local(result: &FrameResult) -> SocketAddr {
+    let h = headers(result.sent(TransmitReason::Masqueraded));
     SocketAddr::new(h.src.ip(), h.src_port)
 }
 
@@ -76,8 +76,8 @@ fn a_packet_leaves_with_the_snat_address_and_its_answer_returns_with_the_backend
         {
             let mut lab = lab();
             let before = question(source, peer).mac(backend_mac(1), GATEWAY_MAC).payload(b"question").build();
-            let fate = lab.receive(&before);
-            let sent = fate.sent(TransmitReason::Masqueraded);
+            let result = lab.receive(&before);
+            let sent = result.sent(TransmitReason::Masqueraded);
             let ports = [format!("{proto}.src_port"), format!("{proto}.checksum")];
             let changes = |address: &'static str| {
                 let mut fields = vec!["eth.dst", "eth.src"];
@@ -93,13 +93,13 @@ fn a_packet_leaves_with_the_snat_address_and_its_answer_returns_with_the_backend
             fields.extend(ports.iter().map(String::as_str));
             assert_only_changed(&before, sent, &fields);
             assert_eq!((ethernet::destination(sent), ethernet::source(sent)), (ROUTER_MAC, GATEWAY_MAC));
-            let local = local(&fate);
+            let local = local(&result);
             assert_eq!(local.ip(), ip(snat));
             assert!(local.port() >= 1024);
 
             let before = answer(peer, local).mac(ROUTER_MAC, GATEWAY_MAC).payload(b"answer").build();
-            let fate = lab.receive(&before);
-            let sent = fate.sent(TransmitReason::Masqueraded);
+            let result = lab.receive(&before);
+            let sent = result.sent(TransmitReason::Masqueraded);
             let mut fields = changes(if v6 { "ipv6.dst" } else { "ipv4.dst" });
             let ports = [format!("{proto}.dst_port"), format!("{proto}.checksum")];
             fields.extend(ports.iter().map(String::as_str));
@@ -113,8 +113,8 @@ fn a_packet_leaves_with_the_snat_address_and_its_answer_returns_with_the_backend
             assert!(matches!(flows(&lab)[..], [FlowKind::Masquerade { .. }]), "it is listed");
             // Someone else outside does not reach the backend by that port.
             let stranger = SocketAddr::new(peer.ip(), peer.port() + 1);
-            let fate = lab.receive(&answer(stranger, local).mac(ROUTER_MAC, GATEWAY_MAC).build());
-            assert!(!matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Masqueraded, .. }));
+            let result = lab.receive(&answer(stranger, local).mac(ROUTER_MAC, GATEWAY_MAC).build());
+            assert!(!matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Masqueraded, .. }));
         }
     }
 }
@@ -125,9 +125,9 @@ fn echo_is_translated_by_its_identifier() {
         let [source, peer] = [source, peer].map(|end| end.parse::<SocketAddr>().unwrap().ip());
         let mut lab = lab();
         let sent = |lab: &mut Lab, id| {
-            let fate = from_backend(lab, Builder::echo_request(source, peer, id, 1).payload(b"ping"));
-            let h = headers(fate.sent(TransmitReason::Masqueraded));
-            assert!(tidegate_wire::icmp::checksum_ok(&fate.frame, &h));
+            let result = from_backend(lab, Builder::echo_request(source, peer, id, 1).payload(b"ping"));
+            let h = headers(result.sent(TransmitReason::Masqueraded));
+            assert!(tidegate_wire::icmp::checksum_ok(&result.frame, &h));
             assert_eq!(h.src.ip(), ip(snat));
             h.src_port
         };
@@ -136,9 +136,9 @@ fn echo_is_translated_by_its_identifier() {
         for (sent, own) in [(first, 7), (second, 8)] {
             let [a, b] = sent.to_be_bytes();
             let kind = if source.is_ipv4() { 0 } else { 129 };
-            let fate = lab.send(Builder::icmp(peer, ip(snat), kind, 0, [a, b, 0, 1]).payload(b"ping"));
-            let h = headers(fate.sent(TransmitReason::Masqueraded));
-            assert!(tidegate_wire::icmp::checksum_ok(&fate.frame, &h));
+            let result = lab.send(Builder::icmp(peer, ip(snat), kind, 0, [a, b, 0, 1]).payload(b"ping"));
+            let h = headers(result.sent(TransmitReason::Masqueraded));
+            assert!(tidegate_wire::icmp::checksum_ok(&result.frame, &h));
             assert_eq!((h.dst.ip(), h.dst_port), (source, own));
         }
     }
@@ -155,8 +155,8 @@ fn errors_about_a_flow_reach_the_other_end_with_the_quote_translated() {
         let error =
             |from, to, quoted: &[u8]| Builder::icmp(from, to, kind, code, [0, 0, 5, 0]).payload(quoted);
 
-        let fate = lab.send(error(router, ip(snat), &quoted(local, peer)));
-        let sent = fate.sent(TransmitReason::IcmpError);
+        let result = lab.send(error(router, ip(snat), &quoted(local, peer)));
+        let sent = result.sent(TransmitReason::IcmpError);
         let h = headers(sent);
         assert!(tidegate_wire::icmp::checksum_ok(sent, &h));
         assert_eq!((h.src.ip(), h.dst.ip()), (router, source.ip()));
@@ -170,8 +170,8 @@ fn errors_about_a_flow_reach_the_other_end_with_the_quote_translated() {
         );
 
         // The backend's error about an answer.
-        let fate = from_backend(&mut lab, error(source.ip(), peer.ip(), &quoted(peer, source)));
-        let sent = fate.sent(TransmitReason::IcmpError);
+        let result = from_backend(&mut lab, error(source.ip(), peer.ip(), &quoted(peer, source)));
+        let sent = result.sent(TransmitReason::IcmpError);
         let h = headers(sent);
         assert!(tidegate_wire::icmp::checksum_ok(sent, &h));
         assert_eq!((h.src.ip(), h.dst.ip()), (ip(snat), peer.ip()));
@@ -179,22 +179,22 @@ fn errors_about_a_flow_reach_the_other_end_with_the_quote_translated() {
         assert_eq!((q.dst.ip(), q.dst_port), (local.ip(), local.port()));
 
         let other = SocketAddr::new(local.ip(), local.port() ^ 1);
-        let fate = lab.send(error(router, ip(snat), &quoted(other, peer)));
-        assert_eq!(fate.refused(), Refusal::IcmpErrorUnknown);
+        let result = lab.send(error(router, ip(snat), &quoted(other, peer)));
+        assert_eq!(result.refused(), Refusal::IcmpErrorUnknown);
         let other = SocketAddr::new(source.ip(), source.port() ^ 1);
-        let fate = from_backend(&mut lab, error(source.ip(), peer.ip(), &quoted(peer, other)));
-        assert_eq!(fate.refused(), Refusal::IcmpErrorUnknown, "it would show the backend's own address");
+        let result = from_backend(&mut lab, error(source.ip(), peer.ip(), &quoted(peer, other)));
+        assert_eq!(result.refused(), Refusal::IcmpErrorUnknown, "it would show the backend's own address");
     }
 }
 
 #[test]
 fn an_error_about_an_echo_finds_its_flow_by_the_identifier() {
     let mut lab = lab();
-    let fate = from_backend(&mut lab, Builder::echo_request(ip("10.0.0.1"), ip("192.0.2.99"), 7, 1));
-    let id = headers(fate.sent(TransmitReason::Masqueraded)).src_port;
+    let result = from_backend(&mut lab, Builder::echo_request(ip("10.0.0.1"), ip("192.0.2.99"), 7, 1));
+    let id = headers(result.sent(TransmitReason::Masqueraded)).src_port;
     let quoted = Builder::echo_request(ip("10.0.0.253"), ip("192.0.2.99"), id, 1).packet();
-    let fate = lab.send(Builder::icmp(ip("192.0.2.1"), ip("10.0.0.253"), 11, 0, [0; 4]).payload(&quoted));
-    let sent = fate.sent(TransmitReason::IcmpError);
+    let result = lab.send(Builder::icmp(ip("192.0.2.1"), ip("10.0.0.253"), 11, 0, [0; 4]).payload(&quoted));
+    let sent = result.sent(TransmitReason::IcmpError);
     let h = headers(sent);
     let q = quote::parse(sent, &h).unwrap().unwrap();
     assert_eq!((h.dst.ip(), q.src.ip(), q.src_port), (ip("10.0.0.1"), ip("10.0.0.1"), 7));
@@ -211,14 +211,14 @@ fn fragments_follow_their_first_one_in_both_directions() {
     let (source, peer): (SocketAddr, SocketAddr) = (source.parse().unwrap(), peer.parse().unwrap());
     let out = parts(source, peer, backend_mac(1), 9);
     assert_eq!(lab.receive(&out[1]).refused(), Refusal::FragmentUnknown, "it came before the first");
-    let fates: Vec<Fate> = out.iter().map(|part| lab.receive(part)).collect();
-    let local = local(&fates[0]);
-    for fate in &fates {
-        assert_eq!(headers(fate.sent(TransmitReason::Masqueraded)).src.ip(), local.ip());
+    let results: Vec<FrameResult> = out.iter().map(|part| lab.receive(part)).collect();
+    let local = local(&results[0]);
+    for result in &results {
+        assert_eq!(headers(result.sent(TransmitReason::Masqueraded)).src.ip(), local.ip());
     }
     for part in parts(peer, local, ROUTER_MAC, 10) {
-        let fate = lab.receive(&part);
-        assert_eq!(headers(fate.sent(TransmitReason::Masqueraded)).dst.ip(), source.ip());
+        let result = lab.receive(&part);
+        assert_eq!(headers(result.sent(TransmitReason::Masqueraded)).dst.ip(), source.ip());
     }
 }
 
@@ -259,8 +259,8 @@ fn a_connection_without_its_beginning_is_reset_and_one_that_cannot_be_sent_begin
         spec.network.routes = spec_with(Vec::new(), |_| {}).network.routes.clone();
         spec.network.snat_addresses.retain(IpAddr::is_ipv6);
     });
-    let fate = from_backend(&mut lab, Builder::udp(source, peer));
-    assert_eq!(fate.refused(), Refusal::SnatPortsExhausted);
+    let result = from_backend(&mut lab, Builder::udp(source, peer));
+    assert_eq!(result.refused(), Refusal::SnatPortsExhausted);
     assert_eq!(flows(&lab), []);
 }
 
@@ -324,26 +324,26 @@ fn a_service_and_a_masqueraded_flow_never_share_a_port_towards_an_endpoint() {
     let mut used = std::collections::HashSet::new();
     for n in 1..=2_000 {
         let own = local(&from_backend(&mut lab, Builder::udp((ip("10.0.0.1"), n), "192.0.2.99:53")));
-        let fate = lab.send(Builder::udp((ip("198.51.100.7"), n), "203.0.113.6:53"));
-        let h = headers(fate.sent(TransmitReason::Forward));
+        let result = lab.send(Builder::udp((ip("198.51.100.7"), n), "203.0.113.6:53"));
+        let h = headers(result.sent(TransmitReason::Forward));
         assert!(used.insert(own.port()) && used.insert(h.src_port), "{n}");
     }
     // Each answer returns to the one that asked.
     for port in used.into_iter().take(100) {
-        let fate = lab.send(Builder::udp("192.0.2.99:53", (ip("10.0.0.253"), port)));
-        let Verdict::Transmit { why, .. } = fate.verdict else { panic!("{:?}", fate.verdict) };
-        let to = headers(&fate.frame).dst.ip();
+        let result = lab.send(Builder::udp("192.0.2.99:53", (ip("10.0.0.253"), port)));
+        let Verdict::Transmit { why, .. } = result.verdict else { panic!("{:?}", result.verdict) };
+        let to = headers(&result.frame).dst.ip();
         let inside = why == TransmitReason::Masqueraded && to == ip("10.0.0.1");
         assert!(inside || why == TransmitReason::Reply && to == ip("198.51.100.7"), "{why} to {to}");
     }
 }
 
 /// The workers of one gateway. A frame that one hands over is processed by the other.
-fn receive(labs: &mut [Lab], at: usize, arrival: Arrival, frame: &[u8]) -> (usize, Fate) {
-    let fate = labs[at].receive_as(arrival, frame);
-    match fate.verdict {
+fn receive(labs: &mut [Lab], at: usize, arrival: Arrival, frame: &[u8]) -> (usize, FrameResult) {
+    let result = labs[at].receive_as(arrival, frame);
+    match result.verdict {
         Verdict::HandOver(to) => receive(labs, usize::from(to), arrival.handed_over(0), frame),
-        _ => (at, fate),
+        _ => (at, result),
     }
 }
 
@@ -369,8 +369,8 @@ fn every_worker_that_receives_a_packet_gets_it_to_the_one_that_holds_the_flow() 
             let n = usize::from(n);
             let wire = Arrival::Wire(0);
             let syn = Builder::tcp(source, peer).flags(flags::SYN).mac(backend_mac(1), GATEWAY_MAC).build();
-            let (_, fate) = receive(&mut labs, queue(source, peer, n), wire, &syn);
-            let local = local(&fate);
+            let (_, result) = receive(&mut labs, queue(source, peer, n), wire, &syn);
+            let local = local(&result);
             let answer = Builder::tcp(peer, local).flags(flags::SYN | flags::ACK);
             let answer = answer.mac(ROUTER_MAC, GATEWAY_MAC).build();
             let (_, back) = receive(&mut labs, queue(peer, local, n / 3), wire, &answer);
@@ -386,8 +386,8 @@ fn every_worker_that_receives_a_packet_gets_it_to_the_one_that_holds_the_flow() 
 
             let id = 1000 + n as u16;
             let ping = Builder::echo_request(source.ip(), peer.ip(), id, 1).mac(backend_mac(1), GATEWAY_MAC);
-            let (_, fate) = receive(&mut labs, n % usize::from(WORKERS), wire, &ping.build());
-            let [a, b] = headers(fate.sent(TransmitReason::Masqueraded)).src_port.to_be_bytes();
+            let (_, result) = receive(&mut labs, n % usize::from(WORKERS), wire, &ping.build());
+            let [a, b] = headers(result.sent(TransmitReason::Masqueraded)).src_port.to_be_bytes();
             let kind = if source.is_ipv4() { 0 } else { 129 };
             let pong = Builder::icmp(peer.ip(), ip(snat), kind, 0, [a, b, 0, 1]).mac(ROUTER_MAC, GATEWAY_MAC);
             let (_, back) = receive(&mut labs, n / 3 % usize::from(WORKERS), wire, &pong.build());

@@ -6,7 +6,7 @@ use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, Parsed, ethernet, parse};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, ip, service, spec};
 use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::pipeline::{Arrival, FlowNote};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -49,8 +49,8 @@ fn nat_replaces_the_destination_there_and_the_source_back() {
                 _ => Builder::udp(from, to),
             };
             let there = make(client, vip).mac(ROUTER_MAC, GATEWAY_MAC).payload(b"question").build();
-            let fate = lab.receive(&there);
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.receive(&there);
+            let sent = result.sent(TransmitReason::Forward);
             let (dst_port, checksum) = (format!("{l4}.dst_port"), format!("{l4}.checksum"));
             assert_changed(client, &there, sent, &["ip.dst", &dst_port, &checksum]);
             let h = headers(sent);
@@ -60,14 +60,14 @@ fn nat_replaces_the_destination_there_and_the_source_back() {
             let back = make(backend, client).mac(backend_mac(1), GATEWAY_MAC).payload(b"answer");
             let back =
                 if protocol == Protocol::Tcp { back.flags(flags::SYN | flags::ACK) } else { back }.build();
-            let fate = lab.receive(&back);
-            let sent = fate.sent(TransmitReason::Reply);
+            let result = lab.receive(&back);
+            let sent = result.sent(TransmitReason::Reply);
             let (src_port, checksum) = (format!("{l4}.src_port"), format!("{l4}.checksum"));
             assert_changed(client, &back, sent, &["ip.src", &src_port, &checksum]);
             let h = headers(sent);
             assert_eq!((std::net::SocketAddr::new(h.src.ip(), h.src_port)), vip.parse().unwrap());
             assert_eq!(ethernet::destination(sent), ROUTER_MAC);
-            assert_eq!(fate.note.flow, FlowNote::Known);
+            assert_eq!(result.note.flow, FlowNote::Known);
         }
     }
 }
@@ -77,8 +77,8 @@ fn fullnat_replaces_both_ends_both_ways() {
     for (client, vip, backend, snat) in CASES {
         let mut lab = Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Udp, vip, &[backend])]);
         let there = Builder::udp(client, vip).mac(ROUTER_MAC, GATEWAY_MAC).payload(b"question").build();
-        let fate = lab.receive(&there);
-        let sent = fate.sent(TransmitReason::Forward);
+        let result = lab.receive(&there);
+        let sent = result.sent(TransmitReason::Forward);
         assert_changed(
             client,
             &there,
@@ -93,8 +93,8 @@ fn fullnat_replaces_both_ends_both_ways() {
 
         let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
         let back = Builder::udp(backend, local).mac(backend_mac(1), GATEWAY_MAC).payload(b"answer").build();
-        let fate = lab.receive(&back);
-        let sent = fate.sent(TransmitReason::Reply);
+        let result = lab.receive(&back);
+        let sent = result.sent(TransmitReason::Reply);
         assert_changed(
             client,
             &back,
@@ -114,8 +114,8 @@ fn fullnat_flows_to_one_backend_have_ports_of_their_own() {
     let mut ports = std::collections::BTreeSet::new();
     for client in 0..2000 {
         let from = format!("198.51.{}.{}:1234", client / 250, client % 250 + 1);
-        let fate = lab.send(Builder::udp(from.as_str(), "203.0.113.5:53"));
-        assert!(ports.insert(headers(fate.sent(TransmitReason::Forward)).src_port));
+        let result = lab.send(Builder::udp(from.as_str(), "203.0.113.5:53"));
+        assert!(ports.insert(headers(result.sent(TransmitReason::Forward)).src_port));
     }
 }
 
@@ -123,8 +123,8 @@ fn fullnat_flows_to_one_backend_have_ports_of_their_own() {
 fn a_segment_of_no_known_connection_is_not_translated() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = Lab::new(vec![service(mode, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])]);
-        let fate = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::ACK));
-        fate.sent(TransmitReason::NoFlow);
+        let result = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::ACK));
+        result.sent(TransmitReason::NoFlow);
         assert_eq!(lab.pipeline.flows().live(), 0);
     }
 }
@@ -153,14 +153,14 @@ fn a_fullnat_reply_at_the_wrong_worker_is_handed_to_the_owner_of_its_port() {
     for client in 0..50 {
         let from = format!("198.51.100.{}:1234", client + 1);
         let there = Builder::udp(from.as_str(), "203.0.113.5:53").mac(ROUTER_MAC, GATEWAY_MAC).build();
-        let (owner, fate) = match labs[client % 2].receive(&there) {
-            Fate { verdict: Verdict::HandOver(owner), .. } => {
+        let (owner, result) = match labs[client % 2].receive(&there) {
+            FrameResult { verdict: Verdict::HandOver(owner), .. } => {
                 let owner = usize::from(owner);
                 (owner, labs[owner].receive_as(Arrival::HandedOver(0, 0), &there))
             }
-            fate => (client % 2, fate),
+            result => (client % 2, result),
         };
-        let h = headers(fate.sent(TransmitReason::Forward));
+        let h = headers(result.sent(TransmitReason::Forward));
         assert_eq!(usize::from(owner_of_port(h.src_port, 2)), owner);
         let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
         let back = Builder::udp("10.0.0.1:53", local).mac(backend_mac(1), GATEWAY_MAC).build();
@@ -197,6 +197,6 @@ fn a_frame_that_is_nowhere_at_home_is_not_handed_around() {
     let mut labs = two_workers(ForwardingMode::Nat);
     let there = Builder::udp("198.51.100.1:1234", "203.0.113.5:53").mac(ROUTER_MAC, GATEWAY_MAC).build();
     let stranger = usize::from(matches!(labs[0].receive(&there).verdict, Verdict::Transmit { .. }));
-    let fate = labs[stranger].receive_as(Arrival::HandedOver(0, 0), &there);
-    assert_eq!(fate.refused(), Refusal::HandOverLoop);
+    let result = labs[stranger].receive_as(Arrival::HandedOver(0, 0), &there);
+    assert_eq!(result.refused(), Refusal::HandOverLoop);
 }

@@ -16,7 +16,7 @@ use tidegate_spec::{
 use tidegate_wire::tcp::flags;
 
 use super::lab::{Lab, service};
-use crate::pipeline::{FlowNote, Learned, SharedFlows};
+use crate::pipeline::{FlowNote, ImportOutcome, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 const VIP: &str = "203.0.113.5:80";
@@ -97,9 +97,10 @@ impl Fleet {
     }
 
     fn send(&mut self, port: u16, bits: u8) -> IpAddr {
-        let fate = self.lab.send(Builder::tcp(client(port), VIP.parse::<SocketAddr>().unwrap()).flags(bits));
-        fate.sent(TransmitReason::Forward);
-        self.lab.backend_of(&fate)
+        let result =
+            self.lab.send(Builder::tcp(client(port), VIP.parse::<SocketAddr>().unwrap()).flags(bits));
+        result.sent(TransmitReason::Forward);
+        self.lab.backend_of(&result)
     }
 
     fn remembered(&self) -> usize {
@@ -198,10 +199,10 @@ fn datagrams_move_at_the_next_packet_and_are_never_remembered() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Udp, 1..=4);
     let to: SocketAddr = VIP.parse().unwrap();
     let send = |fleet: &mut Fleet, port| {
-        let fate = fleet.lab.send(Builder::udp(client(port), to));
-        fate.sent(TransmitReason::Forward);
-        assert_eq!(fate.note.flow, FlowNote::None);
-        fleet.lab.backend_of(&fate)
+        let result = fleet.lab.send(Builder::udp(client(port), to));
+        result.sent(TransmitReason::Forward);
+        assert_eq!(result.note.flow, FlowNote::None);
+        fleet.lab.backend_of(&result)
     };
     let owners: Vec<IpAddr> = (1000..1200).map(|port| send(&mut fleet, port)).collect();
     fleet.change(&[2], &[]);
@@ -245,12 +246,12 @@ fn flows_in_flux_of_one_gateway_can_be_told_to_another() {
     while one
         .lab
         .pipeline
-        .share(&one.lab.snapshot, Walks::default(), true, one.lab.now, |news| told.push(news))
+        .share(&one.lab.snapshot, Walks::default(), true, one.lab.now, |updates| told.push(updates))
     {}
     assert_eq!(told.len(), one.remembered());
     assert!(told.len() > 100);
     for flow in &told {
-        assert_eq!(other.lab.pipeline.adopt(&other.lab.snapshot, flow, other.lab.now), Learned::New);
+        assert_eq!(other.lab.pipeline.adopt(&other.lab.snapshot, flow, other.lab.now), ImportOutcome::New);
     }
     for (port, owner) in (1000..2000).zip(owners) {
         assert_eq!(
@@ -364,8 +365,11 @@ fn a_settled_flow_is_refused_for_its_source_its_hop_limit_and_the_limits_of_its_
         for from in [ours, group] {
             assert_eq!(fleet.lab.send(packet(from, bits)).refused(), Refusal::BadSource, "{from} {bits}");
         }
-        let fate = fleet.lab.send(packet(client(1), bits).ttl(1));
-        assert!(!matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. }), "{fate:?}");
+        let result = fleet.lab.send(packet(client(1), bits).ttl(1));
+        assert!(
+            !matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. }),
+            "{result:?}"
+        );
     }
     let (port, bits) = (2, flags::SYN);
     let backend = fleet.send(port, bits);
@@ -380,8 +384,8 @@ fn a_settled_flow_is_refused_for_its_source_its_hop_limit_and_the_limits_of_its_
         assert_eq!(fleet.lab.send(packet(outside, bits)).refused(), Refusal::SourceRange);
     }
     let refused = (100..200).filter(|&port| {
-        let fate = fleet.lab.send(packet(client(port), flags::SYN));
-        fate.verdict == Verdict::Drop(Refusal::ServiceConnectionRate.into())
+        let result = fleet.lab.send(packet(client(port), flags::SYN));
+        result.verdict == Verdict::Drop(Refusal::ServiceConnectionRate.into())
     });
     assert!(refused.count() > 90, "SYNs beyond the limit");
     // Packets of connections do not count.
@@ -406,8 +410,8 @@ fn packets_of_settled_and_of_remembered_flows_share_bursts() {
     // In the window some flows get entries. After it they keep them, and the others have none.
     let mut remembered = 0;
     for _ in 0..10 {
-        let fates = fleet.lab.receive_burst(&burst);
-        let reached: Vec<IpAddr> = fates.iter().map(|fate| fleet.lab.backend_of(fate)).collect();
+        let results = fleet.lab.receive_burst(&burst);
+        let reached: Vec<IpAddr> = results.iter().map(|result| fleet.lab.backend_of(result)).collect();
         let expected = before.iter().map(|&addr| {
             let gone = [host(3).ip(), host(4).ip()].contains(&addr);
             (!gone || remembered == 0).then_some(addr)

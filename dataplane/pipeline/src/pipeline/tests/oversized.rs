@@ -5,7 +5,7 @@ use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, NetworkSpec, Protocol, SharedService};
 use tidegate_wire::{Fragment, Parsed, parse};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, service, spec_with};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, service, spec_with};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 const CLIENT: &str = "198.51.100.7:40000";
@@ -19,7 +19,7 @@ fn lab(mode: ForwardingMode, change: impl FnOnce(&mut NetworkSpec)) -> Lab {
     }))
 }
 
-fn send(lab: &mut Lab, dont_fragment: bool) -> Fate {
+fn send(lab: &mut Lab, dont_fragment: bool) -> FrameResult {
     let whole = Builder::udp(CLIENT, VIP).payload_len(1400).id(77).dont_fragment(dont_fragment);
     lab.receive(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build())
 }
@@ -28,11 +28,11 @@ fn send(lab: &mut Lab, dont_fragment: bool) -> Fate {
 fn a_packet_without_df_is_fragmented_in_every_mode_and_no_piece_is_too_long() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, |_| {});
-        let fate = send(&mut lab, false);
-        fate.sent(TransmitReason::Forward);
-        assert!(fate.pieces.len() >= 3, "{mode}");
-        for piece in &fate.pieces {
-            let Ok(Parsed::Ip(h)) = parse(piece) else { panic!("{mode}: a sound packet") };
+        let result = send(&mut lab, false);
+        result.sent(TransmitReason::Forward);
+        assert!(result.fragments.len() >= 3, "{mode}");
+        for fragment in &result.fragments {
+            let Ok(Parsed::Ip(h)) = parse(fragment) else { panic!("{mode}: a sound packet") };
             assert!(h.ip_len() <= 600, "{mode}");
             let in_tunnel = mode.is_dsr() && mode != ForwardingMode::DsrL2;
             assert!(
@@ -48,9 +48,9 @@ fn by_choice_a_packet_without_df_is_answered_as_if_it_had_df() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, |network| network.policy.fragment_ipv4 = false);
         for dont_fragment in [false, true] {
-            let fate = send(&mut lab, dont_fragment);
-            assert!(fate.pieces.is_empty());
-            let Ok(Parsed::Ip(h)) = parse(fate.sent(TransmitReason::PacketTooBig)) else {
+            let result = send(&mut lab, dont_fragment);
+            assert!(result.fragments.is_empty());
+            let Ok(Parsed::Ip(h)) = parse(result.sent(TransmitReason::PacketTooBig)) else {
                 panic!("an ICMP error")
             };
             assert_eq!((h.icmp_type, h.icmp_code), (3, 4), "{mode}");

@@ -12,8 +12,8 @@ use tidegate_wire::ethernet;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::tcp::{flags, segment};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
-use super::talk::{ends, headers};
+use super::connection::{ends, headers};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::{Arrival, FlowNote};
 use crate::testing::assert_only_changed;
@@ -79,11 +79,11 @@ fn backend_of(sent: &[u8]) -> IpAddr {
 
 /// Completes the handshake of a SYN that a backend got.
 fn accept(lab: &mut Lab, client: SocketAddr, sent: &[u8]) {
-    let fate = lab.receive(&answer(sent, flags::SYN | flags::ACK));
-    assert_eq!(ends(fate.sent(TransmitReason::Reply)).1, client);
+    let result = lab.receive(&answer(sent, flags::SYN | flags::ACK));
+    assert_eq!(ends(result.sent(TransmitReason::Reply)).1, client);
     let vip = if client.is_ipv4() { VIP } else { VIP6 };
-    let fate = lab.send(Builder::tcp(client, vip).flags(flags::ACK));
-    assert_eq!(ends(fate.sent(TransmitReason::Forward)), ends(sent));
+    let result = lab.send(Builder::tcp(client, vip).flags(flags::ACK));
+    assert_eq!(ends(result.sent(TransmitReason::Forward)), ends(sent));
 }
 
 /// Opens a connection of a client, whose SYN the dead backend refuses. Returns the backends that got the SYN.
@@ -103,8 +103,8 @@ fn open(lab: &mut Lab, client: SocketAddr, dead: IpAddr) -> Vec<IpAddr> {
 fn client_of(lab: &mut Lab, backend: IpAddr, from: u32) -> (SocketAddr, Vec<u8>) {
     (from..from + 1_000)
         .find_map(|n| {
-            let fate = lab.send(syn(client(n)));
-            (backend_of(&fate.frame) == backend).then_some((client(n), fate.frame))
+            let result = lab.send(syn(client(n)));
+            (backend_of(&result.frame) == backend).then_some((client(n), result.frame))
         })
         .expect("each backend gets some of a thousand clients")
 }
@@ -118,9 +118,9 @@ fn the_syn_of_a_refused_connection_goes_to_another_backend_unchanged() {
     for mode in NAT {
         let mut lab = lab(mode, 3);
         let (client, sent) = client_of(&mut lab, dead(), 0);
-        let fate = lab.receive(&refusal(&sent));
-        assert_eq!((lab.backend_of(&fate), fate.note.flow), (backend_of(&fate.frame), FlowNote::Known));
-        let again = fate.sent(TransmitReason::Retried);
+        let result = lab.receive(&refusal(&sent));
+        assert_eq!((lab.backend_of(&result), result.note.flow), (backend_of(&result.frame), FlowNote::Known));
+        let again = result.sent(TransmitReason::Retried);
         assert_ne!(backend_of(again), dead());
         let received = syn(client).mac(ROUTER_MAC, GATEWAY_MAC).build();
         let mut changed = vec!["eth.dst", "eth.src", "ipv4.ttl", "ipv4.checksum", "ipv4.dst"];
@@ -180,8 +180,8 @@ fn the_next_backend_is_the_one_that_the_flow_gets_when_the_refused_one_is_down()
         let mut fresh = Lab::new(vec![spec(mode, 5)]);
         fresh.change(|spec| spec.services[0].backends[0].state = BackendState::Down);
         for (client, backend) in next {
-            let fate = fresh.send(syn(client));
-            assert_eq!(fresh.backend_of(&fate), backend, "{client}");
+            let result = fresh.send(syn(client));
+            assert_eq!(fresh.backend_of(&result), backend, "{client}");
         }
     }
 }
@@ -191,8 +191,8 @@ fn a_router_that_reports_the_backend_as_unreachable_counts_as_a_refusal() {
     for (mode, kind, code) in [(NAT[0], 3, 1), (NAT[1], 3, 3), (NAT[1], 3, 13)] {
         let mut lab = lab(mode, 3);
         let (client, sent) = client_of(&mut lab, dead(), 0);
-        let fate = lab.send(error(&sent, kind, code));
-        let again = fate.sent(TransmitReason::Retried);
+        let result = lab.send(error(&sent, kind, code));
+        let again = result.sent(TransmitReason::Retried);
         assert_ne!(backend_of(again), dead());
         accept(&mut lab, client, again);
     }
@@ -229,8 +229,8 @@ fn a_refusal_is_passed_on_after_the_last_try() {
             sent = lab.receive(&refusal(&sent)).sent(TransmitReason::Retried).to_vec();
             assert!(tried.insert(backend_of(&sent)), "each backend is tried once");
         }
-        let fate = lab.receive(&refusal(&sent));
-        let told = fate.sent(TransmitReason::Reply);
+        let result = lab.receive(&refusal(&sent));
+        let told = result.sent(TransmitReason::Reply);
         assert_eq!(ends(told), (VIP.parse().unwrap(), client(0)));
         assert_ne!(headers(told).tcp_flags & flags::RST, 0);
     }
@@ -321,12 +321,12 @@ fn a_syn_that_is_repeated_in_the_burst_of_its_answer_stays_with_the_backend() {
             let answer = answer(&sent, flags::SYN | flags::ACK);
             let mut burst = [answer, syn(client).build()];
             burst.rotate_left(usize::from(!answer_first));
-            let fates = lab.receive_burst(&burst);
-            let [answered, repeated] = [0, 1].map(|n| &fates[(n + usize::from(!answer_first)) % 2]);
+            let results = lab.receive_burst(&burst);
+            let [answered, repeated] = [0, 1].map(|n| &results[(n + usize::from(!answer_first)) % 2]);
             assert_eq!(ends(answered.sent(TransmitReason::Reply)).1, client);
             assert_eq!(ends(repeated.sent(TransmitReason::Forward)), ends(&sent), "{mode:?} {answer_first}");
-            let fate = lab.send(Builder::tcp(client, VIP).flags(flags::ACK));
-            assert_eq!(ends(fate.sent(TransmitReason::Forward)), ends(&sent));
+            let result = lab.send(Builder::tcp(client, VIP).flags(flags::ACK));
+            assert_eq!(ends(result.sent(TransmitReason::Forward)), ends(&sent));
         }
     }
 }
@@ -336,8 +336,8 @@ fn ignore(lab: &mut Lab, clients: u32) {
     let silent: Vec<_> = (0..clients).map(|n| client_of(lab, dead(), 10_000 * (n + 1)).0).collect();
     lab.wait(Duration::from_secs(1));
     for client in silent {
-        let fate = lab.send(syn(client));
-        assert_ne!(backend_of(fate.sent(TransmitReason::Forward)), dead());
+        let result = lab.send(syn(client));
+        assert_ne!(backend_of(result.sent(TransmitReason::Forward)), dead());
     }
 }
 
@@ -392,11 +392,11 @@ fn no_more_than_the_share_of_a_service_is_set_aside() {
     // Nobody listens any more.
     for n in 0..400 {
         let mut sent = lab.send(syn(client(n))).sent(TransmitReason::Forward).to_vec();
-        while let fate = lab.receive(&refusal(&sent))
-            && fate.note.flow == FlowNote::Known
-            && headers(&fate.frame).tcp_flags & flags::RST == 0
+        while let result = lab.receive(&refusal(&sent))
+            && result.note.flow == FlowNote::Known
+            && headers(&result.frame).tcp_flags & flags::RST == 0
         {
-            sent = fate.frame;
+            sent = result.frame;
         }
     }
     assert_eq!(lab.pipeline.set_aside_counts().set_aside, 2);
@@ -457,8 +457,8 @@ fn a_frame_that_cannot_hold_the_syn_is_dropped_unchanged() {
     let mut lab = lab(ForwardingMode::Nat, 3);
     let (_, sent) = client_of(&mut lab, dead(), 0);
     lab.change(|spec| spec.network.neighbors.retain(|one| one.mac == backend_mac(1)));
-    let fate = lab.receive(&refusal(&sent));
-    assert_eq!(fate.refused(), Refusal::BackendRefused);
+    let result = lab.receive(&refusal(&sent));
+    assert_eq!(result.refused(), Refusal::BackendRefused);
 }
 
 #[test]
@@ -469,8 +469,8 @@ fn a_connection_with_a_header_of_the_proxy_protocol_is_offered_to_another_backen
     let again = lab.receive(&refusal(&sent)).sent(TransmitReason::Retried).to_vec();
     lab.receive(&answer(&again, flags::SYN | flags::ACK)).sent(TransmitReason::Reply);
     let data = Builder::tcp(one, VIP).flags(flags::ACK).seq_ack(1_001, 1).payload(b"GET");
-    let fate = lab.send(data);
-    let got = fate.sent(TransmitReason::Forward);
+    let result = lab.send(data);
+    let got = result.sent(TransmitReason::Forward);
     assert_eq!(ends(got), ends(&again));
     assert!(got.ends_with(b"GET") && got.windows(6).any(|bytes| bytes == b"PROXY "));
 }
@@ -483,17 +483,17 @@ fn the_worker_that_has_the_flow_retries_it() {
             [0, 1].map(|n| Lab::worker(spec_with(services.clone(), |_| ()), n, 2, Steering::Partition));
         // The frame, at the worker that it is handed over to if need be.
         let mut receive = |frame: &[u8]| match labs[0].receive(frame) {
-            Fate { verdict: Verdict::HandOver(1), .. } => {
+            FrameResult { verdict: Verdict::HandOver(1), .. } => {
                 labs[1].receive_as(Arrival::HandedOver(0, 0), frame)
             }
-            fate => fate,
+            result => result,
         };
         for n in 0..50 {
             let sent = receive(&syn(client(n)).mac(ROUTER_MAC, GATEWAY_MAC).build()).frame;
             let again = receive(&refusal(&sent)).sent(TransmitReason::Retried).to_vec();
             assert_ne!(backend_of(&again), backend_of(&sent));
-            let fate = receive(&answer(&again, flags::SYN | flags::ACK));
-            assert_eq!(ends(fate.sent(TransmitReason::Reply)).1, client(n));
+            let result = receive(&answer(&again, flags::SYN | flags::ACK));
+            assert_eq!(ends(result.sent(TransmitReason::Reply)).1, client(n));
         }
     }
 }

@@ -6,8 +6,10 @@ use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol};
 use tidegate_wire::ethernet;
 
-use super::lab::{Fate, Lab, ip, service};
-use super::path_mtu_packets::{CLIENT, CLIENT6, VIP, VIP6, about, error, headers, learnt, segment, told};
+use super::lab::{FrameResult, Lab, ip, service};
+use super::path_mtu_packets::{
+    CLIENT, CLIENT6, VIP, VIP6, about, answered_mtu, error, headers, path_mtu_count, segment,
+};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::{Pipeline, PipelineConfig};
 use crate::testing::builder::Builder;
@@ -27,7 +29,7 @@ fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
             let big = || segment(client, vip, 1440);
             let sent = lab.send(big()).sent(TransmitReason::Forward).to_vec();
             assert_eq!(lab.send(error(&sent, 1400, quoted_len)).refused(), Refusal::TunnelError);
-            assert_eq!(told(&lab.send(big())), 1400 - overhead, "{vip} to {backend}");
+            assert_eq!(answered_mtu(&lab.send(big())), 1400 - overhead, "{vip} to {backend}");
             lab.send(segment(client, vip, 1400 - overhead)).sent(TransmitReason::Forward);
             // The MTU is not kept forever, because the path may change.
             lab.wait(LIFETIME);
@@ -64,7 +66,7 @@ fn an_error_without_an_mtu_lowers_the_path_mtu_step_by_step() {
     for (ip_len, next) in [(1480, 1492), (1472, 1006), (986, 576)] {
         let sent = lab.send(segment(CLIENT, VIP, ip_len)).sent(TransmitReason::Forward).to_vec();
         lab.send(error(&sent, 0, 28));
-        assert_eq!(told(&lab.send(segment(CLIENT, VIP, ip_len))), next - 20);
+        assert_eq!(answered_mtu(&lab.send(segment(CLIENT, VIP, ip_len))), next - 20);
     }
     // The MTU is never below the minimum.
     let sent = lab.send(segment(CLIENT, VIP, 556)).sent(TransmitReason::Forward).to_vec();
@@ -78,16 +80,16 @@ fn an_mtu_below_the_minimum_of_the_outer_family_is_not_believed() {
     let mut lab6 = lab(VIP, "[fd00::1]:80");
     let sent = lab6.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
     assert_eq!(lab6.send(error(&sent, 1279, 1232)).refused(), Refusal::TunnelError);
-    assert_eq!(learnt(&lab6), 0, "RFC 8201 section 4");
+    assert_eq!(path_mtu_count(&lab6), 0, "RFC 8201 section 4");
     let mut lab4 = lab(VIP, "10.0.0.1:80");
     let sent = lab4.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
     lab4.send(error(&sent, 68, 28));
-    assert_eq!(told(&lab4.send(segment(CLIENT, VIP, 1400))), 576 - 20);
+    assert_eq!(answered_mtu(&lab4.send(segment(CLIENT, VIP, 1400))), 576 - 20);
     // An IPv6 client would ignore less than 1280 (RFC 8201 section 4).
     let mut lab = lab(VIP6, "10.0.0.1:80");
     let sent = lab.send(segment(CLIENT6, VIP6, 1400)).sent(TransmitReason::Forward).to_vec();
     lab.send(error(&sent, 1290, 28));
-    assert_eq!(told(&lab.send(segment(CLIENT6, VIP6, 1400))), 1280);
+    assert_eq!(answered_mtu(&lab.send(segment(CLIENT6, VIP6, 1400))), 1280);
 }
 
 #[test]
@@ -116,22 +118,22 @@ fn an_error_about_a_packet_that_was_not_sent_changes_nothing() {
         (about(us, 1400, &changed(16, &[10, 0, 0, 9])[..500]), "a backend of another service"),
     ] {
         assert_eq!(lab.send(error).refused(), known_backend, "{what}");
-        assert_eq!(learnt(&lab), 0, "{what}");
+        assert_eq!(path_mtu_count(&lab), 0, "{what}");
     }
     // An MTU larger than that of the gateway's own link.
     let (outer, inner) = (1600_u16.to_be_bytes(), 1580_u16.to_be_bytes());
     let mut long = changed(2, &outer);
     long[22..24].copy_from_slice(&inner);
     lab.send(about(us, 1500, &long[..28]));
-    assert_eq!(learnt(&lab), 0, "longer than the link");
+    assert_eq!(path_mtu_count(&lab), 0, "longer than the link");
     // The packet goes to no backend, or has another source: the kernel may have its own tunnels.
     let local = Verdict::Punt(PuntReason::Local);
     assert_eq!(lab.send(about(us, 1400, &changed(16, &[10, 0, 0, 7])[..28])).verdict, local);
     assert_eq!(lab.send(about(us, 1400, &changed(12, &[10, 0, 0, 7])[..28])).verdict, local);
-    assert_eq!(learnt(&lab), 0);
+    assert_eq!(path_mtu_count(&lab), 0);
     // An error that quotes the packet as it was sent is accepted.
     lab.send(about(us, 1400, &packet[..28]));
-    assert_eq!(learnt(&lab), 1);
+    assert_eq!(path_mtu_count(&lab), 1);
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn other_errors_about_a_tunnel_end_here_and_change_nothing() {
         let error = Builder::icmp(ip("10.9.9.9"), ip("10.0.0.254"), kind, code, [0; 4]).payload(quoted);
         assert_eq!(lab.send(error).refused(), Refusal::TunnelError);
     }
-    assert_eq!(learnt(&lab), 0);
+    assert_eq!(path_mtu_count(&lab), 0);
 }
 
 #[test]
@@ -165,28 +167,28 @@ fn a_path_mtu_outlasts_a_snapshot_and_dsr_l2_has_none() {
         spec.services
             .push(service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:81", &["10.0.0.1:81"]).into());
     });
-    assert_eq!(told(&lab.send(segment(CLIENT, VIP, 1440))), 1380);
+    assert_eq!(answered_mtu(&lab.send(segment(CLIENT, VIP, 1440))), 1380);
     lab.send(segment(CLIENT, "203.0.113.5:81", 1440)).sent(TransmitReason::Forward);
 }
 
 /// The packet inside the tunnel, reassembled from the fragments of the outer packet. Each fragment fits the MTU, and
 /// all have the same identification.
-fn put_together(fate: &Fate, mtu: u16, backend: &str) -> Vec<u8> {
-    fate.sent(TransmitReason::Forward);
+fn put_together(result: &FrameResult, mtu: u16, backend: &str) -> Vec<u8> {
+    result.sent(TransmitReason::Forward);
     let mut inner = Vec::new();
-    for (n, piece) in fate.pieces.iter().enumerate() {
-        let h = headers(piece);
+    for (n, fragment) in result.fragments.iter().enumerate() {
+        let h = headers(fragment);
         assert!(h.ip_len() <= mtu && h.is_fragment() && h.dst.ip() == ip(backend));
         assert!(!h.dst.is_v4() || !h.dont_fragment, "routers may cut it again");
-        let field = |at: usize| u16::from_be_bytes([piece[at], piece[at + 1]]);
+        let field = |at: usize| u16::from_be_bytes([fragment[at], fragment[at + 1]]);
         let (data, offset, more) = match h.dst.is_v4() {
             true => (34, (field(20) & 0x1fff) * 8, field(20) & 0x2000 != 0),
             false => (62, field(56) & !7, field(56) & 1 != 0),
         };
         assert_eq!(usize::from(offset), inner.len());
-        assert_eq!(more, n + 1 < fate.pieces.len());
-        assert_eq!(identification(piece), identification(&fate.pieces[0]));
-        inner.extend_from_slice(&piece[data..]);
+        assert_eq!(more, n + 1 < result.fragments.len());
+        assert_eq!(identification(fragment), identification(&result.fragments[0]));
+        inner.extend_from_slice(&fragment[data..]);
     }
     inner
 }
@@ -211,20 +213,20 @@ fn an_ipv6_packet_of_1280_bytes_passes_a_tunnel_of_any_path_mtu() {
             let big = |ip_len| segment(CLIENT6, VIP6, ip_len);
             let sent = lab.send(big(1400)).sent(TransmitReason::Forward).to_vec();
             lab.send(error(&sent, u32::from(mtu), quoted_len));
-            assert_eq!(learnt(&lab), 1, "{mtu}");
-            assert_eq!(told(&lab.send(big(1281))), 1280);
+            assert_eq!(path_mtu_count(&lab), 1, "{mtu}");
+            assert_eq!(answered_mtu(&lab.send(big(1281))), 1280);
             let mut identifications = Vec::new();
             for ip_len in [1280, usize::from(mtu) - overhead + 1] {
                 let mut expected = big(ip_len).build()[ethernet::HEADER_LEN..].to_vec();
                 // The hop limit.
                 expected[7] -= 1;
-                let fate = lab.send(big(ip_len));
-                assert_eq!(put_together(&fate, mtu, backend), expected, "{ip_len} of {mtu}");
-                identifications.push(identification(&fate.pieces[0]));
+                let result = lab.send(big(ip_len));
+                assert_eq!(put_together(&result, mtu, backend), expected, "{ip_len} of {mtu}");
+                identifications.push(identification(&result.fragments[0]));
             }
             assert_ne!(identifications[0], identifications[1]);
             let fits = lab.send(big(usize::from(mtu) - overhead));
-            assert!(fits.pieces.is_empty() && !headers(fits.sent(TransmitReason::Forward)).is_fragment());
+            assert!(fits.fragments.is_empty() && !headers(fits.sent(TransmitReason::Forward)).is_fragment());
         }
     }
 }
@@ -245,12 +247,12 @@ fn ipv4_without_df_passes_a_tunnel_of_a_small_path_mtu_in_pieces_of_its_own() {
         let mut lab = lab(VIP, backend);
         let sent = lab.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
         lab.send(error(&sent, mtu, quoted_len));
-        let fate = lab.send(segment(CLIENT, VIP, 1400).dont_fragment(false));
-        fate.sent(TransmitReason::Forward);
-        assert!(fate.pieces.len() > 1);
+        let result = lab.send(segment(CLIENT, VIP, 1400).dont_fragment(false));
+        result.sent(TransmitReason::Forward);
+        assert!(result.fragments.len() > 1);
         let mut data = 0;
-        for piece in &fate.pieces {
-            let outer = headers(piece);
+        for fragment in &result.fragments {
+            let outer = headers(fragment);
             assert!(u32::from(outer.ip_len()) <= mtu && !outer.is_fragment());
             data += usize::from(outer.ip_len()) - overhead - 20;
         }

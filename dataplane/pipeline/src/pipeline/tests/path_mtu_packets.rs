@@ -6,7 +6,7 @@ use tidegate_spec::verdict::TransmitReason;
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, Parsed, ethernet, icmp, parse};
 
-use super::lab::{Fate, Lab, ip};
+use super::lab::{FrameResult, Lab, ip};
 use crate::testing::builder::Builder;
 
 pub(super) const CLIENT: &str = "198.51.100.7:40000";
@@ -42,12 +42,12 @@ pub(super) fn about(to: IpAddr, mtu: u32, quoted: &[u8]) -> Builder {
 }
 
 /// The MTU in the message to a client.
-pub(super) fn told(fate: &Fate) -> usize {
-    let sent = fate.sent(TransmitReason::PacketTooBig);
+pub(super) fn answered_mtu(result: &FrameResult) -> usize {
+    let sent = result.sent(TransmitReason::PacketTooBig);
     usize::from(icmp::reported_mtu(sent, &headers(sent)).expect("an error with an MTU"))
 }
 
 /// The number of path MTUs that the gateway knows.
-pub(super) fn learnt(lab: &Lab) -> usize {
+pub(super) fn path_mtu_count(lab: &Lab) -> usize {
     lab.neighbors.path_mtus().known(lab.now).count()
 }

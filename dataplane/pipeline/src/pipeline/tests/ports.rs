@@ -10,8 +10,8 @@ use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::tcp::flags::{ACK, FIN, RST, SYN};
 
+use super::connection::{Connection, client, ends};
 use super::lab::{Lab, ROUTER_MAC, ip, service, spec};
-use super::talk::{Talk, client, ends};
 use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::pipeline::Arrival;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -29,14 +29,15 @@ fn fullnat() -> Lab {
 #[test]
 fn a_closed_flow_gives_its_port_up() {
     let mut lab = fullnat();
-    let long = Talk::open(&mut lab, client(0), VIP).unwrap();
+    let long = Connection::open(&mut lab, client(0), VIP).unwrap();
     // All connections are opened within a second, so no flow times out.
     for n in 1..=PORTS + 5_000 {
-        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
-        assert_ne!(talk.local, long.local, "an established flow keeps its port");
-        talk.close(&mut lab);
+        let connection =
+            Connection::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        assert_ne!(connection.local, long.local, "an established flow keeps its port");
+        connection.close(&mut lab);
     }
-    long.goes_on(&mut lab);
+    long.continues(&mut lab);
     assert!(lab.pipeline.flows().counters().evictions(EvictionReason::PortReused) > 5_000);
 }
 
@@ -47,29 +48,30 @@ fn a_flow_that_the_client_resets_gives_its_port_up() {
         if n % 10_000 == 0 {
             lab.wait(Duration::from_secs(1));
         }
-        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
-        talk.ask_tcp(&mut lab, RST);
+        let connection =
+            Connection::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        connection.query_tcp(&mut lab, RST);
     }
 }
 
 #[test]
 fn spoofed_syns_hold_no_port_that_a_connection_needs() {
     let mut lab = fullnat();
-    let before = Talk::open(&mut lab, client(0), VIP).unwrap();
+    let before = Connection::open(&mut lab, client(0), VIP).unwrap();
     for n in 1..=2 * PORTS {
         lab.wait(Duration::from_micros(100));
-        Talk::knock(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        Connection::knock(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
         if n % 1_000 == 0 {
             // A connection whose handshake takes as long as 500 SYNs.
-            let real = Talk::knock(&mut lab, client(1_000_000 + n), VIP).unwrap();
+            let real = Connection::knock(&mut lab, client(1_000_000 + n), VIP).unwrap();
             for m in 0..500 {
-                Talk::knock(&mut lab, client(2_000_000 + 500 * n + m), VIP).unwrap();
+                Connection::knock(&mut lab, client(2_000_000 + 500 * n + m), VIP).unwrap();
             }
             real.answer_tcp(&mut lab, SYN | ACK);
-            real.ask_tcp(&mut lab, ACK);
+            real.query_tcp(&mut lab, ACK);
         }
     }
-    before.goes_on(&mut lab);
+    before.continues(&mut lab);
 }
 
 /// The long form is `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-pipeline twenty_thousand`. In ten seconds, all ports
@@ -79,22 +81,23 @@ fn twenty_thousand_new_connections_a_second_over_two_backends_are_never_refused(
     let seconds = std::env::var("TIDEGATE_SNAT_SECONDS").map_or(10, |text| text.parse().unwrap());
     let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80", "10.0.0.2:80"]);
     let mut lab = Lab::new(vec![one]).with_entries(1 << 20);
-    let long: Vec<Talk> = (0..100).map(|n| Talk::open(&mut lab, client(n), VIP).unwrap()).collect();
+    let long: Vec<Connection> =
+        (0..100).map(|n| Connection::open(&mut lab, client(n), VIP).unwrap()).collect();
     for ms in 0..1000 * seconds {
         lab.wait(Duration::from_millis(1));
         for n in 0..20 {
             let from = client((100 + 20 * ms + n) % 100_000_000);
-            match Talk::open(&mut lab, from, VIP) {
-                Ok(talk) => talk.close(&mut lab),
+            match Connection::open(&mut lab, from, VIP) {
+                Ok(connection) => connection.close(&mut lab),
                 Err(why) => panic!("{why} after {ms} ms"),
             }
             lab.pipeline.age(lab.now);
         }
         if ms % 60_000 == 0 {
-            long.iter().for_each(|talk| talk.goes_on(&mut lab));
+            long.iter().for_each(|connection| connection.continues(&mut lab));
         }
     }
-    long.iter().for_each(|talk| talk.goes_on(&mut lab));
+    long.iter().for_each(|connection| connection.continues(&mut lab));
 }
 
 #[test]
@@ -102,39 +105,40 @@ fn a_port_comes_again_as_late_as_possible() {
     let mut lab = fullnat();
     let mut ports = HashSet::new();
     for n in 0..PORTS {
-        let talk = Talk::open(&mut lab, client(n), VIP).unwrap();
-        talk.close(&mut lab);
-        assert!(ports.insert(talk.local.port()), "after {n} of {PORTS}");
+        let connection = Connection::open(&mut lab, client(n), VIP).unwrap();
+        connection.close(&mut lab);
+        assert!(ports.insert(connection.local.port()), "after {n} of {PORTS}");
     }
 }
 
 #[test]
 fn established_flows_keep_their_ports_when_all_are_in_use() {
     let mut lab = fullnat();
-    let talks: Vec<Talk> = (0..PORTS).map(|n| Talk::open(&mut lab, client(n), VIP).unwrap()).collect();
+    let connections: Vec<Connection> =
+        (0..PORTS).map(|n| Connection::open(&mut lab, client(n), VIP).unwrap()).collect();
     for n in PORTS..PORTS + 100 {
-        assert_eq!(Talk::open(&mut lab, client(n), VIP), Err(Refusal::SnatPortsExhausted));
+        assert_eq!(Connection::open(&mut lab, client(n), VIP), Err(Refusal::SnatPortsExhausted));
     }
-    talks[7].close(&mut lab);
+    connections[7].close(&mut lab);
     let more = 2 * PORTS / tidegate_spec::limits::SNAT_PORT_PROBES as u32;
-    let found = (0..more).find_map(|n| Talk::open(&mut lab, client(2 * PORTS + n), VIP).ok());
-    assert_eq!(found.expect("the walk comes by in its turn").local, talks[7].local);
-    for talk in talks.iter().step_by(501) {
-        talk.goes_on(&mut lab);
+    let found = (0..more).find_map(|n| Connection::open(&mut lab, client(2 * PORTS + n), VIP).ok());
+    assert_eq!(found.expect("the walk comes by in its turn").local, connections[7].local);
+    for connection in connections.iter().step_by(501) {
+        connection.continues(&mut lab);
     }
 }
 
 #[test]
 fn a_busy_half_closed_connection_keeps_its_port() {
     let mut lab = fullnat();
-    let half = Talk::open(&mut lab, client(0), VIP).unwrap();
-    half.ask_tcp(&mut lab, FIN | ACK);
+    let half = Connection::open(&mut lab, client(0), VIP).unwrap();
+    half.query_tcp(&mut lab, FIN | ACK);
     for n in 1..=PORTS + 100 {
         if n % 5_000 == 0 {
             lab.wait(Duration::from_millis(500));
             half.answer_tcp(&mut lab, ACK);
         }
-        Talk::open(&mut lab, client(n), VIP).unwrap().close(&mut lab);
+        Connection::open(&mut lab, client(n), VIP).unwrap().close(&mut lab);
     }
     half.answer_tcp(&mut lab, ACK);
 }
@@ -147,8 +151,9 @@ fn every_snat_address_adds_its_ports() {
     let mut lab = Lab::with_spec(spec).with_entries(200_000);
     let mut used = HashSet::new();
     for n in 0..2 * PORTS {
-        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
-        assert!(used.insert(talk.local));
+        let connection =
+            Connection::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        assert!(used.insert(connection.local));
     }
     let addresses: HashSet<_> = used.iter().map(SocketAddr::ip).collect();
     assert_eq!(addresses.len(), 13);
@@ -163,38 +168,38 @@ fn shared(protocol: Protocol) -> Lab {
 #[test]
 fn one_client_port_reaches_one_backend_through_two_service_ports() {
     let mut lab = shared(Protocol::Tcp);
-    let first = Talk::open(&mut lab, client(1), VIP).unwrap();
-    let second = Talk::open(&mut lab, client(1), OTHER).unwrap();
+    let first = Connection::open(&mut lab, client(1), VIP).unwrap();
+    let second = Connection::open(&mut lab, client(1), OTHER).unwrap();
     assert_eq!(first.local, first.client);
     assert_eq!((second.local.ip(), second.backend), (second.client.ip(), first.backend));
     assert_ne!(second.local.port(), second.client.port());
-    for talk in [first, second, first, second] {
-        talk.goes_on(&mut lab);
+    for connection in [first, second, first, second] {
+        connection.continues(&mut lab);
     }
     second.close(&mut lab);
-    first.goes_on(&mut lab);
+    first.continues(&mut lab);
 }
 
 #[test]
 fn datagrams_of_one_client_port_through_two_service_ports_are_not_mixed_up() {
     let mut lab = shared(Protocol::Udp);
-    let first = Talk::ask(&mut lab, client(1), VIP).unwrap();
-    let second = Talk::ask(&mut lab, client(1), OTHER).unwrap();
+    let first = Connection::query(&mut lab, client(1), VIP).unwrap();
+    let second = Connection::query(&mut lab, client(1), OTHER).unwrap();
     assert_ne!(first.local, second.local);
-    for talk in [first, second] {
-        talk.answer(&mut lab);
+    for connection in [first, second] {
+        connection.answer(&mut lab);
     }
-    assert_eq!(Talk::ask(&mut lab, client(1), OTHER), Ok(second));
+    assert_eq!(Connection::query(&mut lab, client(1), OTHER), Ok(second));
 }
 
 #[test]
 fn a_flow_that_is_over_gives_the_clients_port_up_at_once() {
     for end in [FIN | ACK, RST] {
         let mut lab = shared(Protocol::Tcp);
-        let first = Talk::open(&mut lab, client(1), VIP).unwrap();
-        first.ask_tcp(&mut lab, FIN | ACK);
+        let first = Connection::open(&mut lab, client(1), VIP).unwrap();
+        first.query_tcp(&mut lab, FIN | ACK);
         first.answer_tcp(&mut lab, end);
-        let second = Talk::open(&mut lab, client(1), OTHER).unwrap();
+        let second = Connection::open(&mut lab, client(1), OTHER).unwrap();
         assert_eq!(second.local, second.client);
         assert!(first.is_forgotten(&mut lab), "both entries are gone");
     }
@@ -204,18 +209,18 @@ fn a_flow_that_is_over_gives_the_clients_port_up_at_once() {
 fn a_connection_that_begins_anew_keeps_the_clients_port() {
     let mut lab = shared(Protocol::Tcp);
     for _ in 0..3 {
-        let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
-        assert_eq!(talk.local, talk.client);
-        talk.close(&mut lab);
+        let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
+        assert_eq!(connection.local, connection.client);
+        connection.close(&mut lab);
     }
 }
 
 #[test]
 fn an_unanswered_handshake_releases_the_clients_port() {
     let mut lab = shared(Protocol::Tcp);
-    Talk::knock(&mut lab, client(1), VIP).unwrap();
+    Connection::knock(&mut lab, client(1), VIP).unwrap();
     lab.wait(Duration::from_secs(1));
-    let second = Talk::open(&mut lab, client(1), OTHER).unwrap();
+    let second = Connection::open(&mut lab, client(1), OTHER).unwrap();
     assert_eq!(second.local, second.client);
 }
 
@@ -235,12 +240,12 @@ fn a_port_that_nat_changes_leads_home() {
                 labs[home].receive_as(Arrival::HandedOver(0, 0), &there).sent(TransmitReason::Forward);
             }
             // A second packet shows how the flow is translated.
-            let fate = labs[home].receive_as(Arrival::HandedOver(0, 0), &there);
-            let (local, backend) = ends(fate.sent(TransmitReason::Forward));
+            let result = labs[home].receive_as(Arrival::HandedOver(0, 0), &there);
+            let (local, backend) = ends(result.sent(TransmitReason::Forward));
             assert_eq!(local == client(n), vip == VIP);
             let back = Builder::udp(backend, local).mac(super::lab::backend_mac(1), GATEWAY_MAC).build();
-            let fate = labs[home].receive(&back);
-            assert_eq!(ends(fate.sent(TransmitReason::Reply)), (vip.parse().unwrap(), client(n)));
+            let result = labs[home].receive(&back);
+            assert_eq!(ends(result.sent(TransmitReason::Reply)), (vip.parse().unwrap(), client(n)));
         }
     }
 }
@@ -248,13 +253,13 @@ fn a_port_that_nat_changes_leads_home() {
 #[test]
 fn the_client_of_a_changed_port_hears_of_icmp_errors() {
     let mut lab = shared(Protocol::Udp);
-    Talk::ask(&mut lab, client(1), VIP).unwrap();
-    let second = Talk::ask(&mut lab, client(1), OTHER).unwrap();
+    Connection::query(&mut lab, client(1), VIP).unwrap();
+    let second = Connection::query(&mut lab, client(1), OTHER).unwrap();
     // An error from a router behind the gateway, about a packet to the backend.
     let quoted = Builder::udp(second.local, second.backend).packet();
     let error = Builder::icmp(ip("10.0.0.9"), second.local.ip(), 3, 4, [0; 4]).payload(&quoted);
-    let fate = lab.send(error);
-    let sent = fate.sent(TransmitReason::IcmpError);
+    let result = lab.send(error);
+    let sent = result.sent(TransmitReason::IcmpError);
     let asked = Builder::udp(client(1), OTHER).packet();
     // The addresses and ports of the quote, after the Ethernet, IPv4 and ICMP headers.
     let quote = &sent[14 + 20 + 8..];
@@ -271,8 +276,9 @@ fn rotating_ports_stay_with_their_worker() {
         if lab.send(Builder::tcp(client(n), VIP).flags(SYN)).verdict == Verdict::HandOver(0) {
             continue;
         }
-        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
-        assert_eq!(owner_of_port(talk.local.port(), 2), 1);
-        talk.close(&mut lab);
+        let connection =
+            Connection::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        assert_eq!(owner_of_port(connection.local.port(), 2), 1);
+        connection.close(&mut lab);
     }
 }

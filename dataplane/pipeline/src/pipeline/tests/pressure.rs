@@ -7,8 +7,8 @@ use tidegate_spec::verdict::{Refusal, TransmitReason};
 use tidegate_spec::{ForwardingMode, Protocol};
 use tidegate_wire::tcp::flags::{ACK, SYN};
 
+use super::connection::{Connection, client};
 use super::lab::{Lab, service};
-use super::talk::{Talk, client};
 use crate::testing::builder::Builder;
 
 const DNS: &str = "203.0.113.5:53";
@@ -43,9 +43,9 @@ fn go_on(lab: &mut Lab, time: Duration) {
 fn an_unanswered_datagram_flow_is_kept_for_30_seconds() {
     for mode in MODES {
         let mut lab = lab(mode, 4096);
-        let silent = Talk::ask(&mut lab, client(1), DNS).unwrap();
-        assert_eq!(Talk::ask(&mut lab, client(1), DNS), Ok(silent));
-        let answered = Talk::ask(&mut lab, client(2), DNS).unwrap();
+        let silent = Connection::query(&mut lab, client(1), DNS).unwrap();
+        assert_eq!(Connection::query(&mut lab, client(1), DNS), Ok(silent));
+        let answered = Connection::query(&mut lab, client(2), DNS).unwrap();
         answered.answer(&mut lab);
         let phases = |lab: &Lab| flows(lab).iter().map(|flow| flow.phase).collect::<Vec<_>>();
         assert!(phases(&lab).contains(&Phase::Opening), "two packets of the client are no answer");
@@ -64,28 +64,28 @@ fn datagrams_that_nobody_answers_keep_no_connection_out() {
     // A sixteenth of 120,000 flows a second for 12 s into a table for a million.
     for mode in MODES {
         let mut lab = lab(mode, 1 << 16);
-        let before: Vec<Talk> =
-            (0..200).map(|n| Talk::open(&mut lab, client(9_000_000 + n), WEB).unwrap()).collect();
+        let before: Vec<Connection> =
+            (0..200).map(|n| Connection::open(&mut lab, client(9_000_000 + n), WEB).unwrap()).collect();
         let (mut refused, mut opened) = (0, 0);
         for ms in 0..24_000u32 {
             go_on(&mut lab, Duration::from_millis(1));
             if ms < 12_000 {
                 for n in 0..8 {
                     // glibc queries both families from one port.
-                    let _ = Talk::ask(&mut lab, client(8 * ms + n), DNS);
-                    let _ = Talk::ask(&mut lab, client(8 * ms + n), DNS);
+                    let _ = Connection::query(&mut lab, client(8 * ms + n), DNS);
+                    let _ = Connection::query(&mut lab, client(8 * ms + n), DNS);
                 }
             }
             if ms % 10 == 0 {
                 opened += 1;
-                match Talk::open(&mut lab, client(5_000_000 + ms), WEB) {
-                    Ok(talk) => talk.close(&mut lab),
+                match Connection::open(&mut lab, client(5_000_000 + ms), WEB) {
+                    Ok(connection) => connection.close(&mut lab),
                     Err(_) => refused += 1,
                 }
             }
         }
         assert!(refused * 100 <= opened, "{mode}: {refused} of {opened} refused");
-        before.iter().for_each(|talk| talk.goes_on(&mut lab));
+        before.iter().for_each(|connection| connection.continues(&mut lab));
     }
 }
 
@@ -93,28 +93,28 @@ fn datagrams_that_nobody_answers_keep_no_connection_out() {
 fn spoofed_syns_keep_no_connection_out() {
     for mode in MODES {
         let mut lab = lab(mode, 1 << 14);
-        let before: Vec<Talk> =
-            (0..200).map(|n| Talk::open(&mut lab, client(9_000_000 + n), WEB).unwrap()).collect();
+        let before: Vec<Connection> =
+            (0..200).map(|n| Connection::open(&mut lab, client(9_000_000 + n), WEB).unwrap()).collect();
         let (mut lost, mut opened) = (0, 0);
         for ms in 0..10_000u32 {
             go_on(&mut lab, Duration::from_millis(1));
             // The handshake of a real client takes 1 ms, while the flood continues.
-            let real = Talk::knock(&mut lab, client(5_000_000 + ms), WEB);
+            let real = Connection::knock(&mut lab, client(5_000_000 + ms), WEB);
             for n in 0..20 {
-                let _ = Talk::knock(&mut lab, client(20 * ms + n), WEB);
+                let _ = Connection::knock(&mut lab, client(20 * ms + n), WEB);
             }
             opened += 1;
             match real {
                 Ok(real) if real.is_known(&mut lab) => {
                     real.answer_tcp(&mut lab, SYN | ACK);
-                    real.ask_tcp(&mut lab, ACK);
+                    real.query_tcp(&mut lab, ACK);
                     real.close(&mut lab);
                 }
                 _ => lost += 1,
             }
         }
         assert!(lost * 100 <= opened, "{mode}: {lost} of {opened} lost");
-        before.iter().for_each(|talk| talk.goes_on(&mut lab));
+        before.iter().for_each(|connection| connection.continues(&mut lab));
     }
 }
 
@@ -160,7 +160,7 @@ fn opening_flows_are_kept_for_less_long_as_the_table_fills() {
     for (flows_made, seconds) in [(1_000, 30), (3_200, 8), (3_800, 3)] {
         let mut lab = lab(ForwardingMode::Nat, 4096);
         for n in 0..flows_made {
-            Talk::ask(&mut lab, client(n), DNS).unwrap();
+            Connection::query(&mut lab, client(n), DNS).unwrap();
         }
         let kept = lab.pipeline.flows().live();
         assert_eq!(kept, flows_made as usize);
@@ -173,32 +173,33 @@ fn opening_flows_are_kept_for_less_long_as_the_table_fills() {
 }
 
 /// The established flows of `dns` after this many attempts, and the reasons of the refused attempts.
-fn fill(lab: &mut Lab, attempts: u32) -> (Vec<Talk>, Vec<Refusal>) {
-    let (mut talks, mut refused) = (Vec::new(), Vec::new());
+fn fill(lab: &mut Lab, attempts: u32) -> (Vec<Connection>, Vec<Refusal>) {
+    let (mut connections, mut refused) = (Vec::new(), Vec::new());
     for n in 0..attempts {
-        match Talk::ask(lab, client(n), DNS) {
-            Ok(talk) => {
-                talk.answer(lab);
-                talks.push(talk);
+        match Connection::query(lab, client(n), DNS) {
+            Ok(connection) => {
+                connection.answer(lab);
+                connections.push(connection);
             }
             Err(why) => refused.push(why),
         }
     }
-    (talks, refused)
+    (connections, refused)
 }
 
 #[test]
 fn a_service_with_its_share_of_a_full_table_leaves_room_for_others() {
     for mode in MODES {
         let mut lab = lab(mode, 4096);
-        let (talks, refused) = fill(&mut lab, 10_000);
+        let (connections, refused) = fill(&mut lab, 10_000);
         let share = refused.iter().filter(|why| **why == Refusal::ServiceFlowShare).count();
-        assert!(share > 5_800, "{share} of 10,000, {} made", talks.len());
-        assert!(talks.len() >= 4096);
-        let others = (0..400).filter(|n| Talk::open(&mut lab, client(1_000_000 + n), WEB).is_ok()).count();
+        assert!(share > 5_800, "{share} of 10,000, {} made", connections.len());
+        assert!(connections.len() >= 4096);
+        let others =
+            (0..400).filter(|n| Connection::open(&mut lab, client(1_000_000 + n), WEB).is_ok()).count();
         // All flows are in use, so none is evicted. Beyond its limit, a table finds no slot for some.
         assert!(others >= 380, "{others} of 400");
-        talks.iter().for_each(|talk| talk.answer(&mut lab));
+        connections.iter().for_each(|connection| connection.answer(&mut lab));
     }
 }
 
@@ -206,9 +207,9 @@ fn a_service_with_its_share_of_a_full_table_leaves_room_for_others() {
 fn the_share_of_a_service_can_be_set() {
     let mut lab = lab(ForwardingMode::Nat, 4096);
     lab.pipeline.flows_mut().set_service_share(100);
-    let (talks, refused) = fill(&mut lab, 10_000);
+    let (connections, refused) = fill(&mut lab, 10_000);
     assert!(refused.iter().all(|why| *why == Refusal::FlowTableFull));
-    assert!(talks.len() > 5_000, "{}", talks.len());
+    assert!(connections.len() > 5_000, "{}", connections.len());
 }
 
 #[test]
@@ -216,19 +217,19 @@ fn the_longest_idle_established_flow_gives_way_before_a_new_one_is_refused() {
     for mode in MODES {
         let mut lab = lab(mode, 1024);
         lab.pipeline.flows_mut().set_service_share(100);
-        let (talks, _) = fill(&mut lab, 5_000);
+        let (connections, _) = fill(&mut lab, 5_000);
         // Half of the flows are in use, and the others are idle.
-        let (busy, idle) = talks.split_at(talks.len() / 2);
+        let (busy, idle) = connections.split_at(connections.len() / 2);
         for _ in 0..12 {
             lab.wait(Duration::from_secs(1));
-            busy.iter().for_each(|talk| talk.answer(&mut lab));
+            busy.iter().for_each(|connection| connection.answer(&mut lab));
         }
         let mut refused = 0;
         for n in 0..200 {
-            refused += u32::from(Talk::open(&mut lab, client(1_000_000 + n), WEB).is_err());
+            refused += u32::from(Connection::open(&mut lab, client(1_000_000 + n), WEB).is_err());
         }
         assert!(refused <= 2, "{refused} of 200");
-        busy.iter().for_each(|talk| talk.answer(&mut lab));
+        busy.iter().for_each(|connection| connection.answer(&mut lab));
         let gone = lab.pipeline.flows().counters().evictions(EvictionReason::LongestIdle);
         assert!(gone > 100 && gone < idle.len() as u64, "{gone}");
     }

@@ -10,7 +10,7 @@ use tidegate_spec::{FlowTracking, ForwardingMode, Protocol, ServiceLimits, Servi
 use tidegate_structures::selection_key::{SelectionKey, client_choice, flow_choice};
 use tidegate_wire::tcp::flags;
 
-use super::lab::{Fate, Lab, ip, service, spec_with};
+use super::lab::{FrameResult, Lab, ip, service, spec_with};
 use crate::testing::builder::Builder;
 
 const VIP: &str = "203.0.113.5:80";
@@ -31,8 +31,8 @@ fn lab(services: Vec<ServiceSpec>, sources: Arc<SourceLists>, rate: Option<Sourc
     Lab::with_spec(spec_with(services, |network| (network.sources, network.source_rate) = (sources, rate)))
 }
 
-fn passes(fate: &Fate) -> bool {
-    matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. })
+fn passes(result: &FrameResult) -> bool {
+    matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. })
 }
 
 fn syn(client: &str) -> Builder {
@@ -74,8 +74,8 @@ fn a_source_that_becomes_denied_loses_its_flows_and_no_other_source_does() {
         lab.change(|spec| spec.network.sources = lists(&["198.51.100.0/24"], &[]));
         let ack = |client: &str| Builder::tcp(client, VIP).flags(flags::ACK);
         assert_eq!(lab.send(ack(clients[0])).refused(), Refusal::SourceDenied, "{mode}");
-        let goes_on = lab.send(ack(clients[1]));
-        assert!(passes(&goes_on) && goes_on.note.flow == crate::pipeline::FlowNote::Known, "{mode}");
+        let continues = lab.send(ack(clients[1]));
+        assert!(passes(&continues) && continues.note.flow == crate::pipeline::FlowNote::Known, "{mode}");
         lab.change(|spec| spec.network.sources = Arc::default());
         assert!(passes(&lab.send(syn(clients[0]))), "{mode}");
     }
@@ -150,9 +150,9 @@ fn in_every_mode_a_flood_costs_no_established_flow_with_limits_on() {
                 if n % 600 == 0 {
                     lab.pipeline.age(lab.now);
                     for n in 0..100 {
-                        let fate = lab.send(packet(&client(n), false));
-                        let known = fate.note.flow == crate::pipeline::FlowNote::Known;
-                        assert!(passes(&fate) && known, "{mode} {protocol}: {:?}", fate.verdict);
+                        let result = lab.send(packet(&client(n), false));
+                        let known = result.note.flow == crate::pipeline::FlowNote::Known;
+                        assert!(passes(&result) && known, "{mode} {protocol}: {:?}", result.verdict);
                     }
                 }
             }
@@ -175,11 +175,11 @@ fn establish(lab: &mut Lab) {
             _ => Builder::tcp("10.0.0.1:80", to).flags(flags::SYN | flags::ACK),
         };
         let mac = super::lab::backend_mac(1);
-        let fate = lab.receive(&answer.mac(mac, crate::testing::builder::GATEWAY_MAC).build());
+        let result = lab.receive(&answer.mac(mac, crate::testing::builder::GATEWAY_MAC).build());
         assert!(
-            matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }),
+            matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }),
             "{:?}",
-            fate.verdict
+            result.verdict
         );
     }
 }
@@ -203,8 +203,8 @@ fn gateways_with_one_key_choose_alike_and_a_key_deals_new_flows_anew_and_keeps_k
         let choices = |lab: &mut Lab, flag: u8| -> Vec<IpAddr> {
             (0..400)
                 .map(|n| {
-                    let fate = lab.send(Builder::tcp(&*client(n), VIP).flags(flag));
-                    lab.backend_of(&fate)
+                    let result = lab.send(Builder::tcp(&*client(n), VIP).flags(flag));
+                    lab.backend_of(&result)
                 })
                 .collect()
         };
@@ -241,7 +241,7 @@ fn a_service_that_remembers_only_flows_in_flux_chooses_by_the_key_too() {
             .map(|n| lab.send(Builder::tcp(&*port(n), VIP).flags(flags::SYN)))
             .collect::<Vec<_>>()
             .iter()
-            .map(|fate| lab.backend_of(fate))
+            .map(|result| lab.backend_of(result))
             .collect()
     };
     assert_eq!(choices(FlowTracking::OnChange([].into())), choices(FlowTracking::Always));
@@ -256,11 +256,11 @@ fn an_icmp_error_about_an_unknown_flow_goes_where_the_key_sends_the_flow() {
     for port in 1000..1050 {
         let quoted = Builder::tcp(VIP, &*format!("198.51.100.7:{port}")).packet();
         let error = Builder::icmp(ip("192.0.2.99"), ip("203.0.113.5"), 3, 4, [0, 0, 5, 0]).payload(&quoted);
-        let fate = lab.send(error);
+        let result = lab.send(error);
         let (src, dst) = (ip("198.51.100.7").into(), ip("203.0.113.5").into());
         let (found, _) = lab.snapshot.services().next().expect("the service");
         let expected = found.select(flow_choice(keyed.as_ref(), &src, port, &dst, 80, 6));
-        assert_eq!(fate.note.backend, expected);
+        assert_eq!(result.note.backend, expected);
         assert_ne!(client_choice(keyed.as_ref(), &src), client_choice(None, &src));
     }
 }

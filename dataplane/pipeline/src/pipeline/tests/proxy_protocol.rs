@@ -9,8 +9,8 @@ use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_wire::tcp::flags::{ACK, FIN, PSH, RST, SYN, URG};
 use tidegate_wire::{Family, icmp, proto};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, service};
-use super::talk::{Talk, client, ends, headers};
+use super::connection::{Connection, client, ends, headers};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, service};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 const VIP: &str = "10.0.42.7:7";
@@ -60,27 +60,27 @@ struct Open {
 
 impl Open {
     fn new(mut lab: Lab) -> Self {
-        let fate = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
-        let (local, _) = ends(fate.sent(TransmitReason::Forward));
+        let result = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
+        let (local, _) = ends(result.sent(TransmitReason::Forward));
         let mut open = Self { lab, local };
         let answer = open.answer(|b| b.flags(SYN | ACK).seq_ack(77, ISN + 1).tcp_options(&[2, 4, 5, 180]));
         assert_eq!(ack(answer.sent(TransmitReason::Reply)), ISN + 1);
         open
     }
 
-    fn ask(&mut self, change: impl FnOnce(Builder) -> Builder) -> Fate {
+    fn query(&mut self, change: impl FnOnce(Builder) -> Builder) -> FrameResult {
         self.lab.send(change(Builder::tcp(CLIENT, VIP).seq_ack(ISN + 1, 78)))
     }
 
-    fn answer(&mut self, change: impl FnOnce(Builder) -> Builder) -> Fate {
+    fn answer(&mut self, change: impl FnOnce(Builder) -> Builder) -> FrameResult {
         let segment = change(Builder::tcp(BACKEND, self.local).seq_ack(78, ISN + 1));
         self.lab.receive(&segment.mac(backend_mac(1), GATEWAY_MAC).build())
     }
 
     /// The backend acknowledges this many bytes of its stream. Returns the number that the client sees.
     fn acknowledges(&mut self, bytes: u32) -> u32 {
-        let fate = self.answer(|b| b.seq_ack(78, ISN + 1 + bytes));
-        ack(fate.sent(TransmitReason::Reply)) - ISN - 1
+        let result = self.answer(|b| b.seq_ack(78, ISN + 1 + bytes));
+        ack(result.sent(TransmitReason::Reply)) - ISN - 1
     }
 }
 
@@ -88,42 +88,42 @@ impl Open {
 fn the_ack_of_the_handshake_carries_exactly_the_line_and_so_does_a_repeated_one() {
     let mut open = Open::new(lab());
     for _ in 0..2 {
-        let fate = open.ask(|b| b.trailer(6));
-        let sent = fate.sent(TransmitReason::Forward);
+        let result = open.query(|b| b.trailer(6));
+        let sent = result.sent(TransmitReason::Forward);
         assert_eq!((seq(sent), data(sent)), (ISN + 1, LINE.to_vec()));
         assert_eq!(sent.len(), usize::from(headers(sent).ip_end), "Ethernet padding is gone");
     }
-    let fate = open.ask(|b| b.flags(PSH | ACK).payload(b"hello"));
-    assert_eq!(data(fate.sent(TransmitReason::Forward)), [LINE, b"hello"].concat());
+    let result = open.query(|b| b.flags(PSH | ACK).payload(b"hello"));
+    assert_eq!(data(result.sent(TransmitReason::Forward)), [LINE, b"hello"].concat());
     assert_eq!(open.acknowledges(LINE.len() as u32 + 5), 5);
-    let fate = open.ask(|b| b.seq_ack(ISN + 6, 78).payload(b" you"));
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = open.query(|b| b.seq_ack(ISN + 6, 78).payload(b" you"));
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!((seq(sent), data(sent)), (ISN + 6 + LINE.len() as u32, b" you".to_vec()));
 }
 
 #[test]
 fn a_segment_that_overtakes_the_first_one_gets_its_place_after_the_header() {
     let mut open = Open::new(lab());
-    let fate = open.ask(|b| b.seq_ack(ISN + 101, 78).payload(b"later"));
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = open.query(|b| b.seq_ack(ISN + 101, 78).payload(b"later"));
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!((seq(sent), data(sent)), (ISN + 101 + LINE.len() as u32, b"later".to_vec()));
 }
 
 #[test]
 fn a_fin_without_data_carries_the_header_and_a_reset_follows_it_without_one() {
     let mut open = Open::new(lab());
-    let fate = open.ask(|b| b.flags(RST));
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = open.query(|b| b.flags(RST));
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!((seq(sent), data(sent)), (ISN + 1, vec![]), "the backend has got nothing yet");
     let mut open = Open::new(lab());
-    let fate = open.ask(|b| b.flags(FIN | ACK));
-    assert_eq!(data(fate.sent(TransmitReason::Forward)), LINE);
-    let fate = open.ask(|b| b.flags(RST));
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = open.query(|b| b.flags(FIN | ACK));
+    assert_eq!(data(result.sent(TransmitReason::Forward)), LINE);
+    let result = open.query(|b| b.flags(RST));
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!((seq(sent), data(sent)), (ISN + 1 + LINE.len() as u32, vec![]));
     open.acknowledges(LINE.len() as u32);
-    let fate = open.ask(|b| b.flags(RST));
-    assert_eq!(seq(fate.sent(TransmitReason::Forward)), ISN + 1 + LINE.len() as u32);
+    let result = open.query(|b| b.flags(RST));
+    assert_eq!(seq(result.sent(TransmitReason::Forward)), ISN + 1 + LINE.len() as u32);
 }
 
 #[test]
@@ -131,8 +131,8 @@ fn a_part_of_the_header_that_is_acknowledged_is_nothing_to_the_client() {
     let mut open = Open::new(lab());
     let seen: Vec<u32> = [0, 1, 20, 41].map(|bytes| open.acknowledges(bytes)).into();
     assert_eq!(seen, [0; 4]);
-    let fate = open.ask(|b| b);
-    assert_eq!(data(fate.sent(TransmitReason::Forward)), LINE, "the backend has not all of it");
+    let result = open.query(|b| b);
+    assert_eq!(data(result.sent(TransmitReason::Forward)), LINE, "the backend has not all of it");
 }
 
 #[test]
@@ -145,8 +145,8 @@ fn selective_acknowledgements_lose_the_header_and_blocks_of_it_alone() {
         option
     };
     let seen = |open: &mut Open, bytes, edges: &[u32]| {
-        let fate = open.answer(|b| b.seq_ack(78, ISN + 1 + bytes).tcp_options(&blocks(edges)));
-        let sent = fate.sent(TransmitReason::Reply);
+        let result = open.answer(|b| b.seq_ack(78, ISN + 1 + bytes).tcp_options(&blocks(edges)));
+        let sent = result.sent(TransmitReason::Reply);
         assert_eq!(data(sent), []);
         sent[usize::from(headers(sent).l4) + 20..usize::from(headers(sent).ip_end)].to_vec()
     };
@@ -165,8 +165,8 @@ fn data_in_a_syn_waits_for_the_handshake() {
         let mut lab = lab();
         let options: Vec<u8> = [&[2, 4, 5, 180][..], option].concat();
         let syn = Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0);
-        let fate = lab.send(syn.tcp_options(&options).payload(&[7; 100]));
-        let sent = fate.sent(TransmitReason::Forward);
+        let result = lab.send(syn.tcp_options(&options).payload(&[7; 100]));
+        let sent = result.sent(TransmitReason::Forward);
         assert_eq!(data(sent), []);
         assert_eq!(sent.len(), usize::from(headers(sent).ip_end).max(60));
         let l4 = usize::from(headers(sent).l4);
@@ -182,8 +182,8 @@ fn the_client_is_told_to_leave_room_for_the_header() {
     let mut mss = |announced: u16| {
         let [high, low] = announced.to_be_bytes();
         let options = [1, 2, 4, high, low, 4, 2];
-        let fate = open.answer(|b| b.flags(SYN | ACK).seq_ack(77, ISN + 1).tcp_options(&options));
-        let sent = fate.sent(TransmitReason::Reply);
+        let result = open.answer(|b| b.flags(SYN | ACK).seq_ack(77, ISN + 1).tcp_options(&options));
+        let sent = result.sent(TransmitReason::Reply);
         data(sent);
         let at = usize::from(headers(sent).l4) + 23;
         u16::from_be_bytes([sent[at], sent[at + 1]])
@@ -195,15 +195,15 @@ fn the_client_is_told_to_leave_room_for_the_header() {
 fn a_segment_that_does_not_fit_with_its_header_is_answered_with_the_room_that_is_left() {
     let mut open = Open::new(lab());
     let fit = 1500 - 40 - LINE.len();
-    assert_eq!(open.ask(|b| b.payload_len(fit)).sent(TransmitReason::Forward).len(), 1514);
-    let fate = open.ask(|b| b.payload_len(fit + 1));
-    let sent = fate.sent(TransmitReason::PacketTooBig);
+    assert_eq!(open.query(|b| b.payload_len(fit)).sent(TransmitReason::Forward).len(), 1514);
+    let result = open.query(|b| b.payload_len(fit + 1));
+    let sent = result.sent(TransmitReason::PacketTooBig);
     let l4 = usize::from(headers(sent).l4);
     assert_eq!(usize::from(u16::from_be_bytes([sent[l4 + 6], sent[l4 + 7]])), 1500 - LINE.len());
-    let fate = open.ask(|b| b.payload_len(fit + 1).dont_fragment(false));
-    assert_eq!(fate.pieces.len(), 2);
+    let result = open.query(|b| b.payload_len(fit + 1).dont_fragment(false));
+    assert_eq!(result.fragments.len(), 2);
     open.acknowledges(LINE.len() as u32);
-    open.ask(|b| b.payload_len(1460)).sent(TransmitReason::Forward);
+    open.query(|b| b.payload_len(1460)).sent(TransmitReason::Forward);
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn urgent_data_stays_urgent() {
     let check = u16::from_be_bytes([frame[l4 + 16], frame[l4 + 17]]);
     let check = tidegate_wire::checksum::Delta::new().u16(0, 3).apply(check);
     frame[l4 + 16..l4 + 18].copy_from_slice(&check.to_be_bytes());
-    let fate = open.lab.receive(&frame);
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = open.lab.receive(&frame);
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!(data(sent), [LINE, b"now"].concat());
     assert_eq!(u32::from(u16::from_be_bytes([sent[l4 + 18], sent[l4 + 19]])), LINE.len() as u32 + 3);
 }
@@ -238,8 +238,8 @@ fn an_icmp_error_to_the_client_quotes_the_clients_own_numbers() {
             Builder::tcp(local, BACKEND).seq_ack(ISN + 1 + LINE.len() as u32 + 100, 78).payload_len(900);
         let router = "10.0.0.9".parse::<std::net::IpAddr>().unwrap();
         let error = Builder::icmp(router, local.ip(), 3, 4, [0, 0, 3, 0xe8]).payload(&quoted.packet()[..40]);
-        let fate = open.lab.send(error);
-        let sent = fate.sent(TransmitReason::IcmpError).to_vec();
+        let result = open.lab.send(error);
+        let sent = result.sent(TransmitReason::IcmpError).to_vec();
         let h = headers(&sent);
         let icmp = &sent[usize::from(h.l4)..usize::from(h.ip_end)];
         assert_eq!((h.family, Sum::new().bytes(icmp).finish()), (Family::V4, 0));
@@ -257,12 +257,12 @@ fn a_connection_keeps_what_it_began_with_when_the_service_changes() {
     };
     let mut open = Open::new(lab());
     let later = |open: &mut Open| {
-        let fate = open.ask(|b| b.seq_ack(ISN + 51, 78).payload(b"x"));
-        seq(fate.sent(TransmitReason::Forward)) - ISN - 51
+        let result = open.query(|b| b.seq_ack(ISN + 51, 78).payload(b"x"));
+        seq(result.sent(TransmitReason::Forward)) - ISN - 51
     };
     for version in [Some(ProxyVersion::V2), None] {
         set(&mut open, version);
-        assert_eq!(data(open.ask(|b| b).sent(TransmitReason::Forward)), LINE);
+        assert_eq!(data(open.query(|b| b).sent(TransmitReason::Forward)), LINE);
         assert_eq!(later(&mut open), LINE.len() as u32);
     }
     // A connection from before the header gets none.
@@ -272,7 +272,7 @@ fn a_connection_keeps_what_it_began_with_when_the_service_changes() {
     };
     let mut open = Open::new(Lab::new(vec![plain]));
     set(&mut open, Some(ProxyVersion::V1));
-    assert_eq!((data(open.ask(|b| b).sent(TransmitReason::Forward)), later(&mut open)), (vec![], 0));
+    assert_eq!((data(open.query(|b| b).sent(TransmitReason::Forward)), later(&mut open)), (vec![], 0));
     assert_eq!(open.acknowledges(10), 10);
 }
 
@@ -292,11 +292,11 @@ fn id_of(header: &[u8]) -> (Vec<u8>, Vec<u8>) {
 fn a_repeated_header_has_the_same_bytes_also_after_the_tlvs_were_changed() {
     let both = ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C);
     let mut open = Open::new(with_tlvs(Protocol::Tcp, both));
-    let header = data(open.ask(|b| b).sent(TransmitReason::Forward));
+    let header = data(open.query(|b| b).sent(TransmitReason::Forward));
     assert_eq!((header.len(), &header[14..16]), (28 + 19 + 7, &[0, 38][..]));
     for tlvs in [both, ProxyTlvs::NONE, ProxyTlvs::CRC32C] {
         open.lab.change(|spec| spec.services[0].proxy_tlvs = tlvs);
-        let sent = data(open.ask(|b| b.flags(PSH | ACK).payload(b"hello")).sent(TransmitReason::Forward));
+        let sent = data(open.query(|b| b.flags(PSH | ACK).payload(b"hello")).sent(TransmitReason::Forward));
         assert_eq!(sent, [&header[..], b"hello"].concat());
     }
     assert_eq!(open.acknowledges(header.len() as u32 + 5), 5);
@@ -309,28 +309,28 @@ fn the_text_of_a_tlv_may_change_while_a_connection_begins_and_its_length_does_no
     let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::VPCE_ID);
     change(&mut lab, text("vpce-1"));
     let mut open = Open::new(lab);
-    let ask = |open: &mut Open| {
-        data(open.ask(|b| b.flags(PSH | ACK).payload(b"hello")).sent(TransmitReason::Forward))
+    let query = |open: &mut Open| {
+        data(open.query(|b| b.flags(PSH | ACK).payload(b"hello")).sent(TransmitReason::Forward))
     };
-    let header = ask(&mut open);
+    let header = query(&mut open);
     assert_eq!(header[28..38], *b"\xea\0\x07\x01vpce-1");
     change(&mut open.lab, text("vpce-08d2bf15fac5001c9"));
-    let again = ask(&mut open);
+    let again = query(&mut open);
     assert_eq!((again.len(), &again[32..54]), (header.len(), &b"vpce-08d2bf15fac5001c9"[..]));
     open.lab.change(|spec| spec.services[0].proxy_tlvs = ProxyTlvs::NONE);
-    assert_eq!(ask(&mut open), again);
+    assert_eq!(query(&mut open), again);
     assert_eq!(open.acknowledges(28 + 29 + 5), 5);
 }
 
 #[test]
 fn the_syn_ack_leaves_room_for_the_tlvs() {
     let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::UNIQUE_ID);
-    let fate = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
-    let (local, _) = ends(fate.sent(TransmitReason::Forward));
+    let result = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
+    let (local, _) = ends(result.sent(TransmitReason::Forward));
     let answer =
         Builder::tcp(BACKEND, local).flags(SYN | ACK).seq_ack(77, ISN + 1).tcp_options(&[2, 4, 5, 180]);
-    let fate = lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build());
-    let sent = fate.sent(TransmitReason::Reply);
+    let result = lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build());
+    let sent = result.sent(TransmitReason::Reply);
     let at = usize::from(headers(sent).l4) + 20;
     assert_eq!(sent[at..at + 2], [2, 4]);
     assert_eq!(u16::from_be_bytes([sent[at + 2], sent[at + 3]]), 1460 - 47);
@@ -340,12 +340,12 @@ fn the_syn_ack_leaves_room_for_the_tlvs() {
 fn identifiers_differ_between_connections_and_gateways_and_nothing_else_does() {
     let header = |isn: u32, seed: u64| {
         let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::UNIQUE_ID).with_seed(seed);
-        let fate = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(isn, 0));
-        let (local, _) = ends(fate.sent(TransmitReason::Forward));
+        let result = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(isn, 0));
+        let (local, _) = ends(result.sent(TransmitReason::Forward));
         let answer = Builder::tcp(BACKEND, local).flags(SYN | ACK).seq_ack(77, isn + 1);
         lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build()).sent(TransmitReason::Reply);
-        let fate = lab.send(Builder::tcp(CLIENT, VIP).seq_ack(isn + 1, 78));
-        id_of(&data(fate.sent(TransmitReason::Forward)))
+        let result = lab.send(Builder::tcp(CLIENT, VIP).seq_ack(isn + 1, 78));
+        id_of(&data(result.sent(TransmitReason::Forward)))
     };
     let (first, rest) = header(ISN, 1);
     assert_eq!(header(ISN, 1), (first.clone(), rest.clone()));
@@ -360,8 +360,8 @@ fn identifiers_differ_between_connections_and_gateways_and_nothing_else_does() {
 #[test]
 fn a_datagram_has_the_checksum_and_no_identifier() {
     let mut lab = with_tlvs(Protocol::Udp, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
-    let fate = lab.send(Builder::udp(CLIENT, VIP).payload(b"ask"));
-    let sent = data(fate.sent(TransmitReason::Forward));
+    let result = lab.send(Builder::udp(CLIENT, VIP).payload(b"ask"));
+    let sent = data(result.sent(TransmitReason::Forward));
     assert_eq!((sent.len(), &sent[14..16], &sent[28..31]), (28 + 7 + 3, &[0, 19][..], &[3, 0, 4][..]));
     assert_eq!(sent[35..], *b"ask");
 }
@@ -369,37 +369,39 @@ fn a_datagram_has_the_checksum_and_no_identifier() {
 #[test]
 fn the_next_connection_of_the_same_ports_begins_anew() {
     let mut open = Open::new(lab());
-    open.ask(|b| b);
+    open.query(|b| b);
     open.acknowledges(LINE.len() as u32);
     // The client begins again with a number that would lie in the old stream.
     let isn = ISN + 500;
-    open.ask(|b| b.flags(RST));
+    open.query(|b| b.flags(RST));
     open.answer(|b| b.flags(RST | ACK));
-    open.ask(|b| b.flags(SYN).seq_ack(isn, 0));
-    let fate = open.ask(|b| b.flags(SYN).seq_ack(isn, 0));
-    (open.local, _) = ends(fate.sent(TransmitReason::Forward));
-    let fate = open.answer(|b| b.flags(SYN | ACK).seq_ack(5, isn + 1));
-    assert_eq!(ack(fate.sent(TransmitReason::Reply)), isn + 1);
-    let fate = open.ask(|b| b.seq_ack(isn + 1, 6));
-    let sent = fate.sent(TransmitReason::Forward);
+    open.query(|b| b.flags(SYN).seq_ack(isn, 0));
+    let result = open.query(|b| b.flags(SYN).seq_ack(isn, 0));
+    (open.local, _) = ends(result.sent(TransmitReason::Forward));
+    let result = open.answer(|b| b.flags(SYN | ACK).seq_ack(5, isn + 1));
+    assert_eq!(ack(result.sent(TransmitReason::Reply)), isn + 1);
+    let result = open.query(|b| b.seq_ack(isn + 1, 6));
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!((seq(sent), data(sent)), (isn + 1, LINE.to_vec()));
 }
 
 #[test]
 fn a_crowded_table_keeps_the_stream_of_each_flow() {
     let mut lab = lab().with_entries(512);
-    let talks: Vec<Talk> = (0..400)
+    let connections: Vec<Connection> = (0..400)
         .map(|n| {
-            let talk = Talk::knock(&mut lab, client(n), VIP).expect("there is room");
-            let answer = Builder::tcp(talk.backend, talk.local).flags(SYN | ACK).seq_ack(9, ISN + n);
+            let connection = Connection::knock(&mut lab, client(n), VIP).expect("there is room");
+            let answer =
+                Builder::tcp(connection.backend, connection.local).flags(SYN | ACK).seq_ack(9, ISN + n);
             lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build()).sent(TransmitReason::Reply);
-            talk
+            connection
         })
         .collect();
-    for (n, talk) in (0..).zip(&talks) {
-        let fate = lab.send(Builder::tcp(talk.client, talk.vip).seq_ack(ISN + n, 10));
-        let line = format!("PROXY TCP4 {} 10.0.42.7 {} 7\r\n", talk.client.ip(), talk.client.port());
-        assert_eq!(data(fate.sent(TransmitReason::Forward)), line.as_bytes());
+    for (n, connection) in (0..).zip(&connections) {
+        let result = lab.send(Builder::tcp(connection.client, connection.vip).seq_ack(ISN + n, 10));
+        let line =
+            format!("PROXY TCP4 {} 10.0.42.7 {} 7\r\n", connection.client.ip(), connection.client.port());
+        assert_eq!(data(result.sent(TransmitReason::Forward)), line.as_bytes());
     }
 }
 
@@ -410,8 +412,8 @@ fn each_datagram_has_a_header_of_version_2() {
     {
         let mut lab = proxied(ForwardingMode::FullNat, Protocol::Udp, vip, backend, ProxyVersion::V2);
         for payload in [&b"question"[..], b"", b"odd"] {
-            let fate = lab.send(Builder::udp(from, vip).payload(payload));
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.send(Builder::udp(from, vip).payload(payload));
+            let sent = result.sent(TransmitReason::Forward);
             let (h, sent_data) = (headers(sent), data(sent));
             let l4 = usize::from(h.l4);
             let udp_len = usize::from(u16::from_be_bytes([sent[l4 + 4], sent[l4 + 5]]));
@@ -423,8 +425,8 @@ fn each_datagram_has_a_header_of_version_2() {
     }
     let mut lab = proxied(ForwardingMode::Nat, Protocol::Udp, VIP, BACKEND, ProxyVersion::V2);
     let unchecked = Builder::udp(CLIENT, VIP).payload(b"x").l4_checksum(0);
-    let fate = lab.send(unchecked);
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = lab.send(unchecked);
+    let sent = result.sent(TransmitReason::Forward);
     let l4 = usize::from(headers(sent).l4);
     assert_eq!(sent[l4 + 6..l4 + 8], [0, 0], "no checksum stays none");
 }
@@ -435,16 +437,16 @@ fn a_path_mtu_is_told_to_the_client_without_the_header_of_its_datagram() {
         [(CLIENT, VIP, BACKEND, 28), ("[2001:db8::7]:40000", "[2001:db8:1::5]:53", "[fd00::1]:53", 52)]
     {
         let mut lab = proxied(ForwardingMode::FullNat, Protocol::Udp, vip, backend, ProxyVersion::V2);
-        let fate = lab.send(Builder::udp(from, vip).payload_len(1350));
-        let sent = fate.sent(TransmitReason::Forward).to_vec();
+        let result = lab.send(Builder::udp(from, vip).payload_len(1350));
+        let sent = result.sent(TransmitReason::Forward).to_vec();
         let h = headers(&sent);
         let (kind, code) = if h.family == Family::V4 { (3, 4) } else { (2, 0) };
         let router = if h.family == Family::V4 { "10.0.0.9" } else { "fd00::9" };
         let quoted = &sent[usize::from(h.l3)..][..80];
         let router: std::net::IpAddr = router.parse().unwrap();
         let error = Builder::icmp(router, h.src.ip(), kind, code, 1400_u32.to_be_bytes());
-        let fate = lab.send(error.payload(quoted));
-        let sent = fate.sent(TransmitReason::IcmpError);
+        let result = lab.send(error.payload(quoted));
+        let sent = result.sent(TransmitReason::IcmpError);
         assert_eq!(icmp::reported_mtu(sent, &headers(sent)), Some(1400 - header_len), "{from}");
     }
 }

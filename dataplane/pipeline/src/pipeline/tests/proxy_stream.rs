@@ -215,8 +215,7 @@ impl Client {
         Builder::tcp(self.own, self.vip).seq_ack(seq, SERVER_ISN.wrapping_add(1))
     }
 
-    /// A segment from this offset on.
-    /// It may claim another address.
+    /// A segment from this offset on. It may claim another address.
     fn data(&mut self, from: u32, dice: &mut Dice) -> Builder {
         let rest = &self.payload[from as usize..];
         let len = rest.len().min(1 + dice.below(self.mss.unwrap() - 12));
@@ -396,9 +395,9 @@ impl World {
     }
 
     fn forward(&mut self, frame: &[u8], why: TransmitReason) -> Vec<u8> {
-        let fate = self.lab.receive(frame);
-        assert_eq!(fate.verdict, Verdict::Transmit { interface: 0, why });
-        fate.frame
+        let result = self.lab.receive(frame);
+        assert_eq!(result.verdict, Verdict::Transmit { interface: 0, why });
+        result.frame
     }
 }
 

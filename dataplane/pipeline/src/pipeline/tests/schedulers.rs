@@ -14,7 +14,7 @@ use tidegate_spec::{
 };
 use tidegate_wire::tcp::flags;
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend, service, spec};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::FlowNote;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -42,15 +42,15 @@ fn lab(scheduler: Scheduler, mode: ForwardingMode, weights: &[u16]) -> Lab {
     Lab::new(vec![web(scheduler, mode, weights)])
 }
 
-fn tcp(lab: &mut Lab, client: u32, flags: u8) -> Fate {
+fn tcp(lab: &mut Lab, client: u32, flags: u8) -> FrameResult {
     let from = format!("198.51.{}.{}:{}", 100 + (client >> 16), client >> 8 & 255, 20_000 + (client & 255));
     lab.send(Builder::tcp(from.as_str(), VIP).flags(flags))
 }
 
 fn open(lab: &mut Lab, client: u32) -> IpAddr {
-    let fate = tcp(lab, client, flags::SYN);
-    fate.sent(TransmitReason::Forward);
-    lab.backend_of(&fate)
+    let result = tcp(lab, client, flags::SYN);
+    result.sent(TransmitReason::Forward);
+    lab.backend_of(&result)
 }
 
 fn open_many(lab: &mut Lab, clients: impl Iterator<Item = u32>) -> BTreeMap<IpAddr, u32> {
@@ -73,8 +73,8 @@ fn wrr_gives_new_flows_in_turn_by_weight_and_a_flow_stays() {
         }
         let first = open(&mut lab, 0);
         for _ in 0..5 {
-            let fate = tcp(&mut lab, 0, flags::SYN);
-            assert_eq!((lab.backend_of(&fate), fate.note.flow), (first, FlowNote::Known));
+            let result = tcp(&mut lab, 0, flags::SYN);
+            assert_eq!((lab.backend_of(&result), result.note.flow), (first, FlowNote::Known));
         }
     }
 }
@@ -250,8 +250,8 @@ fn sh_depends_on_the_client_alone_and_dh_on_the_vip_alone() {
             for client in 1..20 {
                 for port in [1_000, 2_000] {
                     let from = format!("198.51.100.{client}:{port}");
-                    let fate = lab.send(Builder::tcp(from.as_str(), vip).flags(flags::SYN));
-                    chosen.insert((vip, client, port), lab.backend_of(&fate));
+                    let result = lab.send(Builder::tcp(from.as_str(), vip).flags(flags::SYN));
+                    chosen.insert((vip, client, port), lab.backend_of(&result));
                 }
             }
         }
@@ -282,11 +282,11 @@ fn a_dsr_flow_that_the_full_table_cannot_keep_is_refused_if_only_the_table_knows
     let mut lab = lab(Scheduler::WeightedRoundRobin, ForwardingMode::DsrL2, &[1, 1]).with_entries(16);
     for client in 0..200 {
         match tcp(&mut lab, client, flags::SYN) {
-            fate if fate.note.flow == FlowNote::New => {
+            result if result.note.flow == FlowNote::New => {
                 tcp(&mut lab, client, flags::ACK);
             }
-            fate => {
-                assert_eq!(fate.refused(), Refusal::FlowTableFull);
+            result => {
+                assert_eq!(result.refused(), Refusal::FlowTableFull);
                 refused += 1;
             }
         }
@@ -317,14 +317,15 @@ fn an_unknown_distribution_of_packets_leads_each_dsr_flow_to_one_worker() {
             .into_iter()
             .map(|(at, flags): (usize, u8)| {
                 let bytes = frame(flags);
-                let fate = workers[at].receive(&bytes);
-                match fate.verdict {
+                let result = workers[at].receive(&bytes);
+                match result.verdict {
                     tidegate_spec::verdict::Verdict::HandOver(to) => {
                         let to = usize::from(to);
-                        let fate = workers[to].receive_as(crate::pipeline::Arrival::HandedOver(0, 0), &bytes);
-                        Some(workers[to].backend_of(&fate))
+                        let result =
+                            workers[to].receive_as(crate::pipeline::Arrival::HandedOver(0, 0), &bytes);
+                        Some(workers[to].backend_of(&result))
                     }
-                    _ => Some(workers[at].backend_of(&fate)),
+                    _ => Some(workers[at].backend_of(&result)),
                 }
             })
             .collect();

@@ -114,8 +114,8 @@ fn the_syn_ack_of_a_backend_is_limited_like_the_syn_of_its_client() {
         let h = ip_headers(&sent);
         let client = std::net::SocketAddr::new(h.src.ip(), h.src_port).to_string();
         let answer = segment(ends[2], &client, flags::SYN | flags::ACK, 8960);
-        let fate = lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build());
-        assert_eq!(size(fate.sent(TransmitReason::Reply)), limited, "{mode} {clamp:?}");
+        let result = lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build());
+        assert_eq!(size(result.sent(TransmitReason::Reply)), limited, "{mode} {clamp:?}");
     }
 }
 
@@ -123,11 +123,11 @@ fn the_syn_ack_of_a_backend_is_limited_like_the_syn_of_its_client() {
 fn a_syn_with_a_vlan_tag_or_with_ip_options_is_limited_at_the_right_place() {
     let mut lab = lab(ForwardingMode::Nat, Path, V4, 1500);
     let syn = segment(V4[0], V4[1], flags::SYN, 8960).ip_options(&[1, 1, 1, 1]);
-    let fate = lab.receive(&syn.mac(ROUTER_MAC, GATEWAY_MAC).build());
-    assert_eq!(size(fate.sent(TransmitReason::Forward)), 1460);
+    let result = lab.receive(&syn.mac(ROUTER_MAC, GATEWAY_MAC).build());
+    assert_eq!(size(result.sent(TransmitReason::Forward)), 1460);
     lab.change(|spec| spec.network.interfaces[0].vlan = Some(7));
     let tagged = segment(V4[0], V4[1], flags::SYN, 8960).vlan(7).mac(ROUTER_MAC, GATEWAY_MAC).build();
-    let fate = lab.receive(&tagged);
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = lab.receive(&tagged);
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!((size(sent), ip_headers(sent).family), (1460, Family::V4));
 }

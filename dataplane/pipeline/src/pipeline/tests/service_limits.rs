@@ -9,7 +9,7 @@ use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{BackendState, ForwardingMode, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec};
 use tidegate_wire::tcp::flags;
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, service, spec};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::Pipeline;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -47,8 +47,8 @@ fn tcp(n: u32, flag: u8) -> Builder {
     Builder::tcp(&*client(n), VIP).flags(flag)
 }
 
-fn passes(fate: &Fate) -> bool {
-    matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. })
+fn passes(result: &FrameResult) -> bool {
+    matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. })
 }
 
 /// How many of these clients can open a connection.
@@ -134,8 +134,8 @@ fn a_known_flow_that_changes_its_backend_is_not_a_new_one() {
             let backend = spec.services[0].backends.iter_mut().find(|backend| backend.address == before);
             backend.expect("it is one of them").state = BackendState::Down;
         });
-        let fate = lab.send(datagram());
-        assert!(passes(&fate) && lab.backend_of(&fate) != before, "{mode}");
+        let result = lab.send(datagram());
+        assert!(passes(&result) && lab.backend_of(&result) != before, "{mode}");
     }
 }
 
@@ -175,8 +175,8 @@ fn bandwidth_is_limited_in_each_direction_that_passes_the_gateway() {
     }
 }
 
-fn is_reply(fate: &Fate) -> bool {
-    matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. })
+fn is_reply(result: &FrameResult) -> bool {
+    matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. })
 }
 
 /// A datagram of 1,200 bytes from the backend of the only flow to its client.
@@ -217,12 +217,12 @@ impl TwoWorkers {
     }
 
     /// Sends a frame to a worker, and to the other one if that holds its flow.
-    fn send(&mut self, first: usize, builder: &Builder) -> Fate {
+    fn send(&mut self, first: usize, builder: &Builder) -> FrameResult {
         let frame = builder.clone().mac(ROUTER_MAC, GATEWAY_MAC).build();
-        let fate = self.on(first).receive(&frame);
-        match fate.verdict {
+        let result = self.on(first).receive(&frame);
+        match result.verdict {
             Verdict::HandOver(to) => self.on(usize::from(to)).receive(&frame),
-            _ => fate,
+            _ => result,
         }
     }
 }

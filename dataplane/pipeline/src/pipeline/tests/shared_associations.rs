@@ -8,8 +8,8 @@ use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::sctp::chunk;
 
 use super::flow_replication::{Gateway, joins, sent};
-use super::lab::{Fate, ROUTER_MAC, backend_mac, service, spec};
-use crate::pipeline::{Learned, SharedFlows};
+use super::lab::{FrameResult, ROUTER_MAC, backend_mac, service, spec};
+use crate::pipeline::{ImportOutcome, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 /// Client, VIP and backend, in both families.
@@ -28,18 +28,25 @@ fn spec_of(mode: ForwardingMode, vip: &str, backends: &[&str]) -> SnapshotSpec {
     SnapshotSpec { services: vec![service(mode, Protocol::Sctp, vip, backends).into()], ..spec() }
 }
 
-fn receive(gateway: &mut Gateway, packet: Builder, is_reply: bool) -> Fate {
+fn receive(gateway: &mut Gateway, packet: Builder, is_reply: bool) -> FrameResult {
     let sender = if is_reply { backend_mac(1) } else { ROUTER_MAC };
     gateway.receive(0, &packet.mac(sender, GATEWAY_MAC).build())
 }
 
 /// Sends a chunk of the client.
-fn say(gateway: &mut Gateway, from: SocketAddr, to: SocketAddr, tag: u32, kind: u8, value: &[u8]) -> Fate {
+fn say(
+    gateway: &mut Gateway,
+    from: SocketAddr,
+    to: SocketAddr,
+    tag: u32,
+    kind: u8,
+    value: &[u8],
+) -> FrameResult {
     receive(gateway, Builder::sctp(from, to).tag(tag).chunk(kind, 0, value), false)
 }
 
 /// Sends a chunk of the backend.
-fn answer(gateway: &mut Gateway, from: SocketAddr, to: SocketAddr, kind: u8, value: &[u8]) -> Fate {
+fn answer(gateway: &mut Gateway, from: SocketAddr, to: SocketAddr, kind: u8, value: &[u8]) -> FrameResult {
     receive(gateway, Builder::sctp(from, to).tag(TAGS.client).chunk(kind, 0, value), true)
 }
 
@@ -63,10 +70,10 @@ fn association_continues_at_another_gateway_which_recognises_its_end() {
             let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
             let mut second = Gateway::second(&spec, workers);
             let local = associate(&mut first, ends);
-            let news = first.news();
-            let [FlowNews::Is(record)] = news[..] else { panic!("{mode}: {news:?}") };
+            let updates = first.updates();
+            let [FlowNews::Is(record)] = updates[..] else { panic!("{mode}: {updates:?}") };
             assert_eq!(record.tags, Some(TAGS));
-            assert_eq!(second.adopt(&news), [Learned::New], "{mode}, {workers} workers");
+            assert_eq!(second.adopt(&updates), [ImportOutcome::New], "{mode}, {workers} workers");
             let [client, vip, backend] = ends.map(addr);
             for _ in 0..3 {
                 let reply = answer(&mut second, backend, local, chunk::DATA, &[0; 16]);
@@ -94,14 +101,14 @@ fn further_path_of_an_association_joins_at_another_gateway() {
         let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
         associate(&mut first, ENDS[0]);
         if is_told {
-            second.adopt(&first.news());
+            second.adopt(&first.updates());
         }
         let [_, vip, backend] = ENDS[0].map(addr);
         let other = addr("198.51.101.7:40000");
-        let fate = say(&mut second, other, vip, TAGS.server, chunk::DATA, &[0; 16]);
+        let result = say(&mut second, other, vip, TAGS.server, chunk::DATA, &[0; 16]);
         assert_eq!(second.live(), if is_told { 2 } else { 0 });
         if is_told {
-            assert_eq!(sent(&fate), (other, backend));
+            assert_eq!(sent(&result), (other, backend));
         }
     }
 }
@@ -111,9 +118,9 @@ fn tags_that_packets_have_shown_here_are_not_replaced_by_those_of_a_record() {
     let spec = spec_of(ForwardingMode::Nat, ENDS[0][1], &[ENDS[0][2]]);
     let mut gateway = Gateway::new(&spec, 1, SharedFlows::Nat);
     associate(&mut gateway, ENDS[0]);
-    let [FlowNews::Is(mut record)] = gateway.news()[..] else { panic!("one record") };
+    let [FlowNews::Is(mut record)] = gateway.updates()[..] else { panic!("one record") };
     record.tags = Some(TagPair { client: 1, server: 2 });
-    assert_eq!(gateway.adopt(&[FlowNews::Is(record)]), [Learned::Known]);
+    assert_eq!(gateway.adopt(&[FlowNews::Is(record)]), [ImportOutcome::Known]);
     let [client, vip, _] = ENDS[0].map(addr);
     for (tag, live) in [(2, 1), (TAGS.server, 0)] {
         say(&mut gateway, client, vip, tag, chunk::ABORT, &[]);
@@ -133,19 +140,19 @@ fn dsr_associations_that_are_in_flux_are_told() {
     let mut backends = Vec::new();
     for port in 40_000..40_200 {
         receive(&mut first, Builder::sctp_init(client(port), vip, TAGS.client), false);
-        let fate = say(&mut first, client(port), vip, TAGS.server, chunk::COOKIE_ECHO, &[0; 40]);
-        backends.push(first.labs[0].backend_of(&fate));
+        let result = say(&mut first, client(port), vip, TAGS.server, chunk::COOKIE_ECHO, &[0; 40]);
+        backends.push(first.labs[0].backend_of(&result));
     }
-    assert_eq!(first.news(), [], "the other gateway finds these backends by itself");
+    assert_eq!(first.updates(), [], "the other gateway finds these backends by itself");
     let change = joins("10.0.0.4:3868");
     first.labs[0].change(change);
     second.labs[0].change(change);
-    let news = first.news();
-    assert!((20..100).contains(&news.len()), "a quarter moves: {}", news.len());
-    let learned = second.adopt(&news);
-    assert!(learned.iter().all(|learned| *learned == Learned::New), "{learned:?}");
+    let updates = first.updates();
+    assert!((20..100).contains(&updates.len()), "a quarter moves: {}", updates.len());
+    let outcome = second.adopt(&updates);
+    assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{outcome:?}");
     for (port, expected) in (40_000..).zip(&backends) {
-        let fate = say(&mut second, client(port), vip, TAGS.server, chunk::DATA, &[0; 16]);
-        assert_eq!(second.labs[0].backend_of(&fate), *expected, "port {port}");
+        let result = say(&mut second, client(port), vip, TAGS.server, chunk::DATA, &[0; 16]);
+        assert_eq!(second.labs[0].backend_of(&result), *expected, "port {port}");
     }
 }

@@ -32,8 +32,8 @@ fn warm_to(lab: &mut Lab, cold: &[(&str, u8)]) {
 /// The backends of new flows from these ports.
 fn open(lab: &mut Lab, ports: std::ops::Range<u16>) -> BTreeMap<u16, IpAddr> {
     let one = |port: u16| {
-        let fate = lab.send(Builder::tcp(&*format!("198.51.100.7:{port}"), VIP).flags(flags::SYN));
-        (port, lab.backend_of(&fate))
+        let result = lab.send(Builder::tcp(&*format!("198.51.100.7:{port}"), VIP).flags(flags::SYN));
+        (port, lab.backend_of(&result))
     };
     ports.map(one).collect()
 }
@@ -82,8 +82,8 @@ fn a_flow_stays_with_its_backend_when_the_next_step_would_send_it_to_another() {
     let first = open(&mut lab, 0..FLOWS);
     warm_to(&mut lab, &[]);
     for (port, had) in &first {
-        let fate = lab.send(Builder::tcp(&*format!("198.51.100.7:{port}"), VIP).flags(flags::ACK));
-        assert_eq!(lab.backend_of(&fate), *had);
+        let result = lab.send(Builder::tcp(&*format!("198.51.100.7:{port}"), VIP).flags(flags::ACK));
+        assert_eq!(lab.backend_of(&result), *had);
     }
     assert!(count(&open(&mut lab, 20_000..20_000 + FLOWS), COLD) > count(&first, COLD) * 5);
 }

@@ -7,7 +7,7 @@ use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol, ServiceSpec};
 use tidegate_wire::tcp::flags;
 
-use super::lab::{Fate, Lab, ip, service};
+use super::lab::{FrameResult, Lab, ip, service};
 use crate::pipeline::FlowNote;
 use crate::testing::builder::Builder;
 
@@ -29,7 +29,7 @@ fn lab(mode: ForwardingMode, nets: &[&str]) -> Lab {
     Lab::new(vec![closed(mode, VIP, nets)])
 }
 
-fn tcp(lab: &mut Lab, from: &str, flags: u8) -> Fate {
+fn tcp(lab: &mut Lab, from: &str, flags: u8) -> FrameResult {
     lab.send(Builder::tcp(from, VIP).flags(flags))
 }
 
@@ -37,9 +37,9 @@ fn tcp(lab: &mut Lab, from: &str, flags: u8) -> Fate {
 fn clients_outside_the_source_ranges_are_refused_and_leave_nothing_behind() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, &["198.51.100.0/24", "10.0.0.0/8"]);
-        let fate = tcp(&mut lab, OUTSIDE, flags::SYN);
-        assert_eq!(fate.refused(), Refusal::SourceRange, "{mode}");
-        assert!(fate.note.service.is_some(), "it is told whose ranges");
+        let result = tcp(&mut lab, OUTSIDE, flags::SYN);
+        assert_eq!(result.refused(), Refusal::SourceRange, "{mode}");
+        assert!(result.note.service.is_some(), "it is told whose ranges");
         assert_eq!(tcp(&mut lab, OUTSIDE, flags::ACK).refused(), Refusal::SourceRange, "{mode}");
         assert_eq!(lab.pipeline.flows().live(), 0);
         assert_eq!(lab.counters.drops(Refusal::SourceRange.into()), 2);

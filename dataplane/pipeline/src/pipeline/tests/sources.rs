@@ -5,7 +5,7 @@ use tidegate_spec::{ForwardingMode, Protocol, ServiceSpec};
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, MacAddr, Malformed, Parsed, parse, proto};
 
-use super::lab::{CLIENT, Fate, Lab, ROUTER_MAC, ip, service, spec_with};
+use super::lab::{CLIENT, FrameResult, Lab, ROUTER_MAC, ip, service, spec_with};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 
 fn socket(address: &str, port: u16) -> String {
@@ -89,7 +89,7 @@ fn a_flow_that_began_before_its_client_became_a_vip_does_not_go_round() {
 }
 
 /// The frame that the router makes of a packet to one of our VIPs.
-fn to_us(sent: &Fate) -> Vec<u8> {
+fn to_us(sent: &FrameResult) -> Vec<u8> {
     let mut frame = sent.frame.clone();
     frame[..6].copy_from_slice(&GATEWAY_MAC.0);
     frame[6..12].copy_from_slice(&ROUTER_MAC.0);
@@ -228,8 +228,8 @@ fn source_routes_are_refused_and_routing_headers_that_are_done_are_not() {
         let via = [10, 0, 0, 9];
         for kind in [131, 137] {
             let option = [&[kind, 7, 4][..], &via, &[0]].concat();
-            let fate = lab.send(v4().ip_options(&option));
-            assert_eq!(fate.verdict, Verdict::Drop(Malformed::SourceRoute.into()), "{mode}: {kind}");
+            let result = lab.send(v4().ip_options(&option));
+            assert_eq!(result.verdict, Verdict::Drop(Malformed::SourceRoute.into()), "{mode}: {kind}");
         }
         for kind in [0, 2, 3, 4] {
             let left = |left| v6().extension(proto::ROUTING, &[kind, left, 0, 0, 0, 0]);
@@ -251,12 +251,12 @@ fn an_authentication_header_passes_where_nothing_it_covers_changes_and_is_refuse
             plain().extension(proto::AH, &[0; 14]),
             plain().extension(proto::HOP_BY_HOP, &[1; 6]).extension(proto::AH, &[0; 14]),
         ] {
-            let fate = lab.send(signed);
+            let result = lab.send(signed);
             if !mode.changes_addresses() {
-                fate.sent(TransmitReason::Forward);
+                result.sent(TransmitReason::Forward);
                 continue;
             }
-            assert_eq!(fate.refused(), Refusal::Authenticated, "{mode}");
+            assert_eq!(result.refused(), Refusal::Authenticated, "{mode}");
             assert_eq!(lab.pipeline.flows().live(), 0, "{mode}");
         }
         if mode.is_dsr() {
@@ -289,8 +289,8 @@ fn a_packet_to_one_host_in_a_frame_to_a_group_is_refused() {
                 Builder::udp("10.0.0.7:40000", "10.0.0.254:22"),
                 Builder::udp("10.0.0.7:40000", "192.0.2.8:53"),
             ] {
-                let fate = lab.receive(&packet.mac(ROUTER_MAC, group).build());
-                assert_eq!(fate.refused(), Refusal::GroupFrame, "{mode}");
+                let result = lab.receive(&packet.mac(ROUTER_MAC, group).build());
+                assert_eq!(result.refused(), Refusal::GroupFrame, "{mode}");
             }
         }
         // To all hosts of a network, and to a group. A packet to a group may arrive in a frame to this host only (RFC
@@ -298,8 +298,8 @@ fn a_packet_to_one_host_in_a_frame_to_a_group_is_refused() {
         for to in ["255.255.255.255:67", "10.0.0.255:67", "224.0.0.251:67", "[ff02::fb]:67"] {
             let from = if to.starts_with('[') { "[fd00::7]:68" } else { "10.0.0.7:68" };
             for station in [MacAddr::BROADCAST, GATEWAY_MAC] {
-                let fate = lab.receive(&Builder::udp(from, to).mac(CLIENT, station).build());
-                assert_eq!(fate.verdict, Verdict::Punt(PuntReason::Local), "{to} in a frame to {station}");
+                let result = lab.receive(&Builder::udp(from, to).mac(CLIENT, station).build());
+                assert_eq!(result.verdict, Verdict::Punt(PuntReason::Local), "{to} in a frame to {station}");
             }
         }
     }

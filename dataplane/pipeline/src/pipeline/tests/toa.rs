@@ -7,9 +7,9 @@ use tidegate_wire::icmp;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::tcp::flags::{ACK, RST, SYN};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, service};
+use super::connection::{ends, headers};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, service};
 use super::proxy_stream::read;
-use super::talk::{ends, headers};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 const VIP: &str = "10.0.42.7:7";
@@ -31,8 +31,8 @@ impl Open {
     fn new(mode: ForwardingMode) -> Self {
         let plain = service(mode, Protocol::Tcp, VIP, &[BACKEND]);
         let mut lab = Lab::new(vec![ServiceSpec { proxy_protocol: Some(ProxyVersion::Toa), ..plain }]);
-        let fate = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
-        let (local, _) = ends(fate.sent(TransmitReason::Forward));
+        let result = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
+        let (local, _) = ends(result.sent(TransmitReason::Forward));
         let mut open = Self { lab, local };
         let answer = open.answer(|b| b.flags(SYN | ACK).seq_ack(77, ISN + 1).tcp_options(&[2, 4, 5, 180]));
         let mss = if mode == ForwardingMode::FullNat { 1452_u16 } else { 1460 };
@@ -41,11 +41,11 @@ impl Open {
         open
     }
 
-    fn ask(&mut self, change: impl FnOnce(Builder) -> Builder) -> Fate {
+    fn query(&mut self, change: impl FnOnce(Builder) -> Builder) -> FrameResult {
         self.lab.send(change(Builder::tcp(CLIENT, VIP).seq_ack(ISN + 1, 78)))
     }
 
-    fn answer(&mut self, change: impl FnOnce(Builder) -> Builder) -> Fate {
+    fn answer(&mut self, change: impl FnOnce(Builder) -> Builder) -> FrameResult {
         let segment = change(Builder::tcp(BACKEND, self.local).seq_ack(78, ISN + 1));
         self.lab.receive(&segment.mac(backend_mac(1), GATEWAY_MAC).build())
     }
@@ -54,18 +54,18 @@ impl Open {
 #[test]
 fn segments_have_the_option_until_the_backend_has_acknowledged_data() {
     let mut open = Open::new(ForwardingMode::FullNat);
-    let fate = open.ask(|b| b.trailer(6));
-    let sent = read(fate.sent(TransmitReason::Forward));
+    let result = open.query(|b| b.trailer(6));
+    let sent = read(result.sent(TransmitReason::Forward));
     assert_eq!((sent.seq, sent.ack, &sent.options[..]), (ISN + 1, 78, &[(254, OPTION.to_vec())][..]));
     open.answer(|b| b.payload(b"220 hello")).sent(TransmitReason::Reply);
-    let fate = open.ask(|b| b.seq_ack(ISN + 6, 87).payload(b" you").tcp_options(&TIMESTAMPS));
-    let sent = read(fate.sent(TransmitReason::Forward));
+    let result = open.query(|b| b.seq_ack(ISN + 6, 87).payload(b" you").tcp_options(&TIMESTAMPS));
+    let sent = read(result.sent(TransmitReason::Forward));
     assert_eq!((sent.seq, &sent.data[..]), (ISN + 6, &b" you"[..]));
     assert_eq!(sent.options, [(254, OPTION.to_vec()), (8, TIMESTAMPS[4..].to_vec())]);
     let answer = open.answer(|b| b.seq_ack(87, ISN + 10));
     assert_eq!(read(answer.sent(TransmitReason::Reply)).ack, ISN + 10);
-    let fate = open.ask(|b| b.seq_ack(ISN + 10, 87).payload(b"more").tcp_options(&TIMESTAMPS));
-    let sent = read(fate.sent(TransmitReason::Forward));
+    let result = open.query(|b| b.seq_ack(ISN + 10, 87).payload(b"more").tcp_options(&TIMESTAMPS));
+    let sent = read(result.sent(TransmitReason::Forward));
     assert_eq!((sent.seq, &sent.options[..]), (ISN + 10, &[(8, TIMESTAMPS[4..].to_vec())][..]));
 }
 
@@ -74,8 +74,8 @@ fn a_client_cannot_name_another_address_nor_leave_no_room_for_its_own() {
     let forged = [&[254, 8, 0, 80, 10, 9, 9, 9][..], &TIMESTAMPS].concat();
     let crowded = [&[30, 28][..], &[7; 26], &TIMESTAMPS].concat();
     for options in [forged, crowded] {
-        let fate = Open::new(ForwardingMode::FullNat).ask(|b| b.payload(b"hello").tcp_options(&options));
-        let sent = read(fate.sent(TransmitReason::Forward));
+        let result = Open::new(ForwardingMode::FullNat).query(|b| b.payload(b"hello").tcp_options(&options));
+        let sent = read(result.sent(TransmitReason::Forward));
         assert_eq!(sent.options, [(254, OPTION.to_vec()), (8, TIMESTAMPS[4..].to_vec())]);
         assert_eq!((sent.seq, &sent.data[..]), (ISN + 1, &b"hello"[..]));
     }
@@ -83,24 +83,24 @@ fn a_client_cannot_name_another_address_nor_leave_no_room_for_its_own() {
 
 #[test]
 fn a_reset_has_no_option() {
-    let fate = Open::new(ForwardingMode::FullNat).ask(|b| b.flags(RST));
-    assert_eq!(read(fate.sent(TransmitReason::Forward)).options, []);
+    let result = Open::new(ForwardingMode::FullNat).query(|b| b.flags(RST));
+    assert_eq!(read(result.sent(TransmitReason::Forward)).options, []);
 }
 
 #[test]
 fn nat_keeps_the_address_and_adds_no_option() {
-    let fate = Open::new(ForwardingMode::Nat).ask(|b| b);
-    let sent = read(fate.sent(TransmitReason::Forward));
+    let result = Open::new(ForwardingMode::Nat).query(|b| b);
+    let sent = read(result.sent(TransmitReason::Forward));
     assert_eq!((sent.from, &sent.options[..]), (CLIENT.parse().unwrap(), &[][..]));
 }
 
 #[test]
 fn a_segment_that_does_not_fit_with_the_option_is_answered_with_the_room_that_is_left() {
     let mut open = Open::new(ForwardingMode::FullNat);
-    let fate = open.ask(|b| b.payload_len(1453));
-    let answer = fate.sent(TransmitReason::PacketTooBig);
+    let result = open.query(|b| b.payload_len(1453));
+    let answer = result.sent(TransmitReason::PacketTooBig);
     assert_eq!(icmp::reported_mtu(answer, &headers(answer)), Some(1492));
-    assert_eq!(open.ask(|b| b.payload_len(1452)).sent(TransmitReason::Forward).len(), 1514);
+    assert_eq!(open.query(|b| b.payload_len(1452)).sent(TransmitReason::Forward).len(), 1514);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_frame_without_room_for_the_option_is_refused_unchanged() {
 
 #[test]
 fn the_first_fragment_of_a_handshake_is_refused() {
-    let fate = Open::new(ForwardingMode::FullNat)
-        .ask(|b| b.payload(&[0; 68]).dont_fragment(false).fragment(7, 0, true));
-    assert_eq!(fate.refused(), Refusal::ProxyFragment);
+    let result = Open::new(ForwardingMode::FullNat)
+        .query(|b| b.payload(&[0; 68]).dont_fragment(false).fragment(7, 0, true));
+    assert_eq!(result.refused(), Refusal::ProxyFragment);
 }

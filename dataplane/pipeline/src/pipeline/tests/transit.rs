@@ -7,7 +7,7 @@ use tidegate_spec::{ForwardingMode, InterfaceSpec, NetworkSpec, Protocol, RouteS
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{MacAddr, Parsed, ethernet, parse};
 
-use super::lab::{CLIENT, Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
+use super::lab::{CLIENT, FrameResult, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
 use crate::pipeline::NeighborEvent;
 use crate::testing::assert_only_changed;
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
@@ -28,7 +28,7 @@ fn lab(change: impl FnOnce(&mut NetworkSpec)) -> Lab {
     }))
 }
 
-fn from_backend(lab: &mut Lab, builder: Builder) -> Fate {
+fn from_backend(lab: &mut Lab, builder: Builder) -> FrameResult {
     lab.receive(&builder.mac(backend_mac(1), GATEWAY_MAC).build())
 }
 
@@ -55,8 +55,8 @@ fn a_backends_own_traffic_is_forwarded_by_the_routes_and_only_its_hop_changes() 
             [Builder::udp(from, to), Builder::tcp(from, to).flags(flags::SYN), Builder::sctp(from, to)]
         {
             let before = make.mac(backend_mac(1), GATEWAY_MAC).payload(b"question").build();
-            let fate = lab.receive(&before);
-            let sent = fate.sent(TransmitReason::Routed);
+            let result = lab.receive(&before);
+            let sent = result.sent(TransmitReason::Routed);
             assert_only_changed(&before, sent, hop(v6));
             assert_eq!((ethernet::destination(sent), ethernet::source(sent)), (ROUTER_MAC, GATEWAY_MAC));
         }
@@ -70,11 +70,11 @@ fn a_backends_own_traffic_is_forwarded_by_the_routes_and_only_its_hop_changes() 
 fn by_default_it_is_refused_with_an_answer_and_without_prefixes_it_goes_to_the_kernel() {
     for ((from, to), prohibited) in OUTSIDE.into_iter().zip([(3, 13), (1, 1)]) {
         let mut closed = lab(|network| network.gateway.forward = false);
-        let fate = from_backend(&mut closed, Builder::udp(from, to));
-        assert_eq!(icmp_of(fate.sent(TransmitReason::NotRouted)), prohibited);
+        let result = from_backend(&mut closed, Builder::udp(from, to));
+        assert_eq!(icmp_of(result.sent(TransmitReason::NotRouted)), prohibited);
         let mut none = lab(|network| network.gateway.prefixes.clear());
-        let fate = from_backend(&mut none, Builder::udp(from, to));
-        assert_eq!(fate.verdict, Verdict::Punt(PuntReason::NotOurs));
+        let result = from_backend(&mut none, Builder::udp(from, to));
+        assert_eq!(result.verdict, Verdict::Punt(PuntReason::NotOurs));
     }
 }
 
@@ -105,17 +105,20 @@ fn nobody_outside_the_prefixes_is_forwarded_nor_anyone_on_the_wrong_interface() 
     assert_eq!(lab.send(to_backend).verdict, Verdict::Punt(PuntReason::NotOurs), "nor to a backend");
     let (from, to) = OUTSIDE[0];
     let forged = Builder::udp(from, to).mac(CLIENT, MacAddr([2, 0, 0, 0, 9, 9])).build();
-    let fate = lab.receive_as(crate::pipeline::Arrival::Wire(1), &forged);
-    assert_eq!(fate.refused(), Refusal::BadSource);
+    let result = lab.receive_as(crate::pipeline::Arrival::Wire(1), &forged);
+    assert_eq!(result.refused(), Refusal::BadSource);
     for ours in ["10.0.0.254:40000", "10.0.0.253:40000", "203.0.113.5:80", "10.0.0.0:7", "10.0.0.255:7"] {
         assert_eq!(from_backend(&mut lab, Builder::udp(ours, to)).refused(), Refusal::BadSource, "{ours}");
     }
     for special in ["127.0.0.1:53", "0.0.0.0:53", "255.255.255.255:53", "240.0.0.1:53"] {
-        let fate = from_backend(&mut lab, Builder::udp(from, special));
-        assert!(!matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Routed, .. }), "{special}");
+        let result = from_backend(&mut lab, Builder::udp(from, special));
+        assert!(
+            !matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Routed, .. }),
+            "{special}"
+        );
     }
-    let fate = from_backend(&mut lab, Builder::udp(from, "169.254.1.1:53"));
-    fate.sent(TransmitReason::NotRouted);
+    let result = from_backend(&mut lab, Builder::udp(from, "169.254.1.1:53"));
+    result.sent(TransmitReason::NotRouted);
 }
 
 #[test]
@@ -124,23 +127,23 @@ fn hop_limit_size_route_and_neighbour_are_treated_as_a_router_must() {
         OUTSIDE.into_iter().zip([[(11, 0), (3, 4), (3, 0)], [(3, 0), (2, 0), (1, 0)]])
     {
         let mut narrow = lab(|network| network.interfaces[0].mtu = 1280);
-        let fate = from_backend(&mut narrow, Builder::udp(from, to).ttl(1));
-        assert_eq!(icmp_of(fate.sent(TransmitReason::TtlExceeded)), late);
-        let fate = from_backend(&mut narrow, Builder::udp(from, to).payload_len(1300));
-        assert_eq!(icmp_of(fate.sent(TransmitReason::PacketTooBig)), too_big);
+        let result = from_backend(&mut narrow, Builder::udp(from, to).ttl(1));
+        assert_eq!(icmp_of(result.sent(TransmitReason::TtlExceeded)), late);
+        let result = from_backend(&mut narrow, Builder::udp(from, to).payload_len(1300));
+        assert_eq!(icmp_of(result.sent(TransmitReason::PacketTooBig)), too_big);
         let mut lost = lab(|network| network.routes.clear());
-        let fate = from_backend(&mut lost, Builder::udp(from, to));
-        assert_eq!(icmp_of(fate.sent(TransmitReason::NotRouted)), no_route);
+        let result = from_backend(&mut lost, Builder::udp(from, to));
+        assert_eq!(icmp_of(result.sent(TransmitReason::NotRouted)), no_route);
     }
     let (from, to) = OUTSIDE[0];
     let mut narrow = lab(|network| network.interfaces[0].mtu = 1280);
-    let fate = from_backend(&mut narrow, Builder::udp(from, to).payload_len(1300).dont_fragment(false));
-    fate.sent(TransmitReason::Routed);
-    assert_eq!(fate.pieces.len(), 2);
+    let result = from_backend(&mut narrow, Builder::udp(from, to).payload_len(1300).dont_fragment(false));
+    result.sent(TransmitReason::Routed);
+    assert_eq!(result.fragments.len(), 2);
     let mut unknown = lab(|network| network.neighbors.retain(|neighbor| neighbor.mac != ROUTER_MAC));
-    let fate = from_backend(&mut unknown, Builder::udp(from, to));
-    assert_eq!(fate.refused(), Refusal::NeighborUnresolved);
-    assert_eq!(fate.events, [NeighborEvent::Wanted { interface: 0, addr: ip("10.0.0.250").into() }]);
+    let result = from_backend(&mut unknown, Builder::udp(from, to));
+    assert_eq!(result.refused(), Refusal::NeighborUnresolved);
+    assert_eq!(result.events, [NeighborEvent::Wanted { interface: 0, addr: ip("10.0.0.250").into() }]);
 }
 
 #[test]
@@ -149,8 +152,8 @@ fn a_packet_whose_next_hop_sent_it_is_not_sent_in_a_circle() {
         network.gateway.prefixes.push("172.16.0.0/16".parse().unwrap());
         network.routes.push(RouteSpec { to: "172.16.0.0/16".parse().unwrap(), via: ip("10.0.0.250") });
     });
-    let fate = lab.send(Builder::udp("172.16.1.1:5000", "192.0.2.99:53"));
-    assert_eq!(icmp_of(fate.sent(TransmitReason::NotRouted)), (3, 0));
+    let result = lab.send(Builder::udp("172.16.1.1:5000", "192.0.2.99:53"));
+    assert_eq!(icmp_of(result.sent(TransmitReason::NotRouted)), (3, 0));
 }
 
 #[test]
@@ -181,8 +184,8 @@ fn fragments_follow_their_first_one_and_no_other() {
     let parts = builder::fragments(&whole, 9, 512);
     assert_eq!(lab.receive(&parts[1]).refused(), Refusal::FragmentUnknown, "it came before the first");
     for part in &parts {
-        let fate = lab.receive(part);
-        assert_only_changed(part, fate.sent(TransmitReason::Routed), hop(false));
+        let result = lab.receive(part);
+        assert_only_changed(part, result.sent(TransmitReason::Routed), hop(false));
     }
     let other = builder::fragments(&whole, 10, 512);
     assert_eq!(lab.receive(&other[1]).refused(), Refusal::FragmentUnknown);

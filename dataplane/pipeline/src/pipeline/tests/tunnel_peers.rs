@@ -176,14 +176,14 @@ fn congestion_on_the_way_from_the_peer_reaches_the_backend_or_ends_the_packet() 
         (ForwardingMode::FullNat, 0xb8, 0x03, None),
     ] {
         let mut lab = gateway(vec![service(mode, Protocol::Tcp, VIP, &["10.0.0.1:80"])]);
-        let fate = lab.receive(&from_peer(ipip(&syn(CLIENT, VIP).tos(inner)).tos(outer)));
+        let result = lab.receive(&from_peer(ipip(&syn(CLIENT, VIP).tos(inner)).tos(outer)));
         match expected {
             Some(tos) => {
-                let sent = fate.sent(TransmitReason::Forward);
+                let sent = result.sent(TransmitReason::Forward);
                 assert_eq!(sent[15], tos);
                 assert_eq!(tidegate_wire::checksum::checksum(&sent[14..34]), 0);
             }
-            None => assert_eq!(fate.refused(), Refusal::TunnelCongestion),
+            None => assert_eq!(result.refused(), Refusal::TunnelCongestion),
         }
     }
 }
@@ -214,8 +214,8 @@ fn nothing_but_packets_of_services_leaves_a_tunnel() {
 fn an_answer_to_a_client_goes_by_the_route_and_not_to_the_peer() {
     let mut lab = gateway(vec![service(ForwardingMode::Nat, Protocol::Tcp, VIP, &["10.0.0.1:80"])]);
     let unknown = Builder::tcp(CLIENT, VIP).flags(ACK).seq_ack(7, 8);
-    let fate = lab.receive(&from_peer(ipip(&unknown)));
-    let sent = fate.sent(TransmitReason::NoFlow);
+    let result = lab.receive(&from_peer(ipip(&unknown)));
+    let sent = result.sent(TransmitReason::NoFlow);
     assert_eq!((&sent[..6], &sent[6..12]), (&ROUTER_MAC.0[..], &GATEWAY_MAC.0[..]));
     // The same answer without a tunnel goes back to the station that it came from.
     let plain = lab.receive(&unknown.mac(CLIENT_MAC, GATEWAY_MAC).build());
@@ -231,11 +231,11 @@ fn a_packet_for_another_worker_stays_in_its_tunnel_until_it_is_there() {
     };
     let (mut first, mut second) = (worker(0), worker(1));
     let sent = first.receive(&from_peer(ipip(&syn(CLIENT, VIP))));
-    let (local, _) = super::talk::ends(sent.sent(TransmitReason::Forward));
+    let (local, _) = super::connection::ends(sent.sent(TransmitReason::Forward));
     let answer = Builder::tcp("10.0.0.1:80", local).flags(SYN | ACK);
     let reply = from_peer(ipip(&answer));
-    let fate = second.receive(&reply);
-    assert_eq!((fate.verdict, &fate.frame), (Verdict::HandOver(0), &reply));
+    let result = second.receive(&reply);
+    assert_eq!((result.verdict, &result.frame), (Verdict::HandOver(0), &reply));
     first.receive_as(Arrival::HandedOver(0, 0), &reply).sent(TransmitReason::Reply);
 }
 
@@ -244,8 +244,8 @@ fn ethernet_padding_behind_a_tunnel_is_no_part_of_the_packet() {
     let mut lab =
         gateway(vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
     let question = Builder::udp(CLIENT, "203.0.113.5:53").payload(b"?");
-    let fate = lab.receive(&from_peer(ipip(&question).trailer(9)));
-    assert_eq!(fate.sent(TransmitReason::Forward).len(), 14 + 20 + 8 + 1);
+    let result = lab.receive(&from_peer(ipip(&question).trailer(9)));
+    assert_eq!(result.sent(TransmitReason::Forward).len(), 14 + 20 + 8 + 1);
     // An inner length that counts the padding.
     let longer = ipip(&question.ip_len(20 + 8 + 1 + 9)).trailer(9);
     assert_eq!(

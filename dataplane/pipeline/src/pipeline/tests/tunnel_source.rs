@@ -48,8 +48,8 @@ fn sources(lab: &mut Lab, vip: &str, flows: u16) -> BTreeMap<IpAddr, usize> {
             true => format!("[2001:db8::7]:{}", 40_000 + n),
             false => format!("198.51.100.7:{}", 40_000 + n),
         };
-        let fate = lab.send(Builder::udp(client.as_str(), vip));
-        *seen.entry(outer(fate.sent(TransmitReason::Forward)).src.ip()).or_insert(0) += 1;
+        let result = lab.send(Builder::udp(client.as_str(), vip));
+        *seen.entry(outer(result.sent(TransmitReason::Forward)).src.ip()).or_insert(0) += 1;
     }
     seen
 }
@@ -116,12 +116,12 @@ fn all_fragments_of_a_datagram_have_one_outer_source() {
 #[test]
 fn the_addresses_of_the_prefix_are_ours_on_the_link() {
     let mut lab = lab(MANY[0], MANY[1]);
-    let ask = |target: &str| {
+    let query = |target: &str| {
         arp::request(CLIENT_MAC, "10.0.0.90".parse().unwrap(), target.parse().unwrap(), None, None)
     };
     for target in ["10.0.0.65", "10.0.0.78"] {
-        let fate = lab.receive(&ask(target));
-        let Ok(Parsed::Arp(reply)) = parse(fate.sent(TransmitReason::ArpReply)) else { panic!("not ARP") };
+        let result = lab.receive(&query(target));
+        let Ok(Parsed::Arp(reply)) = parse(result.sent(TransmitReason::ArpReply)) else { panic!("not ARP") };
         assert_eq!(reply.sender_mac, GATEWAY_MAC);
         lab.send(Builder::echo_request(ip("198.51.100.7"), ip(target), 1, 1)).sent(TransmitReason::EchoReply);
     }
@@ -130,8 +130,8 @@ fn the_addresses_of_the_prefix_are_ours_on_the_link() {
     }
     assert_eq!(lab.snapshot.address(&ip("10.0.0.70").into()), Some(AddressKind::Tunnel));
     let target = "fd00::1ab".parse().unwrap();
-    let fate = lab.receive(&ndp::solicitation(CLIENT_MAC, "fd00::77".parse().unwrap(), target, None, None));
-    let sent = fate.sent(TransmitReason::NeighborAdvertisement);
+    let result = lab.receive(&ndp::solicitation(CLIENT_MAC, "fd00::77".parse().unwrap(), target, None, None));
+    let sent = result.sent(TransmitReason::NeighborAdvertisement);
     assert!(matches!(ndp::parse(sent, &outer(sent)), Ok(Some(Ndp::Advertisement { .. }))));
 }
 
@@ -166,6 +166,6 @@ fn a_backend_inside_the_prefix_is_left_out() {
 #[test]
 fn a_segment_to_a_tunnel_address_is_no_services() {
     let mut lab = lab(MANY[0], MANY[1]);
-    let fate = lab.send(Builder::tcp("198.51.100.7:40000", "10.0.0.70:22").flags(flags::SYN));
-    assert!(!matches!(fate.verdict, tidegate_spec::verdict::Verdict::Punt(_)), "{:?}", fate.verdict);
+    let result = lab.send(Builder::tcp("198.51.100.7:40000", "10.0.0.70:22").flags(flags::SYN));
+    assert!(!matches!(result.verdict, tidegate_spec::verdict::Verdict::Punt(_)), "{:?}", result.verdict);
 }

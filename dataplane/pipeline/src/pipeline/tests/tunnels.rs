@@ -72,8 +72,8 @@ fn every_tunnel_carries_both_families_in_both_and_changes_only_the_hop_limit() {
         {
             let mut lab = Lab::new(vec![served(mode, options, vip, backend)]);
             let before = to_gateway(Builder::tcp(client, vip).tos(0x2d).payload(b"hello, tunnel"));
-            let fate = lab.receive(&before);
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.receive(&before);
+            let sent = result.sent(TransmitReason::Forward);
             let outer = opened(sent);
             let v6 = backend.starts_with('[');
             assert_eq!(outer.tunnel, name, "{vip} {backend}");
@@ -81,7 +81,7 @@ fn every_tunnel_carries_both_families_in_both_and_changes_only_the_hop_limit() {
                 outer.source,
                 if v6 { "fd00::fe" } else { "10.0.0.254" }.parse::<std::net::IpAddr>().unwrap()
             );
-            assert_eq!(outer.destination, lab.backend_of(&fate));
+            assert_eq!(outer.destination, lab.backend_of(&result));
             // RFC 6040 normal mode copies ECN, and the DSCP is copied too.
             assert_eq!((outer.traffic_class, outer.hop_limit, outer.dont_fragment), (0x2d, 64, true));
             assert_eq!(ethernet::destination(sent), backend_mac(2));
@@ -100,8 +100,8 @@ fn the_bytes_between_the_outer_header_and_the_packet_are_those_of_the_rfcs() {
     for (mode, options, name, len) in tunnels() {
         for ((client, vip), inner) in PAIRS.into_iter().zip([4_u8, 41]) {
             let mut lab = Lab::new(vec![served(mode, options, vip, BACKENDS[0])]);
-            let fate = lab.receive(&to_gateway(Builder::tcp(client, vip)));
-            let sent = fate.sent(TransmitReason::Forward);
+            let result = lab.receive(&to_gateway(Builder::tcp(client, vip)));
+            let sent = result.sent(TransmitReason::Forward);
             let (outer, rest) = sent[ethernet::HEADER_LEN..].split_at(20);
             let ether_type = if inner == 4 { [0x08, 0x00] } else { [0x86, 0xdd] };
             let [source_hi, source_lo] = opened(sent).source_port.to_be_bytes();
@@ -139,8 +139,8 @@ fn a_flow_has_one_udp_source_port_and_flows_have_many_from_the_ephemeral_range()
         for n in 0..200_u16 {
             let client = format!("198.51.100.7:{}", 2000 + n);
             let mut of_flow = || {
-                let fate = lab.receive(&to_gateway(Builder::tcp(client.as_str(), VIP)));
-                opened(fate.sent(TransmitReason::Forward)).source_port
+                let result = lab.receive(&to_gateway(Builder::tcp(client.as_str(), VIP)));
+                opened(result.sent(TransmitReason::Forward)).source_port
             };
             let port = of_flow();
             assert_eq!(port, of_flow(), "{client}");
@@ -163,8 +163,8 @@ fn over_ipv6_every_tunnel_has_the_flows_label() {
         let labels: BTreeSet<u32> = (0..50)
             .map(|n| {
                 let client = format!("198.51.100.7:{}", 2000 + n);
-                let fate = lab.receive(&to_gateway(Builder::tcp(client.as_str(), VIP)));
-                opened(fate.sent(TransmitReason::Forward)).flow_label
+                let result = lab.receive(&to_gateway(Builder::tcp(client.as_str(), VIP)));
+                opened(result.sent(TransmitReason::Forward)).flow_label
             })
             .collect();
         assert!(labels.len() > 45, "{name}: {} labels", labels.len());
@@ -174,8 +174,8 @@ fn over_ipv6_every_tunnel_has_the_flows_label() {
 #[test]
 fn a_wrong_checksum_of_the_packet_makes_the_outer_udp_checksum_wrong_and_nothing_else() {
     let mut lab = Lab::new(vec![served(ForwardingMode::DsrGue, TunnelOptions::default(), VIP, BACKENDS[1])]);
-    let fate = lab.receive(&to_gateway(Builder::tcp(CLIENT, VIP).payload(b"broken").l4_checksum(1)));
-    let sent = fate.sent(TransmitReason::Forward);
+    let result = lab.receive(&to_gateway(Builder::tcp(CLIENT, VIP).payload(b"broken").l4_checksum(1)));
+    let sent = result.sent(TransmitReason::Forward);
     assert_eq!(decapsulate(&sent[ethernet::HEADER_LEN..]), Err("the UDP checksum is wrong".into()));
 }
 
@@ -192,13 +192,13 @@ fn ipv4_without_df_goes_through_every_tunnel_in_fragments_that_fit() {
             };
             let mut lab = Lab::new(vec![spec]);
             let before = to_gateway(Builder::udp(CLIENT, VIP).payload_len(1472).dont_fragment(false));
-            let fate = lab.receive(&before);
-            fate.sent(TransmitReason::Forward);
-            assert_eq!(fate.pieces.len(), 2, "{name} {backend}");
+            let result = lab.receive(&before);
+            result.sent(TransmitReason::Forward);
+            assert_eq!(result.fragments.len(), 2, "{name} {backend}");
             let mut data = vec![0; 1480];
-            for piece in &fate.pieces {
-                assert!(piece.len() <= ethernet::HEADER_LEN + 1500);
-                let outer = opened(piece);
+            for fragment in &result.fragments {
+                assert!(fragment.len() <= ethernet::HEADER_LEN + 1500);
+                let outer = opened(fragment);
                 assert_eq!((outer.tunnel.as_str(), outer.dont_fragment), (name, true));
                 let at = usize::from(u16::from_be_bytes([outer.packet[6], outer.packet[7]]) & 0x1fff) * 8;
                 data[at..at + outer.packet.len() - 20].copy_from_slice(&outer.packet[20..]);
@@ -212,8 +212,8 @@ fn ipv4_without_df_goes_through_every_tunnel_in_fragments_that_fit() {
 fn a_frame_without_room_in_front_is_dropped_and_counted_in_every_tunnel() {
     for (mode, options, name, _) in tunnels() {
         let mut lab = Lab::new(vec![served(mode, options, VIP, BACKENDS[1])]);
-        let fate = lab.receive_tight(&to_gateway(Builder::tcp(CLIENT, VIP)));
-        assert_eq!(fate.refused(), Refusal::NoHeadroom, "{name}");
+        let result = lab.receive_tight(&to_gateway(Builder::tcp(CLIENT, VIP)));
+        assert_eq!(result.refused(), Refusal::NoHeadroom, "{name}");
     }
 }
 
@@ -229,7 +229,7 @@ fn a_burst_with_packets_of_all_tunnels_sends_each_in_its_own() {
         to_gateway(Builder::tcp(client.as_str(), vip.as_str()).payload_len(n))
     };
     let frames: Vec<_> = (0..BURST).map(frame).collect();
-    for (n, fate) in lab.receive_burst(&frames).iter().enumerate() {
-        assert_eq!(opened(fate.sent(TransmitReason::Forward)).tunnel, tunnels()[at(n)].2);
+    for (n, result) in lab.receive_burst(&frames).iter().enumerate() {
+        assert_eq!(opened(result.sent(TransmitReason::Forward)).tunnel, tunnels()[at(n)].2);
     }
 }

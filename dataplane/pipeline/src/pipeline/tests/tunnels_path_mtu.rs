@@ -7,7 +7,9 @@ use tidegate_wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 use tidegate_wire::{ethernet, proto};
 
 use super::lab::{Lab, ip, service};
-use super::path_mtu_packets::{CLIENT, CLIENT6, VIP, VIP6, about, error, headers, learnt, segment, told};
+use super::path_mtu_packets::{
+    CLIENT, CLIENT6, VIP, VIP6, about, answered_mtu, error, headers, path_mtu_count, segment,
+};
 use crate::testing::builder::Builder;
 use crate::testing::decapsulate::decapsulate;
 
@@ -39,9 +41,13 @@ fn an_error_about_the_outer_packet_of_any_tunnel_reaches_the_client_at_its_next_
                 let sent = lab.send(segment(client, vip, 1430)).sent(TransmitReason::Forward).to_vec();
                 assert_eq!(lab.send(error(&sent, 1400, quoted)).refused(), Refusal::TunnelError);
                 let fits = 1400 - outer - between;
-                assert_eq!(told(&lab.send(segment(client, vip, 1430))), fits, "{mode} {vip} {backend}");
+                assert_eq!(
+                    answered_mtu(&lab.send(segment(client, vip, 1430))),
+                    fits,
+                    "{mode} {vip} {backend}"
+                );
                 lab.send(segment(client, vip, fits)).sent(TransmitReason::Forward);
-                assert_eq!(told(&lab.send(segment(client, vip, fits + 1))), fits);
+                assert_eq!(answered_mtu(&lab.send(segment(client, vip, fits + 1))), fits);
             }
         }
     }
@@ -54,7 +60,7 @@ fn the_link_mtu_minus_all_outer_headers_is_what_clients_are_told() {
             let mut lab = lab(mode, options, VIP, backend);
             let fits = 1500 - outer - between;
             lab.send(segment(CLIENT, VIP, fits)).sent(TransmitReason::Forward);
-            assert_eq!(told(&lab.send(segment(CLIENT, VIP, fits + 1))), fits, "{mode} {backend}");
+            assert_eq!(answered_mtu(&lab.send(segment(CLIENT, VIP, fits + 1))), fits, "{mode} {backend}");
         }
     }
 }
@@ -65,9 +71,9 @@ fn a_custom_gue_port_is_recognised_by_the_packet_that_the_error_quotes() {
     let mut lab = lab(ForwardingMode::DsrGue, options, VIP, "10.0.0.1:80");
     let sent = lab.send(segment(CLIENT, VIP, 1430)).sent(TransmitReason::Forward).to_vec();
     lab.send(error(&sent, 1400, 28));
-    assert_eq!(learnt(&lab), 0, "eight bytes do not show that it is a tunnel");
+    assert_eq!(path_mtu_count(&lab), 0, "eight bytes do not show that it is a tunnel");
     assert_eq!(lab.send(error(&sent, 1400, 128)).refused(), Refusal::TunnelError);
-    assert_eq!(told(&lab.send(segment(CLIENT, VIP, 1430))), 1400 - 28);
+    assert_eq!(answered_mtu(&lab.send(segment(CLIENT, VIP, 1430))), 1400 - 28);
 }
 
 #[test]
@@ -76,10 +82,10 @@ fn an_error_about_a_udp_packet_of_the_host_goes_to_the_kernel() {
     // A health check by UDP, and a resolver's request, from the same address to the same backend.
     for (from, to) in [("10.0.0.254:40000", "10.0.0.1:80"), ("10.0.0.254:60000", "10.0.0.1:53")] {
         let quoted = Builder::udp(from, to).payload(b"a question").packet();
-        let fate = lab.send(about(ip("10.0.0.254"), 1400, &quoted));
-        assert!(matches!(fate.verdict, Verdict::Punt(_)), "{from} {to}: {:?}", fate.verdict);
+        let result = lab.send(about(ip("10.0.0.254"), 1400, &quoted));
+        assert!(matches!(result.verdict, Verdict::Punt(_)), "{from} {to}: {:?}", result.verdict);
     }
-    assert_eq!(learnt(&lab), 0);
+    assert_eq!(path_mtu_count(&lab), 0);
 }
 
 #[test]
@@ -106,15 +112,15 @@ fn an_error_that_quotes_another_tunnel_than_the_services_changes_nothing() {
         let mut sender = lab(other, other_options, VIP, "10.0.0.1:80");
         let sent = sender.send(segment(CLIENT, VIP, 1430)).sent(TransmitReason::Forward).to_vec();
         let mut lab = lab(mode, options, VIP, "10.0.0.1:80");
-        let fate = lab.send(error(&sent, 1400, 128));
+        let result = lab.send(error(&sent, 1400, 128));
         // A UDP packet of no service of ours may be the host's.
         match other {
             ForwardingMode::DsrGue | ForwardingMode::DsrGeneve => {
-                assert!(matches!(fate.verdict, Verdict::Punt(_)), "{mode} {other}: {:?}", fate.verdict);
+                assert!(matches!(result.verdict, Verdict::Punt(_)), "{mode} {other}: {:?}", result.verdict);
             }
-            _ => assert_eq!(fate.refused(), Refusal::TunnelError),
+            _ => assert_eq!(result.refused(), Refusal::TunnelError),
         }
-        assert_eq!(learnt(&lab), 0, "{mode} {other}");
+        assert_eq!(path_mtu_count(&lab), 0, "{mode} {other}");
     }
 }
 
@@ -125,27 +131,27 @@ fn an_ipv6_packet_of_1280_bytes_crosses_a_path_that_is_too_small_in_fragments_of
             let mut lab = lab(mode, options, VIP6, backend);
             let sent = lab.send(segment(CLIENT6, VIP6, 1430)).sent(TransmitReason::Forward).to_vec();
             lab.send(error(&sent, 1284, 1232));
-            let fate = lab.send(segment(CLIENT6, VIP6, 1280));
-            fate.sent(TransmitReason::Forward);
-            assert_eq!(fate.pieces.len(), 2, "{mode} {backend}");
-            let whole = reassembled(&fate.pieces, outer);
+            let result = lab.send(segment(CLIENT6, VIP6, 1280));
+            result.sent(TransmitReason::Forward);
+            assert_eq!(result.fragments.len(), 2, "{mode} {backend}");
+            let whole = reassembled(&result.fragments, outer);
             assert_eq!(whole.len(), 1280 + outer + between);
             let opened = decapsulate(&whole).unwrap_or_else(|why| panic!("{mode} {backend}: {why}"));
             assert_eq!(opened.packet.len(), 1280);
-            assert_eq!(told(&lab.send(segment(CLIENT6, VIP6, 1281))), 1280);
+            assert_eq!(answered_mtu(&lab.send(segment(CLIENT6, VIP6, 1281))), 1280);
         }
     }
 }
 
 /// Puts an outer packet together from its fragments, which are in order.
-fn reassembled(pieces: &[Vec<u8>], outer: usize) -> Vec<u8> {
-    let data = pieces.iter().flat_map(|piece| {
-        let h = headers(piece);
+fn reassembled(fragments: &[Vec<u8>], outer: usize) -> Vec<u8> {
+    let data = fragments.iter().flat_map(|fragment| {
+        let h = headers(fragment);
         assert!(h.is_fragment());
-        piece[usize::from(h.l4)..usize::from(h.ip_end)].to_vec()
+        fragment[usize::from(h.l4)..usize::from(h.ip_end)].to_vec()
     });
     let data: Vec<u8> = data.collect();
-    let mut header = pieces[0][ethernet::HEADER_LEN..][..outer].to_vec();
+    let mut header = fragments[0][ethernet::HEADER_LEN..][..outer].to_vec();
     if outer == 20 {
         let len = (outer + data.len()) as u16;
         header[2..4].copy_from_slice(&len.to_be_bytes());
@@ -156,7 +162,7 @@ fn reassembled(pieces: &[Vec<u8>], outer: usize) -> Vec<u8> {
     } else {
         header[4..6].copy_from_slice(&(data.len() as u16).to_be_bytes());
         assert_eq!(header[6], proto::FRAGMENT);
-        header[6] = pieces[0][ethernet::HEADER_LEN + 40];
+        header[6] = fragments[0][ethernet::HEADER_LEN + 40];
     }
     [header, data].concat()
 }

@@ -6,7 +6,7 @@ use tidegate_spec::{BackendState, ForwardingMode, NoEndpoints, Protocol, Service
 use tidegate_wire::tcp::{self, flags};
 use tidegate_wire::{Headers, Parsed, parse};
 
-use super::lab::{Fate, Lab, ip, service};
+use super::lab::{FrameResult, Lab, ip, service};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::{Arrival, FlowNote};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -31,8 +31,8 @@ fn web(mode: ForwardingMode, vip: &str, backends: &[&str]) -> ServiceSpec {
 }
 
 /// The flags, sequence and acknowledgment number of the reset that was sent for this reason.
-fn reset(fate: &Fate, why: TransmitReason) -> (u8, u32, u32) {
-    let sent = fate.sent(why);
+fn reset(result: &FrameResult, why: TransmitReason) -> (u8, u32, u32) {
+    let sent = result.sent(why);
     let segment = tcp::segment(sent, &headers(sent)).expect("a TCP segment");
     assert!(segment.flags & flags::RST != 0);
     (segment.flags, segment.seq, segment.ack)
@@ -49,11 +49,11 @@ fn after_a_restart_both_ends_of_a_translated_connection_get_a_reset() {
 
             let mut lab = Lab::new(vec![web(mode, vip, &[backend])]);
             let data = Builder::tcp(client, vip).flags(flags::ACK).seq_ack(700, 900).payload(b"more");
-            let fate = lab.send(data);
-            assert_eq!(reset(&fate, TransmitReason::NoFlow), (flags::RST, 900, 0), "{mode}: to the client");
-            let h = headers(&fate.frame);
+            let result = lab.send(data);
+            assert_eq!(reset(&result, TransmitReason::NoFlow), (flags::RST, 900, 0), "{mode}: to the client");
+            let h = headers(&result.frame);
             assert_eq!((h.src.ip(), h.dst.ip()), (lab.spec.services[0].key.vip, ip_of(client)));
-            assert_eq!(fate.note.flow, FlowNote::None);
+            assert_eq!(result.note.flow, FlowNote::None);
             assert_eq!(lab.pipeline.flows().live(), 0);
 
             let answer =
@@ -104,8 +104,8 @@ fn a_segment_to_a_service_without_backends_is_reset_in_every_mode() {
             let mut lab = Lab::new(vec![web(mode, vip, &[backend.as_str()])]);
             lab.change(|spec| spec.services[0].backends.clear());
             for segment in [flags::SYN, flags::ACK, flags::FIN | flags::ACK] {
-                let fate = lab.send(Builder::tcp(client, vip).flags(segment).seq_ack(5, 9));
-                reset(&fate, TransmitReason::NoEndpoints);
+                let result = lab.send(Builder::tcp(client, vip).flags(segment).seq_ack(5, 9));
+                reset(&result, TransmitReason::NoEndpoints);
             }
             lab.change(|spec| spec.services[0].no_endpoints = NoEndpoints::Drop);
             let silent = lab.send(Builder::tcp(client, vip).flags(flags::ACK));
@@ -129,11 +129,11 @@ fn a_port_that_a_vip_does_not_serve_is_refused_to_its_client() {
         let (address, v6) = (ip_of(vip), vip.starts_with('['));
         let mut lab = Lab::new(vec![web(ForwardingMode::FullNat, vip, &[backend])]);
         let other = (address, 81);
-        let fate = lab.send(Builder::tcp(client, other).flags(flags::SYN).seq_ack(100, 0));
-        assert_eq!(reset(&fate, TransmitReason::NoService), (flags::RST | flags::ACK, 0, 101));
+        let result = lab.send(Builder::tcp(client, other).flags(flags::SYN).seq_ack(100, 0));
+        assert_eq!(reset(&result, TransmitReason::NoService), (flags::RST | flags::ACK, 0, 101));
         for datagram in [Builder::udp(client, (address, 80)), Builder::sctp(client, (address, 80))] {
-            let fate = lab.send(datagram);
-            let h = headers(fate.sent(TransmitReason::NoService));
+            let result = lab.send(datagram);
+            let h = headers(result.sent(TransmitReason::NoService));
             assert_eq!((h.icmp_type, h.icmp_code), if v6 { (1, 4) } else { (3, 3) });
             assert_eq!((h.src.ip(), h.dst.ip()), (address, ip_of(client)), "the VIP says it");
         }

@@ -6,7 +6,7 @@ use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{BackendState, ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::{Addr, Headers, Parsed, sctp};
 
-use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec};
+use super::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac, ip, service, spec};
 use crate::forward::snat_ports::{Rss, Steering};
 use crate::fragments::FragmentKey;
 use crate::pipeline::Arrival;
@@ -43,37 +43,37 @@ impl WorkerPool {
     }
 
     /// Receives a frame at a worker. Returns the results of all frames that this causes.
-    fn receive(&mut self, at: usize, frame: &[u8]) -> Vec<Fate> {
+    fn receive(&mut self, at: usize, frame: &[u8]) -> Vec<FrameResult> {
         self.process(at, Arrival::Wire(0), frame)
     }
 
-    fn process(&mut self, at: usize, arrival: Arrival, frame: &[u8]) -> Vec<Fate> {
+    fn process(&mut self, at: usize, arrival: Arrival, frame: &[u8]) -> Vec<FrameResult> {
         self.most_hand_overs = self.most_hand_overs.max(arrival.hand_overs());
-        let fate = self.labs[at].receive_as(arrival, frame);
-        let firsts = fate.first_fragments.clone();
-        let mut fates = match (fate.verdict, fate.waits_for) {
+        let result = self.labs[at].receive_as(arrival, frame);
+        let firsts = result.first_fragments.clone();
+        let mut results = match (result.verdict, result.waits_for) {
             (Verdict::HandOver(to), None) => self.process(usize::from(to), arrival.handed_over(0), frame),
             (_, Some(key)) => {
                 self.held.push((at, arrival, key, frame.to_vec()));
                 Vec::new()
             }
-            _ => vec![fate],
+            _ => vec![result],
         };
         for first in firsts {
             let gatherer = usize::from(first.gatherer);
             let now = self.labs[gatherer].now;
-            self.labs[gatherer].pipeline.learn_fragment(first.key, first.owner, now);
+            self.labs[gatherer].pipeline.record_first_fragment(first.key, first.owner, now);
             let (again, held) = self.held.drain(..).partition(|(_, _, key, _)| *key == first.key);
             self.held = held;
             for (at, arrival, _, frame) in again {
-                fates.extend(self.process(at, arrival, &frame));
+                results.extend(self.process(at, arrival, &frame));
             }
         }
-        fates
+        results
     }
 
     fn sent(&mut self, at: usize, frame: &[u8], why: TransmitReason) -> Vec<Vec<u8>> {
-        self.receive(at, frame).iter().map(|fate| fate.sent(why).to_vec()).collect()
+        self.receive(at, frame).iter().map(|result| result.sent(why).to_vec()).collect()
     }
 }
 
@@ -257,8 +257,8 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
             }
             let about_answer = Builder::udp(vip, client).packet();
             for at in 0..3 {
-                let fates = worker_pool.receive(at, &too_big(vip, &about_answer));
-                let frame = fates[0].sent(TransmitReason::IcmpError);
+                let results = worker_pool.receive(at, &too_big(vip, &about_answer));
+                let frame = results[0].sent(TransmitReason::IcmpError);
                 assert_eq!(frame[..6], sent[0][..6], "{mode}: to the backend of the flow, from worker {at}");
             }
             if mode.is_dsr() {
@@ -269,8 +269,8 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
                 (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port));
             let about_request = Builder::udp(from, to).packet();
             for at in 0..3 {
-                let fates = worker_pool.receive(at, &too_big(from, &about_request));
-                let h = headers(fates[0].sent(TransmitReason::IcmpError));
+                let results = worker_pool.receive(at, &too_big(from, &about_request));
+                let h = headers(results[0].sent(TransmitReason::IcmpError));
                 assert_eq!(h.dst.ip(), client.ip(), "{mode}: to the client, from worker {at}");
             }
         }
@@ -285,11 +285,11 @@ fn an_icmp_error_about_no_flow_ends_after_every_worker_was_asked() {
         let error = Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 4, [0, 0, 5, 0]);
         let error = error.payload(&quoted).mac(ROUTER_MAC, GATEWAY_MAC).build();
         for at in 0..3 {
-            let fates = worker_pool.receive(at, &error);
+            let results = worker_pool.receive(at, &error);
             match mode.is_dsr() {
                 // The frame goes where the packets of the flow go, if they are forwarded.
-                true => drop(fates[0].sent(TransmitReason::IcmpError)),
-                false => assert_eq!(fates[0].refused(), Refusal::IcmpErrorUnknown),
+                true => drop(results[0].sent(TransmitReason::IcmpError)),
+                false => assert_eq!(results[0].refused(), Refusal::IcmpErrorUnknown),
             }
         }
         assert!(worker_pool.most_hand_overs < WORKERS);

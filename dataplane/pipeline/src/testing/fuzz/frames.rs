@@ -62,12 +62,12 @@ pub(super) fn make(context: &Context, link: Link, choices: &mut Choices<'_>, bur
         5 => burst.push(error(context, link, choices)),
         6 => fragments(context, link, choices, burst),
         7 => {
-            let other = odd(choices);
-            burst.push(dress(choices, link, other));
+            let other = unmatched(choices);
+            burst.push(add_unusual_headers(choices, link, other));
         }
         _ => {
             let request = request(context, choices);
-            burst.push(dress(choices, link, request));
+            burst.push(add_unusual_headers(choices, link, request));
         }
     }
     for frame in &mut burst[first..] {
@@ -181,7 +181,7 @@ fn association(choices: &mut Choices<'_>, from: (IpAddr, u16), to: (IpAddr, u16)
 }
 
 /// Builds pings, other ICMP, other protocols, other destinations.
-fn odd(choices: &mut Choices<'_>) -> Builder {
+fn unmatched(choices: &mut Choices<'_>) -> Builder {
     let to = ip(if choices.one_in(2) { choices.pick(&OTHERS) } else { choices.pick(&VIPS) });
     let (from, port) = client(choices, to);
     match choices.below(5) {
@@ -203,7 +203,7 @@ fn on((mac, vlan): Link, b: Builder) -> Builder {
 }
 
 /// Adds headers and trailing bytes that are valid but unusual, or falsified.
-fn dress(choices: &mut Choices<'_>, link: Link, b: Builder) -> Vec<u8> {
+fn add_unusual_headers(choices: &mut Choices<'_>, link: Link, b: Builder) -> Vec<u8> {
     let mut b = on(link, b);
     for _ in 0..choices.below(6).saturating_sub(2) {
         b = match choices.below(24) {
@@ -259,7 +259,7 @@ fn again(list: &[Vec<u8>], choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) 
 
 /// Sends some of the packets that backends' networks send to a VIP to a host outside instead. It follows from the frame, so
 /// that stored inputs keep their meaning.
-pub(super) fn turn_outside(frame: &mut [u8]) {
+pub(super) fn redirect_outside(frame: &mut [u8]) {
     let Ok(Parsed::Ip(mut h)) = parse(frame) else { return };
     let of_backends = ["10.0.0.77", "fd00::77"].contains(&h.src.ip().to_string().as_str());
     let to_vip = VIPS.contains(&h.dst.ip().to_string().as_str());
@@ -309,7 +309,7 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
         L4Checksum::Icmp | L4Checksum::Icmpv6 => Builder::echo_request(from.0, to.0, 1, 1),
         _ => Builder::udp(from, to),
     };
-    dress(choices, link, b)
+    add_unusual_headers(choices, link, b)
 }
 
 /// Builds an ICMP error about a sent frame, or about an answer of a VIP to a client.
@@ -337,7 +337,7 @@ fn error(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     });
     let cut = quoted.len().min(choices.pick(&[576, 28, 48, 56, 8, 100]));
     let b = Builder::icmp(router, to, kind, code, [0, 0, 5, 0]).payload(&quoted[..cut]);
-    dress(choices, link, b)
+    add_unusual_headers(choices, link, b)
 }
 
 /// Splits one packet into fragments, in order or not, possibly without the first.

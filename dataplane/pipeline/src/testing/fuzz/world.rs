@@ -176,7 +176,7 @@ impl World {
         }
         received.truncate(BURST);
         if !self.spec.network.gateway.masquerade.is_empty() {
-            received.iter_mut().for_each(|frame| frames::turn_outside(frame));
+            received.iter_mut().for_each(|frame| frames::redirect_outside(frame));
         }
         if !self.spec.network.tunnel_peers.is_empty() {
             received.iter_mut().for_each(frames::hand_over);
@@ -244,17 +244,17 @@ impl World {
         }
         if let Arrival::HandedOver(_, from) = arrival {
             for copy in &out.flow_copies {
-                self.workers[usize::from(from)].pipeline.learn_copy(copy, self.now);
+                self.workers[usize::from(from)].pipeline.store_copy(copy, self.now);
             }
         }
-        for (holder, used) in &out.flow_uses {
-            let holder = &mut self.workers[usize::from(*holder)].pipeline;
-            let answer = holder.confirm_copy(&self.context.snapshot, used, self.now);
-            self.workers[usize::from(used.user)].pipeline.learn_copy(&answer, self.now);
+        for (owner, used) in &out.flow_uses {
+            let owner = &mut self.workers[usize::from(*owner)].pipeline;
+            let answer = owner.confirm_copy(&self.context.snapshot, used, self.now);
+            self.workers[usize::from(used.user)].pipeline.store_copy(&answer, self.now);
         }
         for first in out.first_fragments {
             let gatherer = &mut self.workers[usize::from(first.gatherer)];
-            gatherer.pipeline.learn_fragment(first.key, first.owner, self.now);
+            gatherer.pipeline.record_first_fragment(first.key, first.owner, self.now);
         }
     }
 

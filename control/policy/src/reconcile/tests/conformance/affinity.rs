@@ -2,7 +2,7 @@
 
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_pipeline::testing::builder::Builder;
-use tidegate_pipeline::testing::lab::Fate;
+use tidegate_pipeline::testing::lab::FrameResult;
 use tidegate_wire::tcp::flags;
 
 use super::packets::Gateways;
@@ -44,13 +44,13 @@ fn sticky(order: &[u8]) -> String {
     web(SIXTY_SECONDS) + &slices.collect::<String>()
 }
 
-fn syn(gateways: &mut Gateways, client: &str, port: u16) -> Fate {
+fn syn(gateways: &mut Gateways, client: &str, port: u16) -> FrameResult {
     gateways.send(Builder::tcp(format!("{client}:{port}").as_str(), "203.0.113.5:80").flags(flags::SYN))
 }
 
 fn choice(gateways: &mut Gateways, client: &str, port: u16) -> IpAddr {
-    let fate = syn(gateways, client, port);
-    gateways.backend_of(&fate)
+    let result = syn(gateways, client, port);
+    gateways.backend_of(&result)
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn a_client_whose_backend_is_gone_goes_to_another_and_stays_there() {
     let had = choice(&mut gateways, "198.51.100.7", 40_000);
     let left: Vec<u8> = (1..=3).filter(|n| ip(&format!("10.1.0.{n}")) != had).collect();
     gateways.now_is(&sticky(&left));
-    let fate = syn(&mut gateways, "198.51.100.7", 40_001);
-    assert_eq!(fate.note.flow, FlowNote::New);
-    let next = gateways.backend_of(&fate);
+    let result = syn(&mut gateways, "198.51.100.7", 40_001);
+    assert_eq!(result.note.flow, FlowNote::New);
+    let next = gateways.backend_of(&result);
     assert_ne!(next, had);
     gateways.now_is(&sticky(&[1, 2, 3]));
     assert_eq!(choice(&mut gateways, "198.51.100.7", 40_002), next, "until its own timeout");

@@ -45,9 +45,9 @@ fn dsr_to_nodes_keeps_vip_and_port_so_that_a_kube_proxy_serves_it_as_it_is() {
         assert_eq!(weights(spec), ["10.0.1.1:80 1", "10.0.1.2:80 1", "10.0.1.3:80 1"]);
         assert_eq!(messages(&outcome), [] as [String; 0]);
         let mut gateways = Gateways::new(both);
-        let fate = gateways.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
-        let node = gateways.backend_of(&fate);
-        let sent = fate.sent(TransmitReason::Forward);
+        let result = gateways.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
+        let node = gateways.backend_of(&result);
+        let sent = result.sent(TransmitReason::Forward);
         assert!(
             (1..=3)
                 .any(|n| ip(&format!("10.0.1.{n}")) == node && backend_mac(n) == ethernet::destination(sent))
@@ -126,8 +126,8 @@ fn node_target_with_local_weights_each_node_by_its_number_of_ready_endpoints_so_
     let mut flows = std::collections::BTreeMap::new();
     for port in 10_000..13_000 {
         let client = format!("198.51.100.7:{port}");
-        let fate = gateways.send(Builder::tcp(client.as_str(), "203.0.113.5:80").flags(flags::SYN));
-        *flows.entry(gateways.backend_of(&fate)).or_insert(0_u32) += 1;
+        let result = gateways.send(Builder::tcp(client.as_str(), "203.0.113.5:80").flags(flags::SYN));
+        *flows.entry(gateways.backend_of(&result)).or_insert(0_u32) += 1;
     }
     let (a, b) = (flows[&ip("10.0.1.1")], flows[&ip("10.0.1.2")]);
     assert_eq!(a + b, 3000);

@@ -45,9 +45,9 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_node_port_addresses_
 
     let mut gateways = Gateways::new(both);
     let syn = |to: &str| Builder::tcp("198.51.100.7:40000", to).flags(flags::SYN);
-    let fate = gateways.send(syn("10.0.0.1:30080"));
-    fate.sent(TransmitReason::Forward);
-    assert_eq!(gateways.backend_of(&fate), ip("10.0.1.1"));
+    let result = gateways.send(syn("10.0.0.1:30080"));
+    result.sent(TransmitReason::Forward);
+    assert_eq!(gateways.backend_of(&result), ip("10.0.1.1"));
     assert_eq!(
         gateways.send(syn("10.0.0.1:22")).verdict,
         Verdict::Punt(PuntReason::Local),
@@ -98,8 +98,8 @@ fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_
     }
     gateways.change(|world| world.settings.network.policy.reject_unserved_ports = false);
     for to in ["10.96.0.10:81", "198.51.100.1:81"] {
-        let fate = gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN));
-        assert_eq!(fate.refused(), Refusal::NoService);
+        let result = gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN));
+        assert_eq!(result.refused(), Refusal::NoService);
     }
 }
 

@@ -7,7 +7,7 @@
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::pipeline::{FlowNote, Pipeline, PipelineConfig};
 use tidegate_pipeline::testing::builder::{Builder, GATEWAY_MAC};
-use tidegate_pipeline::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac};
+use tidegate_pipeline::testing::lab::{FrameResult, Lab, ROUTER_MAC, backend_mac};
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{NeighborSpec, NoEndpoints};
 use tidegate_wire::tcp::flags;
@@ -74,7 +74,7 @@ impl Gateways {
     }
 
     /// Sends a frame from the router to both gateways, and returns the common result.
-    pub(super) fn send(&mut self, builder: Builder) -> Fate {
+    pub(super) fn send(&mut self, builder: Builder) -> FrameResult {
         let frame = builder.mac(ROUTER_MAC, GATEWAY_MAC).build();
         let [directory, api] = self.labs.each_mut().map(|lab| lab.receive(&frame));
         assert_eq!((directory.verdict, directory.note), (api.verdict, api.note));
@@ -83,8 +83,8 @@ impl Gateways {
     }
 
     /// The backend of a sent frame.
-    pub(super) fn backend_of(&self, fate: &Fate) -> IpAddr {
-        self.labs[0].backend_of(fate)
+    pub(super) fn backend_of(&self, result: &FrameResult) -> IpAddr {
+        self.labs[0].backend_of(result)
     }
 
     /// The number of known flows.
@@ -121,11 +121,11 @@ fn endpoints(endpoints: &[&str]) -> String {
     )
 }
 
-fn segment(gateways: &mut Gateways, port: u16, flags: u8) -> Fate {
+fn segment(gateways: &mut Gateways, port: u16, flags: u8) -> FrameResult {
     gateways.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags).seq_ack(100, 0))
 }
 
-fn datagram(gateways: &mut Gateways, port: u16) -> Fate {
+fn datagram(gateways: &mut Gateways, port: u16) -> FrameResult {
     gateways.send(Builder::udp(format!("198.51.100.7:{port}").as_str(), VIP))
 }
 
@@ -133,13 +133,13 @@ fn datagram(gateways: &mut Gateways, port: u16) -> Fate {
 fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, IpAddr)> {
     ports
         .map(|port| {
-            let fate = segment(gateways, port, flags::SYN);
-            let sent = headers(fate.sent(TransmitReason::Forward));
+            let result = segment(gateways, port, flags::SYN);
+            let sent = headers(result.sent(TransmitReason::Forward));
             let (backend, own) = ((sent.dst.ip(), sent.dst_port), (sent.src.ip(), sent.src_port));
             let answer = Builder::tcp(SocketAddr::from(backend), SocketAddr::from(own));
             gateways.send(answer.flags(flags::SYN | flags::ACK)).sent(TransmitReason::Reply);
             segment(gateways, port, flags::ACK).sent(TransmitReason::Forward);
-            (port, gateways.backend_of(&fate))
+            (port, gateways.backend_of(&result))
         })
         .collect()
 }
@@ -147,16 +147,16 @@ fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, 
 #[test]
 fn no_endpoint_at_all_tcp_gets_rst_udp_gets_icmp_port_unreachable_rate_limited() {
     let mut gateways = Gateways::new(Both::new(&by_tcp_and_udp("")));
-    let fate = segment(&mut gateways, 40_000, flags::SYN);
-    let answer = fate.sent(TransmitReason::NoEndpoints);
+    let result = segment(&mut gateways, 40_000, flags::SYN);
+    let answer = result.sent(TransmitReason::NoEndpoints);
     let reset = tcp::segment(answer, &headers(answer)).expect("a segment");
     assert_eq!((reset.flags, reset.ack), (flags::RST | flags::ACK, 101));
-    let fate = datagram(&mut gateways, 40_000);
-    let answer = headers(fate.sent(TransmitReason::NoEndpoints));
+    let result = datagram(&mut gateways, 40_000);
+    let answer = headers(result.sent(TransmitReason::NoEndpoints));
     assert_eq!((answer.icmp_type, answer.icmp_code), (3, 3), "destination unreachable, port unreachable");
     let answered = |gateways: &mut Gateways| {
-        let fates = (0..1000).map(|n| datagram(gateways, 41_000 + n).verdict);
-        fates.filter(|verdict| matches!(verdict, Verdict::Transmit { .. })).count()
+        let results = (0..1000).map(|n| datagram(gateways, 41_000 + n).verdict);
+        results.filter(|verdict| matches!(verdict, Verdict::Transmit { .. })).count()
     };
     let burst = answered(&mut gateways);
     assert!((1..1000).contains(&burst), "{burst} answers at once");
@@ -210,17 +210,17 @@ fn never_complete_a_handshake_without_a_backend() {
             let on_a = Both::new(&yaml).with(|world| world.settings.node = Some("a".into()));
             let mut gateways = Gateways::new(on_a);
             for sent in [flags::SYN, flags::ACK, flags::SYN | flags::ACK] {
-                let fate = segment(&mut gateways, 40_000, sent);
-                match fate.verdict {
+                let result = segment(&mut gateways, 40_000, sent);
+                match result.verdict {
                     Verdict::Drop(_) => {}
                     Verdict::Transmit { why: TransmitReason::NoEndpoints, .. } => {
-                        let answer = tcp::segment(&fate.frame, &headers(&fate.frame)).expect("a segment");
+                        let answer = tcp::segment(&result.frame, &headers(&result.frame)).expect("a segment");
                         assert_ne!(answer.flags & flags::RST, 0, "{mode}");
                         assert_eq!(answer.flags & flags::SYN, 0, "{mode}");
                     }
                     other => panic!("{mode}: {other:?}"),
                 }
-                assert_eq!((gateways.flows(), fate.note.flow), (0, FlowNote::None), "{mode}");
+                assert_eq!((gateways.flows(), result.note.flow), (0, FlowNote::None), "{mode}");
             }
         }
     }
@@ -240,8 +240,8 @@ fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_go
         let mut gateways = Gateways::new(Both::new(&(by_tcp_and_udp("") + &endpoints(&three))));
         let had: Vec<(u16, IpAddr)> = (40_000..40_060)
             .map(|port| {
-                let fate = datagram(&mut gateways, port);
-                (port, gateways.backend_of(&fate))
+                let result = datagram(&mut gateways, port);
+                (port, gateways.backend_of(&result))
             })
             .collect();
         match gone {
@@ -252,9 +252,9 @@ fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_go
         }
         assert!(had.iter().any(|(_, backend)| *backend == ip("10.1.0.3")));
         for (port, had) in had {
-            let fate = datagram(&mut gateways, port);
-            fate.sent(TransmitReason::Forward);
-            let now = gateways.backend_of(&fate);
+            let result = datagram(&mut gateways, port);
+            result.sent(TransmitReason::Forward);
+            let now = gateways.backend_of(&result);
             if had == ip("10.1.0.3") {
                 assert_ne!(now, had, "{gone}");
             } else {
@@ -278,12 +278,12 @@ fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_unt
     assert!(!flows.is_empty());
     let check = |gateways: &mut Gateways, new_ports: std::ops::Range<u16>| {
         for (port, had) in &flows {
-            let fate = segment(gateways, *port, flags::ACK);
-            assert_eq!((gateways.backend_of(&fate), fate.note.flow), (*had, FlowNote::Known));
+            let result = segment(gateways, *port, flags::ACK);
+            assert_eq!((gateways.backend_of(&result), result.note.flow), (*had, FlowNote::Known));
         }
         for port in new_ports {
-            let fate = segment(gateways, port, flags::SYN);
-            assert_eq!(gateways.backend_of(&fate), ip("10.1.0.1"));
+            let result = segment(gateways, port, flags::SYN);
+            assert_eq!(gateways.backend_of(&result), ip("10.1.0.1"));
         }
     };
     gateways.now_is(&with(&[leaving]));
@@ -311,9 +311,9 @@ fn a_service_that_leaves_keeps_its_flows_for_the_drain_timeout_and_has_them_agai
         let flows = connected(&mut gateways, 40_000..40_040);
         let alive = |gateways: &mut Gateways, when: &str| {
             for (port, had) in &flows {
-                let fate = segment(gateways, *port, flags::ACK);
-                let sent = headers(fate.sent(TransmitReason::Forward));
-                assert_eq!(gateways.backend_of(&fate), *had, "{mode}, {when}");
+                let result = segment(gateways, *port, flags::ACK);
+                let sent = headers(result.sent(TransmitReason::Forward));
+                assert_eq!(gateways.backend_of(&result), *had, "{mode}, {when}");
                 let (backend, own) = ((sent.dst.ip(), sent.dst_port), (sent.src.ip(), sent.src_port));
                 let answer = Builder::tcp(SocketAddr::from(backend), SocketAddr::from(own)).flags(flags::ACK);
                 gateways.send(answer).sent(TransmitReason::Reply);
@@ -352,9 +352,9 @@ fn a_port_that_another_service_gets_is_no_longer_that_of_the_service_that_left()
             segment(&mut gateways, port, flags::ACK).verdict,
             Verdict::Transmit { why: TransmitReason::Forward, .. }
         ));
-        let fate = segment(&mut gateways, port + 1000, flags::SYN);
-        fate.sent(TransmitReason::Forward);
-        assert_eq!(gateways.backend_of(&fate), ip("10.1.0.2"));
+        let result = segment(&mut gateways, port + 1000, flags::SYN);
+        result.sent(TransmitReason::Forward);
+        assert_eq!(gateways.backend_of(&result), ip("10.1.0.2"));
     }
 }
 
@@ -369,9 +369,9 @@ fn an_endpoint_that_moves_between_slices_may_be_in_both_or_in_neither_and_its_fl
     for moving in [slice("old") + &slice("new"), String::new(), slice("new")] {
         gateways.now_is(&with(&moving));
         for (port, had) in &flows {
-            let fate = segment(&mut gateways, *port, flags::ACK);
-            fate.sent(TransmitReason::Forward);
-            assert_eq!(gateways.backend_of(&fate), *had);
+            let result = segment(&mut gateways, *port, flags::ACK);
+            result.sent(TransmitReason::Forward);
+            assert_eq!(gateways.backend_of(&result), *had);
         }
     }
 }
@@ -383,8 +383,9 @@ fn a_vip_without_endpoints_of_its_family_reaches_those_of_the_other_by_an_outer_
     let yaml = with_annotations(&v6, "tidegate.dev/forwarding: dsr-ipip");
     let mut gateways =
         Gateways::new(Both::new(&(yaml + &slice_of_web("v4", "IPv4", &["addresses: [10.0.1.1]"]))));
-    let fate = gateways.send(Builder::tcp("[2001:db8:9::7]:40000", "[2001:db8:1::5]:8080").flags(flags::SYN));
-    let outer = headers(fate.sent(TransmitReason::Forward));
+    let result =
+        gateways.send(Builder::tcp("[2001:db8:9::7]:40000", "[2001:db8:1::5]:8080").flags(flags::SYN));
+    let outer = headers(result.sent(TransmitReason::Forward));
     assert_eq!((outer.src.ip(), outer.dst.ip()), (ip("10.0.0.1"), ip("10.0.1.1")));
     assert_eq!(outer.proto, 41, "IPv6 in IPv4");
 }
@@ -399,8 +400,8 @@ fn a_backend_is_always_address_and_port_as_the_slice_resolved_it() {
     let mut gateways = Gateways::new(Both::new(&yaml));
     let mut reached = BTreeSet::new();
     for port in 40_000..40_040 {
-        let fate = segment(&mut gateways, port, flags::SYN);
-        let sent = headers(fate.sent(TransmitReason::Forward));
+        let result = segment(&mut gateways, port, flags::SYN);
+        let sent = headers(result.sent(TransmitReason::Forward));
         reached.insert(SocketAddr::new(sent.dst.ip(), sent.dst_port).to_string());
     }
     assert_eq!(reached, ["10.1.0.1:8080", "10.1.0.2:9090"].map(str::to_owned).into());

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 use tidegate_model::config::OtherFamily;
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_pipeline::testing::builder::Builder;
-use tidegate_pipeline::testing::lab::Fate;
+use tidegate_pipeline::testing::lab::FrameResult;
 use tidegate_spec::verdict::{Refusal, TransmitReason};
 use tidegate_wire::tcp::flags;
 
@@ -32,18 +32,18 @@ fn everywhere(ranges: &[&str]) -> Both {
     })
 }
 
-fn syn(gateways: &mut Gateways, from: &str, to: &str) -> Fate {
+fn syn(gateways: &mut Gateways, from: &str, to: &str) -> FrameResult {
     let port = if from.contains(':') { format!("[{from}]:40000") } else { format!("{from}:40000") };
     gateways.send(Builder::tcp(port.as_str(), to).flags(flags::SYN))
 }
 
 fn comes_in(gateways: &mut Gateways, from: &str, to: &str) -> bool {
-    let fate = syn(gateways, from, to);
-    if fate.note.backend.is_some() {
-        fate.sent(TransmitReason::Forward);
+    let result = syn(gateways, from, to);
+    if result.note.backend.is_some() {
+        result.sent(TransmitReason::Forward);
         return true;
     }
-    assert_eq!(fate.refused(), Refusal::SourceRange);
+    assert_eq!(result.refused(), Refusal::SourceRange);
     false
 }
 
@@ -219,14 +219,14 @@ fn icmp_type_3_code_4_and_icmpv6_type_2_to_a_vip_are_judged_by_the_flow_they_quo
         ("[2001:db8:5::7]:40000", "[2001:db8:6::7]:40000", "2001:db8:6::1", VIP6, 2, 0),
     ] {
         let mut gateways = Gateways::new(everywhere(&["192.0.2.0/24", "2001:db8:5::/48"]));
-        let fate = gateways.send(Builder::tcp(inside, vip).flags(flags::SYN));
-        let backend = gateways.backend_of(&fate);
+        let result = gateways.send(Builder::tcp(inside, vip).flags(flags::SYN));
+        let backend = gateways.backend_of(&result);
         let vip_ip = vip.parse::<SocketAddr>().expect("an address").ip();
         let too_big =
             |quoted: &[u8]| Builder::icmp(ip(router), vip_ip, kind, code, [0, 0, 5, 0]).payload(quoted);
         let answer = Builder::tcp(vip, inside).flags(flags::ACK).packet();
-        let fate = gateways.send(too_big(&answer));
-        let error = super::packets::headers(fate.sent(TransmitReason::IcmpError));
+        let result = gateways.send(too_big(&answer));
+        let error = super::packets::headers(result.sent(TransmitReason::IcmpError));
         assert_eq!((error.dst.ip(), error.icmp_type, error.icmp_code), (backend, kind, code));
         let stranger = Builder::tcp(vip, outside).flags(flags::ACK).packet();
         assert_eq!(gateways.send(too_big(&stranger)).refused(), Refusal::IcmpErrorUnknown);

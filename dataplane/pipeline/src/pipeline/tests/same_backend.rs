@@ -54,8 +54,8 @@ fn reach(gateway: &mut Lab, desired: &Desired, left: BackendState) {
 fn chosen(gateway: &mut Lab, client: u8) -> Vec<Option<SocketAddr>> {
     let backend_of = |port: u16| {
         let from = format!("198.51.100.{client}:{port}");
-        let fate = gateway.send(Builder::tcp(from.as_str(), VIP).flags(flags::SYN));
-        let id = fate.note.backend?;
+        let result = gateway.send(Builder::tcp(from.as_str(), VIP).flags(flags::SYN));
+        let id = result.note.backend?;
         let backend = gateway.snapshot.backend(id).expect("a backend of a verdict is in the snapshot");
         Some(SocketAddr::new(backend.address.ip(), backend.port))
     };

@@ -12,8 +12,8 @@ use tidegate_spec::{ForwardingMode, Protocol, ServiceLimits, ServiceSpec, Snapsh
 use tidegate_wire::sctp::{self, chunk};
 use tidegate_wire::sctp_parameters::addresses;
 
-use super::lab::{Fate, Lab, backend_mac, ip, service, spec};
-use super::talk::{ends, headers};
+use super::connection::{ends, headers};
+use super::lab::{FrameResult, Lab, backend_mac, ip, service, spec};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::Arrival;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -95,39 +95,39 @@ impl Gateway {
     }
 
     /// Sends a packet of the client, which arrives at one of the workers.
-    fn send(&mut self, at: usize, packet: Builder) -> (usize, Fate) {
+    fn send(&mut self, at: usize, packet: Builder) -> (usize, FrameResult) {
         let frame = packet.mac(super::lab::ROUTER_MAC, GATEWAY_MAC).build();
         self.receive(at, &frame)
     }
 
     /// Receives a frame at a worker. Returns the worker that has processed it.
-    fn receive(&mut self, at: usize, frame: &[u8]) -> (usize, Fate) {
+    fn receive(&mut self, at: usize, frame: &[u8]) -> (usize, FrameResult) {
         // Packets of one pair of addresses arrive at one worker. Modes that translate must not depend on that.
         let h = headers(frame);
         let of_addresses = usize::from(h.src.v4_bytes()[2]) + usize::from(h.dst.v4_bytes()[3]);
         let at = if self.mode.is_dsr() { of_addresses } else { at };
         let (mut at, mut arrival) = (at % self.labs.len(), Arrival::Wire(0));
         loop {
-            let fate = self.labs[at].receive_as(arrival, frame);
+            let result = self.labs[at].receive_as(arrival, frame);
             let ended: Vec<_> = self.labs[at].pipeline.take_ended_paths().collect();
             for path in ended {
                 let lab = &mut self.labs[usize::from(path.worker)];
                 lab.pipeline.end_path(&path, lab.now);
             }
-            let Verdict::HandOver(to) = fate.verdict else { return (at, fate) };
+            let Verdict::HandOver(to) = result.verdict else { return (at, result) };
             (at, arrival) = (usize::from(to), arrival.handed_over(0));
             assert!(arrival.hand_overs() <= 2, "a frame goes round");
         }
     }
 
     /// Sends a packet that must be forwarded. Returns the backend's address.
-    fn forwarded(&mut self, at: usize, packet: Builder) -> (IpAddr, Fate) {
-        let (at, fate) = self.send(at, packet);
-        let sent = fate.sent(TransmitReason::Forward);
+    fn forwarded(&mut self, at: usize, packet: Builder) -> (IpAddr, FrameResult) {
+        let (at, result) = self.send(at, packet);
+        let sent = result.sent(TransmitReason::Forward);
         if !self.mode.is_tunnel() {
             assert!(sctp::checksum_ok(sent, &headers(sent)), "{}", self.mode);
         }
-        (self.labs[at].backend_of(&fate), fate)
+        (self.labs[at].backend_of(&result), result)
     }
 
     /// Sends a packet of the backend to the client as it sees it, which must reach `client` from `vip`.
@@ -135,50 +135,50 @@ impl Gateway {
         &mut self,
         to: SocketAddr,
         packet: impl Fn(Builder) -> Builder,
-    ) -> (SocketAddr, SocketAddr, Fate) {
+    ) -> (SocketAddr, SocketAddr, FrameResult) {
         let host = match self.backend.ip() {
             IpAddr::V4(addr) => addr.octets()[3],
             IpAddr::V6(_) => panic!("an IPv4 backend"),
         };
         let packet = packet(Builder::sctp(self.backend, to)).mac(backend_mac(host), GATEWAY_MAC);
-        let (_, fate) = self.receive(0, &packet.build());
-        let sent = fate.sent(TransmitReason::Reply);
+        let (_, result) = self.receive(0, &packet.build());
+        let sent = result.sent(TransmitReason::Reply);
         assert!(sctp::checksum_ok(sent, &headers(sent)));
         let (vip, client) = ends(sent);
-        (vip, client, fate)
+        (vip, client, result)
     }
 
     /// Sends the INIT on the first path, which lists these addresses of the client.
-    fn begin(&mut self, listed: &[IpAddr]) -> Fate {
+    fn begin(&mut self, listed: &[IpAddr]) -> FrameResult {
         let init = Builder::sctp(client(0), VIP).tag(0).chunk(chunk::INIT, 0, &fields(TO_CLIENT, listed));
-        let (backend, fate) = self.forwarded(0, init);
+        let (backend, result) = self.forwarded(0, init);
         let port = if self.mode.is_dsr() { 3868 } else { 5000 };
         self.backend = SocketAddr::new(backend, port);
         if !self.mode.is_dsr() {
-            self.local = ends(&fate.frame).0;
+            self.local = ends(&result.frame).0;
         }
-        fate
+        result
     }
 
     /// The INIT ACK, which lists these addresses of the backend. With DSR the gateway does not see it.
-    fn acknowledge(&mut self, listed: &[IpAddr]) -> Option<Fate> {
+    fn acknowledge(&mut self, listed: &[IpAddr]) -> Option<FrameResult> {
         if self.mode.is_dsr() {
             return None;
         }
         let fields = fields(TO_SERVER, listed);
-        let (vip, to, fate) =
+        let (vip, to, result) =
             self.answered(self.local, |packet| packet.tag(TO_CLIENT).chunk(chunk::INIT_ACK, 0, &fields));
         assert_eq!((vip, to), (VIP.parse().unwrap(), client(0)));
-        Some(fate)
+        Some(result)
     }
 
     /// A COOKIE ECHO, and its answer.
     fn confirm(&mut self, from: SocketAddr) {
         let echo = Builder::sctp(from, VIP).tag(TO_SERVER).chunk(chunk::COOKIE_ECHO, 0, &[0; 40]);
-        let (backend, fate) = self.forwarded(1, echo);
+        let (backend, result) = self.forwarded(1, echo);
         assert_eq!(backend, self.backend.ip(), "{}", self.mode);
         if !self.mode.is_dsr() {
-            let (local, _) = ends(&fate.frame);
+            let (local, _) = ends(&result.frame);
             self.answered(local, |packet| packet.tag(TO_CLIENT).chunk(chunk::COOKIE_ACK, 0, &[]));
         }
     }
@@ -229,12 +229,12 @@ fn every_path_of_an_association_reaches_its_backend_in_every_mode_at_one_worker_
             for n in 0..addresses {
                 for (at, vip) in [VIP, SECOND_VIP].into_iter().enumerate() {
                     for packet in [heartbeat(client(n), vip), data(client(n), vip, TO_SERVER)] {
-                        let (backend, fate) = gateway.forwarded(at + usize::from(n), packet);
+                        let (backend, result) = gateway.forwarded(at + usize::from(n), packet);
                         assert_eq!(backend, gateway.backend.ip(), "{mode}, address {n} to {vip}");
                         if mode.is_dsr() {
                             continue;
                         }
-                        let (local, to) = ends(&fate.frame);
+                        let (local, to) = ends(&result.frame);
                         assert_eq!(to, gateway.backend, "{mode}");
                         let expected = if mode == ForwardingMode::Nat { client(n) } else { gateway.local };
                         assert_eq!(local, expected, "{mode}");
@@ -259,18 +259,18 @@ fn without_the_tag_of_an_association_no_path_joins_it() {
         let mut elsewhere = 0;
         for n in 1..40 {
             let from = SocketAddr::new(IpAddr::from([192, 0, 2, n]), PORT);
-            let (_, fate) = gateway.send(0, data(from, VIP, TO_SERVER ^ u32::from(n)));
+            let (_, result) = gateway.send(0, data(from, VIP, TO_SERVER ^ u32::from(n)));
             if mode.is_dsr() {
                 // The hash chooses.
-                elsewhere += usize::from(gateway.labs[0].backend_of(&fate) != gateway.backend.ip());
+                elsewhere += usize::from(gateway.labs[0].backend_of(&result) != gateway.backend.ip());
             } else {
-                assert_eq!(fate.refused(), Refusal::NoFlow, "{mode}");
+                assert_eq!(result.refused(), Refusal::NoFlow, "{mode}");
             }
             // The tag alone is not sufficient: the ports of an association are the same on every path.
             let other_port = SocketAddr::new(from.ip(), PORT + 1);
-            let (_, fate) = gateway.send(0, data(other_port, VIP, TO_SERVER));
+            let (_, result) = gateway.send(0, data(other_port, VIP, TO_SERVER));
             if !mode.is_dsr() {
-                assert_eq!(fate.refused(), Refusal::NoFlow, "{mode}");
+                assert_eq!(result.refused(), Refusal::NoFlow, "{mode}");
             }
         }
         assert!(elsewhere > 20 || !mode.is_dsr(), "{mode}: {elsewhere} of 39 at other backends");
@@ -284,8 +284,8 @@ fn a_service_of_another_name_does_not_lead_to_the_backend_of_an_association() {
         gateway.labs[0].change(|spec| {
             spec.services[1] = ServiceSpec { name: "other".into(), ..(*spec.services[1]).clone() }.into();
         });
-        let (_, fate) = gateway.send(0, data(client(1), SECOND_VIP, TO_SERVER));
-        assert_eq!(fate.refused(), Refusal::NoFlow, "{mode}");
+        let (_, result) = gateway.send(0, data(client(1), SECOND_VIP, TO_SERVER));
+        assert_eq!(result.refused(), Refusal::NoFlow, "{mode}");
     }
 }
 
@@ -361,8 +361,8 @@ fn the_end_of_an_association_ends_its_flows_on_all_paths() {
             assert_eq!(closed.len(), open.len());
             if !mode.is_dsr() {
                 // What was under way does not bring a path back.
-                let (_, fate) = gateway.send(0, data(client(2), VIP, TO_SERVER));
-                assert_eq!(fate.refused(), Refusal::NoFlow, "{mode}");
+                let (_, result) = gateway.send(0, data(client(2), VIP, TO_SERVER));
+                assert_eq!(result.refused(), Refusal::NoFlow, "{mode}");
             }
         }
     }
@@ -374,8 +374,8 @@ fn an_association_has_a_limited_number_of_paths() {
     for n in 1..ASSOCIATION_PATHS_MAX {
         gateway.forwarded(0, data(client(n), VIP, TO_SERVER));
     }
-    let (_, fate) = gateway.send(0, data(client(ASSOCIATION_PATHS_MAX), VIP, TO_SERVER));
-    assert_eq!(fate.refused(), Refusal::NoFlow);
+    let (_, result) = gateway.send(0, data(client(ASSOCIATION_PATHS_MAX), VIP, TO_SERVER));
+    assert_eq!(result.refused(), Refusal::NoFlow);
     gateway.forwarded(0, data(client(1), VIP, TO_SERVER));
 }
 
@@ -390,8 +390,8 @@ fn a_source_that_is_not_admitted_is_no_path() {
                 *service = changed.into();
             }
         });
-        let (_, fate) = gateway.send(0, data(client(1), VIP, TO_SERVER));
-        assert_eq!(fate.refused(), Refusal::SourceRange, "{mode}");
+        let (_, result) = gateway.send(0, data(client(1), VIP, TO_SERVER));
+        assert_eq!(result.refused(), Refusal::SourceRange, "{mode}");
     }
 }
 
@@ -407,8 +407,8 @@ fn in_nat_the_backend_may_begin_a_path_to_an_address_of_the_client() {
         // Without the client's tag it is a packet of the backend's own.
         let host = backend_mac(1);
         let wrong = Builder::sctp(gateway.backend, client(2)).tag(7).chunk(chunk::HEARTBEAT, 0, &[]);
-        let (_, fate) = gateway.receive(0, &wrong.mac(host, GATEWAY_MAC).build());
-        assert!(!matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }));
+        let (_, result) = gateway.receive(0, &wrong.mac(host, GATEWAY_MAC).build());
+        assert!(!matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }));
     }
 }
 
@@ -425,11 +425,11 @@ fn in_nat_the_backend_begins_no_path_of_an_association_that_has_ended() {
         let late = Builder::sctp(gateway.backend, client(1)).tag(TO_CLIENT).chunk(chunk::DATA, 3, &[0; 16]);
         let host = gateway.backend.ip().to_string().rsplit('.').next().and_then(|n| n.parse().ok());
         let mac = backend_mac(host.expect("an IPv4 address"));
-        let (_, fate) = gateway.receive(0, &late.mac(mac, GATEWAY_MAC).build());
+        let (_, result) = gateway.receive(0, &late.mac(mac, GATEWAY_MAC).build());
         assert!(
-            !matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }),
+            !matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }),
             "{:?}",
-            fate.verdict
+            result.verdict
         );
         assert_eq!(gateway.phases(), [(client(0).ip(), Phase::Closed)]);
     }
@@ -454,9 +454,9 @@ fn a_handshake_on_many_paths_counts_against_the_limits_of_new_flows() {
                 true => Builder::sctp(client(n), VIP).tag(0).chunk(chunk::INIT, 0, &fields(TO_CLIENT, &[])),
                 false => Builder::sctp(client(n), VIP).tag(TO_SERVER).chunk(chunk::COOKIE_ECHO, 0, &[0; 40]),
             };
-            let (_, fate) = gateway.send(0, packet);
+            let (_, result) = gateway.send(0, packet);
             let refused = if mode.is_dsr() { Refusal::ServiceConnectionRate } else { Refusal::NoFlow };
-            assert_eq!(fate.refused(), refused, "{mode}: {n}");
+            assert_eq!(result.refused(), refused, "{mode}: {n}");
         }
         assert_eq!(gateway.phases().len(), 1, "{mode}");
     }
@@ -469,7 +469,7 @@ fn lists_of_addresses_that_would_lead_past_the_gateway_are_overwritten() {
     for mode in ForwardingMode::ALL {
         let mut gateway = Gateway::new(mode, 1);
         let init = gateway.begin(&listed).frame;
-        let init_ack = gateway.acknowledge(&backend_lists).map(|fate| fate.frame);
+        let init_ack = gateway.acknowledge(&backend_lists).map(|result| result.frame);
         if mode.is_tunnel() {
             continue;
         }
@@ -511,8 +511,8 @@ fn the_further_vips_of_a_service_are_listed_if_the_init_ack_has_room_and_is_soun
             if damage {
                 frame[60] ^= 1;
             }
-            let (_, fate) = gateway.receive(0, &frame);
-            let sent = fate.sent(TransmitReason::Reply);
+            let (_, result) = gateway.receive(0, &frame);
+            let sent = result.sent(TransmitReason::Reply);
             assert_eq!(sctp::checksum_ok(sent, &headers(sent)), !damage);
             // A client on the same path can find them: the list continues behind other parameters.
             let packet = packet_of(sent);
@@ -538,8 +538,8 @@ fn a_list_is_overwritten_in_a_damaged_packet_too_which_stays_damaged() {
     let mut frame = init.mac(super::lab::ROUTER_MAC, GATEWAY_MAC).build();
     let last = frame.len() - 20;
     frame[last] ^= 1;
-    let (_, fate) = gateway.receive(0, &frame);
-    let sent = fate.sent(TransmitReason::Forward);
+    let (_, result) = gateway.receive(0, &frame);
+    let sent = result.sent(TransmitReason::Forward);
     assert!(!sctp::checksum_ok(sent, &headers(sent)));
     assert_eq!(addresses(packet_of(sent)).count(), 0);
 }

@@ -6,7 +6,7 @@ use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_wire::tcp::flags::{ACK, FIN, SYN};
 use tidegate_wire::{Headers, Parsed, parse};
 
-use super::lab::{Fate, Lab, backend_mac};
+use super::lab::{FrameResult, Lab, backend_mac};
 use crate::pipeline::FlowNote;
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
@@ -31,7 +31,7 @@ pub(super) fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
 
 /// A flow that is assigned to a backend, in a mode that translates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Talk {
+pub(super) struct Connection {
     pub(super) client: SocketAddr,
     pub(super) vip: SocketAddr,
     /// The client's address and port as the backend sees them.
@@ -39,78 +39,78 @@ pub(super) struct Talk {
     pub(super) backend: SocketAddr,
 }
 
-impl Talk {
-    fn begun(client: SocketAddr, vip: &str, fate: &Fate) -> Result<Self, Refusal> {
-        if matches!(fate.verdict, Verdict::Drop(_)) {
-            return Err(fate.refused());
+impl Connection {
+    fn begun(client: SocketAddr, vip: &str, result: &FrameResult) -> Result<Self, Refusal> {
+        if matches!(result.verdict, Verdict::Drop(_)) {
+            return Err(result.refused());
         }
-        let (local, backend) = ends(fate.sent(TransmitReason::Forward));
+        let (local, backend) = ends(result.sent(TransmitReason::Forward));
         Ok(Self { client, vip: vip.parse().unwrap(), local, backend })
     }
 
     /// Sends only a SYN.
     pub(super) fn knock(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
-        let fate = lab.send(Builder::tcp(client, vip).flags(SYN));
-        Self::begun(client, vip, &fate)
+        let result = lab.send(Builder::tcp(client, vip).flags(SYN));
+        Self::begun(client, vip, &result)
     }
 
     /// Completes a handshake.
     pub(super) fn open(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
-        let talk = Self::knock(lab, client, vip)?;
-        talk.answer_tcp(lab, SYN | ACK);
-        talk.ask_tcp(lab, ACK);
-        Ok(talk)
+        let connection = Self::knock(lab, client, vip)?;
+        connection.answer_tcp(lab, SYN | ACK);
+        connection.query_tcp(lab, ACK);
+        Ok(connection)
     }
 
     /// Sends a datagram, which begins a flow if there is none.
-    pub(super) fn ask(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
-        let fate = lab.send(Builder::udp(client, vip));
-        Self::begun(client, vip, &fate)
+    pub(super) fn query(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let result = lab.send(Builder::udp(client, vip));
+        Self::begun(client, vip, &result)
     }
 
     /// Sends a segment of the client.
-    pub(super) fn try_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
+    pub(super) fn try_tcp(&self, lab: &mut Lab, flags: u8) -> FrameResult {
         lab.send(Builder::tcp(self.client, self.vip).flags(flags))
     }
 
     /// Sends a segment of the client, which must reach the backend like the earlier ones.
-    pub(super) fn ask_tcp(&self, lab: &mut Lab, flags: u8) {
-        let fate = self.try_tcp(lab, flags);
-        assert_eq!(ends(fate.sent(TransmitReason::Forward)), (self.local, self.backend));
+    pub(super) fn query_tcp(&self, lab: &mut Lab, flags: u8) {
+        let result = self.try_tcp(lab, flags);
+        assert_eq!(ends(result.sent(TransmitReason::Forward)), (self.local, self.backend));
     }
 
-    fn send_back(&self, lab: &mut Lab, answer: Builder) -> Fate {
+    fn send_back(&self, lab: &mut Lab, answer: Builder) -> FrameResult {
         let IpAddr::V4(backend) = self.backend.ip() else { panic!("these tests are of IPv4") };
         lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
     }
 
     /// Sends a segment of the backend.
-    pub(super) fn try_answer_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
+    pub(super) fn try_answer_tcp(&self, lab: &mut Lab, flags: u8) -> FrameResult {
         self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags))
     }
 
     /// Sends a segment of the backend, which must reach the client from the VIP.
     pub(super) fn answer_tcp(&self, lab: &mut Lab, flags: u8) {
-        let fate = self.try_answer_tcp(lab, flags);
-        assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
+        let result = self.try_answer_tcp(lab, flags);
+        assert_eq!(ends(result.sent(TransmitReason::Reply)), (self.vip, self.client));
     }
 
     /// Sends a datagram of the backend, which must reach the client from the VIP.
     pub(super) fn answer(&self, lab: &mut Lab) {
-        let fate = self.send_back(lab, Builder::udp(self.backend, self.local));
-        assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
+        let result = self.send_back(lab, Builder::udp(self.backend, self.local));
+        assert_eq!(ends(result.sent(TransmitReason::Reply)), (self.vip, self.client));
     }
 
     /// Closes the connection, the client first.
     pub(super) fn close(&self, lab: &mut Lab) {
-        self.ask_tcp(lab, FIN | ACK);
+        self.query_tcp(lab, FIN | ACK);
         self.answer_tcp(lab, FIN | ACK);
-        self.ask_tcp(lab, ACK);
+        self.query_tcp(lab, ACK);
     }
 
     /// Sends data in both directions.
-    pub(super) fn goes_on(&self, lab: &mut Lab) {
-        self.ask_tcp(lab, ACK);
+    pub(super) fn continues(&self, lab: &mut Lab) {
+        self.query_tcp(lab, ACK);
         self.answer_tcp(lab, ACK);
     }
 

@@ -7,8 +7,8 @@ use tidegate_spec::{BackendState, ForwardingMode, Protocol};
 use tidegate_wire::sctp::chunk;
 use tidegate_wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 
+use super::connection::{Connection, client};
 use super::lab::{Lab, service};
-use super::talk::{Talk, client};
 use crate::testing::builder::Builder;
 
 const VIP: &str = "203.0.113.5:80";
@@ -30,18 +30,18 @@ fn a_forged_reset_or_fin_does_not_end_an_idle_connection() {
         for forged in [RST, RST | ACK, FIN, FIN | ACK] {
             for from_client in [true, false] {
                 let mut lab = lab(mode);
-                let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
+                let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
                 if from_client {
-                    talk.ask_tcp(&mut lab, forged);
+                    connection.query_tcp(&mut lab, forged);
                 } else {
-                    talk.answer_tcp(&mut lab, forged);
+                    connection.answer_tcp(&mut lab, forged);
                 }
                 idle(&mut lab, 600);
-                talk.goes_on(&mut lab);
+                connection.continues(&mut lab);
                 idle(&mut lab, 899);
-                talk.goes_on(&mut lab);
+                connection.continues(&mut lab);
                 idle(&mut lab, 900);
-                assert!(talk.is_forgotten(&mut lab));
+                assert!(connection.is_forgotten(&mut lab));
             }
         }
     }
@@ -58,9 +58,13 @@ fn a_connection_that_both_sides_end_is_forgotten_soon() {
     for mode in MODES {
         for (packets, seconds) in endings {
             let mut lab = lab(mode);
-            let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
+            let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
             for &(from_client, flags) in packets {
-                if from_client { talk.ask_tcp(&mut lab, flags) } else { talk.answer_tcp(&mut lab, flags) }
+                if from_client {
+                    connection.query_tcp(&mut lab, flags)
+                } else {
+                    connection.answer_tcp(&mut lab, flags)
+                }
             }
             idle(&mut lab, seconds - 1);
             assert_eq!(lab.pipeline.flows().live(), 1);
@@ -74,8 +78,8 @@ fn a_connection_that_both_sides_end_is_forgotten_soon() {
 fn a_refused_connection_is_forgotten_soon() {
     for mode in MODES {
         let mut lab = lab(mode);
-        let talk = Talk::knock(&mut lab, client(1), VIP).unwrap();
-        talk.answer_tcp(&mut lab, RST | ACK);
+        let connection = Connection::knock(&mut lab, client(1), VIP).unwrap();
+        connection.answer_tcp(&mut lab, RST | ACK);
         idle(&mut lab, 10);
         assert_eq!(lab.pipeline.flows().live(), 0);
     }
@@ -86,12 +90,12 @@ fn a_forged_reset_and_syn_do_not_move_a_connection() {
     for mode in MODES {
         for forged in [&[RST, SYN][..], &[FIN | ACK, SYN], &[SYN], &[RST, SYN, RST, SYN]] {
             let mut lab = lab(mode);
-            let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
+            let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
             for &flags in forged {
-                talk.ask_tcp(&mut lab, flags);
+                connection.query_tcp(&mut lab, flags);
             }
             idle(&mut lab, 600);
-            talk.goes_on(&mut lab);
+            connection.continues(&mut lab);
         }
     }
 }
@@ -101,12 +105,12 @@ fn a_client_that_reset_its_connection_connects_again_from_the_same_port() {
     for mode in MODES {
         for end in [RST, FIN | ACK] {
             let mut lab = lab(mode);
-            let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
-            talk.ask_tcp(&mut lab, end);
-            let again = Talk::open(&mut lab, client(1), VIP).unwrap();
-            again.goes_on(&mut lab);
+            let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
+            connection.query_tcp(&mut lab, end);
+            let again = Connection::open(&mut lab, client(1), VIP).unwrap();
+            again.continues(&mut lab);
             idle(&mut lab, 899);
-            again.goes_on(&mut lab);
+            again.continues(&mut lab);
         }
     }
 }
@@ -115,26 +119,26 @@ fn a_client_that_reset_its_connection_connects_again_from_the_same_port() {
 fn a_connection_that_both_sides_ended_begins_again_with_another_backend() {
     for mode in MODES {
         let mut lab = lab(mode);
-        let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
-        talk.close(&mut lab);
+        let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
+        connection.close(&mut lab);
         lab.change(|spec| {
             for backend in &mut spec.services[0].backends {
-                if backend.address == talk.backend.ip() {
+                if backend.address == connection.backend.ip() {
                     backend.state = BackendState::Draining;
                 }
             }
         });
-        let again = Talk::open(&mut lab, client(1), VIP).unwrap();
-        assert_ne!(again.backend, talk.backend);
+        let again = Connection::open(&mut lab, client(1), VIP).unwrap();
+        assert_ne!(again.backend, connection.backend);
     }
 }
 
 #[test]
 fn data_after_a_forged_fin_makes_the_connection_as_good_as_before() {
     let mut lab = lab(ForwardingMode::Nat);
-    let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
-    talk.ask_tcp(&mut lab, FIN | ACK);
-    talk.ask_tcp(&mut lab, PSH | ACK);
+    let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
+    connection.query_tcp(&mut lab, FIN | ACK);
+    connection.query_tcp(&mut lab, PSH | ACK);
     let mut phases = Vec::new();
     lab.pipeline.flows().scan(0, u64::MAX, lab.now, |flow| phases.push(flow.phase));
     assert_eq!(phases, [tidegate_conntrack::Phase::Established]);
@@ -149,9 +153,9 @@ fn an_sctp_init_leaves_a_backend_that_is_down_and_the_association_does_not() {
         let backends = ["10.0.0.1:3868", "10.0.0.2:3868"];
         let mut lab = Lab::new(vec![service(mode, Protocol::Sctp, vip, &backends)]);
         let send = |lab: &mut Lab, packet: &Builder| {
-            let fate = lab.send(packet.clone());
-            fate.sent(TransmitReason::Forward);
-            lab.backend_of(&fate)
+            let result = lab.send(packet.clone());
+            result.sent(TransmitReason::Forward);
+            lab.backend_of(&result)
         };
         let first = send(&mut lab, &init);
         assert_eq!(send(&mut lab, &data), first);

@@ -12,8 +12,8 @@ use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol};
 use tidegate_wire::tcp::flags::{ACK, SYN};
 
-use super::lab::{Fate, Lab, service};
-use super::talk::{Talk, ends};
+use super::connection::{Connection, ends};
+use super::lab::{FrameResult, Lab, service};
 use crate::pipeline::FlowNote;
 use crate::testing::builder::Builder;
 
@@ -52,16 +52,16 @@ fn genuine(n: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0x5000_0000 | n << 8)), 50_000)
 }
 
-fn is_sent(fate: &Fate, why: TransmitReason) -> bool {
-    fate.verdict == Verdict::Transmit { interface: 0, why }
+fn is_sent(result: &FrameResult, why: TransmitReason) -> bool {
+    result.verdict == Verdict::Transmit { interface: 0, why }
 }
 
 /// Handshakes with a Service, one every two milliseconds, and those that failed for a client or backend.
 struct Handshakes {
     vip: &'static str,
     backend_ms: u32,
-    to_answer: VecDeque<(u32, Talk)>,
-    to_confirm: VecDeque<(u32, Talk)>,
+    to_answer: VecDeque<(u32, Connection)>,
+    to_confirm: VecDeque<(u32, Connection)>,
     succeeded: usize,
     /// The failure of each lost handshake.
     lost: Vec<String>,
@@ -76,26 +76,26 @@ impl Handshakes {
 
     fn go_on(&mut self, lab: &mut Lab, ms: u32) {
         if ms.is_multiple_of(2) {
-            match Talk::knock(lab, genuine(ms), self.vip) {
-                Ok(talk) => self.to_answer.push_back((ms + self.backend_ms, talk)),
+            match Connection::knock(lab, genuine(ms), self.vip) {
+                Ok(connection) => self.to_answer.push_back((ms + self.backend_ms, connection)),
                 Err(why) => self.lost.push(format!("{ms}: SYN: {why}")),
             }
         }
-        while let Some((_, talk)) = self.to_answer.pop_front_if(|(due, _)| *due <= ms) {
-            let fate = talk.try_answer_tcp(lab, SYN | ACK);
-            if is_sent(&fate, TransmitReason::Reply) {
-                self.to_confirm.push_back((ms + CLIENT_MS, talk));
+        while let Some((_, connection)) = self.to_answer.pop_front_if(|(due, _)| *due <= ms) {
+            let result = connection.try_answer_tcp(lab, SYN | ACK);
+            if is_sent(&result, TransmitReason::Reply) {
+                self.to_confirm.push_back((ms + CLIENT_MS, connection));
             } else {
-                self.lost.push(format!("{ms}: SYN-ACK: {:?}", fate.verdict));
+                self.lost.push(format!("{ms}: SYN-ACK: {:?}", result.verdict));
             }
         }
-        while let Some((_, talk)) = self.to_confirm.pop_front_if(|(due, _)| *due <= ms) {
-            let fate = talk.try_tcp(lab, ACK);
-            if fate.note.flow == FlowNote::Known && is_sent(&fate, TransmitReason::Forward) {
+        while let Some((_, connection)) = self.to_confirm.pop_front_if(|(due, _)| *due <= ms) {
+            let result = connection.try_tcp(lab, ACK);
+            if result.note.flow == FlowNote::Known && is_sent(&result, TransmitReason::Forward) {
                 self.succeeded += 1;
-                talk.close(lab);
+                connection.close(lab);
             } else {
-                self.lost.push(format!("{ms}: ACK: {:?}", fate.verdict));
+                self.lost.push(format!("{ms}: ACK: {:?}", result.verdict));
             }
         }
     }
@@ -130,16 +130,16 @@ fn a_flood_at_one_service_costs_no_handshake_with_another() {
     type Flood = fn(&mut Lab, u32);
     let floods: [(&str, Flood); 3] = [
         ("SYNs that nobody answers", |lab, n| {
-            let _ = Talk::knock(lab, anywhere(n), SHOP);
+            let _ = Connection::knock(lab, anywhere(n), SHOP);
         }),
         ("SYNs that the backend answers", |lab, n| {
-            if let Ok(talk) = Talk::knock(lab, anywhere(n), SHOP) {
-                talk.try_answer_tcp(lab, SYN | ACK);
+            if let Ok(connection) = Connection::knock(lab, anywhere(n), SHOP) {
+                connection.try_answer_tcp(lab, SYN | ACK);
             }
         }),
         ("two datagrams a flow", |lab, n| {
-            let _ = Talk::ask(lab, anywhere(n), LOG);
-            let _ = Talk::ask(lab, anywhere(n), LOG);
+            let _ = Connection::query(lab, anywhere(n), LOG);
+            let _ = Connection::query(lab, anywhere(n), LOG);
         }),
     ];
     for mode in NAT {
@@ -154,7 +154,7 @@ fn a_flood_at_one_service_costs_no_handshake_with_another() {
 fn a_handshake_that_the_backend_answered_outranks_unanswered_ones() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
-            let _ = Talk::knock(lab, anywhere(n), SHOP);
+            let _ = Connection::knock(lab, anywhere(n), SHOP);
         });
         seen.assert_served(mode.as_str());
     }
@@ -164,8 +164,8 @@ fn a_handshake_that_the_backend_answered_outranks_unanswered_ones() {
 fn a_flood_from_one_network_costs_no_handshake_of_other_networks() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 100), |lab, n| {
-            if let Ok(talk) = Talk::knock(lab, in_one_network(n), SHOP) {
-                talk.try_answer_tcp(lab, SYN | ACK);
+            if let Ok(connection) = Connection::knock(lab, in_one_network(n), SHOP) {
+                connection.try_answer_tcp(lab, SYN | ACK);
             }
         });
         seen.assert_served(mode.as_str());
@@ -176,8 +176,8 @@ fn a_flood_from_one_network_costs_no_handshake_of_other_networks() {
 fn flows_that_are_over_make_way_before_a_handshake() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
-            let talk = Talk::open(lab, anywhere(n), SHOP).unwrap();
-            talk.close(lab);
+            let connection = Connection::open(lab, anywhere(n), SHOP).unwrap();
+            connection.close(lab);
         });
         seen.assert_served(mode.as_str());
     }
@@ -209,8 +209,8 @@ fn a_dsr_flow_whose_entry_was_evicted_keeps_its_backend() {
     let segment = |n: u32, flags| Builder::tcp(genuine(n), SHOP).flags(flags);
     let backends: Vec<_> = (0..3_000)
         .map(|n| {
-            let fate = lab.send(segment(n, SYN));
-            lab.backend_of(&fate)
+            let result = lab.send(segment(n, SYN));
+            lab.backend_of(&result)
         })
         .collect();
     for n in 0..30_000 {
@@ -218,10 +218,10 @@ fn a_dsr_flow_whose_entry_was_evicted_keeps_its_backend() {
     }
     let mut pushed_out = 0;
     for (n, backend) in (0..).zip(&backends) {
-        let fate = lab.send(segment(n, ACK));
-        fate.sent(TransmitReason::Forward);
-        pushed_out += u32::from(fate.note.flow == FlowNote::New);
-        assert_eq!(lab.backend_of(&fate), *backend);
+        let result = lab.send(segment(n, ACK));
+        result.sent(TransmitReason::Forward);
+        pushed_out += u32::from(result.note.flow == FlowNote::New);
+        assert_eq!(lab.backend_of(&result), *backend);
     }
     assert!(pushed_out > 1_000, "{pushed_out}");
 }
@@ -233,19 +233,20 @@ fn a_flow_that_the_backend_answered_keeps_its_snat_port_while_others_have_one() 
     let ports = 0x1_0000 - u32::from(tidegate_spec::limits::SNAT_PORT_MIN);
     let mut answered = Vec::new();
     for n in 0..ports + ports / 4 {
-        let talk = Talk::knock(&mut lab, anywhere(n), WEB).unwrap_or_else(|why| panic!("{why} at {n}"));
+        let connection =
+            Connection::knock(&mut lab, anywhere(n), WEB).unwrap_or_else(|why| panic!("{why} at {n}"));
         if n < ports && n % 100 == 0 {
-            talk.answer_tcp(&mut lab, SYN | ACK);
-            answered.push(talk);
+            connection.answer_tcp(&mut lab, SYN | ACK);
+            answered.push(connection);
         }
         if n == ports {
             // The answered flows are idle for as long as all others.
             lab.wait(Duration::from_secs(1));
         }
     }
-    for talk in answered {
-        let fate = talk.try_tcp(&mut lab, ACK);
-        assert_eq!(fate.note.flow, FlowNote::Known);
-        assert_eq!(ends(fate.sent(TransmitReason::Forward)), (talk.local, talk.backend));
+    for connection in answered {
+        let result = connection.try_tcp(&mut lab, ACK);
+        assert_eq!(result.note.flow, FlowNote::Known);
+        assert_eq!(ends(result.sent(TransmitReason::Forward)), (connection.local, connection.backend));
     }
 }

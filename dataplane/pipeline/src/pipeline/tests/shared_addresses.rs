@@ -29,8 +29,8 @@ fn a_service_port_on_an_own_address_is_served_and_every_other_port_is_the_kernel
     for mode in ForwardingMode::ALL {
         let mut lab = own(mode);
         assert_eq!(lab.snapshot.address(&ip("10.0.0.254").into()), Some(AddressKind::Own(0)));
-        let fate = lab.send(Builder::tcp(CLIENT, OWN).flags(flags::SYN));
-        assert_eq!(ethernet::destination(fate.sent(TransmitReason::Forward)), backend_mac(1), "{mode}");
+        let result = lab.send(Builder::tcp(CLIENT, OWN).flags(flags::SYN));
+        assert_eq!(ethernet::destination(result.sent(TransmitReason::Forward)), backend_mac(1), "{mode}");
         lab.send(Builder::udp(CLIENT, OWN)).sent(TransmitReason::Forward);
         for other in [
             Builder::tcp(CLIENT, "10.0.0.254:22").flags(flags::SYN),
@@ -48,14 +48,15 @@ fn a_service_port_on_an_own_address_is_served_and_every_other_port_is_the_kernel
 fn replies_of_a_service_port_on_an_own_address_come_from_it() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = own(mode);
-        let fate = lab.send(Builder::tcp(CLIENT, OWN).flags(flags::SYN));
-        let sent = crate::testing::summary(fate.sent(TransmitReason::Forward));
+        let result = lab.send(Builder::tcp(CLIENT, OWN).flags(flags::SYN));
+        let sent = crate::testing::summary(result.sent(TransmitReason::Forward));
         let source =
             sent.split_whitespace().find(|word| word.ends_with(":40000") || word.starts_with("10.0.0.253:"));
         let to = source.unwrap_or_else(|| panic!("a source in {sent}")).to_owned();
         let answer = Builder::tcp("10.0.0.1:8080", to.as_str()).flags(flags::SYN | flags::ACK);
-        let fate = lab.send(answer);
-        let Ok(tidegate_wire::Parsed::Ip(h)) = tidegate_wire::parse(fate.sent(TransmitReason::Reply)) else {
+        let result = lab.send(answer);
+        let Ok(tidegate_wire::Parsed::Ip(h)) = tidegate_wire::parse(result.sent(TransmitReason::Reply))
+        else {
             panic!("not IP")
         };
         assert_eq!((h.src.ip(), h.src_port), (ip("10.0.0.254"), 30080), "{mode}");
@@ -119,8 +120,8 @@ fn a_vip_inside_a_routed_network_is_served_as_it_is() {
                 .routes
                 .push(RouteSpec { to: "10.96.0.0/12".parse().unwrap(), via: ip("10.0.0.250") });
         });
-        let fate = lab.send(Builder::tcp(CLIENT, "10.96.0.10:80").flags(flags::SYN));
-        assert_eq!(ethernet::destination(fate.sent(TransmitReason::Forward)), backend_mac(1), "{mode}");
+        let result = lab.send(Builder::tcp(CLIENT, "10.96.0.10:80").flags(flags::SYN));
+        assert_eq!(ethernet::destination(result.sent(TransmitReason::Forward)), backend_mac(1), "{mode}");
         let ping = Builder::icmp(ip("198.51.100.7"), ip("10.96.0.10"), 8, 0, [0, 1, 0, 1]);
         lab.send(ping).sent(TransmitReason::EchoReply);
     }
@@ -139,8 +140,8 @@ fn routes_that_change_lead_the_next_packet_of_known_flows_another_way() {
     with_routes.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &pods).into()];
     let mut lab = Lab::with_spec(with_routes);
     let node = |lab: &mut Lab, port: u16, flags| {
-        let fate = lab.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags));
-        (ethernet::destination(fate.sent(TransmitReason::Forward)), lab.backend_of(&fate))
+        let result = lab.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags));
+        (ethernet::destination(result.sent(TransmitReason::Forward)), lab.backend_of(&result))
     };
     let number = |pod: std::net::IpAddr| match pod {
         std::net::IpAddr::V4(pod) => usize::from(pod.octets()[1] - 100) * 100 + usize::from(pod.octets()[2]),

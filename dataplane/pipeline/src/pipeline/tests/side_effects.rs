@@ -76,9 +76,9 @@ fn the_padding_of_a_short_frame_stays() {
 fn an_echo_reply_has_no_trailer() {
     let mut lab = Lab::new(vec![one(ForwardingMode::DsrL2, Protocol::Udp, ENDS[0])]);
     let ping = Builder::echo_request(ip("198.51.100.7"), ip("203.0.113.5"), 7, 1).payload_len(80).trailer(90);
-    let fate = lab.send(ping);
-    fate.sent(TransmitReason::EchoReply);
-    assert_eq!(trailer(&fate.frame), 0);
+    let result = lab.send(ping);
+    result.sent(TransmitReason::EchoReply);
+    assert_eq!(trailer(&result.frame), 0);
 }
 
 #[test]
@@ -93,9 +93,9 @@ fn a_packet_whose_hop_limit_ends_here_begins_no_flow() {
             let mut lab = Lab::new(vec![affine(Protocol::Tcp), affine(Protocol::Udp)]);
             for ttl in [0, 1] {
                 for packet in [Builder::tcp(client, vip).flags(flags::SYN), Builder::udp(client, vip)] {
-                    let fate = lab.send(packet.ttl(ttl));
-                    fate.sent(TransmitReason::TtlExceeded);
-                    assert_eq!(fate.note.flow, FlowNote::None);
+                    let result = lab.send(packet.ttl(ttl));
+                    result.sent(TransmitReason::TtlExceeded);
+                    assert_eq!(result.note.flow, FlowNote::None);
                 }
             }
             assert_eq!(lab.pipeline.flows().live(), 0, "{mode}");
@@ -123,10 +123,10 @@ fn icmp_errors_name_the_service_and_the_backend_of_the_flow_that_they_quote() {
                     std::net::IpAddr::V4(_) => Builder::icmp("192.0.2.1", to, 3, 4, [0, 0, 5, 0]),
                     std::net::IpAddr::V6(_) => Builder::icmp("2001:db8:ffff::1", to, 2, 0, [0, 0, 5, 0]),
                 };
-                let fate = lab.send(error.payload(&quoted).mac(ROUTER_MAC, GATEWAY_MAC));
-                fate.sent(TransmitReason::IcmpError);
+                let result = lab.send(error.payload(&quoted).mac(ROUTER_MAC, GATEWAY_MAC));
+                result.sent(TransmitReason::IcmpError);
                 assert_eq!(
-                    fate.note,
+                    result.note,
                     crate::pipeline::Note { flow: FlowNote::Known, ..there.note },
                     "{mode}"
                 );
@@ -145,22 +145,22 @@ fn later_fragments_name_the_service_and_the_backend_of_their_first() {
                 let whole = b.dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
                 builder::fragments(&whole, id, 512)
             };
-            let fates = lab.receive_burst(&parts(Builder::udp(client, vip), 7));
-            let h = headers(fates[0].sent(TransmitReason::Forward));
-            let known = crate::pipeline::Note { flow: FlowNote::Known, ..fates[0].note };
+            let results = lab.receive_burst(&parts(Builder::udp(client, vip), 7));
+            let h = headers(results[0].sent(TransmitReason::Forward));
+            let known = crate::pipeline::Note { flow: FlowNote::Known, ..results[0].note };
             assert!(known.service.is_some() && known.backend.is_some());
-            for fate in &fates[1..] {
-                fate.sent(TransmitReason::Forward);
-                assert_eq!(fate.note, known, "{mode}");
+            for result in &results[1..] {
+                result.sent(TransmitReason::Forward);
+                assert_eq!(result.note, known, "{mode}");
             }
             if mode.is_dsr() {
                 continue;
             }
             let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
             for part in parts(Builder::udp(backend, local), 8) {
-                let fate = lab.receive(&part);
-                fate.sent(TransmitReason::Reply);
-                assert_eq!(fate.note, known, "{mode}: back");
+                let result = lab.receive(&part);
+                result.sent(TransmitReason::Reply);
+                assert_eq!(result.note, known, "{mode}: back");
             }
         }
     }
