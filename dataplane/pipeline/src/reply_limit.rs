@@ -19,11 +19,11 @@ const _: () = assert!(ANSWER_PREFIXES.is_power_of_two());
 
 /// A token bucket, stored as the time until which its tokens are spent.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Bucket {
+pub(crate) struct TokenBucket {
     paid_until: u64,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Spends a token, if the rate allows it now. Returns whether it did.
     pub(crate) fn take(&mut self, rate: Rate, now: Now) -> bool {
         let after = self.after_one_more(rate, now);
@@ -41,9 +41,9 @@ impl Bucket {
 #[derive(Debug)]
 pub(crate) struct ReplyLimit {
     secret: u64,
-    kinds: [Bucket; AnswerKind::COUNT],
+    kinds: [TokenBucket; AnswerKind::COUNT],
     /// [`ANSWER_PREFIXES`] for each kind, one kind after the other.
-    prefixes: Box<[Bucket]>,
+    prefixes: Box<[TokenBucket]>,
     suppressed: [u64; AnswerKind::COUNT],
 }
 
@@ -52,8 +52,8 @@ impl ReplyLimit {
     pub(crate) fn new(secret: u64) -> Self {
         Self {
             secret,
-            kinds: [Bucket::default(); AnswerKind::COUNT],
-            prefixes: vec![Bucket::default(); AnswerKind::COUNT * ANSWER_PREFIXES].into(),
+            kinds: [TokenBucket::default(); AnswerKind::COUNT],
+            prefixes: vec![TokenBucket::default(); AnswerKind::COUNT * ANSWER_PREFIXES].into(),
             suppressed: [0; AnswerKind::COUNT],
         }
     }
@@ -63,7 +63,7 @@ impl ReplyLimit {
     #[cold]
     pub(crate) fn take(&mut self, kind: AnswerKind, source: &Addr, now: Now) -> bool {
         let limits = limits(kind);
-        let prefix = kind.index() * ANSWER_PREFIXES + self.bucket_of(source);
+        let prefix = kind.index() * ANSWER_PREFIXES + self.index_of(source);
         let of_prefix = self.prefixes[prefix].after_one_more(limits.prefix, now);
         let of_kind = self.kinds[kind.index()].after_one_more(limits.total, now);
         match (of_prefix, of_kind) {
@@ -85,7 +85,7 @@ impl ReplyLimit {
     }
 
     /// The token bucket of the source's prefix: /24 for IPv4, and /56 for IPv6, the smallest prefix of one subscriber.
-    fn bucket_of(&self, source: &Addr) -> usize {
+    fn index_of(&self, source: &Addr) -> usize {
         let prefix = match source.is_v4() {
             // It differs from every IPv6 prefix, whose lowest byte is 0.
             true => u64::from(u32::from_be_bytes(source.v4_bytes()) >> 8) << 8 | 1,
@@ -172,8 +172,8 @@ mod tests {
     fn the_secret_determines_which_prefixes_share_a_token_bucket() {
         let shared = |secret| {
             let limit = ReplyLimit::new(secret);
-            let bucket = limit.bucket_of(&client(1));
-            (2..5_000).filter(|&n| limit.bucket_of(&client(n)) == bucket).collect::<Vec<_>>()
+            let index = limit.index_of(&client(1));
+            (2..5_000).filter(|&n| limit.index_of(&client(n)) == index).collect::<Vec<_>>()
         };
         let (one, other) = (shared(1), shared(2));
         assert!((1..20).contains(&one.len()) && (1..20).contains(&other.len()));

@@ -1,6 +1,6 @@
 //! Frames that the gateway answers itself: ARP, neighbour solicitations, pings, resets and ICMP errors.
 //!
-//! Each function turns the received frame into its answer in place and returns whether it succeeded. The pipeline
+//! Each function rewrites the received frame into its answer in place and returns whether it succeeded. The pipeline
 //! decides what may be answered, and `wire` builds the answer. Answers return to the station that sent the frame, so
 //! no neighbour has to be resolved.
 //!
@@ -19,12 +19,12 @@ use super::state::Pipeline;
 use crate::forward;
 use crate::frame::Frame;
 
-/// Turns the frame into the reply to its ARP request for one of our addresses.
+/// Rewrites the frame into the reply to its ARP request for one of our addresses.
 pub(super) fn arp_reply<F: Frame>(frame: &mut F, request: &ArpPacket, mac: MacAddr) -> bool {
     become_small(frame, &arp::reply(request, mac))
 }
 
-/// Turns the frame into the advertisement that answers its solicitation for one of our addresses.
+/// Rewrites the frame into the advertisement that answers its solicitation for one of our addresses.
 pub(super) fn advertisement<F: Frame>(
     frame: &mut F,
     h: &Headers,
@@ -35,7 +35,7 @@ pub(super) fn advertisement<F: Frame>(
     is_from_one_station(frame) && become_small(frame, &answer)
 }
 
-/// Turns the frame into the reply to its ping, or to its fragment of a ping. The IPv4 reply to a ping that the driver
+/// Rewrites the frame into the reply to its ping, or to its fragment of a ping. The IPv4 reply to a ping that the driver
 /// reassembled is fragmented if it exceeds the link's MTU.
 pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
     let (mac, mtu) = (burst.interface.mac, burst.interface.mtu);
@@ -61,7 +61,7 @@ pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &
 }
 
 impl Pipeline {
-    /// Turns the frame into a reset for its TCP segment, if one may be sent now.
+    /// Rewrites the frame into a reset for its TCP segment, if one may be sent now.
     #[cold]
     pub(super) fn reset<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
         let frame = &mut burst.frames[at];
@@ -72,7 +72,7 @@ impl Pipeline {
         self.reply_limit.take(AnswerKind::Reset, &h.src, burst.now) && become_small(frame, &answer)
     }
 
-    /// Turns the frame into an ICMP error about its packet, if one may be sent now.
+    /// Rewrites the frame into an ICMP error about its packet, if one may be sent now.
     #[cold]
     pub(super) fn refuse<F: Frame>(
         &mut self,
@@ -114,7 +114,7 @@ fn kind_of(problem: Problem) -> AnswerKind {
     }
 }
 
-/// Turns the frame into an ICMP error about itself, from one of our addresses. The caller has checked that it may be
+/// Rewrites the frame into an ICMP error about itself, from one of our addresses. The caller has checked that it may be
 /// answered.
 fn error<F: Frame>(frame: &mut F, h: &Headers, problem: Problem, mac: MacAddr, from: Addr) -> bool {
     let answer = icmp::error(frame.bytes(), h, problem, mac, from);

@@ -87,7 +87,7 @@ impl Pipeline {
         }
     }
 
-    /// Turns a SYN into the SYN ACK with a cookie. Reply limits don't apply, because the answer is no longer than the
+    /// Rewrites a SYN into the SYN ACK with a cookie. Reply limits don't apply, because the answer is no longer than the
     /// SYN.
     #[cold]
     pub(super) fn answer_with_cookie<F: Frame>(
@@ -228,7 +228,7 @@ impl Pipeline {
         }
     }
 
-    /// Turns a backend's SYN ACK into its acknowledgement, with the PROXY protocol header or TOA option if the
+    /// Rewrites a backend's SYN ACK into its acknowledgement, with the PROXY protocol header or TOA option if the
     /// backend gets one: this is the first segment of the client's data. Returns whether it is sent.
     fn acknowledge<F: Frame>(
         &mut self,

@@ -41,9 +41,9 @@ impl<F: Frame> Burst<'_, '_, F> {
         let (interface, from) = (self.arrival.interface(), ethernet::source(self.frames[at].bytes()));
         let neighbors = self.view.neighbors;
         // There is at most one router for each family: a spec has each route once.
-        self.view.snapshot.default_routers().iter().any(|&slot| {
-            neighbors.key(slot).is_some_and(|(link, _)| link == interface)
-                && neighbors.mac(slot) == Some(from)
+        self.view.snapshot.default_routers().iter().any(|&router| {
+            neighbors.key(router).is_some_and(|(link, _)| link == interface)
+                && neighbors.mac(router) == Some(from)
         })
     }
 }

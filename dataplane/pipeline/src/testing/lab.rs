@@ -1,7 +1,7 @@
 //! A gateway in memory: a spec that is easy to change, a clock that tests set, and one call per frame.
 //!
-//! It is for the tests of the pipeline in this crate and in `tests/`. It runs the real pipeline with a real snapshot,
-//! and replaces only the driver and the clock. It panics on invalid specs and frames.
+//! The tests of the pipeline in this crate and in `tests/` use it. It runs the real pipeline with a real snapshot, and
+//! replaces only the driver and the clock. It panics on invalid specs and frames.
 //!
 //! Invariant: every frame's verdict is recorded in the lab's counters, and a frame that is not sent is unchanged.
 
@@ -42,15 +42,15 @@ pub struct FrameResult {
     pub frame: Vec<u8>,
     /// The neighbour events of the whole burst.
     pub events: Vec<NeighborEvent>,
-    /// The datagram whose first fragment it may wait for.
+    /// The datagram whose first fragment the frame may wait for.
     pub waits_for: Option<FragmentKey>,
-    /// The frames that are sent instead if it does not fit its link.
+    /// The fragments that are sent if the frame doesn't fit its link.
     pub fragments: Vec<Vec<u8>>,
     /// The first fragments in the whole burst.
     pub first_fragments: Vec<FirstFragment>,
     /// The copies of flows for the worker that handed the burst over.
     pub flow_copies: Vec<FlowCopy>,
-    /// The reports of uses of copies in the whole burst, each with the worker that holds the flow.
+    /// The uses of copies in the whole burst, each with the worker that owns the flow.
     pub flow_uses: Vec<(WorkerIndex, FlowUse)>,
 }
 
@@ -113,7 +113,7 @@ impl Lab {
     /// Creates one worker of several.
     ///
     /// # Panics
-    /// If the spec has faults.
+    /// If the spec is invalid.
     #[must_use]
     pub fn worker(spec: SnapshotSpec, worker: u8, workers: u8, steering: Steering) -> Self {
         let neighbors = NeighborTable::new();
@@ -134,7 +134,7 @@ impl Lab {
         }
     }
 
-    /// Changes the number of flows of each kind that the tables can hold.
+    /// Changes the capacity of the flow tables.
     #[must_use]
     pub fn with_entries(mut self, entries: usize) -> Self {
         let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 7, steering: Steering::Single };
@@ -183,10 +183,10 @@ impl Lab {
         self.process(arrival, MemoryFrame::new(frame), frame)
     }
 
-    /// Does the same as [`Self::receive`], with a buffer without headroom.
+    /// [`Self::receive`] with a buffer without headroom.
     pub fn receive_tight(&mut self, frame: &[u8]) -> FrameResult {
         let mut tight = MemoryFrame::new(frame);
-        assert!(tight.grow_front(tidegate_spec::limits::HEADROOM_MIN), "all the room there is");
+        assert!(tight.grow_front(tidegate_spec::limits::HEADROOM_MIN), "all of the headroom");
         tight.bytes_mut()[..frame.len()].copy_from_slice(frame);
         assert!(tight.resize(frame.len()));
         self.process(Arrival::Wire(0), tight, frame)
@@ -200,7 +200,7 @@ impl Lab {
 
     fn process(&mut self, arrival: Arrival, received: MemoryFrame, frame: &[u8]) -> FrameResult {
         let results = self.process_burst(arrival, vec![received], &[frame.to_vec()]);
-        results.into_iter().next().expect("one fate a frame")
+        results.into_iter().next().expect("one result for each frame")
     }
 
     fn process_burst(
@@ -250,7 +250,7 @@ impl Lab {
     }
 }
 
-/// Prepares what the publisher prepares for a snapshot.
+/// Makes the preparations of the publisher for a snapshot.
 fn prepare(pipeline: &Pipeline, snapshot: &Snapshot) {
     if snapshot.has_sctp() {
         pipeline.associations().prepare();

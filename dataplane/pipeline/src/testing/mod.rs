@@ -2,7 +2,7 @@
 //! of [`tidegate_wire::testing`].
 //!
 //! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature. The
-//! daemon does not contain it. It may therefore allocate and panic.
+//! daemon does not contain it. So this code may allocate and panic.
 
 pub mod fuzz;
 pub mod lab;

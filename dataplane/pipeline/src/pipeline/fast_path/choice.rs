@@ -1,11 +1,12 @@
-//! Packets whose flow has no entry, in the fast path: the hash of a packet selects its backend.
+//! Fast path for packets whose flow has no entry: the hash of a packet selects its backend.
 //!
-//! If the service tracks on change (`flowTracking: on-change`) and the backend is settled, no table is read and nothing is
-//! remembered. If the service has an entry for each flow, a datagram or a SYN begins one, unless a limit, affinity or another
-//! rule has a say. The entry is written when the packet is sent, so that a packet that is left to the stages has none. With
-//! `nat`, a datagram begins a flow under the same conditions, if its client's own port is free and no other flow has to give way.
+//! If the service tracks on change (`flowTracking: on-change`) and the flow is stable, no table is read and no entry is
+//! needed. If the service has an entry for each flow, a datagram or a SYN creates one, unless a limit, affinity or
+//! another rule applies. The entry is written after the packet is sent, so that a deferred packet has none. With `nat`,
+//! a datagram creates a flow under the same conditions, if its client's own port is free and no other flow must be
+//! evicted.
 //!
-//! Invariant: the decisions are those of [`on_change`](crate::pipeline::on_change) and of `Pipeline::begin`.
+//! Invariant: the decisions equal those of [`on_change`](crate::pipeline::on_change) and of `Pipeline::begin`.
 
 use tidegate_conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
 use tidegate_select::rendezvous::Rendezvous;
@@ -24,8 +25,8 @@ use super::item::{Action, Actions, Item};
 use super::send::reachable;
 use crate::pipeline::view::View;
 
-/// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one. If not, even a packet
-/// that begins or ends a connection changes nothing.
+/// Pass 2 for a packet to a service that tracks on change. If the client's flows may have entries, the packet is looked
+/// up. Otherwise not even a packet that starts or ends a connection changes any state.
 #[inline(never)]
 pub(super) fn seek_on_change<const A: usize>(
     snapshot: &Snapshot,
@@ -50,7 +51,7 @@ pub(super) fn seek_on_change<const A: usize>(
         }
         return;
     }
-    // A SYN may be counted against a limit, and the segment size in it may have to be lowered.
+    // A SYN may count against a limit, and its segment size may have to be reduced.
     let is_checked = packet.flags & tcp::flags::SYN != 0
         && (service.mss_limit != 0 || service.limited.of_new_flows() || snapshot.limits_sources());
     if !(is_deferred || is_checked) {
@@ -61,8 +62,8 @@ pub(super) fn seek_on_change<const A: usize>(
     }
 }
 
-/// Pass 2 for a packet that begins or ends a connection, to a service that does not track on change. Packets of the flow that follow
-/// in the burst are left to the stages.
+/// Pass 2 for a packet that starts or ends a connection, to a service that doesn't track on change. Later packets of
+/// the flow in the burst are deferred.
 #[inline(never)]
 pub(super) fn seek_opening<const A: usize>(
     snapshot: &Snapshot,
@@ -94,7 +95,7 @@ fn kind_of<const A: usize>(packet: &Usual<A>) -> Packet {
     if packet.proto == proto::TCP { Packet::Tcp(packet.flags) } else { Packet::Datagram }
 }
 
-/// Whether a packet whose flow is not known begins one, and nothing but the hash decides on it.
+/// Whether a packet of an unknown flow creates one, and the hash alone determines its backend.
 fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Usual<A>) -> bool {
     let kind = kind_of(packet);
     (!kind.has_connection() || kind.is_opening() && service.mss_limit == 0)
@@ -104,9 +105,8 @@ fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Us
         && !snapshot.limits_sources()
 }
 
-/// The seats that alone decide on a packet without an entry. If something is in flux, those of new flows decide on a packet that
-/// begins one, if the service has an entry for each flow; no other packet of such a service comes here. `None` if a flow in
-/// flux may have no entry, or a backend warms up.
+/// The seats that determine the backend of a packet without an entry. While flows are in flux, a service with an entry
+/// for each flow uses the seats of new flows. `None` if a flow in flux may have no entry, or a backend warms up.
 #[inline(always)]
 fn deciding_seats(service: &Service) -> Option<&Rendezvous> {
     match service.selector() {
@@ -125,7 +125,7 @@ fn seats_in_flux(service: &Service) -> Option<&Rendezvous> {
 }
 
 /// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
-/// client's. The hash of the choice takes the place of that of the flow.
+/// client's. The hash of the choice replaces that of the flow.
 #[inline(always)]
 fn prepare_choice<const A: usize>(
     snapshot: &Snapshot,
@@ -148,8 +148,8 @@ fn prepare_choice<const A: usize>(
     }
 }
 
-/// Prepares the choice for a packet whose flow has no entry: if its service tracks on change, or if the packet begins the flow,
-/// which [`seek_opening`] has checked for a SYN. Leaves any other packet to the stages.
+/// Prepares the choice for a packet whose flow has no entry, if its service tracks on change or the packet creates the
+/// flow ([`seek_opening`] has checked SYNs). Defers other packets.
 pub(super) fn prepare_without_entry<const A: usize>(
     snapshot: &Snapshot,
     item: &mut Item<A>,
@@ -168,8 +168,8 @@ pub(super) fn prepare_without_entry<const A: usize>(
     }
 }
 
-/// Prepares the choice for a packet of a service with translation whose flow has no entry, if it is a datagram that begins a
-/// flow of `nat`. Leaves any other packet to the stages.
+/// Prepares the choice for a packet of a service with translation whose flow has no entry, if it is a datagram that
+/// creates a `nat` flow. Defers other packets.
 pub(super) fn prepare_pair<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, actions: &mut Actions)
 where
     Families: Family<A>,
@@ -218,8 +218,8 @@ pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>],
     }
 }
 
-/// Pass 3 for datagrams that begin a flow of `nat`: inserts the flow if the packet can be sent and the client's own port is free
-/// towards the endpoint. Leaves any other packet to the stages.
+/// Pass 3 for datagrams that create a `nat` flow: inserts the flow if the packet can be sent and the client's own port
+/// is free towards the endpoint. Defers other packets.
 #[inline(never)]
 pub(super) fn bind<const A: usize>(
     view: &View<'_>,
@@ -232,12 +232,12 @@ pub(super) fn bind<const A: usize>(
 {
     for item in items.iter_mut().filter(|item| item.action == Action::Binding) {
         let packet = &item.packet;
-        // A backend that is its own client gets another source.
+        // A backend that is its own client needs another source.
         match reachable(view, item).filter(|backend| words::<A>(&backend.address) != packet.src) {
             Some(backend) => {
                 let reply = SteadyKey::reply(backend.endpoint, packet.src, packet.src_port());
                 item.hash = flows.steady_hash(&reply);
-                // A free key is in neither bucket, so both are searched.
+                // A free key is in neither hash bucket, so both are searched.
                 flows.prefetch_nat(item.hash, Bucket::First);
                 flows.prefetch_nat(item.hash, Bucket::Second);
             }
@@ -259,7 +259,7 @@ pub(super) fn bind<const A: usize>(
     }
 }
 
-/// Counts the flows whose first packet was sent, and remembers those that need an entry.
+/// Counts the flows whose first packet was sent, and inserts those that need an entry.
 #[inline(never)]
 pub(super) fn open<const A: usize>(
     view: &View<'_>,
@@ -282,7 +282,8 @@ pub(super) fn open<const A: usize>(
         {
             let packet = &item.packet;
             let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
-            // Without room, the flow may move when the owner of its hash changes. The table has counted that.
+            // If the table is full, the flow may move when the owner of its hash changes. The table has counted the
+            // missing entry.
             let _ = flows.create_dsr((&key, item.flow_hash), backend, kind_of(packet), service.idle, now);
         }
     }

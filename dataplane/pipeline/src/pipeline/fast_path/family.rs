@@ -1,4 +1,4 @@
-//! What differs between the families in the fast path, apart from the number of words of an address.
+//! Differences between the address families in the fast path, other than the length of an address.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::routes::NextHop;
@@ -18,10 +18,11 @@ pub(super) trait Family<const A: usize> {
     /// The number of an address.
     fn number(words: [u32; A]) -> Self::Number;
 
-    /// The next hop to an address, with the addresses around it that have the same one.
+    /// The next hop to an address, with the range of addresses around it that share it.
     fn route(snapshot: &Snapshot, to: Self::Number) -> Option<HopOf<Self::Number>>;
 
-    /// Whether an address can be a client's of any service. False for link-local addresses too, which are clients of some.
+    /// Whether an address may be a client of any service. False for link-local addresses, which may be clients of some
+    /// services.
     fn is_client_of_any(snapshot: &Snapshot, src: [u32; A]) -> bool;
 }
 

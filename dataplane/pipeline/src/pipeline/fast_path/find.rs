@@ -43,7 +43,8 @@ pub(super) fn find<const A: usize>(
     }
 }
 
-/// Pass 3 for modes without translation. Returns the packets whose flow is not in its first bucket: bit n stands for item n.
+/// Pass 3 for modes without translation. Returns the packets whose flow is not in its first hash bucket: bit n stands
+/// for item n.
 #[inline(never)]
 fn find_dsr<const A: usize>(
     snapshot: &Snapshot,
@@ -104,8 +105,8 @@ where
     elsewhere
 }
 
-/// The same in the second bucket, for flows that are not in the first: bit n stands for item n. Prepares the choice for packets
-/// whose flow is in neither.
+/// Looks in the second hash bucket for flows that are not in the first: bit n stands for item n. Prepares the choice
+/// for packets whose flow is in neither.
 #[inline(never)]
 fn find_elsewhere<const A: usize>(
     snapshot: &Snapshot,
@@ -139,8 +140,8 @@ fn find_elsewhere<const A: usize>(
     }
 }
 
-/// Pass 3 for flows that other workers hold: stores what the copy says. Leaves packets without a copy, or whose use of it must be
-/// reported, to the stages.
+/// Pass 3 for flows that other workers own: uses this worker's copy. Defers packets without a copy, or whose use of it
+/// must be reported.
 #[inline(never)]
 pub(super) fn find_copies<const A: usize>(
     snapshot: &Snapshot,
@@ -203,7 +204,7 @@ fn find_openings<const A: usize>(
             flows.prefetch_dsr(item.hash, Bucket::Second);
         }
     }
-    // An earlier segment of an unknown connection begins its flow in the stages.
+    // The stages create the flow for an earlier segment of an unknown connection.
     let mut deferred = Deferred::default();
     for item in items.iter_mut() {
         if item.action == Action::Stages {
@@ -222,7 +223,7 @@ fn find_openings<const A: usize>(
     }
 }
 
-/// Stores what the entry of a NAT flow says.
+/// Stores the entry of a NAT flow in the item.
 #[inline(always)]
 fn store_hit<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
     (item.other, item.other_port) = (hit.addr, hit.port);

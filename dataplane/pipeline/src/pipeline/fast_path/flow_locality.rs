@@ -1,5 +1,5 @@
-//! Which NAT flows this worker holds. Usual packets are neither fragments nor have they extension headers, so RSS brings them
-//! to the same worker as every whole packet of their flow.
+//! The NAT flows that this worker owns. Usual packets are not fragments and have no extension headers, so RSS assigns
+//! them to the worker of their flow.
 
 use tidegate_conntrack::flow_copies::FlowCopies;
 use tidegate_snapshot::Snapshot;
@@ -13,12 +13,12 @@ use crate::pipeline::owners::{Owners, RssDistribution, owner_of_client};
 pub(super) struct LocalWorker<'a> {
     pub(super) worker: WorkerIndex,
     pub(super) owners: Owners<'a>,
-    /// Its copies of flows that others hold.
+    /// Its copies of flows that others own.
     pub(super) copies: &'a FlowCopies,
 }
 
 impl LocalWorker<'_> {
-    /// Whether this worker holds the flow of a client's packet.
+    /// Whether this worker owns the flow of a client's packet.
     #[inline(always)]
     pub(super) fn owns_request<const A: usize>(&self, service: &Service, packet: &Usual<A>) -> bool {
         self.owners.workers <= 1 || self.owns_request_of_many(service, packet)
@@ -31,7 +31,7 @@ impl LocalWorker<'_> {
         self.is(self.owners.of_request(service, client, vip, packet.proto, RssDistribution::ByFlow))
     }
 
-    /// Whether this worker holds the flow of a backend's packet.
+    /// Whether this worker owns the flow of a backend's packet.
     #[inline(always)]
     pub(super) fn owns_reply<const A: usize>(&self, snapshot: &Snapshot, packet: &Usual<A>) -> bool {
         self.owners.workers <= 1 || self.owns_reply_of_many(snapshot, packet)
@@ -41,7 +41,7 @@ impl LocalWorker<'_> {
     fn owns_reply_of_many<const A: usize>(&self, snapshot: &Snapshot, packet: &Usual<A>) -> bool {
         let (src, dst) = (addr(packet.src), addr(packet.dst));
         let (backend, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
-        // Nearly all are clients, which needs no look-up.
+        // Nearly all destinations are clients, which need no look-up.
         self.is(if snapshot.may_be_ours(&packet.dst) {
             self.owners.of_reply(snapshot, backend, to, packet.proto, RssDistribution::ByFlow)
         } else {

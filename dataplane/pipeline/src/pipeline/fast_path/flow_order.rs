@@ -1,8 +1,9 @@
-//! The order of packets of one flow: behind a packet that is left to the stages, those of the same flow are left, too.
+//! Keeps packets of one flow in order: after a packet is deferred to the stages, later ones of its flow are deferred,
+//! too.
 
 use tidegate_wire::usual::Usual;
 
-/// The flows of which an earlier packet of the burst is left to the stages, as a Bloom filter of 256 bits with one bit for each
+/// The flows of which an earlier packet of the burst is deferred: a Bloom filter of 256 bits with one bit for each
 /// flow.
 #[derive(Default)]
 pub(super) struct Deferred {
@@ -11,9 +12,9 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// The number of a word and a bit in it.
+    /// The index of a word and the bit in it.
     #[inline(always)]
-    fn place<const A: usize>(packet: &Usual<A>) -> (usize, u64) {
+    fn bit_of<const A: usize>(packet: &Usual<A>) -> (usize, u64) {
         let src = packet.src.iter().fold(0, |all, word| all ^ word);
         let hash = (src ^ packet.ports.rotate_left(7)).wrapping_mul(0x9e37_79b1);
         ((hash >> 30) as usize, 1 << (hash >> 24 & 63))
@@ -21,7 +22,7 @@ impl Deferred {
 
     #[inline(always)]
     pub(super) fn add<const A: usize>(&mut self, packet: &Usual<A>) {
-        let (word, bit) = Self::place(packet);
+        let (word, bit) = Self::bit_of(packet);
         self.bits[word % 4] |= bit;
         self.has_any = true;
     }
@@ -31,7 +32,7 @@ impl Deferred {
         if !self.has_any {
             return false;
         }
-        let (word, bit) = Self::place(packet);
+        let (word, bit) = Self::bit_of(packet);
         self.bits[word % 4] & bit != 0
     }
 

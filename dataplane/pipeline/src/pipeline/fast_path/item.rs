@@ -1,31 +1,30 @@
-//! A packet on its way through the passes of the fast path. Each pass reads what the previous one has stored, and stores what
-//! the next one needs. Nothing here looks anything up.
+//! The state of a packet between the passes of the fast path. There are no look-ups here.
 
 use tidegate_conntrack::SteadyKey;
 use tidegate_spec::ids::{EndpointId, ServiceId};
 use tidegate_spec::limits::BURST;
 use tidegate_wire::usual::Usual;
 
-/// A packet on its way through the passes, whose addresses have `A` words.
+/// A packet in the fast path, with addresses of `A` words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item<const A: usize> {
     pub(super) packet: Usual<A>,
-    /// The hash for the look-up of the service or endpoint, then that of the flow or of the choice.
+    /// First the hash for the look-up of the service or endpoint, then that of the flow or of the choice.
     pub(super) hash: u64,
-    /// The hash of the flow, of a packet that begins one.
+    /// The hash of the flow, if the packet creates it.
     pub(super) flow_hash: u64,
-    /// The address of the flow's other side, in NAT modes when the flow is known.
+    /// The address of the flow's other side, for a known NAT flow.
     pub(super) other: [u32; A],
     /// Its port, in host order.
     pub(super) other_port: u16,
-    /// The service or endpoint whose flow it is, then the backend.
+    /// First the service or endpoint of the flow, then the backend.
     pub(super) id: u32,
-    /// The service, of a reply whose flow is known. Of a request it is 0 if the flow is known, otherwise one of the constants
+    /// For a reply of a known flow, the service. For a request, 0 if the flow is known, otherwise one of the constants
     /// below.
     pub(super) service: u32,
     /// The position of the frame.
     pub(super) at: u8,
-    /// Where the packet goes.
+    /// What the fast path does with it.
     pub(super) action: Action,
 }
 
@@ -50,29 +49,29 @@ impl<const A: usize> Default for Item<A> {
 /// What the fast path does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Action {
-    /// Nothing: the stages process it.
+    /// Defers it to the stages.
     #[default]
     Stages,
-    /// To a service that has an entry for each flow, with a SYN: if its flow has no entry, [`Self::Chosen`].
+    /// A SYN to a service with an entry for each flow. If its flow has no entry, it becomes [`Self::Chosen`].
     Opening,
-    /// To the backend that its hash selects, since its flow has no entry. When the backend is known, [`Self::Dsr`] or
+    /// Without a flow entry, sends it to the backend that its hash selects. Then it becomes [`Self::Dsr`] or
     /// [`Self::Binding`].
     Chosen,
-    /// To a backend of `nat`, with a datagram that begins a flow. When the flow has its entries, [`Self::ToBackend`].
+    /// A datagram that creates a `nat` flow. With the entries of the flow, it becomes [`Self::ToBackend`].
     Binding,
-    /// To a backend without translation.
+    /// Sends it to a backend without translation.
     Dsr,
-    /// To the backend of a NAT flow.
+    /// Sends it to the backend of a NAT flow.
     ToBackend,
-    /// From the backend of a NAT flow to its client.
+    /// Sends it from the backend of a NAT flow to its client.
     ToClient,
-    /// [`Self::ToBackend`] for a flow that another worker holds, if this worker has a copy.
+    /// [`Self::ToBackend`] by this worker's copy of a flow that another worker owns.
     ToBackendByCopy,
-    /// [`Self::ToClient`] in the same case.
+    /// [`Self::ToClient`] by this worker's copy of a flow that another worker owns.
     ToClientByCopy,
 }
 
-/// The ways that packets of a burst take.
+/// The actions that packets of a burst need.
 #[derive(Debug, Default)]
 pub(super) struct Actions {
     /// [`Action::Dsr`].
@@ -91,7 +90,7 @@ pub(super) struct Actions {
     pub(super) binding: bool,
 }
 
-/// The packets of a burst by family. A worker keeps it, so that it need not be cleared for each burst.
+/// The packets of a burst by family. A worker reuses it, so that it needn't be cleared for each burst.
 #[derive(Debug, Default)]
 pub(in crate::pipeline) struct Items {
     pub(super) v4: [Item<1>; BURST],
@@ -101,15 +100,15 @@ pub(in crate::pipeline) struct Items {
 impl<const A: usize> Item<A> {
     /// Marks a packet whose flow needs no entry.
     pub(super) const WITHOUT_ENTRY: u32 = 1;
-    /// The same, if it opens the flow.
+    /// Marks a packet that opens a flow without an entry.
     pub(super) const OPENS: u32 = 2;
-    /// Marks a packet that begins a flow without translation, which gets an entry when the packet is sent.
+    /// Marks a packet that creates a flow without translation. The entry is inserted after the packet is sent.
     pub(super) const BEGINS: u32 = 3;
-    /// Marks a packet that begins a flow with translation, which gets its entries before the packet is sent.
+    /// Marks a packet that creates a flow with translation. The entries are inserted before the packet is sent.
     pub(super) const BEGINS_PAIR: u32 = 4;
 
-    /// Begins with a packet of which only the headers were checked, and the hash for the look-up of its service. Fields that
-    /// later passes set keep their old values.
+    /// Reuses the item for a packet with checked headers and the hash for the look-up of its service. Fields that later
+    /// passes set keep their old values.
     #[inline(always)]
     pub(super) fn begin(&mut self, packet: Usual<A>, hash: u64, at: u8) {
         (self.packet, self.hash, self.service) = (packet, hash, 0);

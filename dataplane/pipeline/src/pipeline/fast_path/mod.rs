@@ -1,19 +1,18 @@
-//! The fast path: plain packets of established flows, which are nearly all packets, and the first packets of flows about which
-//! there is little to decide, in four passes over the burst before the stages. It leaves every other frame of the burst as it
-//! is, and the stages process these.
+//! The fast path: four passes over a burst before the stages. It sends plain packets of established flows, which are
+//! nearly all packets, and first packets of simple flows. All other frames are deferred unchanged to the stages.
 //!
-//! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
-//! untagged interface, a service that does nothing but forward, an entry of an established flow in use or a copy of one
-//! ([`tidegate_conntrack::flow_copies`]), a backend that takes packets, a next hop that is known, and room on its path. Such a packet
-//! changes nothing but the time of its flow, or nothing if it is sent by a copy. With `flowTracking: on-change`, a packet
-//! without an entry whose backend is settled takes it too, whatever its flags. Then nothing changes at all, except for the
-//! count of new connections. In modes without translation, a datagram or a SYN whose flow has no entry takes it if only the
-//! hash has a say in its backend, and with `nat` a datagram ([`choice`]).
+//! A packet qualifies if all of this holds: usual headers ([`usual`]), no TCP flag that starts or ends a connection, an
+//! untagged interface, a service without optional features, an entry of an established flow in use or a copy of one
+//! ([`tidegate_conntrack::flow_copies`]), a backend that accepts packets, a resolved next hop, and a length that fits
+//! its path. Such a packet changes only the time of its flow, or nothing if it is sent by a copy. With `flowTracking:
+//! on-change`, any packet of a stable flow without an entry qualifies, whatever its flags. It changes only the count of
+//! new connections. If the hash alone determines the backend, a first datagram qualifies in `nat`, and a first datagram
+//! or SYN in modes without translation ([`choice`]).
 //!
-//! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
-//! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
+//! Packets of one flow stay in order: after a packet is deferred, later packets of its flow are deferred, too. A frame
+//! that may belong to any flow (a fragment, options, a tag) defers all later ones.
 //!
-//! Invariant: verdict, bytes, counters and flow are those that the stages would produce for the same packet
+//! Invariant: verdict, bytes, counters and flow equal those that the stages would produce for the packet
 //! (`tests/fast_path.rs` compares them).
 
 mod choice;
@@ -48,7 +47,7 @@ use crate::frame::Frame;
 const AHEAD: usize = 4;
 
 impl Pipeline {
-    /// Processes the frames that it can, and returns them: bit n stands for frame n.
+    /// Processes the frames that qualify, and returns them: bit n stands for frame n.
     #[inline(always)]
     pub(super) fn fast_path<F: Frame>(
         &mut self,
@@ -126,7 +125,7 @@ fn check<F: Frame>(
             if take_v6(frame.bytes(), station, at, v6, &mut count_v6) {
                 continue;
             }
-            // Nothing is known of the flow of any other frame.
+            // The flow of any other frame is unknown.
             break;
         };
         let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
@@ -136,7 +135,7 @@ fn check<F: Frame>(
     (count.min(BURST), count_v6.min(BURST))
 }
 
-/// Pass 1 for a frame that is not a usual one of IPv4. Returns false if it is not one of IPv6 either.
+/// Pass 1 for a frame that isn't a usual IPv4 frame. Returns false if it isn't a usual IPv6 frame either.
 #[inline(never)]
 fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], count: &mut usize) -> bool {
     let Some(packet) = usual::check_v6(frame, station) else { return false };
@@ -146,8 +145,8 @@ fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], 
     true
 }
 
-/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns the ways that
-/// packets take.
+/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns the actions that packets
+/// need.
 #[inline(never)]
 fn seek<const A: usize>(
     snapshot: &Snapshot,
@@ -159,7 +158,7 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    // Flows whose bytes are counted have more to do for each packet.
+    // Flows with PROXY protocol headers are left to the stages.
     let translates = !flows.nat.has_streams();
     let mut actions = Actions::default();
     let mut deferred = Deferred::default();

@@ -1,7 +1,7 @@
 //! The last pass of the fast path: the next hop of each packet, its rewrite, its verdict.
 //!
-//! Everything that can stop a packet is checked before its first byte changes, and a packet that is stopped is left to the
-//! stages, which answer or count it.
+//! All checks come before the first changed byte. A packet that fails one is deferred to the stages, which answer or
+//! count it.
 
 use tidegate_snapshot::Interface;
 use tidegate_snapshot::backend::Backend;
@@ -25,7 +25,7 @@ use crate::frame::Frame;
 use crate::pipeline::output::{BurstOutput, FlowNote, Note};
 use crate::pipeline::view::View;
 
-/// A next hop that is known, on an untagged link.
+/// A resolved next hop on an untagged link.
 struct Hop<'s> {
     index: InterfaceIndex,
     interface: &'s Interface,
@@ -39,12 +39,12 @@ impl Hop<'_> {
     }
 }
 
-/// The next hop of the last reply of the burst, and the clients that have the same one: replies to them need no search for a
-/// route. It lives no longer than the burst, so it has no older route or link address than the burst.
+/// The next hop of the last reply of the burst, and the range of clients that share it: replies to them need no route
+/// look-up. It isn't kept beyond the burst, so it can't be outdated.
 struct LastHop<'s, N> {
-    /// The first and last of these clients, as numbers.
+    /// The first and the last of these clients, as numbers.
     clients: (N, N),
-    /// `None` if it is not known.
+    /// `None` if it is not resolved.
     hop: Option<Hop<'s>>,
 }
 
@@ -125,7 +125,7 @@ where
     Families: Family<A>,
 {
     let mut sent = 0_u32;
-    // It begins with the address 0, which no host has, so it has no next hop.
+    // Initially the range is the address 0, which no host has.
     let mut last = LastHop { clients: Default::default(), hop: None };
     for item in items {
         if item.action != Action::ToClient {
@@ -165,14 +165,14 @@ fn note_sent<const A: usize>(
     1 << (at % BURST)
 }
 
-/// The backend, if it takes packets.
+/// The backend, if it accepts packets.
 #[inline(always)]
 fn backend_of<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
     let backend = view.snapshot.backend(BackendId::from_raw(item.id))?;
     (backend.state != BackendState::Down).then_some(backend)
 }
 
-/// The backend of a packet that is only translated, if it can be sent there.
+/// The backend of a packet that needs only translation, if it can be sent there.
 #[inline(always)]
 pub(super) fn reachable<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
     let backend = backend_of(view, item)?;
@@ -206,7 +206,7 @@ fn to_backend<F: Frame, const A: usize>(
     Some((hop.index, backend.service))
 }
 
-/// In an outer packet with `dsr-gue` without a header of its own, which is the usual variant.
+/// In an outer packet of `dsr-gue` in its usual variant, without a GUE header.
 #[inline(never)]
 fn wrap_in_gue<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -219,7 +219,7 @@ fn wrap_in_gue<F: Frame, const A: usize>(
     wrap(view, frame, packet, backend, hop, Encapsulation::Gue { variant: GueVariant::Direct, port })
 }
 
-/// In an outer packet with these headers, other than a bare IP header.
+/// In an outer packet with other headers than a bare IP header.
 #[inline(never)]
 fn wrap_otherwise<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -232,7 +232,7 @@ fn wrap_otherwise<F: Frame, const A: usize>(
     wrap(view, frame, packet, backend, hop, encapsulation)
 }
 
-/// In an outer packet, if it surely fits the path. Returns `None`, and changes nothing, if not.
+/// In an outer packet, if it certainly fits the path. Otherwise returns `None` and changes nothing.
 #[inline(always)]
 fn wrap<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -248,7 +248,7 @@ fn wrap<F: Frame, const A: usize>(
         return None;
     }
     let source = view.snapshot.tunnel_source(backend.family)?;
-    // As in the stages: one IPv4 source and no port leave nothing to choose.
+    // With one IPv4 source and no port, the hash isn't needed.
     let hashed =
         backend.family == tidegate_wire::Family::V6 || source.is_many() || encapsulation.port().is_some();
     let flow = if hashed { flow_hash(packet) } else { 0 };
@@ -271,7 +271,7 @@ fn flow_hash<const A: usize>(packet: &Usual<A>) -> u64 {
     outer_hash(selection_hash(&src, packet.src_port(), &dst, packet.dst_port(), packet.proto))
 }
 
-/// `nat` and `fullnat`. Without a source of its own, a flow has that of its client here.
+/// `nat` and `fullnat`. A flow that keeps its client's source has it in the item.
 #[inline(always)]
 fn translate_to_backend<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -334,7 +334,7 @@ where
     if let Some(id) = route.neighbor {
         return Some(LastHop { clients, hop: hop_by_id(view, route.interface, id) });
     }
-    // Each client on the link is its own next hop, and the resolver wants to know which ones are in use.
+    // Each client on the link is its own next hop, and the look-up marks it as in use.
     let destination = view.neighbors.resolve(route.interface, client)?;
     let interface = view.snapshot.interface(route.interface).filter(|interface| interface.vlan.is_none())?;
     let hop = Hop { index: route.interface, interface, destination };

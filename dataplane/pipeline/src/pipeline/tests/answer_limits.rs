@@ -30,7 +30,7 @@ fn expiring(client: &str, vip: &str) -> Builder {
 }
 
 #[test]
-fn packets_that_expire_do_not_switch_path_mtu_discovery_off() {
+fn expiring_packets_do_not_stop_path_mtu_discovery() {
     for (client, vip) in [(CLIENT, VIP), (CLIENT6, VIP6)] {
         let mut lab = lab();
         for _ in 0..300 {
@@ -78,8 +78,7 @@ fn one_source_prefix_does_not_use_up_the_answers_to_another() {
 fn a_packet_that_may_not_be_answered_costs_no_token() {
     let mut lab = lab();
     lab.send(Builder::tcp(CLIENT, VIP).flags(flags::SYN)).sent(TransmitReason::Forward);
-    // An ICMP error from a host near the client, which must not be answered with another error (RFC 1122 section
-    // 3.2.2).
+    // An ICMP error must not be answered with another error (RFC 1122 section 3.2.2).
     let quoted = Builder::tcp(VIP, CLIENT).packet();
     for _ in 0..300 {
         let error = Builder::icmp("198.51.100.1", "203.0.113.5", 3, 3, [0; 4]).payload(&quoted);
@@ -87,7 +86,7 @@ fn a_packet_that_may_not_be_answered_costs_no_token() {
     }
     let unicast = expiring(CLIENT, VIP).mac(ROUTER_MAC, GATEWAY_MAC).build();
     lab.receive(&unicast).sent(TransmitReason::TtlExceeded);
-    // A reset is never answered with a reset.
+    // A reset must not be answered with a reset.
     for _ in 0..300 {
         let reset = Builder::tcp(CLIENT, "203.0.113.6:80").flags(flags::RST);
         assert_eq!(lab.send(reset).refused(), Refusal::NoEndpoints);

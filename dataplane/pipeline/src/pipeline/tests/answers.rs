@@ -1,4 +1,4 @@
-//! The packets that the gateway answers itself, and those that it leaves to the kernel.
+//! The packets that the gateway answers itself, and those that it punts to the kernel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn services() -> Vec<ServiceSpec> {
 }
 
 #[test]
-fn arp_for_addresses_of_ours_is_answered_and_for_those_of_others_is_punted() {
+fn arp_for_our_addresses_is_answered_and_for_others_punted() {
     let mut lab = Lab::new(services());
     let query = |target: &str| {
         let target = target.parse().unwrap();
@@ -56,7 +56,7 @@ fn seen(addr: &str, mac: MacAddr, how: Sighting) -> NeighborEvent {
 }
 
 #[test]
-fn the_resolver_hears_only_what_is_news_about_neighbours_that_somebody_wants() {
+fn the_resolver_gets_only_new_information_about_requested_neighbours() {
     let mut lab = Lab::new(services());
     let reply = |sender: &str, mac: MacAddr, to: MacAddr| {
         let packet = ArpPacket {
@@ -70,7 +70,7 @@ fn the_resolver_hears_only_what_is_news_about_neighbours_that_somebody_wants() {
         packet.frame(to)
     };
     let wanted = "10.0.0.77";
-    assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [], "nobody wants it");
+    assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [], "nobody requested it");
     let slot = lab.neighbors.intern(0, ip(wanted).into()).unwrap();
     let answer = seen(wanted, CLIENT, Sighting::Answer { overrides: true });
     assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [answer]);
@@ -88,11 +88,11 @@ fn the_resolver_hears_only_what_is_news_about_neighbours_that_somebody_wants() {
         arp::request(CLIENT, "192.0.2.7".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
     let result = lab.receive(&off_link);
     result.sent(TransmitReason::ArpReply);
-    assert_eq!(result.events, [], "whoever is not on the link is reached by a router");
+    assert_eq!(result.events, [], "off-link hosts are reached by a router");
 }
 
 #[test]
-fn advertisements_tell_whether_they_are_asked_for_and_override() {
+fn advertisements_show_whether_they_are_solicited_and_override() {
     let mut lab = Lab::new(services());
     let wanted = "fd00::77";
     lab.neighbors.intern(0, ip(wanted).into()).unwrap();
@@ -102,17 +102,17 @@ fn advertisements_tell_whether_they_are_asked_for_and_override() {
         (0x20, Sighting::Announcement { overrides: true }),
         (0x00, Sighting::Announcement { overrides: false }),
     ] {
-        let told = advertisement(wanted, flags, CLIENT);
-        assert_eq!(lab.receive(&told).events, [seen(wanted, CLIENT, how)]);
+        let advertised = advertisement(wanted, flags, CLIENT);
+        assert_eq!(lab.receive(&advertised).events, [seen(wanted, CLIENT, how)]);
     }
-    assert_eq!(lab.receive(&advertisement("fd00::78", 0x60, CLIENT)).events, [], "nobody wants it");
+    assert_eq!(lab.receive(&advertisement("fd00::78", 0x60, CLIENT)).events, [], "nobody requested it");
 }
 
-/// An advertisement to the gateway's own address, or to all nodes if its flags say that it is unsolicited.
+/// An advertisement to the gateway's own address, or to all nodes if it is unsolicited.
 fn advertisement(target: &str, flags: u8, mac: MacAddr) -> Vec<u8> {
-    let asked = flags & 0x40 != 0;
-    let to = if asked { "fd00::fe" } else { "ff02::1" };
-    let to_mac = if asked { GATEWAY_MAC } else { ndp::multicast_mac(ndp::ALL_NODES) };
+    let is_solicited = flags & 0x40 != 0;
+    let to = if is_solicited { "fd00::fe" } else { "ff02::1" };
+    let to_mac = if is_solicited { GATEWAY_MAC } else { ndp::multicast_mac(ndp::ALL_NODES) };
     let mut body = target.parse::<std::net::Ipv6Addr>().unwrap().octets().to_vec();
     body.extend_from_slice(&[2, 1]);
     body.extend_from_slice(&mac.0);
@@ -120,22 +120,22 @@ fn advertisement(target: &str, flags: u8, mac: MacAddr) -> Vec<u8> {
     message.payload(&body).mac(mac, to_mac).build()
 }
 
-/// The time of the tests of owners.
+/// The clock of the tests of owners.
 static BOOT_TIME: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(100);
 
 #[test]
-fn of_a_vip_of_several_gateways_only_the_owner_answers_and_only_until_its_time_is_over() {
+fn only_the_owner_of_a_shared_vip_answers_until_its_time_is_over() {
     use std::sync::atomic::Ordering;
     use tidegate_spec::ownership::{BootTime, Layer2, OwnerKey};
     let key = OwnerKey::new(7);
     let mut lab = Lab::new(services());
     lab.neighbors = lab.neighbors.with_ownership(|| BootTime(BOOT_TIME.load(Ordering::Relaxed)));
     lab.change(|spec| spec.services.iter_mut().for_each(|service| service.layer2 = Layer2::Owned(key)));
-    let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
+    let arp = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
     let solicits =
         ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), "2001:db8:1::5".parse().unwrap(), None, None);
     let answers = |lab: &mut Lab| {
-        let answered = [&asks[..], &solicits[..]].map(|frame| match lab.receive(frame).verdict {
+        let answered = [&arp[..], &solicits[..]].map(|frame| match lab.receive(frame).verdict {
             Verdict::Transmit {
                 why: TransmitReason::ArpReply | TransmitReason::NeighborAdvertisement,
                 ..
@@ -146,15 +146,15 @@ fn of_a_vip_of_several_gateways_only_the_owner_answers_and_only_until_its_time_i
         answered[0]
     };
     assert!(!answers(&mut lab), "nothing is granted");
-    // The owner announces it, which is no conflict for us.
+    // The owner announces it, which isn't a conflict for us.
     let theirs = arp::announcement(ROUTER_MAC, "203.0.113.5".parse().unwrap(), None);
     assert_eq!(lab.receive(&theirs).events, []);
     assert!(lab.neighbors.ownership().grant(key, BootTime(101)));
     assert!(answers(&mut lab));
     let conflict = lab.receive(&theirs);
-    assert_eq!(conflict.refused(), Refusal::AddressConflict, "now it is ours");
+    assert_eq!(conflict.refused(), Refusal::AddressConflict, "we own it now");
     BOOT_TIME.store(101, Ordering::Relaxed);
-    assert!(!answers(&mut lab), "its time is over, though nobody has taken it back");
+    assert!(!answers(&mut lab), "its time is over, although nobody has revoked it");
     // Its packets are forwarded as before.
     lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN))
         .sent(TransmitReason::Forward);
@@ -165,9 +165,9 @@ fn of_a_vip_of_several_gateways_only_the_owner_answers_and_only_until_its_time_i
 }
 
 #[test]
-fn for_the_next_hop_of_a_route_the_router_answers_whatever_uses_its_address() {
+fn a_router_answers_for_the_next_hop_even_if_it_is_an_address_of_ours() {
     let vip = service(ForwardingMode::DsrL2, Protocol::Tcp, "10.0.0.250:80", &["10.0.0.1:80"]);
-    let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "10.0.0.250".parse().unwrap(), None, None);
+    let arp = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "10.0.0.250".parse().unwrap(), None, None);
     let router = "fd00::fa".parse().unwrap();
     let solicits = ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), router, None, None);
     let uses: [fn(&mut tidegate_spec::NetworkSpec); 4] = [
@@ -183,14 +183,14 @@ fn for_the_next_hop_of_a_route_the_router_answers_whatever_uses_its_address() {
         |_| {},
     ];
     for (n, uses) in uses.into_iter().enumerate() {
-        // The last case is a VIP, which comes by a revision of the snapshot.
+        // The last case is a VIP, which is added by a revision of the snapshot.
         let mut lab = Lab::new(services());
         lab.change(|spec| uses(&mut spec.network));
         lab.change(|spec| spec.services.extend((n == 3).then(|| vip.clone().into())));
-        for frame in [&asks[..], &solicits[..]] {
+        for frame in [&arp[..], &solicits[..]] {
             assert_eq!(lab.receive(frame).verdict, Verdict::Punt(PuntReason::Local), "{n}");
         }
-        // The answers of the router are those of a neighbour, and no conflict.
+        // The router's answers are those of a neighbour, and no conflict.
         let moved = arp::announcement(CLIENT, "10.0.0.250".parse().unwrap(), None);
         let sighting = Sighting::Announcement { overrides: true };
         assert_eq!(lab.receive(&moved).events, [seen("10.0.0.250", CLIENT, sighting)], "{n}");
@@ -203,12 +203,12 @@ fn snat_addresses_are_answered_by_the_gateway_that_replies_are_to_reach() {
     let mut lab = Lab::new(services());
     lab.neighbors = lab.neighbors.with_ownership(|| BootTime(100));
     let answers = |lab: &mut Lab, v4: &str, v6: &str| {
-        let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), v4.parse().unwrap(), None, None);
+        let arp = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), v4.parse().unwrap(), None, None);
         let from = "fd00::77".parse().unwrap();
         let solicits = ndp::solicitation(CLIENT, from, v6.parse().unwrap(), None, None);
-        // A neighbour that knows the link address confirms it so.
+        // This is how a neighbour confirms a known link address.
         let known = ndp::solicitation(CLIENT, from, v6.parse().unwrap(), None, Some(GATEWAY_MAC));
-        let answered = [&asks[..], &solicits[..], &known[..]].map(|frame| {
+        let answered = [&arp[..], &solicits[..], &known[..]].map(|frame| {
             use TransmitReason::{ArpReply, NeighborAdvertisement};
             let why = lab.receive(frame).verdict;
             matches!(why, Verdict::Transmit { why: ArpReply | NeighborAdvertisement, .. })
@@ -242,26 +242,26 @@ fn panic_unless_punted(verdict: Verdict) -> bool {
 }
 
 #[test]
-fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
+fn claims_of_our_addresses_are_reported_and_not_answered() {
     let mut lab = Lab::new(services());
     let conflict = |addr: &str, mac| NeighborEvent::Conflict { interface: 0, addr: ip(addr).into(), mac };
     for ours in ["203.0.113.5", "10.0.0.253", "10.0.0.254"] {
         let address = ours.parse().unwrap();
-        let asks = arp::request(CLIENT, address, "10.0.0.42".parse().unwrap(), None, None);
-        for claim in [arp::announcement(CLIENT, address, None), asks] {
+        let arp = arp::request(CLIENT, address, "10.0.0.42".parse().unwrap(), None, None);
+        for claim in [arp::announcement(CLIENT, address, None), arp] {
             let result = lab.receive(&claim);
             assert_eq!(result.refused(), Refusal::AddressConflict);
             assert_eq!(result.events, [conflict(ours, Some(CLIENT))]);
         }
         let echo = lab.receive(&arp::announcement(GATEWAY_MAC, address, None));
-        assert_eq!(echo.events, [], "our own packet that came back");
+        assert_eq!(echo.events, [], "our own packet was looped back");
     }
     for ours in ["2001:db8:1::5", "fd00::fd", "fd00::fe"] {
         let result = lab.receive(&advertisement(ours, 0x20, CLIENT));
         assert_eq!(result.refused(), Refusal::AddressConflict);
         assert_eq!(result.events, [conflict(ours, Some(CLIENT))]);
     }
-    // RFC 5227 2.1.1, RFC 4862 5.4.3: a probe for the address is answered, so the prober does not use it.
+    // A probe for the address is answered, so that the prober doesn't use it (RFC 5227 2.1.1, RFC 4862 5.4.3).
     let probe =
         arp::request(CLIENT, std::net::Ipv4Addr::UNSPECIFIED, "203.0.113.5".parse().unwrap(), None, None);
     let result = lab.receive(&probe);
@@ -270,7 +270,7 @@ fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
 }
 
 #[test]
-fn senders_that_are_no_single_station_are_ignored_and_counted() {
+fn group_addresses_as_senders_are_ignored_and_counted() {
     let mut lab = Lab::new(services());
     let (client, vip) = ("10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap());
     for mac in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
@@ -287,7 +287,7 @@ fn senders_that_are_no_single_station_are_ignored_and_counted() {
 }
 
 #[test]
-fn solicitations_for_addresses_of_ours_are_answered_and_for_those_of_others_are_punted() {
+fn solicitations_for_our_addresses_are_answered_and_for_others_punted() {
     let mut lab = Lab::new(services());
     let query = |target: &str, known: Option<MacAddr>| {
         ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), target.parse().unwrap(), None, known)
@@ -301,25 +301,25 @@ fn solicitations_for_addresses_of_ours_are_answered_and_for_those_of_others_are_
     ] {
         let result = lab.receive(&query(target, known));
         let sent = result.sent(TransmitReason::NeighborAdvertisement);
-        let Ok(Some(Ndp::Advertisement { target: told, target_mac, solicited, .. })) =
+        let Ok(Some(Ndp::Advertisement { target: advertised, target_mac, solicited, .. })) =
             ndp::parse(sent, &headers(sent))
         else {
             panic!("{}", summary(sent))
         };
-        assert_eq!((ip(target), target_mac, solicited), (told.into(), Some(GATEWAY_MAC), true));
+        assert_eq!((ip(target), target_mac, solicited), (advertised.into(), Some(GATEWAY_MAC), true));
         assert_eq!(result.events, [seen("fd00::77", CLIENT, Sighting::Request)]);
     }
     assert_eq!(lab.receive(&query("fd00::42", None)).verdict, Verdict::Punt(PuntReason::Local));
 }
 
 #[test]
-fn a_solicitation_from_a_group_is_not_answered_to_the_group() {
+fn a_solicitation_from_a_group_address_is_not_answered() {
     let mut lab = Lab::new(services());
     for group in ["ff02::1", "::1"] {
         let (from, vip) = (group.parse().unwrap(), "2001:db8:1::5".parse().unwrap());
         let result = lab.receive(&ndp::solicitation(CLIENT, from, vip, None, None));
         assert_eq!(result.verdict, Verdict::Drop(Malformed::NdpInvalid.into()));
-        assert_eq!(result.events, [], "nor does it teach the resolver anything");
+        assert_eq!(result.events, [], "nor does it change a neighbour");
     }
 }
 
@@ -344,7 +344,7 @@ fn pings_of_vips_are_answered_and_of_our_own_address_punted() {
 }
 
 #[test]
-fn a_service_without_backends_resets_tcp_and_says_unreachable_to_udp() {
+fn a_service_without_backends_resets_tcp_and_reports_udp_as_unreachable() {
     for (client, vip) in
         [("198.51.100.7:40000", "203.0.113.5:80"), ("[2001:db8::7]:40000", "[2001:db8:1::5]:80")]
     {
@@ -353,7 +353,7 @@ fn a_service_without_backends_resets_tcp_and_says_unreachable_to_udp() {
             service(ForwardingMode::DsrL2, Protocol::Udp, vip, &[]),
         ]);
         let result = lab.send(Builder::tcp(client, vip).flags(flags::SYN).seq_ack(100, 0));
-        // A segment without a connection is also answered if the mode needs no flow state.
+        // A segment of an unknown connection is answered, too, if the mode needs no flow state.
         let sent = result.sent(TransmitReason::NoEndpoints);
         let segment = tcp::segment(sent, &headers(sent)).unwrap();
         assert_eq!((segment.flags, segment.ack), (flags::RST | flags::ACK, 101));
@@ -363,12 +363,12 @@ fn a_service_without_backends_resets_tcp_and_says_unreachable_to_udp() {
         let h = headers(sent);
         assert_eq!((h.icmp_type, h.icmp_code), if vip.starts_with('[') { (1, 4) } else { (3, 3) });
         assert_eq!(h.src.ip(), vip.parse::<std::net::SocketAddr>().unwrap().ip());
-        assert_eq!(lab.pipeline.flows().live(), 0, "nothing is remembered of it");
+        assert_eq!(lab.pipeline.flows().live(), 0, "it creates no flow");
     }
 }
 
 #[test]
-fn a_service_that_is_to_be_silent_is_silent() {
+fn a_service_with_silent_policy_does_not_answer() {
     let silent = ServiceSpec {
         no_endpoints: NoEndpoints::Drop,
         ..service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &[])
@@ -379,7 +379,7 @@ fn a_service_that_is_to_be_silent_is_silent() {
 }
 
 #[test]
-fn answers_are_rate_limited_and_come_back_with_time() {
+fn answers_are_rate_limited_and_resume_with_time() {
     let mut lab = Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &[])]);
     let query = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
     let burst = ANSWERS_WITH_QUOTE.prefix.burst;
@@ -411,7 +411,7 @@ fn too_big(router: &str, src: &str, dst: &str) -> Builder {
 }
 
 #[test]
-fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
+fn translated_path_mtu_errors_quote_what_their_receiver_sent() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:8080"])]);
     let there = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
@@ -464,7 +464,7 @@ fn ping_in_fragments(from: &str, vip: &str) -> (Vec<Vec<u8>>, Vec<u8>) {
 }
 
 /// The bytes behind the IP header, reassembled by offset. Asserts that all fragments are valid and of one datagram.
-fn put_together(parts: &[Vec<u8>]) -> Vec<u8> {
+fn reassembled(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut parts: Vec<(u16, u32, Vec<u8>)> = parts
         .iter()
         .map(|part| {
@@ -506,9 +506,9 @@ fn a_ping_of_a_vip_in_fragments_is_answered_in_fragments() {
                 assert_eq!((h.src.ip(), h.dst.ip(), h.ttl), (ip(vip), ip(from), 64));
                 assert_eq!(ethernet::destination(answer), ROUTER_MAC);
             }
-            let message = put_together(&answers);
+            let message = reassembled(&answers);
             assert_eq!(message[0], if vip.contains(':') { 129 } else { 0 });
-            assert_eq!(message[8..], data, "the data comes back");
+            assert_eq!(message[8..], data, "the data is returned");
             let whole =
                 Builder::ip(ip(vip), ip(from), if vip.contains(':') { 58 } else { 1 }).payload(&message);
             let whole = whole.build();
@@ -518,7 +518,7 @@ fn a_ping_of_a_vip_in_fragments_is_answered_in_fragments() {
 }
 
 #[test]
-fn a_ping_that_the_driver_put_together_is_answered_in_pieces_that_fit_the_link() {
+fn the_answer_to_a_ping_reassembled_by_the_driver_is_fragmented() {
     let mut lab = Lab::new(services());
     let data: Vec<u8> = (0..4000_u32).map(|n| n as u8).collect();
     for dont_fragment in [false, true] {
@@ -529,12 +529,12 @@ fn a_ping_that_the_driver_put_together_is_answered_in_pieces_that_fit_the_link()
             result.fragments.len() > 2
                 && result.fragments.iter().all(|fragment| headers(fragment).ip_len() <= 1500)
         );
-        assert_eq!(put_together(&result.fragments)[8..], data);
+        assert_eq!(reassembled(&result.fragments)[8..], data);
     }
 }
 
 #[test]
-fn what_comes_from_a_group_of_stations_is_not_answered() {
+fn frames_from_a_group_address_are_not_answered() {
     let vip = "203.0.113.5";
     for group in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
         let mut lab = Lab::new(services());

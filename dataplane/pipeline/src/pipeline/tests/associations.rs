@@ -1,4 +1,4 @@
-//! SCTP associations through the pipeline: how they open, live and end, in every mode and both families.
+//! SCTP associations through the pipeline, from handshake to end, in every mode and both families.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -61,13 +61,13 @@ impl Association {
         let mut association = Self::begin(mode, ends);
         let fields = [&TO_SERVER.to_be_bytes()[..], &[0; 12]].concat();
         association.answer(TO_CLIENT, chunk::INIT_ACK, 0, &fields);
-        association.say(TO_SERVER, chunk::COOKIE_ECHO, 0, &[0; 40]);
+        association.send_chunk(TO_SERVER, chunk::COOKIE_ECHO, 0, &[0; 40]);
         association.answer(TO_CLIENT, chunk::COOKIE_ACK, 0, &[]);
         assert_eq!(association.phase(), Some(Phase::Established), "{mode}");
         association
     }
 
-    /// Sends a packet of the client, which must arrive whole.
+    /// Sends a packet of the client, which must arrive unchanged.
     fn query(&mut self, packet: Builder) -> FrameResult {
         let result = self.lab.send(packet);
         let sent = result.sent(TransmitReason::Forward);
@@ -77,8 +77,8 @@ impl Association {
         result
     }
 
-    /// Sends a chunk of the client, which must reach the backend by the same addresses and ports.
-    fn say(&mut self, tag: u32, kind: u8, flags: u8, value: &[u8]) {
+    /// Sends a chunk of the client, which must reach the backend with unchanged translation.
+    fn send_chunk(&mut self, tag: u32, kind: u8, flags: u8, value: &[u8]) {
         let packet = Builder::sctp(self.client, self.vip).tag(tag).chunk(kind, flags, value);
         let result = self.query(packet);
         assert_eq!(self.lab.backend_of(&result), self.backend.ip());
@@ -87,7 +87,7 @@ impl Association {
         }
     }
 
-    /// Sends a chunk of the backend, which must reach the client from the VIP. With DSR it takes another way.
+    /// Sends a chunk of the backend, which must reach the client from the VIP. With DSR it bypasses the gateway.
     fn answer(&mut self, tag: u32, kind: u8, flags: u8, value: &[u8]) {
         if self.mode.is_dsr() {
             return;
@@ -107,7 +107,7 @@ impl Association {
         }
     }
 
-    /// The phase of the only flow, as `flows` shows it.
+    /// The phase of the only flow.
     fn phase(&self) -> Option<Phase> {
         let mut phases = Vec::new();
         self.lab.pipeline.flows().scan(0, u64::MAX, self.lab.now, |flow| {
@@ -126,25 +126,25 @@ fn every_association() -> impl Iterator<Item = Association> {
 }
 
 #[test]
-fn a_new_an_established_and_a_closing_association_have_their_own_idle_times() {
+fn each_phase_of_an_association_has_its_own_idle_timeout() {
     for mode in ForwardingMode::ALL {
         for ends in ENDS {
             let mut new = Association::begin(mode, ends);
             new.wait(59);
             assert_eq!(new.phase(), Some(Phase::Opening), "{mode}");
             new.wait(2);
-            assert_eq!(new.phase(), None, "{mode}: an INIT that nothing follows");
+            assert_eq!(new.phase(), None, "{mode}: an INIT without an answer");
 
             let mut established = Association::open(mode, ends);
             established.wait(599);
-            established.say(TO_SERVER, chunk::DATA, 3, &[0; 16]);
+            established.send_chunk(TO_SERVER, chunk::DATA, 3, &[0; 16]);
             established.wait(599);
             assert_eq!(established.phase(), Some(Phase::Established), "{mode}");
             established.wait(2);
             assert_eq!(established.phase(), None, "{mode}");
 
             let mut closing = Association::open(mode, ends);
-            closing.say(TO_SERVER, chunk::SHUTDOWN, 0, &[0; 4]);
+            closing.send_chunk(TO_SERVER, chunk::SHUTDOWN, 0, &[0; 4]);
             closing.answer(TO_CLIENT, chunk::SHUTDOWN_ACK, 0, &[]);
             assert_eq!(closing.phase(), Some(Phase::Closing), "{mode}");
             closing.wait(119);
@@ -156,13 +156,13 @@ fn a_new_an_established_and_a_closing_association_have_their_own_idle_times() {
 }
 
 #[test]
-fn an_abort_with_a_wrong_tag_does_not_end_an_association_and_one_with_the_right_tag_does() {
+fn only_an_abort_with_the_right_tag_ends_an_association() {
     for mut association in every_association() {
         // The sender's own tag needs bit T (RFC 9260 section 8.5.1).
         for (tag, bits) in [(0, 0), (7, 0), (7, 1), (TO_CLIENT, 0), (TO_SERVER, 1)] {
-            association.say(tag, chunk::ABORT, bits, &[]);
-            association.say(tag, chunk::SHUTDOWN_COMPLETE, bits, &[]);
-            association.say(tag, chunk::SHUTDOWN, 0, &[0; 4]);
+            association.send_chunk(tag, chunk::ABORT, bits, &[]);
+            association.send_chunk(tag, chunk::SHUTDOWN_COMPLETE, bits, &[]);
+            association.send_chunk(tag, chunk::SHUTDOWN, 0, &[0; 4]);
             if tag == TO_SERVER {
                 // This SHUTDOWN has the right tag.
                 assert_eq!(association.phase(), Some(Phase::Closing));
@@ -170,9 +170,9 @@ fn an_abort_with_a_wrong_tag_does_not_end_an_association_and_one_with_the_right_
             }
             assert_eq!(association.phase(), Some(Phase::Established), "tag {tag:#x}, bits {bits}");
         }
-        association.say(TO_SERVER, chunk::ABORT, 0, &[]);
+        association.send_chunk(TO_SERVER, chunk::ABORT, 0, &[]);
         assert_eq!(association.phase(), Some(Phase::Closed));
-        // What was under way does not bring it back.
+        // Late packets don't restore it.
         association.answer(TO_CLIENT, chunk::DATA, 3, &[0; 16]);
         assert_eq!(association.phase(), Some(Phase::Closed));
         association.wait(11);
@@ -181,7 +181,7 @@ fn an_abort_with_a_wrong_tag_does_not_end_an_association_and_one_with_the_right_
 }
 
 #[test]
-fn a_server_ends_an_association_by_its_tag_or_by_bit_t_and_not_by_a_forged_one() {
+fn a_server_ends_an_association_only_with_a_valid_tag_or_bit_t() {
     for mode in TRANSLATING {
         for (tag, bits, ends_it) in
             [(TO_CLIENT, 0, true), (TO_SERVER, 1, true), (TO_SERVER, 0, false), (9, 0, false), (9, 1, false)]
@@ -197,35 +197,35 @@ fn a_server_ends_an_association_by_its_tag_or_by_bit_t_and_not_by_a_forged_one()
 }
 
 #[test]
-fn a_forged_init_neither_moves_an_association_nor_gives_its_sender_a_tag_that_ends_it() {
+fn a_forged_init_neither_moves_nor_ends_an_association() {
     for mut association in every_association() {
         association.query(Builder::sctp_init(association.client, association.vip, 666));
         association.answer(666, chunk::INIT_ACK, 0, &[7; 16]);
-        association.say(8, chunk::COOKIE_ECHO, 0, &[0; 40]);
+        association.send_chunk(8, chunk::COOKIE_ECHO, 0, &[0; 40]);
         for (tag, bits) in [(666, 0), (666, 1), (8, 0)] {
-            association.say(tag, chunk::ABORT, bits, &[]);
+            association.send_chunk(tag, chunk::ABORT, bits, &[]);
             assert_eq!(association.phase(), Some(Phase::Established));
         }
     }
 }
 
 #[test]
-fn a_client_that_starts_again_from_the_same_port_is_followed_by_its_new_tags() {
+fn a_client_that_restarts_from_its_port_is_tracked_by_its_new_tags() {
     for mode in TRANSLATING {
         let mut association = Association::open(mode, ENDS[0]);
         association.query(Builder::sctp_init(association.client, association.vip, 70));
         let fields = [&90_u32.to_be_bytes()[..], &[0; 12]].concat();
         association.answer(70, chunk::INIT_ACK, 0, &fields);
-        association.say(90, chunk::COOKIE_ECHO, 0, &[0; 40]);
-        association.say(TO_SERVER, chunk::ABORT, 0, &[]);
+        association.send_chunk(90, chunk::COOKIE_ECHO, 0, &[0; 40]);
+        association.send_chunk(TO_SERVER, chunk::ABORT, 0, &[]);
         assert_eq!(association.phase(), Some(Phase::Established), "{mode}: the former tag");
-        association.say(90, chunk::ABORT, 0, &[]);
+        association.send_chunk(90, chunk::ABORT, 0, &[]);
         assert_eq!(association.phase(), Some(Phase::Closed), "{mode}");
     }
 }
 
 #[test]
-fn a_refused_init_ends_its_flow_at_once_and_the_next_one_begins_another() {
+fn a_refused_init_ends_its_flow_and_the_next_one_creates_another() {
     for mode in TRANSLATING {
         let mut association = Association::begin(mode, ENDS[0]);
         association.answer(TO_CLIENT, chunk::ABORT, 0, &[]);
@@ -236,7 +236,7 @@ fn a_refused_init_ends_its_flow_at_once_and_the_next_one_begins_another() {
 }
 
 #[test]
-fn a_packet_of_an_unknown_association_is_refused_without_an_answer_where_state_is_needed() {
+fn packets_of_unknown_associations_are_refused_silently_if_state_is_needed() {
     for mode in ForwardingMode::ALL {
         for [client, vip, backend] in ENDS {
             let backend = format!("{backend}:3868");
@@ -253,7 +253,7 @@ fn a_packet_of_an_unknown_association_is_refused_without_an_answer_where_state_i
 }
 
 #[test]
-fn an_init_without_a_backend_gets_port_unreachable_and_one_from_a_refused_source_nothing() {
+fn an_init_without_a_backend_is_answered_except_to_a_refused_source() {
     for mode in ForwardingMode::ALL {
         for [client, vip, backend] in ENDS {
             let backend = format!("{backend}:3868");
@@ -275,7 +275,7 @@ fn an_init_without_a_backend_gets_port_unreachable_and_one_from_a_refused_source
 }
 
 #[test]
-fn services_of_other_protocols_share_the_address_and_port_of_an_sctp_service() {
+fn other_protocols_can_use_the_address_and_port_of_an_sctp_service() {
     let vip = "203.0.113.5:3868";
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let services = all
@@ -297,7 +297,7 @@ fn services_of_other_protocols_share_the_address_and_port_of_an_sctp_service() {
 }
 
 #[test]
-fn an_icmp_error_about_a_packet_of_the_server_reaches_the_backend_of_the_association() {
+fn an_icmp_error_about_a_packet_of_the_server_reaches_its_backend() {
     for mode in ForwardingMode::ALL {
         let mut association = Association::open(mode, ENDS[0]);
         let (vip, client) = (association.vip, association.client);

@@ -47,7 +47,7 @@ fn set_state(lab: &mut Lab, at: usize, state: BackendState) {
 }
 
 #[test]
-fn the_choice_is_that_of_the_hash() {
+fn the_hash_determines_the_backend() {
     let mut lab = three(ForwardingMode::FullNat, Protocol::Tcp);
     let (service, _) = lab.snapshot.services().next().unwrap();
     let expected: BTreeMap<u16, IpAddr> = (40_000..40_100)
@@ -79,7 +79,7 @@ fn draining_backend_keeps_established_flows_and_gets_no_new_ones() {
 }
 
 #[test]
-fn established_flows_live_on_when_another_backend_goes() {
+fn established_flows_survive_the_removal_of_another_backend() {
     for mode in ForwardingMode::ALL {
         let mut lab = three(mode, Protocol::Tcp);
         let flows = open(&mut lab);
@@ -92,7 +92,7 @@ fn established_flows_live_on_when_another_backend_goes() {
 }
 
 #[test]
-fn flows_stay_with_their_backend_while_every_other_one_is_replaced() {
+fn flows_keep_their_backend_while_all_others_are_replaced() {
     for mode in ForwardingMode::ALL {
         let mut lab = three(mode, Protocol::Tcp);
         let flows = open(&mut lab);
@@ -111,7 +111,7 @@ fn flows_stay_with_their_backend_while_every_other_one_is_replaced() {
 }
 
 #[test]
-fn udp_moves_from_a_backend_that_is_down_with_its_next_packet_and_tcp_stays() {
+fn udp_flows_leave_a_backend_that_is_down_and_tcp_flows_stay() {
     for mode in ForwardingMode::ALL {
         let mut lab = three(mode, Protocol::Udp);
         let had: BTreeMap<u16, IpAddr> = (40_000..40_060)
@@ -177,7 +177,7 @@ fn a_connection_that_is_still_opening_leaves_a_backend_that_is_down() {
 }
 
 #[test]
-fn ports_used_again_after_a_connection_begin_a_new_flow() {
+fn reused_ports_create_a_new_flow() {
     let mut lab = three(ForwardingMode::DsrIpip, Protocol::Tcp);
     tcp(&mut lab, 40_000, flags::SYN);
     tcp(&mut lab, 40_000, flags::ACK);
@@ -206,7 +206,7 @@ fn without_a_live_backend_new_flows_are_refused_and_known_ones_kept() {
 }
 
 #[test]
-fn idle_flows_are_forgotten_after_the_timeout_of_their_service() {
+fn idle_flows_expire_after_the_timeout_of_their_service() {
     let mut lab = three(ForwardingMode::DsrL2, Protocol::Udp);
     udp(&mut lab, 40_000);
     lab.wait(Duration::from_secs(119));
@@ -236,14 +236,14 @@ fn client_affinity_outlasts_a_change_of_backends_until_its_timeout() {
         let id = service.select(tidegate_structures::hash::client_hash(&ip("198.51.100.7").into())).unwrap();
         lab.snapshot.backend(id).unwrap().address.ip() != had
     });
-    assert!(moved, "the test needs a hash that changes hands");
+    assert!(moved, "the test needs a hash whose owner changes");
     lab.wait(Duration::from_secs(101));
     let result = tcp(&mut lab, 51_000, flags::SYN);
     assert_ne!(lab.backend_of(&result), had);
 }
 
 #[test]
-fn with_hash_client_all_connections_of_a_client_to_all_ports_reach_one_backend() {
+fn with_hash_client_all_connections_of_a_client_reach_one_backend() {
     let choice = ChoiceOptions { hash: HashInput::Client, ..ChoiceOptions::default() };
     let rendezvous = (Scheduler::Rendezvous, FlowTracking::Always);
     let maglev = (Scheduler::Maglev { slots: 251 }, FlowTracking::Always);
@@ -273,7 +273,7 @@ fn with_hash_client_all_connections_of_a_client_to_all_ports_reach_one_backend()
 }
 
 #[test]
-fn affinity_leaves_a_backend_that_takes_no_new_flows() {
+fn affinity_leaves_a_backend_that_accepts_no_new_flows() {
     let sticky = ServiceSpec {
         affinity: Some(Duration::from_secs(10_800)),
         ..service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &THREE)
@@ -293,7 +293,7 @@ fn affinity_leaves_a_backend_that_takes_no_new_flows() {
 }
 
 #[test]
-fn a_service_that_goes_takes_its_flows_along() {
+fn a_removed_service_loses_its_flows() {
     let mut lab = three(ForwardingMode::FullNat, Protocol::Tcp);
     open(&mut lab);
     lab.change(|spec| spec.services.clear());
@@ -301,6 +301,6 @@ fn a_service_that_goes_takes_its_flows_along() {
     lab.change(|spec| {
         spec.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &THREE).into()];
     });
-    // An old entry does not name a new service.
+    // Entries of a removed service don't apply to a new one.
     tcp(&mut lab, 40_000, flags::ACK).sent(TransmitReason::NoFlow);
 }

@@ -1,5 +1,5 @@
-//! `sessionAffinity: ClientIP` with several workers: a client keeps its backend, whichever worker its connections
-//! arrive at, while backends come and go.
+//! `sessionAffinity: ClientIP` with several workers: a client keeps its backend at every worker, while backends are
+//! added and removed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -123,7 +123,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The rule: a client has its last backend until the timeout after its last connection, while that takes new flows.
+/// The rule: a client keeps its last backend until the timeout after its last connection, while the backend accepts new
+/// flows.
 fn follows_the_rule(mut workers: Workers, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut states: BTreeMap<u8, BackendState> = (1..=3).map(|n| (n, BackendState::Active)).collect();
     let mut last: BTreeMap<u8, (u8, Now)> = BTreeMap::new();
@@ -155,7 +156,7 @@ fn follows_the_rule(mut workers: Workers, steps: &[Step]) -> Result<(), TestCase
             Step::Remove { n } => {
                 states.remove(&n);
                 workers.set(n, None);
-                // One that returns is another backend.
+                // If it is added again, it's another backend.
                 last.retain(|_, (backend, _)| *backend != n);
             }
             Step::Wait { seconds } => workers.wait(seconds),
@@ -177,7 +178,7 @@ const SCHEDULERS: [Scheduler; 5] = [
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn a_client_keeps_its_backend_at_every_worker_until_its_timeout_or_the_end_of_the_backend(
+    fn a_client_keeps_its_backend_at_every_worker_until_its_timeout(
         steps in proptest::collection::vec(step(), 1..80),
         mode in proptest::sample::select(&MODES[..]),
         scheduler in proptest::sample::select(&SCHEDULERS[..]),
@@ -188,7 +189,7 @@ proptest! {
 }
 
 #[test]
-fn a_worker_that_never_saw_a_client_keeps_its_backend_after_many_new_ones_came() {
+fn a_worker_keeps_the_backend_of_a_client_that_it_has_never_seen() {
     for mode in MODES {
         let mut workers = Workers::new(mode, Scheduler::Rendezvous, false);
         let before: Vec<_> = (1..=60).map(|client| workers.connect(client, 0)).collect();
@@ -201,7 +202,7 @@ fn a_worker_that_never_saw_a_client_keeps_its_backend_after_many_new_ones_came()
 }
 
 #[test]
-fn a_connection_at_one_worker_renews_the_timeout_at_all() {
+fn a_connection_renews_the_timeout_at_all_workers() {
     let mut workers = Workers::new(ForwardingMode::DsrL2, Scheduler::Rendezvous, false);
     let before: Vec<_> = (1..=60).map(|client| workers.connect(client, 0)).collect();
     (4..=9).for_each(|n| workers.set(n, Some(BackendState::Active)));
@@ -220,7 +221,7 @@ fn a_connection_at_one_worker_renews_the_timeout_at_all() {
 }
 
 #[test]
-fn a_flood_of_sources_takes_the_backend_of_no_client_that_came_twice() {
+fn a_flood_of_sources_evicts_no_client_that_connected_twice() {
     let mut workers = Workers::new(ForwardingMode::DsrL2, Scheduler::Rendezvous, false);
     let before: Vec<_> = (1..=60).map(|client| workers.connect(client, 0)).collect();
     assert_eq!(before, (1..=60).map(|client| workers.connect(client, 1)).collect::<Vec<_>>());

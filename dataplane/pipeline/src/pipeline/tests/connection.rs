@@ -1,4 +1,4 @@
-//! Connections through the lab. One value has both ends, so a test reads like the sequence of events of a connection.
+//! Connections through the lab. A [`Connection`] has both ends, so that a test reads like the sequence of events.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -29,7 +29,7 @@ pub(super) fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
     (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port))
 }
 
-/// A flow that is assigned to a backend, in a mode that translates.
+/// A flow with a backend, in a mode with translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Connection {
     pub(super) client: SocketAddr,
@@ -40,7 +40,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn begun(client: SocketAddr, vip: &str, result: &FrameResult) -> Result<Self, Refusal> {
+    fn created(client: SocketAddr, vip: &str, result: &FrameResult) -> Result<Self, Refusal> {
         if matches!(result.verdict, Verdict::Drop(_)) {
             return Err(result.refused());
         }
@@ -49,23 +49,23 @@ impl Connection {
     }
 
     /// Sends only a SYN.
-    pub(super) fn knock(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+    pub(super) fn send_syn(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let result = lab.send(Builder::tcp(client, vip).flags(SYN));
-        Self::begun(client, vip, &result)
+        Self::created(client, vip, &result)
     }
 
     /// Completes a handshake.
     pub(super) fn open(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
-        let connection = Self::knock(lab, client, vip)?;
+        let connection = Self::send_syn(lab, client, vip)?;
         connection.answer_tcp(lab, SYN | ACK);
         connection.query_tcp(lab, ACK);
         Ok(connection)
     }
 
-    /// Sends a datagram, which begins a flow if there is none.
+    /// Sends a datagram, which creates a flow if there is none.
     pub(super) fn query(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let result = lab.send(Builder::udp(client, vip));
-        Self::begun(client, vip, &result)
+        Self::created(client, vip, &result)
     }
 
     /// Sends a segment of the client.
@@ -73,14 +73,14 @@ impl Connection {
         lab.send(Builder::tcp(self.client, self.vip).flags(flags))
     }
 
-    /// Sends a segment of the client, which must reach the backend like the earlier ones.
+    /// Sends a segment of the client, which must reach the backend with unchanged translation.
     pub(super) fn query_tcp(&self, lab: &mut Lab, flags: u8) {
         let result = self.try_tcp(lab, flags);
         assert_eq!(ends(result.sent(TransmitReason::Forward)), (self.local, self.backend));
     }
 
     fn send_back(&self, lab: &mut Lab, answer: Builder) -> FrameResult {
-        let IpAddr::V4(backend) = self.backend.ip() else { panic!("these tests are of IPv4") };
+        let IpAddr::V4(backend) = self.backend.ip() else { panic!("these tests use IPv4") };
         lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
     }
 
@@ -119,7 +119,7 @@ impl Connection {
         self.try_tcp(lab, ACK).note.flow != FlowNote::Known
     }
 
-    /// Whether the gateway has kept the flow: a repeated SYN takes the same path.
+    /// Whether the gateway still has the flow, so that a repeated SYN takes the same path.
     pub(super) fn is_known(&self, lab: &mut Lab) -> bool {
         self.try_tcp(lab, SYN).note.flow == FlowNote::Known
     }

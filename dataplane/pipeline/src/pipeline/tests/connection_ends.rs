@@ -1,4 +1,4 @@
-//! How connections end, and packets that must not end them: a FIN or RST that one side never sent.
+//! How connections end, and forged FINs and RSTs that must not end them.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn a_forged_reset_or_fin_does_not_end_an_idle_connection() {
 }
 
 #[test]
-fn a_connection_that_both_sides_end_is_forgotten_soon() {
+fn a_connection_that_both_sides_end_expires_soon() {
     let endings: [(&[(bool, u8)], u64); 4] = [
         (&[(true, FIN | ACK), (false, FIN | ACK), (true, ACK)], 120),
         (&[(false, FIN | ACK), (true, FIN | ACK), (false, ACK)], 120),
@@ -75,10 +75,10 @@ fn a_connection_that_both_sides_end_is_forgotten_soon() {
 }
 
 #[test]
-fn a_refused_connection_is_forgotten_soon() {
+fn a_refused_connection_expires_soon() {
     for mode in MODES {
         let mut lab = lab(mode);
-        let connection = Connection::knock(&mut lab, client(1), VIP).unwrap();
+        let connection = Connection::send_syn(&mut lab, client(1), VIP).unwrap();
         connection.answer_tcp(&mut lab, RST | ACK);
         idle(&mut lab, 10);
         assert_eq!(lab.pipeline.flows().live(), 0);
@@ -101,7 +101,7 @@ fn a_forged_reset_and_syn_do_not_move_a_connection() {
 }
 
 #[test]
-fn a_client_that_reset_its_connection_connects_again_from_the_same_port() {
+fn a_client_can_reconnect_from_the_same_port_after_a_reset() {
     for mode in MODES {
         for end in [RST, FIN | ACK] {
             let mut lab = lab(mode);
@@ -116,7 +116,7 @@ fn a_client_that_reset_its_connection_connects_again_from_the_same_port() {
 }
 
 #[test]
-fn a_connection_that_both_sides_ended_begins_again_with_another_backend() {
+fn a_connection_that_both_sides_ended_can_reopen_with_another_backend() {
     for mode in MODES {
         let mut lab = lab(mode);
         let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
@@ -134,7 +134,7 @@ fn a_connection_that_both_sides_ended_begins_again_with_another_backend() {
 }
 
 #[test]
-fn data_after_a_forged_fin_makes_the_connection_as_good_as_before() {
+fn data_after_a_forged_fin_restores_the_connection() {
     let mut lab = lab(ForwardingMode::Nat);
     let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
     connection.query_tcp(&mut lab, FIN | ACK);
@@ -145,7 +145,7 @@ fn data_after_a_forged_fin_makes_the_connection_as_good_as_before() {
 }
 
 #[test]
-fn an_sctp_init_leaves_a_backend_that_is_down_and_the_association_does_not() {
+fn an_init_leaves_a_backend_that_is_down_and_an_association_stays() {
     let (client, vip) = ("198.51.100.7:40000", "203.0.113.5:3868");
     let init = Builder::sctp_init(client, vip, 7);
     let data = Builder::sctp(client, vip).chunk(chunk::DATA, 3, &[0; 16]);
@@ -166,7 +166,7 @@ fn an_sctp_init_leaves_a_backend_that_is_down_and_the_association_does_not() {
                 }
             }
         });
-        assert_eq!(send(&mut lab, &data), first, "{mode}: what it has goes on");
+        assert_eq!(send(&mut lab, &data), first, "{mode}: the association continues");
         let other = send(&mut lab, &init);
         assert_ne!(other, first, "{mode}: it has not answered the INIT");
         assert_eq!(send(&mut lab, &data), other, "{mode}");

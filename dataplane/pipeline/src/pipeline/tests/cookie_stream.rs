@@ -1,6 +1,6 @@
-//! A TCP connection that began with a SYN cookie, over a network that loses, repeats and reorders segments on both sides,
-//! with data in both directions. Both ends are small models of their own, which know nothing of the gateway: each must
-//! read exactly what the other wrote, and see only acknowledgements of what it sent.
+//! A TCP connection that began with a SYN cookie, over a network that loses, repeats and reorders segments on both
+//! sides, with data in both directions. Both ends are small independent models: each must read exactly what the other
+//! wrote, and see only acknowledgements of what it sent.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -39,22 +39,22 @@ impl End {
         self.isn.wrapping_add(1)
     }
 
-    fn islands(&self) -> Vec<(u32, u32)> {
-        let mut islands: Vec<(u32, u32)> = Vec::new();
+    fn unordered_ranges(&self) -> Vec<(u32, u32)> {
+        let mut unordered_ranges: Vec<(u32, u32)> = Vec::new();
         for &at in self.bytes.range(self.complete..).map(|(at, _)| at) {
-            match islands.last_mut() {
+            match unordered_ranges.last_mut() {
                 Some(last) if last.1 == at => last.1 += 1,
-                _ => islands.push((at, at + 1)),
+                _ => unordered_ranges.push((at, at + 1)),
             }
         }
-        islands
+        unordered_ranges
     }
 
-    /// A segment with these bytes, which acknowledges what has arrived.
+    /// A segment with these bytes, which acknowledges what was received.
     fn segment(&mut self, from: u32, len: u32) -> Builder {
         let (peer, first) = self.peer.expect("the handshake is over");
         let mut options = Vec::new();
-        let blocks: Vec<_> = self.islands().into_iter().take(3).collect();
+        let blocks: Vec<_> = self.unordered_ranges().into_iter().take(3).collect();
         if !blocks.is_empty() {
             options.extend([1, 1, 5, 2 + 8 * blocks.len() as u8]);
             for edge in blocks.iter().flat_map(|&(left, right)| [left, right]) {
@@ -73,7 +73,7 @@ impl End {
             .payload(data)
     }
 
-    /// New data, or again what is not acknowledged. Until anything is acknowledged, only the first bytes.
+    /// New or unacknowledged data. Until anything is acknowledged, only the first bytes.
     fn data(&mut self, dice: &mut Dice) -> Builder {
         let len = self.payload.len() as u32;
         let new = self.acknowledged > 0 && dice.below(2) == 0 && self.sent < len;
@@ -116,7 +116,7 @@ struct World {
     from_server: Wire,
     to_client: Wire,
     header: Vec<u8>,
-    /// The contents of the option that the segments have until the handshake has ended.
+    /// The contents of the TOA option that segments have until the handshake has ended.
     option: Option<Vec<u8>>,
 }
 
@@ -132,7 +132,7 @@ impl World {
         let lab = Lab::with_spec(spec_with(vec![spec.into()], |network| {
             network.policy.syn_cookies = SynCookies::Always;
         }));
-        // Some streams begin just before their numbers come round.
+        // Some streams start just before their sequence numbers wrap around.
         let mut isn = || {
             if dice.below(2) == 0 { u32::MAX - dice.below(3000) as u32 } else { dice.below(1 << 31) as u32 }
         };
@@ -238,7 +238,7 @@ impl World {
     }
 
     fn syn_ack(&self) -> Builder {
-        let (peer, first) = self.server.peer.expect("a SYN came");
+        let (peer, first) = self.server.peer.expect("a SYN was received");
         Builder::tcp(self.server.own, peer)
             .flags(SYN | ACK)
             .seq_ack(self.server.isn, first)
@@ -275,9 +275,9 @@ impl World {
                 assert_eq!(s.options.first(), Some(&(254, option.clone())));
             }
             let answer = self.server.receive(s);
-            // The handshake is over: its own data.
-            let speaks = answer.is_none() && self.server.acknowledged == 0 && !self.server.payload.is_empty();
-            if speaks { Some(self.server.data(&mut self.dice)) } else { answer }
+            // The handshake is over: send data.
+            let sends = answer.is_none() && self.server.acknowledged == 0 && !self.server.payload.is_empty();
+            if sends { Some(self.server.data(&mut self.dice)) } else { answer }
         };
         if let Some(answer) = answer {
             self.from_server.put(&answer.mac(backend_mac(1), GATEWAY_MAC).build(), &mut self.dice);

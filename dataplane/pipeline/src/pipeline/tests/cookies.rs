@@ -1,4 +1,4 @@
-//! SYN cookies: what begins a flow, what does not, and when they are used.
+//! SYN cookies: which segments create a flow, and when cookies are used.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn open(lab: &mut Lab, client: SocketAddr) -> (u32, Segment) {
 }
 
 #[test]
-fn a_handshake_with_a_cookie_takes_state_only_when_the_client_returns_it() {
+fn a_handshake_creates_state_only_when_the_cookie_is_returned() {
     for mode in MODES {
         let mut lab = lab_of(web(mode), SynCookies::Always);
         let cookie = cookie(&mut lab, client(1));
@@ -77,7 +77,7 @@ fn a_handshake_with_a_cookie_takes_state_only_when_the_client_returns_it() {
         assert_eq!((syn.flags, syn.seq, syn.ack), (SYN, ISN, 0));
         assert_eq!(syn.options, [(2, vec![5, 180]), (4, vec![])]);
         assert_eq!(lab.pipeline.flows().live(), 1);
-        // Data before the backend has answered is the SYN again.
+        // Until the backend has answered, data becomes the SYN.
         let again = lab.send(ack(client(1), cookie).flags(PSH | ACK).payload(b"GET /"));
         assert_eq!(read(again.sent(TransmitReason::Forward)).data, b"");
         let result = answer(&mut lab, &syn, SERVER_ISN, SYN | ACK);
@@ -95,7 +95,7 @@ fn a_handshake_with_a_cookie_takes_state_only_when_the_client_returns_it() {
 }
 
 #[test]
-fn a_forged_altered_or_old_cookie_begins_nothing() {
+fn a_forged_altered_or_old_cookie_creates_no_flow() {
     for mode in MODES {
         let mut lab = lab_of(web(mode), SynCookies::Always);
         let cookie = cookie(&mut lab, client(1));
@@ -119,7 +119,7 @@ fn a_forged_altered_or_old_cookie_begins_nothing() {
 }
 
 #[test]
-fn the_limits_count_a_connection_when_its_cookie_returns() {
+fn the_limits_count_a_connection_when_its_cookie_is_returned() {
     let mut web = web(ForwardingMode::FullNat);
     web.limits.connections = std::num::NonZeroU32::new(1);
     let mut lab = lab_of(web, SynCookies::Always);
@@ -130,12 +130,12 @@ fn the_limits_count_a_connection_when_its_cookie_returns() {
 }
 
 #[test]
-fn a_backend_that_refuses_resets_the_client_with_the_numbers_that_it_knows() {
+fn a_refusal_of_the_backend_resets_the_client_with_its_own_numbers() {
     for mode in MODES {
         let mut lab = lab_of(web(mode), SynCookies::Always);
         let cookie = cookie(&mut lab, client(1));
         let syn = returned(&mut lab, client(1), cookie);
-        // An answer of an earlier connection is not the backend's.
+        // An answer of an earlier connection doesn't count.
         assert_eq!(answer(&mut lab, &syn, 5, ACK).refused(), Refusal::NoFlow);
         let reset = answer(&mut lab, &syn, 0, RST | ACK);
         let reset = read(reset.sent(TransmitReason::Reply));
@@ -144,7 +144,7 @@ fn a_backend_that_refuses_resets_the_client_with_the_numbers_that_it_knows() {
 }
 
 #[test]
-fn an_icmp_error_about_a_reply_quotes_the_number_of_the_backend() {
+fn an_icmp_error_about_a_reply_quotes_the_backends_sequence_number() {
     let mut lab = lab_of(web(ForwardingMode::FullNat), SynCookies::Always);
     let (_, syn) = open(&mut lab, client(1));
     let reply = answer(&mut lab, &syn, SERVER_ISN + 1, ACK);
@@ -173,7 +173,7 @@ fn the_announced_segment_size_fits_the_links_the_limit_and_the_header() {
 }
 
 #[test]
-fn a_flood_creates_no_more_than_the_limit_and_ends_with_it() {
+fn a_flood_opens_no_more_flows_than_the_limit_and_ends() {
     for mode in MODES {
         // The limit is 2 * 4096 / 8 opening entries.
         let mut lab = lab_of(web(mode), SynCookies::Auto);
@@ -221,12 +221,12 @@ fn without_cookies_and_in_dsr_modes_a_syn_is_forwarded() {
 }
 
 #[test]
-fn a_service_may_choose_for_itself() {
+fn a_service_can_override_the_setting() {
     let own = |choice| ServiceSpec { syn_cookies: Some(choice), ..web(ForwardingMode::FullNat) };
     cookie(&mut lab_of(own(SynCookies::Always), SynCookies::Off), client(1));
     let mut lab = lab_of(own(SynCookies::Off), SynCookies::Always);
     lab.send(syn(client(1))).sent(TransmitReason::Forward);
-    // A change reaches new connections at once, without a change of anything else.
+    // A change of this setting alone applies to new connections at once.
     lab.change(|spec| spec.services[0].syn_cookies = Some(SynCookies::Always));
     cookie(&mut lab, client(2));
     lab.change(|spec| spec.services[0].syn_cookies = Some(SynCookies::Auto));
@@ -236,9 +236,9 @@ fn a_service_may_choose_for_itself() {
 #[test]
 fn a_syn_of_a_known_flow_stays_with_its_backend() {
     let mut lab = lab_of(web(ForwardingMode::FullNat), SynCookies::Off);
-    let connection = Connection::knock(&mut lab, client(1), VIP).unwrap();
+    let connection = Connection::send_syn(&mut lab, client(1), VIP).unwrap();
     lab.change(|spec| spec.network.policy.syn_cookies = SynCookies::Always);
-    assert_eq!(Connection::knock(&mut lab, client(1), VIP), Ok(connection));
+    assert_eq!(Connection::send_syn(&mut lab, client(1), VIP), Ok(connection));
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn the_next_connection_of_the_same_ports_has_no_splice() {
         lab.send(ack(client(1), cookie)).sent(TransmitReason::Forward);
         answer(&mut lab, &syn, SERVER_ISN + 1, RST | ACK).sent(TransmitReason::Reply);
         // The flow is known to be over, so the SYN goes to a backend at once.
-        let again = Connection::knock(&mut lab, client(1), VIP).unwrap();
+        let again = Connection::send_syn(&mut lab, client(1), VIP).unwrap();
         let mac = backend_mac(if again.backend.ip().to_string() == "10.0.0.1" { 1 } else { 2 });
         let reply = Builder::tcp(again.backend, again.local).flags(SYN | ACK).seq_ack(77, 1);
         let result = lab.receive(&reply.mac(mac, GATEWAY_MAC).build());

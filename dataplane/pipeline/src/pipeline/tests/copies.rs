@@ -1,4 +1,4 @@
-//! Several workers and NAT: packets of an established flow are sent by the workers that receive them.
+//! NAT with several workers: packets of an established flow are sent by the workers that receive them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl Gateway {
         std::mem::take(&mut self.hand_overs)
     }
 
-    /// The worker that holds the flow of this frame.
+    /// The worker that owns the flow of this frame.
     fn owner(&mut self, frame: &[u8]) -> u8 {
         match self.labs[0].receive(frame).verdict {
             Verdict::HandOver(owner) => owner,
@@ -126,13 +126,13 @@ fn frame(protocol: Protocol, from: SocketAddr, to: SocketAddr, flags: u8) -> Vec
     builder.payload_len(9).mac(sender, GATEWAY_MAC).build()
 }
 
-/// A connection whose two directions arrive at two workers that do not hold it.
+/// A connection whose two directions arrive at two workers that don't own it.
 struct Connection {
     protocol: Protocol,
     client: SocketAddr,
     vip: SocketAddr,
     backend: SocketAddr,
-    /// What the backend takes for the client.
+    /// The client as the backend sees it.
     local: SocketAddr,
     at: [u8; 2],
 }
@@ -140,7 +140,7 @@ struct Connection {
 impl Connection {
     fn open(gateway: &mut Gateway, protocol: Protocol, [client, vip, backend]: [&str; 3]) -> Self {
         let (client, vip, backend) = (addr(client), addr(vip), addr(backend));
-        // A segment of no connection is answered by the worker that would hold it.
+        // A segment of no connection is answered by the worker that would own it.
         let owner = gateway.owner(&frame(Protocol::Tcp, client, vip, ACK));
         let at = [(owner + 1) % WORKERS, (owner + 2) % WORKERS];
         let mut connection = Self { protocol, client, vip, backend, local: client, at };
@@ -165,18 +165,18 @@ impl Connection {
     }
 
     /// Sends data in both directions, and returns both frames.
-    fn connection(&self, gateway: &mut Gateway) -> [Vec<u8>; 2] {
+    fn exchange(&self, gateway: &mut Gateway) -> [Vec<u8>; 2] {
         [
             self.request(gateway, ACK | PSH).sent(TransmitReason::Forward).to_vec(),
             self.reply(gateway, ACK | PSH).sent(TransmitReason::Reply).to_vec(),
         ]
     }
 
-    /// [`Self::connection`] until both workers have copies.
-    fn settle(&self, gateway: &mut Gateway) {
-        (0..2).for_each(|_| drop(self.connection(gateway)));
+    /// [`Self::exchange`] until both workers have copies.
+    fn exchange_until_copied(&self, gateway: &mut Gateway) {
+        (0..2).for_each(|_| drop(self.exchange(gateway)));
         gateway.hand_overs();
-        self.connection(gateway);
+        self.exchange(gateway);
         assert_eq!(gateway.hand_overs(), 0, "both workers have copies");
     }
 }
@@ -189,19 +189,19 @@ fn cases() -> impl Iterator<Item = (ForwardingMode, Protocol, [&'static str; 3])
 }
 
 #[test]
-fn packets_of_an_established_flow_are_sent_by_the_workers_that_receive_them_and_are_the_same() {
+fn every_worker_sends_packets_of_an_established_flow_alike() {
     for (mode, protocol, sides) in cases() {
         let mut gateway = Gateway::of(mode, protocol, sides, |_| {});
         let connection = Connection::open(&mut gateway, protocol, sides);
         gateway.is_mute = true;
-        let by_holder = connection.connection(&mut gateway);
+        let by_owner = connection.exchange(&mut gateway);
         assert!(gateway.hand_overs() > 0);
         gateway.is_mute = false;
-        connection.settle(&mut gateway);
-        // Longer than any idle timeout of the service: the reports keep the flow.
+        connection.exchange_until_copied(&mut gateway);
+        // Longer than any idle timeout of the service: the reports keep the flow alive.
         for _ in 0..2 * 1_200 {
             gateway.wait(Duration::from_millis(500));
-            assert_eq!(connection.connection(&mut gateway), by_holder);
+            assert_eq!(connection.exchange(&mut gateway), by_owner);
         }
         assert_eq!(gateway.hand_overs(), 0);
         let live: usize = gateway.labs.iter().map(|lab| lab.pipeline.flows().live()).sum();
@@ -227,13 +227,13 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
         });
         let connections = gateways.each_mut().map(|gateway| Connection::open(gateway, protocol, sides));
         let mut fast = [0, 0];
-        for turn in 0..60 {
-            let flags = if protocol == Protocol::Tcp && turn == 50 { FIN | ACK } else { ACK | PSH };
+        for iteration in 0..60 {
+            let flags = if protocol == Protocol::Tcp && iteration == 50 { FIN | ACK } else { ACK | PSH };
             let results = [0, 1].map(|n| {
                 let (gateway, connection) = (&mut gateways[n], &connections[n]);
                 gateway.wait(Duration::from_millis(100));
-                // Nobody confirms the copies for a while.
-                gateway.is_mute = (20..35).contains(&turn);
+                // The copies are not confirmed for a while.
+                gateway.is_mute = (20..35).contains(&iteration);
                 [connection.request(gateway, flags), connection.reply(gateway, flags)]
             });
             let [with, without] = &results;
@@ -246,7 +246,7 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
             assert_eq!(
                 gateways[0].hand_overs(),
                 gateways[1].hand_overs(),
-                "{mode:?} {protocol:?}, turn {turn}"
+                "{mode:?} {protocol:?}, iteration {iteration}"
             );
             fast.iter_mut().zip(&results[0]).for_each(|(count, result)| *count += u32::from(result.is_fast));
             assert!(results[1].iter().all(|result| !result.is_fast));
@@ -256,7 +256,7 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
             .each_ref()
             .map(|gateway| gateway.labs.iter().map(|lab| lab.counters.hand_overs()).sum::<u64>());
         assert_eq!(counted[0], counted[1]);
-        // The client's address becomes a VIP. Then no worker sends replies to it, whether it has a copy or not.
+        // The client's address becomes a VIP. Then no worker sends replies to it, with or without a copy.
         let vip = SocketAddr::new(addr(sides[0]).ip(), 81).to_string();
         let results = [0, 1].map(|n| {
             let (gateway, connection) = (&mut gateways[n], &connections[n]);
@@ -273,11 +273,11 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
 }
 
 #[test]
-fn a_packet_that_ends_a_connection_goes_to_the_holder_and_so_do_all_after_it() {
+fn the_owner_gets_packets_that_end_a_connection_and_all_later_ones() {
     for (last, by_client) in [(FIN | ACK, true), (RST, true), (FIN | ACK, false), (RST | ACK, false)] {
         let mut gateway = Gateway::new(|_| {});
         let mut connection = Connection::open(&mut gateway, Protocol::Tcp, SIDES[0]);
-        connection.settle(&mut gateway);
+        connection.exchange_until_copied(&mut gateway);
         let at = usize::from(!by_client);
         let other = usize::from(by_client);
         // Both sides end it.
@@ -297,48 +297,48 @@ fn a_packet_that_ends_a_connection_goes_to_the_holder_and_so_do_all_after_it() {
         // The client uses its port again.
         connection.handshake(&mut gateway);
         assert_eq!(gateway.hand_overs(), 3);
-        connection.settle(&mut gateway);
+        connection.exchange_until_copied(&mut gateway);
     }
 }
 
 #[test]
-fn lost_messages_cost_hand_overs_and_nothing_else() {
+fn lost_messages_only_cost_hand_overs() {
     let mut gateway = Gateway::new(|_| {});
     let connection = Connection::open(&mut gateway, Protocol::Tcp, SIDES[0]);
-    connection.settle(&mut gateway);
+    connection.exchange_until_copied(&mut gateway);
     gateway.is_mute = true;
     let mut hand_overs = Vec::new();
     for _ in 0..6 {
         gateway.wait(Duration::from_millis(900));
-        connection.connection(&mut gateway);
+        connection.exchange(&mut gateway);
         hand_overs.push(gateway.hand_overs());
     }
-    assert_eq!(hand_overs, [0, 0, 0, 0, 2, 2], "a copy that nobody confirms serves for four seconds");
+    assert_eq!(hand_overs, [0, 0, 0, 0, 2, 2], "an unconfirmed copy is used for four seconds");
     gateway.is_mute = false;
-    connection.settle(&mut gateway);
+    connection.exchange_until_copied(&mut gateway);
 }
 
 #[test]
-fn the_holder_decides_about_packets_for_a_backend_that_is_down() {
+fn the_owner_decides_on_packets_for_a_backend_that_is_down() {
     let mut gateway = Gateway::new(|_| {});
     let connection = Connection::open(&mut gateway, Protocol::Tcp, SIDES[0]);
-    connection.settle(&mut gateway);
+    connection.exchange_until_copied(&mut gateway);
     gateway.change(|spec| spec.services[0].backends[0].state = BackendState::Down);
     connection.request(&mut gateway, ACK);
     assert_eq!(gateway.hand_overs(), 1);
 }
 
 #[test]
-fn a_flow_that_source_ranges_no_longer_admit_loses_its_copies_within_a_second() {
+fn a_flow_outside_new_source_ranges_loses_its_copies_within_a_second() {
     let mut gateway = Gateway::new(|_| {});
     let connection = Connection::open(&mut gateway, Protocol::Tcp, SIDES[0]);
-    connection.settle(&mut gateway);
+    connection.exchange_until_copied(&mut gateway);
     let ranges: Arc<[_]> = ["192.0.2.0/24".parse().expect("written right")].into();
     gateway.change(|spec| spec.services[0].source_ranges = Some(ranges.clone()));
     gateway.wait(Duration::from_secs(1));
     connection.request(&mut gateway, ACK);
     let result = connection.request(&mut gateway, ACK);
-    assert_eq!(gateway.hand_overs(), 1, "the report of the packet before has withdrawn the copy");
+    assert_eq!(gateway.hand_overs(), 1, "the report of the previous packet has withdrawn the copy");
     assert!(matches!(result.verdict, Verdict::Drop(_)), "{:?}", result.verdict);
 }
 

@@ -33,7 +33,7 @@ fn hop(v6: bool) -> &'static [&'static str] {
 }
 
 #[test]
-fn dsr_l2_changes_link_addresses_and_hop_limit_and_nothing_else() {
+fn dsr_l2_changes_only_link_addresses_and_hop_limit() {
     for (client, vip, backend) in [
         ("198.51.100.7:40000", "203.0.113.5:80", "10.0.0.1:80"),
         ("[2001:db8::7]:40000", "[2001:db8:1::5]:80", "[fd00::1]:80"),
@@ -103,7 +103,7 @@ fn a_flow_is_new_once_and_then_known() {
 }
 
 #[test]
-fn after_a_restart_established_connections_find_their_backend() {
+fn established_connections_find_their_backend_after_a_restart() {
     let services = || {
         vec![service(
             ForwardingMode::DsrL2,
@@ -122,7 +122,7 @@ fn after_a_restart_established_connections_find_their_backend() {
 }
 
 #[test]
-fn a_packet_that_does_not_fit_the_tunnel_is_answered_with_the_size_that_does() {
+fn a_packet_too_large_for_the_tunnel_is_answered_with_the_fitting_size() {
     let mut lab = Lab::new(vec![
         service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]),
         service(ForwardingMode::DsrIpip, Protocol::Udp, "[2001:db8:1::5]:53", &["[fd00::1]:53"]),
@@ -143,7 +143,7 @@ fn a_packet_that_does_not_fit_the_tunnel_is_answered_with_the_size_that_does() {
 }
 
 #[test]
-fn a_packet_at_the_end_of_its_hop_limit_is_answered_and_not_forwarded() {
+fn a_packet_whose_hop_limit_ends_is_answered_and_not_forwarded() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])]);
     let result = lab.send(syn("198.51.100.7:40000", "203.0.113.5:80").ttl(1));
@@ -153,7 +153,7 @@ fn a_packet_at_the_end_of_its_hop_limit_is_answered_and_not_forwarded() {
 }
 
 #[test]
-fn a_vlan_is_put_on_and_taken_off() {
+fn a_vlan_tag_is_added_and_removed() {
     let vlan = |vlan| {
         let mut spec = super::lab::spec();
         spec.network.interfaces[0].vlan = vlan;

@@ -49,8 +49,8 @@ fn traffic_class(frame: &[u8]) -> u8 {
     }
 }
 
-/// Whether the checksum over the whole transport packet is right, computed anew.
-fn is_sound(frame: &[u8]) -> bool {
+/// Whether the checksum over the whole transport packet is right.
+fn is_checksum_right(frame: &[u8]) -> bool {
     let h = headers(frame);
     let bytes = &frame[usize::from(h.l4)..usize::from(h.ip_end)];
     match h.l4_checksum {
@@ -63,7 +63,7 @@ fn is_sound(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn the_backend_gets_the_packet_at_its_own_address_with_the_dscp_of_the_service() {
+fn the_backend_gets_the_packet_at_its_address_with_the_services_dscp() {
     for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
         let mut lab = lab(protocol, |_| ());
         for (vip, client, backend) in ENDS {
@@ -80,7 +80,7 @@ fn the_backend_gets_the_packet_at_its_own_address_with_the_dscp_of_the_service()
                 assert_eq!(SocketAddr::new(h.dst.ip(), h.dst_port), at(backend));
                 assert_eq!(traffic_class(sent), DSCP << 2 | tos & 3, "{protocol} {vip}: the ECN bits stay");
                 assert_eq!(h.ttl, 63);
-                assert!(is_sound(sent), "{protocol} {vip} {tos:#x}");
+                assert!(is_checksum_right(sent), "{protocol} {vip} {tos:#x}");
                 assert_eq!(ethernet::destination(sent), backend_mac(1));
             }
         }
@@ -137,9 +137,9 @@ fn the_segment_size_can_be_limited() {
         let result = lab.send(syn);
         let sent = result.sent(TransmitReason::Forward);
         let options = usize::from(headers(sent).l4) + 20;
-        // With IPv6 never less than every link takes: 1280 - 60.
+        // With IPv6 never less than fits every link: 1280 - 60.
         let most: u16 = if at(vip).is_ipv4() { 536 } else { 1220 };
         assert_eq!(sent[options..options + 4], [&[2, 4][..], &most.to_be_bytes()].concat(), "{vip}");
-        assert!(is_sound(sent), "{vip}");
+        assert!(is_checksum_right(sent), "{vip}");
     }
 }

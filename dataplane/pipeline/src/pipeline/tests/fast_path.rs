@@ -1,5 +1,5 @@
-//! The fast path against the stages: the same bursts, once with it and once without, give the same verdicts, bytes, notes,
-//! counts and flows.
+//! Compares the fast path with the stages: bursts with and without it result in equal verdicts, bytes, notes, counts
+//! and flows.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -64,13 +64,13 @@ const COUNT: u8 = SERVICES.len() as u8;
 /// Clients.
 const CLIENTS: u8 = 8;
 
-/// Those whose flows are established at first.
+/// The clients whose flows are established at first.
 const ESTABLISHED: u8 = 3;
 
-/// Those that track on change.
+/// The services that track on change.
 const ON_CHANGE: [u8; 4] = [13, 14, 15, 23];
 
-/// The one with client affinity.
+/// The service with client affinity.
 const AFFINITY: u8 = 24;
 
 /// One step of a run.
@@ -82,30 +82,30 @@ enum Step {
     Wait(u16),
     /// The first backend of a service gets this state.
     State(u8, u8),
-    /// The first backend of a service had this weight before, or its own.
+    /// The former weight of the first backend of a service, if it differs.
     Flux(u8, Option<u16>),
     /// The MTU of the link changes.
     Mtu(u16),
-    /// The second client of each family is behind another router, or no longer.
+    /// Whether the second client of each family is behind another router.
     Route(bool),
-    /// The link address of a router is known, or no longer.
+    /// Whether the link address of a router is known.
     Router(u8, bool),
-    /// The gateway refuses the second client of each family, or no longer.
+    /// Whether the gateway denies the second client of each family.
     Deny(bool),
-    /// A service admits only the first client of each family, or all.
+    /// Whether a service admits only the first client of each family.
     Ranges(u8, bool),
-    /// A service has a limit of bandwidth, of new flows, or none.
+    /// The kind of limit of a service: bandwidth, new flows, or none.
     Limit(u8, u8),
-    /// Flows are shared, or no longer.
+    /// Whether flows are shared.
     Share(bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Mostly data, or the fast path would leave most bursts at once.
+    // Mostly data, otherwise the fast path would defer most bursts.
     let kind = prop_oneof![12 => Just(5u8), 2 => 0u8..19];
     let service = prop_oneof![30 => 0..COUNT - 1, 1 => Just(COUNT - 1)];
     let packet = (service, 0..CLIENTS, kind, any::<bool>());
-    // Bursts with few services begin flows and continue them.
+    // Bursts with few services create flows and continue them.
     let kinds = prop::sample::select(vec![0, 5, 5]);
     let packets = prop::collection::vec((0u8..2, 0u8..3, kinds, any::<bool>()), 1..33);
     let focused = (0..COUNT - 2, 0..CLIENTS - 2, packets);
@@ -151,7 +151,7 @@ fn services() -> Vec<ServiceSpec> {
     (0..).zip(&SERVICES).map(of).collect()
 }
 
-/// The routers of each family: the default, and the other one of the second client.
+/// The routers of each family: the default router, and that of the second client.
 const ROUTERS: [[&str; 2]; 2] = [["10.0.0.250", "fd00::fa"], ["10.0.0.251", "fd00::fb"]];
 
 fn router_mac(n: usize) -> MacAddr {
@@ -161,7 +161,7 @@ fn router_mac(n: usize) -> MacAddr {
 /// The second client of each family.
 const SECOND_CLIENT: [&str; 2] = ["198.51.100.2/32", "2001:db8::2/128"];
 
-/// Gives a router of each family its fixed link address, or takes it away.
+/// Sets or removes the link address of a router of each family.
 fn set_router(lab: &mut Lab, n: usize, is_known: bool) {
     lab.change(|spec| {
         let routers = ROUTERS[n].map(ip);
@@ -175,7 +175,7 @@ fn set_router(lab: &mut Lab, n: usize, is_known: bool) {
 /// Two gateways, one with the fast path and one without.
 struct Both {
     labs: [Lab; 2],
-    /// Where a packet of each service and client went last: from, to, and the backend's number.
+    /// The last packet of each service and client, as sent: source and destination.
     sent: HashMap<(u8, u8), (SocketAddr, SocketAddr)>,
 }
 
@@ -201,10 +201,10 @@ impl Both {
     /// The frame of a packet, if there can be one.
     fn frame(&self, (service, client, kind, is_reply): (u8, u8, u8, bool)) -> Option<Vec<u8>> {
         let (_, protocol, vip, _) = SERVICES[usize::from(service)];
-        let vip: SocketAddr = vip.parse().expect("written right");
+        let vip: SocketAddr = vip.parse().expect("an address and a port");
         let host = if vip.is_ipv4() { "198.51.100" } else { "2001:db8::" };
         let separator = if vip.is_ipv4() { "." } else { "" };
-        let client_addr = format!("{host}{separator}{}", client + 1).parse().expect("written right");
+        let client_addr = format!("{host}{separator}{}", client + 1).parse().expect("an address and a port");
         let client_at = SocketAddr::new(client_addr, 40_000 + u16::from(client));
         let (from, to, mac) = if is_reply {
             let (source, backend) = self.sent.get(&(service, client))?;
@@ -247,20 +247,22 @@ impl Both {
 
     fn burst(&mut self, packets: &[(u8, u8, u8, bool)], fast: &mut BTreeMap<String, u32>) {
         let made: Vec<_> = packets.iter().filter_map(|&p| Some((p, self.frame(p)?))).collect();
-        let [(with, out, told), (without, expected, told_without)] = self.labs.each_mut().map(|lab| {
-            let mut frames: Vec<_> = made.iter().map(|(_, bytes)| MemoryFrame::new(bytes)).collect();
-            let mut out = BurstOutput::default();
-            let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
-            lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
-            // A flow that changes twice in a burst may be told twice: the fast path changes flows before the stages do.
-            let mut told = BTreeSet::new();
-            while lab.pipeline.share(&lab.snapshot, Walks::default(), true, lab.now, |updates| {
-                told.insert(format!("{updates:?}"));
-            }) {}
-            (frames, out, told)
-        });
+        let [(with, out, exported), (without, expected, exported_without)] =
+            self.labs.each_mut().map(|lab| {
+                let mut frames: Vec<_> = made.iter().map(|(_, bytes)| MemoryFrame::new(bytes)).collect();
+                let mut out = BurstOutput::default();
+                let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
+                lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
+                // A flow that changes twice in a burst may be exported twice: the fast path changes flows before the stages
+                // do.
+                let mut exported = BTreeSet::new();
+                while lab.pipeline.share(&lab.snapshot, Walks::default(), true, lab.now, |update| {
+                    exported.insert(format!("{update:?}"));
+                }) {}
+                (frames, out, exported)
+            });
         assert_eq!(expected.fast, 0);
-        assert_eq!(told, told_without);
+        assert_eq!(exported, exported_without);
         assert_eq!((&out.events, &out.unresolved), (&expected.events, &expected.unresolved));
         assert_eq!(out.oversized, expected.oversized);
         for (n, ((service, client, kind, is_reply), before)) in made.iter().enumerate() {
@@ -271,8 +273,8 @@ impl Both {
             assert_eq!(with[n].bytes(), without[n].bytes(), "{what}: {}", summary(with[n].bytes()));
             if out.fast >> n & 1 == 1 {
                 let (mode, _, vip, backends) = SERVICES[usize::from(*service)];
-                let way = match mode {
-                    _ if ON_CHANGE.contains(service) && out.notes[n].flow == FlowNote::None => "settled",
+                let action = match mode {
+                    _ if ON_CHANGE.contains(service) && out.notes[n].flow == FlowNote::None => "stable",
                     _ if out.notes[n].flow == FlowNote::New => match mode {
                         ForwardingMode::Nat => "bound",
                         _ if ON_CHANGE.contains(service) => "opened",
@@ -287,7 +289,7 @@ impl Both {
                     (false, true) => " in v6",
                     (true, false) => " v6 in v4",
                 };
-                *fast.entry(format!("{way}{family}")).or_default() += 1;
+                *fast.entry(format!("{action}{family}")).or_default() += 1;
             }
             if let (Verdict::Transmit { why: TransmitReason::Forward, .. }, false) =
                 (out.verdicts[n], *is_reply)
@@ -312,7 +314,7 @@ impl Both {
         assert_eq!(with, without);
     }
 
-    /// Begins a flow of each service and client, and establishes it.
+    /// Creates a flow of each service and client, and establishes it.
     fn establish(&mut self, fast: &mut BTreeMap<String, u32>) {
         let flows: Vec<_> =
             (0..COUNT).flat_map(|service| (0..ESTABLISHED).map(move |client| (service, client))).collect();
@@ -367,7 +369,7 @@ impl Both {
                         if *is_other {
                             spec.network.routes.extend(
                                 SECOND_CLIENT
-                                    .map(|to| to.parse().expect("written right"))
+                                    .map(|to| to.parse().expect("an address and a port"))
                                     .into_iter()
                                     .zip(ROUTERS[1])
                                     .map(|(to, via)| RouteSpec { to, via: ip(via) }),
@@ -381,14 +383,15 @@ impl Both {
             }
             Step::Deny(second) => {
                 let deny = if *second { &SECOND_CLIENT[..] } else { &[] };
-                let deny: Vec<IpNet> = deny.iter().map(|net| net.parse().expect("written right")).collect();
+                let deny: Vec<IpNet> =
+                    deny.iter().map(|net| net.parse().expect("an address and a port")).collect();
                 for lab in &mut self.labs {
                     lab.change(|spec| spec.network.sources = Arc::new(SourceLists::new(&deny, &[])));
                 }
             }
             Step::Ranges(service, only) => {
-                let nets =
-                    ["198.51.100.1/32", "2001:db8::1/128"].map(|net| net.parse().expect("written right"));
+                let nets = ["198.51.100.1/32", "2001:db8::1/128"]
+                    .map(|net| net.parse().expect("an address and a port"));
                 for lab in &mut self.labs {
                     lab.change(|spec| {
                         spec.services[usize::from(*service)].source_ranges = only.then(|| nets.into());
@@ -429,7 +432,7 @@ fn the_fast_path_does_what_the_stages_do() {
         })
         .unwrap_or_else(|error| panic!("{error}"));
     let fast = fast.into_inner();
-    for way in [
+    for action in [
         "dsr-l2",
         "dsr-ipip",
         "dsr-ipip in v6",
@@ -440,7 +443,7 @@ fn the_fast_path_does_what_the_stages_do() {
         "nat",
         "fullnat",
         "reply",
-        "settled",
+        "stable",
         "dsr-l2 v6",
         "dsr-ipip v6",
         "dsr-ipip v6 in v4",
@@ -449,18 +452,18 @@ fn the_fast_path_does_what_the_stages_do() {
         "nat v6",
         "fullnat v6",
         "reply v6",
-        "settled v6",
+        "stable v6",
         "opened",
         "begun",
         "begun v6",
         "begun v6 in v4",
         "bound",
     ] {
-        assert!(fast.get(way).is_some_and(|&frames| frames > 100), "few of {way}: {fast:?}");
+        assert!(fast.get(action).is_some_and(|&frames| frames > 100), "few of {action}: {fast:?}");
     }
 }
 
-/// The flags of two packets of one flow in one burst, the first of which is left to the stages.
+/// Two packets of one flow in one burst, the first of which is deferred.
 #[test]
 fn packets_of_one_flow_stay_in_order() {
     for first in [flags::FIN | flags::ACK, flags::RST, flags::SYN] {
@@ -480,8 +483,8 @@ fn packets_of_one_flow_stay_in_order() {
 }
 
 #[test]
-fn the_fast_path_rests_in_a_flood_of_new_flows_and_comes_back() {
-    // Affinity decides on its new flows, so the stages process their first packets.
+fn a_flood_of_new_flows_pauses_the_fast_path() {
+    // With affinity, the stages process the first packets of flows.
     let mut lab = Lab::new(services().into_iter().skip(usize::from(AFFINITY)).take(1).collect());
     let flow = |client: u16, flags| {
         let from = format!("198.51.100.1:{client}");
@@ -501,11 +504,11 @@ fn the_fast_path_rests_in_a_flood_of_new_flows_and_comes_back() {
         lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
         out.fast == 1
     };
-    // Until a burst tries it, and takes the established flow.
-    let comes_back = |lab: &mut Lab| (0..=FAST_PATH_RESTS).any(|_| fast(lab, &flow(1, flags::ACK)));
-    assert!(comes_back(&mut lab));
-    assert!(fast(&mut lab, &flow(1, flags::ACK)), "it is tried with each burst while it takes packets");
+    // Until a burst tries the fast path, which then sends the packet of the established flow.
+    let resumes = |lab: &mut Lab| (0..=FAST_PATH_RESTS).any(|_| fast(lab, &flow(1, flags::ACK)));
+    assert!(resumes(&mut lab));
+    assert!(fast(&mut lab, &flow(1, flags::ACK)), "each burst tries it while it sends packets");
     assert!(!fast(&mut lab, &flow(2, flags::SYN)));
     assert!(!fast(&mut lab, &flow(1, flags::ACK)), "it rests");
-    assert!(comes_back(&mut lab));
+    assert!(resumes(&mut lab));
 }

@@ -1,4 +1,4 @@
-//! Each refusal has a frame that causes it, and the frame is not changed.
+//! Refusals: each has a frame that causes it and stays unchanged.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn dns() -> Lab {
     ])
 }
 
-fn question() -> Builder {
+fn query() -> Builder {
     Builder::udp("198.51.100.7:40000", "203.0.113.5:53")
 }
 
@@ -39,7 +39,7 @@ fn refusals_of_a_packet_to_a_vip_name_their_reason() {
         ),
         (icmp(13, 0), Refusal::IcmpUnsupported),
         (icmp(3, 4).payload(&quote), Refusal::IcmpErrorUnknown),
-        (question().vlan(7), Refusal::VlanMismatch),
+        (query().vlan(7), Refusal::VlanMismatch),
     ] {
         let mut lab = dns();
         lab.change(|spec| spec.network.policy.reject_unserved_ports = false);
@@ -50,18 +50,18 @@ fn refusals_of_a_packet_to_a_vip_name_their_reason() {
 #[test]
 fn frames_for_another_station_are_not_touched() {
     let mut lab = dns();
-    let frame = question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build();
+    let frame = query().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build();
     assert_eq!(lab.receive(&frame).refused(), Refusal::OtherStation);
 }
 
 #[test]
-fn malformed_frames_are_dropped_by_their_own_name() {
+fn malformed_frames_are_dropped_with_their_reason() {
     let mut lab = dns();
     for (frame, reason) in [
         (vec![0; 13], Malformed::EthernetTruncated),
-        (question().ip_checksum(0xdead).build(), Malformed::Ipv4Checksum),
-        (question().udp_len(7).build(), Malformed::UdpLength),
-        (question().version_ihl(0x4f).build(), Malformed::Ipv4HeaderLength),
+        (query().ip_checksum(0xdead).build(), Malformed::Ipv4Checksum),
+        (query().udp_len(7).build(), Malformed::UdpLength),
+        (query().version_ihl(0x4f).build(), Malformed::Ipv4HeaderLength),
     ] {
         assert_eq!(lab.receive(&frame).verdict, Verdict::Drop(DropReason::Malformed(reason)));
         assert_eq!(lab.counters.drops(reason.into()), 1);
@@ -69,18 +69,18 @@ fn malformed_frames_are_dropped_by_their_own_name() {
 }
 
 #[test]
-fn a_packet_with_an_unresolved_next_hop_waits_for_a_retry_and_is_reported_to_the_resolver() {
+fn an_unresolved_next_hop_is_reported_and_the_packet_may_be_retried() {
     let mut spec = spec();
     spec.network.neighbors.clear();
     spec.services =
         vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
-    let result = lab.send(question());
+    let result = lab.send(query());
     assert_eq!(result.refused(), Refusal::NeighborUnresolved);
     let addr = super::lab::ip("10.0.0.1").into();
     assert_eq!(result.events, [NeighborEvent::Wanted { interface: 0, addr }]);
     lab.neighbors.set_resolved(lab.neighbors.lookup(0, &addr).unwrap(), super::lab::backend_mac(1));
-    lab.send(question()).sent(TransmitReason::Forward);
+    lab.send(query()).sent(TransmitReason::Forward);
 }
 
 #[test]
@@ -90,13 +90,13 @@ fn a_reply_without_a_route_to_its_client_is_dropped() {
     spec.services =
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
-    lab.send(question()).sent(TransmitReason::Forward);
+    lab.send(query()).sent(TransmitReason::Forward);
     let result = lab.send(Builder::udp("10.0.0.1:53", "198.51.100.7:40000"));
     assert_eq!(result.refused(), Refusal::NoRoute);
 }
 
 #[test]
-fn answers_that_may_not_be_given_become_drops() {
+fn packets_that_must_not_be_answered_are_dropped() {
     let mut lab = dns();
     // An ICMP error is never answered with another (RFC 1122 3.2.2).
     let error = |len| {
@@ -108,15 +108,15 @@ fn answers_that_may_not_be_given_become_drops() {
 }
 
 #[test]
-fn a_frame_without_room_in_front_is_refused_unchanged() {
+fn a_frame_without_headroom_is_refused_unchanged() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
-    let result = lab.receive_tight(&question().mac(ROUTER_MAC, GATEWAY_MAC).build());
+    let result = lab.receive_tight(&query().mac(ROUTER_MAC, GATEWAY_MAC).build());
     assert_eq!(result.refused(), Refusal::NoHeadroom);
 }
 
 #[test]
-fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
+fn an_icmp_error_without_headroom_for_a_tag_is_refused_unchanged() {
     let mut spec = spec();
     spec.network.interfaces.push(InterfaceSpec {
         name: "inside".into(),
@@ -131,7 +131,7 @@ fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
     spec.services =
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.1.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
-    let result = lab.send(question());
+    let result = lab.send(query());
     assert_eq!(result.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::Forward });
     let quoted = Builder::udp("203.0.113.5:53", "198.51.100.7:40000").packet();
     let (router, vip) = (super::lab::ip("192.0.2.1"), super::lab::ip("203.0.113.5"));
@@ -143,11 +143,11 @@ fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
 }
 
 #[test]
-fn fragments_follow_their_first_and_are_refused_without_it() {
+fn fragments_follow_their_first_one_and_are_refused_without_it() {
     for mode in ForwardingMode::ALL {
         let mut lab =
             Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53", "10.0.0.2:53"])]);
-        let whole = question().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let whole = query().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
         let parts = builder::fragments(&whole, 77, 512);
         assert!(parts.len() > 2);
         assert_eq!(lab.receive(&parts[1]).refused(), Refusal::FragmentUnknown);
@@ -169,7 +169,7 @@ fn fragments_that_arrive_together_follow_their_first() {
     for mode in ForwardingMode::ALL {
         let mut lab =
             Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53", "10.0.0.2:53"])]);
-        let whole = question().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let whole = query().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
         let results = lab.receive_burst(&builder::fragments(&whole, 77, 512));
         assert_eq!(results.len(), 3);
         for result in &results {
@@ -180,11 +180,11 @@ fn fragments_that_arrive_together_follow_their_first() {
 }
 
 #[test]
-fn fragments_follow_their_first_to_the_worker_that_holds_the_flow() {
+fn fragments_follow_their_first_one_to_the_owner_of_the_flow() {
     let services =
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let spec = SnapshotSpec { services, ..spec() };
-    let mut here = Lab::worker(spec.clone(), 1, 2, Steering::Partition);
+    let mut receiving = Lab::worker(spec.clone(), 1, 2, Steering::Partition);
     let mut home = Lab::worker(spec, 0, 2, Steering::Partition);
     let client = super::lab::ip("198.51.100.7");
     let parts = (40_000..)
@@ -192,10 +192,10 @@ fn fragments_follow_their_first_to_the_worker_that_holds_the_flow() {
             let whole = Builder::udp((client, port), "203.0.113.5:53").dont_fragment(false).payload_len(1200);
             builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), u32::from(port), 512)
         })
-        .find(|parts| here.receive(&parts[0]).verdict == Verdict::HandOver(0))
+        .find(|parts| receiving.receive(&parts[0]).verdict == Verdict::HandOver(0))
         .unwrap();
     for part in &parts {
-        assert_eq!(here.receive(part).verdict, Verdict::HandOver(0));
+        assert_eq!(receiving.receive(part).verdict, Verdict::HandOver(0));
         home.receive_as(Arrival::HandedOver(0, 0), part).sent(TransmitReason::Forward);
     }
 }

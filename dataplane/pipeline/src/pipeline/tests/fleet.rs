@@ -1,12 +1,11 @@
-//! Gateways with different histories that share flows: backends come and go, routers move flows, gateways restart without
-//! what they knew, and no connection changes its backend.
+//! Gateways with different histories that share flows: backends are added and removed, routers move flows, gateways
+//! restart without state, and no connection changes its backend.
 //!
-//! The control plane of a gateway is modelled as it is: it knows the backends of now, those that leave go on serving, and
-//! it remembers the changes that it has seen itself ([`SeatHistory`]), and those that the other gateway has told when it
-//! started.
+//! The model of a gateway's control plane knows the current backends and the changes that it has seen itself
+//! ([`SeatHistory`]) or received from the other gateway at its start. Removed backends continue to serve.
 //!
-//! Connections send now and then: at least once a minute, and, if their gateway fails, before the backends change again.
-//! Without tables in memory that outlives the process, nobody would know of the others.
+//! Connections send at least once a minute and, if their gateway fails, before the backends change again. Otherwise no
+//! gateway would know them, since tables don't survive the process.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -32,17 +31,17 @@ const WINDOW: Duration = Duration::from_secs(3600);
 /// What happens to a fleet.
 #[derive(Debug, Clone)]
 enum Event {
-    /// This many connections begin.
+    /// This many connections open.
     Open(u8),
-    /// Every n-th connection sends, beginning with this one.
+    /// Every n-th connection sends, starting with this one.
     Send { every: u8, first: u8 },
-    /// The oldest backend leaves and goes on serving, and another one joins.
+    /// The oldest backend is removed but continues to serve, and another one is added.
     Replace,
-    /// A backend joins.
+    /// A backend is added.
     Join,
-    /// The router uses these gateways, and spreads flows by this number.
+    /// The router uses these gateways, and distributes flows by this salt.
     Route { gateways: [bool; 2], salt: u8 },
-    /// A gateway restarts and has lost its tables and what it knew of changes. The router used the other one meanwhile.
+    /// A gateway restarts and loses its tables and its history. Meanwhile the router uses the other one.
     Restart(usize),
     /// Time passes.
     Wait(u8),
@@ -78,7 +77,7 @@ struct Connection {
 struct Fleet {
     is_on_change: bool,
     gateways: Vec<Gateway>,
-    /// All backends that serve, and whether they take new flows, oldest first.
+    /// All backends that serve, oldest first, and whether they accept new flows.
     backends: Vec<(SocketAddr, bool)>,
     connections: Vec<Connection>,
     used: [bool; 2],
@@ -122,12 +121,12 @@ impl Gateway {
         let moved = self.history.former_weights();
         let moved = moved.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight });
         let moved: Vec<FormerWeight> = moved.collect();
-        let state = |takes_new| if takes_new { BackendState::Active } else { BackendState::Draining };
-        let backend = |&(at, takes_new): &(SocketAddr, bool)| BackendSpec {
+        let state = |accepts_new| if accepts_new { BackendState::Active } else { BackendState::Draining };
+        let backend = |&(at, accepts_new): &(SocketAddr, bool)| BackendSpec {
             address: at.ip(),
             port: at.port(),
             weight: 1,
-            state: state(takes_new),
+            state: state(accepts_new),
         };
         let mut backends: Vec<BackendSpec> = fleet.backends.iter().map(backend).collect();
         backends.sort_by_key(|backend| backend.address);
@@ -139,7 +138,7 @@ impl Gateway {
         });
     }
 
-    /// What it has to tell.
+    /// The updates that it sends.
     fn updates(&mut self) -> Vec<FlowNews> {
         let (mut all, lab) = (Vec::new(), &mut self.lab);
         while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}
@@ -163,20 +162,20 @@ impl Fleet {
     }
 
     fn weights(&self) -> BTreeMap<SocketAddr, u16> {
-        self.backends.iter().filter(|(_, takes_new)| *takes_new).map(|(at, _)| (*at, 1)).collect()
+        self.backends.iter().filter(|(_, accepts_new)| *accepts_new).map(|(at, _)| (*at, 1)).collect()
     }
 
-    /// The gateways tell each other until there is nothing to tell.
+    /// The gateways exchange updates until there are none.
     fn exchange(&mut self) {
         loop {
-            let told = [0, 1].map(|n| self.gateways[n].updates());
-            for (from, updates) in told.iter().enumerate() {
+            let sent = [0, 1].map(|n| self.gateways[n].updates());
+            for (from, updates) in sent.iter().enumerate() {
                 let Lab { pipeline, snapshot, now, .. } = &mut self.gateways[1 - from].lab;
                 for one in updates {
                     pipeline.adopt(snapshot, one, *now);
                 }
             }
-            if told.iter().all(Vec::is_empty) {
+            if sent.iter().all(Vec::is_empty) {
                 return;
             }
         }
@@ -222,7 +221,7 @@ impl Fleet {
         Ok(())
     }
 
-    fn happens(&mut self, event: &Event) -> Result<(), TestCaseError> {
+    fn apply(&mut self, event: &Event) -> Result<(), TestCaseError> {
         match event {
             Event::Open(count) => {
                 for _ in 0..*count {
@@ -236,8 +235,9 @@ impl Fleet {
                 self.send_all(usize::from(*every), usize::from(*first))?;
             }
             Event::Replace => {
-                if let Some((_, takes_new)) = self.backends.iter_mut().find(|(_, takes_new)| *takes_new) {
-                    *takes_new = false;
+                if let Some((_, accepts_new)) = self.backends.iter_mut().find(|(_, accepts_new)| *accepts_new)
+                {
+                    *accepts_new = false;
                 }
                 self.join();
                 self.publish();
@@ -276,7 +276,7 @@ proptest! {
     fn a_service_that_tracks_always_loses_no_connection(events in prop::collection::vec(event(), 1..40)) {
         let mut fleet = Fleet::new(false);
         for event in &events {
-            fleet.happens(event)?;
+            fleet.apply(event)?;
         }
     }
 
@@ -284,19 +284,19 @@ proptest! {
     fn a_service_that_tracks_on_change_loses_no_connection(events in prop::collection::vec(event(), 1..40)) {
         let mut fleet = Fleet::new(true);
         for event in &events {
-            fleet.happens(event)?;
+            fleet.apply(event)?;
         }
     }
 }
 
 #[test]
-fn a_flow_that_moved_before_it_was_in_flux_is_told_when_it_is() {
+fn a_flow_that_moved_before_it_was_in_flux_is_exported_then() {
     let mut fleet = Fleet::new(false);
     let only = |first| Event::Route { gateways: [first, !first], salt: 0 };
     let events = [
         only(true),
         Event::Open(19),
-        // The other gateway sees no beginning of these connections.
+        // The other gateway doesn't see these connections open.
         only(false),
         Event::Send { every: 1, first: 0 },
         Event::Restart(0),
@@ -306,6 +306,6 @@ fn a_flow_that_moved_before_it_was_in_flux_is_told_when_it_is() {
         Event::Send { every: 1, first: 0 },
     ];
     for event in &events {
-        fleet.happens(event).unwrap_or_else(|error| panic!("{event:?}: {error}"));
+        fleet.apply(event).unwrap_or_else(|error| panic!("{event:?}: {error}"));
     }
 }

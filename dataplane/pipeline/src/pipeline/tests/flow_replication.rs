@@ -1,4 +1,4 @@
-//! Flows that gateways tell each other: one gateway opens connections, and another one continues them.
+//! Flows that gateways share: one gateway opens connections, and another one continues them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ fn spec_of(mode: ForwardingMode, vip: &str, backends: &[&str]) -> SnapshotSpec {
     SnapshotSpec { services: vec![service(mode, Protocol::Tcp, vip, backends).into()], ..spec() }
 }
 
-/// A change by which a backend joins the only service.
-pub(super) fn joins(address: &'static str) -> impl Fn(&mut SnapshotSpec) + Copy {
+/// A change that adds a backend to the only service.
+pub(super) fn adds(address: &'static str) -> impl Fn(&mut SnapshotSpec) + Copy {
     move |spec| {
         let mut service = (*spec.services[0]).clone();
         service.backends.push(backend(address, BackendState::Active));
@@ -69,7 +69,7 @@ impl Gateway {
         Self { labs: labs.collect(), walks: Walks::default() }
     }
 
-    /// The same gateway, but with a SNAT address of its own.
+    /// Another gateway with this spec, but with its own SNAT address.
     pub(super) fn second(spec: &SnapshotSpec, workers: u8) -> Self {
         let mut spec = spec.clone();
         spec.network.snat_addresses = vec!["10.0.0.252".parse().unwrap(), "fd00::fc".parse().unwrap()];
@@ -90,7 +90,7 @@ impl Gateway {
         self.receive(at, &frame(from, to, flags))
     }
 
-    /// What the gateway has to tell, of what has changed since the last call and of the walks that are due.
+    /// The updates since the last call, including walks that are due.
     pub(super) fn updates(&mut self) -> Vec<FlowNews> {
         let mut all = Vec::new();
         for lab in &mut self.labs {
@@ -107,7 +107,7 @@ impl Gateway {
         updates.iter().flat_map(adopt).collect()
     }
 
-    /// The flows of this gateway come into the tables of the next process, whose snapshot is equal.
+    /// Restores the flows of this gateway in the tables of the next process, whose snapshot is equal.
     fn restart_as(&self, next: &mut Self) {
         for lab in &mut next.labs {
             let mut ids = KnownIds::default();
@@ -177,19 +177,19 @@ fn nat_flow_continues_at_another_gateway_in_both_directions() {
         let updates = first.updates();
         assert_eq!(second.adopt(&updates), [ImportOutcome::New], "{mode:?}, {workers} workers: {updates:?}");
         let [client, vip, backend] = sides.map(addr);
-        // The first packet may be a reply: the client waits for it, and has nothing to send.
+        // The first packet may be a reply that the client waits for.
         for _ in 0..3 {
             assert_eq!(sent(&second.send(backend, local, ACK)), (vip, client), "{mode:?}, {workers} workers");
             assert_eq!(sent(&second.send(client, vip, ACK)), (local, backend), "{mode:?}, {workers} workers");
         }
         // Without the record, the packet belongs to no connection.
-        let stranger = Gateway::second(&spec, 1).send(client, vip, ACK);
-        assert_eq!(stranger.verdict, Verdict::Transmit { interface: 0, why: TransmitReason::NoFlow });
+        let unknown = Gateway::second(&spec, 1).send(client, vip, ACK);
+        assert_eq!(unknown.verdict, Verdict::Transmit { interface: 0, why: TransmitReason::NoFlow });
     }
 }
 
 #[test]
-fn adopted_flow_outlives_a_restart_of_the_gateway_that_adopted_it() {
+fn adopted_flow_survives_a_restart_of_the_gateway_that_adopted_it() {
     let cases =
         NAT.into_iter().flat_map(|mode| SIDES.map(|sides| [1, 3].map(|workers| (mode, sides, workers))));
     for (mode, sides, workers) in cases.flatten() {
@@ -229,7 +229,7 @@ fn new_connection_does_not_keep_the_snat_address_of_another_gateway() {
             }
             let (anew, to) = sent(&second.send(client, vip, SYN));
             assert_eq!(to, backend);
-            // A connection that is used here lives, and the SYN may be forged.
+            // A connection that is used here is alive, and the SYN may be forged.
             assert_eq!(own(&second, anew), packets == 0, "{packets} packets, {replies} replies: {anew}");
             assert_eq!(sent(&second.send(backend, anew, SYN | ACK)), (vip, client));
             assert_eq!(sent(&second.send(client, vip, ACK)), (anew, backend));
@@ -238,7 +238,7 @@ fn new_connection_does_not_keep_the_snat_address_of_another_gateway() {
 }
 
 #[test]
-fn gateway_knows_whether_replies_of_adopted_flows_come_to_it() {
+fn gateway_knows_whether_it_gets_replies_of_adopted_flows() {
     let [client, vip, backend] = SIDES[0].map(addr);
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
@@ -260,7 +260,7 @@ fn gateway_knows_whether_replies_of_adopted_flows_come_to_it() {
 }
 
 #[test]
-fn flow_that_is_not_established_is_not_told() {
+fn flow_that_is_not_established_is_not_exported() {
     let [client, vip, backend] = SIDES[0].map(addr);
     let mut gateway =
         Gateway::new(&spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]), 1, SharedFlows::Nat);
@@ -273,7 +273,7 @@ fn flow_that_is_not_established_is_not_told() {
 }
 
 #[test]
-fn end_of_a_flow_ends_it_elsewhere_unless_it_is_used_there() {
+fn end_of_a_flow_ends_it_at_other_gateways_unless_it_is_used_there() {
     for used in [false, true] {
         let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
         let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
@@ -296,7 +296,7 @@ fn end_of_a_flow_ends_it_elsewhere_unless_it_is_used_there() {
 }
 
 #[test]
-fn adopted_flow_is_passed_on_only_to_a_gateway_that_has_lost_its_tables() {
+fn adopted_flow_is_relayed_only_to_a_gateway_that_has_lost_its_tables() {
     let spec = spec_of(ForwardingMode::Nat, SIDES[0][1], &[SIDES[0][2]]);
     let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
     open(&mut first, SIDES[0]);
@@ -316,7 +316,7 @@ fn adopted_flow_is_passed_on_only_to_a_gateway_that_has_lost_its_tables() {
 }
 
 #[test]
-fn adopted_flow_expires_by_its_age_whoever_tells_of_it_how_often() {
+fn adopted_flow_expires_by_its_age_however_often_it_is_sent() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
     open(&mut first, SIDES[0]);
@@ -337,7 +337,7 @@ fn adopted_flow_expires_by_its_age_whoever_tells_of_it_how_often() {
 }
 
 #[test]
-fn flow_in_use_is_never_displaced_by_a_record() {
+fn flow_in_use_is_never_replaced_by_a_record() {
     for mode in NAT {
         let spec = spec_of(mode, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80"]);
         let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
@@ -360,7 +360,7 @@ fn flow_in_use_is_never_displaced_by_a_record() {
 }
 
 #[test]
-fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_elsewhere() {
+fn earlier_connection_of_a_client_port_is_replaced_by_the_active_one() {
     for mode in [ForwardingMode::DsrL2, ForwardingMode::Nat, ForwardingMode::FullNat] {
         let spec = spec_of(mode, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80"]);
         let [client, vip, _] = SIDES[0].map(addr);
@@ -368,7 +368,7 @@ fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_els
         let gateways = [&mut first, &mut second];
         let mut chosen = None;
         for gateway in gateways {
-            // Only one backend is there when a connection begins, a different one at each gateway.
+            // Only one backend is active when a connection opens, a different one at each gateway.
             let other = |at: &str| chosen.is_none_or(|chosen: SocketAddr| chosen != addr(at));
             let all = ["10.0.0.1:80", "10.0.0.2:80"];
             let state = |at: &str| if other(at) { BackendState::Active } else { BackendState::Draining };
@@ -392,11 +392,11 @@ fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_els
         first.wait(30);
         second.wait(30);
         second.send(client, vip, ACK);
-        // The first one tells of its connection, which is over, and the other one contradicts.
+        // The first one sends its connection, which is over, and the other one contradicts.
         first.walks.complete += 1;
         let outdated = first.updates();
         if mode.is_dsr() {
-            // It agrees with the tables of this gateway.
+            // It equals the choice of this gateway's tables.
             assert_eq!(outdated, []);
             first.labs[0].change(|spec| {
                 let mut service = (*spec.services[0]).clone();
@@ -421,7 +421,7 @@ fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_els
 }
 
 #[test]
-fn record_without_meaning_here_is_refused_with_its_reason() {
+fn invalid_record_is_refused_with_its_reason() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
@@ -452,7 +452,7 @@ fn record_without_meaning_here_is_refused_with_its_reason() {
 }
 
 #[test]
-fn records_do_not_fill_a_table_beyond_three_quarters_of_its_bound() {
+fn records_fill_a_table_to_three_quarters_of_its_bound_at_most() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
@@ -465,7 +465,7 @@ fn records_do_not_fill_a_table_beyond_three_quarters_of_its_bound() {
         second.adopt(&[FlowNews::Is(record)]) == [ImportOutcome::Full]
     });
     assert!(full.count() > 50_000);
-    // The tables of a lab have room for 4,096 flows.
+    // The tables of a lab have a capacity of 4,096 flows.
     assert!(second.live() <= 3_072, "{}", second.live());
     let before = second.live();
     let local = open(&mut second, ["198.51.100.8:40000", SIDES[0][1], SIDES[0][2]]);
@@ -473,7 +473,7 @@ fn records_do_not_fill_a_table_beyond_three_quarters_of_its_bound() {
 }
 
 #[test]
-fn dsr_flow_is_told_when_a_change_of_the_backends_brings_it_in_flux() {
+fn dsr_flow_is_exported_when_a_change_of_backends_puts_it_in_flux() {
     let spec = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::InFlux);
     let mut second = Gateway::new(&spec, 1, SharedFlows::InFlux);
@@ -486,7 +486,7 @@ fn dsr_flow_is_told_when_a_change_of_the_backends_brings_it_in_flux() {
         backends.push(first.labs[0].backend_of(&result));
     }
     assert_eq!(first.updates(), [], "the other gateway finds these backends by itself");
-    let change = joins("10.0.0.4:80");
+    let change = adds("10.0.0.4:80");
     first.labs[0].change(change);
     second.labs[0].change(change);
     let updates = first.updates();
@@ -500,7 +500,7 @@ fn dsr_flow_is_told_when_a_change_of_the_backends_brings_it_in_flux() {
 }
 
 #[test]
-fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one() {
+fn affinity_is_exported_when_the_tables_select_another_backend() {
     for (mode, workers) in
         [ForwardingMode::DsrL2, ForwardingMode::FullNat].into_iter().flat_map(|m| [(m, 1), (m, 3)])
     {
@@ -518,7 +518,7 @@ fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one(
         };
         let backends: Vec<_> = (1..=200).map(|n| connect(&mut first, n, 40_000)).collect();
         assert_eq!(first.updates(), [], "{mode}: the other gateway finds these backends by itself");
-        let change = joins("10.0.0.4:80");
+        let change = adds("10.0.0.4:80");
         first.labs[0].change(change);
         second.labs.iter_mut().for_each(|lab| lab.change(change));
         let updates = first.updates();
@@ -528,7 +528,7 @@ fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one(
         for (n, expected) in (1..=200).zip(&backends) {
             assert_eq!(connect(&mut second, n, 50_000), *expected, "{mode}: client {n}");
         }
-        // One that is told again changes nothing.
+        // A repeated record changes nothing.
         assert!(second.adopt(&updates).iter().all(|outcome| *outcome == ImportOutcome::Known));
         second.wait(101);
         let moved = (1..=200).zip(&backends).filter(|(n, was)| connect(&mut second, *n, 60_000) != **was);
@@ -537,7 +537,7 @@ fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one(
 }
 
 #[test]
-fn flow_that_a_service_remembers_on_change_is_told_at_once() {
+fn flow_with_an_entry_of_a_service_that_tracks_on_change_is_exported_at_once() {
     let mut spec = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80"]);
     let mut service: ServiceSpec = (*spec.services[0]).clone();
     // The second backend is new, so its flows are in flux.
@@ -565,7 +565,7 @@ fn flow_that_a_service_remembers_on_change_is_told_at_once() {
 }
 
 #[test]
-fn flows_of_a_gone_gateway_keep_their_backends_whenever_they_began() {
+fn flows_of_a_lost_gateway_keep_their_backends_whenever_they_began() {
     let backends = ["10.0.0.1:80", "10.0.0.2:80"];
     let before = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &backends[..1]);
     let mut after = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &backends);

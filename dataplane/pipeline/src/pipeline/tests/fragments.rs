@@ -1,4 +1,4 @@
-//! Fragmented datagrams: every fragment goes to the same place as the first one.
+//! Fragmented datagrams: every fragment has the destination of the first one.
 
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol};
@@ -26,7 +26,7 @@ fn ipv6_fragments_of_a_datagram_with_extension_headers_follow_their_first() {
     for mode in ForwardingMode::ALL {
         for extension in [proto::DESTINATION_OPTIONS, proto::ROUTING, proto::AH] {
             if extension == proto::AH && mode.changes_addresses() {
-                // It covers the addresses, so such packets are not translated.
+                // The authentication header covers the addresses, so such packets are not translated.
                 continue;
             }
             let mut lab = lab(mode);
@@ -46,7 +46,7 @@ fn ipv6_fragments_of_a_datagram_with_extension_headers_follow_their_first() {
 }
 
 #[test]
-fn ipv4_fragments_of_another_protocol_with_the_same_identification_do_not_follow() {
+fn ipv4_fragments_of_another_protocol_with_equal_id_do_not_follow() {
     let mut lab = lab(ForwardingMode::DsrL2);
     let parts = cut(Builder::udp("198.51.100.7:40000", VIP).payload_len(1200), 77);
     lab.receive(&parts[0]).sent(TransmitReason::Forward);
@@ -56,7 +56,7 @@ fn ipv4_fragments_of_another_protocol_with_the_same_identification_do_not_follow
 }
 
 #[test]
-fn spoofed_first_fragments_do_not_push_out_a_datagram_under_way() {
+fn spoofed_first_fragments_do_not_evict_a_datagram_in_progress() {
     for (from, vip) in [("198.51.100.7:40000", VIP), ("[2001:db8::7]:40000", VIP6)] {
         let mut lab = lab(ForwardingMode::DsrL2);
         let parts = cut(Builder::udp(from, vip).payload_len(1200), 77);
@@ -77,7 +77,7 @@ fn spoofed_first_fragments_do_not_push_out_a_datagram_under_way() {
 }
 
 #[test]
-fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kernels() {
+fn later_fragments_share_the_verdict_of_a_refused_or_punted_first_one() {
     let mut lab = lab(ForwardingMode::FullNat);
     let fragments = |to: &str, id| cut(Builder::udp("198.51.100.7:40000", to).payload_len(1200), id);
     // Only the first fragment is answered.
@@ -106,7 +106,7 @@ fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kern
 }
 
 #[test]
-fn later_fragments_of_a_client_that_may_no_longer_come_are_dropped() {
+fn later_fragments_of_a_client_that_is_no_longer_admitted_are_dropped() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode);
         let parts = cut(Builder::udp("198.51.100.7:40000", VIP).payload_len(1400), 78);
@@ -121,7 +121,7 @@ fn later_fragments_of_a_client_that_may_no_longer_come_are_dropped() {
 }
 
 #[test]
-fn a_fragment_before_the_first_one_may_wait_and_continues_when_processed_again() {
+fn a_fragment_that_arrives_before_the_first_one_can_be_processed_later() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode);
         let parts = cut(Builder::udp("198.51.100.7:40000", VIP).payload_len(1200), 77);
@@ -142,7 +142,7 @@ fn a_fragment_before_the_first_one_may_wait_and_continues_when_processed_again()
 }
 
 #[test]
-fn fragments_wait_for_their_next_hop_like_their_first() {
+fn fragments_wait_for_their_next_hop_like_their_first_one() {
     let mut without_neighbors = spec();
     without_neighbors.network.neighbors.clear();
     without_neighbors.services =
@@ -154,7 +154,7 @@ fn fragments_wait_for_their_next_hop_like_their_first() {
 }
 
 #[test]
-fn ipv4_without_df_that_does_not_fit_its_way_is_sent_in_pieces_that_do() {
+fn oversized_ipv4_without_df_is_sent_in_fragments_that_fit() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode);
         // Ethernet frames of 1,500 bytes fit every path except the tunnel.

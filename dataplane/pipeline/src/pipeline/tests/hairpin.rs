@@ -1,4 +1,4 @@
-//! `nat` for a backend that is its own client: its answers return only if it does not see its own address.
+//! `nat` for a backend that is its own client: its answers return only if it doesn't see its own address.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ fn to(h: &Headers) -> SocketAddr {
 }
 
 #[test]
-fn a_backend_that_is_its_own_client_is_masqueraded_both_ways() {
+fn a_backend_that_is_its_own_client_is_masqueraded_in_both_directions() {
     for [backend, vip, snat] in ENDS {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let mut lab = Lab::new(vec![service(ForwardingMode::Nat, protocol, vip, &[backend])]);
@@ -58,16 +58,16 @@ fn a_backend_that_is_its_own_client_is_masqueraded_both_ways() {
             assert_eq!((from(&h), to(&h), again.note.flow), (local, server, FlowNote::Known));
 
             // The clients of other backends keep their addresses.
-            let stranger: SocketAddr =
+            let other_client: SocketAddr =
                 if vip.is_ipv4() { "198.51.100.7:1" } else { "[2001:db8::7]:1" }.parse().unwrap();
-            let other = lab.send(packet(stranger, vip, flags::SYN));
-            assert_eq!(from(&headers(other.sent(TransmitReason::Forward))), stranger);
+            let other = lab.send(packet(other_client, vip, flags::SYN));
+            assert_eq!(from(&headers(other.sent(TransmitReason::Forward))), other_client);
         }
     }
 }
 
 #[test]
-fn without_a_snat_address_of_the_family_it_is_refused_by_name() {
+fn without_a_snat_address_of_the_family_it_is_refused() {
     for ([backend, vip, _], others) in ENDS.into_iter().zip([["fd00::fd"], ["10.0.0.253"]]) {
         let services = vec![service(ForwardingMode::Nat, Protocol::Udp, vip, &[backend]).into()];
         let mut lab =
@@ -101,7 +101,7 @@ fn errors_and_fragments_of_a_masqueraded_flow_follow_it() {
 }
 
 #[test]
-fn a_masqueraded_reply_finds_the_worker_that_holds_its_flow() {
+fn a_masqueraded_reply_reaches_the_worker_that_owns_its_flow() {
     let [backend, vip, _] = ENDS[0];
     let services = vec![service(ForwardingMode::Nat, Protocol::Tcp, vip, &[backend]).into()];
     let spec = SnapshotSpec { services, ..spec() };

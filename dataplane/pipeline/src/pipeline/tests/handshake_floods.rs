@@ -1,7 +1,7 @@
 //! Handshakes during floods that replace all entries of a full flow table faster than a handshake takes.
 //!
-//! The tables have room for 4,096 flows, and 40 flows begin each millisecond: that replaces all entries every 0.1 s, as
-//! 150,000 flows a second do with 16,384 entries. The real handshakes take 0.3 s.
+//! 40 new flows per millisecond replace all entries of a table for 4,096 flows every 0.1 s, as 150,000 flows a second
+//! do with 16,384 entries. The real handshakes take 0.3 s.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -36,7 +36,7 @@ fn lab(mode: ForwardingMode) -> Lab {
     Lab::new(services).with_entries(FLOWS)
 }
 
-/// A client in a network that no other number below 2^24 maps to.
+/// A client in a different network for each number below 2^24.
 fn anywhere(n: u32) -> SocketAddr {
     // The factor is odd, so the product modulo a power of two is a permutation.
     let network = n.wrapping_mul(0x9e_3779) & 0xf_ffff;
@@ -56,7 +56,7 @@ fn is_sent(result: &FrameResult, why: TransmitReason) -> bool {
     result.verdict == Verdict::Transmit { interface: 0, why }
 }
 
-/// Handshakes with a Service, one every two milliseconds, and those that failed for a client or backend.
+/// Handshakes with a Service, one every two milliseconds, and their failures.
 struct Handshakes {
     vip: &'static str,
     backend_ms: u32,
@@ -74,9 +74,9 @@ impl Handshakes {
         Self { vip, backend_ms, to_answer, to_confirm, succeeded: 0, lost: Vec::new() }
     }
 
-    fn go_on(&mut self, lab: &mut Lab, ms: u32) {
+    fn run_until(&mut self, lab: &mut Lab, ms: u32) {
         if ms.is_multiple_of(2) {
-            match Connection::knock(lab, genuine(ms), self.vip) {
+            match Connection::send_syn(lab, genuine(ms), self.vip) {
                 Ok(connection) => self.to_answer.push_back((ms + self.backend_ms, connection)),
                 Err(why) => self.lost.push(format!("{ms}: SYN: {why}")),
             }
@@ -116,24 +116,24 @@ impl Handshakes {
 fn under(lab: &mut Lab, mut handshakes: Handshakes, flood: impl Fn(&mut Lab, u32)) -> Handshakes {
     for ms in 0..1_500 {
         lab.wait(Duration::from_millis(1));
-        // The work of a worker with 30,000 bursts a second.
+        // As much ageing as with 30,000 bursts a second.
         lab.pipeline.flows_mut().age(lab.now, 30 * AGEING_BUCKETS_PER_BURST);
         (0..FLOOD_PER_MS).for_each(|n| flood(lab, FLOOD_PER_MS * ms + n));
-        handshakes.go_on(lab, ms);
+        handshakes.run_until(lab, ms);
     }
-    assert!(handshakes.succeeded + handshakes.lost.len() > 500, "handshakes were made");
+    assert!(handshakes.succeeded + handshakes.lost.len() > 500, "there were handshakes");
     handshakes
 }
 
 #[test]
-fn a_flood_at_one_service_costs_no_handshake_with_another() {
+fn a_flood_at_one_service_breaks_no_handshake_with_another() {
     type Flood = fn(&mut Lab, u32);
     let floods: [(&str, Flood); 3] = [
-        ("SYNs that nobody answers", |lab, n| {
-            let _ = Connection::knock(lab, anywhere(n), SHOP);
+        ("unanswered SYNs", |lab, n| {
+            let _ = Connection::send_syn(lab, anywhere(n), SHOP);
         }),
         ("SYNs that the backend answers", |lab, n| {
-            if let Ok(connection) = Connection::knock(lab, anywhere(n), SHOP) {
+            if let Ok(connection) = Connection::send_syn(lab, anywhere(n), SHOP) {
                 connection.try_answer_tcp(lab, SYN | ACK);
             }
         }),
@@ -151,20 +151,20 @@ fn a_flood_at_one_service_costs_no_handshake_with_another() {
 }
 
 #[test]
-fn a_handshake_that_the_backend_answered_outranks_unanswered_ones() {
+fn an_answered_handshake_outranks_unanswered_ones() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
-            let _ = Connection::knock(lab, anywhere(n), SHOP);
+            let _ = Connection::send_syn(lab, anywhere(n), SHOP);
         });
         seen.assert_served(mode.as_str());
     }
 }
 
 #[test]
-fn a_flood_from_one_network_costs_no_handshake_of_other_networks() {
+fn a_flood_from_one_network_breaks_no_handshake_of_other_networks() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 100), |lab, n| {
-            if let Ok(connection) = Connection::knock(lab, in_one_network(n), SHOP) {
+            if let Ok(connection) = Connection::send_syn(lab, in_one_network(n), SHOP) {
                 connection.try_answer_tcp(lab, SYN | ACK);
             }
         });
@@ -173,7 +173,7 @@ fn a_flood_from_one_network_costs_no_handshake_of_other_networks() {
 }
 
 #[test]
-fn flows_that_are_over_make_way_before_a_handshake() {
+fn flows_that_are_over_are_evicted_before_a_handshake() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
             let connection = Connection::open(lab, anywhere(n), SHOP).unwrap();
@@ -184,7 +184,7 @@ fn flows_that_are_over_make_way_before_a_handshake() {
 }
 
 #[test]
-fn a_dsr_handshake_under_a_flood_at_another_service_becomes_an_established_flow() {
+fn a_dsr_handshake_is_established_despite_a_flood_at_another_service() {
     let mut lab = lab(ForwardingMode::DsrL2);
     let segment = |n: u32, flags| Builder::tcp(genuine(n), WEB).flags(flags);
     let mut lost = 0;
@@ -204,7 +204,7 @@ fn a_dsr_handshake_under_a_flood_at_another_service_becomes_an_established_flow(
 
 #[test]
 fn a_dsr_flow_whose_entry_was_evicted_keeps_its_backend() {
-    // 3,000 flows of the Service under attack, so that the flood evicts many of them.
+    // 3,000 flows of the attacked Service, so that the flood evicts many of them.
     let mut lab = lab(ForwardingMode::DsrL2);
     let segment = |n: u32, flags| Builder::tcp(genuine(n), SHOP).flags(flags);
     let backends: Vec<_> = (0..3_000)
@@ -227,20 +227,20 @@ fn a_dsr_flow_whose_entry_was_evicted_keeps_its_backend() {
 }
 
 #[test]
-fn a_flow_that_the_backend_answered_keeps_its_snat_port_while_others_have_one() {
+fn an_answered_flow_keeps_its_snat_port_while_others_have_one() {
     let one = service(ForwardingMode::FullNat, Protocol::Tcp, WEB, &["10.0.0.1:80"]);
     let mut lab = Lab::new(vec![one]).with_entries(1 << 18);
     let ports = 0x1_0000 - u32::from(tidegate_spec::limits::SNAT_PORT_MIN);
     let mut answered = Vec::new();
     for n in 0..ports + ports / 4 {
         let connection =
-            Connection::knock(&mut lab, anywhere(n), WEB).unwrap_or_else(|why| panic!("{why} at {n}"));
+            Connection::send_syn(&mut lab, anywhere(n), WEB).unwrap_or_else(|why| panic!("{why} at {n}"));
         if n < ports && n % 100 == 0 {
             connection.answer_tcp(&mut lab, SYN | ACK);
             answered.push(connection);
         }
         if n == ports {
-            // The answered flows are idle for as long as all others.
+            // The answered flows are idle as long as all others.
             lab.wait(Duration::from_secs(1));
         }
     }

@@ -1,3 +1,3 @@
-//! These tests use the common lab: [`crate::testing::lab`].
+//! The lab of these tests: [`crate::testing::lab`].
 
 pub(super) use crate::testing::lab::*;

@@ -62,7 +62,7 @@ fn flows(lab: &Lab) -> Vec<FlowKind> {
 }
 
 #[test]
-fn a_packet_leaves_with_the_snat_address_and_its_answer_returns_with_the_backends_own() {
+fn packets_leave_with_the_snat_address_and_answers_return_to_the_backend() {
     for (source, peer, snat) in ENDS {
         let udp = |from: SocketAddr, to: SocketAddr| Builder::udp(from, to);
         let syn = |from: SocketAddr, to: SocketAddr| Builder::tcp(from, to).flags(flags::SYN);
@@ -111,9 +111,9 @@ fn a_packet_leaves_with_the_snat_address_and_its_answer_returns_with_the_backend
             let again = from_backend(&mut lab, question(source, peer));
             assert_eq!(self::local(&again), local, "the flow keeps its port");
             assert!(matches!(flows(&lab)[..], [FlowKind::Masquerade { .. }]), "it is listed");
-            // Someone else outside does not reach the backend by that port.
-            let stranger = SocketAddr::new(peer.ip(), peer.port() + 1);
-            let result = lab.receive(&answer(stranger, local).mac(ROUTER_MAC, GATEWAY_MAC).build());
+            // Another host outside can't reach the backend by that port.
+            let other_peer = SocketAddr::new(peer.ip(), peer.port() + 1);
+            let result = lab.receive(&answer(other_peer, local).mac(ROUTER_MAC, GATEWAY_MAC).build());
             assert!(!matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Masqueraded, .. }));
         }
     }
@@ -210,7 +210,7 @@ fn fragments_follow_their_first_one_in_both_directions() {
     };
     let (source, peer): (SocketAddr, SocketAddr) = (source.parse().unwrap(), peer.parse().unwrap());
     let out = parts(source, peer, backend_mac(1), 9);
-    assert_eq!(lab.receive(&out[1]).refused(), Refusal::FragmentUnknown, "it came before the first");
+    assert_eq!(lab.receive(&out[1]).refused(), Refusal::FragmentUnknown, "it arrived before the first");
     let results: Vec<FrameResult> = out.iter().map(|part| lab.receive(part)).collect();
     let local = local(&results[0]);
     for result in &results {
@@ -235,8 +235,8 @@ fn only_traffic_to_the_outside_of_the_named_networks_is_masqueraded() {
     lab.receive(&other).sent(TransmitReason::Routed);
     let inside = from_backend(&mut lab, Builder::udp("10.0.0.1:40000", "10.0.0.2:53"));
     inside.sent(TransmitReason::Routed);
-    let stranger = lab.send(Builder::udp("198.51.100.7:5000", peer));
-    assert_eq!(stranger.verdict, Verdict::Punt(PuntReason::NotOurs));
+    let other_peer = lab.send(Builder::udp("198.51.100.7:5000", peer));
+    assert_eq!(other_peer.verdict, Verdict::Punt(PuntReason::NotOurs));
     for unsupported in
         [Builder::sctp("10.0.0.1:40000", peer), Builder::ip(ip("10.0.0.1"), ip("192.0.2.99"), 47)]
     {
@@ -246,7 +246,7 @@ fn only_traffic_to_the_outside_of_the_named_networks_is_masqueraded() {
 }
 
 #[test]
-fn a_connection_without_its_beginning_is_reset_and_one_that_cannot_be_sent_begins_no_flow() {
+fn a_connection_without_syn_is_reset_and_an_unsendable_one_has_no_flow() {
     let (source, peer, _) = ENDS[0];
     let mut lab = lab();
     from_backend(&mut lab, Builder::tcp(source, peer).flags(flags::ACK)).sent(TransmitReason::NoFlow);
@@ -272,7 +272,7 @@ fn flows_end_with_the_configuration_that_they_began_with() {
     lab.send(Builder::udp(peer, first)).sent(TransmitReason::Masqueraded);
     lab.change(|spec| spec.network.snat_addresses = vec![ip("10.0.0.252"), ip("fd00::fd")]);
     let second = local(&from_backend(&mut lab, Builder::udp(source, peer)));
-    assert_eq!((first.ip(), second.ip()), (ip(snat), ip("10.0.0.252")), "it gets an address that there is");
+    assert_eq!((first.ip(), second.ip()), (ip(snat), ip("10.0.0.252")), "it gets an existing address");
     lab.send(Builder::udp(peer, second)).sent(TransmitReason::Masqueraded);
     lab.change(|spec| spec.network.gateway.masquerade.clear());
     assert_eq!(lab.send(Builder::udp(peer, second)).refused(), Refusal::NoSnatFlow);
@@ -297,7 +297,7 @@ fn idle_flows_expire() {
 }
 
 #[test]
-fn a_flooding_backend_replaces_its_own_unanswered_flows_and_never_those_of_others_or_of_services() {
+fn a_flooding_backend_evicts_only_its_own_unanswered_flows() {
     let mut lab = lab().with_entries(1024);
     let (_, peer, _) = ENDS[0];
     let quiet = from_backend(&mut lab, Builder::udp("10.0.0.2:5000", peer));
@@ -316,9 +316,9 @@ fn a_flooding_backend_replaces_its_own_unanswered_flows_and_never_those_of_other
 }
 
 #[test]
-fn a_service_and_a_masqueraded_flow_never_share_a_port_towards_an_endpoint() {
+fn services_and_masqueraded_flows_share_no_port_towards_an_endpoint() {
     let spec = masquerading(|_| {});
-    // An endpoint outside of the networks of backends, reached by fullnat.
+    // An endpoint outside of the networks of backends, with fullnat.
     let far = service(ForwardingMode::FullNat, Protocol::Udp, "203.0.113.6:53", &["192.0.2.99:53"]);
     let mut lab = Lab::with_spec(SnapshotSpec { services: vec![far.into()], ..spec }).with_entries(100_000);
     let mut used = std::collections::HashSet::new();
@@ -328,7 +328,7 @@ fn a_service_and_a_masqueraded_flow_never_share_a_port_towards_an_endpoint() {
         let h = headers(result.sent(TransmitReason::Forward));
         assert!(used.insert(own.port()) && used.insert(h.src_port), "{n}");
     }
-    // Each answer returns to the one that asked.
+    // Each answer returns to the sender of the request.
     for port in used.into_iter().take(100) {
         let result = lab.send(Builder::udp("192.0.2.99:53", (ip("10.0.0.253"), port)));
         let Verdict::Transmit { why, .. } = result.verdict else { panic!("{:?}", result.verdict) };
@@ -338,7 +338,7 @@ fn a_service_and_a_masqueraded_flow_never_share_a_port_towards_an_endpoint() {
     }
 }
 
-/// The workers of one gateway. A frame that one hands over is processed by the other.
+/// Receives a frame at one worker of a gateway, and at the worker that it is handed over to.
 fn receive(labs: &mut [Lab], at: usize, arrival: Arrival, frame: &[u8]) -> (usize, FrameResult) {
     let result = labs[at].receive_as(arrival, frame);
     match result.verdict {
@@ -348,7 +348,7 @@ fn receive(labs: &mut [Lab], at: usize, arrival: Arrival, frame: &[u8]) -> (usiz
 }
 
 #[test]
-fn every_worker_that_receives_a_packet_gets_it_to_the_one_that_holds_the_flow() {
+fn every_worker_hands_packets_over_to_the_owner_of_the_flow() {
     let key = (0..40).map(|n: u8| n.wrapping_mul(167).wrapping_add(13)).collect();
     let rss = Rss { key, queues: (0..128).map(|n| n % WORKERS).collect(), sctp_ports: true };
     for steering in [Steering::Partition, Steering::Rss(Box::new(rss.clone()))] {
@@ -364,7 +364,7 @@ fn every_worker_that_receives_a_packet_gets_it_to_the_one_that_holds_the_flow() 
         for (n, (source, peer, snat)) in (0..60).flat_map(|n| ENDS.map(|ends| (n, ends))) {
             let (mut source, peer): (SocketAddr, SocketAddr) =
                 (source.parse().unwrap(), peer.parse().unwrap());
-            // Port 80 is that of an endpoint: packets from there may be replies of a Service.
+            // Port 80 belongs to an endpoint: packets from there may be replies of a Service.
             source.set_port(if n == 0 { 80 } else { 1000 + n });
             let n = usize::from(n);
             let wire = Arrival::Wire(0);

@@ -1,4 +1,4 @@
-//! Multihomed SCTP associations: every path of an association reaches its backend, and only those.
+//! Multihomed SCTP associations: all paths of an association, and no others, reach its backend.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -102,7 +102,7 @@ impl Gateway {
 
     /// Receives a frame at a worker. Returns the worker that has processed it.
     fn receive(&mut self, at: usize, frame: &[u8]) -> (usize, FrameResult) {
-        // Packets of one pair of addresses arrive at one worker. Modes that translate must not depend on that.
+        // Packets of one pair of addresses arrive at one worker. Modes with translation must not depend on that.
         let h = headers(frame);
         let of_addresses = usize::from(h.src.v4_bytes()[2]) + usize::from(h.dst.v4_bytes()[3]);
         let at = if self.mode.is_dsr() { of_addresses } else { at };
@@ -116,7 +116,7 @@ impl Gateway {
             }
             let Verdict::HandOver(to) = result.verdict else { return (at, result) };
             (at, arrival) = (usize::from(to), arrival.handed_over(0));
-            assert!(arrival.hand_overs() <= 2, "a frame goes round");
+            assert!(arrival.hand_overs() <= 2, "a frame loops");
         }
     }
 
@@ -160,7 +160,7 @@ impl Gateway {
         result
     }
 
-    /// The INIT ACK, which lists these addresses of the backend. With DSR the gateway does not see it.
+    /// The INIT ACK, which lists these addresses of the backend. With DSR it bypasses the gateway.
     fn acknowledge(&mut self, listed: &[IpAddr]) -> Option<FrameResult> {
         if self.mode.is_dsr() {
             return None;
@@ -220,11 +220,11 @@ fn heartbeat(from: SocketAddr, to: &str) -> Builder {
 }
 
 #[test]
-fn every_path_of_an_association_reaches_its_backend_in_every_mode_at_one_worker_and_at_several() {
+fn every_path_of_an_association_reaches_its_backend_in_every_mode() {
     for mode in ForwardingMode::ALL {
         for workers in [1, 3] {
             let mut gateway = Gateway::associated(mode, workers);
-            // Addresses that the INIT did not list come from ASCONF (RFC 5061); only DSR modes offer that.
+            // ASCONF (RFC 5061), which only DSR modes offer, adds addresses that the INIT didn't list.
             let addresses = if mode.is_dsr() { 6 } else { 2 };
             for n in 0..addresses {
                 for (at, vip) in [VIP, SECOND_VIP].into_iter().enumerate() {
@@ -238,7 +238,7 @@ fn every_path_of_an_association_reaches_its_backend_in_every_mode_at_one_worker_
                         assert_eq!(to, gateway.backend, "{mode}");
                         let expected = if mode == ForwardingMode::Nat { client(n) } else { gateway.local };
                         assert_eq!(local, expected, "{mode}");
-                        // The answer takes the same path back.
+                        // The answer takes the path in the other direction.
                         let (from, to, _) = gateway
                             .answered(local, |packet| packet.tag(TO_CLIENT).chunk(chunk::DATA, 3, &[0; 16]));
                         assert_eq!((from, to), (vip.parse().unwrap(), client(n)), "{mode}");
@@ -261,7 +261,7 @@ fn without_the_tag_of_an_association_no_path_joins_it() {
             let from = SocketAddr::new(IpAddr::from([192, 0, 2, n]), PORT);
             let (_, result) = gateway.send(0, data(from, VIP, TO_SERVER ^ u32::from(n)));
             if mode.is_dsr() {
-                // The hash chooses.
+                // The hash chooses the backend.
                 elsewhere += usize::from(gateway.labs[0].backend_of(&result) != gateway.backend.ip());
             } else {
                 assert_eq!(result.refused(), Refusal::NoFlow, "{mode}");
@@ -278,7 +278,7 @@ fn without_the_tag_of_an_association_no_path_joins_it() {
 }
 
 #[test]
-fn a_service_of_another_name_does_not_lead_to_the_backend_of_an_association() {
+fn an_association_does_not_extend_to_a_service_of_another_name() {
     for mode in translating() {
         let mut gateway = Gateway::associated(mode, 1);
         gateway.labs[0].change(|spec| {
@@ -296,7 +296,7 @@ fn a_handshake_may_continue_on_another_path() {
             let mut gateway = Gateway::new(mode, workers);
             gateway.begin(&[client(0).ip(), client(1).ip()]);
             if mode.is_dsr() {
-                // The client repeats its INIT on another path: the tag is the same.
+                // The client repeats its INIT, with its tag, on another path.
                 let again = fields(TO_CLIENT, &[client(0).ip(), client(1).ip()]);
                 let again = Builder::sctp(client(1), SECOND_VIP).tag(0).chunk(chunk::INIT, 0, &again);
                 assert_eq!(gateway.forwarded(2, again).0, gateway.backend.ip(), "{mode}");
@@ -310,11 +310,11 @@ fn a_handshake_may_continue_on_another_path() {
 }
 
 #[test]
-fn a_server_that_answers_two_inits_is_confirmed_by_the_cookie_of_either_answer() {
+fn a_server_that_answers_two_inits_is_confirmed_by_either_cookie() {
     let other = TO_SERVER ^ 0xffff;
     let echo = |tag| Builder::sctp(client(0), VIP).tag(tag).chunk(chunk::COOKIE_ECHO, 0, &[0; 40]);
     for mode in translating() {
-        for (taken, left) in [(TO_SERVER, other), (other, TO_SERVER)] {
+        for (taken, unused) in [(TO_SERVER, other), (other, TO_SERVER)] {
             let mut gateway = Gateway::new(mode, 1);
             gateway.begin(&[]);
             gateway.begin(&[]);
@@ -330,7 +330,7 @@ fn a_server_that_answers_two_inits_is_confirmed_by_the_cookie_of_either_answer()
             let (backend, _) = gateway.forwarded(0, data(client(1), SECOND_VIP, taken));
             assert_eq!(backend, gateway.backend.ip(), "{mode}");
             let abort = |tag| Builder::sctp(client(1), SECOND_VIP).tag(tag).chunk(chunk::ABORT, 0, &[]);
-            for wrong in [left, 7] {
+            for wrong in [unused, 7] {
                 gateway.forwarded(0, abort(wrong));
                 assert!(gateway.phases().iter().all(|(_, phase)| *phase == Phase::Established), "{mode}");
             }
@@ -351,7 +351,7 @@ fn the_end_of_an_association_ends_its_flows_on_all_paths() {
             // In fullnat the flow has moved to the second path.
             assert_eq!(open.len(), if mode == ForwardingMode::FullNat { 1 } else { 2 }, "{mode}");
             let forged = Builder::sctp(client(1), SECOND_VIP).tag(7).chunk(chunk::ABORT, 0, &[]);
-            // It may be dropped: without the tag, no worker but that of the flow knows the path.
+            // It may be dropped: without the tag, only the worker of the flow knows the path.
             gateway.send(1, forged);
             assert_eq!(gateway.phases(), open, "{mode}: a wrong tag");
             let abort = Builder::sctp(client(1), SECOND_VIP).tag(TO_SERVER).chunk(chunk::ABORT, 0, &[]);
@@ -360,7 +360,7 @@ fn the_end_of_an_association_ends_its_flows_on_all_paths() {
             assert!(closed.iter().all(|(_, phase)| *phase == Phase::Closed), "{mode}: {closed:?}");
             assert_eq!(closed.len(), open.len());
             if !mode.is_dsr() {
-                // What was under way does not bring a path back.
+                // Late packets don't restore a path.
                 let (_, result) = gateway.send(0, data(client(2), VIP, TO_SERVER));
                 assert_eq!(result.refused(), Refusal::NoFlow, "{mode}");
             }
@@ -380,7 +380,7 @@ fn an_association_has_a_limited_number_of_paths() {
 }
 
 #[test]
-fn a_source_that_is_not_admitted_is_no_path() {
+fn a_source_that_is_not_admitted_gets_no_path() {
     for mode in ForwardingMode::ALL {
         let mut gateway = Gateway::associated(mode, 1);
         let ranges: Arc<[_]> = ["198.51.100.0/24".parse().unwrap()].into();
@@ -396,7 +396,7 @@ fn a_source_that_is_not_admitted_is_no_path() {
 }
 
 #[test]
-fn in_nat_the_backend_may_begin_a_path_to_an_address_of_the_client() {
+fn in_nat_the_backend_may_create_a_path_to_an_address_of_the_client() {
     for workers in [1, 3] {
         let mut gateway = Gateway::associated(ForwardingMode::Nat, workers);
         let beat =
@@ -404,7 +404,7 @@ fn in_nat_the_backend_may_begin_a_path_to_an_address_of_the_client() {
         let (vip, to, _) = gateway.answered(client(1), beat);
         assert_eq!((vip, to), (VIP.parse().unwrap(), client(1)));
         assert_eq!(gateway.phases(), [0, 1].map(|n| (client(n).ip(), Phase::Established)));
-        // Without the client's tag it is a packet of the backend's own.
+        // Without the client's tag, the backend originates the packet.
         let host = backend_mac(1);
         let wrong = Builder::sctp(gateway.backend, client(2)).tag(7).chunk(chunk::HEARTBEAT, 0, &[]);
         let (_, result) = gateway.receive(0, &wrong.mac(host, GATEWAY_MAC).build());
@@ -413,7 +413,7 @@ fn in_nat_the_backend_may_begin_a_path_to_an_address_of_the_client() {
 }
 
 #[test]
-fn in_nat_the_backend_begins_no_path_of_an_association_that_has_ended() {
+fn in_nat_the_backend_creates_no_path_of_an_ended_association() {
     for by_client in [true, false] {
         let mut gateway = Gateway::associated(ForwardingMode::Nat, 1);
         if by_client {
@@ -463,7 +463,7 @@ fn a_handshake_on_many_paths_counts_against_the_limits_of_new_flows() {
 }
 
 #[test]
-fn lists_of_addresses_that_would_lead_past_the_gateway_are_overwritten() {
+fn lists_of_addresses_that_bypass_the_gateway_are_overwritten() {
     let listed = [client(0).ip(), client(1).ip(), ip("2001:db8::7")];
     let backend_lists = [ip("10.0.0.1"), ip("fd00::1")];
     for mode in ForwardingMode::ALL {
@@ -498,7 +498,7 @@ fn lists_of_addresses_that_would_lead_past_the_gateway_are_overwritten() {
 }
 
 #[test]
-fn the_further_vips_of_a_service_are_listed_if_the_init_ack_has_room_and_is_sound() {
+fn further_vips_of_a_service_are_listed_in_a_valid_init_ack_if_they_fit() {
     for mode in translating() {
         let listed = |change: &dyn Fn(&mut SnapshotSpec), payload: usize, damage: bool| {
             let mut gateway = Gateway::new(mode, 1);
@@ -514,7 +514,7 @@ fn the_further_vips_of_a_service_are_listed_if_the_init_ack_has_room_and_is_soun
             let (_, result) = gateway.receive(0, &frame);
             let sent = result.sent(TransmitReason::Reply);
             assert_eq!(sctp::checksum_ok(sent, &headers(sent)), !damage);
-            // A client on the same path can find them: the list continues behind other parameters.
+            // A client can find them: the list continues after other parameters.
             let packet = packet_of(sent);
             packet.last_chunk::<8>().is_some_and(|last| *last == [0, 5, 0, 8, 203, 0, 113, 6])
         };
@@ -522,7 +522,7 @@ fn the_further_vips_of_a_service_are_listed_if_the_init_ack_has_room_and_is_soun
         assert!(!listed(&|_| {}, 0, true), "{mode}: a damaged packet stays damaged");
         // 20 + 12 + 4 + 24 + 4 bytes of headers, fields and extensions.
         assert!(listed(&|_| {}, 1428, false), "{mode}: 1500 bytes with the VIP");
-        assert!(!listed(&|_| {}, 1432, false), "{mode}: no room");
+        assert!(!listed(&|_| {}, 1432, false), "{mode}: too long");
         let other_name = |spec: &mut SnapshotSpec| {
             spec.services[1] = ServiceSpec { name: "other".into(), ..(*spec.services[1]).clone() }.into();
         };
@@ -532,7 +532,7 @@ fn the_further_vips_of_a_service_are_listed_if_the_init_ack_has_room_and_is_soun
 }
 
 #[test]
-fn a_list_is_overwritten_in_a_damaged_packet_too_which_stays_damaged() {
+fn a_list_is_overwritten_in_a_damaged_packet_which_stays_damaged() {
     let mut gateway = Gateway::new(ForwardingMode::FullNat, 1);
     let init = Builder::sctp(client(0), VIP).tag(0).chunk(chunk::INIT, 0, &fields(7, &[client(1).ip()]));
     let mut frame = init.mac(super::lab::ROUTER_MAC, GATEWAY_MAC).build();
@@ -545,7 +545,7 @@ fn a_list_is_overwritten_in_a_damaged_packet_too_which_stays_damaged() {
 }
 
 #[test]
-fn a_flood_of_inits_with_long_lists_moves_no_association_and_takes_no_path_from_it() {
+fn a_flood_of_inits_with_long_lists_takes_no_path_from_an_association() {
     for mode in ForwardingMode::ALL {
         let mut gateway = Gateway::associated(mode, 1);
         let listed: Vec<IpAddr> = (0..30).map(|n| IpAddr::from([198, 51, 100 + n, 7])).collect();

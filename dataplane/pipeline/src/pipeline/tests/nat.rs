@@ -39,7 +39,7 @@ fn assert_changed(client: &str, before: &[u8], after: &[u8], side: &[&str]) {
 }
 
 #[test]
-fn nat_replaces_the_destination_there_and_the_source_back() {
+fn nat_translates_the_destination_of_requests_and_the_source_of_replies() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let l4 = if protocol == Protocol::Tcp { "tcp" } else { "udp" };
         for (client, vip, backend, _) in CASES {
@@ -73,7 +73,7 @@ fn nat_replaces_the_destination_there_and_the_source_back() {
 }
 
 #[test]
-fn fullnat_replaces_both_ends_both_ways() {
+fn fullnat_translates_both_ends_in_both_directions() {
     for (client, vip, backend, snat) in CASES {
         let mut lab = Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Udp, vip, &[backend])]);
         let there = Builder::udp(client, vip).mac(ROUTER_MAC, GATEWAY_MAC).payload(b"question").build();
@@ -108,7 +108,7 @@ fn fullnat_replaces_both_ends_both_ways() {
 }
 
 #[test]
-fn fullnat_flows_to_one_backend_have_ports_of_their_own() {
+fn fullnat_flows_to_one_backend_have_different_ports() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
     let mut ports = std::collections::BTreeSet::new();
@@ -120,7 +120,7 @@ fn fullnat_flows_to_one_backend_have_ports_of_their_own() {
 }
 
 #[test]
-fn a_segment_of_no_known_connection_is_not_translated() {
+fn a_segment_of_an_unknown_connection_is_not_translated() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = Lab::new(vec![service(mode, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])]);
         let result = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::ACK));
@@ -130,7 +130,7 @@ fn a_segment_of_no_known_connection_is_not_translated() {
 }
 
 #[test]
-fn what_comes_to_a_snat_address_without_a_flow_is_dropped_and_to_our_own_is_punted() {
+fn without_a_flow_packets_to_a_snat_address_are_dropped() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
     let from_backend = |to: &str| Builder::udp("10.0.0.1:53", to);
@@ -170,7 +170,7 @@ fn a_fullnat_reply_at_the_wrong_worker_is_handed_to_the_owner_of_its_port() {
 }
 
 #[test]
-fn both_directions_of_a_nat_flow_meet_at_one_worker() {
+fn both_directions_of_a_nat_flow_reach_one_worker() {
     let mut labs = two_workers(ForwardingMode::Nat);
     let mut owned = [0, 0];
     for client in 0..50 {
@@ -193,7 +193,7 @@ fn both_directions_of_a_nat_flow_meet_at_one_worker() {
 }
 
 #[test]
-fn a_frame_that_is_nowhere_at_home_is_not_handed_around() {
+fn a_frame_that_no_worker_owns_is_not_handed_over_repeatedly() {
     let mut labs = two_workers(ForwardingMode::Nat);
     let there = Builder::udp("198.51.100.1:1234", "203.0.113.5:53").mac(ROUTER_MAC, GATEWAY_MAC).build();
     let stranger = usize::from(matches!(labs[0].receive(&there).verdict, Verdict::Transmit { .. }));

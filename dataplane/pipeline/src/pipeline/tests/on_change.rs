@@ -1,4 +1,4 @@
-//! `flowTracking: on-change`: nothing is remembered while owners are settled, and no connection breaks in a change.
+//! `flowTracking: on-change`: stable flows have no entries, and no connection breaks in a change.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ use crate::testing::builder::{Builder, GATEWAY_MAC};
 const VIP: &str = "203.0.113.5:80";
 const WINDOW: Duration = Duration::from_secs(300);
 
-/// A gateway that is told which backends exist, as the control plane tells it.
+/// A gateway with a list of backends, as from the control plane.
 struct Fleet {
     lab: Lab,
     history: SeatHistory,
@@ -59,7 +59,7 @@ impl Fleet {
         active.map(|(at, _)| (*at, 1)).collect()
     }
 
-    /// Some backends leave and some join.
+    /// Removes and adds backends.
     fn change(&mut self, leave: &[u32], join: &[u32]) {
         for n in leave {
             self.backends.insert(host(*n), (BackendState::Down, self.elapsed + WINDOW));
@@ -103,7 +103,7 @@ impl Fleet {
         self.lab.backend_of(&result)
     }
 
-    fn remembered(&self) -> usize {
+    fn entries(&self) -> usize {
         self.lab.pipeline.flows().dsr.live()
     }
 }
@@ -113,7 +113,7 @@ fn client(port: u16) -> SocketAddr {
 }
 
 #[test]
-fn nothing_is_remembered_while_owners_are_settled() {
+fn stable_flows_have_no_entries() {
     for mode in [ForwardingMode::DsrL2, ForwardingMode::DsrIpip] {
         let mut fleet = Fleet::new(mode, Protocol::Tcp, 1..=10);
         for port in 1000..1500 {
@@ -121,33 +121,33 @@ fn nothing_is_remembered_while_owners_are_settled() {
             assert_eq!(fleet.send(port, flags::ACK), owner);
             assert_eq!(fleet.send(port, flags::ACK | flags::FIN), owner);
         }
-        assert_eq!(fleet.remembered(), 0, "{mode}");
+        assert_eq!(fleet.entries(), 0, "{mode}");
     }
 }
 
 #[test]
-fn a_known_connection_keeps_its_backend_in_a_change_and_a_new_one_goes_to_the_new_owner() {
+fn a_change_moves_new_connections_and_no_known_ones() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     let ports = 1000..3000;
     let owners: Vec<IpAddr> = ports.clone().map(|port| fleet.send(port, flags::SYN)).collect();
     fleet.change(&[3], &[11]);
     let (mut moved, mut stayed) = (0, 0);
     for (port, owner) in ports.clone().zip(&owners) {
-        assert_eq!(fleet.send(port, flags::ACK), *owner, "it does not begin here");
-        // The same ports of another client address would do; a later range of ports is as good.
+        assert_eq!(fleet.send(port, flags::ACK), *owner, "the segment doesn't open a connection");
+        // Another range of ports is as good as another client.
         let new = fleet.send(port + 10_000, flags::SYN);
-        assert_ne!(new, host(3).ip(), "a backend that left gets no new connection");
+        assert_ne!(new, host(3).ip(), "a removed backend gets no new connection");
         assert_eq!(fleet.send(port + 10_000, flags::ACK), new);
         if *owner == host(3).ip() { moved += 1 } else { stayed += 1 }
     }
     assert!(moved > 100 && stayed > 1000, "{moved} {stayed}");
-    // About a tenth was the one that left, and as much goes to the one that joined; a connection that goes to neither
-    // is not in flux.
-    assert!((300..1500).contains(&fleet.remembered()), "{}", fleet.remembered());
+    // About a tenth belonged to the removed backend, and a tenth goes to the added one; other connections are not in
+    // flux.
+    assert!((300..1500).contains(&fleet.entries()), "{}", fleet.entries());
 }
 
 #[test]
-fn a_rolling_update_of_100_backends_breaks_no_connection_to_a_live_or_draining_one() {
+fn a_rolling_update_of_100_backends_breaks_no_connection() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=100);
     let mut owners: BTreeMap<u16, IpAddr> =
         (1000..2500).map(|port| (port, fleet.send(port, flags::SYN))).collect();
@@ -173,7 +173,7 @@ fn a_rolling_update_of_100_backends_breaks_no_connection_to_a_live_or_draining_o
 }
 
 #[test]
-fn after_the_window_flows_are_settled_again_and_remembered_ones_stay() {
+fn after_the_window_flows_are_stable_and_entries_stay() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     let owners: Vec<IpAddr> = (1000..2000).map(|port| fleet.send(port, flags::SYN)).collect();
     fleet.change(&[], &[11, 12]);
@@ -181,21 +181,21 @@ fn after_the_window_flows_are_settled_again_and_remembered_ones_stay() {
         assert_eq!(fleet.send(port, flags::ACK), *owner);
         assert_eq!(fleet.send(port, flags::ACK), *owner);
     }
-    let remembered = fleet.remembered();
-    assert!((50..400).contains(&remembered), "those that would move: {remembered}");
+    let entries = fleet.entries();
+    assert!((50..400).contains(&entries), "those that would move: {entries}");
     fleet.wait(WINDOW);
     for (port, owner) in (1000..2000).zip(&owners) {
-        assert_eq!(fleet.send(port, flags::ACK), *owner, "it is remembered for its idle timeout");
+        assert_eq!(fleet.send(port, flags::ACK), *owner, "its entry lasts for the idle timeout");
     }
     for port in 20_000..20_500 {
         let owner = fleet.send(port, flags::SYN);
         assert_eq!(fleet.send(port, flags::ACK), owner);
     }
-    assert_eq!(fleet.remembered(), remembered, "nothing new is in flux");
+    assert_eq!(fleet.entries(), entries, "nothing new is in flux");
 }
 
 #[test]
-fn datagrams_move_at_the_next_packet_and_are_never_remembered() {
+fn datagrams_move_with_the_next_packet_and_never_have_an_entry() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Udp, 1..=4);
     let to: SocketAddr = VIP.parse().unwrap();
     let send = |fleet: &mut Fleet, port| {
@@ -208,13 +208,13 @@ fn datagrams_move_at_the_next_packet_and_are_never_remembered() {
     fleet.change(&[2], &[]);
     for (port, owner) in (1000..1200).zip(owners) {
         let now = send(&mut fleet, port);
-        assert_eq!(now == owner, owner != host(2).ip(), "only those of the backend that left move");
+        assert_eq!(now == owner, owner != host(2).ip(), "only those of the removed backend move");
     }
-    assert_eq!(fleet.remembered(), 0);
+    assert_eq!(fleet.entries(), 0);
 }
 
 #[test]
-fn a_forged_segment_makes_no_entry_that_counts_as_established() {
+fn a_forged_segment_creates_no_established_entry() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=4);
     fleet.change(&[2], &[]);
     for port in 1000..2000 {
@@ -226,31 +226,31 @@ fn a_forged_segment_makes_no_entry_that_counts_as_established() {
         established += usize::from(flow.phase == tidegate_conntrack::Phase::Established);
     });
     assert_eq!(established, 0);
-    let before = fleet.remembered();
+    let before = fleet.entries();
     for port in 3000..4000 {
         fleet.send(port, flags::RST);
     }
-    assert_eq!(fleet.remembered(), before, "a reset begins nothing");
+    assert_eq!(fleet.entries(), before, "a reset creates no entry");
 }
 
 #[test]
-fn flows_in_flux_of_one_gateway_can_be_told_to_another() {
+fn flows_in_flux_can_be_shared_with_another_gateway() {
     let mut one = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     let mut other = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     for fleet in [&mut one, &mut other] {
         fleet.change(&[3], &[11]);
     }
     let owners: Vec<IpAddr> = (1000..2000).map(|port| one.send(port, flags::SYN)).collect();
-    let mut told: Vec<FlowNews> = Vec::new();
+    let mut exported: Vec<FlowNews> = Vec::new();
     one.lab.pipeline.set_shared_flows(Some(SharedFlows::InFlux), Walks::default());
     while one
         .lab
         .pipeline
-        .share(&one.lab.snapshot, Walks::default(), true, one.lab.now, |updates| told.push(updates))
+        .share(&one.lab.snapshot, Walks::default(), true, one.lab.now, |updates| exported.push(updates))
     {}
-    assert_eq!(told.len(), one.remembered());
-    assert!(told.len() > 100);
-    for flow in &told {
+    assert_eq!(exported.len(), one.entries());
+    assert!(exported.len() > 100);
+    for flow in &exported {
         assert_eq!(other.lab.pipeline.adopt(&other.lab.snapshot, flow, other.lab.now), ImportOutcome::New);
     }
     for (port, owner) in (1000..2000).zip(owners) {
@@ -263,7 +263,7 @@ fn flows_in_flux_of_one_gateway_can_be_told_to_another() {
 }
 
 #[test]
-fn the_owner_of_a_flow_in_flux_is_the_first_seat_taken_then_and_the_first_taken_now() {
+fn a_flow_in_flux_has_its_first_used_seat_of_before_and_after_a_change() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=300);
     let before = fleet.lab.snapshot.services().next().unwrap().0.clone();
     fleet.change(&[1, 2, 3, 4, 5], &[1001, 1002, 1003]);
@@ -274,7 +274,7 @@ fn the_owner_of_a_flow_in_flux_is_the_first_seat_taken_then_and_the_first_taken_
         assert_eq!(after.selector().former(hash), (then != now).then_some(then));
         in_flux += usize::from(then != now);
     }
-    // 5 of 300 left, and 3 of 298 joined.
+    // 5 of 300 were removed, and 3 of 298 were added.
     assert!((350..750).contains(&in_flux), "{in_flux}");
 }
 
@@ -285,7 +285,7 @@ fn former_seats_follow_from_addresses_alone() {
     for fleet in [&mut knows, &mut fresh] {
         fleet.change(&[3], &[11]);
     }
-    // It has started since, and does not know the backend that has left.
+    // It has started since, and doesn't know the removed backend.
     fresh.backends.remove(&host(3));
     fresh.publish();
     let former = |fleet: &Fleet, hash| {
@@ -306,15 +306,15 @@ fn former_seats_follow_from_addresses_alone() {
 }
 
 #[test]
-fn the_scheduler_or_mode_of_a_service_that_cannot_do_without_entries_tracks_always() {
+fn schedulers_and_modes_that_need_entries_track_always() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=4);
     fleet.lab.change(|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: 251 });
     fleet.send(1000, flags::SYN);
-    assert_eq!(fleet.remembered(), 1);
+    assert_eq!(fleet.entries(), 1);
 }
 
 #[test]
-fn a_connection_with_the_ports_of_one_that_was_remembered_and_ended_stays_with_its_own_backend() {
+fn a_connection_with_reused_ports_stays_with_its_own_backend() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     let owners: Vec<IpAddr> = (1000..2000).map(|port| fleet.send(port, flags::SYN)).collect();
     fleet.change(&[], &[11, 12]);
@@ -345,9 +345,9 @@ fn connections_of_a_service_that_tracks_always_again_keep_their_backends() {
     for (port, owner) in (1000..2000).zip(&owners) {
         assert_eq!(fleet.send(port, flags::ACK), *owner, "it has no entry yet");
     }
-    assert_eq!(fleet.remembered(), 1000, "all of them now");
+    assert_eq!(fleet.entries(), 1000, "all have an entry now");
     for port in 3000..3500 {
-        assert_ne!(fleet.send(port, flags::SYN), host(3).ip(), "a backend that left gets no new connection");
+        assert_ne!(fleet.send(port, flags::SYN), host(3).ip(), "a removed backend gets no new connection");
     }
     fleet.lab.change(|spec| spec.services[0].flow_tracking = FlowTracking::Always);
     for (port, owner) in (1000..2000).zip(&owners) {
@@ -356,7 +356,7 @@ fn connections_of_a_service_that_tracks_always_again_keep_their_backends() {
 }
 
 #[test]
-fn a_settled_flow_is_refused_for_its_source_its_hop_limit_and_the_limits_of_its_service() {
+fn a_stable_flow_is_refused_for_its_source_hop_limit_and_service_limits() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     let packet = |from: SocketAddr, bits| Builder::tcp(from, VIP.parse::<SocketAddr>().unwrap()).flags(bits);
     for bits in [flags::SYN, flags::ACK] {
@@ -388,14 +388,14 @@ fn a_settled_flow_is_refused_for_its_source_its_hop_limit_and_the_limits_of_its_
         result.verdict == Verdict::Drop(Refusal::ServiceConnectionRate.into())
     });
     assert!(refused.count() > 90, "SYNs beyond the limit");
-    // Packets of connections do not count.
+    // Packets of existing connections don't count.
     (100..200).for_each(|port| assert!(fleet.send(port, flags::ACK).is_ipv4()));
     assert_eq!(fleet.send(port, flags::ACK), backend);
-    assert_eq!(fleet.remembered(), 0);
+    assert_eq!(fleet.entries(), 0);
 }
 
 #[test]
-fn packets_of_settled_and_of_remembered_flows_share_bursts() {
+fn flows_with_and_without_entries_share_bursts() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
     let ports = 1000..1032;
     let before: Vec<IpAddr> = ports.clone().map(|port| fleet.send(port, flags::SYN)).collect();
@@ -407,20 +407,20 @@ fn packets_of_settled_and_of_remembered_flows_share_bursts() {
             packet.mac(super::lab::ROUTER_MAC, GATEWAY_MAC).build()
         })
         .collect();
-    // In the window some flows get entries. After it they keep them, and the others have none.
-    let mut remembered = 0;
+    // In the window some flows get entries. After it they keep them, and the other flows have none.
+    let mut entries = 0;
     for _ in 0..10 {
         let results = fleet.lab.receive_burst(&burst);
         let reached: Vec<IpAddr> = results.iter().map(|result| fleet.lab.backend_of(result)).collect();
         let expected = before.iter().map(|&addr| {
             let gone = [host(3).ip(), host(4).ip()].contains(&addr);
-            (!gone || remembered == 0).then_some(addr)
+            (!gone || entries == 0).then_some(addr)
         });
         for ((port, expected), reached) in ports.clone().zip(expected).zip(reached) {
             assert!(expected.is_none_or(|expected| expected == reached), "{port}: {expected:?} {reached}");
         }
-        remembered = remembered.max(fleet.remembered());
+        entries = entries.max(fleet.entries());
         fleet.wait(Duration::from_secs(40));
     }
-    assert!(remembered > 0 && remembered < 32, "{remembered} of 32 were in flux");
+    assert!(entries > 0 && entries < 32, "{entries} of 32 were in flux");
 }

@@ -1,4 +1,4 @@
-//! IPv4 packets without DF that do not fit their link: fragmented within a limit, or answered.
+//! IPv4 packets without DF that don't fit their link: they are fragmented within a limit, or answered.
 
 use tidegate_spec::limits::FRAGMENTED;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
@@ -25,14 +25,14 @@ fn send(lab: &mut Lab, dont_fragment: bool) -> FrameResult {
 }
 
 #[test]
-fn a_packet_without_df_is_fragmented_in_every_mode_and_no_piece_is_too_long() {
+fn a_packet_without_df_is_fragmented_in_every_mode_and_every_part_fits() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, |_| {});
         let result = send(&mut lab, false);
         result.sent(TransmitReason::Forward);
         assert!(result.fragments.len() >= 3, "{mode}");
         for fragment in &result.fragments {
-            let Ok(Parsed::Ip(h)) = parse(fragment) else { panic!("{mode}: a sound packet") };
+            let Ok(Parsed::Ip(h)) = parse(fragment) else { panic!("{mode}: a valid packet") };
             assert!(h.ip_len() <= 600, "{mode}");
             let in_tunnel = mode.is_dsr() && mode != ForwardingMode::DsrL2;
             assert!(
@@ -44,7 +44,7 @@ fn a_packet_without_df_is_fragmented_in_every_mode_and_no_piece_is_too_long() {
 }
 
 #[test]
-fn by_choice_a_packet_without_df_is_answered_as_if_it_had_df() {
+fn without_fragment_ipv4_a_packet_without_df_is_answered() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, |network| network.policy.fragment_ipv4 = false);
         for dont_fragment in [false, true] {
@@ -59,7 +59,7 @@ fn by_choice_a_packet_without_df_is_answered_as_if_it_had_df() {
 }
 
 #[test]
-fn a_flood_of_packets_that_need_fragments_takes_no_more_than_the_limit() {
+fn a_flood_of_packets_that_need_fragments_is_limited() {
     let mut lab = lab(ForwardingMode::DsrL2, |_| {});
     let (mut fragmented, mut refused) = (0, 0);
     for _ in 0..FRAGMENTED.burst + 1_000 {

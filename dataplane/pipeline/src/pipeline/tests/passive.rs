@@ -1,4 +1,4 @@
-//! Backends that refuse or ignore new connections: the client is offered to another one, and they are set aside.
+//! Backends that refuse or ignore new connections: another one is tried, and they are set aside.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +37,7 @@ fn lab(mode: ForwardingMode, backends: usize) -> Lab {
     Lab::new(vec![spec(mode, backends)])
 }
 
-/// Another client for each number.
+/// A different client for each number.
 fn client(n: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4((0x5000_0000 | n << 8 | 9).into()), 40_000)
 }
@@ -131,14 +131,14 @@ fn the_syn_of_a_refused_connection_goes_to_another_backend_unchanged() {
         assert_only_changed(&received, again, &changed);
         assert_eq!(ends(again).0 == client, mode == ForwardingMode::Nat);
         accept(&mut lab, client, again);
-        // The refused flow is replaced, and what the dead host still sends belongs to none.
+        // The refused flow is replaced, so late packets of the dead host belong to no flow.
         let late = lab.receive(&refusal(&sent));
         assert_eq!(late.note.flow, FlowNote::None);
     }
 }
 
 #[test]
-fn connections_are_opened_while_a_backend_refuses_all() {
+fn connections_open_while_a_backend_refuses_all() {
     for mode in NAT {
         let mut lab = lab(mode, 9);
         let mut tried_dead = 0;
@@ -146,7 +146,7 @@ fn connections_are_opened_while_a_backend_refuses_all() {
             tried_dead += usize::from(open(&mut lab, client(n), dead())[0] == dead());
             lab.wait(Duration::from_millis(2));
         }
-        assert_eq!(tried_dead, 3, "{mode}: then it is set aside");
+        assert_eq!(tried_dead, 3, "{mode}: after that it is set aside");
         assert_eq!(lab.pipeline.set_aside_counts().set_aside, 1);
         assert_eq!(lab.counters.transmits(TransmitReason::Retried), 3);
     }
@@ -169,7 +169,7 @@ fn every_scheduler_finds_another_backend() {
 }
 
 #[test]
-fn the_next_backend_is_the_one_that_the_flow_gets_when_the_refused_one_is_down() {
+fn the_next_backend_is_the_choice_without_the_refused_one() {
     for mode in NAT {
         let mut lab = lab(mode, 5);
         let mut next = Vec::new();
@@ -187,7 +187,7 @@ fn the_next_backend_is_the_one_that_the_flow_gets_when_the_refused_one_is_down()
 }
 
 #[test]
-fn a_router_that_reports_the_backend_as_unreachable_counts_as_a_refusal() {
+fn unreachable_errors_of_routers_count_as_refusals() {
     for (mode, kind, code) in [(NAT[0], 3, 1), (NAT[1], 3, 3), (NAT[1], 3, 13)] {
         let mut lab = lab(mode, 3);
         let (client, sent) = client_of(&mut lab, dead(), 0);
@@ -211,7 +211,7 @@ fn a_router_that_reports_the_backend_as_unreachable_counts_as_a_refusal() {
 }
 
 #[test]
-fn other_errors_are_passed_on() {
+fn other_errors_are_forwarded() {
     for (kind, code) in [(3, 4), (11, 0)] {
         let mut lab = lab(ForwardingMode::Nat, 3);
         let (_, sent) = client_of(&mut lab, dead(), 0);
@@ -220,7 +220,7 @@ fn other_errors_are_passed_on() {
 }
 
 #[test]
-fn a_refusal_is_passed_on_after_the_last_try() {
+fn a_refusal_is_forwarded_after_the_last_try() {
     for mode in NAT {
         let mut lab = lab(mode, 9);
         let mut sent = lab.send(syn(client(0))).frame;
@@ -237,7 +237,7 @@ fn a_refusal_is_passed_on_after_the_last_try() {
 }
 
 #[test]
-fn without_another_backend_or_without_the_rules_a_refusal_is_passed_on() {
+fn a_refusal_is_forwarded_without_another_backend_or_the_rules() {
     for mode in NAT {
         let off = ServiceSpec { passive_health: None, ..spec(mode, 3) };
         let no_retries = PassiveHealth { retries: 0, ..RULES };
@@ -251,7 +251,7 @@ fn without_another_backend_or_without_the_rules_a_refusal_is_passed_on() {
 }
 
 #[test]
-fn a_reset_that_does_not_acknowledge_the_syn_neither_counts_nor_is_a_refusal() {
+fn a_reset_that_does_not_acknowledge_the_syn_is_not_a_refusal() {
     for mode in NAT {
         let mut lab = lab(mode, 3);
         for n in 0..20 {
@@ -265,7 +265,7 @@ fn a_reset_that_does_not_acknowledge_the_syn_neither_counts_nor_is_a_refusal() {
 }
 
 #[test]
-fn a_reset_of_an_answered_connection_is_passed_on() {
+fn a_reset_of_an_answered_connection_is_forwarded() {
     for mode in NAT {
         let mut lab = lab(mode, 3);
         let (client, sent) = client_of(&mut lab, dead(), 0);
@@ -275,7 +275,7 @@ fn a_reset_of_an_answered_connection_is_passed_on() {
 }
 
 #[test]
-fn a_repeated_syn_that_nobody_answered_goes_to_another_backend() {
+fn a_repeated_unanswered_syn_goes_to_another_backend() {
     for mode in NAT {
         let mut lab = lab(mode, 4);
         let (client, sent) = client_of(&mut lab, dead(), 0);
@@ -291,7 +291,7 @@ fn a_repeated_syn_that_nobody_answered_goes_to_another_backend() {
         lab.wait(Duration::from_secs(1));
         let last = lab.send(syn(client));
         let sent_last = last.sent(TransmitReason::Forward).to_vec();
-        // The late answer of the first backend belongs to no flow; that of the last one does.
+        // The late answer of the first backend belongs to no flow, unlike that of the last one.
         assert_eq!(lab.receive(&answer(&sent, flags::SYN | flags::ACK)).note.flow, FlowNote::None);
         accept(&mut lab, client, &sent_last);
     }
@@ -312,7 +312,7 @@ fn a_repeated_syn_stays_with_a_backend_that_answered() {
 
 /// Both ends repeat their packets a second after the first ones, so the two often arrive together.
 #[test]
-fn a_syn_that_is_repeated_in_the_burst_of_its_answer_stays_with_the_backend() {
+fn a_syn_repeated_in_the_burst_of_its_answer_keeps_its_backend() {
     for mode in NAT {
         for answer_first in [true, false] {
             let mut lab = lab(mode, 4);
@@ -331,7 +331,7 @@ fn a_syn_that_is_repeated_in_the_burst_of_its_answer_stays_with_the_backend() {
     }
 }
 
-/// Clients of the dead backend whose SYNs nobody answers, and which repeat them.
+/// Sends and repeats unanswered SYNs of clients of the dead backend.
 fn ignore(lab: &mut Lab, clients: u32) {
     let silent: Vec<_> = (0..clients).map(|n| client_of(lab, dead(), 10_000 * (n + 1)).0).collect();
     lab.wait(Duration::from_secs(1));
@@ -365,7 +365,7 @@ fn a_backend_that_ignores_syns_is_set_aside_until_its_trial_succeeds() {
 }
 
 #[test]
-fn syns_that_are_not_repeated_count_for_nothing() {
+fn syns_that_are_not_repeated_are_no_failures() {
     let mut lab = lab(ForwardingMode::FullNat, 4);
     for n in 0..2_000 {
         lab.send(syn(client(n)));
@@ -375,7 +375,7 @@ fn syns_that_are_not_repeated_count_for_nothing() {
 }
 
 #[test]
-fn one_client_that_a_backend_refuses_does_not_set_it_aside_at_once() {
+fn refusals_of_one_client_do_not_set_a_backend_aside_at_once() {
     let mut lab = lab(ForwardingMode::FullNat, 4);
     for n in 0..200_u16 {
         let one = SocketAddr::new(ip("198.51.100.7"), 10_000 + n);
@@ -389,7 +389,7 @@ fn one_client_that_a_backend_refuses_does_not_set_it_aside_at_once() {
 #[test]
 fn no_more_than_the_share_of_a_service_is_set_aside() {
     let mut lab = lab(ForwardingMode::FullNat, 4);
-    // Nobody listens any more.
+    // No backend listens any more.
     for n in 0..400 {
         let mut sent = lab.send(syn(client(n))).sent(TransmitReason::Forward).to_vec();
         while let result = lab.receive(&refusal(&sent))
@@ -421,7 +421,7 @@ fn affinity_moves_to_another_backend_and_stays_there() {
 }
 
 #[test]
-fn a_backend_that_is_down_is_judged_by_the_checks_alone() {
+fn only_active_checks_apply_to_a_backend_that_is_down() {
     let mut lab = lab(ForwardingMode::FullNat, 4);
     ignore(&mut lab, 3);
     let told = |lab: &mut Lab| {
@@ -436,7 +436,7 @@ fn a_backend_that_is_down_is_judged_by_the_checks_alone() {
 }
 
 #[test]
-fn a_refusal_of_a_syn_that_is_not_stored_is_dropped_and_the_next_syn_goes_elsewhere() {
+fn without_a_stored_syn_the_next_one_goes_to_another_backend() {
     for mode in NAT {
         let mut lab = lab(mode, 3);
         let with_data = || syn(client(0)).payload(b"data");
@@ -453,7 +453,7 @@ fn a_refusal_of_a_syn_that_is_not_stored_is_dropped_and_the_next_syn_goes_elsewh
 }
 
 #[test]
-fn a_frame_that_cannot_hold_the_syn_is_dropped_unchanged() {
+fn a_frame_too_small_for_the_syn_is_dropped_unchanged() {
     let mut lab = lab(ForwardingMode::Nat, 3);
     let (_, sent) = client_of(&mut lab, dead(), 0);
     lab.change(|spec| spec.network.neighbors.retain(|one| one.mac == backend_mac(1)));
@@ -462,7 +462,7 @@ fn a_frame_that_cannot_hold_the_syn_is_dropped_unchanged() {
 }
 
 #[test]
-fn a_connection_with_a_header_of_the_proxy_protocol_is_offered_to_another_backend() {
+fn a_connection_with_a_proxy_protocol_header_is_retried() {
     let proxy_protocol = Some(ProxyVersion::V1);
     let mut lab = Lab::new(vec![ServiceSpec { proxy_protocol, ..spec(ForwardingMode::FullNat, 3) }]);
     let (one, sent) = client_of(&mut lab, dead(), 0);
@@ -481,7 +481,7 @@ fn the_worker_that_has_the_flow_retries_it() {
         let services = vec![spec(mode, 4).into()];
         let mut labs =
             [0, 1].map(|n| Lab::worker(spec_with(services.clone(), |_| ()), n, 2, Steering::Partition));
-        // The frame, at the worker that it is handed over to if need be.
+        // Receives a frame, if necessary at the worker that it is handed over to.
         let mut receive = |frame: &[u8]| match labs[0].receive(frame) {
             FrameResult { verdict: Verdict::HandOver(1), .. } => {
                 labs[1].receive_as(Arrival::HandedOver(0, 0), frame)

@@ -22,7 +22,7 @@ fn lab(vip: &str, backend: &str) -> Lab {
 }
 
 #[test]
-fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
+fn an_error_about_the_outer_header_limits_the_clients_next_packets() {
     for (client, vip) in [(CLIENT, VIP), (CLIENT6, VIP6)] {
         for (backend, overhead, quoted_len) in [("10.0.0.1:80", 20, 28), ("[fd00::1]:80", 40, 1232)] {
             let mut lab = lab(vip, backend);
@@ -31,7 +31,7 @@ fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
             assert_eq!(lab.send(error(&sent, 1400, quoted_len)).refused(), Refusal::TunnelError);
             assert_eq!(answered_mtu(&lab.send(big())), 1400 - overhead, "{vip} to {backend}");
             lab.send(segment(client, vip, 1400 - overhead)).sent(TransmitReason::Forward);
-            // The MTU is not kept forever, because the path may change.
+            // The MTU expires, because the path may change.
             lab.wait(LIFETIME);
             lab.send(big()).sent(TransmitReason::Forward);
         }
@@ -39,7 +39,7 @@ fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
 }
 
 #[test]
-fn a_path_mtu_is_of_one_backend_and_known_to_every_worker() {
+fn a_path_mtu_belongs_to_one_backend_and_all_workers_know_it() {
     let backends = ["10.0.0.1:80", "10.0.0.2:80"];
     let mut lab = Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Tcp, VIP, &backends)]);
     let flow = |n: usize| segment(&format!("198.51.100.7:{}", 2000 + n), VIP, 1440);
@@ -76,7 +76,7 @@ fn an_error_without_an_mtu_lowers_the_path_mtu_step_by_step() {
 }
 
 #[test]
-fn an_mtu_below_the_minimum_of_the_outer_family_is_not_believed() {
+fn an_mtu_below_the_minimum_of_the_outer_family_is_ignored() {
     let mut lab6 = lab(VIP, "[fd00::1]:80");
     let sent = lab6.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
     assert_eq!(lab6.send(error(&sent, 1279, 1232)).refused(), Refusal::TunnelError);
@@ -126,7 +126,7 @@ fn an_error_about_a_packet_that_was_not_sent_changes_nothing() {
     long[22..24].copy_from_slice(&inner);
     lab.send(about(us, 1500, &long[..28]));
     assert_eq!(path_mtu_count(&lab), 0, "longer than the link");
-    // The packet goes to no backend, or has another source: the kernel may have its own tunnels.
+    // A packet to no backend, or with another source, may belong to a tunnel of the kernel.
     let local = Verdict::Punt(PuntReason::Local);
     assert_eq!(lab.send(about(us, 1400, &changed(16, &[10, 0, 0, 7])[..28])).verdict, local);
     assert_eq!(lab.send(about(us, 1400, &changed(12, &[10, 0, 0, 7])[..28])).verdict, local);
@@ -137,7 +137,7 @@ fn an_error_about_a_packet_that_was_not_sent_changes_nothing() {
 }
 
 #[test]
-fn other_errors_about_a_tunnel_end_here_and_change_nothing() {
+fn other_errors_about_a_tunnel_are_dropped_and_change_nothing() {
     let mut lab = lab(VIP, "10.0.0.1:80");
     let sent = lab.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
     let quoted = &sent[ethernet::HEADER_LEN..][..28];
@@ -159,7 +159,7 @@ fn a_flood_of_errors_changes_path_mtus_at_a_limited_rate() {
 }
 
 #[test]
-fn a_path_mtu_outlasts_a_snapshot_and_dsr_l2_has_none() {
+fn a_path_mtu_survives_a_new_snapshot_and_dsr_l2_has_none() {
     let mut lab = lab(VIP, "10.0.0.1:80");
     let sent = lab.send(segment(CLIENT, VIP, 1440)).sent(TransmitReason::Forward).to_vec();
     lab.send(error(&sent, 1400, 28));
@@ -173,13 +173,13 @@ fn a_path_mtu_outlasts_a_snapshot_and_dsr_l2_has_none() {
 
 /// The packet inside the tunnel, reassembled from the fragments of the outer packet. Each fragment fits the MTU, and
 /// all have the same identification.
-fn put_together(result: &FrameResult, mtu: u16, backend: &str) -> Vec<u8> {
+fn reassembled(result: &FrameResult, mtu: u16, backend: &str) -> Vec<u8> {
     result.sent(TransmitReason::Forward);
     let mut inner = Vec::new();
     for (n, fragment) in result.fragments.iter().enumerate() {
         let h = headers(fragment);
         assert!(h.ip_len() <= mtu && h.is_fragment() && h.dst.ip() == ip(backend));
-        assert!(!h.dst.is_v4() || !h.dont_fragment, "routers may cut it again");
+        assert!(!h.dst.is_v4() || !h.dont_fragment, "routers may fragment it again");
         let field = |at: usize| u16::from_be_bytes([fragment[at], fragment[at + 1]]);
         let (data, offset, more) = match h.dst.is_v4() {
             true => (34, (field(20) & 0x1fff) * 8, field(20) & 0x2000 != 0),
@@ -221,7 +221,7 @@ fn an_ipv6_packet_of_1280_bytes_passes_a_tunnel_of_any_path_mtu() {
                 // The hop limit.
                 expected[7] -= 1;
                 let result = lab.send(big(ip_len));
-                assert_eq!(put_together(&result, mtu, backend), expected, "{ip_len} of {mtu}");
+                assert_eq!(reassembled(&result, mtu, backend), expected, "{ip_len} of {mtu}");
                 identifications.push(identification(&result.fragments[0]));
             }
             assert_ne!(identifications[0], identifications[1]);
@@ -232,7 +232,7 @@ fn an_ipv6_packet_of_1280_bytes_passes_a_tunnel_of_any_path_mtu() {
 }
 
 #[test]
-fn an_ipv6_packet_of_1280_bytes_whose_hop_limit_ends_is_answered_in_a_small_tunnel_too() {
+fn an_expiring_ipv6_packet_of_1280_bytes_is_answered_in_a_small_tunnel() {
     let mut lab = lab(VIP6, "10.0.0.1:80");
     let sent = lab.send(segment(CLIENT6, VIP6, 1400)).sent(TransmitReason::Forward).to_vec();
     lab.send(error(&sent, 1290, 28));
@@ -240,7 +240,7 @@ fn an_ipv6_packet_of_1280_bytes_whose_hop_limit_ends_is_answered_in_a_small_tunn
 }
 
 #[test]
-fn ipv4_without_df_passes_a_tunnel_of_a_small_path_mtu_in_pieces_of_its_own() {
+fn ipv4_without_df_passes_a_tunnel_of_a_small_path_mtu_in_fragments() {
     for (backend, overhead, quoted_len, mtu) in
         [("10.0.0.1:80", 20, 28, 576), ("[fd00::1]:80", 40, 1232, 1280)]
     {

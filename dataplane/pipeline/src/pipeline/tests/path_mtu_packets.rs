@@ -1,4 +1,5 @@
-//! Packets for the tests of path MTU discovery in tunnels: segments of clients, errors of routers, and what clients learn.
+//! Packets for the tests of path MTU discovery in tunnels: segments of clients, errors of routers, and the answers to
+//! clients.
 
 use std::net::IpAddr;
 

@@ -27,7 +27,7 @@ fn fullnat() -> Lab {
 }
 
 #[test]
-fn a_closed_flow_gives_its_port_up() {
+fn a_closed_flow_releases_its_port() {
     let mut lab = fullnat();
     let long = Connection::open(&mut lab, client(0), VIP).unwrap();
     // All connections are opened within a second, so no flow times out.
@@ -42,7 +42,7 @@ fn a_closed_flow_gives_its_port_up() {
 }
 
 #[test]
-fn a_flow_that_the_client_resets_gives_its_port_up() {
+fn a_flow_that_the_client_resets_releases_its_port() {
     let mut lab = fullnat();
     for n in 0..PORTS + 2_000 {
         if n % 10_000 == 0 {
@@ -55,17 +55,17 @@ fn a_flow_that_the_client_resets_gives_its_port_up() {
 }
 
 #[test]
-fn spoofed_syns_hold_no_port_that_a_connection_needs() {
+fn spoofed_syns_block_no_port_that_a_connection_needs() {
     let mut lab = fullnat();
     let before = Connection::open(&mut lab, client(0), VIP).unwrap();
     for n in 1..=2 * PORTS {
         lab.wait(Duration::from_micros(100));
-        Connection::knock(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        Connection::send_syn(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
         if n % 1_000 == 0 {
-            // A connection whose handshake takes as long as 500 SYNs.
-            let real = Connection::knock(&mut lab, client(1_000_000 + n), VIP).unwrap();
+            // The handshake of this connection takes as long as 500 SYNs.
+            let real = Connection::send_syn(&mut lab, client(1_000_000 + n), VIP).unwrap();
             for m in 0..500 {
-                Connection::knock(&mut lab, client(2_000_000 + 500 * n + m), VIP).unwrap();
+                Connection::send_syn(&mut lab, client(2_000_000 + 500 * n + m), VIP).unwrap();
             }
             real.answer_tcp(&mut lab, SYN | ACK);
             real.query_tcp(&mut lab, ACK);
@@ -74,10 +74,10 @@ fn spoofed_syns_hold_no_port_that_a_connection_needs() {
     before.continues(&mut lab);
 }
 
-/// The long form is `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-pipeline twenty_thousand`. In ten seconds, all ports
-/// are used one and a half times.
+/// The long form is `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-pipeline twenty_thousand`. Ten seconds use all
+/// ports one and a half times.
 #[test]
-fn twenty_thousand_new_connections_a_second_over_two_backends_are_never_refused() {
+fn twenty_thousand_new_connections_a_second_are_never_refused() {
     let seconds = std::env::var("TIDEGATE_SNAT_SECONDS").map_or(10, |text| text.parse().unwrap());
     let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80", "10.0.0.2:80"]);
     let mut lab = Lab::new(vec![one]).with_entries(1 << 20);
@@ -101,7 +101,7 @@ fn twenty_thousand_new_connections_a_second_over_two_backends_are_never_refused(
 }
 
 #[test]
-fn a_port_comes_again_as_late_as_possible() {
+fn a_port_is_reused_as_late_as_possible() {
     let mut lab = fullnat();
     let mut ports = HashSet::new();
     for n in 0..PORTS {
@@ -122,7 +122,7 @@ fn established_flows_keep_their_ports_when_all_are_in_use() {
     connections[7].close(&mut lab);
     let more = 2 * PORTS / tidegate_spec::limits::SNAT_PORT_PROBES as u32;
     let found = (0..more).find_map(|n| Connection::open(&mut lab, client(2 * PORTS + n), VIP).ok());
-    assert_eq!(found.expect("the walk comes by in its turn").local, connections[7].local);
+    assert_eq!(found.expect("the rotation reaches it").local, connections[7].local);
     for connection in connections.iter().step_by(501) {
         connection.continues(&mut lab);
     }
@@ -181,7 +181,7 @@ fn one_client_port_reaches_one_backend_through_two_service_ports() {
 }
 
 #[test]
-fn datagrams_of_one_client_port_through_two_service_ports_are_not_mixed_up() {
+fn datagrams_through_two_service_ports_are_not_mixed_up() {
     let mut lab = shared(Protocol::Udp);
     let first = Connection::query(&mut lab, client(1), VIP).unwrap();
     let second = Connection::query(&mut lab, client(1), OTHER).unwrap();
@@ -193,7 +193,7 @@ fn datagrams_of_one_client_port_through_two_service_ports_are_not_mixed_up() {
 }
 
 #[test]
-fn a_flow_that_is_over_gives_the_clients_port_up_at_once() {
+fn a_flow_that_is_over_releases_the_clients_port_at_once() {
     for end in [FIN | ACK, RST] {
         let mut lab = shared(Protocol::Tcp);
         let first = Connection::open(&mut lab, client(1), VIP).unwrap();
@@ -201,12 +201,12 @@ fn a_flow_that_is_over_gives_the_clients_port_up_at_once() {
         first.answer_tcp(&mut lab, end);
         let second = Connection::open(&mut lab, client(1), OTHER).unwrap();
         assert_eq!(second.local, second.client);
-        assert!(first.is_forgotten(&mut lab), "both entries are gone");
+        assert!(first.is_forgotten(&mut lab), "both entries were removed");
     }
 }
 
 #[test]
-fn a_connection_that_begins_anew_keeps_the_clients_port() {
+fn a_reopened_connection_keeps_the_clients_port() {
     let mut lab = shared(Protocol::Tcp);
     for _ in 0..3 {
         let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
@@ -218,40 +218,40 @@ fn a_connection_that_begins_anew_keeps_the_clients_port() {
 #[test]
 fn an_unanswered_handshake_releases_the_clients_port() {
     let mut lab = shared(Protocol::Tcp);
-    Connection::knock(&mut lab, client(1), VIP).unwrap();
+    Connection::send_syn(&mut lab, client(1), VIP).unwrap();
     lab.wait(Duration::from_secs(1));
     let second = Connection::open(&mut lab, client(1), OTHER).unwrap();
     assert_eq!(second.local, second.client);
 }
 
 #[test]
-fn a_port_that_nat_changes_leads_home() {
+fn replies_to_a_port_that_nat_changed_reach_the_owner() {
     let services = [VIP, OTHER].map(|vip| service(ForwardingMode::Nat, Protocol::Udp, vip, &["10.0.0.1:80"]));
     let spec = SnapshotSpec { services: services.map(Into::into).into(), ..spec() };
     let mut labs = [0, 1, 2].map(|n| Lab::worker(spec.clone(), n, 3, Steering::Partition));
     for n in 0..60 {
         for vip in [VIP, OTHER] {
             let there = Builder::udp(client(n), vip).mac(ROUTER_MAC, GATEWAY_MAC).build();
-            let home = match labs[0].receive(&there).verdict {
-                Verdict::HandOver(home) => usize::from(home),
+            let owner = match labs[0].receive(&there).verdict {
+                Verdict::HandOver(owner) => usize::from(owner),
                 _ => 0,
             };
-            if home != 0 {
-                labs[home].receive_as(Arrival::HandedOver(0, 0), &there).sent(TransmitReason::Forward);
+            if owner != 0 {
+                labs[owner].receive_as(Arrival::HandedOver(0, 0), &there).sent(TransmitReason::Forward);
             }
-            // A second packet shows how the flow is translated.
-            let result = labs[home].receive_as(Arrival::HandedOver(0, 0), &there);
+            // A second packet shows the translation of the flow.
+            let result = labs[owner].receive_as(Arrival::HandedOver(0, 0), &there);
             let (local, backend) = ends(result.sent(TransmitReason::Forward));
             assert_eq!(local == client(n), vip == VIP);
             let back = Builder::udp(backend, local).mac(super::lab::backend_mac(1), GATEWAY_MAC).build();
-            let result = labs[home].receive(&back);
+            let result = labs[owner].receive(&back);
             assert_eq!(ends(result.sent(TransmitReason::Reply)), (vip.parse().unwrap(), client(n)));
         }
     }
 }
 
 #[test]
-fn the_client_of_a_changed_port_hears_of_icmp_errors() {
+fn the_client_of_a_changed_port_gets_icmp_errors() {
     let mut lab = shared(Protocol::Udp);
     Connection::query(&mut lab, client(1), VIP).unwrap();
     let second = Connection::query(&mut lab, client(1), OTHER).unwrap();
@@ -260,10 +260,10 @@ fn the_client_of_a_changed_port_hears_of_icmp_errors() {
     let error = Builder::icmp(ip("10.0.0.9"), second.local.ip(), 3, 4, [0; 4]).payload(&quoted);
     let result = lab.send(error);
     let sent = result.sent(TransmitReason::IcmpError);
-    let asked = Builder::udp(client(1), OTHER).packet();
+    let expected = Builder::udp(client(1), OTHER).packet();
     // The addresses and ports of the quote, after the Ethernet, IPv4 and ICMP headers.
     let quote = &sent[14 + 20 + 8..];
-    assert_eq!((&quote[12..20], &quote[20..24]), (&asked[12..20], &asked[20..24]));
+    assert_eq!((&quote[12..20], &quote[20..24]), (&expected[12..20], &expected[20..24]));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn rotating_ports_stay_with_their_worker() {
     let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
     let spec = SnapshotSpec { services: vec![one.into()], ..spec() };
     let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
-    // There are more flows than the table holds: ended flows are evicted.
+    // There are more flows than the table's capacity: ended flows are evicted.
     for n in 0..3 * PORTS / 2 {
         if lab.send(Builder::tcp(client(n), VIP).flags(SYN)).verdict == Verdict::HandOver(0) {
             continue;

@@ -31,8 +31,8 @@ fn flows(lab: &Lab) -> Vec<FlowView> {
     flows
 }
 
-/// Advances the time, and ages as much as a worker with 30,000 bursts a second does in this time.
-fn go_on(lab: &mut Lab, time: Duration) {
+/// Advances the time, and ages flows like a worker with 30,000 bursts a second.
+fn wait(lab: &mut Lab, time: Duration) {
     lab.wait(time);
     let buckets =
         30_000 * tidegate_spec::limits::AGEING_BUCKETS_PER_BURST as u128 * time.as_micros() / 1_000_000;
@@ -48,7 +48,7 @@ fn an_unanswered_datagram_flow_is_kept_for_30_seconds() {
         let answered = Connection::query(&mut lab, client(2), DNS).unwrap();
         answered.answer(&mut lab);
         let phases = |lab: &Lab| flows(lab).iter().map(|flow| flow.phase).collect::<Vec<_>>();
-        assert!(phases(&lab).contains(&Phase::Opening), "two packets of the client are no answer");
+        assert!(phases(&lab).contains(&Phase::Opening), "two packets of the client are not an answer");
         lab.wait(Duration::from_secs(30));
         for _ in 0..4 {
             lab.pipeline.flows_mut().age(lab.now, usize::MAX);
@@ -60,7 +60,7 @@ fn an_unanswered_datagram_flow_is_kept_for_30_seconds() {
 }
 
 #[test]
-fn datagrams_that_nobody_answers_keep_no_connection_out() {
+fn unanswered_datagrams_block_no_connection() {
     // A sixteenth of 120,000 flows a second for 12 s into a table for a million.
     for mode in MODES {
         let mut lab = lab(mode, 1 << 16);
@@ -68,7 +68,7 @@ fn datagrams_that_nobody_answers_keep_no_connection_out() {
             (0..200).map(|n| Connection::open(&mut lab, client(9_000_000 + n), WEB).unwrap()).collect();
         let (mut refused, mut opened) = (0, 0);
         for ms in 0..24_000u32 {
-            go_on(&mut lab, Duration::from_millis(1));
+            wait(&mut lab, Duration::from_millis(1));
             if ms < 12_000 {
                 for n in 0..8 {
                     // glibc queries both families from one port.
@@ -90,18 +90,18 @@ fn datagrams_that_nobody_answers_keep_no_connection_out() {
 }
 
 #[test]
-fn spoofed_syns_keep_no_connection_out() {
+fn spoofed_syns_block_no_connection() {
     for mode in MODES {
         let mut lab = lab(mode, 1 << 14);
         let before: Vec<Connection> =
             (0..200).map(|n| Connection::open(&mut lab, client(9_000_000 + n), WEB).unwrap()).collect();
         let (mut lost, mut opened) = (0, 0);
         for ms in 0..10_000u32 {
-            go_on(&mut lab, Duration::from_millis(1));
+            wait(&mut lab, Duration::from_millis(1));
             // The handshake of a real client takes 1 ms, while the flood continues.
-            let real = Connection::knock(&mut lab, client(5_000_000 + ms), WEB);
+            let real = Connection::send_syn(&mut lab, client(5_000_000 + ms), WEB);
             for n in 0..20 {
-                let _ = Connection::knock(&mut lab, client(20 * ms + n), WEB);
+                let _ = Connection::send_syn(&mut lab, client(20 * ms + n), WEB);
             }
             opened += 1;
             match real {
@@ -119,7 +119,7 @@ fn spoofed_syns_keep_no_connection_out() {
 }
 
 #[test]
-fn a_segment_that_begins_no_connection_makes_a_short_entry_at_most() {
+fn a_segment_that_opens_no_connection_creates_only_a_short_lived_entry() {
     for flags in [SYN | ACK, ACK] {
         let web = service(ForwardingMode::DsrL2, Protocol::Tcp, WEB, &["10.0.0.1:80"]);
         let mut lab = Lab::new(vec![web]).with_entries(4096);
@@ -138,7 +138,7 @@ fn a_segment_that_begins_no_connection_makes_a_short_entry_at_most() {
 }
 
 #[test]
-fn spoofed_segments_push_out_no_dsr_flow() {
+fn spoofed_segments_evict_no_dsr_flow() {
     let web = service(ForwardingMode::DsrL2, Protocol::Tcp, WEB, &["10.0.0.1:80"]);
     let mut lab = Lab::new(vec![web]).with_entries(4096);
     for n in 0..2_000 {
@@ -156,7 +156,7 @@ fn spoofed_segments_push_out_no_dsr_flow() {
 }
 
 #[test]
-fn opening_flows_are_kept_for_less_long_as_the_table_fills() {
+fn opening_flows_expire_sooner_as_the_table_fills() {
     for (flows_made, seconds) in [(1_000, 30), (3_200, 8), (3_800, 3)] {
         let mut lab = lab(ForwardingMode::Nat, 4096);
         for n in 0..flows_made {
@@ -188,7 +188,7 @@ fn fill(lab: &mut Lab, attempts: u32) -> (Vec<Connection>, Vec<Refusal>) {
 }
 
 #[test]
-fn a_service_with_its_share_of_a_full_table_leaves_room_for_others() {
+fn a_service_is_limited_to_its_share_of_a_full_table() {
     for mode in MODES {
         let mut lab = lab(mode, 4096);
         let (connections, refused) = fill(&mut lab, 10_000);
@@ -197,7 +197,7 @@ fn a_service_with_its_share_of_a_full_table_leaves_room_for_others() {
         assert!(connections.len() >= 4096);
         let others =
             (0..400).filter(|n| Connection::open(&mut lab, client(1_000_000 + n), WEB).is_ok()).count();
-        // All flows are in use, so none is evicted. Beyond its limit, a table finds no slot for some.
+        // All flows are in use, so none is evicted. Beyond its limit, a table has no position for some.
         assert!(others >= 380, "{others} of 400");
         connections.iter().for_each(|connection| connection.answer(&mut lab));
     }
@@ -213,7 +213,7 @@ fn the_share_of_a_service_can_be_set() {
 }
 
 #[test]
-fn the_longest_idle_established_flow_gives_way_before_a_new_one_is_refused() {
+fn the_longest_idle_flow_is_evicted_before_a_new_one_is_refused() {
     for mode in MODES {
         let mut lab = lab(mode, 1024);
         lab.pipeline.flows_mut().set_service_share(100);

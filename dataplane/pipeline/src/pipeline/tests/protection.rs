@@ -40,7 +40,7 @@ fn syn(client: &str) -> Builder {
 }
 
 #[test]
-fn denied_sources_get_nothing_from_services_and_vips_and_the_kernel_gets_its_packets() {
+fn denied_sources_reach_the_kernel_but_no_service_or_vip() {
     for mode in ForwardingMode::ALL {
         let sources = lists(&["198.51.100.0/24", "2001:db8::/48"], &["198.51.100.9/32"]);
         let mut lab = lab(services(mode, Protocol::Tcp), sources, None);
@@ -55,16 +55,16 @@ fn denied_sources_get_nothing_from_services_and_vips_and_the_kernel_gets_its_pac
             lab.send(Builder::udp("198.51.100.7:5", "203.0.113.5:99")).refused(),
             Refusal::SourceDenied
         );
-        // A longer prefix of the other list, and no prefix.
+        // Sources in a longer prefix of the other list, and in no prefix.
         assert!(passes(&lab.send(syn("198.51.100.9:40000"))) && passes(&lab.send(syn("198.51.101.7:40000"))));
-        // The gateway's own address: the kernel decides, so that a list cannot lock out its operator.
+        // The kernel decides on the gateway's own address, so that a list can't lock out its operator.
         let own = lab.send(Builder::tcp("198.51.100.7:40000", "192.0.2.2:22"));
         assert!(matches!(own.verdict, Verdict::Punt(_)), "{:?}", own.verdict);
     }
 }
 
 #[test]
-fn a_source_that_becomes_denied_loses_its_flows_and_no_other_source_does() {
+fn a_source_that_becomes_denied_loses_its_flows() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(services(mode, Protocol::Tcp), Arc::default(), None);
         let clients = ["198.51.100.7:40000", "198.51.101.7:40000"];
@@ -82,10 +82,10 @@ fn a_source_that_becomes_denied_loses_its_flows_and_no_other_source_does() {
 }
 
 #[test]
-fn a_source_prefix_begins_flows_at_its_rate_and_its_established_ones_go_on() {
+fn a_source_prefix_opens_flows_at_its_rate_and_known_ones_continue() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(services(mode, Protocol::Tcp), lists(&[], &["198.51.102.0/24"]), Some(RATE));
-        // Long after the start, when every bucket is full.
+        // Long after the start, when every token bucket is full.
         lab.wait(Duration::from_secs(60));
         let opened = |lab: &mut Lab, net: &str, ports: std::ops::Range<u16>| {
             ports.filter(|port| passes(&lab.send(syn(&format!("{net}:{port}"))))).count()
@@ -105,7 +105,7 @@ fn a_source_prefix_begins_flows_at_its_rate_and_its_established_ones_go_on() {
         }
         lab.wait(Duration::from_secs(1));
         assert_eq!(opened(&mut lab, "198.51.100.7", 2000..2100), 5, "{mode}");
-        // A new snapshot with the same limit forgets nothing.
+        // A new snapshot with an equal limit keeps the state.
         lab.change(|spec| spec.services.truncate(1));
         assert_eq!(opened(&mut lab, "198.51.100.7", 3000..3100), 0, "{mode}");
     }
@@ -192,7 +192,7 @@ const KEY: &str = "000102030405060708090a0b0c0d0e0f";
 const OTHER_KEY: &str = "ffffffffffffffffffffffffffffffff";
 
 #[test]
-fn gateways_with_one_key_choose_alike_and_a_key_deals_new_flows_anew_and_keeps_known_ones() {
+fn a_key_determines_the_choice_and_a_change_moves_only_new_flows() {
     let backends = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
     for affinity in [None, Some(Duration::from_secs(600))] {
         let web = ServiceSpec { affinity, ..service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &backends) };
@@ -217,7 +217,7 @@ fn gateways_with_one_key_choose_alike_and_a_key_deals_new_flows_anew_and_keeps_k
             let equal = keyed.iter().zip(others).filter(|(a, b)| a == b).count();
             assert!((60..140).contains(&equal), "a quarter by chance: {equal} of 400");
         }
-        // The clients cannot tell which backend they get: all backends have an even share of any set of them.
+        // Clients can't predict their backend: any set of clients is distributed evenly.
         for backend in backends {
             let count = keyed.iter().filter(|chosen| backend.starts_with(&format!("{chosen}:"))).count();
             assert!((60..140).contains(&count), "{backend}: {count} of 400");
@@ -228,7 +228,7 @@ fn gateways_with_one_key_choose_alike_and_a_key_deals_new_flows_anew_and_keeps_k
 }
 
 #[test]
-fn a_service_that_remembers_only_flows_in_flux_chooses_by_the_key_too() {
+fn a_service_that_tracks_on_change_chooses_by_the_key() {
     let backends = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
     let choices = |flow_tracking: FlowTracking| -> Vec<IpAddr> {
         let web = service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &backends);

@@ -1,4 +1,4 @@
-//! The header of the PROXY protocol: its bytes, and the packets that need more than the header. `proxy_stream` has whole
+//! The PROXY protocol header: its bytes, and the packets that need further changes. `proxy_stream` has whole
 //! connections over a bad network.
 
 use tidegate_spec::verdict::{Refusal, TransmitReason};
@@ -77,7 +77,7 @@ impl Open {
         self.lab.receive(&segment.mac(backend_mac(1), GATEWAY_MAC).build())
     }
 
-    /// The backend acknowledges this many bytes of its stream. Returns the number that the client sees.
+    /// The backend acknowledges this many bytes of its stream. Returns the acknowledgement that the client sees.
     fn acknowledges(&mut self, bytes: u32) -> u32 {
         let result = self.answer(|b| b.seq_ack(78, ISN + 1 + bytes));
         ack(result.sent(TransmitReason::Reply)) - ISN - 1
@@ -85,13 +85,13 @@ impl Open {
 }
 
 #[test]
-fn the_ack_of_the_handshake_carries_exactly_the_line_and_so_does_a_repeated_one() {
+fn the_ack_of_the_handshake_and_its_repetition_carry_the_line() {
     let mut open = Open::new(lab());
     for _ in 0..2 {
         let result = open.query(|b| b.trailer(6));
         let sent = result.sent(TransmitReason::Forward);
         assert_eq!((seq(sent), data(sent)), (ISN + 1, LINE.to_vec()));
-        assert_eq!(sent.len(), usize::from(headers(sent).ip_end), "Ethernet padding is gone");
+        assert_eq!(sent.len(), usize::from(headers(sent).ip_end), "Ethernet padding is removed");
     }
     let result = open.query(|b| b.flags(PSH | ACK).payload(b"hello"));
     assert_eq!(data(result.sent(TransmitReason::Forward)), [LINE, b"hello"].concat());
@@ -102,7 +102,7 @@ fn the_ack_of_the_handshake_carries_exactly_the_line_and_so_does_a_repeated_one(
 }
 
 #[test]
-fn a_segment_that_overtakes_the_first_one_gets_its_place_after_the_header() {
+fn a_segment_that_overtakes_the_first_one_follows_the_header() {
     let mut open = Open::new(lab());
     let result = open.query(|b| b.seq_ack(ISN + 101, 78).payload(b"later"));
     let sent = result.sent(TransmitReason::Forward);
@@ -110,11 +110,11 @@ fn a_segment_that_overtakes_the_first_one_gets_its_place_after_the_header() {
 }
 
 #[test]
-fn a_fin_without_data_carries_the_header_and_a_reset_follows_it_without_one() {
+fn a_fin_without_data_carries_the_header_and_a_later_reset_does_not() {
     let mut open = Open::new(lab());
     let result = open.query(|b| b.flags(RST));
     let sent = result.sent(TransmitReason::Forward);
-    assert_eq!((seq(sent), data(sent)), (ISN + 1, vec![]), "the backend has got nothing yet");
+    assert_eq!((seq(sent), data(sent)), (ISN + 1, vec![]), "the backend has received nothing yet");
     let mut open = Open::new(lab());
     let result = open.query(|b| b.flags(FIN | ACK));
     assert_eq!(data(result.sent(TransmitReason::Forward)), LINE);
@@ -127,7 +127,7 @@ fn a_fin_without_data_carries_the_header_and_a_reset_follows_it_without_one() {
 }
 
 #[test]
-fn a_part_of_the_header_that_is_acknowledged_is_nothing_to_the_client() {
+fn acknowledgements_of_a_part_of_the_header_are_hidden_from_the_client() {
     let mut open = Open::new(lab());
     let seen: Vec<u32> = [0, 1, 20, 41].map(|bytes| open.acknowledges(bytes)).into();
     assert_eq!(seen, [0; 4]);
@@ -136,7 +136,7 @@ fn a_part_of_the_header_that_is_acknowledged_is_nothing_to_the_client() {
 }
 
 #[test]
-fn selective_acknowledgements_lose_the_header_and_blocks_of_it_alone() {
+fn blocks_of_the_header_are_removed_from_selective_acknowledgements() {
     let mut open = Open::new(lab());
     let len = LINE.len() as u32;
     let blocks = |edges: &[u32]| {
@@ -151,7 +151,7 @@ fn selective_acknowledgements_lose_the_header_and_blocks_of_it_alone() {
         sent[usize::from(headers(sent).l4) + 20..usize::from(headers(sent).ip_end)].to_vec()
     };
     assert_eq!(seen(&mut open, 0, &[len + 10, len + 20]), blocks(&[10, 20]));
-    // A header that came twice is nothing to the client; the block behind it is.
+    // A duplicate header is hidden from the client, unlike the block after it.
     let mut one = blocks(&[10, 20]);
     one.extend([1; 8]);
     assert_eq!(seen(&mut open, len, &[0, len, len + 10, len + 20]), one);
@@ -177,7 +177,7 @@ fn data_in_a_syn_waits_for_the_handshake() {
 }
 
 #[test]
-fn the_client_is_told_to_leave_room_for_the_header() {
+fn the_announced_segment_size_leaves_space_for_the_header() {
     let mut open = Open::new(lab());
     let mut mss = |announced: u16| {
         let [high, low] = announced.to_be_bytes();
@@ -192,7 +192,7 @@ fn the_client_is_told_to_leave_room_for_the_header() {
 }
 
 #[test]
-fn a_segment_that_does_not_fit_with_its_header_is_answered_with_the_room_that_is_left() {
+fn a_segment_that_does_not_fit_with_its_header_is_answered() {
     let mut open = Open::new(lab());
     let fit = 1500 - 40 - LINE.len();
     assert_eq!(open.query(|b| b.payload_len(fit)).sent(TransmitReason::Forward).len(), 1514);
@@ -227,7 +227,7 @@ fn urgent_data_stays_urgent() {
 }
 
 #[test]
-fn an_icmp_error_to_the_client_quotes_the_clients_own_numbers() {
+fn an_icmp_error_to_the_client_quotes_its_own_sequence_numbers() {
     let mut open = Open::new(lab());
     let local = open.local;
     let mut error = |acknowledged: bool| {
@@ -251,7 +251,7 @@ fn an_icmp_error_to_the_client_quotes_the_clients_own_numbers() {
 }
 
 #[test]
-fn a_connection_keeps_what_it_began_with_when_the_service_changes() {
+fn a_connection_keeps_its_header_when_the_service_changes() {
     let set = |open: &mut Open, version| {
         open.lab.change(|spec| spec.services[0].proxy_protocol = version);
     };
@@ -265,7 +265,7 @@ fn a_connection_keeps_what_it_began_with_when_the_service_changes() {
         assert_eq!(data(open.query(|b| b).sent(TransmitReason::Forward)), LINE);
         assert_eq!(later(&mut open), LINE.len() as u32);
     }
-    // A connection from before the header gets none.
+    // A connection from before the change gets no header.
     let plain = ServiceSpec {
         proxy_protocol: None,
         ..service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &[BACKEND])
@@ -282,14 +282,14 @@ fn with_tlvs(protocol: Protocol, tlvs: ProxyTlvs) -> Lab {
     Lab::new(vec![ServiceSpec { proxy_protocol, proxy_tlvs: tlvs, ..plain }])
 }
 
-/// The value of the identifier of a header of version 2 for IPv4, and the other bytes of the header.
+/// The identifier in a version 2 header for IPv4, and the other bytes of the header.
 fn id_of(header: &[u8]) -> (Vec<u8>, Vec<u8>) {
     assert_eq!(header[28..31], [5, 0, 16]);
     (header[31..47].to_vec(), [&header[..31], &header[47..]].concat())
 }
 
 #[test]
-fn a_repeated_header_has_the_same_bytes_also_after_the_tlvs_were_changed() {
+fn a_repeated_header_is_unchanged_after_a_change_of_the_tlvs() {
     let both = ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C);
     let mut open = Open::new(with_tlvs(Protocol::Tcp, both));
     let header = data(open.query(|b| b).sent(TransmitReason::Forward));
@@ -303,7 +303,7 @@ fn a_repeated_header_has_the_same_bytes_also_after_the_tlvs_were_changed() {
 }
 
 #[test]
-fn the_text_of_a_tlv_may_change_while_a_connection_begins_and_its_length_does_not() {
+fn the_length_of_a_tlv_stays_when_its_text_changes_during_a_handshake() {
     let text = |text: &str| VpceId::new(text).expect("it is short");
     let change = |lab: &mut Lab, id: VpceId| lab.change(move |spec| spec.services[0].vpce_id = id);
     let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::VPCE_ID);
@@ -323,7 +323,7 @@ fn the_text_of_a_tlv_may_change_while_a_connection_begins_and_its_length_does_no
 }
 
 #[test]
-fn the_syn_ack_leaves_room_for_the_tlvs() {
+fn the_syn_ack_leaves_space_for_the_tlvs() {
     let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::UNIQUE_ID);
     let result = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
     let (local, _) = ends(result.sent(TransmitReason::Forward));
@@ -337,7 +337,7 @@ fn the_syn_ack_leaves_room_for_the_tlvs() {
 }
 
 #[test]
-fn identifiers_differ_between_connections_and_gateways_and_nothing_else_does() {
+fn only_the_identifier_differs_between_connections_and_gateways() {
     let header = |isn: u32, seed: u64| {
         let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::UNIQUE_ID).with_seed(seed);
         let result = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(isn, 0));
@@ -360,18 +360,18 @@ fn identifiers_differ_between_connections_and_gateways_and_nothing_else_does() {
 #[test]
 fn a_datagram_has_the_checksum_and_no_identifier() {
     let mut lab = with_tlvs(Protocol::Udp, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
-    let result = lab.send(Builder::udp(CLIENT, VIP).payload(b"ask"));
+    let result = lab.send(Builder::udp(CLIENT, VIP).payload(b"get"));
     let sent = data(result.sent(TransmitReason::Forward));
     assert_eq!((sent.len(), &sent[14..16], &sent[28..31]), (28 + 7 + 3, &[0, 19][..], &[3, 0, 4][..]));
-    assert_eq!(sent[35..], *b"ask");
+    assert_eq!(sent[35..], *b"get");
 }
 
 #[test]
-fn the_next_connection_of_the_same_ports_begins_anew() {
+fn the_next_connection_of_the_ports_has_a_new_stream() {
     let mut open = Open::new(lab());
     open.query(|b| b);
     open.acknowledges(LINE.len() as u32);
-    // The client begins again with a number that would lie in the old stream.
+    // The client's new sequence number is within the old stream.
     let isn = ISN + 500;
     open.query(|b| b.flags(RST));
     open.answer(|b| b.flags(RST | ACK));
@@ -390,7 +390,7 @@ fn a_crowded_table_keeps_the_stream_of_each_flow() {
     let mut lab = lab().with_entries(512);
     let connections: Vec<Connection> = (0..400)
         .map(|n| {
-            let connection = Connection::knock(&mut lab, client(n), VIP).expect("there is room");
+            let connection = Connection::send_syn(&mut lab, client(n), VIP).expect("the table isn't full");
             let answer =
                 Builder::tcp(connection.backend, connection.local).flags(SYN | ACK).seq_ack(9, ISN + n);
             lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build()).sent(TransmitReason::Reply);
@@ -432,7 +432,7 @@ fn each_datagram_has_a_header_of_version_2() {
 }
 
 #[test]
-fn a_path_mtu_is_told_to_the_client_without_the_header_of_its_datagram() {
+fn a_path_mtu_is_reported_to_the_client_minus_the_datagrams_header() {
     for (from, vip, backend, header_len) in
         [(CLIENT, VIP, BACKEND, 28), ("[2001:db8::7]:40000", "[2001:db8:1::5]:53", "[fd00::1]:53", 52)]
     {
@@ -452,7 +452,7 @@ fn a_path_mtu_is_told_to_the_client_without_the_header_of_its_datagram() {
 }
 
 #[test]
-fn a_frame_without_room_for_the_header_is_refused_unchanged() {
+fn a_frame_without_headroom_for_the_header_is_refused_unchanged() {
     let mut open = Open::new(lab());
     let frame = Builder::tcp(CLIENT, VIP).seq_ack(ISN + 1, 78).mac(ROUTER_MAC, GATEWAY_MAC).build();
     assert_eq!(open.lab.receive_tight(&frame).refused(), Refusal::NoHeadroom);

@@ -1,6 +1,6 @@
-//! A TCP connection through the gateway with a header of the PROXY protocol, or with the option TOA, over a network that loses, repeats and
-//! reorders segments on both sides. Both ends are small models of their own, which know nothing of the gateway: the
-//! server must read exactly header and payload, and the client must see only acknowledgements of what it sent.
+//! A TCP connection through the gateway with a PROXY protocol header or a TOA option, over a network that loses,
+//! repeats and reorders segments on both sides. Both ends are small independent models: the server must read exactly
+//! header and payload, and the client must see only acknowledgements of what it sent.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -93,7 +93,7 @@ impl Segment {
     }
 }
 
-/// Random numbers that a seed determines (xorshift).
+/// Random numbers from a seed (xorshift).
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -105,7 +105,7 @@ impl Dice {
     }
 }
 
-/// The server: takes bytes in any order and acknowledges what is complete.
+/// The server: receives bytes in any order and acknowledges what is complete.
 #[derive(Default)]
 struct Server {
     first: Option<u32>,
@@ -120,15 +120,15 @@ const SERVER_ISN: u32 = 0xffff_ff00;
 
 impl Server {
     /// The ranges that are not acknowledged yet.
-    fn islands(&self) -> Vec<(u32, u32)> {
-        let mut islands: Vec<(u32, u32)> = Vec::new();
+    fn unordered_ranges(&self) -> Vec<(u32, u32)> {
+        let mut unordered_ranges: Vec<(u32, u32)> = Vec::new();
         for &at in self.bytes.range(self.complete..).map(|(at, _)| at) {
-            match islands.last_mut() {
+            match unordered_ranges.last_mut() {
                 Some(last) if last.1 == at => last.1 += 1,
-                _ => islands.push((at, at + 1)),
+                _ => unordered_ranges.push((at, at + 1)),
             }
         }
-        islands
+        unordered_ranges
     }
 
     fn syn_ack(&self) -> Builder {
@@ -146,7 +146,7 @@ impl Server {
             self.peer = Some((s.to, s.from));
             return vec![self.syn_ack()];
         }
-        let first = self.first.expect("a SYN came first");
+        let first = self.first.expect("a SYN was received first");
         let offset = s.seq.wrapping_sub(first);
         let before = self.complete;
         let end = offset.wrapping_add(s.data.len() as u32);
@@ -167,12 +167,12 @@ impl Server {
         vec![self.ack((offset < before).then_some((offset, end.min(before))))]
     }
 
-    /// An acknowledgement, which first reports bytes that came twice (RFC 2883).
+    /// An acknowledgement, which first reports duplicate bytes (RFC 2883).
     fn ack(&self, twice: Option<(u32, u32)>) -> Builder {
         let (own, peer) = self.peer.unwrap();
         let (first, complete) = (self.first.unwrap(), self.complete);
         let fin = u32::from(self.fin == Some(complete));
-        let blocks: Vec<_> = twice.into_iter().chain(self.islands()).take(3).collect();
+        let blocks: Vec<_> = twice.into_iter().chain(self.unordered_ranges()).take(3).collect();
         let mut options = vec![1, 1, 8, 10, 0, 0, 0, 9, 0, 0, 0, 5];
         if !blocks.is_empty() {
             options.extend([1, 1, 5, 2 + 8 * blocks.len() as u8]);
@@ -185,7 +185,7 @@ impl Server {
     }
 }
 
-/// The client: sends its payload in pieces and begins again at what is not acknowledged.
+/// The client: sends its payload in segments, and repeats what is not acknowledged.
 struct Client {
     own: SocketAddr,
     vip: SocketAddr,
@@ -215,7 +215,7 @@ impl Client {
         Builder::tcp(self.own, self.vip).seq_ack(seq, SERVER_ISN.wrapping_add(1))
     }
 
-    /// A segment from this offset on. It may claim another address.
+    /// A segment from this offset on. Its options may claim another address.
     fn data(&mut self, from: u32, dice: &mut Dice) -> Builder {
         let rest = &self.payload[from as usize..];
         let len = rest.len().min(1 + dice.below(self.mss.unwrap() - 12));
@@ -285,7 +285,7 @@ struct World {
     from_server: Wire,
     to_client: Wire,
     header: Vec<u8>,
-    /// The contents of the option that the segments have until the handshake has ended.
+    /// The contents of the TOA option that segments have until the handshake has ended.
     option: Option<Vec<u8>>,
 }
 
@@ -300,7 +300,7 @@ impl World {
         let spec =
             ServiceSpec { proxy_protocol: Some(version), ..service(mode, Protocol::Tcp, vip, &[backend]) };
         let payload = (0..dice.below(6000)).map(|n| (n * 7 % 251) as u8).collect();
-        // Some streams begin just before their numbers come round.
+        // Some streams start just before their sequence numbers wrap around.
         let isn =
             if dice.below(2) == 0 { u32::MAX - dice.below(3000) as u32 } else { dice.below(1 << 31) as u32 };
         let client = Client {
@@ -384,7 +384,7 @@ impl World {
         let segment = match self.client.mss {
             None => self.client.syn(),
             Some(_) => {
-                // New data, or again what is not acknowledged yet.
+                // New or unacknowledged data.
                 let len = self.client.payload.len() as u32;
                 let new = self.dice.below(2) == 0 && self.client.sent < len;
                 let from = if new { self.client.sent } else { self.client.acknowledged };
@@ -401,7 +401,7 @@ impl World {
     }
 }
 
-/// The bytes of the header as the specification has them.
+/// The bytes of the header, as specified.
 pub(super) fn header_of(version: ProxyVersion, v6: bool) -> Vec<u8> {
     match (version, v6) {
         (ProxyVersion::V1, false) => b"PROXY TCP4 192.0.2.202 10.0.42.7 12345 7\r\n".to_vec(),
@@ -433,7 +433,7 @@ pub(super) fn option_of(v6: bool) -> Vec<u8> {
 }
 
 #[test]
-fn the_server_reads_header_and_payload_and_the_client_sees_acks_of_its_own_bytes() {
+fn the_server_reads_header_and_payload_and_the_client_its_own_acks() {
     for seed in 1..=60 {
         for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
             for version in [ProxyVersion::V1, ProxyVersion::V2] {

@@ -1,7 +1,7 @@
-//! Gateways with the same desired state send a new flow to the same backend, whatever each gateway has seen before.
+//! Gateways with equal desired state choose the same backend for a new flow, whatever each has seen before.
 //!
 //! A gateway keeps removed backends in its spec for the drain timeout, as `Draining` or `Down`. Another gateway, or the
-//! same one after a restart, does not know them.
+//! same one after a restart, doesn't know them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,12 +40,12 @@ fn web(scheduler: Scheduler, affine: bool, mode: ForwardingMode) -> ServiceSpec 
     ServiceSpec { scheduler, affinity, ..service(mode, Protocol::Tcp, VIP, &[]) }
 }
 
-/// Brings a gateway to a desired state. Backends that are no longer wanted stay in this state.
-fn reach(gateway: &mut Lab, desired: &Desired, left: BackendState) {
+/// Brings a gateway to a desired state. Removed backends stay, with the state `removed`.
+fn reach(gateway: &mut Lab, desired: &Desired, removed: BackendState) {
     gateway.change(|spec| {
         let had = std::mem::take(&mut spec.services[0].backends);
         let gone = had.into_iter().filter(|b| !desired.contains_key(&SocketAddr::new(b.address, b.port)));
-        let gone = gone.map(|b| BackendSpec { state: left, ..b });
+        let gone = gone.map(|b| BackendSpec { state: removed, ..b });
         spec.services[0].backends = gone.chain(backends(desired)).collect();
     });
 }
@@ -66,7 +66,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn gateways_of_different_histories_choose_the_same_backend_for_every_packet(
+    fn gateways_of_different_histories_choose_the_same_backends(
         histories in proptest::collection::vec(
             proptest::collection::vec((any_desired(), any::<bool>()), 0..4), 2,
         ),
@@ -81,9 +81,9 @@ proptest! {
         for history in histories.iter().chain([&Vec::new()]) {
             let mut gateway = Lab::new(vec![service.clone()]);
             for (n, (seen, drains)) in (1..).zip(history) {
-                let left = if *drains { BackendState::Draining } else { BackendState::Down };
-                reach(&mut gateway, seen, left);
-                // Flows of other clients, so that the flow table has a history too.
+                let removed = if *drains { BackendState::Draining } else { BackendState::Down };
+                reach(&mut gateway, seen, removed);
+                // Flows of other clients, so that the flow table has a history.
                 chosen(&mut gateway, 100 + n);
             }
             reach(&mut gateway, &desired, BackendState::Draining);
@@ -95,7 +95,7 @@ proptest! {
 }
 
 #[test]
-fn a_gateway_that_saw_ten_backends_rolled_agrees_with_a_fresh_one() {
+fn after_replacing_ten_backends_a_gateway_agrees_with_a_fresh_one() {
     let ten = |first: u8| -> Desired {
         (first..first + 10).map(|host| (SocketAddr::from(([10, 0, 0, host], 80)), 1)).collect()
     };

@@ -1,4 +1,4 @@
-//! The schedulers that IPVS has too: in turn, by load, by source, by destination.
+//! The schedulers of IPVS: round robin, by load, by source, by destination.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -64,7 +64,7 @@ fn address(host: u8) -> IpAddr {
 }
 
 #[test]
-fn wrr_gives_new_flows_in_turn_by_weight_and_a_flow_stays() {
+fn wrr_assigns_new_flows_round_robin_by_weight_and_a_flow_stays() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(Scheduler::WeightedRoundRobin, mode, &[3, 1, 0, 2]);
         for round in 0..10 {
@@ -80,7 +80,7 @@ fn wrr_gives_new_flows_in_turn_by_weight_and_a_flow_stays() {
 }
 
 #[test]
-fn a_backend_of_weight_0_or_that_drains_takes_no_new_flow_from_any_scheduler() {
+fn no_scheduler_assigns_new_flows_to_weight_0_or_a_draining_backend() {
     for scheduler in [Scheduler::WeightedRoundRobin, LC, SED, NQ, Scheduler::SourceHash] {
         let mut lab = lab(scheduler, ForwardingMode::FullNat, &[1, 1, 0]);
         lab.change(|spec| spec.services[0].backends[1].state = BackendState::Draining);
@@ -112,11 +112,11 @@ fn lc_prefers_the_backend_whose_connections_ended() {
         tcp(&mut lab, client, flags::ACK);
         tcp(&mut lab, client, flags::FIN | flags::ACK);
     }
-    // The 50 connections that ended weigh less than one that is active.
+    // The 50 ended connections weigh less than an active one.
     assert_eq!(open_many(&mut lab, 1_000..1_050), [(address(1), 50)].into());
     let balanced = open_many(&mut lab, 2_000..2_100);
     assert!(balanced.values().all(|count| (48..=52).contains(count)), "{balanced:?}");
-    // A flow that has expired does not count at all.
+    // Expired flows don't count.
     lab.wait(Duration::from_secs(3600));
     (0..10_000).for_each(|_| lab.pipeline.age(lab.now));
     assert_eq!(lab.pipeline.flows().live(), 0);
@@ -125,7 +125,7 @@ fn lc_prefers_the_backend_whose_connections_ended() {
 }
 
 #[test]
-fn nq_takes_an_idle_backend_before_a_faster_one_and_sed_does_not() {
+fn nq_prefers_an_idle_backend_to_a_faster_one_and_sed_does_not() {
     let mut never = lab(NQ, ForwardingMode::Nat, &[10, 1, 1]);
     assert_eq!(open_many(&mut never, 0..3).len(), 3, "three idle backends get one flow each");
     let mut delay = lab(SED, ForwardingMode::Nat, &[10, 1, 1]);
@@ -133,9 +133,9 @@ fn nq_takes_an_idle_backend_before_a_faster_one_and_sed_does_not() {
 }
 
 #[test]
-fn counts_of_lc_are_those_of_the_table_after_any_changes() {
+fn counts_of_lc_equal_those_of_the_table_after_any_changes() {
     let mut lab = lab(Scheduler::Rendezvous, ForwardingMode::FullNat, &[1, 1, 1]).with_entries(256);
-    // Flows begin before anything counts them, in a table that moves and evicts entries.
+    // Flows start before they are counted, in a table that moves and evicts entries.
     open_many(&mut lab, 0..300);
     lab.change(|spec| spec.services[0].scheduler = LC);
     let tallies = [Arc::new(Tallies::with_capacity(64, 64))];
@@ -149,7 +149,7 @@ fn counts_of_lc_are_those_of_the_table_after_any_changes() {
         lab.pipeline.share_loads(&lab.snapshot, &tallies, lab.now);
         lab.pipeline.age(lab.now);
     }
-    // The next walk begins after an interval.
+    // The next walk starts after an interval.
     lab.wait(Duration::from_millis(LOADS_SHARED_MS.into()));
     lab.pipeline.share_loads(&lab.snapshot, &tallies, lab.now);
     let mut flows: BTreeMap<_, u32> = BTreeMap::new();
@@ -193,7 +193,7 @@ impl Gateway {
 }
 
 #[test]
-fn lc_over_two_workers_is_off_by_no_more_than_begins_in_two_intervals() {
+fn lc_over_two_workers_is_off_by_at_most_the_flows_of_two_intervals() {
     let interval = Duration::from_millis(LOADS_SHARED_MS.into());
     let mut gateway = Gateway::new(web(LC, ForwardingMode::DsrL2, &[1; 8]), 2);
     gateway.share();
@@ -202,23 +202,23 @@ fn lc_over_two_workers_is_off_by_no_more_than_begins_in_two_intervals() {
     for n in 0..1_000_u32 {
         let at = usize::from(n % 5 == 0);
         *counts.entry(open(&mut gateway.workers[at], n)).or_default() += 1;
-        // 20 flows begin in each interval.
+        // 20 flows start in each interval.
         if n % 20 == 19 {
             gateway.wait(interval);
             gateway.share();
         }
-        // What each worker knows of the other is up to two intervals old: that is at most 40 flows.
+        // Each worker's view of the other is up to two intervals old: that is at most 40 flows.
         let (least, most) = (counts.values().min(), counts.values().max());
         if n > 100 {
             assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 40), "{counts:?}");
         }
     }
-    // And they do not add up.
+    // Errors don't add up.
     assert!(counts.values().all(|count| count.abs_diff(125) <= 20), "{counts:?}");
 }
 
 #[test]
-fn lc_compares_a_bounded_number_of_thousands_of_backends_and_stays_close_to_even() {
+fn lc_with_thousands_of_backends_compares_few_and_stays_nearly_even() {
     let mut gateway = Gateway::new(web(LC, ForwardingMode::DsrIpip, &vec![1; 2_000]), 1);
     const { assert!(2_000 > LOADS_COMPARED) };
     let lab = &mut gateway.workers[0];
@@ -258,11 +258,7 @@ fn sh_depends_on_the_client_alone_and_dh_on_the_vip_alone() {
         chosen
     };
     let source = backends_of(Scheduler::SourceHash, 0);
-    assert_eq!(
-        source,
-        backends_of(Scheduler::SourceHash, 50),
-        "it does not depend on what the gateway has seen"
-    );
+    assert_eq!(source, backends_of(Scheduler::SourceHash, 50), "it doesn't depend on the gateway's history");
     let of_client = |client| source.iter().filter(move |(key, _)| key.1 == client).map(|(_, at)| *at);
     assert!((1..20).all(|client| of_client(client).all(|at| Some(at) == of_client(client).next())));
     assert!((1..20).any(|client| of_client(client).next() != of_client(1).next()));
@@ -277,7 +273,7 @@ fn sh_depends_on_the_client_alone_and_dh_on_the_vip_alone() {
 }
 
 #[test]
-fn a_dsr_flow_that_the_full_table_cannot_keep_is_refused_if_only_the_table_knows_its_backend() {
+fn a_full_table_refuses_dsr_flows_whose_backend_needs_an_entry() {
     let mut refused = 0;
     let mut lab = lab(Scheduler::WeightedRoundRobin, ForwardingMode::DsrL2, &[1, 1]).with_entries(16);
     for client in 0..200 {
@@ -304,7 +300,7 @@ fn lab_of_16(scheduler: Scheduler) -> Lab {
 }
 
 #[test]
-fn an_unknown_distribution_of_packets_leads_each_dsr_flow_to_one_worker() {
+fn with_an_unknown_distribution_each_dsr_flow_has_one_worker() {
     let wrr = web(Scheduler::WeightedRoundRobin, ForwardingMode::DsrL2, &[1; 4]);
     let spec = SnapshotSpec { services: vec![wrr.into()], ..spec() };
     let mut workers: Vec<Lab> =

@@ -1,4 +1,4 @@
-//! The segment size in SYNs: limited where a service asks for it, and nowhere else.
+//! The segment size in SYNs: limited for services with `mssClamp` only.
 
 use tidegate_spec::verdict::TransmitReason;
 use tidegate_spec::{ForwardingMode, MssClamp, Protocol, ServiceSpec, SharedService};
@@ -36,7 +36,7 @@ fn ip_headers(frame: &[u8]) -> Headers {
     }
 }
 
-/// The size in a frame, in a tunnel or not, whose TCP checksum is right.
+/// The size in a frame, in a tunnel or not. Asserts that the TCP checksum is right.
 fn size(frame: &[u8]) -> u16 {
     let outer = ip_headers(frame);
     let mut bare = vec![0; 12];
@@ -60,7 +60,7 @@ fn sent_size(lab: &mut Lab, [client, vip, _]: [&str; 3], bits: u8, size_before: 
 }
 
 #[test]
-fn a_syn_names_no_larger_segment_than_the_path_takes_and_none_grows() {
+fn the_segment_size_in_a_syn_is_limited_to_the_path_and_never_grows() {
     use ForwardingMode::{DsrIpip, DsrL2, FullNat, Nat};
     for (mode, ends, clamp, mtu, limited) in [
         (Nat, V4, Path, 1500, 1460),
@@ -78,8 +78,8 @@ fn a_syn_names_no_larger_segment_than_the_path_takes_and_none_grows() {
     ] {
         let mut lab = lab(mode, clamp, ends, mtu);
         assert_eq!(sent_size(&mut lab, ends, flags::SYN, 8960), limited, "{mode} {clamp:?}");
-        assert_eq!(sent_size(&mut lab, ends, flags::SYN, 8960), limited, "and when it is sent again");
-        assert_eq!(sent_size(&mut lab, ends, flags::SYN, 500), 500, "{mode}: what is smaller stays");
+        assert_eq!(sent_size(&mut lab, ends, flags::SYN, 8960), limited, "and when it is repeated");
+        assert_eq!(sent_size(&mut lab, ends, flags::SYN, 500), 500, "{mode}: a smaller size stays");
         assert_eq!(sent_size(&mut lab, ends, flags::ACK, 8960), 8960, "{mode}: it is not a SYN");
     }
 }
@@ -93,7 +93,7 @@ fn a_tunnel_to_the_other_family_counts_its_own_header() {
 }
 
 #[test]
-fn a_learnt_path_mtu_of_a_tunnel_limits_the_segment_size() {
+fn a_path_mtu_of_a_tunnel_limits_the_segment_size() {
     let mut lab = lab(ForwardingMode::DsrIpip, Path, V4, 1500);
     let backend = tidegate_wire::Addr::from(super::lab::ip("10.0.0.1"));
     assert!(lab.neighbors.path_mtus().learn(backend, 1400, lab.now));
@@ -120,7 +120,7 @@ fn the_syn_ack_of_a_backend_is_limited_like_the_syn_of_its_client() {
 }
 
 #[test]
-fn a_syn_with_a_vlan_tag_or_with_ip_options_is_limited_at_the_right_place() {
+fn a_syn_with_a_vlan_tag_or_ip_options_is_limited_at_the_right_offset() {
     let mut lab = lab(ForwardingMode::Nat, Path, V4, 1500);
     let syn = segment(V4[0], V4[1], flags::SYN, 8960).ip_options(&[1, 1, 1, 1]);
     let result = lab.receive(&syn.mac(ROUTER_MAC, GATEWAY_MAC).build());

@@ -1,4 +1,4 @@
-//! Limits of Services: who is refused, what is never refused, and that they hold for all workers together.
+//! Limits of Services: what is refused, what is never refused, and that they apply to all workers together.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn opened(lab: &mut Lab, clients: std::ops::Range<u32>) -> usize {
 }
 
 #[test]
-fn no_more_flows_than_max_connections_and_established_ones_go_on() {
+fn max_connections_limits_new_flows_and_established_ones_continue() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, Protocol::Tcp, connections(10));
         assert_eq!(opened(&mut lab, 0..6), 6);
@@ -68,13 +68,13 @@ fn no_more_flows_than_max_connections_and_established_ones_go_on() {
             assert_eq!(lab.send(tcp(100 + n, flags::SYN)).refused(), Refusal::ServiceConnections, "{mode}");
             assert_eq!(lab.send(v6(100 + n)).refused(), Refusal::ServiceConnections, "{mode}");
         }
-        assert!((0..6).all(|n| passes(&lab.send(tcp(n, flags::ACK)))), "{mode}: those that there are go on");
-        assert!(passes(&lab.send(tcp(0, flags::SYN))), "{mode}: a SYN that is sent again is not a new flow");
+        assert!((0..6).all(|n| passes(&lab.send(tcp(n, flags::ACK)))), "{mode}: existing ones continue");
+        assert!(passes(&lab.send(tcp(0, flags::SYN))), "{mode}: a repeated SYN is not a new flow");
         let limited = &lab.snapshot.limited_services()[0];
         assert_eq!(limited.refuses_new(lab.now), Some(LimitDrop::Connections));
         lab.pipeline.report_limits(&lab.snapshot);
         assert_eq!((lab.snapshot.limited_services()[0].connections(), limited_drops(&lab)), (10, [40, 0, 0]));
-        // Flows that ended make room.
+        // Ended flows release capacity.
         lab.wait(Duration::from_secs(1000));
         assert_eq!(opened(&mut lab, 200..220), 0, "they have not been removed yet");
         lab.pipeline.flows_mut().age(lab.now, usize::MAX);
@@ -90,7 +90,7 @@ fn limited_drops(lab: &Lab) -> [u64; 3] {
 }
 
 #[test]
-fn entries_of_session_affinity_are_no_connections() {
+fn entries_of_session_affinity_do_not_count_as_connections() {
     for mode in ForwardingMode::ALL {
         let limited = services(mode, Protocol::Tcp, connections(10)).into_iter();
         let affinity = Some(Duration::from_secs(600));
@@ -100,7 +100,7 @@ fn entries_of_session_affinity_are_no_connections() {
 }
 
 #[test]
-fn a_rate_admits_one_second_at_once_and_then_what_it_says() {
+fn a_rate_allows_a_burst_of_one_second() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, Protocol::Tcp, rate(50));
         assert_eq!(opened(&mut lab, 0..200), 50, "{mode}");
@@ -112,7 +112,7 @@ fn a_rate_admits_one_second_at_once_and_then_what_it_says() {
 }
 
 #[test]
-fn segments_of_connections_that_another_gateway_admitted_are_never_refused_by_limits_of_new_ones() {
+fn limits_of_new_flows_never_refuse_connections_of_another_gateway() {
     for mode in [ForwardingMode::DsrL2, ForwardingMode::DsrIpip] {
         let limits = ServiceLimits { connection_rate: NonZeroU32::new(1), ..connections(1) };
         let mut lab = lab(mode, Protocol::Tcp, limits);
@@ -122,7 +122,7 @@ fn segments_of_connections_that_another_gateway_admitted_are_never_refused_by_li
 }
 
 #[test]
-fn a_known_flow_that_changes_its_backend_is_not_a_new_one() {
+fn a_known_flow_that_changes_its_backend_is_not_new() {
     for mode in [ForwardingMode::DsrL2, ForwardingMode::FullNat] {
         let limits = ServiceLimits { connection_rate: NonZeroU32::new(1), ..connections(1) };
         let backends = ["10.0.0.1:80", "10.0.0.2:80"];
@@ -150,22 +150,22 @@ fn a_service_without_a_backend_answers_as_without_limits() {
 }
 
 #[test]
-fn bandwidth_is_limited_in_each_direction_that_passes_the_gateway() {
+fn bandwidth_is_limited_in_each_direction_through_the_gateway() {
     for mode in ForwardingMode::ALL {
-        // 8 Mbit/s, a megabyte a second: the smallest burst is larger than 100 ms of it.
+        // 8 Mbit/s is a megabyte a second: the smallest burst is larger than 100 ms of it.
         let mut lab = lab(mode, Protocol::Udp, bandwidth(8_000_000));
         let question = || Builder::udp(&*client(1), VIP).payload_len(1172);
         let sent = (0..1000).filter(|_| passes(&lab.send(question()))).count();
         assert_eq!(sent, BANDWIDTH_BURST_MIN as usize / 1200, "{mode}");
         assert_eq!(lab.send(question()).refused(), Refusal::ServiceBandwidth);
         if !mode.is_dsr() {
-            // The answers have a bucket of their own.
+            // The answers have their own token bucket.
             let answer = answer(&mut lab);
             let answered = (0..1000).filter(|_| is_reply(&lab.receive(&answer))).count();
             assert_eq!(answered, BANDWIDTH_BURST_MIN as usize / 1200, "{mode}");
             assert_eq!(lab.receive(&answer).refused(), Refusal::ServiceBandwidth);
         }
-        // One second brings a megabyte, but the bucket holds no more than the burst.
+        // A second adds a megabyte, but the token bucket is limited to the burst.
         let mut sent = 0;
         for _ in 0..100 {
             lab.wait(Duration::from_millis(10));
@@ -216,7 +216,7 @@ impl TwoWorkers {
         &mut self.lab
     }
 
-    /// Sends a frame to a worker, and to the other one if that holds its flow.
+    /// Sends a frame to a worker, and to the other one if that owns its flow.
     fn send(&mut self, first: usize, builder: &Builder) -> FrameResult {
         let frame = builder.clone().mac(ROUTER_MAC, GATEWAY_MAC).build();
         let result = self.on(first).receive(&frame);
@@ -228,7 +228,7 @@ impl TwoWorkers {
 }
 
 #[test]
-fn two_workers_together_keep_to_the_limits_however_flows_are_spread() {
+fn two_workers_together_obey_the_limits_however_flows_are_distributed() {
     for mode in ForwardingMode::ALL {
         // All flows at one worker, one in ten at the other, and half at each.
         for every in [u32::MAX, 10, 2] {
@@ -245,7 +245,7 @@ fn two_workers_together_keep_to_the_limits_however_flows_are_spread() {
             let mut gateway = TwoWorkers::new(mode, Protocol::Udp, bandwidth(1_000_000_000));
             let datagram = |n: u32| Builder::udp(&*client(n % 100), VIP).payload_len(1172);
             let bytes = 1200 * (0..20_000).filter(|&n| passes(&gateway.send(at(n), &datagram(n)))).count();
-            // Each worker may hold a millisecond's worth, and the last packet may not fit.
+            // Each worker may keep tokens for a millisecond, and the last packet may not fit.
             let (most, least) = (12_500_000, 12_500_000 - 2 * (125_000 + 1200));
             assert!((least..=most).contains(&bytes), "{mode} {every}: {bytes}");
         }
@@ -253,7 +253,7 @@ fn two_workers_together_keep_to_the_limits_however_flows_are_spread() {
 }
 
 #[test]
-fn flows_that_end_at_one_worker_make_room_at_the_other_after_its_report() {
+fn flows_that_end_at_one_worker_release_capacity_at_the_other() {
     let mut gateway = TwoWorkers::new(ForwardingMode::DsrL2, Protocol::Tcp, connections(10));
     assert_eq!(opened(gateway.on(0), 0..20), 10);
     assert_eq!(opened(gateway.on(1), 50..60), 0);
@@ -266,7 +266,7 @@ fn flows_that_end_at_one_worker_make_room_at_the_other_after_its_report() {
 }
 
 #[test]
-fn other_limits_keep_the_count_and_no_limits_forget_it() {
+fn changed_limits_keep_the_count_and_removed_limits_reset_it() {
     let mut lab = lab(ForwardingMode::DsrL2, Protocol::Tcp, connections(5));
     let set = |lab: &mut Lab, limits: ServiceLimits| {
         lab.change(|spec| spec.services.iter_mut().for_each(|service| service.limits = limits));

@@ -1,5 +1,5 @@
-//! Next hops and addresses that the dataplane shares with others: routes that change, service ports on the gateway's
-//! own addresses, VIPs that are not on a link.
+//! Next hops and addresses that the dataplane shares with the kernel and routers: changing routes, service ports on the
+//! gateway's own addresses, VIPs that are not on a link.
 
 use std::net::Ipv4Addr;
 
@@ -25,7 +25,7 @@ fn own(mode: ForwardingMode) -> Lab {
 }
 
 #[test]
-fn a_service_port_on_an_own_address_is_served_and_every_other_port_is_the_kernels() {
+fn service_ports_on_own_addresses_are_served_and_others_punted() {
     for mode in ForwardingMode::ALL {
         let mut lab = own(mode);
         assert_eq!(lab.snapshot.address(&ip("10.0.0.254").into()), Some(AddressKind::Own(0)));
@@ -45,7 +45,7 @@ fn a_service_port_on_an_own_address_is_served_and_every_other_port_is_the_kernel
 }
 
 #[test]
-fn replies_of_a_service_port_on_an_own_address_come_from_it() {
+fn replies_of_a_service_port_have_its_own_address_as_source() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = own(mode);
         let result = lab.send(Builder::tcp(CLIENT, OWN).flags(flags::SYN));
@@ -65,16 +65,16 @@ fn replies_of_a_service_port_on_an_own_address_come_from_it() {
 }
 
 #[test]
-fn the_kernel_keeps_pings_of_an_own_address_that_has_service_ports_and_requests_for_it_are_answered_here() {
+fn pings_of_an_own_address_are_punted_and_arp_for_it_is_answered() {
     let mut lab = own(ForwardingMode::FullNat);
     let v6 = service(ForwardingMode::FullNat, Protocol::Tcp, "[fd00::fe]:30080", &["[fd00::1]:8080"]);
     lab.change(|spec| spec.services.push(v6.into()));
-    let asked =
+    let request =
         arp::request(ROUTER_MAC, Ipv4Addr::new(10, 0, 0, 250), Ipv4Addr::new(10, 0, 0, 254), None, None);
-    lab.receive(&asked).sent(TransmitReason::ArpReply);
-    let asked =
+    lab.receive(&request).sent(TransmitReason::ArpReply);
+    let request =
         ndp::solicitation(ROUTER_MAC, "fd00::fa".parse().unwrap(), "fd00::fe".parse().unwrap(), None, None);
-    lab.receive(&asked).sent(TransmitReason::NeighborAdvertisement);
+    lab.receive(&request).sent(TransmitReason::NeighborAdvertisement);
     let ping = Builder::icmp(ip("198.51.100.7"), ip("10.0.0.254"), 8, 0, [0, 1, 0, 1]);
     assert_eq!(lab.send(ping).verdict, PUNTED);
     let ping = Builder::icmp(ip("2001:db8::7"), ip("fd00::fe"), 128, 0, [0, 1, 0, 1]);
@@ -82,14 +82,14 @@ fn the_kernel_keeps_pings_of_an_own_address_that_has_service_ports_and_requests_
 }
 
 #[test]
-fn an_icmp_error_to_an_own_address_goes_where_the_flow_goes_that_it_quotes() {
+fn an_icmp_error_to_an_own_address_follows_the_flow_that_it_quotes() {
     let mut lab = own(ForwardingMode::FullNat);
     lab.send(Builder::udp(CLIENT, OWN)).sent(TransmitReason::Forward);
     let too_big = |quoted: Builder| {
         Builder::icmp(ip("192.0.2.1"), ip("10.0.0.254"), 3, 4, [0, 0, 5, 0]).payload(&quoted.packet())
     };
     lab.send(too_big(Builder::udp(OWN, CLIENT))).sent(TransmitReason::IcmpError);
-    // About the kernel's own connections.
+    // The kernel gets errors about its own connections.
     assert_eq!(lab.send(too_big(Builder::tcp("10.0.0.254:22", CLIENT))).verdict, PUNTED);
     assert_eq!(lab.send(too_big(Builder::udp(OWN, "198.51.100.8:1"))).verdict, PUNTED);
 }
@@ -108,14 +108,14 @@ fn fragments_to_an_own_address_follow_their_first_one() {
 }
 
 #[test]
-fn a_vip_inside_a_routed_network_is_served_as_it_is() {
+fn a_vip_inside_a_routed_network_is_served() {
     for mode in ForwardingMode::ALL {
         let port = if mode.is_dsr() { 80 } else { 8080 };
         let backend = format!("10.0.0.1:{port}");
         let mut lab = Lab::new(vec![service(mode, Protocol::Tcp, "10.96.0.10:80", &[&backend])]);
         lab.change(|spec| {
             spec.services[0].layer2 = tidegate_spec::ownership::Layer2::Answered;
-            // The service CIDR may have a route here as well. Our own addresses are not routed.
+            // The service CIDR may have a route on the gateway, too. Our own addresses are not routed.
             spec.network
                 .routes
                 .push(RouteSpec { to: "10.96.0.0/12".parse().unwrap(), via: ip("10.0.0.250") });
@@ -128,7 +128,7 @@ fn a_vip_inside_a_routed_network_is_served_as_it_is() {
 }
 
 #[test]
-fn routes_that_change_lead_the_next_packet_of_known_flows_another_way() {
+fn a_changed_route_applies_to_the_next_packet_of_known_flows() {
     let pods: Vec<String> = (0..300).map(|n| format!("10.{}.{}.9:80", 100 + n / 100, n % 100)).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     let route = |n: usize, node: usize| RouteSpec {

@@ -1,4 +1,4 @@
-//! SCTP associations that gateways tell each other: one gateway sees the handshake, and another one continues.
+//! SCTP associations that gateways share: one gateway sees the handshake, and another one continues.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use tidegate_conntrack::flow_record::FlowNews;
 use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::sctp::chunk;
 
-use super::flow_replication::{Gateway, joins, sent};
+use super::flow_replication::{Gateway, adds, sent};
 use super::lab::{FrameResult, ROUTER_MAC, backend_mac, service, spec};
 use crate::pipeline::{ImportOutcome, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -34,7 +34,7 @@ fn receive(gateway: &mut Gateway, packet: Builder, is_reply: bool) -> FrameResul
 }
 
 /// Sends a chunk of the client.
-fn say(
+fn send_chunk(
     gateway: &mut Gateway,
     from: SocketAddr,
     to: SocketAddr,
@@ -57,7 +57,7 @@ fn associate(gateway: &mut Gateway, [client, vip, backend]: [&str; 3]) -> Socket
     assert_eq!(to, backend);
     let fields = [&TAGS.server.to_be_bytes()[..], &[0; 12]].concat();
     answer(gateway, backend, local, chunk::INIT_ACK, &fields);
-    say(gateway, client, vip, TAGS.server, chunk::COOKIE_ECHO, &[0; 40]);
+    send_chunk(gateway, client, vip, TAGS.server, chunk::COOKIE_ECHO, &[0; 40]);
     assert_eq!(sent(&answer(gateway, backend, local, chunk::COOKIE_ACK, &[])), (vip, client));
     local
 }
@@ -78,7 +78,7 @@ fn association_continues_at_another_gateway_which_recognises_its_end() {
             for _ in 0..3 {
                 let reply = answer(&mut second, backend, local, chunk::DATA, &[0; 16]);
                 assert_eq!(sent(&reply), (vip, client), "{mode}, {workers} workers");
-                let request = say(&mut second, client, vip, TAGS.server, chunk::DATA, &[0; 16]);
+                let request = send_chunk(&mut second, client, vip, TAGS.server, chunk::DATA, &[0; 16]);
                 assert_eq!(sent(&request), (local, backend), "{mode}, {workers} workers");
             }
             if workers > 1 {
@@ -86,7 +86,7 @@ fn association_continues_at_another_gateway_which_recognises_its_end() {
             }
             // Only the right tag ends it.
             for (tag, live) in [(TAGS.server + 1, 1), (TAGS.server, 0)] {
-                say(&mut second, client, vip, tag, chunk::ABORT, &[]);
+                send_chunk(&mut second, client, vip, tag, chunk::ABORT, &[]);
                 second.wait(11);
                 assert_eq!(second.live(), live, "{mode}, an ABORT with tag {tag:x}");
             }
@@ -96,25 +96,25 @@ fn association_continues_at_another_gateway_which_recognises_its_end() {
 
 #[test]
 fn further_path_of_an_association_joins_at_another_gateway() {
-    for is_told in [false, true] {
+    for is_shared in [false, true] {
         let spec = spec_of(ForwardingMode::Nat, ENDS[0][1], &[ENDS[0][2]]);
         let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
         associate(&mut first, ENDS[0]);
-        if is_told {
+        if is_shared {
             second.adopt(&first.updates());
         }
         let [_, vip, backend] = ENDS[0].map(addr);
         let other = addr("198.51.101.7:40000");
-        let result = say(&mut second, other, vip, TAGS.server, chunk::DATA, &[0; 16]);
-        assert_eq!(second.live(), if is_told { 2 } else { 0 });
-        if is_told {
+        let result = send_chunk(&mut second, other, vip, TAGS.server, chunk::DATA, &[0; 16]);
+        assert_eq!(second.live(), if is_shared { 2 } else { 0 });
+        if is_shared {
             assert_eq!(sent(&result), (other, backend));
         }
     }
 }
 
 #[test]
-fn tags_that_packets_have_shown_here_are_not_replaced_by_those_of_a_record() {
+fn tags_from_packets_are_not_replaced_by_those_of_a_record() {
     let spec = spec_of(ForwardingMode::Nat, ENDS[0][1], &[ENDS[0][2]]);
     let mut gateway = Gateway::new(&spec, 1, SharedFlows::Nat);
     associate(&mut gateway, ENDS[0]);
@@ -123,14 +123,14 @@ fn tags_that_packets_have_shown_here_are_not_replaced_by_those_of_a_record() {
     assert_eq!(gateway.adopt(&[FlowNews::Is(record)]), [ImportOutcome::Known]);
     let [client, vip, _] = ENDS[0].map(addr);
     for (tag, live) in [(2, 1), (TAGS.server, 0)] {
-        say(&mut gateway, client, vip, tag, chunk::ABORT, &[]);
+        send_chunk(&mut gateway, client, vip, tag, chunk::ABORT, &[]);
         gateway.wait(11);
         assert_eq!(gateway.live(), live, "an ABORT with tag {tag:x}");
     }
 }
 
 #[test]
-fn dsr_associations_that_are_in_flux_are_told() {
+fn dsr_associations_in_flux_are_exported() {
     let all = ["10.0.0.1:3868", "10.0.0.2:3868", "10.0.0.3:3868"];
     let spec = spec_of(ForwardingMode::DsrL2, ENDS[0][1], &all);
     let mut first = Gateway::new(&spec, 1, SharedFlows::InFlux);
@@ -140,11 +140,11 @@ fn dsr_associations_that_are_in_flux_are_told() {
     let mut backends = Vec::new();
     for port in 40_000..40_200 {
         receive(&mut first, Builder::sctp_init(client(port), vip, TAGS.client), false);
-        let result = say(&mut first, client(port), vip, TAGS.server, chunk::COOKIE_ECHO, &[0; 40]);
+        let result = send_chunk(&mut first, client(port), vip, TAGS.server, chunk::COOKIE_ECHO, &[0; 40]);
         backends.push(first.labs[0].backend_of(&result));
     }
     assert_eq!(first.updates(), [], "the other gateway finds these backends by itself");
-    let change = joins("10.0.0.4:3868");
+    let change = adds("10.0.0.4:3868");
     first.labs[0].change(change);
     second.labs[0].change(change);
     let updates = first.updates();
@@ -152,7 +152,7 @@ fn dsr_associations_that_are_in_flux_are_told() {
     let outcome = second.adopt(&updates);
     assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{outcome:?}");
     for (port, expected) in (40_000..).zip(&backends) {
-        let result = say(&mut second, client(port), vip, TAGS.server, chunk::DATA, &[0; 16]);
+        let result = send_chunk(&mut second, client(port), vip, TAGS.server, chunk::DATA, &[0; 16]);
         assert_eq!(second.labs[0].backend_of(&result), *expected, "port {port}");
     }
 }

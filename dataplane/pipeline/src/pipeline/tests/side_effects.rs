@@ -1,5 +1,5 @@
-//! The traces of a packet: no bytes behind it in the frame, no flow if the packet is dropped on its way, and notes that
-//! name its service and backend.
+//! Side effects of a packet: no bytes behind it in the sent frame, no flow for a dropped packet, and notes that name
+//! its service and backend.
 
 use tidegate_spec::verdict::TransmitReason;
 use tidegate_spec::{ForwardingMode, Protocol, ServiceSpec};
@@ -54,7 +54,7 @@ fn bytes_beyond_the_packet_are_cut_in_every_mode_and_direction() {
 }
 
 #[test]
-fn a_frame_with_a_trailer_is_never_sent_longer_than_the_link_takes() {
+fn a_frame_with_a_trailer_never_exceeds_the_link() {
     for mode in [ForwardingMode::DsrL2, ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = Lab::new(vec![one(mode, Protocol::Udp, ENDS[0])]);
         let full = Builder::udp(ENDS[0][0], ENDS[0][1]).payload_len(1472).trailer(4);
@@ -64,7 +64,7 @@ fn a_frame_with_a_trailer_is_never_sent_longer_than_the_link_takes() {
 
 #[test]
 fn the_padding_of_a_short_frame_stays() {
-    // The next sender would have to add the padding again, because Ethernet has no shorter frames.
+    // The next sender would have to add it again, because Ethernet has no shorter frames.
     for mode in [ForwardingMode::DsrL2, ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = Lab::new(vec![one(mode, Protocol::Udp, ENDS[0])]);
         let short = Builder::udp(ENDS[0][0], ENDS[0][1]).trailer(18);
@@ -82,7 +82,7 @@ fn an_echo_reply_has_no_trailer() {
 }
 
 #[test]
-fn a_packet_whose_hop_limit_ends_here_begins_no_flow() {
+fn a_packet_whose_hop_limit_ends_creates_no_flow() {
     for mode in ForwardingMode::ALL {
         for ends in ENDS {
             let [client, vip, _] = ends;
@@ -106,7 +106,7 @@ fn a_packet_whose_hop_limit_ends_here_begins_no_flow() {
 }
 
 #[test]
-fn icmp_errors_name_the_service_and_the_backend_of_the_flow_that_they_quote() {
+fn notes_on_icmp_errors_name_the_service_and_backend_of_the_flow() {
     for mode in ForwardingMode::ALL {
         for ends in ENDS {
             let [client, vip, backend] = ends;
@@ -136,7 +136,7 @@ fn icmp_errors_name_the_service_and_the_backend_of_the_flow_that_they_quote() {
 }
 
 #[test]
-fn later_fragments_name_the_service_and_the_backend_of_their_first() {
+fn notes_on_later_fragments_name_the_service_and_backend() {
     for mode in ForwardingMode::ALL {
         for ends in ENDS {
             let [client, vip, backend] = ends;

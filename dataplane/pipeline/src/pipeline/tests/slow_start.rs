@@ -1,4 +1,4 @@
-//! Backends that warm up take a growing part of the flows that they would own, and no other flow moves.
+//! Backends that warm up get a growing share of the flows that they would own, and no other flow moves.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ const VIP: &str = "203.0.113.5:80";
 const FLOWS: u16 = 3_000;
 const COLD: &str = "10.0.0.4";
 
-/// A gateway with four backends, of which the last is at this step, if it warms up.
+/// A gateway with four backends, with these backends at these steps of warming up.
 fn lab(scheduler: Scheduler, cold: &[(&str, u8)]) -> Lab {
     let backends = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
     let web = service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &backends);
@@ -38,7 +38,7 @@ fn open(lab: &mut Lab, ports: std::ops::Range<u16>) -> BTreeMap<u16, IpAddr> {
     ports.map(one).collect()
 }
 
-/// The same with a gateway that has just started.
+/// The backends that a gateway chooses just after its start.
 fn choices(scheduler: Scheduler, cold: &[(&str, u8)]) -> BTreeMap<u16, IpAddr> {
     open(&mut lab(scheduler, cold), 0..FLOWS)
 }
@@ -48,7 +48,7 @@ fn count(choices: &BTreeMap<u16, IpAddr>, backend: &str) -> usize {
 }
 
 #[test]
-fn a_warming_backend_takes_its_part_of_its_own_flows_and_every_step_adds_to_the_one_before() {
+fn a_warming_backend_gets_a_growing_share_of_its_own_flows() {
     for scheduler in [Scheduler::Rendezvous, Scheduler::Maglev { slots: 65_537 }] {
         let warm = choices(scheduler, &[]);
         let without = {
@@ -77,7 +77,7 @@ fn a_warming_backend_takes_its_part_of_its_own_flows_and_every_step_adds_to_the_
 }
 
 #[test]
-fn a_flow_stays_with_its_backend_when_the_next_step_would_send_it_to_another() {
+fn a_flow_stays_when_the_next_step_selects_another_backend() {
     let mut lab = lab(Scheduler::Rendezvous, &[(COLD, 1)]);
     let first = open(&mut lab, 0..FLOWS);
     warm_to(&mut lab, &[]);
@@ -102,7 +102,7 @@ fn backends_that_all_warm_up_share_the_flows_as_if_all_were_warm() {
 }
 
 #[test]
-fn in_turn_and_by_load_a_warming_backend_has_its_part_of_a_weight() {
+fn wrr_and_lc_scale_the_weight_of_a_warming_backend() {
     for (scheduler, slack) in [
         (Scheduler::WeightedRoundRobin, 0),
         (Scheduler::Loads(LoadRule::LeastConnections), 2),

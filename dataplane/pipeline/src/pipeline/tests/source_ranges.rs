@@ -34,12 +34,12 @@ fn tcp(lab: &mut Lab, from: &str, flags: u8) -> FrameResult {
 }
 
 #[test]
-fn clients_outside_the_source_ranges_are_refused_and_leave_nothing_behind() {
+fn clients_outside_the_source_ranges_are_refused_without_a_flow() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, &["198.51.100.0/24", "10.0.0.0/8"]);
         let result = tcp(&mut lab, OUTSIDE, flags::SYN);
         assert_eq!(result.refused(), Refusal::SourceRange, "{mode}");
-        assert!(result.note.service.is_some(), "it is told whose ranges");
+        assert!(result.note.service.is_some(), "the note names the service");
         assert_eq!(tcp(&mut lab, OUTSIDE, flags::ACK).refused(), Refusal::SourceRange, "{mode}");
         assert_eq!(lab.pipeline.flows().live(), 0);
         assert_eq!(lab.counters.drops(Refusal::SourceRange.into()), 2);
@@ -62,7 +62,7 @@ fn ranges_of_one_family_do_not_admit_the_other() {
 }
 
 #[test]
-fn a_service_without_source_ranges_beside_one_with_them_is_open_to_everyone() {
+fn a_service_without_source_ranges_admits_everyone_beside_one_with_them() {
     let open = service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:443", &["10.0.0.1:443"]);
     let mut lab = Lab::new(vec![closed(ForwardingMode::DsrL2, VIP, &[]), open]);
     let to_open = Builder::tcp(OUTSIDE, "203.0.113.5:443").flags(flags::SYN);
@@ -71,7 +71,7 @@ fn a_service_without_source_ranges_beside_one_with_them_is_open_to_everyone() {
 }
 
 #[test]
-fn a_client_that_is_left_out_later_loses_its_flows_and_the_others_keep_theirs() {
+fn a_client_excluded_later_loses_its_flows_and_others_keep_theirs() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, &["198.51.100.0/24"]);
         let neighbour = "198.51.100.200:40000";
@@ -86,13 +86,17 @@ fn a_client_that_is_left_out_later_loses_its_flows_and_the_others_keep_theirs() 
         assert_eq!(lab.pipeline.flows().live(), 1, "{mode}");
         if !mode.is_dsr() {
             let answer = Builder::tcp("10.0.0.1:80", INSIDE).flags(flags::ACK);
-            assert_eq!(lab.send(answer).verdict, Verdict::Punt(PuntReason::NotOurs), "{mode}: no way back");
+            assert_eq!(
+                lab.send(answer).verdict,
+                Verdict::Punt(PuntReason::NotOurs),
+                "{mode}: there is no flow for it"
+            );
         }
     }
 }
 
 #[test]
-fn ranges_that_come_to_an_open_service_end_the_flows_of_those_outside() {
+fn new_ranges_end_the_flows_of_clients_outside() {
     let mut lab = lab(ForwardingMode::DsrL2, &["0.0.0.0/0"]);
     tcp(&mut lab, OUTSIDE, flags::SYN).sent(TransmitReason::Forward);
     lab.change(|spec| spec.services[0].source_ranges = None);
@@ -104,7 +108,7 @@ fn ranges_that_come_to_an_open_service_end_the_flows_of_those_outside() {
 }
 
 #[test]
-fn flows_are_gone_through_some_buckets_at_a_time_and_only_when_ranges_change() {
+fn flows_are_rechecked_incrementally_and_only_when_ranges_change() {
     let mut lab = lab(ForwardingMode::FullNat, &["198.51.100.0/24"]).with_entries(100_000);
     for port in 1..=500 {
         tcp(&mut lab, &format!("198.51.100.7:{port}"), flags::SYN).sent(TransmitReason::Forward);
@@ -120,12 +124,12 @@ fn flows_are_gone_through_some_buckets_at_a_time_and_only_when_ranges_change() {
     }
     assert_eq!((live[0], lab.pipeline.flows().live()), (500, 0));
     let most = live.windows(2).map(|pair| pair[0] - pair[1]).max().unwrap();
-    assert!(most < 100, "{most} flows in one turn");
+    assert!(most < 100, "{most} flows in one iteration");
     assert!(!lab.pipeline.recheck(&lab.snapshot, lab.now), "it is done");
 }
 
 #[test]
-fn an_icmp_error_is_judged_by_the_flow_that_it_quotes_not_by_its_own_source() {
+fn the_flow_that_an_icmp_error_quotes_determines_its_admission() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode, &["198.51.100.0/24"]);
         tcp(&mut lab, INSIDE, flags::SYN).sent(TransmitReason::Forward);
@@ -136,14 +140,14 @@ fn an_icmp_error_is_judged_by_the_flow_that_it_quotes_not_by_its_own_source() {
         lab.send(router_outside(&answer)).sent(TransmitReason::IcmpError);
         let stranger = Builder::tcp(VIP, OUTSIDE).flags(flags::ACK).packet();
         let refused = lab.send(router_outside(&stranger)).refused();
-        // If the mode needs flow state, there is none. Otherwise there cannot be one.
+        // Without an admitted client there is no flow.
         let expected = if mode.is_dsr() { Refusal::SourceRange } else { Refusal::IcmpErrorUnknown };
         assert_eq!(refused, expected, "{mode}");
     }
 }
 
 #[test]
-fn who_may_not_come_in_is_not_told_that_there_is_no_backend() {
+fn a_client_outside_the_ranges_gets_no_answer_about_missing_backends() {
     let empty = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &[]);
     let mut lab = Lab::new(vec![ServiceSpec { source_ranges: ranges(&["198.51.100.0/24"]), ..empty }]);
     tcp(&mut lab, INSIDE, flags::SYN).sent(TransmitReason::NoEndpoints);

@@ -1,4 +1,4 @@
-//! Packets with forged sources begin no flow, get no answer, and cause no forwarding of ICMP errors.
+//! Packets with forged sources create no flow, get no answer, and cause no forwarding of ICMP errors.
 
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol, ServiceSpec};
@@ -52,7 +52,7 @@ fn gateway(mode: ForwardingMode) -> Lab {
 }
 
 #[test]
-fn a_forged_source_begins_no_flow_in_any_mode() {
+fn a_forged_source_creates_no_flow_in_any_mode() {
     for mode in ForwardingMode::ALL {
         let mut lab = gateway(mode);
         for (vip, sources) in FORGED {
@@ -68,7 +68,7 @@ fn a_forged_source_begins_no_flow_in_any_mode() {
 }
 
 #[test]
-fn a_flow_that_began_before_its_client_became_a_vip_does_not_go_round() {
+fn a_flow_whose_client_becomes_a_vip_does_not_loop() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
         let question = || Builder::udp("203.0.113.9:53", "203.0.113.5:53");
@@ -88,7 +88,7 @@ fn a_flow_that_began_before_its_client_became_a_vip_does_not_go_round() {
     }
 }
 
-/// The frame that the router makes of a packet to one of our VIPs.
+/// The frame in which the router returns a packet to one of our VIPs.
 fn to_us(sent: &FrameResult) -> Vec<u8> {
     let mut frame = sent.frame.clone();
     frame[..6].copy_from_slice(&GATEWAY_MAC.0);
@@ -114,7 +114,7 @@ fn pings_of_vips_with_a_forged_source_are_not_answered() {
 }
 
 #[test]
-fn a_packet_from_a_vip_to_an_own_address_may_answer_a_check_and_goes_to_the_kernel_as_such() {
+fn a_packet_from_a_vip_to_an_own_address_is_punted_as_a_check_answer() {
     for (vip, own) in [("203.0.113.5", "10.0.0.254"), ("2001:db8:1::5", "fd00::fe")] {
         let mut lab = gateway(ForwardingMode::DsrL2);
         let (from, to) = (socket(vip, 80), socket(own, 40_000));
@@ -126,7 +126,7 @@ fn a_packet_from_a_vip_to_an_own_address_may_answer_a_check_and_goes_to_the_kern
 }
 
 #[test]
-fn a_default_router_is_no_client_but_may_ping_and_speak_to_the_kernel() {
+fn a_default_router_is_no_client_but_may_ping_and_reach_the_kernel() {
     for (vip, router, own) in
         [("203.0.113.5", "10.0.0.250", "10.0.0.254"), ("2001:db8:1::5", "fd00::fa", "fd00::fe")]
     {
@@ -146,7 +146,7 @@ fn a_default_router_is_no_client_but_may_ping_and_speak_to_the_kernel() {
 }
 
 #[test]
-fn the_next_hop_of_a_narrower_route_is_a_client_like_any_other() {
+fn the_next_hop_of_a_narrower_route_is_an_ordinary_client() {
     let mut lab = gateway(ForwardingMode::FullNat);
     lab.change(|spec| {
         let to = "10.244.1.0/24".parse().unwrap();
@@ -201,7 +201,7 @@ fn fragments_with_a_forged_source_are_all_refused() {
 }
 
 #[test]
-fn the_kernel_gets_no_packet_that_claims_to_be_its_own_but_hosts_without_an_address_reach_it() {
+fn packets_from_our_own_address_are_dropped_and_from_none_punted() {
     let mut lab = gateway(ForwardingMode::FullNat);
     for (from, to) in [
         ("10.0.0.254:40000", "10.0.0.254:22"),
@@ -220,7 +220,7 @@ fn the_kernel_gets_no_packet_that_claims_to_be_its_own_but_hosts_without_an_addr
 }
 
 #[test]
-fn source_routes_are_refused_and_routing_headers_that_are_done_are_not() {
+fn unfinished_source_routes_are_refused() {
     for mode in ForwardingMode::ALL {
         let mut lab = gateway(mode);
         let v4 = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
@@ -232,9 +232,13 @@ fn source_routes_are_refused_and_routing_headers_that_are_done_are_not() {
             assert_eq!(result.verdict, Verdict::Drop(Malformed::SourceRoute.into()), "{mode}: {kind}");
         }
         for kind in [0, 2, 3, 4] {
-            let left = |left| v6().extension(proto::ROUTING, &[kind, left, 0, 0, 0, 0]);
-            assert_eq!(lab.send(left(1)).verdict, Verdict::Drop(Malformed::SourceRoute.into()), "{mode}");
-            lab.send(left(0)).sent(TransmitReason::Forward);
+            let remaining = |remaining| v6().extension(proto::ROUTING, &[kind, remaining, 0, 0, 0, 0]);
+            assert_eq!(
+                lab.send(remaining(1)).verdict,
+                Verdict::Drop(Malformed::SourceRoute.into()),
+                "{mode}"
+            );
+            lab.send(remaining(0)).sent(TransmitReason::Forward);
         }
         // Record route, timestamp, router alert.
         lab.send(v4().ip_options(&[7, 7, 4, 0, 0, 0, 0, 68, 8, 5, 0, 0, 0, 0, 0, 148, 4, 0, 0, 0]))
@@ -243,7 +247,7 @@ fn source_routes_are_refused_and_routing_headers_that_are_done_are_not() {
 }
 
 #[test]
-fn an_authentication_header_passes_where_nothing_it_covers_changes_and_is_refused_elsewhere() {
+fn an_authentication_header_passes_only_modes_without_translation() {
     for mode in ForwardingMode::ALL {
         let mut lab = gateway(mode);
         let plain = || Builder::udp("[2001:db8::7]:40000", "[2001:db8:1::5]:53");
@@ -262,7 +266,7 @@ fn an_authentication_header_passes_where_nothing_it_covers_changes_and_is_refuse
         if mode.is_dsr() {
             continue;
         }
-        // The same for a known flow, in both directions, and in ICMP errors about it.
+        // A known flow, in both directions, and ICMP errors about it.
         let h = headers(lab.send(plain()).sent(TransmitReason::Forward));
         let answer = || Builder::udp("[fd00::1]:53", std::net::SocketAddr::new(h.src.ip(), h.src_port));
         assert_eq!(lab.send(plain().extension(proto::AH, &[0; 14])).refused(), Refusal::Authenticated);

@@ -1,4 +1,4 @@
-//! The option TOA: the packets that need more than the option. `proxy_stream` and `cookie_stream` have whole connections
+//! The TOA option: the packets that need further changes. `proxy_stream` and `cookie_stream` have whole connections
 //! over a bad network.
 
 use tidegate_spec::verdict::{Refusal, TransmitReason};
@@ -70,7 +70,7 @@ fn segments_have_the_option_until_the_backend_has_acknowledged_data() {
 }
 
 #[test]
-fn a_client_cannot_name_another_address_nor_leave_no_room_for_its_own() {
+fn a_client_cannot_claim_another_address_nor_prevent_the_option() {
     let forged = [&[254, 8, 0, 80, 10, 9, 9, 9][..], &TIMESTAMPS].concat();
     let crowded = [&[30, 28][..], &[7; 26], &TIMESTAMPS].concat();
     for options in [forged, crowded] {
@@ -95,7 +95,7 @@ fn nat_keeps_the_address_and_adds_no_option() {
 }
 
 #[test]
-fn a_segment_that_does_not_fit_with_the_option_is_answered_with_the_room_that_is_left() {
+fn a_segment_that_does_not_fit_with_the_option_is_answered() {
     let mut open = Open::new(ForwardingMode::FullNat);
     let result = open.query(|b| b.payload_len(1453));
     let answer = result.sent(TransmitReason::PacketTooBig);
@@ -104,7 +104,7 @@ fn a_segment_that_does_not_fit_with_the_option_is_answered_with_the_room_that_is
 }
 
 #[test]
-fn a_frame_without_room_for_the_option_is_refused_unchanged() {
+fn a_frame_without_headroom_for_the_option_is_refused_unchanged() {
     let mut open = Open::new(ForwardingMode::FullNat);
     let frame = Builder::tcp(CLIENT, VIP).seq_ack(ISN + 1, 78).mac(ROUTER_MAC, GATEWAY_MAC).build();
     assert_eq!(open.lab.receive_tight(&frame).refused(), Refusal::NoHeadroom);

@@ -1,4 +1,4 @@
-//! Traffic that backends themselves originate: forwarded for their networks alone, or refused.
+//! Traffic that backends themselves originate: forwarded for their networks only, or refused.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn hop(v6: bool) -> &'static [&'static str] {
 }
 
 #[test]
-fn a_backends_own_traffic_is_forwarded_by_the_routes_and_only_its_hop_changes() {
+fn a_backends_own_traffic_is_routed_and_only_its_hop_limit_changes() {
     for (from, to) in OUTSIDE {
         let v6 = from.starts_with('[');
         let mut lab = lab(|_| {});
@@ -67,7 +67,7 @@ fn a_backends_own_traffic_is_forwarded_by_the_routes_and_only_its_hop_changes() 
 }
 
 #[test]
-fn by_default_it_is_refused_with_an_answer_and_without_prefixes_it_goes_to_the_kernel() {
+fn by_default_it_is_refused_and_without_prefixes_punted() {
     for ((from, to), prohibited) in OUTSIDE.into_iter().zip([(3, 13), (1, 1)]) {
         let mut closed = lab(|network| network.gateway.forward = false);
         let result = from_backend(&mut closed, Builder::udp(from, to));
@@ -89,7 +89,7 @@ fn the_answers_to_refused_traffic_are_limited_and_the_rest_is_counted() {
 }
 
 #[test]
-fn nobody_outside_the_prefixes_is_forwarded_nor_anyone_on_the_wrong_interface() {
+fn only_sources_in_the_prefixes_on_their_own_interface_are_forwarded() {
     let mut lab = lab(|network| {
         network.interfaces.push(InterfaceSpec {
             name: "outside".into(),
@@ -122,7 +122,7 @@ fn nobody_outside_the_prefixes_is_forwarded_nor_anyone_on_the_wrong_interface() 
 }
 
 #[test]
-fn hop_limit_size_route_and_neighbour_are_treated_as_a_router_must() {
+fn hop_limit_size_route_and_neighbour_are_checked_as_by_a_router() {
     for ((from, to), [late, too_big, no_route]) in
         OUTSIDE.into_iter().zip([[(11, 0), (3, 4), (3, 0)], [(3, 0), (2, 0), (1, 0)]])
     {
@@ -147,7 +147,7 @@ fn hop_limit_size_route_and_neighbour_are_treated_as_a_router_must() {
 }
 
 #[test]
-fn a_packet_whose_next_hop_sent_it_is_not_sent_in_a_circle() {
+fn a_packet_is_not_returned_to_the_station_that_sent_it() {
     let mut lab = lab(|network| {
         network.gateway.prefixes.push("172.16.0.0/16".parse().unwrap());
         network.routes.push(RouteSpec { to: "172.16.0.0/16".parse().unwrap(), via: ip("10.0.0.250") });
@@ -157,7 +157,7 @@ fn a_packet_whose_next_hop_sent_it_is_not_sent_in_a_circle() {
 }
 
 #[test]
-fn flows_of_services_go_on_and_lost_answers_are_reset_not_forwarded() {
+fn flows_of_services_continue_and_lost_ones_are_reset() {
     for ((vip, backend), client) in VIPS.into_iter().zip(["198.51.100.7:40000", "[2001:db8::7]:40000"]) {
         let mut lab = lab(|_| {});
         let answer = |bits| Builder::tcp(backend, client).flags(bits);
@@ -182,7 +182,7 @@ fn fragments_follow_their_first_one_and_no_other() {
     let whole = Builder::udp(from, to).dont_fragment(false).payload_len(1200);
     let whole = whole.mac(backend_mac(1), GATEWAY_MAC).build();
     let parts = builder::fragments(&whole, 9, 512);
-    assert_eq!(lab.receive(&parts[1]).refused(), Refusal::FragmentUnknown, "it came before the first");
+    assert_eq!(lab.receive(&parts[1]).refused(), Refusal::FragmentUnknown, "it arrived before the first");
     for part in &parts {
         let result = lab.receive(part);
         assert_only_changed(part, result.sent(TransmitReason::Routed), hop(false));

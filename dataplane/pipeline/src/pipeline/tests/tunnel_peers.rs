@@ -28,7 +28,7 @@ fn gateway(services: Vec<ServiceSpec>) -> Lab {
     Lab::with_spec(spec_with(services, |network| network.tunnel_peers = PEERS.map(ip).into()))
 }
 
-/// The peer: the same gateway with addresses of its own, and with our gateway as the backend behind a tunnel.
+/// The peer: a gateway with its own addresses, and with our gateway as the backend behind a tunnel.
 fn peer(mode: ForwardingMode, tunnel: TunnelOptions, vip: &str, to: IpAddr) -> Lab {
     let backend = std::net::SocketAddr::new(to, 80).to_string();
     let service = ServiceSpec { tunnel, ..service(mode, Protocol::Tcp, vip, &[&backend]) };
@@ -59,7 +59,7 @@ fn syn(client: &str, vip: &str) -> Builder {
 }
 
 #[test]
-fn what_a_peer_hands_over_in_any_tunnel_is_served_as_if_it_had_arrived_without() {
+fn packets_of_a_peer_in_any_tunnel_are_served_as_if_without_tunnel() {
     let usual = TunnelOptions::default();
     let variant_0 = TunnelOptions { gue_variant: GueVariant::Header, ..usual };
     let keyed = TunnelOptions { gre_key: Some(7), ..usual };
@@ -98,7 +98,7 @@ fn what_a_peer_hands_over_in_any_tunnel_is_served_as_if_it_had_arrived_without()
 }
 
 #[test]
-fn tunnels_of_others_and_to_others_go_to_the_kernel_as_before() {
+fn tunnels_from_and_to_others_are_punted() {
     let web = || vec![service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &["10.0.0.1:80"])];
     let frame = from_peer(ipip(&syn(CLIENT, VIP)));
     let punted = Verdict::Punt(PuntReason::Local);
@@ -125,7 +125,7 @@ fn a_tunnel_packet_that_cannot_be_opened_is_refused() {
     };
     let plain = |kind: u8, payload: &[u8]| Builder::ip(ip(PEERS[0]), ip(GATEWAYS[0]), kind).payload(payload);
     lab.receive(&from_peer(gre(&[0, 0, 8, 0]))).sent(TransmitReason::Forward);
-    // As many options as Geneve can have.
+    // The maximum length of Geneve options.
     let optional = [&[0x3f, 0, 8, 0, 0, 0, 0, 0][..], &[0; 252]].concat();
     lab.receive(&from_peer(udp(0, 6081, &optional))).sent(TransmitReason::Forward);
     for refused in [
@@ -159,7 +159,7 @@ fn a_tunnel_packet_that_cannot_be_opened_is_refused() {
     }
     let fragment = ipip(&syn(CLIENT, VIP)).fragment(1, 0, true);
     assert_eq!(lab.receive(&from_peer(fragment)).refused(), Refusal::TunnelFragment);
-    // The faults of the inner packet have their own reasons.
+    // Errors of the inner packet have their own reasons.
     let truncated = plain(proto::IPIP, &inner[..30]);
     assert_eq!(
         lab.receive(&from_peer(truncated)).verdict,
@@ -168,7 +168,7 @@ fn a_tunnel_packet_that_cannot_be_opened_is_refused() {
 }
 
 #[test]
-fn congestion_on_the_way_from_the_peer_reaches_the_backend_or_ends_the_packet() {
+fn congestion_in_the_tunnel_reaches_the_backend_or_drops_the_packet() {
     for (mode, inner, outer, expected) in [
         (ForwardingMode::DsrL2, 0xb9, 0x03, Some(0xbb)),
         (ForwardingMode::Nat, 0xba, 0xff, Some(0xbb)),
@@ -189,7 +189,7 @@ fn congestion_on_the_way_from_the_peer_reaches_the_backend_or_ends_the_packet() 
 }
 
 #[test]
-fn nothing_but_packets_of_services_leaves_a_tunnel() {
+fn only_packets_to_services_are_accepted_from_a_tunnel() {
     let mut lab = gateway(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &["10.0.0.1:80"])]);
     lab.change(|spec| spec.network.gateway.forward = true);
     lab.change(|spec| spec.network.gateway.prefixes = vec!["10.0.0.0/24".parse().unwrap()]);
@@ -211,19 +211,19 @@ fn nothing_but_packets_of_services_leaves_a_tunnel() {
 }
 
 #[test]
-fn an_answer_to_a_client_goes_by_the_route_and_not_to_the_peer() {
+fn an_answer_to_a_client_is_routed_and_not_sent_to_the_peer() {
     let mut lab = gateway(vec![service(ForwardingMode::Nat, Protocol::Tcp, VIP, &["10.0.0.1:80"])]);
     let unknown = Builder::tcp(CLIENT, VIP).flags(ACK).seq_ack(7, 8);
     let result = lab.receive(&from_peer(ipip(&unknown)));
     let sent = result.sent(TransmitReason::NoFlow);
     assert_eq!((&sent[..6], &sent[6..12]), (&ROUTER_MAC.0[..], &GATEWAY_MAC.0[..]));
-    // The same answer without a tunnel goes back to the station that it came from.
+    // Without a tunnel, the answer returns to the station that sent the packet.
     let plain = lab.receive(&unknown.mac(CLIENT_MAC, GATEWAY_MAC).build());
     assert_eq!(plain.sent(TransmitReason::NoFlow)[..6], CLIENT_MAC.0);
 }
 
 #[test]
-fn a_packet_for_another_worker_stays_in_its_tunnel_until_it_is_there() {
+fn a_packet_for_another_worker_is_handed_over_in_its_tunnel() {
     let web = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
     let worker = |worker| {
         let spec = spec_with(vec![web.clone().into()], |network| network.tunnel_peers = PEERS.map(ip).into());
@@ -240,14 +240,14 @@ fn a_packet_for_another_worker_stays_in_its_tunnel_until_it_is_there() {
 }
 
 #[test]
-fn ethernet_padding_behind_a_tunnel_is_no_part_of_the_packet() {
+fn ethernet_padding_behind_a_tunnel_is_not_part_of_the_packet() {
     let mut lab =
         gateway(vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
-    let question = Builder::udp(CLIENT, "203.0.113.5:53").payload(b"?");
-    let result = lab.receive(&from_peer(ipip(&question).trailer(9)));
+    let query = Builder::udp(CLIENT, "203.0.113.5:53").payload(b"?");
+    let result = lab.receive(&from_peer(ipip(&query).trailer(9)));
     assert_eq!(result.sent(TransmitReason::Forward).len(), 14 + 20 + 8 + 1);
-    // An inner length that counts the padding.
-    let longer = ipip(&question.ip_len(20 + 8 + 1 + 9)).trailer(9);
+    // An inner length that includes the padding.
+    let longer = ipip(&query.ip_len(20 + 8 + 1 + 9)).trailer(9);
     assert_eq!(
         lab.receive(&from_peer(longer)).verdict,
         Verdict::Drop(tidegate_wire::Malformed::Ipv4TotalLength.into())

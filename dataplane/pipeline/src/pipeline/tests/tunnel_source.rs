@@ -1,4 +1,4 @@
-//! A prefix as the source of tunnels: flows are spread over its addresses, and these are the gateway's own addresses.
+//! A prefix as the source of tunnels: flows are distributed over its addresses, which are the gateway's own addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -136,7 +136,7 @@ fn the_addresses_of_the_prefix_are_ours_on_the_link() {
 }
 
 #[test]
-fn an_error_to_any_address_of_the_prefix_teaches_the_path_mtu() {
+fn an_error_to_any_address_of_the_prefix_sets_the_path_mtu() {
     for (vip, quoted_len) in [(VIP, 28), ("203.0.113.6:80", 1232)] {
         let mut lab = lab(MANY[0], MANY[1]);
         let big = || Builder::udp("198.51.100.7:40077", vip).payload_len(1400);
@@ -164,7 +164,7 @@ fn a_backend_inside_the_prefix_is_left_out() {
 }
 
 #[test]
-fn a_segment_to_a_tunnel_address_is_no_services() {
+fn a_segment_to_a_tunnel_address_matches_no_service() {
     let mut lab = lab(MANY[0], MANY[1]);
     let result = lab.send(Builder::tcp("198.51.100.7:40000", "10.0.0.70:22").flags(flags::SYN));
     assert!(!matches!(result.verdict, tidegate_spec::verdict::Verdict::Punt(_)), "{:?}", result.verdict);

@@ -21,7 +21,7 @@ const VIP6: &str = "[2001:db8:1::5]:80";
 const PAIRS: [(&str, &str); 2] = [(CLIENT, VIP), (CLIENT6, VIP6)];
 const BACKENDS: [&str; 2] = ["10.0.0.2:80", "[fd00::2]:80"];
 
-/// Each tunnel with the name that the receiver gives it, and the bytes between outer header and packet.
+/// Each tunnel, its name at the receiver, and the number of bytes between outer header and packet.
 fn tunnels() -> [(ForwardingMode, TunnelOptions, &'static str, usize); 8] {
     let usual = TunnelOptions::default();
     let variant_0 = TunnelOptions { gue_variant: GueVariant::Header, ..usual };
@@ -66,7 +66,7 @@ fn inner_frame(sent: &[u8], packet: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_tunnel_carries_both_families_in_both_and_changes_only_the_hop_limit() {
+fn every_tunnel_carries_both_families_and_changes_only_the_hop_limit() {
     for (mode, options, name, overhead) in tunnels() {
         for ((client, vip), backend) in PAIRS.iter().flat_map(|pair| BACKENDS.map(|backend| (*pair, backend)))
         {
@@ -96,7 +96,7 @@ fn every_tunnel_carries_both_families_in_both_and_changes_only_the_hop_limit() {
 }
 
 #[test]
-fn the_bytes_between_the_outer_header_and_the_packet_are_those_of_the_rfcs() {
+fn the_encapsulation_headers_are_those_of_the_rfcs() {
     for (mode, options, name, len) in tunnels() {
         for ((client, vip), inner) in PAIRS.into_iter().zip([4_u8, 41]) {
             let mut lab = Lab::new(vec![served(mode, options, vip, BACKENDS[0])]);
@@ -132,7 +132,7 @@ fn the_bytes_between_the_outer_header_and_the_packet_are_those_of_the_rfcs() {
 }
 
 #[test]
-fn a_flow_has_one_udp_source_port_and_flows_have_many_from_the_ephemeral_range() {
+fn each_flow_has_one_udp_source_port_from_the_ephemeral_range() {
     for backend in BACKENDS {
         let mut lab = Lab::new(vec![served(ForwardingMode::DsrGue, TunnelOptions::default(), VIP, backend)]);
         let mut ports = BTreeSet::new();
@@ -157,7 +157,7 @@ fn a_flow_has_one_udp_source_port_and_flows_have_many_from_the_ephemeral_range()
 }
 
 #[test]
-fn over_ipv6_every_tunnel_has_the_flows_label() {
+fn over_ipv6_every_tunnel_has_a_flow_label_per_flow() {
     for (mode, options, name, _) in tunnels() {
         let mut lab = Lab::new(vec![served(mode, options, VIP, BACKENDS[1])]);
         let labels: BTreeSet<u32> = (0..50)
@@ -172,7 +172,7 @@ fn over_ipv6_every_tunnel_has_the_flows_label() {
 }
 
 #[test]
-fn a_wrong_checksum_of_the_packet_makes_the_outer_udp_checksum_wrong_and_nothing_else() {
+fn a_wrong_inner_checksum_only_makes_the_outer_udp_checksum_wrong() {
     let mut lab = Lab::new(vec![served(ForwardingMode::DsrGue, TunnelOptions::default(), VIP, BACKENDS[1])]);
     let result = lab.receive(&to_gateway(Builder::tcp(CLIENT, VIP).payload(b"broken").l4_checksum(1)));
     let sent = result.sent(TransmitReason::Forward);
@@ -180,7 +180,7 @@ fn a_wrong_checksum_of_the_packet_makes_the_outer_udp_checksum_wrong_and_nothing
 }
 
 #[test]
-fn ipv4_without_df_goes_through_every_tunnel_in_fragments_that_fit() {
+fn ipv4_without_df_passes_every_tunnel_in_fragments_that_fit() {
     for (mode, options, name, _) in tunnels() {
         for backend in BACKENDS {
             let spec = ServiceSpec {
@@ -209,7 +209,7 @@ fn ipv4_without_df_goes_through_every_tunnel_in_fragments_that_fit() {
 }
 
 #[test]
-fn a_frame_without_room_in_front_is_dropped_and_counted_in_every_tunnel() {
+fn a_frame_without_headroom_is_dropped_and_counted_in_every_tunnel() {
     for (mode, options, name, _) in tunnels() {
         let mut lab = Lab::new(vec![served(mode, options, VIP, BACKENDS[1])]);
         let result = lab.receive_tight(&to_gateway(Builder::tcp(CLIENT, VIP)));

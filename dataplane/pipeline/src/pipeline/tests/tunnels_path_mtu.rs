@@ -1,5 +1,5 @@
-//! Path MTU discovery in `dsr-gue`, `dsr-gre` and `dsr-geneve`: errors about the outer packet become messages to clients, as in
-//! `path_mtu` for IP-in-IP, and errors about the host's own packets do not.
+//! Path MTU discovery in `dsr-gue`, `dsr-gre` and `dsr-geneve`: errors about the outer packet become answers to
+//! clients, as in `path_mtu` for IP-in-IP, and errors about the host's own packets do not.
 
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, Protocol, ServiceSpec, TunnelOptions};
@@ -30,7 +30,7 @@ fn lab(mode: ForwardingMode, tunnel: TunnelOptions, vip: &str, backend: &str) ->
 }
 
 #[test]
-fn an_error_about_the_outer_packet_of_any_tunnel_reaches_the_client_at_its_next_big_packet() {
+fn an_error_about_any_outer_packet_limits_the_clients_next_packets() {
     for (mode, options, between) in tunnels() {
         for (client, vip) in [(CLIENT, VIP), (CLIENT6, VIP6)] {
             // RFC 792 guarantees 8 bytes behind the header, RFC 1812 much more, RFC 4443 up to 1,280 bytes in all.
@@ -54,7 +54,7 @@ fn an_error_about_the_outer_packet_of_any_tunnel_reaches_the_client_at_its_next_
 }
 
 #[test]
-fn the_link_mtu_minus_all_outer_headers_is_what_clients_are_told() {
+fn clients_get_the_link_mtu_minus_all_outer_headers() {
     for (mode, options, between) in tunnels() {
         for (backend, outer) in [("10.0.0.1:80", 20), ("[fd00::1]:80", 40)] {
             let mut lab = lab(mode, options, VIP, backend);
@@ -113,7 +113,7 @@ fn an_error_that_quotes_another_tunnel_than_the_services_changes_nothing() {
         let sent = sender.send(segment(CLIENT, VIP, 1430)).sent(TransmitReason::Forward).to_vec();
         let mut lab = lab(mode, options, VIP, "10.0.0.1:80");
         let result = lab.send(error(&sent, 1400, 128));
-        // A UDP packet of no service of ours may be the host's.
+        // A UDP packet of none of our services may be the host's.
         match other {
             ForwardingMode::DsrGue | ForwardingMode::DsrGeneve => {
                 assert!(matches!(result.verdict, Verdict::Punt(_)), "{mode} {other}: {:?}", result.verdict);
@@ -125,7 +125,7 @@ fn an_error_that_quotes_another_tunnel_than_the_services_changes_nothing() {
 }
 
 #[test]
-fn an_ipv6_packet_of_1280_bytes_crosses_a_path_that_is_too_small_in_fragments_of_its_outer_packet() {
+fn an_ipv6_packet_of_1280_bytes_passes_a_small_path_in_outer_fragments() {
     for (mode, options, between) in tunnels() {
         for (backend, outer) in [("10.0.0.1:80", 20), ("[fd00::1]:80", 40)] {
             let mut lab = lab(mode, options, VIP6, backend);
@@ -143,7 +143,7 @@ fn an_ipv6_packet_of_1280_bytes_crosses_a_path_that_is_too_small_in_fragments_of
     }
 }
 
-/// Puts an outer packet together from its fragments, which are in order.
+/// Reassembles an outer packet from its fragments, which are in order.
 fn reassembled(fragments: &[Vec<u8>], outer: usize) -> Vec<u8> {
     let data = fragments.iter().flat_map(|fragment| {
         let h = headers(fragment);

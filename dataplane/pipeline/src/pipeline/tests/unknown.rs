@@ -61,7 +61,7 @@ fn after_a_restart_both_ends_of_a_translated_connection_get_a_reset() {
             if mode == ForwardingMode::FullNat {
                 assert_eq!(reset(&answer, TransmitReason::NoFlow), (flags::RST, 704, 0), "to the backend");
             } else {
-                // To an address that is not ours: nothing is sent in its name.
+                // The address isn't ours, so we don't answer for it.
                 assert_eq!(answer.verdict, Verdict::Punt(PuntReason::NotOurs));
             }
         }
@@ -73,7 +73,7 @@ fn ip_of(socket: &str) -> std::net::IpAddr {
 }
 
 #[test]
-fn unknown_connections_get_no_answer_where_that_is_switched_off() {
+fn unknown_connections_get_no_answer_if_the_policy_forbids_it() {
     for mode in TRANSLATED {
         let mut lab = Lab::new(vec![web(mode, "203.0.113.5:80", &["10.0.0.1:8080"])]);
         lab.change(|spec| spec.network.policy.reset_unknown_flows = false);
@@ -85,14 +85,14 @@ fn unknown_connections_get_no_answer_where_that_is_switched_off() {
 }
 
 #[test]
-fn resets_of_unknown_connections_are_limited_and_answer_no_reset_and_no_forged_source() {
+fn resets_of_unknown_connections_are_limited_and_never_answer_resets() {
     let mut lab = Lab::new(vec![web(ForwardingMode::FullNat, "203.0.113.5:80", &["10.0.0.1:8080"])]);
     let from = |from: &str, flags| Builder::tcp(from, "203.0.113.5:80").flags(flags);
     assert_eq!(lab.send(from("198.51.100.7:40000", flags::RST)).refused(), Refusal::NoFlow);
     assert_eq!(lab.send(from("203.0.113.5:80", flags::ACK)).refused(), Refusal::BadSource);
     let ack = || from("198.51.100.7:40000", flags::ACK);
-    let told = (0..1000).filter(|_| matches!(lab.send(ack()).verdict, Verdict::Transmit { .. })).count();
-    assert_eq!(told, ANSWERS_SMALL.prefix.burst as usize);
+    let answered = (0..1000).filter(|_| matches!(lab.send(ack()).verdict, Verdict::Transmit { .. })).count();
+    assert_eq!(answered, ANSWERS_SMALL.prefix.burst as usize);
     assert_eq!(lab.send(ack()).refused(), Refusal::NoFlow);
 }
 
@@ -115,7 +115,7 @@ fn a_segment_to_a_service_without_backends_is_reset_in_every_mode() {
 }
 
 #[test]
-fn known_connections_stay_with_a_backend_that_is_down_when_it_is_the_last_one() {
+fn known_connections_stay_with_the_last_backend_when_it_is_down() {
     let mut lab = Lab::new(vec![web(ForwardingMode::FullNat, "203.0.113.5:80", &["10.0.0.1:8080"])]);
     let segment = |flags| Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags);
     lab.send(segment(flags::SYN)).sent(TransmitReason::Forward);
@@ -135,7 +135,7 @@ fn a_port_that_a_vip_does_not_serve_is_refused_to_its_client() {
             let result = lab.send(datagram);
             let h = headers(result.sent(TransmitReason::NoService));
             assert_eq!((h.icmp_type, h.icmp_code), if v6 { (1, 4) } else { (3, 3) });
-            assert_eq!((h.src.ip(), h.dst.ip()), (address, ip_of(client)), "the VIP says it");
+            assert_eq!((h.src.ip(), h.dst.ip()), (address, ip_of(client)), "the VIP answers");
         }
         let forged = Builder::tcp((address, 40_000), other).flags(flags::SYN);
         assert_eq!(lab.send(forged).refused(), Refusal::BadSource);
@@ -146,28 +146,28 @@ fn a_port_that_a_vip_does_not_serve_is_refused_to_its_client() {
 }
 
 #[test]
-fn other_ports_of_an_own_address_are_the_kernels_to_refuse() {
+fn other_ports_of_an_own_address_are_punted() {
     let mut lab = Lab::new(vec![web(ForwardingMode::FullNat, "10.0.0.254:30080", &["10.0.0.1:8080"])]);
     let syn = Builder::tcp("198.51.100.7:40000", "10.0.0.254:30081").flags(flags::SYN);
     assert_eq!(lab.send(syn).verdict, Verdict::Punt(PuntReason::Local));
 }
 
 #[test]
-fn a_segment_that_arrives_at_the_wrong_worker_is_handed_over_and_not_reset() {
+fn a_segment_at_the_wrong_worker_is_handed_over_and_not_reset() {
     let services = vec![web(ForwardingMode::Nat, "203.0.113.5:80", &["10.0.0.1:8080"]).into()];
-    let mut here = Lab::worker(SnapshotSpec { services, ..spec() }, 1, 2, Steering::Partition);
+    let mut other = Lab::worker(SnapshotSpec { services, ..spec() }, 1, 2, Steering::Partition);
     let ack = |port| {
         let segment = Builder::tcp((ip("198.51.100.7"), port), "203.0.113.5:80").flags(flags::ACK);
         segment.mac(ROUTER_MAC, GATEWAY_MAC).build()
     };
-    let verdicts: Vec<_> = (40_000..40_020).map(|port| here.receive(&ack(port)).verdict).collect();
+    let verdicts: Vec<_> = (40_000..40_020).map(|port| other.receive(&ack(port)).verdict).collect();
     assert!(verdicts.contains(&Verdict::HandOver(0)));
     assert!(verdicts.iter().all(|verdict| match verdict {
         Verdict::HandOver(worker) => *worker == 0,
         other => *other == Verdict::Transmit { interface: 0, why: TransmitReason::NoFlow },
     }));
-    // The worker that is responsible for the flow answers.
-    let mut home = Lab::worker(here.spec.clone(), 0, 2, Steering::Partition);
-    let port = (40_000..).find(|&port| here.receive(&ack(port)).verdict == Verdict::HandOver(0)).unwrap();
-    home.receive_as(Arrival::HandedOver(0, 0), &ack(port)).sent(TransmitReason::NoFlow);
+    // The owner of the flow answers.
+    let mut owner = Lab::worker(other.spec.clone(), 0, 2, Steering::Partition);
+    let port = (40_000..).find(|&port| other.receive(&ack(port)).verdict == Verdict::HandOver(0)).unwrap();
+    owner.receive_as(Arrival::HandedOver(0, 0), &ack(port)).sent(TransmitReason::NoFlow);
 }

@@ -1,4 +1,4 @@
-//! Several workers: whichever worker receives a packet, the one that holds its flow processes it.
+//! Several workers: whichever worker receives a packet, the owner of its flow processes it.
 
 use std::net::SocketAddr;
 
@@ -27,7 +27,7 @@ fn steerings() -> [Steering; 2] {
 /// The workers of one gateway, with the frames that they hand over.
 struct WorkerPool {
     labs: Vec<Lab>,
-    held: Vec<(usize, Arrival, FragmentKey, Vec<u8>)>,
+    waiting: Vec<(usize, Arrival, FragmentKey, Vec<u8>)>,
     most_hand_overs: u8,
 }
 
@@ -39,7 +39,7 @@ impl WorkerPool {
             services.map(|(vip, backends)| service(mode, Protocol::Udp, vip, &backends).into()).to_vec();
         let spec = SnapshotSpec { services, ..spec() };
         let lab = |worker| Lab::worker(spec.clone(), worker, WORKERS, steering.clone());
-        Self { labs: (0..WORKERS).map(lab).collect(), held: Vec::new(), most_hand_overs: 0 }
+        Self { labs: (0..WORKERS).map(lab).collect(), waiting: Vec::new(), most_hand_overs: 0 }
     }
 
     /// Receives a frame at a worker. Returns the results of all frames that this causes.
@@ -54,7 +54,7 @@ impl WorkerPool {
         let mut results = match (result.verdict, result.waits_for) {
             (Verdict::HandOver(to), None) => self.process(usize::from(to), arrival.handed_over(0), frame),
             (_, Some(key)) => {
-                self.held.push((at, arrival, key, frame.to_vec()));
+                self.waiting.push((at, arrival, key, frame.to_vec()));
                 Vec::new()
             }
             _ => vec![result],
@@ -63,8 +63,8 @@ impl WorkerPool {
             let gatherer = usize::from(first.gatherer);
             let now = self.labs[gatherer].now;
             self.labs[gatherer].pipeline.record_first_fragment(first.key, first.owner, now);
-            let (again, held) = self.held.drain(..).partition(|(_, _, key, _)| *key == first.key);
-            self.held = held;
+            let (again, waiting) = self.waiting.drain(..).partition(|(_, _, key, _)| *key == first.key);
+            self.waiting = waiting;
             for (at, arrival, _, frame) in again {
                 results.extend(self.process(at, arrival, &frame));
             }
@@ -85,16 +85,16 @@ fn headers(frame: &[u8]) -> Headers {
 }
 
 /// The queue that a NIC with RSS delivers a whole packet to.
-fn queue(steering: &Steering, src: SocketAddr, dst: SocketAddr, otherwise: usize) -> usize {
+fn queue(steering: &Steering, src: SocketAddr, dst: SocketAddr, fallback: usize) -> usize {
     let (from, to): (Addr, Addr) = (src.ip().into(), dst.ip().into());
     match steering {
         Steering::Rss(rss) => usize::from(rss.queue((&from, src.port()), (&to, dst.port()))),
-        _ => otherwise,
+        _ => fallback,
     }
 }
 
 #[test]
-fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_parts_arrive() {
+fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port() {
     for steering in steerings() {
         for (n, vip) in (0..24).flat_map(|n| VIPS.map(|vip| (n, vip))) {
             let mut worker_pool = WorkerPool::new(ForwardingMode::FullNat, &steering);
@@ -105,7 +105,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
                 Builder::udp(client, vip).dont_fragment(false).payload_len(len).mac(ROUTER_MAC, GATEWAY_MAC)
             };
             let parts = builder::fragments(&whole(1200).build(), 77, 512);
-            // All orders of arrival and all workers are used.
+            // Covers all orders of arrival and all workers.
             let mut order = [0, 1, 2];
             order.rotate_left(n % 3);
             let mut sent = Vec::new();
@@ -127,7 +127,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
             sent.extend(last);
             assert_eq!(sent.len(), 4 + usize::from(n % 2 == 0), "all arrived");
             assert!(
-                worker_pool.held.is_empty() && worker_pool.most_hand_overs <= 2,
+                worker_pool.waiting.is_empty() && worker_pool.most_hand_overs <= 2,
                 "{}",
                 worker_pool.most_hand_overs
             );
@@ -140,7 +140,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
             let flows: usize = worker_pool.labs.iter().map(|lab| lab.pipeline.flows().live()).sum();
             assert_eq!(flows, 1);
 
-            // The same in the other direction, with the fragments at any worker.
+            // The other direction, with the fragments at any worker.
             let (backend, local) =
                 (SocketAddr::new(local.dst.ip(), 53), SocketAddr::new(local.src.ip(), local.src_port));
             let answer = Builder::udp(backend, local).dont_fragment(false).payload_len(1200);
@@ -162,7 +162,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
 }
 
 #[test]
-fn sctp_of_fullnat_finds_its_flow_from_any_worker_if_the_nic_does_not_hash_its_ports() {
+fn sctp_of_fullnat_finds_its_flow_if_the_nic_does_not_hash_its_ports() {
     let steering = Steering::Rss(Box::new(Rss { sctp_ports: false, ..rss() }));
     let vip: SocketAddr = VIPS[0].parse().unwrap();
     let service = service(ForwardingMode::FullNat, Protocol::Sctp, VIPS[0], &["10.0.0.1:53", "10.0.0.2:53"]);
@@ -170,7 +170,7 @@ fn sctp_of_fullnat_finds_its_flow_from_any_worker_if_the_nic_does_not_hash_its_p
     for n in 0..12_usize {
         let lab = |worker| Lab::worker(spec.clone(), worker, WORKERS, steering.clone());
         let mut worker_pool =
-            WorkerPool { labs: (0..WORKERS).map(lab).collect(), held: Vec::new(), most_hand_overs: 0 };
+            WorkerPool { labs: (0..WORKERS).map(lab).collect(), waiting: Vec::new(), most_hand_overs: 0 };
         let client = SocketAddr::new(ip("198.51.100.7"), 40_000 + n as u16);
         let init = Builder::sctp_init(client, vip, 7).mac(ROUTER_MAC, GATEWAY_MAC).build();
         let sent = worker_pool.sent(n % 3, &init, TransmitReason::Forward);
@@ -187,7 +187,7 @@ fn sctp_of_fullnat_finds_its_flow_from_any_worker_if_the_nic_does_not_hash_its_p
 }
 
 #[test]
-fn a_worker_knows_which_packets_the_nic_should_have_brought_to_it() {
+fn a_worker_knows_which_packets_rss_should_assign_to_it() {
     let steering = Steering::Rss(Box::new(Rss { sctp_ports: false, ..rss() }));
     let worker_pool = WorkerPool::new(ForwardingMode::FullNat, &steering);
     for (n, vip) in (0..12).flat_map(|n| VIPS.map(|vip| (n, vip))) {
@@ -229,7 +229,7 @@ fn fragments_at_different_workers_follow_their_first_in_every_mode() {
 }
 
 #[test]
-fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
+fn icmp_errors_reach_the_owner_of_the_flow_from_any_worker() {
     let too_big = |to: SocketAddr, quoted: &[u8]| {
         let (router, kind, code) =
             if to.is_ipv4() { (ip("192.0.2.1"), 3, 4) } else { (ip("2001:db8:9::1"), 2, 0) };
@@ -246,7 +246,7 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
             let there = Builder::udp(client, vip).mac(ROUTER_MAC, GATEWAY_MAC).build();
             let sent = worker_pool.sent(queue(steering, client, vip, n % 3), &there, TransmitReason::Forward);
             for lab in &mut worker_pool.labs {
-                // From now on the hash selects another backend: only the worker with the flow knows its backend.
+                // From now on the hash selects another backend: only the owner of the flow knows its backend.
                 let of_vip = usize::from(vip.is_ipv6());
                 lab.change(|spec| {
                     for (n, backend) in spec.services[of_vip].backends.iter_mut().enumerate() {
@@ -278,7 +278,7 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
 }
 
 #[test]
-fn an_icmp_error_about_no_flow_ends_after_every_worker_was_asked() {
+fn an_icmp_error_about_no_flow_visits_every_worker_once() {
     for mode in ForwardingMode::ALL {
         let mut worker_pool = WorkerPool::new(mode, &Steering::Partition);
         let quoted = Builder::udp(VIPS[0], "198.51.100.7:40000").packet();

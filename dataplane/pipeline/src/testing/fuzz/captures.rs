@@ -1,15 +1,13 @@
 //! Feeds arbitrary bytes, and captures with wrong lengths, to the reader of captures.
 //!
 //! `replay` reads files of users with it. The reader must not panic, return a packet longer than the limit, or return
-//! more packets than there are bytes. `tests/pipeline_fuzz.rs` measures that memory is bounded, because it has the
-//! allocator for that.
+//! more packets than there are bytes. `tests/pipeline_fuzz.rs` checks with its own allocator that memory is bounded.
 
 use tidegate_capture::{PACKET_LEN_MAX, Reader};
 
 use super::choices::Choices;
 
-/// Reads `input` as a capture, and as the choices for generating another capture. Returns the number of packets that
-/// were read.
+/// Reads `input` as a capture, and as the choices for generating another capture. Returns the number of packets read.
 ///
 /// # Panics
 /// If the reader panics or returns an invalid packet.

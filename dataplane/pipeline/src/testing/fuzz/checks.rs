@@ -1,4 +1,4 @@
-//! Properties of every frame. They are checked only with its bytes before and after, and with the snapshot.
+//! Properties of every frame, checked with its bytes before and after, and with the snapshot.
 //!
 //! A frame that is not sent is unchanged. A frame that is sent can be parsed again, leaves through an interface with
 //! the interface's address and tag, and matches its reason. A forwarded packet differs from the received one only in
@@ -23,14 +23,14 @@ use crate::testing::{hexdump, summary};
 /// A frame before and after.
 pub(super) struct Seen<'a> {
     pub(super) before: &'a [u8],
-    /// It arrived in the tunnel of another gateway, and `before` is without it.
+    /// It arrived in the tunnel of another gateway; `before` excludes the tunnel.
     pub(super) handed_over: bool,
     pub(super) after: &'a [u8],
     pub(super) verdict: Verdict,
     pub(super) note: Note,
-    /// Set if the frame is sent in fragments: the packet's offset, and the MTU.
+    /// The packet's offset and the MTU, if the frame is fragmented.
     pub(super) cut_to: Option<(u16, u16)>,
-    /// Some flows of the worker have headers of the PROXY protocol.
+    /// Some flows of the worker have PROXY protocol headers.
     pub(super) streams: bool,
 }
 
@@ -48,8 +48,8 @@ impl Seen<'_> {
         )
     }
 
-    fn assert(&self, holds: bool, what: &str) {
-        if !holds {
+    fn assert(&self, condition: bool, what: &str) {
+        if !condition {
             self.fail(what);
         }
     }
@@ -145,8 +145,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
             "a flow begun by a source that is no client",
         );
     }
-    // In a tunnel the packet begins after the outer headers. If neither the source nor the mode indicates a tunnel,
-    // there is none.
+    // In a tunnel the packet starts after the outer headers. There is a tunnel only if source and mode indicate one.
     let outer_protocol = matches!(after.proto, proto::IPIP | proto::IPV6 | proto::GRE | proto::UDP);
     let from_tunnel = snapshot.is_tunnel_source(&after.src) && before.src != after.src;
     let tunnelled = outer_protocol && from_tunnel && why != TransmitReason::Reply
@@ -175,7 +174,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     }
     let sent_after = packet(seen.after, after);
     let service = seen.note.service.and_then(|id| snapshot.service_by_id(id));
-    // A header may be added, and sequence numbers and options may change. The checksum keeps its error all the same.
+    // A header may be added, and sequence numbers and options may change. Even then a wrong checksum keeps its error.
     let proxied = seen.streams || service.is_some_and(|service| service.proxy_protocol.is_some());
     seen.assert(proxied || sent_before.len() == sent_after.len(), "another length");
     seen.assert(after.ttl + 1 == before.ttl, "the hop limit goes down by one");
@@ -220,7 +219,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         };
         seen.assert(masked(seen.before, &before) == masked(seen.after, after), "changed beyond translation");
     }
-    // The SYN that the gateway sends in the place of a segment that returned a SYN cookie.
+    // The SYN by which the gateway replaces a segment that returned a SYN cookie.
     let is_syn = after.proto == proto::TCP && after.tcp_flags == flags::SYN;
     if seen.streams && is_syn && before.tcp_flags & flags::ACK != 0 {
         return seen.assert(residual(seen.after, after) == Some(0), "a wrong checksum");
@@ -228,7 +227,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     checksums_alike(seen, &before, after);
 }
 
-/// Checks a packet of a backend's network on its way to another host.
+/// Checks a packet of a backend's network to another host.
 fn routed(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Headers) {
     let allowed = snapshot.transit().is_some_and(|t| t.forward && t.sources.admits(&before.src));
     seen.assert(allowed, "forwarded for a source that is in no network of backends");
@@ -238,7 +237,7 @@ fn routed(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Header
     seen.assert(same_but_hop_limit(sent_before, sent_after, before.family), "changed on its route");
 }
 
-/// Checks a packet of a backend's network that leaves with a SNAT address, or an answer to one.
+/// Checks a masqueraded packet of a backend's network, or an answer to one.
 fn masqueraded(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Headers) {
     let is_snat = |addr| snapshot.snat_addresses(before.family).contains(addr);
     let outward = is_snat(&after.src) && before.dst == after.dst;
@@ -366,7 +365,7 @@ fn residual(frame: &[u8], h: &Headers) -> Option<u16> {
             Sum::pseudo_header(h.family, &h.src, &h.dst, h.proto, bytes.len() as u32)
         }
     };
-    // In one's complement 0 and 0xffff are the same number.
+    // In one's complement, 0 and 0xffff are equal.
     Some(sum.bytes(bytes).folded() % 0xffff)
 }
 
@@ -383,9 +382,9 @@ fn checksums_alike(seen: &Seen<'_>, before: &Headers, after: &Headers) {
 fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
     let before = seen.packet(seen.before);
     if why == TransmitReason::NeighborAdvertisement {
-        let told = matches!(ndp::parse(seen.after, after), Ok(Some(Ndp::Advertisement { target_mac, .. }))
+        let is_of_interface = matches!(ndp::parse(seen.after, after), Ok(Some(Ndp::Advertisement { target_mac, .. }))
             if target_mac == Some(ethernet::source(seen.after)));
-        return seen.assert(told, "no advertisement of this interface");
+        return seen.assert(is_of_interface, "no advertisement of this interface");
     }
     seen.assert(after.dst == before.src, "an answer to someone else");
     let station = ethernet::destination(seen.after);

@@ -1,9 +1,9 @@
 //! Reads the input of a fuzzer as a stream of small choices.
 //!
-//! The whole harness uses it, so that a coverage-guided fuzzer and a seeded generator drive the same code. All choices
-//! after the end of the input are 0, so every input is a complete run.
+//! Both a coverage-guided fuzzer and a seeded generator can produce the input. All choices after the end of the input
+//! are 0, so every input is a complete run.
 //!
-//! Invariant: the same bytes result in the same choices.
+//! Invariant: equal bytes result in equal choices.
 
 /// The rest of an input.
 #[derive(Debug)]

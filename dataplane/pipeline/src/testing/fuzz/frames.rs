@@ -1,8 +1,8 @@
 //! Builds frames by choice: valid frames of every kind, frames with a falsified field, truncated frames, frames with
 //! flipped bits, and noise.
 //!
-//! They use the addresses of the world. They repeat earlier frames, answer them like a backend, and quote them in ICMP
-//! errors, so that runs reach flows, translation and fragments after the header checks.
+//! They use the addresses of the world. Some repeat earlier frames, answer them like a backend, or quote them in ICMP
+//! errors, so that runs get past the header checks to flows, translation and fragments.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -84,8 +84,8 @@ const OUR_ADDRESS: &str = "10.0.0.254";
 /// Bytes of the outer header.
 const OUTER_LEN: usize = 20;
 
-/// Puts the packet of every 16th frame into an IP-in-IP packet of the other gateway. Which ones follows from their bytes,
-/// so that stored inputs keep their meaning.
+/// Puts the packet of every 16th frame into an IP-in-IP packet of the other gateway. The bytes of the frame decide, so
+/// that stored inputs keep their meaning.
 pub(super) fn hand_over(frame: &mut Vec<u8>) {
     let sum: usize = frame.iter().map(|byte| usize::from(*byte)).sum();
     let Some(h) = headers(frame).filter(|_| sum.is_multiple_of(16)) else { return };
@@ -93,7 +93,7 @@ pub(super) fn hand_over(frame: &mut Vec<u8>) {
     let kind = if h.family == Family::V4 { proto::IPIP } else { proto::IPV6 };
     let around = |kind| Builder::ip(ip(PEER), ip(OUR_ADDRESS), kind).payload(&frame[l3..end]);
     let outer = match sum / 16 % 16 {
-        // Congestion for packets that do not know ECN: those are dropped.
+        // Congestion for packets without ECN support, which are dropped.
         0 if h.tos & 3 == 0 => around(kind).tos(3),
         // Without a header of GRE.
         1 => around(proto::GRE),
@@ -163,7 +163,7 @@ fn request(context: &Context, choices: &mut Choices<'_>) -> Builder {
     }
 }
 
-/// Builds an SCTP packet of an association: its tags are few, so that some are right.
+/// Builds an SCTP packet of an association, with a tag of a few, so that some are right.
 fn association(choices: &mut Choices<'_>, from: (IpAddr, u16), to: (IpAddr, u16)) -> Builder {
     let tag = choices.pick(&[1, 2, 3]);
     match choices.below(8) {
@@ -180,7 +180,7 @@ fn association(choices: &mut Choices<'_>, from: (IpAddr, u16), to: (IpAddr, u16)
     }
 }
 
-/// Builds pings, other ICMP, other protocols, other destinations.
+/// Builds packets that match no service: pings, other ICMP, other protocols, other destinations.
 fn unmatched(choices: &mut Choices<'_>) -> Builder {
     let to = ip(if choices.one_in(2) { choices.pick(&OTHERS) } else { choices.pick(&VIPS) });
     let (from, port) = client(choices, to);
@@ -257,8 +257,8 @@ fn again(list: &[Vec<u8>], choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) 
     }
 }
 
-/// Sends some of the packets that backends' networks send to a VIP to a host outside instead. It follows from the frame, so
-/// that stored inputs keep their meaning.
+/// Redirects some packets from backends' networks to a VIP to a host outside. The bytes of the frame decide, so that
+/// stored inputs keep their meaning.
 pub(super) fn redirect_outside(frame: &mut [u8]) {
     let Ok(Parsed::Ip(mut h)) = parse(frame) else { return };
     let of_backends = ["10.0.0.77", "fd00::77"].contains(&h.src.ip().to_string().as_str());
@@ -270,7 +270,7 @@ pub(super) fn redirect_outside(frame: &mut [u8]) {
     let outside = Endpoint { addr: outside.into(), port: h.dst_port };
     // SCTP is not masqueraded, and its fragments cannot be translated.
     if h.proto != proto::SCTP && rewrite::translate(frame, &mut h, None, Some(outside)).is_ok() {
-        // The next hop is the router, which must not have sent it.
+        // The router is the next hop, so it must not be the sender.
         frame[6..12].copy_from_slice(&backend_mac(1).0);
     }
 }
@@ -288,12 +288,12 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
         L4Checksum::Tcp => {
             let all = [flags::SYN | flags::ACK, flags::ACK, flags::FIN | flags::ACK, flags::RST];
             match (choices.pick(&all), segment(sent, &h)) {
-                // Like a host on which nobody listens. It follows from the frame, so that old inputs mean what they did.
+                // Like a host without a listener. The frame decides, so that stored inputs keep their meaning.
                 (flags::RST, Some(syn)) if h.ttl % 2 == 1 => {
                     let ack = syn.seq.wrapping_add(syn.len);
                     Builder::tcp(from, to).flags(flags::RST | flags::ACK).seq_ack(0, ack)
                 }
-                // With the right numbers, so that handshakes with SYN cookies are completed.
+                // With the right sequence numbers, so that handshakes with SYN cookies complete.
                 (flags, Some(sent)) => {
                     Builder::tcp(from, to).flags(flags).seq_ack(sent.ack, sent.seq.wrapping_add(sent.len))
                 }
@@ -383,7 +383,7 @@ fn announcement(choices: &mut Choices<'_>) -> Vec<u8> {
     }
 }
 
-/// Damages bits, bytes and lengths like a broken link or an attacker.
+/// Damages bits, bytes and lengths, as a broken link or an attacker might.
 fn damage(choices: &mut Choices<'_>, frame: &mut Vec<u8>) {
     if frame.is_empty() {
         return;
@@ -407,7 +407,7 @@ fn damage(choices: &mut Choices<'_>, frame: &mut Vec<u8>) {
     }
 }
 
-/// Corrects the IPv4 header checksum, so that the damage reaches the code after that check.
+/// Corrects the IPv4 header checksum, so that the damage gets past that check.
 fn repair(frame: &mut [u8]) {
     let l3 = if frame.get(12..14) == Some(&[0x81, 0]) { 18 } else { 14 };
     let header_len = frame.get(l3).map_or(0, |first| usize::from(first & 0xf) * 4);

@@ -1,10 +1,10 @@
-//! The fuzz harness of the pipeline and of the capture reader, with the properties that must always hold.
+//! The fuzz harness of the pipeline and of the capture reader, with the properties that they check.
 //!
 //! The short run in the tests (`tests/pipeline_fuzz.rs`, seeded) and the long run (`fuzz/`, coverage-guided) use the
 //! same harness. An input is a stream of choices ([`choices`]). They create a gateway of one or two workers with a
 //! changing snapshot ([`world`]), frames ([`frames`]) and times. [`checks`] checks each frame with its own simple code.
 //!
-//! Invariant: pure. The same input has the same digest, and a violation is a panic that names the property.
+//! Invariant: equal inputs have equal digests, and a violation is a panic that names the property.
 
 mod captures;
 mod checks;

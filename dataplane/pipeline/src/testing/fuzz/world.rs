@@ -1,7 +1,7 @@
-//! A gateway of one or two workers in memory, driven by choices: changing snapshots, time that jumps, bursts.
+//! A gateway of one or two workers in memory, driven by choices: changes of the snapshot, jumps of time, bursts.
 //!
-//! It acts like a driver: it hands frames over to the worker that a verdict names, counts each verdict once, and learns
-//! the requested neighbours. `checks` has the properties that must hold.
+//! It acts like a driver: it hands frames over to the worker that a verdict names, counts each verdict once, and
+//! resolves the requested neighbours. `checks` checks the properties of each frame.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -82,7 +82,7 @@ impl World {
             (_, true) => {
                 let queues = (0..128).map(|n| n % workers).collect();
                 let key = (0..40u8).map(|n| n.wrapping_mul(37)).collect();
-                // It depends on another choice, so that old inputs keep their meaning.
+                // It depends on another choice, so that stored inputs keep their meaning.
                 Steering::Rss(Box::new(Rss { key, queues, sctp_ports: entries != 8 }))
             }
         };
@@ -136,7 +136,7 @@ impl World {
             }
         }
         self.spec.generation += 1;
-        // After a refused spec, the last snapshot stays in use, as in a running gateway.
+        // If a spec is refused, the last snapshot stays in use, as in a running gateway.
         if let Ok((snapshot, _)) =
             Snapshot::compile(&self.spec, Some(&self.context.snapshot), &self.neighbors)
         {
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// Advances the time by a little or by a jump.
+    /// Advances the time, sometimes by a jump.
     pub(super) fn wait(&mut self, choices: &mut Choices<'_>) {
         let now = self.now.0;
         self.now = match choices.below(16) {
@@ -205,7 +205,7 @@ impl World {
             worker.counters.record(verdict);
             let oversized = out.oversized.iter().find(|one| usize::from(one.frame) == n);
             let is_sent = matches!(verdict, Verdict::Transmit { .. });
-            // A tunnel packet of the peer counts as the packet in it.
+            // A tunnel packet of the peer counts as its inner packet.
             let inner = frames::handed_over(&received[n]).filter(|_| is_sent);
             let seen = Seen {
                 before: inner.as_deref().unwrap_or(&received[n]),
@@ -232,10 +232,10 @@ impl World {
         }
         for event in out.events {
             if let NeighborEvent::Wanted { interface, addr } = event
-                && let Some(slot) = self.neighbors.lookup(interface, &addr)
+                && let Some(index) = self.neighbors.lookup(interface, &addr)
                 && addr.bytes()[15] % 2 == 0
             {
-                self.neighbors.set_resolved(slot, MacAddr([2, 0, 0, 0, 2, addr.bytes()[15]]));
+                self.neighbors.set_resolved(index, MacAddr([2, 0, 0, 0, 2, addr.bytes()[15]]));
             }
         }
         for (to, frame) in elsewhere {
@@ -296,7 +296,7 @@ impl World {
             assert_eq!(shown, flows.live(), "every flow has its entries, and no entry is left over");
             let most = (self.entries / MASQUERADE_TABLE_SHARE).max(MASQUERADE_FLOWS_MIN);
             assert!(masquerades.len() <= most, "{} masqueraded flows", masquerades.len());
-            // Tables are filled to two thirds at their limit; a table has four lines or more.
+            // At their limit tables are two thirds full; a table has at least four lines.
             let shown = shown - masquerades.len();
             assert!(shown <= 4 * (self.entries * 3 / 2 + 24), "{shown} flows in tables of {}", self.entries);
             self.digest = fold(self.digest, &(shown as u64).to_be_bytes());
@@ -314,7 +314,7 @@ fn fold(digest: u64, bytes: &[u8]) -> u64 {
 fn memory(bytes: &[u8], tight: bool) -> MemoryFrame {
     let mut frame = MemoryFrame::new(bytes);
     if tight {
-        assert!(frame.grow_front(HEADROOM_MIN), "all the room there is");
+        assert!(frame.grow_front(HEADROOM_MIN), "all of the headroom");
         frame.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
         assert!(frame.resize(bytes.len()), "it is shorter than before");
     }
@@ -370,14 +370,14 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
         }
     }
     protect(&mut spec);
-    // Derived from what is chosen already, so that stored inputs keep their meaning.
+    // Derived from earlier choices, so that stored inputs keep their meaning.
     if spec.services.len().is_multiple_of(2) {
         spec.network.gateway.masquerade = spec.network.gateway.prefixes.clone();
     }
     spec
 }
 
-/// Some gateways have a key, SYN cookies, lists and rates of sources. That follows from the number of services, so that stored
+/// Gives some gateways a key, SYN cookies, lists and rates of sources. The number of services decides, so that stored
 /// inputs keep their meaning.
 fn protect(spec: &mut SnapshotSpec) {
     let nets = |nets: &[&str]| -> Vec<IpNet> {
@@ -406,7 +406,7 @@ fn protect(spec: &mut SnapshotSpec) {
 }
 
 fn service(choices: &mut Choices<'_>) -> ServiceSpec {
-    // The last one is the gateway's own address with a node port.
+    // The last VIP is the gateway's own address with a node port.
     let vip = ip(choices.pick(&VIPS));
     let seconds = |n| Duration::from_secs(n);
     let key = ServiceKey {
@@ -463,7 +463,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         backends: Vec::new(),
     };
     service.source_ranges = ranges(choices);
-    // From an earlier choice, so that recorded worlds stay as they are.
+    // From an earlier choice, so that stored inputs keep their meaning.
     service.proxy_protocol = match service.idle_timeout_tcp.as_secs() {
         5 => Some(ProxyVersion::V1),
         86_400 if key.port.is_multiple_of(3) => Some(ProxyVersion::Toa),
@@ -498,7 +498,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
     service
 }
 
-/// The scheduler of a service: the one that it has, or another one, which follows from its key.
+/// The scheduler of a service, or another one for some keys.
 fn scheduler(service: &ServiceSpec) -> Scheduler {
     match (service.key.port, Addr::from(service.key.vip).bytes()[15] % 2) {
         (8080, 1) => Scheduler::WeightedRoundRobin,
@@ -511,7 +511,7 @@ fn scheduler(service: &ServiceSpec) -> Scheduler {
 
 /// A few services have limits that some packets exceed.
 ///
-/// They follow from the key, so that inputs that were found before keep their meaning.
+/// The key decides, so that stored inputs keep their meaning.
 fn limits(key: &ServiceKey) -> ServiceLimits {
     let one = |wanted: bool| wanted.then_some(NonZeroU32::MIN);
     let chosen = Addr::from(key.vip).bytes()[15] % 4;
