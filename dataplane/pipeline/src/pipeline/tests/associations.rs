@@ -236,7 +236,7 @@ fn a_refused_init_ends_its_flow_and_the_next_one_creates_another() {
 }
 
 #[test]
-fn packets_of_unknown_associations_are_refused_silently_if_state_is_needed() {
+fn packets_of_unknown_associations_are_refused_silently_in_nat_modes() {
     for mode in ForwardingMode::ALL {
         for [client, vip, backend] in ENDS {
             let backend = format!("{backend}:3868");

@@ -537,7 +537,7 @@ fn affinity_is_exported_when_the_tables_select_another_backend() {
 }
 
 #[test]
-fn flow_with_an_entry_of_a_service_that_tracks_on_change_is_exported_at_once() {
+fn flow_in_flux_of_a_service_that_tracks_on_change_is_exported_at_once() {
     let mut spec = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80"]);
     let mut service: ServiceSpec = (*spec.services[0]).clone();
     // The second backend is new, so its flows are in flux.
