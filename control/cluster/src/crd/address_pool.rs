@@ -35,12 +35,12 @@ const UNICAST_RULE: &str = "self.contains('-') \
     category = "tidegate",
     doc = "A set of addresses that Tidegate assigns to Services of type LoadBalancer, or accepts as externalIPs.",
     printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.total","description":"Addresses in the pool"}"#,
-    printcolumn = r#"{"name":"Used","type":"integer","jsonPath":".status.used","description":"Addresses that Services hold"}"#,
+    printcolumn = r#"{"name":"Used","type":"integer","jsonPath":".status.used","description":"Addresses assigned to Services"}"#,
     printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"Addresses that can still be assigned"}"#,
     printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
     printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
     printcolumn = r#"{"name":"InUse","type":"string","jsonPath":".status.conditions[?(@.type==\"InUse\")].status"}"#,
-    printcolumn = r#"{"name":"Deleting","type":"date","jsonPath":".metadata.deletionTimestamp","description":"Time since the deletion was requested; Services still hold addresses"}"#,
+    printcolumn = r#"{"name":"Deleting","type":"date","jsonPath":".metadata.deletionTimestamp","description":"Time since the deletion was requested; Services still use addresses"}"#,
     printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign","priority":1}"#,
     printcolumn = r#"{"name":"ExternalIPs","type":"boolean","jsonPath":".spec.externalIPs","priority":1}"#,
     printcolumn = r#"{"name":"Disabled","type":"boolean","jsonPath":".spec.disabled","priority":1}"#,
@@ -73,7 +73,7 @@ pub struct AddressPoolSpec {
     /// Services that may use the pool; all if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_selector: Option<Selector>,
-    /// Maximum number of addresses that one namespace may hold; no limit if omitted.
+    /// Maximum number of addresses that one namespace may have; no limit if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4294967295_i64))]
     pub quota_per_namespace: Option<i64>,
@@ -231,7 +231,7 @@ pub struct AddressPoolStatus {
     /// Number of addresses in the pool, of both families; at most 2^63 - 1.
     #[serde(default)]
     pub total: i64,
-    /// Number of addresses that Services hold.
+    /// Number of addresses assigned to Services.
     #[serde(default)]
     pub used: i64,
     /// Number of addresses that can still be assigned.
@@ -241,11 +241,11 @@ pub struct AddressPoolStatus {
     #[serde(default)]
     #[schemars(length(max = 256), inner(length(max = 253)), extend("x-kubernetes-list-type" = "set"))]
     pub gateways: Vec<String>,
-    /// These gateways as a text, for `kubectl get -o wide`; the last ones of many are left out.
+    /// These gateways as text, for `kubectl get -o wide`; a long list is truncated.
     #[serde(default)]
     #[schemars(length(max = 512))]
     pub gateway_summary: String,
-    /// Addresses of the pool as a text, likewise.
+    /// Addresses of the pool as text, for `kubectl get -o wide`; a long list is truncated.
     #[serde(default)]
     #[schemars(length(max = 512))]
     pub address_summary: String,
