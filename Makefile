@@ -1,6 +1,6 @@
-# The user commands. `make demo` shows the gateway at work, and `make test` runs every test. Both first install missing
-# packages (Debian packages, as root) and leave nothing behind. The scripts are in deploy/scripts/; this file only calls
-# them.
+# The user commands. `make demo` demonstrates the gateway, and `make test` runs every test. Both first install missing
+# packages (Debian packages, as root) and leave nothing else behind. This file only calls the scripts in
+# deploy/scripts/.
 
 CARGO ?= cargo
 # The duration of fuzzing in seconds: long by default, short inside `make test`.
@@ -17,24 +17,24 @@ export CARGO
   compare deny clean
 
 help:
-	@echo 'make demo     build in release, show real clients reaching real servers in every mode; DEMO_ARGS=--fleet or --keep'
-	@echo 'make test     every test: DPDK, namespaces, loom and a short fuzz run included (root)'
-	@echo 'make setup    install what is missing: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
+	@echo 'make demo     build in release, run real clients against real servers in every mode; DEMO_ARGS=--fleet or --keep'
+	@echo 'make test     every test, including DPDK, namespaces, loom and a short fuzz run (root)'
+	@echo 'make setup    install missing packages: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build'
-	@echo 'make release  the gateway and the kubectl plugin in target/install, with their debug symbols apart'
-	@echo 'make lint     rustfmt and clippy, warnings are errors'
-	@echo 'make kube-proxy  target node against the real kube-proxy (root, network the first time, minutes)'
-	@echo 'make test-apiserver  the stories of the gateway with a real API server (root, network the first time, 10 min)'
+	@echo 'make release  the gateway and the kubectl plugin in target/install, with separate debug symbols'
+	@echo 'make lint     rustfmt and clippy with warnings as errors'
+	@echo 'make kube-proxy  target node with the real kube-proxy (root, network the first time, minutes)'
+	@echo 'make test-apiserver  the Kubernetes tests with a real API server (root, network the first time, 10 min)'
 	@echo 'make without-dpdk  the kubectl plugin and cargo test in a root without libdpdk (root, network, minutes)'
 	@echo 'make tools    build that API server: kube-apiserver, kube-controller-manager, etcd and kubectl (network, minutes)'
-	@echo 'make vm-test  emulated PCI NICs by their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
-	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
-	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
+	@echo 'make vm-test  emulated PCI NICs with their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
+	@echo 'make floods   the effect of floods on other clients, 30 s for each mode and flood (root, half an hour): docs/floods.md'
+	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) s of arbitrary frames for the pipeline, on every core'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
 	@echo 'make perf     throughput and latency beside testpmd and the kernel (root, 40 min); SCENARIOS=..., ROUNDS=N'
 	@echo 'make soak     SOAK_SECONDS=$(SOAK_SECONDS) at full rate while backends change every second (root)'
-	@echo 'make instructions  instructions per packet against the record; INSTRUCTIONS=--record writes the record anew'
-	@echo 'make compare A=COMMIT [B=COMMIT] [SCENARIOS=...]  instructions and ns per packet of two commits, in turn'
+	@echo 'make instructions  instructions per packet against the record; INSTRUCTIONS=--record updates the record'
+	@echo 'make compare A=COMMIT [B=COMMIT] [SCENARIOS=...]  instructions and ns per packet of two commits, alternating'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
 
 setup:

@@ -43,7 +43,7 @@ if wants control; then
     read -ra arguments <<<"${CONTROL_RUN_ARGS:---sizes}"
     target/release/control-run "${arguments[@]}"
   else
-    echo "left out: network namespaces need root" >&2
+    echo "skipped: network namespaces need root" >&2
   fi
 fi
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds what the later stages of test.sh need, while tests run that mostly wait. Each stage builds again and then finds
-# everything built, so an error here shows there. Called by test.sh.
+# Builds the programs of the later stages of test.sh while tests run that mostly wait. Each stage builds again and finds
+# everything built, so a build error shows there. Called by test.sh.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# The files of the working tree, also those that are not committed yet.
+# The files of the working tree, including those that are not committed yet.
 files() {
   git ls-files --cached --others --exclude-standard '*.rs' | sort -u | grep -vxFf <(git ls-files --deleted) |
     grep -Ev '(^|/)(tests|testing|netlab|test-apiserver|benches|examples|fuzz)/|(^|/|_)(tests|testing)\.rs$'

@@ -1,10 +1,11 @@
 #!/bin/bash
-# Feeds arbitrary frames to the pipeline, and arbitrary bytes to the reader of captures, for a total time. libFuzzer
-# guides it by coverage, like `cargo fuzz run --sanitizer none`, but with the stable compiler and without that tool.
-# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS [PROCESSES], or fuzz.sh --build
-# It begins with the inputs in fuzz/seeds/ (fuzz-seeds.sh writes them) and keeps inputs that reach new code in
-# fuzz/corpus/. A failing input ends the run with an error and is saved in dataplane/pipeline/tests/regressions/, from where
-# the tests replay it.
+# Feeds arbitrary frames to the pipeline, and arbitrary bytes to the parser of captures, for a total time.
+# libFuzzer guides it by coverage, like `cargo fuzz run --sanitizer none`, but with the stable compiler and
+# without that tool. Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS [PROCESSES], or
+# fuzz.sh --build
+# It starts with the inputs in fuzz/seeds/ (fuzz-seeds.sh writes them) and keeps inputs that reach new code in
+# fuzz/corpus/. A failing input ends the run with an error and is saved in
+# dataplane/pipeline/tests/regressions/, where the tests replay it.
 set -euo pipefail
 cd "$(dirname "$0")/../../fuzz"
 
@@ -22,7 +23,7 @@ export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 "$cargo" build --release --locked --target "$host"
 if $only_build; then exit; fi
 
-# All processes share the directory of a target, so each learns what the others found.
+# All processes share the directory of a target, so each one uses the inputs that the others found.
 run() { # TARGET SECONDS
     mkdir -p "corpus/$1"
     tar -xzf "seeds/$1.tar.gz" -C "corpus/$1" --skip-old-files
@@ -35,7 +36,7 @@ run() { # TARGET SECONDS
     done
     for process in "${started[@]}"; do wait "$process" || failed=1; done
     ((failed == 0)) || { echo "fuzz: $1 failed; the input is in dataplane/pipeline/tests/regressions/" >&2; exit 1; }
-    echo "fuzz: $1 held for $2 s in $processes processes, $(find "corpus/$1" -type f | wc -l) inputs in its corpus"
+    echo "fuzz: $1 found no failure in $2 s and $processes processes, $(find "corpus/$1" -type f | wc -l) inputs in its corpus"
 }
 
 captures=$((($1 + 7) / 8))

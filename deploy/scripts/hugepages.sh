@@ -14,7 +14,7 @@ shift 2
 
 pool=/sys/kernel/mm/hugepages/hugepages-2048kB
 before=
-# leftovers.sh sees here what is still reserved.
+# Lets leftovers.sh find pages that are still reserved.
 note=${TIDEGATE_RUN:+$TIDEGATE_RUN/hugepages/$$}
 restore() {
   if [[ -n $before ]]; then echo "$before" >"$pool/nr_hugepages" 2>/dev/null && rm -f "$note" || true; before=; fi
@@ -33,7 +33,7 @@ if [[ -w $pool/nr_hugepages ]]; then
     echo $((total + wanted - free)) >"$pool/nr_hugepages" 2>/dev/null
     free=$(<"$pool/free_hugepages")
     if ((free < wanted)); then
-      echo "hugepages: $free of $wanted free 2-MiB pages to be had; going on without them" >&2
+      echo "hugepages: $free of $wanted free 2-MiB pages are available; continuing without them" >&2
       restore
     fi
   fi

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Tests the target `node` with the real kube-proxy that deploy/tools pins. Called by `make kube-proxy`, not by `make
-# test`. KUBE_PROXY=PROGRAM uses another one.
+# test`. KUBE_PROXY=PROGRAM selects another program.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}

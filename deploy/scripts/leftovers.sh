@@ -1,8 +1,9 @@
 #!/bin/bash
 # Runs a command, and fails if it leaves anything behind: namespaces, links, processes, hugepages, run-time files, labs.
-# Others may use the machine meanwhile, so the command gets /run/tidegate, the names of namespaces and $TMPDIR to itself.
-# Its processes inherit TIDEGATE_RUN, by which they are recognised. Needs root. Called by test.sh.
-# Usage: leftovers.sh run COMMAND [ARG...]   (exit 1 if something is left, otherwise that of the command)
+# Other programs may use the machine at the same time, so the command gets its own /run/tidegate, names of namespaces
+# and $TMPDIR. Its processes inherit TIDEGATE_RUN, which identifies them. Needs root. Called by test.sh.
+# Usage: leftovers.sh run COMMAND [ARG...]   (exit 1 if something is left behind, otherwise the exit code of
+# the command)
 set -euo pipefail
 
 if [[ ${1:-} == run && $# -gt 1 ]]; then
@@ -15,7 +16,7 @@ shift
 
 # A short path: labs have sockets in it, whose paths have at most 107 bytes.
 run=$(mktemp -d "${TMPDIR:-/tmp}/tg.XXXX")
-# Daemons of FRR run as a user of their own, and write into their lab.
+# Daemons of FRR run as a separate user, and write into their lab.
 chmod 755 "$run"
 trap 'rm -rf "$run"' EXIT
 mkdir -p /run/tidegate /run/netns "$run/hugepages"
@@ -27,7 +28,7 @@ links() { ip -o link | awk -F': ' '$2 ~ /^tg/ {sub(/@.*/, "", $2); print $2}' | 
 # The environments, below /proc, of the processes of this run.
 ours() { grep -lszFx "TIDEGATE_RUN=$run" /proc/[0-9]*/environ || true; }
 
-# Whether a process of somebody else has the link: a tap belongs to the process that has it open.
+# Whether a process outside this run has the link: a tap belongs to the process that has it open.
 is_of_others() {
   local info of_run
   of_run=$(ours)
@@ -49,7 +50,7 @@ left() {
   find /run/netns -mindepth 1 -printf 'namespace %f\n'
   find /run/tidegate -mindepth 1 ! -type d -printf 'file %p\n'
   find "$run" -maxdepth 1 -name 'tidegate-lab-*' -printf 'file %p\n'
-  # hugepages.sh notes what it has reserved.
+  # hugepages.sh records the pages that it has reserved.
   find "$run/hugepages" -mindepth 1 -printf 'hugepages %f\n'
   processes
   for link in $(comm -13 <(echo "$before") <(links)); do
@@ -61,7 +62,7 @@ before=$(links)
 status=0
 env TIDEGATE_RUN="$run" TMPDIR="$run" "$@" || status=$?
 
-# The last processes may still be ending.
+# The last processes may still be exiting.
 for _ in {1..20}; do
   found=$(left)
   [[ -n $found ]] || break

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs every loom test of the dataplane (dataplane/tests/loom_*.rs), which explores all interleavings of small bodies.
-# Uses its own target directory, because the cfg rebuilds everything. Called by test.sh. Arguments go to `cargo test`.
+# Uses its own target directory, because the cfg rebuilds everything. Called by test.sh. Arguments are passed to `cargo
+# test`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

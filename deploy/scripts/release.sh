@@ -1,7 +1,8 @@
 #!/bin/bash
-# Builds what an operator installs, the gateway and the kubectl plugin, into target/install. Their debug symbols are in
-# files of their own beside them, `NAME.debug`. The programs keep the names of their functions, so that a backtrace shows
-# these; with the symbols beside it, it has files and lines too. Called by `make release` and by the Dockerfile.
+# Builds the programs that an operator installs, the gateway and the kubectl plugin, into target/install. Their debug
+# symbols are in separate files beside them, `NAME.debug`. The programs keep the names of their functions for
+# backtraces; with the symbols beside it, a backtrace also has files and lines. Called by `make release` and by the
+# Dockerfile.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}

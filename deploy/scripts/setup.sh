@@ -1,27 +1,27 @@
 #!/bin/bash
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
-# `make setup`, with the argument `vm` by `make vm-test`, which needs more, and with `without-dpdk` by
-# `make without-dpdk`, which needs only a few. It never starts a service: an nginx or
-# HAProxy that it installs does not start, and an existing one is not changed.
+# `make setup`, with the argument `vm` by `make vm-test`, which needs more, and with `without-dpdk` by `make
+# without-dpdk`, which needs only a few. It never starts a service: an nginx or HAProxy that it installs does not start,
+# and an existing one is not changed.
 set -euo pipefail
 
 packages=(
   libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
-  iproute2 ethtool procps util-linux nftables # the namespaces lab, and what kube-proxy does on its nodes
+  iproute2 ethtool procps util-linux nftables # the namespaces lab, and the rules of kube-proxy on its nodes
   curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
-  keepalived                          # the owner of VIPs by VRRP
+  keepalived                          # VRRP, which decides the owner of VIPs
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
   systemd                             # systemd-analyze verify
   valgrind                            # instructions per packet
   bird2 frr gobgpd                    # the BGP of the gateway, and the routers of its tests
-  dpdk-dev                            # dpdk-testpmd, which the perf lab measures beside the gateway
+  dpdk-dev                            # dpdk-testpmd, which the performance lab measures beside the gateway
   prometheus                          # promtool, which tests the alerts; the server itself isn't started
 )
 
 case ${1:-} in
   vm)
-    # The emulator; what its machine starts with; dpdk-devbind.py and lspci, which it calls; strip.
+    # The emulator; the tools of its initramfs; dpdk-devbind.py and lspci, which it calls; strip.
     packages+=(qemu-system-x86 busybox-static cpio kmod dpdk pciutils binutils)
     ;;
   without-dpdk)
@@ -70,7 +70,7 @@ install_missing() {
   local package service
   for package in nginx-light haproxy bird2 frr gobgpd keepalived prometheus; do
     [[ " ${missing[*]} " == *" $package "* ]] || continue
-    # This script installed it, so it neither runs now nor starts at the next boot.
+    # This script installed it, so it must neither run now nor start at the next boot.
     service=${package%-light}
     service=${service%2}
     if [[ -d /run/systemd/system ]]; then systemctl disable --now "$service" >/dev/null 2>&1 || true; fi

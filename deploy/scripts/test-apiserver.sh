@@ -8,14 +8,14 @@
 #   TIDEGATE_TEST_KUBECONFIG=FILE   the cluster of its current context, which must contain nothing of Tidegate
 #   STORIES=FILTER                  run only these tests
 #
-# CONTRIBUTING.md explains what is skipped.
+# CONTRIBUTING.md explains which tests are skipped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
 
 die() { printf 'test-apiserver: %s\n' "$*" >&2; exit 1; }
 accepted='accepted: no variable, for the pinned control plane; or KUBE_APISERVER=PROGRAM ETCD=PROGRAM, with
-KUBE_CONTROLLER_MANAGER=PROGRAM for the stories that delete namespaces; or TIDEGATE_TEST_KUBECONFIG=FILE'
+KUBE_CONTROLLER_MANAGER=PROGRAM for the tests that delete namespaces; or TIDEGATE_TEST_KUBECONFIG=FILE'
 
 program() {
   local path
@@ -41,18 +41,18 @@ elif [[ -n ${KUBE_APISERVER:-}${ETCD:-}${KUBE_CONTROLLER_MANAGER:-} ]]; then
 else
   tools=$(deploy/scripts/tools.sh)
   export KUBE_APISERVER=$tools/kube-apiserver ETCD=$tools/etcd KUBE_CONTROLLER_MANAGER=$tools/kube-controller-manager
-  # kubectl of the same version.
+  # Use kubectl of the same version.
   export PATH=$tools:$PATH
 fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 code=0
-# They mostly wait, so more of them than cores run at a time.
+# Tests mostly wait, so more of them than cores run at a time.
 "$cargo" test --workspace --test kubernetes --locked --no-fail-fast -- --test-threads 4 ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
-# cargo counts a skipped test as passed, because it has no notion of it.
+# cargo counts a skipped test as passed, because it does not know skipped tests.
 skipped=$(grep -c '^skipped: ' "$log" || true)
-# Of the gateway's stories and of the plugin's tests.
+# Sums the results of the gateway's and of the plugin's tests.
 count() { sed -n "s/^test result: .* \\([0-9]*\\) $1; .*/\\1/p" "$log" | awk '{ sum += $1 } END { print sum }'; }
 passed=$(count passed)
 failed=$(count failed)

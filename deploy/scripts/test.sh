@@ -1,7 +1,8 @@
 #!/bin/bash
 # Runs every test, cheapest first: format and lints, all tests of cargo (including DPDK and namespaces, so it needs
-# root), the lock-free code under loom, a short fuzz run, and the instructions per packet. At the end leftovers.sh checks
-# that nothing was left behind. Called by `make test`. It fails without DPDK or without root and never skips.
+# root), the lock-free code under loom, a short fuzz run, and the instructions per packet. At the end leftovers.sh
+# checks that nothing was left behind. Called by `make test`. It fails without DPDK or without root, and never skips a
+# test.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
@@ -18,7 +19,7 @@ unset KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER TIDEGATE_TEST_KUBECONFIG
 
 ahead=
 finish() {
-  # The builds have a process group of their own.
+  # The builds have their own process group.
   [[ -z $ahead ]] || kill -- "-$ahead" 2>/dev/null || true
 }
 trap finish EXIT
@@ -27,14 +28,14 @@ make --no-print-directory lint
 
 stage "tests of the workspace"
 "$cargo" test --workspace --locked
-# `cargo test` leaves out what needs root.
+# `cargo test` skips tests that need root.
 "$cargo" test --workspace --lib --locked -q -- --ignored network::tests::associations::
 
-# The tests from here on mostly wait. At the lowest priority, builds take only the time that these leave.
+# The following tests mostly wait. At the lowest priority, builds use only the time that the tests leave.
 setsid nice -n 19 deploy/scripts/build-ahead.sh >/dev/null 2>&1 &
 ahead=$!
 
-# With --workspace, although the tests are of one package: another selection has other features and rebuilds everything.
+# --workspace, although the tests are in one package: another selection has other features and rebuilds everything.
 stage "end to end, in network namespaces"
 "$cargo" test --workspace --test e2e --locked
 
@@ -53,7 +54,7 @@ deploy/scripts/fuzz.sh "${FUZZ_SECONDS_SHORT:-20}"
 stage "instructions per packet"
 benches/instructions.sh
 
-stage "perf lab, short form"
+stage "performance lab, short form"
 "$cargo" build --workspace --bins --locked
 benches/perf-test.sh
 

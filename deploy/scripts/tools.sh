@@ -9,7 +9,7 @@ die() { printf 'tools: %s\n' "$*" >&2; exit 1; }
 say() { printf 'tools: %s\n' "$*" >&2; }
 
 command -v go >/dev/null || die 'no go: install Go 1.26, or 1.21 or newer, which fetches 1.26 itself'
-# Programs of Kubernetes 1.36 that Go 1.27 builds answer no /openapi/v2, so every `kubectl apply` fails.
+# Kubernetes 1.36 built with Go 1.27 does not serve /openapi/v2, so every `kubectl apply` fails.
 case $(GOTOOLCHAIN=local go env GOVERSION) in
   go1.26 | go1.26.*) export GOTOOLCHAIN=local ;;
   *) export GOTOOLCHAIN=go1.26.8 ;;
@@ -17,7 +17,7 @@ esac
 toolchain=$(go env GOVERSION) || die "cannot fetch $GOTOOLCHAIN: install Go 1.26"
 
 kubernetes=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
-# What determines the programs: the versions of all modules, the compiler and this script.
+# The programs depend on the versions of all modules, the compiler and this script.
 key=$({ cat go.mod go.sum ../scripts/tools.sh; echo "$toolchain"; } | sha256sum | cut -c1-12)
 cache=${TIDEGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/tidegate/tools}
 directory=$cache/kubernetes-$kubernetes-$key

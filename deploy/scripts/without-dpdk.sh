@@ -1,8 +1,8 @@
 #!/bin/bash
 # Builds the kubectl plugin, and runs `cargo test`, in a root without DPDK: a Debian 12 with a C compiler, in which an
-# ordinary user has this tree and the toolchain of this machine to read only. Then the stories of the plugin run here with
-# that plugin, against a real API server. Called by `make without-dpdk`. It needs root, and a Debian mirror (MIRROR=URL names
-# another one than apt's default).
+# ordinary user has read-only access to this tree and to the toolchain of this machine. Then the tests of the plugin run
+# on this machine with that plugin, against a real API server. Called by `make without-dpdk`. It needs root, and a
+# Debian mirror (MIRROR=URL selects another one than apt's default).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Makes the kernel and the initramfs of the virtual machine of `make vm-test`, from Debian packages that are installed
-# (busybox-static, kmod, cpio) or only downloaded and unpacked (the kernel): nothing of the host's boot changes.
-# Usage: image.sh DIRECTORY. Writes DIRECTORY/vmlinuz and DIRECTORY/initramfs; a kernel that is there is not fetched again.
+# Builds the kernel and the initramfs of the virtual machine of `make vm-test` from Debian packages. They are installed
+# (busybox-static, kmod, cpio) or only downloaded and unpacked (the kernel), so the boot of the host does not change.
+# Usage: image.sh DIRECTORY. Writes DIRECTORY/vmlinuz and DIRECTORY/initramfs. An existing kernel is not downloaded
+# again.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +12,7 @@ into=$(cd "$into" && pwd)
 
 die() { printf 'vm-test: %s\n' "$*" >&2; exit 1; }
 
-# The modules that the machine loads, with what they need.
+# The modules that the machine loads, with their dependencies.
 modules=(9p 9pnet_virtio virtio_pci e1000e vmxnet3 virtio_net vfio-pci vfio_iommu_type1 tun)
 
 fetch_kernel() {
@@ -45,7 +46,7 @@ done | sort -u | while read -r file; do
 done
 cp "$into/kernel/lib/modules/$version"/modules.{builtin,order} "$root/lib/modules/$version/"
 depmod -b "$root" "$version"
-# The libraries are the host's below /usr, and /lib is a directory here, because modules are below it.
+# The libraries are the host's below /usr. /lib is a directory here, because it contains the modules.
 mkdir -p "$root/bin"
 cp "$(command -v busybox)" "$root/bin/busybox"
 for directory in lib64 sbin; do ln -s "usr/$directory" "$root/$directory"; done

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Runs the gateway on emulated PCI NICs by DPDK's own drivers, in virtual machines under software emulation, with real
-# clients and servers in namespaces of the host. Called by `make vm-test`, not by `make test`: it takes minutes. It prints
-# a line for each check and a summary, and keeps the logs of machines with failed checks in target/vm/logs.
-# NICS="virtio e1000e" runs some of the machines.
+# Runs the gateway on emulated PCI NICs with DPDK's own drivers, in virtual machines under software emulation, with real
+# clients and servers in namespaces of the host. Called by `make vm-test`, not by `make test`, because it takes minutes.
+# It prints a line for each check and a summary, and keeps the logs of machines with failed checks in target/vm/logs.
+# NICS="virtio e1000e" limits the run to these machines.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
