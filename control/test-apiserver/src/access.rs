@@ -1,8 +1,8 @@
-//! Authentication and authorisation: bearer tokens, and RBAC from the stored roles and bindings.
+//! Authentication and authorization: bearer tokens, and RBAC from the stored roles and bindings.
 //!
 //! A token names a user; a token of a ServiceAccount names `system:serviceaccount:NS:NAME` with its groups. The group
-//! `system:masters` may do everything. Every authenticated user may ask for discovery, versions, health and about
-//! themselves, as the bootstrap roles of a real cluster grant.
+//! `system:masters` may do everything. Every authenticated user may request discovery, versions, health and their own
+//! identity, as the bootstrap roles of a real cluster grant.
 
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ impl User {
         }
     }
 
-    /// Returns a user without groups of their own.
+    /// Returns a user without additional groups.
     pub fn named(name: &str) -> Self {
         Self { name: name.into(), groups: vec!["system:authenticated".into()] }
     }

@@ -10,7 +10,7 @@ use crate::api::Api;
 use crate::error::{ApiError, ApiResult};
 use crate::request::Request;
 use crate::resource::{Resource, custom};
-use crate::service::{self, Taken};
+use crate::service::{self, InUse};
 use crate::typed;
 
 /// The handling of unknown fields that `fieldValidation` requests.
@@ -59,7 +59,7 @@ pub(crate) fn drop_unknown(resource: &Resource, object: &mut Value) -> ApiResult
     if let Some(custom) = &resource.custom {
         return Ok(custom.schema.prune(object));
     }
-    // Events are stored in their core form, whichever endpoint they use.
+    // Events are stored in their core form, whichever endpoint a client uses.
     let group = if resource.kind == "Event" && object["apiVersion"] == "v1" { "" } else { &resource.group };
     typed::check(group, &resource.kind, object).map_err(|error| {
         ApiError::bad_request(format!(
@@ -79,10 +79,10 @@ pub(crate) fn now() -> String {
     Timestamp::from_second(Timestamp::now().as_second()).expect("now is in range").to_string()
 }
 
-/// Five characters that differ from version to version.
+/// Five characters that differ for each version.
 pub(crate) fn suffix(version: u64) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    // This is a bijection of the version, so names do not repeat and do not look sequential.
+    // This is a bijection of the version, so names do not repeat, and do not look sequential.
     let mut number = version.wrapping_mul(2_654_435_761) % 14_348_907;
     (0..5)
         .map(|_| {
@@ -119,8 +119,8 @@ impl Api {
                     .is_none_or(|old| old["spec"] != object["spec"] || old["status"] != object["status"]) =>
             {
                 let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_string();
-                let mut taken = Taken::by(self.store.list("services", ""), &namespace, &name);
-                service::complete(object, old.map(|old| &**old), &mut taken)
+                let mut in_use = InUse::by(self.store.list("services", ""), &namespace, &name);
+                service::complete(object, old.map(|old| &**old), &mut in_use)
                     .map_err(|faults| invalid(&faults))?;
                 if object["status"].is_null() {
                     object["status"] = json!({"loadBalancer": {}});
@@ -225,7 +225,7 @@ fn check_name(resource: &Resource, name: &str) -> Result<(), String> {
     Err(format!("Invalid value: {name:?}: {rule}"))
 }
 
-/// Checks a CustomResourceDefinition and sets the conditions in its status that say it is served.
+/// Checks a CustomResourceDefinition and sets the status conditions that report it as served.
 fn complete_definition(object: &mut Value) -> Result<(), Vec<(String, String)>> {
     let spec = &object["spec"];
     let (group, plural) =

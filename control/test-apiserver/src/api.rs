@@ -1,6 +1,5 @@
-//! The API without HTTP: it takes a request and returns an answer. Routing, authorisation and reading are here; `write`
-//! changes objects. The server holds one lock around each request, so requests are processed in sequence, like
-//! versions.
+//! The API without HTTP: it handles a request and returns an answer. Routing, authorization and reads are here; `write`
+//! changes objects. The server locks the API for each request, so requests are processed in sequence, like versions.
 
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ pub(crate) struct Api {
     pub(crate) knows: Knows,
 }
 
-/// The parts of the API that were added in later versions of Kubernetes.
+/// The features that were added in later versions of Kubernetes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Knows {
     /// `sendInitialEvents`.
@@ -117,19 +116,19 @@ impl Api {
             "" => target.plural.clone(),
             subresource => format!("{}/{subresource}", target.plural),
         };
-        // A request for a namespace by name is authorised in that namespace.
+        // A request for a namespace by name is authorized in that namespace.
         let namespace = if target.plural == "namespaces" { &target.name } else { &target.namespace };
         let attempt =
             Attempt { verb, group: &target.group, resource: &plural, namespace, name: &target.name };
         if allows(&self.store, user, &attempt) {
             return Ok(());
         }
-        let place = match namespace.as_str() {
+        let scope = match namespace.as_str() {
             "" => "at the cluster scope".to_string(),
             namespace => format!("in the namespace {namespace:?}"),
         };
         let why = format!(
-            "User {:?} cannot {verb} resource {plural:?} in API group {:?} {place}",
+            "User {:?} cannot {verb} resource {plural:?} in API group {:?} {scope}",
             user.name, target.group
         );
         Err(ApiError::forbidden(&target.group, &target.plural, &target.name, &why))
@@ -171,18 +170,18 @@ impl Api {
             _ => return Err(ApiError::no_such_path()),
         };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-        let asked = &review["spec"]["resourceAttributes"];
-        let allowed = if asked.is_object() {
-            let resource = match text(&asked["subresource"]).as_str() {
-                "" => text(&asked["resource"]),
-                subresource => format!("{}/{subresource}", text(&asked["resource"])),
+        let requested = &review["spec"]["resourceAttributes"];
+        let allowed = if requested.is_object() {
+            let resource = match text(&requested["subresource"]).as_str() {
+                "" => text(&requested["resource"]),
+                subresource => format!("{}/{subresource}", text(&requested["resource"])),
             };
             let attempt = Attempt {
-                verb: &text(&asked["verb"]),
-                group: &text(&asked["group"]),
+                verb: &text(&requested["verb"]),
+                group: &text(&requested["group"]),
                 resource: &resource,
-                namespace: &text(&asked["namespace"]),
-                name: &text(&asked["name"]),
+                namespace: &text(&requested["namespace"]),
+                name: &text(&requested["name"]),
             };
             allows(&self.store, &user, &attempt)
         } else {
@@ -211,14 +210,14 @@ impl Api {
         let selector =
             Selector::parse(request.param("labelSelector"), request.param("fieldSelector"), &resource.kind)?;
         let current = self.store.version();
-        let asked = version_param(request)?;
-        if asked > current {
-            return Err(ApiError::resource_version_too_large(asked, current));
+        let requested = version_param(request)?;
+        if requested > current {
+            return Err(ApiError::resource_version_too_large(requested, current));
         }
         let token = request.param("continue");
         let (at, after) = if token.is_empty() {
             let exact = request.param("resourceVersionMatch") == "Exact";
-            (if exact { asked } else { current }, None)
+            (if exact { requested } else { current }, None)
         } else {
             let (version, after) =
                 read_token(token).ok_or_else(|| ApiError::bad_request("continue key is not valid"))?;
@@ -285,10 +284,10 @@ impl Api {
             )];
             return Err(ApiError::invalid("meta.k8s.io", "ListOptions", "", &faults));
         }
-        let asked = version_param(request)?;
-        let from_state = wants_initial || asked == 0;
-        if wants_initial && asked > self.store.version() {
-            return Err(ApiError::resource_version_too_large(asked, self.store.version()));
+        let requested = version_param(request)?;
+        let from_state = wants_initial || requested == 0;
+        if wants_initial && requested > self.store.version() {
+            return Err(ApiError::resource_version_too_large(requested, self.store.version()));
         }
         let mut initial = Vec::new();
         if from_state {
@@ -302,7 +301,7 @@ impl Api {
             namespace: target.namespace.clone(),
             selector,
             form: Form::of(&request.accept),
-            since: if from_state { self.store.version() } else { asked },
+            since: if from_state { self.store.version() } else { requested },
             initial,
             mark_initial_end: wants_initial,
             bookmarks: request.flag("allowWatchBookmarks"),

@@ -1,4 +1,4 @@
-//! Server-side apply and the ownership of fields after any write.
+//! Server-side apply, and the ownership of fields after any write.
 //!
 //! It follows the rules of structured-merge-diff. An applier owns the fields that it applies. A field that it applied
 //! before and now omits is removed, unless another manager owns it. A field that another manager owns with another
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn appliers_of_different_ports_live_together_and_take_only_their_own_away() {
+    fn appliers_of_different_ports_coexist_and_remove_only_their_own() {
         let resource = service();
         let one = apply(&resource, &Value::Null, &port(80, "http"), &writer("one"), false).expect("first");
         let both = apply(&resource, &one, &port(443, "https"), &writer("two"), false).expect("no conflict");

@@ -7,9 +7,9 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
     for chunk in bytes.chunks(3) {
         let group =
             chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            if place <= chunk.len() {
-                text.push(char::from(LETTERS[(group >> (18 - 6 * place)) as usize & 63]));
+        for n in 0..4 {
+            if n <= chunk.len() {
+                text.push(char::from(LETTERS[(group >> (18 - 6 * n)) as usize & 63]));
             } else {
                 text.push('=');
             }

@@ -46,7 +46,7 @@ pub(crate) fn handle(shared: &Shared, request: &Request) -> ApiResult<Answer> {
         "clear" => faults.clear(),
         "compact" => shared.api().store.compact(),
         "expire-token" => {
-            let mut tokens = shared.tokens.lock().expect("nothing panics while it holds the tokens");
+            let mut tokens = shared.tokens.lock().expect("nothing panics while the tokens are locked");
             tokens.insert(request.param("token").into(), None);
         }
         "restart-empty" => {

@@ -1,7 +1,7 @@
 //! The errors that an API server returns: a `Status` object and its HTTP code.
 //!
-//! The wording is that of Kubernetes (apimachinery `pkg/api/errors`), because clients match it and tests assert it.
-//! Every layer creates errors, and `server` turns them into responses.
+//! The messages are those of Kubernetes (apimachinery `pkg/api/errors`), because clients match them and tests assert
+//! them. Every layer creates errors, and `server` converts them to responses.
 
 use serde_json::{Value, json};
 
@@ -124,7 +124,7 @@ impl ApiError {
         Self::new(403, "Forbidden", format!("forbidden: User \"{user}\" cannot {verb} path \"{path}\""))
     }
 
-    /// 403 because the namespace is going.
+    /// 403 because the namespace is being deleted.
     pub(crate) fn namespace_terminating(group: &str, plural: &str, name: &str, namespace: &str) -> Self {
         let why =
             format!("unable to create new content in namespace {namespace} because it is being terminated");
@@ -180,11 +180,11 @@ impl ApiError {
     }
 
     /// 504: this server has not reached the requested version.
-    pub(crate) fn resource_version_too_large(asked: u64, current: u64) -> Self {
+    pub(crate) fn resource_version_too_large(requested: u64, current: u64) -> Self {
         let mut error = Self::new(
             504,
             "Timeout",
-            format!("Timeout: Too large resource version: {asked}, current: {current}"),
+            format!("Timeout: Too large resource version: {requested}, current: {current}"),
         );
         error.details = json!({
             "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],

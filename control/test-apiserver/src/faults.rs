@@ -106,7 +106,7 @@ impl Faults {
         self.wake();
     }
 
-    /// Holds events until there are two, and sends the later one first.
+    /// Delays an event until there are two, and sends the later one first.
     pub fn reorder_events(&self, on: bool) {
         self.state().watches.reorder = on;
         self.wake();
@@ -154,6 +154,6 @@ impl Faults {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nothing panics while it holds the switches")
+        self.state.lock().expect("nothing panics while the switches are locked")
     }
 }

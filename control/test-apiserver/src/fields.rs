@@ -1,8 +1,8 @@
 //! Sets of fields as in `metadata.managedFields`, which records the owners of fields.
 //!
-//! A [`FieldSet`] holds paths. The steps of a path are written as in `fieldsV1` (`f:spec`, `k:{"port":80}`, `v:"a"`). A
-//! set contains only leaves and list items; an atomic value is a leaf. This module knows nothing of managers or
-//! requests.
+//! A [`FieldSet`] contains paths. The steps of a path are written as in `fieldsV1` (`f:spec`, `k:{"port":80}`,
+//! `v:"a"`). A set contains only leaves and list items; an atomic value is a leaf. This module knows nothing about
+//! managers or requests.
 
 use std::collections::BTreeSet;
 

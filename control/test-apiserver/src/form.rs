@@ -41,7 +41,7 @@ impl Form {
             }),
             Self::Metadata => json!({
                 "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
-                // Null if there are none, as kube-apiserver writes it here, though not in the other formats.
+                // kube-apiserver writes null for an empty list in this format, but not in the others.
                 "items": (!items.is_empty()).then(|| items.iter().map(metadata_of).collect::<Vec<_>>()),
             }),
         }

@@ -1,12 +1,12 @@
 //! A small Kubernetes API server for Tidegate's own tests: in memory, over real HTTP, with switches that inject faults.
 //!
-//! Clients of Services, EndpointSlices, Nodes, Leases, Events, custom resources and RBAC see the behaviour of a real
+//! Clients of Services, EndpointSlices, Nodes, Leases, Events, custom resources and RBAC see the behavior of a real
 //! server: versions and watches, pages, selectors, all patch types with field ownership, a separate status, finalizers,
 //! terminating namespaces, defaults and validation, discovery. There are no controllers, so nothing creates
-//! EndpointSlices or runs Pods. CEL and admission policies are not evaluated, and there is nothing that only kubectl
-//! needs: `make test-apiserver` runs kubectl with a real server.
+//! EndpointSlices or runs Pods. CEL and admission policies are not evaluated, and nothing that only kubectl needs is
+//! implemented: `make test-apiserver` runs kubectl with a real server.
 //!
-//! `server` handles HTTP, `api` reads, `write` changes, and `store` holds the objects. A [`TestApiServer`] is the
+//! `server` handles HTTP, `api` reads, `write` changes, and `store` contains the objects. A [`TestApiServer`] is the
 //! handle of a test.
 //!
 //! May depend on: nothing of Tidegate. Only tests and benches use it.
@@ -81,7 +81,7 @@ pub struct Options {
     /// The address to listen on. Port 0 selects any free port.
     pub listen: SocketAddr,
     /// Uses HTTPS with its own certificate authority. Without TLS, kubectl sends no token and gets 401; other clients
-    /// do send it.
+    /// still send it.
     pub tls: bool,
     /// Supports `sendInitialEvents`. Without it, the server refuses the parameter with 422.
     pub watch_list: bool,
@@ -164,7 +164,7 @@ impl TestApiServer {
 
     /// The PEM certificate that clients must trust. `None` without TLS.
     pub fn certificate_authority(&self) -> Option<String> {
-        let tls = self.shared.tls.lock().expect("nothing panics while it holds the certificate");
+        let tls = self.shared.tls.lock().expect("nothing panics while the certificate is locked");
         tls.as_ref().map(|tls| tls.authority_pem.clone())
     }
 
@@ -174,7 +174,7 @@ impl TestApiServer {
     /// The key cannot be created, or the server cannot listen on the address again.
     pub fn renew_certificate(&self) -> io::Result<()> {
         let tls = Tls::generate()?;
-        *self.shared.tls.lock().expect("nothing panics while it holds the certificate") = Some(tls);
+        *self.shared.tls.lock().expect("nothing panics while the certificate is locked") = Some(tls);
         self.restart()
     }
 
@@ -202,10 +202,10 @@ impl TestApiServer {
     /// # Errors
     /// The key cannot be created.
     pub fn client_certificate(&self, user: User) -> io::Result<Option<(String, String)>> {
-        let tls = self.shared.tls.lock().expect("nothing panics while it holds the certificate").clone();
+        let tls = self.shared.tls.lock().expect("nothing panics while the certificate is locked").clone();
         let Some(tls) = tls else { return Ok(None) };
         let (der, certificate, key) = tls.client_certificate()?;
-        let mut known = self.shared.certificates.lock().expect("nothing panics while it holds them");
+        let mut known = self.shared.certificates.lock().expect("nothing panics while they are locked");
         known.insert(der, user);
         Ok(Some((certificate, key)))
     }
@@ -259,7 +259,7 @@ impl TestApiServer {
         Ok(stored)
     }
 
-    /// Does the same as [`TestApiServer::apply`] for one object, or for the items of a `List`.
+    /// Applies one object, or the items of a `List`, like [`TestApiServer::apply`].
     ///
     /// # Errors
     /// See [`TestApiServer::apply`].
@@ -355,12 +355,12 @@ impl TestApiServer {
 
     /// All answered requests since the start or since the last [`TestApiServer::forget_requests`].
     pub fn requests(&self) -> Vec<Logged> {
-        self.shared.requests.lock().expect("nothing panics while it holds the log").clone()
+        self.shared.requests.lock().expect("nothing panics while the log is locked").clone()
     }
 
     /// Clears the record of requests.
     pub fn forget_requests(&self) {
-        self.shared.requests.lock().expect("nothing panics while it holds the log").clear();
+        self.shared.requests.lock().expect("nothing panics while the log is locked").clear();
     }
 
     // --- faults ---
@@ -441,7 +441,7 @@ impl TestApiServer {
     }
 
     fn tokens(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Option<User>>> {
-        self.shared.tokens.lock().expect("nothing panics while it holds the tokens")
+        self.shared.tokens.lock().expect("nothing panics while the tokens are locked")
     }
 }
 

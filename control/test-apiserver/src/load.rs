@@ -1,5 +1,5 @@
 //! Adds objects without HTTP, for the handle of a test. Defaults, validation and versions are the same as over HTTP.
-//! The status is taken as given, and so are uid and creationTimestamp if they are present. Missing namespaces are
+//! The given status is stored, and so are uid and creationTimestamp if they are present. Missing namespaces are
 //! created, and the fields have no owners.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::api::{Api, DEFINITIONS};
 use crate::error::{ApiError, ApiResult};
 use crate::event;
 use crate::resource::Resource;
-use crate::service::{self, Taken};
+use crate::service::{self, InUse};
 use crate::store::key;
 
 impl Api {
@@ -28,9 +28,9 @@ impl Api {
     /// Creates many new objects at once. It does not check for unknown fields, and it collects the used cluster IPs and
     /// ports only once.
     pub(crate) fn load_many(&mut self, objects: Vec<Value>) -> ApiResult<()> {
-        let mut taken = Taken::by(self.store.list("services", ""), "", "");
+        let mut in_use = InUse::by(self.store.list("services", ""), "", "");
         for service in objects.iter().filter(|object| object["kind"] == "Service") {
-            taken.hold(service);
+            in_use.record(service);
         }
         for object in objects {
             let resource = self.resource_for(&object)?;
@@ -40,7 +40,7 @@ impl Api {
                 self.new_metadata(&resource, &mut object);
                 restore(&mut object, given);
                 let name = object["metadata"]["name"].as_str().unwrap_or_default().to_string();
-                service::complete(&mut object, None, &mut taken)
+                service::complete(&mut object, None, &mut in_use)
                     .map_err(|faults| ApiError::invalid("", "Service", &name, &faults))?;
                 if object["status"].is_null() {
                     object["status"] = json!({"loadBalancer": {}});

@@ -60,22 +60,22 @@ pub(crate) fn strategic(object: &mut Value, patch: &Value, shape: Shape<'_>) {
 }
 
 fn strategic_field(live: &mut Map<String, Value>, name: &str, value: &Value, shape: Shape<'_>) {
-    let slot = live.entry(name.to_string()).or_insert(Value::Null);
+    let field = live.entry(name.to_string()).or_insert(Value::Null);
     match value {
         Value::Object(_) => {
-            if !slot.is_object() {
-                *slot = Value::Object(Map::new());
+            if !field.is_object() {
+                *field = Value::Object(Map::new());
             }
-            strategic(slot, value, shape);
+            strategic(field, value, shape);
             if value["$patch"] == "delete" {
                 live.remove(name);
             }
         }
         Value::Array(items) => {
-            let list = slot.as_array().cloned().unwrap_or_default();
-            *slot = Value::Array(strategic_list(list, items, shape));
+            let list = field.as_array().cloned().unwrap_or_default();
+            *field = Value::Array(strategic_list(list, items, shape));
         }
-        scalar => *slot = scalar.clone(),
+        scalar => *field = scalar.clone(),
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strategic_merge_goes_by_key_and_obeys_directives() {
+    fn strategic_merge_uses_keys_and_obeys_directives() {
         let shape = Shape::BuiltIn { kind: "Service", field: "" };
         let mut object = json!({
             "metadata": {"labels": {"a": "1", "b": "2"}, "finalizers": ["x", "y"]},

@@ -1,7 +1,7 @@
 //! Label and field selectors of list and watch.
 //!
 //! Label selectors: `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Field selectors: `path=value`,
-//! `path!=value`, for the paths that a real API server allows for each kind. Other paths are refused with the wording
+//! `path!=value`, for the paths that a real API server allows for each kind. Other paths are refused with the message
 //! of a real server.
 
 use serde_json::Value;
@@ -199,7 +199,7 @@ fn field(object: &Value, path: &str) -> String {
     }
     match value {
         Value::String(text) => text.clone(),
-        // The only object that a field selector can name is the source of an event, where it stands for its component.
+        // A field selector can name only one object: the source of an event, which stands for its component.
         Value::Object(map) => map.get("component").and_then(Value::as_str).unwrap_or_default().into(),
         Value::Null if path == "spec.unschedulable" => "false".into(),
         Value::Null => String::new(),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_outside_the_table_are_refused_in_kubernetes_words() {
+    fn unsupported_fields_are_refused_with_the_message_of_kubernetes() {
         assert!(picks("", "metadata.name=web,spec.type!=ClusterIP"));
         assert!(!picks("", "metadata.namespace=other"));
         let refused = Selector::parse("", "spec.ports=1", "Service").expect_err("not selectable");

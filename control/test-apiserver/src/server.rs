@@ -98,8 +98,8 @@ async fn serve(shared: &Arc<Shared>, mut address: SocketAddr, mut orders: mpsc::
     }
 }
 
-/// Listens on the address. While nobody does, a client that connects to the port may be given the same port as its source, and so
-/// be connected with itself: it has the port until it notices.
+/// Listens on the address. While nothing listens there, a client that connects may get the same port as its source, and
+/// so be connected to itself: it blocks the port until it notices.
 async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let until = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
@@ -113,9 +113,9 @@ async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 async fn connection(shared: Arc<Shared>, stream: TcpStream, mut alive: watch::Receiver<()>) {
-    // Events are small and must not wait for one another.
+    // Events are small and must not be delayed by one another.
     let _ = stream.set_nodelay(true);
-    let tls = shared.tls.lock().expect("nothing panics while it holds the certificate").clone();
+    let tls = shared.tls.lock().expect("nothing panics while the certificate is locked").clone();
     let served = async {
         match tls {
             Some(tls) => {
@@ -173,7 +173,7 @@ async fn respond(
         Ok(body) => body.to_bytes().to_vec(),
         Err(_) => Vec::new(),
     };
-    // A rule that is added from here on does not meet this request, so the end of watches that follows the rule must.
+    // A rule that is added later does not apply to this request, so the end of watches that follows the rule must.
     let flags = shared.faults.watches();
     let fault = shared.faults.meet(&request.method, &format!("{}?{raw_query}", request.path));
     match &fault {
@@ -201,7 +201,7 @@ async fn respond(
         Ok(_) => 200,
         Err(error) => error.code,
     };
-    shared.requests.lock().expect("nothing panics while it holds the log").push(Logged {
+    shared.requests.lock().expect("nothing panics while the log is locked").push(Logged {
         field_manager: request.manager().into(),
         method: request.method,
         path: request.path,
@@ -247,7 +247,7 @@ fn response(
         let (sender, receiver) = mpsc::channel(2);
         let whole = Bytes::from(bytes);
         let half = whole.slice(..whole.len() / 2);
-        // The channel has room for both messages, so neither send waits.
+        // The channel has capacity for both messages, so neither send waits.
         let _ = sender.try_send(Ok(Frame::data(half)));
         let _ = sender.try_send(Err(io::Error::other("cut in mid-object")));
         Stream::of(receiver).boxed_unsync()
@@ -261,14 +261,14 @@ fn response(
 struct Stream {
     frames: mpsc::Receiver<Frames>,
     /// An error that the next poll returns.
-    held: Option<io::Error>,
+    error: Option<io::Error>,
 }
 
 type Frames = Result<Frame<Bytes>, io::Error>;
 
 impl Stream {
     fn of(frames: mpsc::Receiver<Frames>) -> Self {
-        Self { frames, held: None }
+        Self { frames, error: None }
     }
 }
 
@@ -277,13 +277,13 @@ impl hyper::body::Body for Stream {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Frames>> {
-        if let Some(error) = self.held.take() {
+        if let Some(error) = self.error.take() {
             return Poll::Ready(Some(Err(error)));
         }
         match self.frames.poll_recv(context) {
             // If a body fails, hyper discards data that it has not written. The pause lets hyper write first.
             Poll::Ready(Some(Err(error))) => {
-                self.held = Some(error);
+                self.error = Some(error);
                 context.waker().wake_by_ref();
                 Poll::Pending
             }

@@ -19,7 +19,7 @@ const NODE_PORTS: std::ops::RangeInclusive<u64> = 30_000..=32_767;
 /// The addresses and ports that other Services use. They are read on the first allocation, because most writes allocate
 /// nothing and there may be thousands of Services.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct InUse {
     /// Services that have not been read yet.
     unread: Vec<Arc<Value>>,
     addresses: BTreeSet<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Taken {
     next_v4: u32,
 }
 
-impl Taken {
+impl InUse {
     /// The values used by `services`, except those of the Service that is being written.
     pub(crate) fn by(mut services: Vec<Arc<Value>>, namespace: &str, name: &str) -> Self {
         services.retain(|service| {
@@ -39,12 +39,12 @@ impl Taken {
 
     fn read(&mut self) {
         for service in std::mem::take(&mut self.unread) {
-            self.hold(&service);
+            self.record(&service);
         }
     }
 
     /// Records the addresses and ports of a Service as used.
-    pub(crate) fn hold(&mut self, service: &Value) {
+    pub(crate) fn record(&mut self, service: &Value) {
         let spec = &service["spec"];
         for ip in spec["clusterIPs"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             self.addresses.insert(ip.into());
@@ -86,7 +86,7 @@ impl Taken {
 }
 
 /// Sets defaults and allocates. `old` is the stored Service on an update.
-pub(crate) fn complete(service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Faults> {
+pub(crate) fn complete(service: &mut Value, old: Option<&Value>, in_use: &mut InUse) -> Result<(), Faults> {
     let spec = &mut service["spec"];
     if !spec.is_object() {
         *spec = json!({});
@@ -116,9 +116,9 @@ pub(crate) fn complete(service: &mut Value, old: Option<&Value>, taken: &mut Tak
     if kind == "LoadBalancer" {
         default(spec, "allocateLoadBalancerNodePorts", true.into());
     }
-    allocate_addresses(spec, old, taken);
+    allocate_addresses(spec, old, in_use);
     validate(service, old)?;
-    allocate_ports(&mut service["spec"], &kind, old, taken)
+    allocate_ports(&mut service["spec"], &kind, old, in_use)
 }
 
 /// Removes fields of the old type after a change of type, unless the same write changed them. Also removes the
@@ -149,7 +149,7 @@ fn default(object: &mut Value, name: &str, value: Value) {
     }
 }
 
-fn allocate_addresses(spec: &mut Value, old: Option<&Value>, taken: &mut Taken) {
+fn allocate_addresses(spec: &mut Value, old: Option<&Value>, in_use: &mut InUse) {
     if let Some(old) = old {
         for name in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
             let before = old["spec"][name].clone();
@@ -158,9 +158,10 @@ fn allocate_addresses(spec: &mut Value, old: Option<&Value>, taken: &mut Taken) 
     }
     let headless = spec["clusterIP"] == "None";
     default(spec, "ipFamilyPolicy", "SingleStack".into());
-    let asked = spec["clusterIP"].as_str().filter(|ip| !ip.is_empty() && !headless).map(ToString::to_string);
+    let requested =
+        spec["clusterIP"].as_str().filter(|ip| !ip.is_empty() && !headless).map(ToString::to_string);
     if spec["ipFamilies"].as_array().is_none_or(Vec::is_empty) {
-        let first = if asked.as_ref().is_some_and(|ip| ip.contains(':')) { "IPv6" } else { "IPv4" };
+        let first = if requested.as_ref().is_some_and(|ip| ip.contains(':')) { "IPv6" } else { "IPv4" };
         spec["ipFamilies"] = json!([first]);
     }
     let two = matches!(spec["ipFamilyPolicy"].as_str(), Some("PreferDualStack" | "RequireDualStack"));
@@ -181,11 +182,11 @@ fn allocate_addresses(spec: &mut Value, old: Option<&Value>, taken: &mut Taken) 
         .filter_map(|ip| ip.as_str().map(Into::into))
         .collect();
     if addresses.is_empty() {
-        addresses.extend(asked);
+        addresses.extend(requested);
     }
     addresses.truncate(families.len());
     for family in &families[addresses.len()..] {
-        addresses.push(taken.cluster_ip(family.as_str().unwrap_or_default()));
+        addresses.push(in_use.cluster_ip(family.as_str().unwrap_or_default()));
     }
     spec["clusterIP"] = addresses[0].clone().into();
     spec["clusterIPs"] = json!(addresses);
@@ -195,7 +196,7 @@ fn allocate_ports(
     spec: &mut Value,
     kind: &str,
     old: Option<&Value>,
-    taken: &mut Taken,
+    in_use: &mut InUse,
 ) -> Result<(), Faults> {
     let wanted =
         kind == "NodePort" || (kind == "LoadBalancer" && spec["allocateLoadBalancerNodePorts"] == true);
@@ -218,14 +219,14 @@ fn allocate_ports(
             default(port, "nodePort", before.unwrap_or_default());
         }
         if wanted && port["nodePort"].is_null() {
-            port["nodePort"] = taken.node_port(&protocol).ok_or_else(full)?.into();
+            port["nodePort"] = in_use.node_port(&protocol).ok_or_else(full)?.into();
         }
     }
     if kind == "LoadBalancer" && spec["externalTrafficPolicy"] == "Local" {
         let before = old.map(|old| old["spec"]["healthCheckNodePort"].clone()).unwrap_or_default();
         default(spec, "healthCheckNodePort", before);
         if spec["healthCheckNodePort"].is_null() {
-            spec["healthCheckNodePort"] = taken.node_port("TCP").ok_or_else(full)?.into();
+            spec["healthCheckNodePort"] = in_use.node_port("TCP").ok_or_else(full)?.into();
         }
     } else {
         spec.as_object_mut().map(|spec| spec.remove("healthCheckNodePort"));

@@ -1,7 +1,7 @@
 //! The merge rules for lists and maps of a kind: `x-kubernetes-list-type` and `patchMergeKey` of built-in kinds, and
-//! the same from the schemas of custom kinds. A [`Shape`] is a cursor that moves along with a value. Server-side apply
-//! and strategic merge patch share it. The built-in table covers the kinds of `resource`; it uses field names, not full
-//! paths.
+//! the corresponding schema fields of custom kinds. A [`Shape`] is a cursor that moves along with a value. Server-side
+//! apply and strategic merge patch share it. The built-in table covers the kinds of `resource`; it uses field names,
+//! not full paths.
 
 use serde_json::Value;
 

@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn api(&self) -> MutexGuard<'_, Api> {
-        self.api.lock().expect("nothing panics while it holds the objects")
+        self.api.lock().expect("nothing panics while the objects are locked")
     }
 
     pub(crate) fn poke(&self) {
@@ -58,13 +58,17 @@ impl Shared {
     }
 
     pub(crate) fn user_of(&self, certificate: &[u8]) -> Option<User> {
-        self.certificates.lock().expect("nothing panics while it holds them").get(certificate).cloned()
+        self.certificates.lock().expect("nothing panics while they are locked").get(certificate).cloned()
     }
 
     pub(crate) fn user(&self, request: &HttpRequest<Incoming>) -> Option<User> {
         let token = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")?;
-        let known =
-            self.tokens.lock().expect("nothing panics while it holds the tokens").get(token.trim()).cloned();
+        let known = self
+            .tokens
+            .lock()
+            .expect("nothing panics while the tokens are locked")
+            .get(token.trim())
+            .cloned();
         known.unwrap_or_else(|| User::of_bound_token(&self.api().store, token.trim()))
     }
 }

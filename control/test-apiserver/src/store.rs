@@ -39,7 +39,7 @@ pub(crate) struct Entry {
 
 /// All objects of one kind.
 #[derive(Debug, Clone, Default)]
-struct Shelf {
+struct Collection {
     objects: BTreeMap<Key, Arc<Value>>,
     log: VecDeque<Entry>,
     /// Changes up to and including this version have been discarded.
@@ -50,14 +50,14 @@ struct Shelf {
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     version: u64,
-    shelves: BTreeMap<Arc<str>, Shelf>,
+    collections: BTreeMap<Arc<str>, Collection>,
     /// The history before this version has been discarded.
     compacted: u64,
 }
 
 impl Store {
     pub(crate) fn new(version: u64) -> Self {
-        Self { version, shelves: BTreeMap::new(), compacted: 0 }
+        Self { version, collections: BTreeMap::new(), compacted: 0 }
     }
 
     /// The version of the latest change.
@@ -66,18 +66,18 @@ impl Store {
     }
 
     pub(crate) fn get(&self, storage: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        self.shelves.get(storage)?.objects.get(&(namespace.into(), name.into())).cloned()
+        self.collections.get(storage)?.objects.get(&(namespace.into(), name.into())).cloned()
     }
 
     /// The objects of a kind, sorted by key. An empty `namespace` selects all namespaces.
     pub(crate) fn list(&self, storage: &str, namespace: &str) -> Vec<Arc<Value>> {
-        let Some(shelf) = self.shelves.get(storage) else {
+        let Some(collection) = self.collections.get(storage) else {
             return Vec::new();
         };
         if namespace.is_empty() {
-            return shelf.objects.values().cloned().collect();
+            return collection.objects.values().cloned().collect();
         }
-        shelf
+        collection
             .objects
             .range((namespace.to_string(), String::new())..)
             .take_while(|((one, _), _)| one == namespace)
@@ -103,12 +103,16 @@ impl Store {
     }
 
     /// The kinds that have objects in a namespace.
-    pub(crate) fn shelves_of(&self, namespace: &str) -> Vec<Arc<str>> {
-        let holds = |shelf: &Shelf| {
-            let mut from = shelf.objects.range((namespace.to_string(), String::new())..);
+    pub(crate) fn kinds_in(&self, namespace: &str) -> Vec<Arc<str>> {
+        let has_any = |collection: &Collection| {
+            let mut from = collection.objects.range((namespace.to_string(), String::new())..);
             from.next().is_some_and(|((one, _), _)| one == namespace)
         };
-        self.shelves.iter().filter(|(_, shelf)| holds(shelf)).map(|(storage, _)| storage.clone()).collect()
+        self.collections
+            .iter()
+            .filter(|(_, collection)| has_any(collection))
+            .map(|(storage, _)| storage.clone())
+            .collect()
     }
 
     /// Stores a new or changed object under the next version, and returns it with that version.
@@ -116,22 +120,22 @@ impl Store {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         let object = Arc::new(object);
-        let shelf = self.shelves.entry(storage.clone()).or_default();
-        let before = shelf.objects.insert(key(&object), object.clone());
+        let collection = self.collections.entry(storage.clone()).or_default();
+        let before = collection.objects.insert(key(&object), object.clone());
         let change = if before.is_some() { Change::Modified } else { Change::Added };
-        shelf.record(Entry { version: self.version, change, object: object.clone(), before });
+        collection.record(Entry { version: self.version, change, object: object.clone(), before });
         object
     }
 
     /// Removes an object.
     pub(crate) fn remove(&mut self, storage: &Arc<str>, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        let shelf = self.shelves.get_mut(storage)?;
-        let before = shelf.objects.remove(&(namespace.into(), name.into()))?;
+        let collection = self.collections.get_mut(storage)?;
+        let before = collection.objects.remove(&(namespace.into(), name.into()))?;
         self.version += 1;
         let mut last = Value::clone(&before);
         last["metadata"]["resourceVersion"] = self.version.to_string().into();
         let last = Arc::new(last);
-        shelf.record(Entry {
+        collection.record(Entry {
             version: self.version,
             change: Change::Deleted,
             object: last.clone(),
@@ -142,25 +146,25 @@ impl Store {
 
     /// The changes of a kind after a version. If they are no longer complete, returns the oldest known version.
     pub(crate) fn since(&self, storage: &str, version: u64) -> Result<Vec<Entry>, u64> {
-        let Some(shelf) = self.shelves.get(storage) else {
+        let Some(collection) = self.collections.get(storage) else {
             return if version < self.compacted { Err(self.compacted) } else { Ok(Vec::new()) };
         };
-        let forgotten = shelf.forgotten.max(self.compacted);
+        let forgotten = collection.forgotten.max(self.compacted);
         if version < forgotten {
             return Err(forgotten);
         }
-        let from = shelf.log.partition_point(|entry| entry.version <= version);
-        Ok(shelf.log.range(from..).cloned().collect())
+        let from = collection.log.partition_point(|entry| entry.version <= version);
+        Ok(collection.log.range(from..).cloned().collect())
     }
 
     /// Discards the history up to now.
     pub(crate) fn compact(&mut self) {
         self.compacted = self.version;
-        self.shelves.values_mut().for_each(|shelf| shelf.log.clear());
+        self.collections.values_mut().for_each(|collection| collection.log.clear());
     }
 }
 
-impl Shelf {
+impl Collection {
     fn record(&mut self, entry: Entry) {
         if self.log.len() == LOG_ENTRIES_MAX
             && let Some(oldest) = self.log.pop_front()
@@ -184,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn history_is_told_from_any_version_until_it_is_compacted() {
+    fn history_is_available_from_any_version_until_it_is_compacted() {
         let mut store = Store::new(1);
         let storage: Arc<str> = "services".into();
         let object = json!({"metadata": {"namespace": "a", "name": "x"}});
@@ -193,9 +197,9 @@ mod tests {
         let second = store.version();
         store.put(&storage, object);
         store.remove(&storage, "a", "x");
-        let told: Vec<Change> =
+        let changes: Vec<Change> =
             store.since("services", first).expect("kept").iter().map(|one| one.change).collect();
-        assert_eq!(told, [Change::Added, Change::Modified, Change::Deleted]);
+        assert_eq!(changes, [Change::Added, Change::Modified, Change::Deleted]);
         assert_eq!(store.since("services", second).expect("kept").len(), 2);
         store.compact();
         assert_eq!(store.since("services", second).expect_err("compacted"), store.version());
@@ -212,7 +216,7 @@ mod tests {
         let names: Vec<Key> = store.list("services", "b").iter().map(|object| key(object)).collect();
         assert_eq!(names, [("b".into(), "x".into()), ("b".into(), "y".into())]);
         assert_eq!(store.list("services", "").len(), 4);
-        assert_eq!(store.shelves_of("b"), std::slice::from_ref(&storage));
-        assert!(store.shelves_of("c").is_empty());
+        assert_eq!(store.kinds_in("b"), std::slice::from_ref(&storage));
+        assert!(store.kinds_in("c").is_empty());
     }
 }

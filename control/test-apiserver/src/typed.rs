@@ -66,7 +66,7 @@ fn drop_unknown(given: &mut Value, known: &Value, at: &str, unknown: &mut Vec<St
                 match known.get(&name) {
                     Some(below) => drop_unknown(&mut given[&name], below, &path, unknown),
                     None => {
-                        // An explicit null is the same as an absent field.
+                        // An explicit null counts as an absent field.
                         if given.remove(&name).is_some_and(|value| !value.is_null()) {
                             unknown.push(path);
                         }

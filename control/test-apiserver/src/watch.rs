@@ -1,7 +1,7 @@
 //! An open watch: follows the log of a kind and writes events, bookmarks and errors as lines of JSON.
 //!
-//! It holds the API's lock only to read new entries. If it falls behind the kept history, it ends with the 410 of a
-//! real server inside the stream.
+//! It locks the API only to read new entries. If it falls behind the kept history, it ends like a real server's watch,
+//! with a 410 inside the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 type Sender = mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
 
-/// Follows changes until the client disconnects, the time is over, or a fault ends the watch. `opened` has the flags of the
-/// moment from which it counts as open.
+/// Follows changes until the client disconnects, the time is over, or a fault ends the watch. `opened` has the flags
+/// from the time at which it counts as open.
 pub(crate) fn follow(
     shared: Arc<Shared>,
     order: WatchOrder,
@@ -80,7 +80,7 @@ impl Open {
                 return self.send_line(line).await;
             }
             if !flags.silent {
-                self.send_news(flags.reorder, flags.duplicate).await?;
+                self.send_changes(flags.reorder, flags.duplicate).await?;
             }
             tokio::select! {
                 changed = wake.changed() => changed.map_err(|_| Over)?,
@@ -95,10 +95,10 @@ impl Open {
         }
     }
 
-    async fn send_news(&mut self, reorder: bool, duplicate: bool) -> Result<(), Over> {
-        let news = self.shared.api().store.since(&self.order.resource.storage, self.since);
-        let news = match news {
-            Ok(news) => news,
+    async fn send_changes(&mut self, reorder: bool, duplicate: bool) -> Result<(), Over> {
+        let changes = self.shared.api().store.since(&self.order.resource.storage, self.since);
+        let changes = match changes {
+            Ok(changes) => changes,
             Err(oldest) => {
                 let gone = ApiError::gone(format!("too old resource version: {} ({oldest})", self.since));
                 let line = format!("{}\n", json!({"type": "ERROR", "object": gone.status()}));
@@ -106,14 +106,15 @@ impl Open {
                 return Err(Over);
             }
         };
-        let mut events: Vec<(&str, Arc<Value>)> = news.iter().filter_map(|entry| self.seen(entry)).collect();
+        let mut events: Vec<(&str, Arc<Value>)> =
+            changes.iter().filter_map(|entry| self.seen(entry)).collect();
         if reorder {
             if events.len() == 1 {
                 return Ok(());
             }
             events.reverse();
         }
-        if let Some(last) = news.last() {
+        if let Some(last) = changes.last() {
             self.since = self.since.max(last.version);
         }
         for (kind, object) in events {
@@ -124,7 +125,7 @@ impl Open {
         Ok(())
     }
 
-    /// The event that the selector makes of a change: an object may start or stop matching.
+    /// The event that results from a change with this selector: an object may start or stop matching.
     fn seen(&self, entry: &Entry) -> Option<(&'static str, Arc<Value>)> {
         let namespace = &self.order.namespace;
         if !namespace.is_empty() && entry.object["metadata"]["namespace"] != namespace.as_str() {
@@ -157,8 +158,10 @@ impl Open {
         let version = {
             let api = self.shared.api();
             // A bookmark guarantees that everything up to its version has been sent.
-            let waiting =
-                api.store.since(&self.order.resource.storage, self.since).is_ok_and(|news| !news.is_empty());
+            let waiting = api
+                .store
+                .since(&self.order.resource.storage, self.since)
+                .is_ok_and(|changes| !changes.is_empty());
             if waiting && !initial_end { self.since } else { self.since.max(api.store.version()) }
         };
         if !initial_end {

@@ -126,7 +126,7 @@ impl Api {
             ));
         }
         let mut applied = event::stored_as(resource, applied);
-        let asked = applied["metadata"]["resourceVersion"].take();
+        let requested = applied["metadata"]["resourceVersion"].take();
         applied["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
         restrict_to_subresource(resource, target, &mut applied);
         let Some(old) = old else {
@@ -141,8 +141,8 @@ impl Api {
         };
         let mut merged =
             apply::apply(resource, old, &applied, &writer(request, target), request.flag("force"))?;
-        if !asked.is_null() {
-            merged["metadata"]["resourceVersion"] = asked;
+        if !requested.is_null() {
+            merged["metadata"]["resourceVersion"] = requested;
         }
         let (stored, warnings) =
             self.replace(request, resource, target, old, merged, true, Unknown::Ignore)?;
@@ -198,7 +198,7 @@ impl Api {
     }
 
     /// Stores a changed object, or returns the old one if nothing changed.
-    #[allow(clippy::too_many_arguments, reason = "the one place where every kind of change comes together")]
+    #[allow(clippy::too_many_arguments, reason = "every kind of change passes through here")]
     fn replace(
         &mut self,
         request: &Request,
@@ -210,8 +210,8 @@ impl Api {
         unknown: Unknown,
     ) -> ApiResult<(Arc<Value>, Vec<String>)> {
         let conflict = |why: &str| ApiError::conflict(&resource.group, &resource.plural, &target.name, why);
-        let asked = new["metadata"]["resourceVersion"].as_str().unwrap_or_default();
-        if !asked.is_empty() && old["metadata"]["resourceVersion"] != asked {
+        let requested = new["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+        if !requested.is_empty() && old["metadata"]["resourceVersion"] != requested {
             return Err(conflict(
                 "the object has been modified; please apply your changes to the latest version and try again",
             ));
@@ -253,11 +253,11 @@ impl Api {
         let old = self.read(resource, target)?;
         let options = if request.body.is_empty() { Value::Null } else { request.object()? };
         for (name, what) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
-            let (asked, is) = (&options["preconditions"][name], &old["metadata"][name]);
-            if asked.is_string() && asked != is {
+            let (requested, is) = (&options["preconditions"][name], &old["metadata"][name]);
+            if requested.is_string() && requested != is {
                 let why = format!(
                     "Precondition failed: {what} in precondition: {}, {what} in object meta: {}",
-                    asked.as_str().unwrap_or_default(),
+                    requested.as_str().unwrap_or_default(),
                     is.as_str().unwrap_or_default()
                 );
                 return Err(ApiError::conflict(&resource.group, &resource.plural, &target.name, &why));
@@ -307,10 +307,10 @@ impl Api {
             "CustomResourceDefinition" => self.drop_custom_objects(name),
             _ => {}
         }
-        let held = !finalizers(&old).is_empty()
-            || (resource.kind == "Namespace" && !self.store.shelves_of(name).is_empty())
+        let is_finalized = !finalizers(&old).is_empty()
+            || (resource.kind == "Namespace" && !self.store.kinds_in(name).is_empty())
             || (resource.kind == "CustomResourceDefinition" && !self.store.list(name, "").is_empty());
-        if !held {
+        if !is_finalized {
             self.take_out(resource, namespace, name);
             self.after_write(resource);
             return None;
@@ -346,13 +346,13 @@ impl Api {
     fn reap_namespace(&mut self, name: &str) {
         let Some(namespace) = self.store.get("namespaces", "", name) else { return };
         let terminating = namespace["metadata"]["deletionTimestamp"].is_string();
-        if terminating && self.store.shelves_of(name).is_empty() && finalizers(&namespace).is_empty() {
+        if terminating && self.store.kinds_in(name).is_empty() && finalizers(&namespace).is_empty() {
             self.store.remove(&"namespaces".into(), "", name);
         }
     }
 
     fn empty_namespace(&mut self, namespace: &str) {
-        for storage in self.store.shelves_of(namespace) {
+        for storage in self.store.kinds_in(namespace) {
             let Some(resource) = self.resources.iter().find(|one| one.storage == storage).cloned() else {
                 continue;
             };
@@ -582,7 +582,7 @@ fn check_finalizers(resource: &Resource, target: &Target, old: &Value, new: &Val
     Err(error)
 }
 
-/// The place of an `ipMode` in a Service, if there is one.
+/// The path of an `ipMode` in a Service, if there is one.
 fn ip_mode(resource: &Resource, object: &Value) -> Option<String> {
     let ingress =
         object["status"]["loadBalancer"]["ingress"].as_array().filter(|_| resource.kind == "Service")?;

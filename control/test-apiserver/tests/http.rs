@@ -1,5 +1,5 @@
 //! Tests of the server as seen by clients other than kubectl: versions, watches, pages, apply, locking, rights, and
-//! every switch that injects a fault. They use plain HTTP and a client without any automatic behaviour.
+//! every switch that injects a fault. They use plain HTTP and a client without any automatic behavior.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ impl<'a> Client<'a> {
         sender.send_request(request).await.map_err(|_| ())
     }
 
-    fn ask(&self, method: &str, path: &str, kind: &str, body: &Value) -> Result<Answer, ()> {
+    fn request(&self, method: &str, path: &str, kind: &str, body: &Value) -> Result<Answer, ()> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         self.runtime.block_on(async {
             let response = self.send(method, path, kind, body).await?;
@@ -84,20 +84,20 @@ impl<'a> Client<'a> {
     }
 
     fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, "application/json", &Value::Null).expect("answered")
+        self.request("GET", path, "application/json", &Value::Null).expect("answered")
     }
 
     fn post(&self, path: &str, body: &Value) -> Answer {
-        self.ask("POST", path, "application/json", body).expect("answered")
+        self.request("POST", path, "application/json", body).expect("answered")
     }
 
     fn put(&self, path: &str, body: &Value) -> Answer {
-        self.ask("PUT", path, "application/json", body).expect("answered")
+        self.request("PUT", path, "application/json", body).expect("answered")
     }
 
     fn apply(&self, path: &str, manager: &str, body: &Value) -> Answer {
         let path = format!("{path}{}fieldManager={manager}", if path.contains('?') { '&' } else { '?' });
-        self.ask("PATCH", &path, "application/apply-patch+yaml", body).expect("answered")
+        self.request("PATCH", &path, "application/apply-patch+yaml", body).expect("answered")
     }
 
     fn watch(&self, path: &str) -> Watch<'_> {
@@ -129,7 +129,7 @@ impl Watch<'_> {
     }
 
     /// The next event as `TYPE name`.
-    fn told(&mut self) -> String {
+    fn event(&mut self) -> String {
         let event = self.next().expect("an event");
         let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
         format!("{} {name}", event["type"].as_str().unwrap_or_default()).trim_end().into()
@@ -147,15 +147,15 @@ fn service(name: &str) -> Value {
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 
 #[test]
-fn a_token_that_is_bound_to_a_secret_is_refused_when_the_secret_is_gone() {
+fn a_token_bound_to_a_secret_is_refused_after_the_secret_is_deleted() {
     let server = server();
     let account = "{apiVersion: v1, kind: ServiceAccount, metadata: {name: gateway, namespace: shop}}\n---\n";
     let secret = "{apiVersion: v1, kind: Secret, metadata: {name: lease-of-life, namespace: shop}}";
     server.apply(&format!("{account}{secret}")).expect("legal");
     let admin = Client::new(&server);
     let token = |spec: Value| {
-        let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
-        let answer = admin.post("/api/v1/namespaces/shop/serviceaccounts/gateway/token", &asked);
+        let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+        let answer = admin.post("/api/v1/namespaces/shop/serviceaccounts/gateway/token", &request);
         answer.body["status"]["token"].as_str().expect("a token").to_owned()
     };
     let bound =
@@ -176,19 +176,19 @@ fn a_watch_from_a_list_misses_nothing_and_repeats_nothing() {
     client.post(SERVICES, &service("b"));
     let mut watch =
         client.watch(&format!("/api/v1/services?watch=true&resourceVersion={}", version.as_str().unwrap()));
-    assert_eq!(watch.told(), "ADDED b");
+    assert_eq!(watch.event(), "ADDED b");
     server
         .edit("v1", "Service", "default", "a", |one| one["metadata"]["labels"] = json!({"x": "y"}))
         .unwrap();
-    assert_eq!(watch.told(), "MODIFIED a");
+    assert_eq!(watch.event(), "MODIFIED a");
     assert!(server.delete("v1", "Service", "default", "b"));
-    assert_eq!(watch.told(), "DELETED b");
+    assert_eq!(watch.event(), "DELETED b");
     server.faults().end_watches();
     assert_eq!(watch.next(), Err(End::InOrder));
 }
 
 #[test]
-fn a_watch_whose_request_is_older_than_the_end_of_watches_ends_too() {
+fn ending_all_watches_also_ends_a_watch_that_is_just_starting() {
     let server = server();
     let client = Client::new(&server);
     server.faults().on_next(1, "watch=true", Fault::Slow(Duration::from_millis(300)));
@@ -200,7 +200,7 @@ fn a_watch_whose_request_is_older_than_the_end_of_watches_ends_too() {
         });
         let request = client.send("GET", "/api/v1/services?watch=true", "application/json", String::new());
         let response = client.runtime.block_on(request).expect("answered");
-        // On a very busy machine it comes after the end of the watches, and is refused.
+        // On a very busy machine the request arrives after the end of the watches, and is refused.
         if response.status() == 200 {
             let mut watch = Watch { client: &client, body: response.into_body(), buffer: Vec::new() };
             assert_eq!(watch.next(), Err(End::InOrder));
@@ -209,7 +209,7 @@ fn a_watch_whose_request_is_older_than_the_end_of_watches_ends_too() {
 }
 
 #[test]
-fn a_selector_makes_events_of_what_comes_into_view_and_goes_out_of_it() {
+fn a_selector_adds_and_deletes_objects_that_start_or_stop_matching() {
     let server = server();
     let client = Client::new(&server);
     let mut watch = client.watch("/api/v1/services?watch=true&labelSelector=tier%3Dfront");
@@ -220,13 +220,13 @@ fn a_selector_makes_events_of_what_comes_into_view_and_goes_out_of_it() {
             .unwrap();
     };
     label("front");
-    assert_eq!(watch.told(), "ADDED a");
+    assert_eq!(watch.event(), "ADDED a");
     label("back");
-    assert_eq!(watch.told(), "DELETED a");
+    assert_eq!(watch.event(), "DELETED a");
 }
 
 #[test]
-fn history_that_is_compacted_is_gone_for_watches_and_pages() {
+fn compacted_history_is_gone_for_watches_and_pages() {
     let server = server();
     let client = Client::new(&server);
     for name in ["a", "b", "c"] {
@@ -253,7 +253,7 @@ fn history_that_is_compacted_is_gone_for_watches_and_pages() {
 }
 
 #[test]
-fn bookmarks_and_initial_events_are_sent_to_who_asks() {
+fn bookmarks_and_initial_events_are_sent_on_request() {
     let options = Options { tls: false, bookmark_interval: Duration::from_millis(20), ..Options::default() };
     let server = TestApiServer::start(options).expect("a free port");
     let client = Client::new(&server);
@@ -261,7 +261,7 @@ fn bookmarks_and_initial_events_are_sent_to_who_asks() {
     let mut watch = client.watch(
         "/api/v1/services?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
     );
-    assert_eq!(watch.told(), "ADDED a");
+    assert_eq!(watch.event(), "ADDED a");
     let mark = watch.next().unwrap();
     assert_eq!(mark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     let bookmark = watch.next().unwrap();
@@ -273,7 +273,7 @@ fn bookmarks_and_initial_events_are_sent_to_who_asks() {
 }
 
 #[test]
-fn a_version_from_the_future_gets_no_list_and_a_silent_watch() {
+fn a_future_version_gets_no_list_and_a_silent_watch() {
     let server = server();
     let client = Client::new(&server);
     let older = server.snapshot();
@@ -290,11 +290,11 @@ fn a_version_from_the_future_gets_no_list_and_a_silent_watch() {
     for name in ["d", "e", "f", "g"] {
         client.post(SERVICES, &service(name));
     }
-    assert_eq!(watch.told(), "ADDED g", "what is not newer than asked for is not told");
+    assert_eq!(watch.event(), "ADDED g", "what is not newer than requested is not sent");
 }
 
 #[test]
-fn a_lease_is_won_by_one() {
+fn only_one_client_acquires_a_lease() {
     let server = server();
     let client = Client::new(&server);
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
@@ -302,9 +302,9 @@ fn a_lease_is_won_by_one() {
         "spec": {"holderIdentity": "one", "leaseDurationSeconds": 15}});
     let made = client.post(leases, &lease).body;
     assert_eq!(client.post(leases, &lease).body["reason"], "AlreadyExists");
-    let take = |holder: &str| {
+    let take = |owner: &str| {
         let mut lease = made.clone();
-        lease["spec"]["holderIdentity"] = holder.into();
+        lease["spec"]["holderIdentity"] = owner.into();
         client.put(&format!("{leases}/x"), &lease)
     };
     assert_eq!(take("two").code, 200);
@@ -335,7 +335,7 @@ fn status_is_written_at_its_own_endpoint_only_and_by_its_owner() {
     let again = client.apply(&format!("{path}/status"), "gateway", &status("203.0.113.1")).body;
     assert_eq!(
         again["metadata"]["resourceVersion"], written["metadata"]["resourceVersion"],
-        "nothing new is not kept"
+        "a write without a change is not stored"
     );
     let conflict = client.apply(&format!("{path}/status"), "other", &status("203.0.113.2"));
     assert_eq!(conflict.code, 409);
@@ -394,7 +394,7 @@ fn service_defaults_are_those_of_an_api_server() {
 }
 
 #[test]
-fn requests_fail_as_they_are_told_and_are_logged() {
+fn requests_fail_as_configured_and_are_logged() {
     let server = server();
     let client = Client::new(&server);
     server.faults().on_next(1, "/services", Fault::TooManyRequests(7));
@@ -403,13 +403,13 @@ fn requests_fail_as_they_are_told_and_are_logged() {
     server.faults().on_next(1, "", Fault::ServerError(503));
     assert_eq!(client.get("/api/v1/services").body["reason"], "ServiceUnavailable");
     server.faults().on_next(1, "", Fault::CutInMidObject);
-    assert!(client.ask("GET", "/api/v1/services", "application/json", &Value::Null).is_err());
+    assert!(client.request("GET", "/api/v1/services", "application/json", &Value::Null).is_err());
     server.faults().on("", Fault::Unauthorized);
     assert_eq!(client.get("/api/v1/services").code, 401);
     server.faults().clear();
     assert_eq!(client.get("/api/v1/services").code, 200);
     server.refuse_connections(true).unwrap();
-    assert!(client.ask("GET", "/version", "application/json", &Value::Null).is_err());
+    assert!(client.request("GET", "/version", "application/json", &Value::Null).is_err());
     server.refuse_connections(false).unwrap();
     assert_eq!(client.get("/version").body["minor"], "33");
     let log = server.requests();
@@ -419,7 +419,7 @@ fn requests_fail_as_they_are_told_and_are_logged() {
 }
 
 #[test]
-fn watches_are_silenced_cut_doubled_and_turned_round() {
+fn watches_are_silenced_cut_duplicated_and_reordered() {
     let server = server();
     let client = Client::new(&server);
     let mut watch = client.watch("/api/v1/services?watch=true");
@@ -429,14 +429,14 @@ fn watches_are_silenced_cut_doubled_and_turned_round() {
     server.faults().duplicate_events(true);
     server.faults().reorder_events(true);
     server.faults().silence_watches(false);
-    let told: Vec<String> = (0..4).map(|_| watch.told()).collect();
-    assert_eq!(told, ["ADDED b", "ADDED b", "ADDED a", "ADDED a"]);
+    let events: Vec<String> = (0..4).map(|_| watch.event()).collect();
+    assert_eq!(events, ["ADDED b", "ADDED b", "ADDED a", "ADDED a"]);
     server.faults().cut_watches();
     assert_eq!(watch.next(), Err(End::Cut { after_half_an_event: true }));
 }
 
 #[test]
-fn an_old_backup_and_an_empty_cluster_are_what_they_say() {
+fn restores_of_a_backup_and_an_empty_cluster_are_exact() {
     let server = server();
     let client = Client::new(&server);
     client.post(SERVICES, &service("a"));

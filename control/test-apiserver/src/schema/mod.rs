@@ -41,7 +41,7 @@ struct Limits {
     maximum: Option<f64>,
     exclusive_minimum: bool,
     exclusive_maximum: bool,
-    /// Of a text, a list or an object, whichever the node is.
+    /// The minimum length of a text, a list or an object.
     length_min: Option<u64>,
     length_max: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Reads a schema document, and checks that it is structural.
+//! Parses a schema document, and checks that it is structural.
 
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -91,7 +91,7 @@ fn limits(document: &Value, at: &str, faults: &mut Vec<Fault>) -> Limits {
     }
 }
 
-/// The structural rules, as far as they are about the node itself.
+/// The structural rules that concern the node itself.
 fn check_structure(schema: &Schema, node: &Map<String, Value>, at: &str, faults: &mut Vec<Fault>) {
     for forbidden in [
         "$ref",
