@@ -1,7 +1,7 @@
 #!/bin/bash
-# Instructions per packet, and the share of each stage, by callgrind: the same figures on every run of the same
-# binary. Each scenario runs for N and for 2N packets; the difference, over N, is a packet's. Counted is only
-# what happens inside `one_burst`: the pipeline, the counters and the ageing, not the making of frames.
+# Counts instructions per packet, and the share of each stage, with callgrind: the figures are equal on every run of one
+# binary. Each scenario runs for N and for 2N packets; the difference, divided by N, is the cost of a packet. Only
+# instructions inside `one_burst` count: the pipeline, the counters and the aging, but not the creation of frames.
 #
 # benches/callgrind.sh [-s] [SCENARIO ...]       -s: also the instructions of each stage, inclusive
 set -euo pipefail

@@ -4,8 +4,8 @@
 #
 # benches/compare.sh A [B] [SCENARIO ...]   B is the working tree unless a second commit is named
 #
-# Times are those of the same rounds, A and B one after the other, so that other load of the machine affects both. The
-# table has the median of the rounds' ratios and their range: a median whose range includes 1.00 says nothing.
+# A and B run one after the other in each round, so that other load of the machine affects both. The table has the
+# median of the rounds' ratios and their range. A median whose range includes 1.00 is not significant.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,7 @@ build() {
     tree=$work/tree-$1
     git worktree add -q --detach "$tree" "$2"
   fi
-  # Cargo would take the older files of the second side for those that it has just built in the same directory.
+  # Otherwise cargo would mistake the older files of the second side for those just built in the same directory.
   (cd "$tree" && CARGO_TARGET_DIR=$work/target-$1 "$cargo" build --release --locked -q --bin one-scenario --bin figures)
   mkdir "$work/$1"
   cp "$work/target-$1/release/one-scenario" "$work/target-$1/release/figures" "$work/$1/"
@@ -65,7 +65,7 @@ for scenario; do
 done
 
 for ((round = 0; round < rounds; round++)); do
-  # Each side is first in every other round.
+  # A and B alternate in running first.
   if ((round % 2)); then sides="B A"; else sides="A B"; fi
   for side in $sides; do
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 "$work/$side/figures" --rounds 1 "$@" |

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Keeps the instructions per packet: compares them with those in instructions.tsv, and fails if a scenario takes more
+# Guards the instructions per packet: compares them with those in instructions.tsv, and fails if a scenario takes more
 # than the bound allows. Called by `make test` and `make instructions`. Instructions hardly depend on the load of the
-# machine, so this is a test. Times are not: see README.md.
+# machine, so they can be tested. Times cannot: see README.md.
 #
 # benches/instructions.sh            compares; a scenario that takes fewer by more than the bound is reported
 # benches/instructions.sh --record   writes instructions.tsv anew
@@ -10,12 +10,13 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 kept=instructions.tsv
-# In percent. The same binary differs by 0.1 from run to run; another compiler moves more, so the file says which one.
+# In percent. The same binary varies by 0.1 from run to run. Another compiler changes more, so the file names the
+# compiler.
 bound=2
 
 compiler=$(rustc -V | cut -d' ' -f1,2)
 if [[ ${1:-} == --record ]]; then
-  # 20,480 flows are more than the caches of the tables' first levels, and a packet of each is quick to make.
+  # 20,480 flows exceed the first-level caches of the tables, and creating a packet of each is fast.
   scenarios=({dsr-l2,dsr-ipip,dsr-gue,nat,nat-reply,fullnat,fullnat-reply}/known-20480
     {dsr-l2,nat,nat-reply}/known-20480/v6 dsr-l2/{known-20480,new}/on-change
     {nat,nat-reply,fullnat}/known-20480/copied {dsr-l2,nat,fullnat}/new)

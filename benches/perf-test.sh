@@ -1,6 +1,6 @@
 #!/bin/bash
-# The short form of the perf lab, a part of `make test`: each kind of forwarder over each wire, from the scenario files to
-# the HTML page. It compares no times.
+# The short form of the performance lab, a part of `make test`: each kind of forwarder over each wire, from the scenario
+# files to the HTML page. It compares no times.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -6,7 +6,7 @@
 #   ROUNDS=N       rounds, instead of those of the scenarios
 #   RESULTS=NAME   writes NAME.json and NAME.html to target/perf, and the table to benches/results
 #
-# BENCH_ARGS are further arguments of `tidegate-bench run`.
+# BENCH_ARGS are additional arguments of `tidegate-bench run`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

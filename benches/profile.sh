@@ -1,6 +1,6 @@
 #!/bin/bash
-# Where the time of one scenario goes, cache misses included: perf samples the clock, functions are sorted by
-# their own time. Only the pipeline's are shown; each stage is a function of its own, its leaves are inlined.
+# Shows where the time of one scenario is spent, cache misses included: perf samples the clock, and sorts functions by
+# their own time. Only those of the pipeline are shown. Each stage is one function with its leaves inlined.
 #
 # benches/profile.sh SCENARIO [PACKETS]
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Instructions of one look-up of a backend, by callgrind: N and 2N look-ups of the same flows; the difference over N.
-# It includes the mixing of the flow's number to a hash (about 10 instructions).
+# Counts the instructions of one backend lookup with callgrind, for N and 2N lookups of the same flows; the result is
+# the difference divided by N. It includes hashing the flow's number (about 10 instructions).
 #
 # benches/selection.sh [BACKENDS[xWEIGHT] ...]
 set -euo pipefail

@@ -1,9 +1,9 @@
-//! The same cluster as [`world`](crate::world), in the form of an API server: JSON, with Nodes, Pods and Namespaces.
-//! The Services have the addresses and conditions that an earlier gateway wrote.
+//! The cluster of [`world`](crate::world) in the form of an API server: JSON, with Nodes, Pods and Namespaces. The
+//! Services have the addresses and conditions that an earlier gateway wrote.
 //!
 //! Services with an odd number are UDP, so that packets can be sent to them without a connection.
 //!
-//! Invariant: the same numbers give the same cluster.
+//! Invariant: equal numbers give equal clusters.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -25,8 +25,8 @@ pub const TARGET_PORT: u16 = 8080;
 /// Optional parts of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// Services have the address, finalizer and conditions of a gateway.
-    pub is_settled: bool,
+    /// Services have the address, finalizer and conditions that a gateway writes.
+    pub has_status: bool,
     /// The number of TCP Services that request health checks by TCP.
     pub checked: usize,
     /// There is a Pod for each endpoint.
@@ -89,7 +89,7 @@ pub fn service(n: usize, variant: Variant) -> Value {
     if !is_udp(n) && n / 2 < variant.checked {
         service["metadata"]["annotations"] = json!({"tidegate.dev/health-check-protocol": "tcp"});
     }
-    if variant.is_settled {
+    if variant.has_status {
         let ip = vip(n);
         let proto = if is_udp(n) { Protocol::Udp } else { Protocol::Tcp };
         let held =

@@ -104,12 +104,12 @@ impl<'a> Gateway<'a> {
         });
         self.memory = outcome.memory.clone();
         let reconciled = Instant::now();
-        // As in the daemon.
+        // Like the daemon, publish only a state that differs from the last one.
         if !self.last.as_ref().is_some_and(|last| last.spec.is_equivalent(&outcome.spec)) {
             self.generation += 1;
             let published = self.worker_pool.publish(&outcome.spec).context("not published")?;
             if let Some(problem) = published.problems.first() {
-                bail!("not all is programmed: {problem}");
+                bail!("not everything is programmed: {problem}");
             }
         }
         let given = Instant::now();
@@ -117,7 +117,7 @@ impl<'a> Gateway<'a> {
             std::thread::sleep(Duration::from_micros(50));
         }
         let applied = Instant::now();
-        // As in the daemon, unused state is released after the workers have the new state.
+        // Like the daemon, release unused state after the workers have the new state.
         self.last = Some(outcome);
         self.worker_pool.reclaim();
         Ok(Stages {
@@ -129,7 +129,7 @@ impl<'a> Gateway<'a> {
         })
     }
 
-    /// The duration of a reconcile of the same objects without the remembered state. It is the cost of a change whose
+    /// The duration of a reconcile of the same objects without the cached state. It is the cost of a change whose
     /// affected Services are not known.
     #[must_use]
     pub fn from_scratch(&self) -> Duration {

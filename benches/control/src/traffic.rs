@@ -1,8 +1,8 @@
 //! Packets to all Services during a measurement, each counted in and out.
 //!
-//! A thread offers packets to a port in memory at a rate, and takes the packets that the worker sends. A queue as long
-//! as a NIC's (4,096 frames) is in between. If a worker stops for longer than the queue lasts, packets are lost and
-//! counted as such.
+//! A thread offers packets to a port in memory at a fixed rate, and receives the packets that the worker sends. A queue
+//! as long as a NIC's (4,096 frames) is in between. If a worker stops for longer than the queue lasts, packets are lost
+//! and counted as such.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -47,11 +47,11 @@ impl Traffic {
     #[must_use]
     pub fn start(wire: MemoryPort, to: Vec<ServiceKey>, rate: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
-        Self { stop, thread: std::thread::spawn(move || run(&wire, &to, rate, &told)) }
+        let flag = Arc::clone(&stop);
+        Self { stop, thread: std::thread::spawn(move || run(&wire, &to, rate, &flag)) }
     }
 
-    /// Stops, and waits for packets that are still under way.
+    /// Stops, and waits for packets that are still in flight.
     ///
     /// # Panics
     /// If the thread panicked.

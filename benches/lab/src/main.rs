@@ -1,8 +1,8 @@
-//! `tidegate-bench`, the perf lab: throughput and latency of Tidegate in each mode, of a DPDK program that does nothing,
-//! and of the Linux kernel, over the same virtual wires in the same run.
+//! `tidegate-bench`, the performance lab: throughput and latency of Tidegate in each mode, of a DPDK program that does
+//! nothing, and of the Linux kernel, over the same virtual wires in the same run.
 //!
 //! May depend on: `dpdk`, `tidegate-netlab` (namespaces), `tidegate-wire` and the packet builder (`testing` of
-//! `tidegate-pipeline`). Called by people, and by `make perf`; benches/README.md explains what the figures mean.
+//! `tidegate-pipeline`). Called by developers, and by `make perf`; benches/README.md explains the figures.
 
 mod dut;
 mod generator;
@@ -44,30 +44,31 @@ enum Command {
         /// Write the results to this JSON file.
         #[arg(long)]
         out: Option<PathBuf>,
-        /// Rounds, instead of those of the files.
+        /// Number of rounds, instead of that of the files.
         #[arg(long)]
         rounds: Option<u32>,
-        /// Measure only what passes under overload: `search = false` and `latency = false` for all rows.
+        /// Measure only the rate under overload: `search = false` and `latency = false` for all rows.
         #[arg(long)]
         overload: bool,
         #[command(flatten)]
-        place: Place,
+        placement: Placement,
     },
-    /// Send at full rate for a long time, with backends that change every second (root). Fails on a leak or a fall of the rate.
+    /// Send at full rate for a long time, with backends that change every second (root). Fails on a leak or a drop of
+    /// the rate.
     Soak {
         /// A TOML file, or a name of a file in benches/scenarios. The first row is used.
         scenario: String,
-        /// How long.
+        /// Duration in seconds.
         #[arg(long, default_value_t = 3_600.0)]
         seconds: f64,
         /// Seconds between two changes of backends.
         #[arg(long, default_value_t = 1.0)]
         change_every: f64,
         #[command(flatten)]
-        place: Place,
+        placement: Placement,
     },
-    /// Restart a gateway in each way while packets of established connections stream through it, and print what was lost and
-    /// what broke (root).
+    /// Restart a gateway in different ways while packets of established connections stream through it, and print the
+    /// lost packets and broken connections (root).
     Restart {
         /// A TOML file, or a name of a file in benches/scenarios.
         #[arg(default_value = "restarts")]
@@ -81,11 +82,11 @@ enum Command {
         /// The tidegate binary of another build; by default the same one.
         #[arg(long)]
         next: Option<PathBuf>,
-        /// How often each way is taken.
+        /// Number of times each action is performed.
         #[arg(long, default_value_t = 1)]
         rounds: u32,
         #[command(flatten)]
-        place: Place,
+        placement: Placement,
     },
     /// Show the scenario files that can be named.
     List,
@@ -103,7 +104,7 @@ enum Command {
         #[arg(long, short, default_value = "report.html")]
         out: PathBuf,
     },
-    /// Say which rows of two results differ by more than noise.
+    /// Report which rows of two results differ by more than noise.
     Compare {
         /// Results of `run`.
         a: PathBuf,
@@ -118,9 +119,9 @@ enum Command {
     },
 }
 
-/// Which programs run where.
+/// Which programs run on which CPU.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct Placement {
     /// The tidegate binary; by default the one beside this program.
     #[arg(long)]
     tidegate: Option<PathBuf>,
@@ -130,7 +131,7 @@ struct Place {
     /// The CPU of the forwarder's worker.
     #[arg(long, default_value_t = 1)]
     forwarder_cpu: usize,
-    /// Do not use huge pages, even if there are some.
+    /// Do not use huge pages, even if some are available.
     #[arg(long)]
     no_hugepages: bool,
 }
@@ -147,14 +148,14 @@ fn main() -> ExitCode {
 
 fn do_command(command: Command) -> Result<()> {
     match command {
-        Command::Run { scenarios, out, rounds, overload, place } => {
-            run(&scenarios, out.as_deref(), rounds, overload, &place)
+        Command::Run { scenarios, out, rounds, overload, placement } => {
+            run(&scenarios, out.as_deref(), rounds, overload, &placement)
         }
-        Command::Soak { scenario, seconds, change_every, place } => {
-            soak(&scenario, Soak { seconds, change_every }, &place)
+        Command::Soak { scenario, seconds, change_every, placement } => {
+            soak(&scenario, Soak { seconds, change_every }, &placement)
         }
-        Command::Restart { scenario, rate, connections, next, rounds, place } => {
-            restart(&scenario, rate, connections, next.as_deref(), rounds, &place)
+        Command::Restart { scenario, rate, connections, next, rounds, placement } => {
+            restart(&scenario, rate, connections, next.as_deref(), rounds, &placement)
         }
         Command::List => list(),
         Command::Table { results } => {
@@ -191,7 +192,7 @@ fn run(
     out: Option<&Path>,
     rounds: Option<u32>,
     overload: bool,
-    place: &Place,
+    placement: &Placement,
 ) -> Result<()> {
     cleanup::on_signals()?;
     let mut scenarios = Vec::new();
@@ -201,7 +202,7 @@ fn run(
     if overload {
         scenarios.iter_mut().for_each(Scenario::only_overload);
     }
-    let setup = place.setup()?;
+    let setup = placement.setup()?;
     let machine = Machine::here(setup.hugepages, setup.generator_cpu, setup.forwarder_cpu);
     let rows = scenarios.iter().map(|scenario| Row {
         scenario: scenario.clone(),
@@ -240,26 +241,28 @@ fn run(
     Ok(())
 }
 
-/// The most that memory and open files may grow between the first third of a soak and the last: medians of their samples.
+/// The maximum growth of memory and open files between the first third of a soak and the last: medians of their
+/// samples.
 const GROWTH_MAX: f64 = 1.05;
-/// The least that may be free of the packet buffers in the last third, compared with the first.
+/// The minimum ratio of free packet buffers in the last third to those in the first.
 const BUFFERS_MIN: f64 = 0.98;
-/// The least that the rate of the last third may be, compared with that of the first.
+/// The minimum ratio of the rate in the last third to that in the first.
 const RATE_MIN: f64 = 0.9;
-/// The same, compared with a gateway that has just started, if the rate has fallen: the machine may have become slower.
+/// The minimum ratio to the rate of a gateway that has just started, if the rate has dropped: the machine may have
+/// become slower.
 const FRESH_MIN: f64 = 0.95;
 /// Parts of a soak whose rates are shown.
 const PARTS: usize = 12;
-/// The quantile of the rates that is compared. Other programs, and other guests of a virtual machine's host, take time from most
-/// seconds of a soak, but a gateway that became slower would be slower in its best seconds too.
+/// The quantile of the rates that is compared. Other programs, and other guests of a virtual machine's host, take time
+/// from most seconds of a soak, but a gateway that became slower would be slower in its best seconds too.
 const UNDISTURBED: f64 = 0.99;
 
-fn soak(name: &str, of: Soak, place: &Place) -> Result<()> {
+fn soak(name: &str, of: Soak, placement: &Placement) -> Result<()> {
     cleanup::on_signals()?;
     let pause = of.change_every;
     ensure!((0.01..=60.0).contains(&pause), "--change-every {pause}; accepted: 0.01 to 60");
     let scenario = Scenario::read(&file_of(name)?)?.swap_remove(0);
-    let setup = place.setup()?;
+    let setup = placement.setup()?;
     let Round { measured, samples } = dut::round(&scenario, &setup, Some(of))?;
     let thirds = measured.soak.len() / 3;
     ensure!(
@@ -301,7 +304,7 @@ fn soak(name: &str, of: Soak, place: &Place) -> Result<()> {
             "the gateway has applied no change of backends in a third of the time"
         );
     }
-    // What is in use at one moment varies, for example while a snapshot is compiled.
+    // Resource usage at one moment varies, for example while a snapshot is compiled.
     let median = |part: &[Sample], of: fn(&Sample) -> f64| {
         Spread::of(part.iter().map(of)).map_or(0.0, |spread| spread.median)
     };
@@ -337,15 +340,15 @@ fn restart(
     connections: Option<u32>,
     next: Option<&Path>,
     rounds: u32,
-    place: &Place,
+    placement: &Placement,
 ) -> Result<()> {
     cleanup::on_signals()?;
     ensure!((1.0..=10e6).contains(&rate), "--rate {rate}; accepted: 1 to 10000000");
-    let setup = place.setup()?;
+    let setup = placement.setup()?;
     let next = next.map(Path::canonicalize).transpose().context("--next")?;
     let next = next.as_ref().unwrap_or(&setup.tidegate);
     println!(
-        "| mode | way | packets sent | lost | longest gap | connections | broken | ready again | restored |"
+        "| mode | action | packets sent | lost | longest gap | connections | broken | ready again | restored |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut broken = 0;
@@ -359,7 +362,7 @@ fn restart(
             next,
             Stream { rate },
             rounds,
-            |way, Restarted { window, ready_ms, restored }| {
+            |action, Restarted { window, ready_ms, restored }| {
                 broken += window.broken;
                 let lost = window.offered.saturating_sub(window.received);
                 let ready = if ready_ms == 0.0 { String::new() } else { format!("{ready_ms:.0} ms") };
@@ -367,7 +370,7 @@ fn restart(
                     restored.map(|(flows, ms)| format!("{flows} in {ms:.0} ms")).unwrap_or_default();
                 println!(
                     "| `{mode}` | {} | {} | {lost} | {:.1} ms | {} | {} | {ready} | {restored} |",
-                    way.as_str(),
+                    action.as_str(),
                     window.offered,
                     window.gap_ms,
                     window.connections,
@@ -419,7 +422,7 @@ fn list() -> Result<()> {
     Ok(())
 }
 
-impl Place {
+impl Placement {
     fn setup(&self) -> Result<Setup> {
         let beside = std::env::current_exe()?.with_file_name("tidegate");
         let tidegate = self.tidegate.clone().unwrap_or(beside);

@@ -1,12 +1,13 @@
 //! The addresses of the lab, and frames of numbered flows, written without a table of flows.
 //!
-//! Flow n belongs to service n modulo the number of services, and its client's address and port follow from n. So a
-//! generator of any number of flows touches no memory but the frame: the cost of a frame hardly depends on their number.
+//! Flow n belongs to service n modulo the number of services, and its client's address and port follow from n. A
+//! generator of any number of flows therefore touches no memory except the frame: the cost of a frame hardly depends on
+//! their number.
 //!
-//! Each frame ends with a mark: the flow, and the time at which the frame should have been sent. Every forwarder leaves the
-//! payload as it is, so the receiver knows both, whatever was put around or changed in front of it.
+//! Each frame ends with a mark: the flow, and the time at which the frame should have been sent. Every forwarder leaves
+//! the payload unchanged, so the receiver reads both, whatever was added or changed in front of it.
 //!
-//! Invariant: all checksums are right.
+//! Invariant: all checksums are correct.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -67,7 +68,7 @@ pub(crate) fn backend(family: Family, n: u32) -> IpAddr {
     planned(family, 20, n + 1)
 }
 
-/// The link address of a backend, where each has its own.
+/// The link address of a backend, if each has its own.
 pub(crate) fn backend_mac(n: u32) -> MacAddr {
     let [_, _, high, low] = (n + 1).to_be_bytes();
     MacAddr([2, 0, 0, 1, high, low])
@@ -156,8 +157,8 @@ impl Template {
         };
         let empty = builder.mac(GENERATOR_MAC, CLIENT_SIDE_MAC).payload_len(0);
         let headers = headers(&empty.clone().build()).expect("the builder writes sound frames");
-        let room = bytes.saturating_sub(usize::from(headers.ip_end)).max(MARK_LEN);
-        let mut bytes = empty.payload_len(room).build();
+        let payload = bytes.saturating_sub(usize::from(headers.ip_end)).max(MARK_LEN);
+        let mut bytes = empty.payload_len(payload).build();
         let h = self::headers(&bytes).expect("the builder writes sound frames");
         bytes.truncate(usize::from(h.ip_end));
         let (l3, l4) = (usize::from(h.l3), usize::from(h.l4));
@@ -172,7 +173,7 @@ impl Template {
     }
 }
 
-/// What a backend received of a flow, from which it answers: the end of the forwarder, and its own.
+/// What a backend received of a flow, from which it answers: the forwarder's address and port, and its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Seen {
     /// The source that it saw: the client, or an address of the forwarder.
@@ -273,12 +274,12 @@ fn finish_l4(out: &mut [u8], family: Family, l3: usize, l4: usize, checksum_at: 
     out[checksum_at..checksum_at + 2].fill(0);
     let header = l4..l4 + if checksum_at == l4 + 16 { 20 } else { 8 };
     let end = out.len();
-    // A mark at an odd offset of the payload is swapped in the sum.
+    // A mark at an odd offset of the payload is byte-swapped in the sum.
     let marked = ones(&out[end - MARK_LEN..]);
     let marked = if (end - MARK_LEN - l4) % 2 == 1 { u32::from(fold(marked).swap_bytes()) } else { marked };
     let sum = ones(&out[addresses]) + u32::from(proto) + (end - l4) as u32 + ones(&out[header]) + marked;
     let checksum = match !fold(sum) {
-        // In UDP, zero says that there is no checksum.
+        // In UDP, zero means that there is no checksum.
         0 => 0xffff,
         sum => sum,
     };
@@ -305,7 +306,7 @@ pub(crate) fn headers(frame: &[u8]) -> Option<Headers> {
     }
 }
 
-/// Picks numbers below a bound: each is as likely as another, and the order is the same on every run.
+/// Picks numbers below a bound: uniformly distributed, and in the same order on every run.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_goes_back_to_where_the_request_came_from() {
+    fn an_answer_goes_to_the_sender_of_the_request() {
         for scenario in scenarios() {
             let (mut requests, replies) = (Requests::new(&scenario), Replies::new(&scenario));
             let mut request = vec![0; requests.next_len()];
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_someone_else_has_no_mark() {
+    fn a_foreign_frame_has_no_mark() {
         assert_eq!(read_mark(&[0; 60]), None);
         assert_eq!(read_mark(b"short"), None);
     }

@@ -1,7 +1,7 @@
-//! One HTML page with the charts of results: throughput and latency of rows with the same traffic side by side, the figures as
-//! tables, and files beside each other. It contains its style and its charts (SVG), and loads nothing.
+//! One HTML page with charts of results: throughput and latency of rows with the same traffic side by side, the figures
+//! as tables, and several files beside each other. It contains its style and its charts (SVG), and loads nothing.
 //!
-//! Colours follow the reader's scheme (light or dark). Wide tables scroll by themselves, so the page fits a phone.
+//! Colors follow the reader's scheme (light or dark). Wide tables scroll by themselves, so the page fits a phone.
 
 use std::fmt::Write as _;
 
@@ -91,7 +91,7 @@ fn traffics(files: &[Named]) -> Vec<String> {
     all
 }
 
-/// What tells a row from others with the same traffic.
+/// The label that distinguishes a row from others with the same traffic.
 fn label(files: usize, name: &str, row: &Row) -> String {
     let whole = row.scenario.name();
     let who =
@@ -103,7 +103,7 @@ fn label(files: usize, name: &str, row: &Row) -> String {
 const BAR: usize = 34;
 const WIDTH: f64 = 340.0;
 
-/// A chart of horizontal bars with their labels above them, so that it is as readable on a phone.
+/// A chart of horizontal bars with their labels above them, so that it is also readable on a phone.
 fn chart(title: &str, bars: &[(&str, Forwarder, Spread)], unit: f64, digits: usize) -> String {
     let most = bars.iter().map(|(_, _, spread)| spread.most).fold(0.0, f64::max);
     if bars.is_empty() || most <= 0.0 {
@@ -237,9 +237,9 @@ fn figures(rows: &[(String, &Row)]) -> String {
             (latency, row.latency("low", |one| one.p99_us), 1.0, 0),
             (connections, row.connections(), 1.0, 0),
         ];
-        for (is_asked, spread, unit, digits) in cells {
+        for (is_wanted, spread, unit, digits) in cells {
             let _ = match spread {
-                None if !is_asked => write!(table, "<td></td>"),
+                None if !is_wanted => write!(table, "<td></td>"),
                 Some(Spread { least, median, most }) if least == most => {
                     write!(table, "<td>{:.digits$}</td>", median / unit)
                 }
@@ -265,7 +265,7 @@ fn figures(rows: &[(String, &Row)]) -> String {
     table + "</table></div>"
 }
 
-/// Text without the characters that HTML has other uses for.
+/// Escapes the characters that are special in HTML.
 fn text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,4 +1,4 @@
-//! The results of a run: a JSON file with the machine, every row and every round, and the figures that follow from them.
+//! The results of a run: a JSON file with the machine, every row and every round, and the figures computed from them.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub(crate) struct Machine {
     pub(crate) hugepages: bool,
     pub(crate) generator_cpu: usize,
     pub(crate) forwarder_cpu: usize,
-    /// What the other CPUs run, and what shares one.
+    /// What the other CPUs run, and which programs share one.
     pub(crate) placement: String,
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Machine {
 pub(crate) struct Row {
     pub(crate) scenario: Scenario,
     pub(crate) rounds: Vec<Measured>,
-    /// Why a round has no result.
+    /// The errors of rounds without a result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) failures: Vec<String>,
 }
 
-/// The least, the middle and the greatest of some figures.
+/// The minimum, the median and the maximum of some figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) least: f64,
@@ -64,7 +64,7 @@ impl Spread {
         Some(Self { least, median, most })
     }
 
-    /// Whether no figure of the one is within the figures of the other.
+    /// Whether the two ranges do not overlap.
     pub(crate) fn is_apart_from(&self, other: &Self) -> bool {
         self.least > other.most || other.least > self.most
     }
@@ -101,7 +101,7 @@ impl Row {
         )
     }
 
-    /// A figure of latency at a load, over the rounds.
+    /// A latency figure at a load, over the rounds.
     pub(crate) fn latency(
         &self,
         load: &str,

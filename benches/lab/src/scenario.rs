@@ -1,6 +1,6 @@
 //! A scenario: the traffic, the state of the forwarder, and how it is measured. Read from a TOML file.
 //!
-//! Invariant: a scenario that exists is valid. Every fault names the key, and what is accepted.
+//! Invariant: a scenario that exists is valid. Every error names the key, and the accepted values.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -8,10 +8,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of the mark at the end of each frame: magic, flow, time. No frame has room for less.
+/// Bytes of the mark at the end of each frame: magic, flow, time. Every frame has space for it.
 pub(crate) const MARK_LEN: usize = 16;
 
-/// What one file describes. A list stands for several rows: each combination of its values is measured.
+/// The content of one file. A list stands for several rows: each combination of its values is measured.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct File {
@@ -68,7 +68,7 @@ impl Default for File {
 pub(crate) enum Forwarder {
     /// `tidegate run`.
     Tidegate,
-    /// `dpdk-testpmd`, which only passes frames on: the least that a DPDK program needs on the same wire.
+    /// `dpdk-testpmd`, which only passes frames on: the minimum cost of a DPDK program on the same wire.
     Testpmd,
     /// The Linux kernel with the rules that kube-proxy writes for nftables.
     Kernel,
@@ -114,13 +114,13 @@ pub(crate) enum Protocol {
     Udp,
 }
 
-/// Whose packets are sent.
+/// The senders of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Direction {
     /// Those of clients.
     Requests,
-    /// Those of backends. Only where they pass the forwarder: `nat` and `fullnat`.
+    /// Packets of backends, only if they pass the forwarder: `nat` and `fullnat`.
     Replies,
 }
 
@@ -131,7 +131,7 @@ pub(crate) enum Tracking {
     /// All.
     #[default]
     Always,
-    /// Those whose backend may change, of which there are none while backends do not change.
+    /// Flows whose backend may change. There are none while backends do not change.
     OnChange,
 }
 
@@ -150,7 +150,7 @@ pub(crate) struct Scenario {
     /// Percent of packets that begin a flow, among those of established ones.
     pub(crate) new_percent: u8,
     pub(crate) direction: Direction,
-    /// Bytes of the frames, without check sequence, in turn.
+    /// Bytes of the frames, without check sequence, used in turn.
     pub(crate) frame_bytes: Vec<u16>,
     pub(crate) services: u32,
     /// Backends of each service.
@@ -160,14 +160,14 @@ pub(crate) struct Scenario {
     pub(crate) flow_tracking: Tracking,
     /// Seconds of one trial.
     pub(crate) seconds: f64,
-    /// How often all rows are measured.
+    /// How often each row is measured.
     pub(crate) rounds: u32,
     /// The loss that a rate may have to count as forwarded.
     pub(crate) loss_percent: f64,
-    /// How exactly the search finds the highest rate.
+    /// The precision with which the search finds the highest rate.
     pub(crate) precision_percent: f64,
-    /// Whether the highest rate within the bound is searched; else only what passes under overload is measured. Older files
-    /// of results do not have it.
+    /// Whether the highest rate within the bound is searched; otherwise only the rate under overload is measured. Older
+    /// files of results do not have it.
     #[serde(default = "yes")]
     pub(crate) search: bool,
     /// Whether latency is measured too.
@@ -191,7 +191,7 @@ impl Scenario {
     /// The rows of a file.
     ///
     /// # Errors
-    /// It cannot be read, or is wrong; the message names the file and the place.
+    /// It cannot be read, or is invalid; the message names the file and the position.
     pub(crate) fn read(path: &Path) -> Result<Vec<Self>> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         Self::parse(&text).with_context(|| path.display().to_string())
@@ -200,7 +200,7 @@ impl Scenario {
     /// The rows of the text of a file.
     ///
     /// # Errors
-    /// The message has the line of the fault, or the key.
+    /// The message has the line of the error, or the key.
     pub(crate) fn parse(text: &str) -> Result<Vec<Self>> {
         let file: File = toml::from_str(text)?;
         let mut rows = Vec::new();
@@ -296,7 +296,7 @@ impl Scenario {
         (headers + MARK_LEN as u16).max(FRAME_MIN)
     }
 
-    /// Its name in tables: what differs between rows.
+    /// Its name in tables, which has the fields that differ between rows.
     pub(crate) fn name(&self) -> String {
         let who = match (self.forwarder, self.mode) {
             (Forwarder::Tidegate, Some(mode)) => {
@@ -315,7 +315,7 @@ impl Scenario {
         format!("{who}, {wire}, {}", self.traffic())
     }
 
-    /// The traffic: what rows that are compared with each other have in common.
+    /// The traffic, which rows that are compared with each other have in common.
     pub(crate) fn traffic(&self) -> String {
         let flows = match self.flows {
             0 => "a new flow each packet".to_owned(),
@@ -421,9 +421,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_says_where_and_what_is_accepted() {
+    fn errors_name_the_line_and_the_accepted_values() {
         let wrong = |text: &str| format!("{:#}", Scenario::parse(text).unwrap_err());
-        for (text, says) in [
+        for (text, expected) in [
             ("rounds = 1\nflow = [1]", "line 2"),
             ("modes = ['dsr']", "`dsr-l2`"),
             ("frame-bytes = [59]", "frame-bytes = 59; accepted: 60 to 1514"),
@@ -437,7 +437,7 @@ mod tests {
             ("connections = true", "accepted with protocol = \"tcp\""),
             ("modes = ['nat']\nflow-tracking = 'on-change'", "accepted with DSR modes"),
         ] {
-            assert!(wrong(text).contains(says), "{text:?}: {}", wrong(text));
+            assert!(wrong(text).contains(expected), "{text:?}: {}", wrong(text));
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The search for the highest rate that is forwarded within a bound on loss.
 //!
-//! It halves an interval, as RFC 2544 section 26.1 describes. A shared machine loses frames now and then for reasons of its
-//! own, so one trial does not decide: a rate passes if two of up to three trials do (the idea of the MLRsearch of the
-//! IETF's benchmarking group, draft-ietf-bmwg-mlrsearch, in its simplest form).
+//! It bisects an interval, as RFC 2544 section 26.1 describes. A shared machine loses frames now and then for unrelated
+//! reasons, so one trial does not decide: a rate passes if two of up to three trials do (the idea of the MLRsearch of
+//! the IETF's benchmarking group, draft-ietf-bmwg-mlrsearch, in its simplest form).
 
 use serde::{Deserialize, Serialize};
 
 /// One trial: frames at a constant rate for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Trial {
-    /// Frames that were due, also those that the driver did not take.
+    /// Frames that were due, including those that the driver did not accept.
     pub(crate) offered: u64,
     /// Frames that came back.
     pub(crate) received: u64,
@@ -28,7 +28,7 @@ impl Trial {
         self.received as f64 / self.seconds
     }
 
-    /// The share of frames that did not come back, in percent.
+    /// The percentage of frames that did not return.
     pub(crate) fn loss_percent(&self) -> f64 {
         if self.offered == 0 {
             return 0.0;
@@ -37,7 +37,7 @@ impl Trial {
     }
 }
 
-/// The rate of frames forwarded that this share of the trials does not exceed; 0 without trials.
+/// The quantile of the rates at which the trials forwarded frames; 0 without trials.
 pub(crate) fn rate_at(trials: &[Trial], quantile: f64) -> f64 {
     let mut rates: Vec<f64> = trials.iter().map(Trial::received_pps).collect();
     rates.sort_by(f64::total_cmp);
@@ -45,28 +45,28 @@ pub(crate) fn rate_at(trials: &[Trial], quantile: f64) -> f64 {
     rates.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
 }
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Found {
-    /// Frames per second forwarded when more was offered than could be: what a forwarder does under overload.
+    /// Frames forwarded per second under overload.
     pub(crate) overload_pps: f64,
     /// The highest rate within the bound; `None` if no rate was.
     pub(crate) throughput_pps: Option<f64>,
-    /// The generator offered no more than this, and all of it was forwarded: the forwarder may do more.
+    /// Whether the generator's limit was reached while all of its frames were forwarded: the forwarder may be faster.
     pub(crate) is_limit_of_generator: bool,
     /// All trials, in their order.
     pub(crate) trials: Vec<Trial>,
 }
 
-/// The trials of a rate of which a majority decides.
+/// The number of trials of a rate, whose majority decides.
 const ATTEMPTS: u32 = 3;
 
-/// Trials of which the median is the rate under overload, if nothing is searched.
+/// The number of trials whose median is the rate under overload, if nothing is searched.
 const OVERLOADS: usize = 5;
-/// A forwarder that loses less than this under overload, in percent, gets no more than it can do.
+/// A forwarder that loses less than this under overload, in percent, is not overloaded.
 const OVERLOAD_LOSS_MIN: f64 = 2.0;
 
-/// The rate under overload alone: the median of some trials, since a shared machine disturbs one now and then.
+/// The rate under overload alone: the median of some trials, because a shared machine disturbs one now and then.
 pub(crate) fn overload(most: f64, mut trial: impl FnMut(f64) -> Trial) -> Found {
     let trials: Vec<Trial> = (0..OVERLOADS).map(|_| trial(most)).collect();
     let lossless = trials.iter().filter(|trial| trial.loss_percent() < OVERLOAD_LOSS_MIN).count();
@@ -104,7 +104,7 @@ pub(crate) fn search(
         let throughput_pps = Some(first.offered_pps());
         return Found { overload_pps, throughput_pps, is_limit_of_generator: true, trials };
     }
-    // A forwarder that is overloaded may do less than at its best rate, but seldom by a fifth.
+    // An overloaded forwarder may be slower than at its best rate, but rarely by a fifth.
     let (mut low, mut high) = (0.0, (overload_pps * 1.2).min(first.offered_pps()));
     let mut rate = overload_pps * 0.95;
     while high - low > high * precision_percent / 100.0 && high > 1.0 {
@@ -114,7 +114,7 @@ pub(crate) fn search(
             high = rate;
         }
         rate = if low > 0.0 { f64::midpoint(low, high) } else { high * 0.8 };
-        // Below a tenth of what it forwards under overload, loss has another reason than the rate.
+        // Below a tenth of the rate under overload, the rate is not the reason for loss.
         if low == 0.0 && rate < overload_pps * 0.1 {
             break;
         }
@@ -126,7 +126,7 @@ pub(crate) fn search(
 mod tests {
     use super::*;
 
-    /// A forwarder that does `capacity` frames per second, with a disturbance in every `disturbed`th trial.
+    /// A forwarder with a rate of `capacity` frames per second, and a disturbance in every `disturbed`th trial.
     fn forwarder(capacity: f64, generator: f64, disturbed: u64) -> impl FnMut(f64) -> Trial {
         let mut n = 0;
         move |rate| {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_finds_the_capacity_within_its_precision_and_one_bad_trial_does_not_matter() {
+    fn the_search_finds_the_capacity_and_tolerates_one_bad_trial() {
         for (capacity, disturbed) in [(1e6, 0), (7.3e6, 0), (12_345.0, 0), (3e6, 4)] {
             let found = search(2e7, 0.1, 1.0, forwarder(capacity, 2e7, disturbed));
             let throughput = found.throughput_pps.unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forwarder_that_is_faster_than_the_generator_is_said_to_be_so() {
+    fn a_forwarder_that_is_faster_than_the_generator_is_reported() {
         let found = search(2e7, 0.1, 1.0, forwarder(1e9, 5e6, 0));
         assert!(found.is_limit_of_generator);
         assert_eq!(found.throughput_pps, Some(5e6));

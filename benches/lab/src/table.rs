@@ -1,4 +1,4 @@
-//! Results as tables of Markdown, for terminals and for `benches/results/`; and what two files of results differ in.
+//! Results as tables of Markdown, for terminals and for `benches/results/`, and the comparison of two files of results.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,7 @@ fn head(machine: &Machine) -> String {
     let pages = if machine.hugepages { "huge pages" } else { "small pages" };
     format!(
         "{date}, commit {commit}, {cpu}, {cpus} CPUs, Linux {kernel}, {dpdk}, {pages}. CPU {} is the generator's and CPU {} the \
-         forwarder's: {placement}. Figures are medians of the rounds, which took the rows in turn, with the least and the \
+         forwarder's: {placement}. Figures are medians of the rounds, which ran the rows in turn, with the least and the \
          greatest.\n",
         machine.generator_cpu, machine.forwarder_cpu
     )
@@ -46,7 +46,7 @@ fn throughput(row: &Row) -> String {
     of_generator(row, range(row.throughput(), 1e6, 3))
 }
 
-/// Says that the forwarder may do more, if so.
+/// Marks a result that the generator limits: the forwarder may be faster.
 fn of_generator(row: &Row, found: String) -> String {
     if row.is_limit_of_generator() { format!("{found}, all that the generator offers") } else { found }
 }

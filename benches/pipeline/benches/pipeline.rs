@@ -36,7 +36,7 @@ fn pipeline(c: &mut Criterion) {
     for name in SCENARIOS {
         let mut lab: Option<Lab> = None;
         group.bench_function(name, |b| {
-            // Built only when it is measured, so a filtered scenario costs nothing.
+            // Built only when it is measured, so that a filtered scenario costs nothing.
             let lab = lab.get_or_insert_with(|| Lab::new(name.parse().expect("a scenario"), ENTRIES));
             b.iter_custom(|packets| {
                 let mut took = Duration::ZERO;

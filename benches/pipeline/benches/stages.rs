@@ -1,6 +1,6 @@
-//! Micro-benches of the steps of a packet and of the parts of a snapshot, each alone: header checks by kind of frame,
-//! the service look-up, the flow look-up, Maglev builds. Single steps overlap in a loop, but not in the pipeline.
-//! Compare these times only with earlier times of the same bench, and do not add them.
+//! Micro-benches of single packet steps and snapshot parts: header checks by kind of frame, the service lookup, the
+//! flow lookup, Maglev builds. Single steps overlap in a loop, but not in the pipeline. Compare these times only with
+//! earlier times of the same bench, and do not add them.
 #![allow(missing_docs, reason = "criterion's macros make public functions")]
 
 use std::hint::black_box;
@@ -87,7 +87,7 @@ fn flow_look_up(c: &mut Criterion) {
         for flow in 0..flows {
             let (key, backend) = (key(flow), BackendId::new(flow % 10_000, 0));
             let hash = tables.hash(&key);
-            // A few flows find no room in a table that is this full. A second packet establishes the others.
+            // A few flows do not fit in a table that is this full. A second packet establishes the others.
             let _ = tables.dsr.insert(&key, hash, backend, Packet::Datagram, idle, Now(0));
             tables.dsr.lookup(&key, hash, Packet::Datagram, Now(0));
         }
@@ -100,8 +100,8 @@ fn flow_look_up(c: &mut Criterion) {
                     tables.dsr.prefetch(&key, hash);
                     (key, hash)
                 });
-                // As in the pipeline: look in the first bucket of each key, then in the second for keys that were not
-                // found.
+                // As in the pipeline: check the first hash bucket of each key, then the second one for keys that were
+                // not found.
                 let first = keys.each_ref().map(|(key, hash)| {
                     matches!(tables.dsr.lookup_first(key, *hash, Packet::Datagram, Now(1)), First::Steady(_))
                 });

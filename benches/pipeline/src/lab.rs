@@ -41,7 +41,7 @@ pub const RING: usize = 4096;
 const BURST_NS: u64 = 3200;
 
 /// The number of flows that `new` puts into an empty table before the table is emptied again. It is nearly half of the
-/// capacity, so that no flow is refused for lack of room.
+/// capacity, so that no flow is refused.
 const NEW_MAX: usize = ENTRIES / 2;
 
 /// A gateway in memory with the flows of a scenario.
@@ -54,8 +54,8 @@ pub struct Lab {
     tallies: Tallies,
     counters: WorkerCounters,
     pipeline: Pipeline,
-    /// The worker that holds the flows, if it is not the measured one.
-    holder: Option<Pipeline>,
+    /// The worker that owns the flows, if it is not the measured one.
+    owner: Option<Pipeline>,
     /// When the measured worker got its copies.
     copied_at: Now,
     out: BurstOutput,
@@ -63,16 +63,16 @@ pub struct Lab {
     wire: Wire,
     random: Random,
     ring: Vec<MemoryFrame>,
-    /// The flow that begins next, in scenarios in which each packet begins a flow.
+    /// The next flow to start, in scenarios in which each packet starts a flow.
     next: usize,
-    /// The established flows: all that were begun, except the few that found no room.
+    /// The established flows: all started flows, except the few that did not fit.
     known: Vec<u32>,
     /// The tuple of the replies of each flow.
     replies: Vec<Tuple>,
 }
 
 impl Lab {
-    /// Builds the gateway with flow tables for `entries`, and begins the scenario's flows.
+    /// Builds the gateway with flow tables for `entries`, and starts the scenario's flows.
     ///
     /// # Panics
     /// If the scenario does not behave as expected.
@@ -95,13 +95,13 @@ impl Lab {
             steering: steering.clone(),
         };
         let mut out = BurstOutput::default();
-        // A worker that nobody watches.
+        // Tracing is off for this worker.
         out.set_takes_notes(false);
         let mut lab = Self {
             tallies: Tallies::with_capacity(snapshot.service_indices(), snapshot.backend_indices()),
             counters: WorkerCounters::default(),
             pipeline: Pipeline::new(&config(0)),
-            holder: scenario.copied.then(|| Pipeline::new(&config(1))),
+            owner: scenario.copied.then(|| Pipeline::new(&config(1))),
             copied_at: Now(0),
             out,
             now: Now(1_000_000_000),
@@ -148,7 +148,7 @@ impl Lab {
         self.pipeline.flows().live()
     }
 
-    /// The number of flows that found no room.
+    /// The number of flows that did not fit.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.pipeline.flows().counters().refused
@@ -161,7 +161,7 @@ impl Lab {
         {
             self.pipeline.flows_mut().retain(self.now, |_| false);
         }
-        if self.holder.is_some() && self.now.since(self.copied_at) > Duration::from_millis(500) {
+        if self.owner.is_some() && self.now.since(self.copied_at) > Duration::from_millis(500) {
             self.copy_flows();
         }
         for at in 0..RING {
@@ -205,7 +205,7 @@ impl Lab {
         }
     }
 
-    /// Begins flows `0..count`. If `established`, sends packets of both directions (if the gateway sees both) until the
+    /// Starts flows `0..count`. If `established`, sends packets of both directions (if the gateway sees both) until the
     /// flows are established. A NAT table near its limit refuses a few, see `conntrack::eviction`.
     fn begin(&mut self, count: usize, established: bool) {
         let translated = !self.scenario.mode().is_dsr();
@@ -249,12 +249,13 @@ impl Lab {
         self.pipeline.process(view, self.now, Arrival::Wire(0), frames, &mut self.out);
         self.pipeline.age(self.now);
         let mut verdicts = self.out.verdicts.clone();
-        if let Some(holder) = &mut self.holder {
+        if let Some(owner) = &mut self.owner {
             for (at, frame) in unchanged.into_iter().enumerate() {
                 if let Verdict::HandOver(_) = verdicts[at] {
                     let mut one = [frame];
-                    // Its own number: the measured worker would get a copy before all flows are established.
-                    holder.process(view, self.now, Arrival::HandedOver(0, 1), &mut one, &mut self.out);
+                    // The owner's own number: otherwise the measured worker would get a copy before all flows are
+                    // established.
+                    owner.process(view, self.now, Arrival::HandedOver(0, 1), &mut one, &mut self.out);
                     [frames[at]] = one;
                     verdicts[at] = self.out.verdicts[0];
                 }
@@ -266,12 +267,12 @@ impl Lab {
         sent.collect::<ArrayVec<_, BURST>>().into_iter()
     }
 
-    /// Gives the measured worker copies of all flows, and forgets the flows that it holds itself or has no room for.
+    /// Gives the measured worker copies of all flows, and drops flows that it owns itself or that did not fit.
     fn keep_copied(&mut self) {
-        if self.holder.is_none() {
+        if self.owner.is_none() {
             return;
         }
-        let is_held = |lab: &mut Self, at: usize| {
+        let is_copied = |lab: &mut Self, at: usize| {
             let tuple = lab.packet_of(at);
             lab.wire.write(&mut lab.ring[0], &tuple, DATA);
             let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
@@ -279,7 +280,7 @@ impl Lab {
             matches!(lab.out.verdicts[0], Verdict::Transmit { .. })
         };
         let keep = |lab: &mut Self, wanted: bool| {
-            let kept: Vec<bool> = (0..lab.known.len()).map(|at| is_held(lab, at) == wanted).collect();
+            let kept: Vec<bool> = (0..lab.known.len()).map(|at| is_copied(lab, at) == wanted).collect();
             let mut each = kept.iter();
             lab.known.retain(|_| *each.next().expect("one answer for each flow"));
             let mut each = kept.iter();
@@ -296,9 +297,9 @@ impl Lab {
         for at in 0..self.known.len() {
             let tuple = self.packet_of(at);
             self.wire.write(&mut self.ring[0], &tuple, DATA);
-            let Some(holder) = &mut self.holder else { return };
+            let Some(owner) = &mut self.owner else { return };
             let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
-            holder.process(view, self.now, Arrival::HandedOver(0, 0), &mut self.ring[..1], &mut self.out);
+            owner.process(view, self.now, Arrival::HandedOver(0, 0), &mut self.ring[..1], &mut self.out);
             for copy in &self.out.flow_copies {
                 self.pipeline.store_copy(copy, self.now);
             }
@@ -311,7 +312,7 @@ impl Lab {
     }
 
     fn request(&self, flow: usize) -> Tuple {
-        // Neighbouring flows go to services in different parts of the table.
+        // Neighboring flows go to services in different parts of the table.
         let service = flow.wrapping_mul(0x9e37_79b1) % self.scenario.services;
         let tcp = self.scenario.is_tcp(service);
         Tuple {
@@ -335,7 +336,7 @@ impl Lab {
     }
 }
 
-/// The work of a worker on a burst. It is not inlined, so that callgrind can count it separately.
+/// A worker's processing of a burst. It is not inlined, so that callgrind can count it separately.
 #[inline(never)]
 fn one_burst(
     pipeline: &mut Pipeline,
@@ -476,13 +477,13 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_with_copies_sends_every_frame_of_flows_that_it_does_not_hold() {
+    fn a_worker_sends_every_frame_of_flows_that_it_only_has_copies_of() {
         for path in ["nat", "nat-reply", "fullnat", "fullnat-reply/v6"] {
             let (path, rest) = path.split_once('/').unwrap_or((path, "tcp"));
             let scenario: Scenario = format!("{path}/known-300/{rest}/copied").parse().expect("a scenario");
             let mut lab = Lab::new(scenario, 4000);
             assert!(lab.known.len() > 50, "{} of 300 flows", lab.known.len());
-            // Longer than copies serve without a confirmation.
+            // Longer than copies are valid without a confirmation.
             for _ in 0..20 {
                 lab.now.0 += 700_000_000;
                 lab.refill();
@@ -515,7 +516,7 @@ mod tests {
         let mut flood = Lab::new("dsr-l2/flood".parse().expect("a scenario"), 1000);
         flood.refill();
         flood.run();
-        // New flows of the last 10 ms use free slots beyond the limit, up to a quarter of it.
+        // New flows of the last 10 ms use free entries beyond the limit, up to a quarter of it.
         assert!(flood.live() < 1350, "{} flows in a table for 1000", flood.live());
     }
 }

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_slow_run_moves_neither_the_median_nor_the_least() {
+    fn one_slow_run_changes_neither_the_median_nor_the_minimum() {
         let s = summary(&[10.0, 12.0, 11.0, 13.0, 900.0]);
         assert_eq!((s.least, s.lower, s.median, s.upper, s.count), (10.0, 11.0, 12.0, 13.0, 5));
     }

@@ -25,9 +25,9 @@ pub enum Path {
 pub enum Flows {
     /// This many established flows. Each packet belongs to one of them, chosen at random.
     Known(usize),
-    /// Each packet begins a flow. The table is emptied before it is full, outside of the timed part.
+    /// Each packet starts a flow. The table is emptied before it is full, outside of the timed part.
     New,
-    /// Each packet begins a flow, and the table is full of other new flows: a flood of SYNs or of datagrams with
+    /// Each packet starts a flow, and the table is full of other new flows: a flood of SYNs or of datagrams with
     /// changing sources.
     Flood,
 }
@@ -54,9 +54,10 @@ pub struct Scenario {
     pub transports: Transports,
     /// IPv6 rather than IPv4.
     pub v6: bool,
-    /// `flowTracking: on-change` rather than `always`: settled flows have no entry.
+    /// `flowTracking: on-change` rather than `always`: flows that are not in flux have no entry.
     pub on_change: bool,
-    /// Another worker holds the flows, and the one that is measured has copies of them. In the modes that translate.
+    /// Another worker owns the flows, and the one that is measured has copies of them, in modes that translate
+    /// addresses.
     pub copied: bool,
     /// The number of service ports.
     pub services: usize,
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scenario_is_what_its_name_says() {
+    fn a_scenario_matches_its_name() {
         for name in [
             "trivial/known-1",
             "dsr-l2/known-1000000",

@@ -18,12 +18,12 @@ pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
 /// The shortest Ethernet frame without its check sequence. IPv6 with TCP is longer because of its headers.
 const FRAME_LEN: usize = 60;
 
-/// A pseudo-random sequence: xorshift64* (Vigna 2016), more than random enough to defeat caches and prefetchers.
+/// A pseudo-random sequence: xorshift64* (Vigna 2016), random enough to defeat caches and prefetchers.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// Creates a sequence from a seed. Seed 0 is the same as seed 1.
+    /// Creates a sequence from a seed. Seed 0 gives the same sequence as seed 1.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed.max(1))
@@ -65,7 +65,7 @@ pub fn backend(n: usize, v6: bool) -> IpAddr {
     address(v6, u32::from(Ipv4Addr::new(10, 1, 0, 0)), 0xbac, n as u32 + 1)
 }
 
-/// The client of a flow. Each of the first four million flows has its own address; then the next port is used.
+/// The client of a flow. Each of the first four million flows has its own address; later flows use the next port.
 #[must_use]
 pub fn client(flow: usize, v6: bool) -> SocketAddr {
     let addr = address(v6, u32::from(Ipv4Addr::new(100, 64, 0, 0)), 0xc11, flow as u32 & 0x003f_ffff);
@@ -157,7 +157,7 @@ mod tests {
     use tidegate_wire::{Parsed, parse};
 
     #[test]
-    fn frames_are_as_the_builder_would_make_them() {
+    fn frames_match_the_packet_builder() {
         for (v6, tcp) in [(false, true), (false, false), (true, true), (true, false)] {
             let tuple = Tuple { src: client(4_300_000, v6), dst: vip(7, v6, tcp), tcp };
             let wire = Wire::new(v6);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_have_tuples_of_their_own() {
+    fn every_flow_has_its_own_tuple() {
         let mut seen: Vec<_> = [0, 1, 4_194_303, 4_194_304, 8_388_609].map(|flow| client(flow, false)).into();
         seen.sort();
         seen.dedup();

@@ -30,7 +30,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use world::Size;
 
-/// The same allocator as in the daemon, for the same reasons.
+/// As in the daemon, to measure with its allocator.
 #[global_allocator]
 static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -78,7 +78,7 @@ fn now() -> Duration {
 /// The API server's process. It prints `ready`, waits for a line, makes the changes, and prints the time of each write.
 fn server(plan: &Plan, directory: &Path) -> Result<()> {
     let server = TestApiServer::start(Options::default())?;
-    let variant = Variant { is_settled: false, checked: 0, has_pods: false };
+    let variant = Variant { has_status: false, checked: 0, has_pods: false };
     server.load(cluster::objects(plan.size, 0, variant).collect()).map_err(anyhow::Error::msg)?;
     server.kubeconfig(directory)?;
     println!("ready");
@@ -133,7 +133,7 @@ impl Server {
         let mut server = Self { child, stdin, lines };
         let first = server.lines.next().context("the API server ended")??;
         if first != "ready" {
-            bail!("the API server said {first:?}");
+            bail!("the API server sent {first:?}");
         }
         Ok(server)
     }
@@ -154,7 +154,7 @@ fn gateway(plan: &Plan) -> Result<()> {
     let began = weight::anonymous()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut gateway = Gateway::new(Objects::default(), &worker_pool);
-    let asked = Instant::now();
+    let started = Instant::now();
     let source = {
         let _inside = runtime.enter();
         KubernetesSource::start(&config(directory.path()), "bench")
@@ -174,7 +174,7 @@ fn gateway(plan: &Plan) -> Result<()> {
         plan.size.all(),
         plan.rate
     );
-    println!("lists arrived after {:.2} s", (listed - asked).as_secs_f64());
+    println!("lists arrived after {:.2} s", (listed - started).as_secs_f64());
     println!("applied by the worker {:.2} s after that", listed.elapsed().as_secs_f64());
     println!("memory of the process: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);
 
@@ -196,7 +196,7 @@ fn gateway(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The API server's kubeconfig is in this directory.
+/// The configuration; this directory contains the API server's kubeconfig.
 fn config(directory: &Path) -> KubernetesConfig {
     KubernetesConfig {
         kubeconfig: Some(directory.join("kubeconfig")),
@@ -215,8 +215,8 @@ fn wait(runtime: &Runtime, updates: &mut watch::Receiver<SourceUpdate>, most: Du
     runtime.block_on(async { tokio::time::timeout(most, updates.changed()).await }).is_ok()
 }
 
-/// Has the API server make the changes, and runs a round for each update, as the daemon does. Returns when each change
-/// was applied by the worker, and the stages of the rounds.
+/// Lets the API server make the changes, and runs a round for each update, as the daemon does. Returns when the worker
+/// applied each change, and the stages of the rounds.
 fn follow(
     plan: &Plan,
     runtime: &Runtime,
@@ -231,7 +231,7 @@ fn follow(
     let mut next = Instant::now();
     while applied.len() < plan.changes {
         if !wait(runtime, updates, Duration::from_secs(20)) {
-            bail!("{} of {} changes came", applied.len(), plan.changes);
+            bail!("{} of {} changes arrived", applied.len(), plan.changes);
         }
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         let objects = Objects::clone(&updates.borrow_and_update().objects);
@@ -252,7 +252,7 @@ fn follow(
     Ok((applied, rounds))
 }
 
-/// The API server says when it wrote each change.
+/// Prints latencies, from the times at which the API server wrote each change.
 fn print_latencies(plan: &Plan, server: &mut Server, applied: &BTreeMap<usize, Duration>) -> Result<()> {
     let mut latencies = Vec::with_capacity(plan.changes);
     for _ in 0..plan.changes {

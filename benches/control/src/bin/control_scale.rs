@@ -19,7 +19,7 @@ use tidegate_control_bench::{weight, world};
 use tidegate_model::objects::{EndpointSlice, Node};
 use world::Size;
 
-/// The same allocator as in the daemon, for the same reasons.
+/// As in the daemon, to measure with its allocator.
 #[global_allocator]
 static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Makes each of the other changes so many times, in turn, and measures a reconcile from scratch for comparison.
+/// Makes each of the other changes this many times, in turn, and measures a reconcile from scratch for comparison.
 fn other_changes(gateway: &mut Gateway<'_>, size: Size, times: usize) -> Result<()> {
     let mut rounds: Vec<Vec<Stages>> = OTHERS.iter().map(|_| Vec::new()).collect();
     let mut scratch = Vec::new();
@@ -123,13 +123,13 @@ fn other_changes(gateway: &mut Gateway<'_>, size: Size, times: usize) -> Result<
     Ok(())
 }
 
-/// A change that is made for the n-th time.
+/// A change, given the number of its repetition.
 type Change = fn(&mut Gateway<'_>, Size, usize);
 
 const OTHERS: [(&str, Change); 7] = [
-    ("a node says the same again", |gateway, size, n| node(gateway, size, n, |_| ())),
+    ("a node reports the same again", |gateway, size, n| node(gateway, size, n, |_| ())),
     ("a node has another label", |gateway, size, n| {
-        node(gateway, size, n, |node| drop(node.meta.labels.insert("turn".into(), n.to_string())));
+        node(gateway, size, n, |node| drop(node.meta.labels.insert("change".into(), n.to_string())));
     }),
     ("a node is in another zone", |gateway, size, n| {
         let zone = format!("zone-{}", n % 7 + 3);
@@ -145,11 +145,11 @@ const OTHERS: [(&str, Change); 7] = [
     ("a namespace has another label", |gateway, size, n| {
         let mut objects = gateway.objects.clone();
         let mut namespace = world::namespace(n % size.services.div_ceil(100));
-        namespace.meta.labels.insert("turn".into(), n.to_string());
+        namespace.meta.labels.insert("change".into(), n.to_string());
         objects.namespaces.insert(namespace.meta.key.name.clone(), Arc::new(namespace));
         gateway.objects = objects;
     }),
-    ("a Service comes, with its slice", |gateway, size, n| {
+    ("a Service is added, with its slice", |gateway, size, n| {
         let mut objects = gateway.objects.clone();
         let service = world::service(size.services + n);
         objects.services.insert(service.meta.key.clone(), Arc::new(service));
@@ -183,12 +183,12 @@ type Pick = fn(&Stages) -> Duration;
 const STAGES: [(&str, Pick); 5] = [
     ("reconcile", |s| s.reconcile),
     ("compile and publish", |s| s.publish),
-    ("taken up by the worker", |s| s.applied),
+    ("applied by the worker", |s| s.applied),
     ("from objects to the worker", |s| s.reconcile + s.publish + s.applied),
-    ("letting go of the state before", |s| s.all - s.reconcile - s.publish - s.applied),
+    ("release of the previous state", |s| s.all - s.reconcile - s.publish - s.applied),
 ];
 
-/// Changes one endpoint of one slice in the way of a source: the new state shares everything that did not change.
+/// Changes one endpoint of one slice as a source does: the new state shares everything that did not change.
 fn change(gateway: &mut Gateway<'_>, size: Size, n: usize) {
     let of = n.wrapping_mul(0x9e37_79b1) % size.services;
     let slice = world::slices(size, of).next().expect("a Service has a slice");

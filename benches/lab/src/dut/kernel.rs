@@ -10,29 +10,30 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use tidegate_netlab::Lab;
 
-use super::stand::{Setup, shell};
+use super::testbed::{Setup, shell};
 use crate::packets::{GENERATOR_MAC, PORT, backend, client_side, prefix, vip};
 use crate::scenario::{Family, Protocol, Scenario};
 
-/// The kernel's limits of connections. They are of the whole machine, and are raised if they are too low for the flows.
+/// The kernel's limits of connections. They apply to the whole machine, and are raised if they are too low for the
+/// flows.
 const NEW_FLOWS: u64 = 4_000_000;
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
-const BUCKETS: &str = "/sys/module/nf_conntrack/parameters/hashsize";
+const HASH_BUCKETS: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
 /// Gives the namespace addresses, routes and rules.
 ///
 /// # Errors
 /// nftables is not installed, or refuses the rules.
 pub(super) fn start(lab: &Lab, scenario: &Scenario, setup: &Setup) -> Result<()> {
-    // The kernel would handle a frame on the CPU that has sent it, the generator's. Programs that read packet sockets must
-    // not be started so: a flood would take their own CPU from them.
+    // The kernel would handle a frame on the CPU that has sent it, which is the generator's. Programs that read packet
+    // sockets must not be started this way: a flood would take their own CPU from them.
     for device in ["dut0", "dut1"] {
         let mask = format!("{:x}", 1_u64 << setup.forwarder_cpu);
         shell(lab, &format!("echo {mask} > /sys/class/net/{device}/queues/rx-0/rps_cpus"))?;
     }
     let family = scenario.family;
     let [own, router] = client_side(family);
-    // The backends are behind one next hop, so that the kernel needs one neighbour.
+    // The backends are behind one next hop, so that the kernel needs one neighbor.
     let length = if family == Family::V4 { 16 } else { 64 };
     let forward = match family {
         Family::V4 => "ipv4/ip_forward",
@@ -62,7 +63,7 @@ pub(super) fn start(lab: &Lab, scenario: &Scenario, setup: &Setup) -> Result<()>
     fs::write(&rules, ruleset(scenario))?;
     shell(lab, &format!("nft -f {}", rules.display())).context("nftables")?;
     let connections = if scenario.flows == 0 { NEW_FLOWS } else { u64::from(scenario.flows) * 2 };
-    for (path, least) in [(LIMIT, connections), (BUCKETS, connections / 4)] {
+    for (path, least) in [(LIMIT, connections), (HASH_BUCKETS, connections / 4)] {
         let present: u64 = fs::read_to_string(path)?.trim().parse().context(path)?;
         if present < least {
             fs::write(path, least.to_string()).context(path)?;

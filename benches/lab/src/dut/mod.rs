@@ -10,7 +10,7 @@
 
 mod kernel;
 mod restarts;
-mod stand;
+mod testbed;
 mod testpmd;
 mod tidegate;
 
@@ -20,10 +20,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::generator::{Measured, Soak};
 use crate::scenario::{Forwarder, Scenario};
-use stand::{Stand, last_words, stand};
+use testbed::{Testbed, log_end, testbed};
 
 pub(crate) use restarts::{Restarted, restarts};
-pub(crate) use stand::Setup;
+pub(crate) use testbed::Setup;
 pub(crate) use tidegate::Sample;
 
 /// One round: the figures of the generator, and in a soak what the forwarder used.
@@ -38,7 +38,7 @@ pub(crate) struct Round {
 /// # Errors
 /// The lab or a program does not start, or the generator fails; the message has the end of the forwarder's log.
 pub(crate) fn round(scenario: &Scenario, setup: &Setup, soak: Option<Soak>) -> Result<Round> {
-    let Stand { lab, mut generator, forwarder_devices } = stand(scenario, setup, soak, None)?;
+    let Testbed { lab, mut generator, forwarder_devices } = testbed(scenario, setup, soak, None)?;
     let mut forwarder = match scenario.forwarder {
         Forwarder::Tidegate => Some(tidegate::start(&lab, scenario, setup, &forwarder_devices, None)?),
         Forwarder::Testpmd => Some(testpmd::start(&lab, setup, &forwarder_devices)?),
@@ -66,7 +66,7 @@ pub(crate) fn round(scenario: &Scenario, setup: &Setup, soak: Option<Soak>) -> R
         _ => bail!(
             "{}: the generator failed{}",
             scenario.name(),
-            forwarder.as_mut().map_or_else(String::new, last_words)
+            forwarder.as_mut().map_or_else(String::new, log_end)
         ),
     }
 }

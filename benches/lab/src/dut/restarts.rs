@@ -1,4 +1,4 @@
-//! Restarts of a gateway in each way, while the generator streams packets of established connections.
+//! Restarts of a gateway in different ways, while the generator streams packets of established connections.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::path::Path;
@@ -10,27 +10,27 @@ use rustix::process::Signal;
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, wait_for};
 
-use super::stand::{Setup, Stand, last_words, stand};
+use super::testbed::{Setup, Testbed, log_end, testbed};
 use super::tidegate::{Metrics, launch, start, wait_until_ready};
 use crate::generator::{Stream, Window};
 use crate::scenario::Scenario;
 
 /// How the gateway is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Not at all: what is lost on this machine in any case.
+pub(crate) enum Action {
+    /// Nothing: shows what this machine loses in any case.
     Nothing,
     /// SIGHUP, with a changed configuration.
     Reload,
-    /// SIGKILL, and the next process at once.
+    /// SIGKILL, and the next process immediately.
     Kill,
-    /// SIGTERM, and the next process when the first has ended, as `systemctl restart` does.
+    /// SIGTERM, and the next process after the first has exited, as `systemctl restart` does.
     Restart,
-    /// The same, and the next process is another build.
+    /// SIGTERM, and the next process is another build.
     Upgrade,
 }
 
-impl Way {
+impl Action {
     pub(crate) const ALL: [Self; 5] = [Self::Nothing, Self::Reload, Self::Kill, Self::Restart, Self::Upgrade];
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -44,40 +44,40 @@ impl Way {
     }
 }
 
-/// What one change did.
+/// The effect of one action.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Restarted {
     pub(crate) window: Window,
-    /// From the signal until the gateway was ready again; 0 if it went on.
+    /// From the signal until the gateway was ready again; 0 if it kept running.
     pub(crate) ready_ms: f64,
-    /// Flows that the next process restored, and how long it took.
+    /// Flows that the next process restored, and the time that it took.
     pub(crate) restored: Option<(u64, f64)>,
 }
 
-/// The stream goes on for so long before and after each change.
+/// The stream runs for this long before and after each action.
 const AROUND: Duration = Duration::from_millis(500);
 const ENDS: Duration = Duration::from_secs(20);
-/// A configuration is read and applied within this time.
+/// The maximum time until a configuration is read and applied.
 const RELOADED: Duration = Duration::from_secs(10);
 
-/// The generator, by its lines.
+/// The generator's input and output, line by line.
 struct Conversation {
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
 }
 
 impl Conversation {
-    fn say(&mut self, word: &str) -> Result<()> {
+    fn send(&mut self, word: &str) -> Result<()> {
         writeln!(self.to, "{word}")?;
         Ok(self.to.flush()?)
     }
 
-    fn hear(&mut self) -> Result<String> {
+    fn receive(&mut self) -> Result<String> {
         self.from.next().context("the generator has ended")?.context("the generator")
     }
 }
 
-/// Changes a gateway in each of these ways, `rounds` times, and calls `tell` after each change. `next` is the binary of another
+/// Performs each action on a gateway, `rounds` times, and calls `report` after each. `next` is the binary of another
 /// build.
 ///
 /// # Errors
@@ -88,41 +88,37 @@ pub(crate) fn restarts(
     next: &Path,
     stream: Stream,
     rounds: u32,
-    mut tell: impl FnMut(Way, Restarted),
+    mut report: impl FnMut(Action, Restarted),
 ) -> Result<()> {
-    // tmpfs on every Linux, as /run in operation.
+    // A tmpfs on every Linux, like /run in operation.
     let flows = tempfile::Builder::new().prefix("tidegate-bench").tempdir_in("/dev/shm")?;
-    let Stand { lab, mut generator, forwarder_devices } = stand(scenario, setup, None, Some(stream))?;
+    let Testbed { lab, mut generator, forwarder_devices } = testbed(scenario, setup, None, Some(stream))?;
     let mut gateway = start(&lab, scenario, setup, &forwarder_devices, Some(flows.path()))?;
     let (to, from) = (generator.stdin.take(), generator.stdout.take());
     let (to, from) = to.zip(from).context("the generator's input and output")?;
     let mut conversation = Conversation { to, from: BufReader::new(from).lines() };
-    let heard = conversation.hear().with_context(|| last_words(&mut gateway))?;
-    ensure!(heard == "ready", "the generator said {heard:?}");
+    let line = conversation.receive().with_context(|| log_end(&mut gateway))?;
+    ensure!(line == "ready", "the generator sent {line:?}");
     let mut is_next = false;
     for _ in 0..rounds {
-        for way in Way::ALL {
-            conversation.say("begin")?;
+        for action in Action::ALL {
+            conversation.send("begin")?;
             std::thread::sleep(AROUND);
             let begun = Instant::now();
-            is_next ^= way == Way::Upgrade;
+            is_next ^= action == Action::Upgrade;
             let binary = if is_next { next } else { &setup.tidegate };
-            let ready_ms = match way {
-                Way::Nothing => 0.0,
-                Way::Reload => {
+            let ready_ms = match action {
+                Action::Nothing => 0.0,
+                Action::Reload => {
                     reload(&lab, &mut gateway)?;
                     0.0
                 }
-                Way::Kill | Way::Restart | Way::Upgrade => {
-                    if way == Way::Kill {
+                Action::Kill | Action::Restart | Action::Upgrade => {
+                    if action == Action::Kill {
                         gateway.kill();
                     } else {
                         gateway.signal(Signal::TERM);
-                        ensure!(
-                            gateway.wait(ENDS)?.success(),
-                            "the gateway failed{}",
-                            last_words(&mut gateway)
-                        );
+                        ensure!(gateway.wait(ENDS)?.success(), "the gateway failed{}", log_end(&mut gateway));
                     }
                     gateway = launch(&lab, binary)?;
                     wait_until_ready(&lab, &mut gateway)?;
@@ -130,10 +126,10 @@ pub(crate) fn restarts(
                 }
             };
             std::thread::sleep(AROUND);
-            conversation.say("end")?;
-            let window = serde_json::from_str(&conversation.hear()?)?;
+            conversation.send("end")?;
+            let window = serde_json::from_str(&conversation.receive()?)?;
             let restored = if ready_ms == 0.0 { None } else { restored(&lab)? };
-            tell(way, Restarted { window, ready_ms, restored });
+            report(action, Restarted { window, ready_ms, restored });
         }
     }
     drop(conversation);
@@ -141,7 +137,7 @@ pub(crate) fn restarts(
     Ok(())
 }
 
-/// Changes the configuration, and waits until the gateway has it.
+/// Changes the configuration, and waits until the gateway has applied it.
 fn reload(lab: &Lab, gateway: &mut LabProcess) -> Result<()> {
     let path = lab.directory().join("gateway.yaml");
     let text = std::fs::read_to_string(&path)?;

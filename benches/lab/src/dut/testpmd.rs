@@ -1,4 +1,4 @@
-//! `dpdk-testpmd` (Debian: dpdk-dev): it passes each frame on to the other port and does nothing else.
+//! `dpdk-testpmd` (Debian: dpdk-dev), which passes each frame on to the other port and does nothing else.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use tidegate_netlab::Lab;
 use tidegate_netlab::process::LabProcess;
 
-use super::stand::{Setup, wait_for_line};
+use super::testbed::{Setup, wait_for_line};
 
 /// Starts it, forwarding with one core.
 ///
@@ -28,7 +28,7 @@ pub(super) fn start(lab: &Lab, setup: &Setup, devices: &[String; 2]) -> Result<L
         ["--", "--forward-mode=io", "--nb-cores=1", "--total-num-mbufs=32767", "--rxd=1024", "--txd=1024"]
             .map(str::to_owned),
     );
-    // Without a terminal it forwards until it can read a line.
+    // Without a terminal, it forwards until it can read a line.
     arguments.push("--stats-period=1000000".to_owned());
     let mut process =
         LabProcess::start(lab.gateway(), lab.directory(), "testpmd", "dpdk-testpmd", &arguments)?;

@@ -13,7 +13,7 @@ use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, wait_for};
 
-use super::stand::{Setup, last_words};
+use super::testbed::{Setup, log_end};
 use crate::generator::Soak;
 use crate::packets::{
     GENERATOR_MAC, PORT, backend, backend_mac, backend_side, client_side, prefix, snat, vip,
@@ -26,21 +26,21 @@ const SNAT_ADDRESSES: u32 = 4;
 const MEMORY_MIB: u32 = 256;
 const READY: Duration = Duration::from_secs(60);
 
-/// What the process used at one moment of a soak.
+/// The resources of the process at one time of a soak.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the beginning.
     pub(crate) at: f64,
     pub(crate) resident_mib: f64,
     pub(crate) files: usize,
-    /// Packet buffers that are not in use, if the gateway tells it.
+    /// Packet buffers that are not in use, if the gateway reports them.
     pub(crate) buffers_free: Option<u64>,
     /// Snapshots that the workers have applied.
     pub(crate) generation: u64,
 }
 
-/// Starts the gateway, and waits until its workers have the Services. With a directory, its `flows` outlive the process, and
-/// each backend has a link address of its own.
+/// Starts the gateway, and waits until its workers have the Services. If a directory is given, its `flows` outlive the
+/// process, and each backend has its own link address.
 ///
 /// # Errors
 /// It does not start; the message has the end of its log.
@@ -76,7 +76,7 @@ pub(super) fn wait_until_ready(lab: &Lab, process: &mut LabProcess) -> Result<()
         ended = process.exit_status().is_some();
         (ended || is_ready(lab)).then_some(())
     });
-    ensure!(waited.is_ok() && !ended, "the gateway is not ready{}", last_words(process));
+    ensure!(waited.is_ok() && !ended, "the gateway is not ready{}", log_end(process));
     Ok(())
 }
 
@@ -86,16 +86,16 @@ fn is_ready(lab: &Lab) -> bool {
     lab.gateway().command("curl").args(arguments).output().is_ok_and(|out| out.stdout == b"200")
 }
 
-/// A service with its backends. In each `turn` another one is missing than in the turn of the same service before; in turn 0,
-/// none.
-fn manifest(scenario: &Scenario, service: u32, turn: u32) -> Manifest {
+/// A service with its backends. Each `change` of a service leaves out another backend than the one before; change 0
+/// leaves out none.
+fn manifest(scenario: &Scenario, service: u32, change: u32) -> Manifest {
     let port = match scenario.protocol {
         Protocol::Tcp => PortSpec::tcp("bench", PORT),
         Protocol::Udp => PortSpec::udp("bench", PORT),
     };
     let vips: [IpAddr; 1] = [vip(scenario.family, service)];
     let mode = scenario.mode.unwrap_or(Mode::DsrL2).as_str();
-    let left_out = (turn > 0).then(|| (turn + turn / scenario.services) % scenario.backends);
+    let left_out = (change > 0).then(|| (change + change / scenario.services) % scenario.backends);
     let endpoints = (0..scenario.backends)
         .filter(|&n| Some(n) != left_out)
         .map(|n| EndpointSpec::ready(backend(scenario.family, service * scenario.backends + n)));
@@ -117,7 +117,7 @@ fn yaml(
     };
     let mut neighbors = format!("    - {{ip: \"{router}\", mac: \"{GENERATOR_MAC}\"}}\n");
     for n in 0..scenario.services * scenario.backends {
-        // Where connections are looked at one by one, the link address tells the backend.
+        // If connections are checked one by one, the link address identifies the backend.
         let mac = if flows.is_some() { backend_mac(n) } else { GENERATOR_MAC };
         let _ = writeln!(neighbors, "    - {{ip: \"{}\", mac: \"{mac}\"}}", backend(family, n));
     }
@@ -164,7 +164,7 @@ protection: {{synCookies: "off"}}
     )
 }
 
-/// Replaces a backend of one service again and again until `ended`, and samples what the process uses.
+/// Repeatedly replaces a backend of one service until `ended`, and samples the resources of the process.
 ///
 /// # Errors
 /// The process ends, or a manifest cannot be written.
@@ -176,12 +176,12 @@ pub(super) fn change_backends(
     mut ended: impl FnMut() -> bool,
 ) -> Result<Vec<Sample>> {
     let manifests: PathBuf = lab.directory().join("manifests");
-    let (begin, mut samples, mut turn) = (Instant::now(), Vec::new(), 0);
+    let (begin, mut samples, mut change) = (Instant::now(), Vec::new(), 0);
     let every = Duration::from_secs_f64((soak.seconds / 100.0).clamp(1.0, 60.0));
     let mut sampled: Option<Instant> = None;
     while !ended() {
-        turn += 1;
-        manifest(scenario, turn % scenario.services, turn).write(&manifests)?;
+        change += 1;
+        manifest(scenario, change % scenario.services, change).write(&manifests)?;
         if sampled.is_none_or(|last| last.elapsed() >= every) {
             sampled = Some(Instant::now());
             samples.push(sample(lab, process, begin).context("a sample of the gateway")?);

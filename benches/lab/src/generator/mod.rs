@@ -1,11 +1,11 @@
 //! The generator and receiver: one thread on one core, with a port on each side of the forwarder.
 //!
-//! It runs as a process of its own (`tidegate-bench generate`), because DPDK starts once per process, and because it has to
-//! be in the namespace of its links. It reads a [`Job`] and prints a [`Measured`].
+//! It runs as a separate process (`tidegate-bench generate`), because DPDK starts once per process, and because it has
+//! to be in the namespace of its links. It reads a [`Job`] and prints a [`Measured`].
 //!
-//! Frames are offered on a schedule that does not wait for the forwarder (open loop): a frame that the driver does not take
-//! is lost, and the time in a frame is the one at which it was due, so that a forwarder that stops for a moment is charged
-//! with the delay of all frames of that moment (no coordinated omission).
+//! Frames are offered on a schedule that does not wait for the forwarder (open loop). A frame that the driver does not
+//! accept is lost. The time in a frame is when it was due, so that a forwarder that stops for a moment is charged with
+//! the delay of all frames of that moment (no coordinated omission).
 
 mod stream;
 
@@ -28,7 +28,7 @@ use crate::search::{Found, Trial, overload, search};
 
 pub(crate) use stream::{Stream, Window, stream};
 
-/// What to do.
+/// What the generator has to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) scenario: Scenario,
@@ -40,7 +40,7 @@ pub(crate) struct Job {
     pub(crate) cpu: usize,
     /// Created when the ports exist.
     pub(crate) listening: PathBuf,
-    /// Sends at this rate for this time instead of searching: a soak.
+    /// Sends at this rate for this time instead of searching, for a soak.
     pub(crate) soak: Option<Soak>,
     /// Streams while the forwarder is restarted, instead of searching.
     pub(crate) stream: Option<Stream>,
@@ -58,9 +58,9 @@ pub(crate) struct Soak {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) found: Found,
-    /// Nanoseconds in which the generator makes one frame, without sending it.
+    /// The time to create one frame without sending it, in nanoseconds.
     pub(crate) generator_ns: f64,
-    /// Latency at some loads.
+    /// The latencies at some loads.
     pub(crate) latency: Vec<Latency>,
     /// Whole TCP connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub(crate) struct Latency {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Connections {
     pub(crate) completed: u64,
-    /// Those of which a frame did not come back within [`STUCK`].
+    /// Connections of which a frame did not return within [`STUCK`].
     pub(crate) failed: u64,
     pub(crate) seconds: f64,
 }
@@ -105,25 +105,25 @@ const STEPS: [u8; 7] = [
 ];
 /// Connections that are open at a time.
 const OPEN: u32 = 512;
-/// A connection fails when nothing comes back for so long.
+/// A connection fails if nothing returns for this long.
 const STUCK: Duration = Duration::from_millis(50);
 
 /// Frames of one burst of the driver.
 const BURST: usize = 32;
-/// More frames per second than any forwarder here can do: overload.
+/// More frames per second than any forwarder here can handle, for overload.
 const MOST: f64 = 40e6;
-/// The low rate at which latency shows whether a frame waits for others.
+/// A low rate. At this rate, latency shows whether a frame waits for others.
 const LOW: f64 = 5_000.0;
-/// The longest trial of frames that each begin a flow, if there are few of them: together they fill less than a table of the
-/// default size. A search takes longer, so it measures a full table.
+/// The longest trial in which each frame starts a flow, if there are few of them: together they fill less than a table
+/// of the default size. A search takes longer, so it measures a full table.
 const NEW_SECONDS: f64 = 0.03;
-/// Frames under way while flows are established.
+/// Frames in flight while flows are established.
 const WINDOW: u64 = 256;
-/// Flows cannot be established if none of them comes back for so long. The machine may be busy.
+/// Establishing flows fails if no frame returns for this long. The machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// In a soak, backends answer one in so many requests of known flows. A flow whose backend is gone begins again at another one,
-/// and an answer makes it established there, as on a real network. Without it, a soak with changes of backends would turn
-/// ever more of its known flows into unanswered ones, which a full table replaces all the time.
+/// In a soak, backends answer one in this many requests of known flows. A flow whose backend is gone starts again at
+/// another one, and an answer establishes it there, as on a real network. Without it, a soak with changes of backends
+/// would change more and more of its known flows to unanswered ones, which a full table replaces all the time.
 const ANSWERED: u32 = 4;
 /// How long the receiver waits for late frames.
 const LATE: Duration = Duration::from_millis(20);
@@ -171,7 +171,7 @@ fn with_generator<T: Send>(
     let (Some(client_side), Some(backend_side)) = (client_side, backend_side) else {
         bail!("two devices are needed")
     };
-    // The thread of the EAL is an lcore of its own, which is not pinned.
+    // The thread of the EAL is an lcore, which is not pinned.
     std::thread::scope(|scope| {
         let generate = || {
             let _lcore = Lcore::register_on(&eal, job.cpu)?;
@@ -195,7 +195,7 @@ struct Generator<'a> {
     seen: Vec<Seen>,
     /// Whether backends answer requests during a trial: see [`ANSWERED`].
     answers: bool,
-    /// The requests that are answered next: the flow, and what the backend saw.
+    /// The requests that are answered next: the flow, and the frame that the backend saw.
     to_answer: Vec<(u32, Seen)>,
     random: Random,
     /// The number of the next new flow.
@@ -235,8 +235,8 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Makes every flow known to the forwarder: a request of each; where backends answer, a reply, and a request again. A
-    /// frame that is lost is sent again.
+    /// Makes every flow known to the forwarder: sends a request of each; where backends answer, also a reply, and a
+    /// request again. Lost frames are sent again.
     fn establish(&mut self) -> Result<()> {
         let flows = self.job.scenario.flows;
         if flows == 0 {
@@ -265,14 +265,15 @@ impl<'a> Generator<'a> {
                 if passed {
                     return Ok(());
                 }
-                // The forwarder may be starting, and has only the time that this process leaves of its CPU.
+                // The forwarder may still be starting, and has only the CPU time that this process leaves.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
         bail!("the forwarder has passed no frame within {} s", CONNECTED.as_secs())
     }
 
-    /// Receives frames, and marks their flows in `back`. Returns how many came, and how many flows were not marked before.
+    /// Receives frames, and marks their flows in `back`. Returns the number of frames, and the number of flows that
+    /// were not marked before.
     fn receive_back(&mut self, direction: Direction, back: &mut [bool]) -> (u64, u32) {
         let mut seen = std::mem::take(&mut self.seen);
         let (mut came, mut new) = (0, 0);
@@ -294,7 +295,7 @@ impl<'a> Generator<'a> {
         (came, new)
     }
 
-    /// Sends one frame of each flow in this direction until all have come back.
+    /// Sends one frame of each flow in this direction until all have returned.
     fn exchange(&mut self, what: &str, direction: Direction, tcp_flags: u8) -> Result<()> {
         let flows = self.job.scenario.flows;
         if direction == Direction::Requests && !self.seen.iter().any(Seen::is_known) {
@@ -302,28 +303,28 @@ impl<'a> Generator<'a> {
         }
         let mut back = vec![false; flows as usize];
         let mut missing = flows;
-        // A table that cannot hold all flows still forwards nearly all of them.
+        // A table that is too small for all flows still forwards nearly all of them.
         let nearly_all = flows / 100;
         let (mut before, mut progress) = (missing, Instant::now());
         loop {
-            let mut under_way = 0_u64;
+            let mut in_flight = 0_u64;
             for flow in 0..flows {
                 if back[flow as usize] {
                     continue;
                 }
                 self.send_one(direction, flow, tcp_flags);
-                under_way += 1;
+                in_flight += 1;
                 let since = Instant::now();
                 loop {
                     let (came, new) = self.receive_back(direction, &mut back);
-                    under_way = under_way.saturating_sub(came);
+                    in_flight = in_flight.saturating_sub(came);
                     missing -= new;
-                    if under_way < WINDOW {
+                    if in_flight < WINDOW {
                         break;
                     }
                     if since.elapsed() > LATE {
                         // The rest of the window is lost.
-                        under_way = 0;
+                        in_flight = 0;
                     }
                 }
             }
@@ -339,7 +340,7 @@ impl<'a> Generator<'a> {
             }
             ensure!(
                 progress.elapsed() < PATIENCE,
-                "{missing} of {flows} flows could not be established: their {what} did not come back"
+                "{missing} of {flows} flows could not be established: their {what} did not return"
             );
         }
     }
@@ -355,7 +356,7 @@ impl<'a> Generator<'a> {
         self.flush(direction);
     }
 
-    /// Adds a frame to the burst. Without room in the pool it is lost.
+    /// Adds a frame to the burst. If the pool is empty, the frame is lost.
     #[inline]
     fn push(&mut self, direction: Direction, flow: u32, time: u64, tcp_flags: u8) {
         let Ok(mut mbuf) = self.pool.alloc() else { return };
@@ -374,7 +375,7 @@ impl<'a> Generator<'a> {
         let _ = self.sending.push(mbuf);
     }
 
-    /// Adds the answer to what a backend has seen.
+    /// Adds the answer to a request that a backend has seen.
     fn push_answer(&mut self, seen: &Seen, flow: u32, time: u64, tcp_flags: u8) {
         let Ok(mut mbuf) = self.pool.alloc() else { return };
         let Ok(out) = mbuf.append(self.replies.len()) else { return };
@@ -382,7 +383,7 @@ impl<'a> Generator<'a> {
         let _ = self.sending.push(mbuf);
     }
 
-    /// Sends the burst. What the driver does not take is lost.
+    /// Sends the burst. Frames that the driver does not accept are lost.
     #[inline]
     fn flush(&mut self, direction: Direction) {
         let tx = match direction {
@@ -393,8 +394,8 @@ impl<'a> Generator<'a> {
         self.sending.clear();
     }
 
-    /// Receives a burst on the other side of the forwarder, and shows each frame of ours: flow, time, bytes. Frames on the
-    /// side of the sender are the forwarder's own.
+    /// Receives a burst on the other side of the forwarder, and passes each of our frames to `each`: flow, time, bytes.
+    /// Frames on the sender's side are the forwarder's own.
     #[inline]
     fn receive(&mut self, direction: Direction, mut each: impl FnMut(u32, u64, &[u8])) -> usize {
         let mut count = 0;
@@ -411,7 +412,7 @@ impl<'a> Generator<'a> {
         count
     }
 
-    /// [`Self::receive`] without the side of the sender.
+    /// Like [`Self::receive`], without the side of the sender.
     #[inline]
     fn receive_one_side(&mut self, direction: Direction, mut each: impl FnMut(u32, u64, &[u8])) {
         let there = match direction {
@@ -427,8 +428,8 @@ impl<'a> Generator<'a> {
         self.received.clear();
     }
 
-    /// Receives requests on the side of the backends, and the answers to earlier ones on that of the clients, and sends answers
-    /// to some of the requests. `each` gets the time of each frame. Returns how many answers it sent.
+    /// Receives requests on the side of the backends, and the answers to earlier ones on that of the clients, and
+    /// answers some of the requests. `each` gets the time of each frame. Returns the number of answers sent.
     fn receive_and_answer(&mut self, mut each: impl FnMut(u64)) -> u64 {
         let mut to_answer = std::mem::take(&mut self.to_answer);
         let (known, mut random) = (self.job.scenario.flows, self.random.clone());
@@ -465,7 +466,7 @@ impl<'a> Generator<'a> {
         let end = begin + (seconds * self.hz) as u64;
         let (mut offered, mut answered, mut received) = (0_u64, 0_u64, 0_u64);
         let ns = 1e9 / self.hz;
-        // Returns how many frames it received, and how many answers it sent.
+        // Returns the number of frames received, and of answers sent.
         let mut take = |this: &mut Self| {
             let now = cycles::now();
             let before = received;
@@ -521,7 +522,7 @@ impl<'a> Generator<'a> {
         Trial { offered: offered + answered, received, seconds }
     }
 
-    /// Nanoseconds for one frame, made and thrown away.
+    /// The time to create and discard one frame, in nanoseconds.
     fn own_cost(&mut self) -> f64 {
         let count = 1_000_000_u32;
         let direction = self.job.scenario.direction;
@@ -548,7 +549,7 @@ impl<'a> Generator<'a> {
         } else {
             scenario.seconds
         };
-        // The first frames after a start find cold caches and sleeping threads.
+        // The first frames after a start hit cold caches and sleeping threads.
         self.trial(MOST, seconds, None);
         let run = |rate: f64| {
             let one = self.trial(rate, seconds, None);
@@ -580,14 +581,15 @@ impl<'a> Generator<'a> {
         Ok(Measured { found, generator_ns, latency, connections, soak: Vec::new() })
     }
 
-    /// Opens and closes connections for some time, as fast as the forwarder lets them.
+    /// Opens and closes connections for some time, as fast as the forwarder allows.
     fn connections(&mut self, seconds: f64) -> Connections {
-        // Connection n is in place n modulo OPEN, so a frame tells its place. Its time is the number of its step.
+        // Connection n has the index n modulo OPEN, so a frame identifies its index. Its time is the number of its
+        // step.
         let first = (self.next_flow / OPEN + 1) * OPEN;
         let begin = cycles::now();
         let (end, stuck) = (begin + (seconds * self.hz) as u64, (STUCK.as_secs_f64() * self.hz) as u64);
-        let mut open: Vec<(u32, u64)> = (0..OPEN).map(|place| (first + place, begin)).collect();
-        let (mut completed, mut failed, mut place) = (0, 0, 0);
+        let mut open: Vec<(u32, u64)> = (0..OPEN).map(|index| (first + index, begin)).collect();
+        let (mut completed, mut failed, mut index) = (0, 0, 0);
         for flow in first..first + OPEN {
             self.push(Direction::Requests, flow, 0, STEPS[0]);
             if self.sending.is_full() {
@@ -606,7 +608,7 @@ impl<'a> Generator<'a> {
                         return;
                     };
                     one.1 = now;
-                    // Without a way back through the forwarder, the client goes on as if it had been answered.
+                    // If replies do not pass the forwarder, the client continues as if it had been answered.
                     let step =
                         step as usize + if direction == Direction::Requests && !returns { 2 } else { 1 };
                     if step < STEPS.len() {
@@ -634,7 +636,7 @@ impl<'a> Generator<'a> {
                 next[n] = frames;
                 next[n].clear();
             }
-            let one = &mut open[place];
+            let one = &mut open[index];
             if now.saturating_sub(one.1) > stuck {
                 failed += 1;
                 *one = (one.0 + OPEN, now);
@@ -642,7 +644,7 @@ impl<'a> Generator<'a> {
                 self.push(Direction::Requests, flow, 0, STEPS[0]);
                 self.flush(Direction::Requests);
             }
-            place = (place + 1) % OPEN as usize;
+            index = (index + 1) % OPEN as usize;
             now = cycles::now();
         }
         self.next_flow = open.iter().map(|one| one.0).max().unwrap_or(first) + 1;

@@ -1,18 +1,18 @@
-//! A steady stream of packets of established connections, while the forwarder is restarted: what is lost, for how long, and
-//! which connections do not continue.
+//! A steady stream of packets of established connections, while the forwarder is restarted: it shows what is lost, for
+//! how long, and which connections do not continue.
 //!
-//! The program that restarts the forwarder writes lines to standard input: `begin` and `end` around each restart, and closes it
-//! at the end. For each `end` a [`Window`] is printed as a line of JSON.
+//! The program that restarts the forwarder writes lines to standard input: `begin` and `end` around each restart. It
+//! closes standard input at the end. For each `end`, a [`Window`] is printed as a line of JSON.
 
 use std::io::{BufRead as _, Write as _};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use super::*;
 
-/// Connections count as broken when a packet of each is sent again and again, and none arrives for so long.
+/// Connections count as broken if a packet of each is sent repeatedly and none arrives for this long.
 const BROKEN: Duration = Duration::from_secs(2);
 
-/// How long the generator sleeps when nothing is due: the next gateway starts on the same CPU.
+/// The generator's sleep when nothing is due: the next gateway starts on the same CPU.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// A stream.
@@ -22,7 +22,7 @@ pub(crate) struct Stream {
     pub(crate) rate: f64,
 }
 
-/// What was seen from a `begin` to its `end`.
+/// The observations from a `begin` to its `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Window {
     pub(crate) offered: u64,
@@ -30,13 +30,14 @@ pub(crate) struct Window {
     pub(crate) seconds: f64,
     /// The longest time in which every packet that was due was lost.
     pub(crate) gap_ms: f64,
-    /// Connections whose packets arrive at another backend or with other addresses than before, or not at all. Where backends
-    /// answer through the forwarder, their packets count, too.
+    /// Connections whose packets arrive at another backend, with other addresses than before, or not at all. If
+    /// backends answer through the forwarder, their packets count too.
     pub(crate) broken: u32,
     pub(crate) connections: u32,
 }
 
-/// Where the packets of a connection arrive: link address, addresses and ports. In a tunnel the link address alone tells.
+/// Where the packets of a connection arrive: link address, addresses and ports. In a tunnel, only the link address
+/// identifies the backend.
 type End = ([u8; 6], Option<Seen>);
 
 fn end_of(frame: &[u8]) -> Option<End> {
@@ -46,10 +47,10 @@ fn end_of(frame: &[u8]) -> Option<End> {
 /// Establishes the connections, and streams until standard input is closed.
 ///
 /// # Errors
-/// As [`super::run`], or standard output is closed.
+/// Like [`super::run`], or standard output is closed.
 pub(crate) fn stream(job: &Job, of: Stream) -> Result<()> {
     with_generator(job, |generator| {
-        // Else the kernel would let it sleep longer.
+        // Otherwise the kernel would let the thread sleep longer.
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
         generator.establish()?;
         let lines = lines();
@@ -68,10 +69,10 @@ pub(crate) fn stream(job: &Job, of: Stream) -> Result<()> {
 }
 
 fn lines() -> Receiver<String> {
-    let (tell, lines) = channel();
+    let (sender, lines) = channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            if tell.send(line).is_err() {
+            if sender.send(line).is_err() {
                 break;
             }
         }
@@ -79,7 +80,7 @@ fn lines() -> Receiver<String> {
     lines
 }
 
-/// Waits for a line. Returns whether it came before the end.
+/// Waits for a line. Returns whether it arrived before the end.
 fn wait_for(lines: &Receiver<String>, wanted: &str) -> bool {
     lines.iter().any(|line| line == wanted)
 }
@@ -136,8 +137,8 @@ impl Generator<'_> {
         }
     }
 
-    /// Sends a packet of each connection in each direction, and returns the number of those that do not arrive where `ends`
-    /// says. Unknown ends are filled in. Those that have changed stay as they are now.
+    /// Sends a packet of each connection in each direction, and returns the number of packets that do not arrive where
+    /// `ends` expects them. Fills in unknown ends, and updates those that have changed.
     fn check(&mut self, ends: &mut [Option<End>]) -> u32 {
         let mut broken = vec![true; ends.len()];
         let mut now_at: Vec<Option<End>> = vec![None; ends.len()];
@@ -167,7 +168,7 @@ impl Generator<'_> {
         u32::try_from(broken.iter().filter(|&&one| one).count()).unwrap_or(u32::MAX)
     }
 
-    /// Sends a packet of each connection until it has arrived, or none arrives any more.
+    /// Sends a packet of each connection until it has arrived, or no more packets arrive.
     fn probe(&mut self, direction: Direction, mut arrived: impl FnMut(u32, &[u8])) {
         let flows = self.job.scenario.flows;
         let mut missing: Vec<bool> = vec![true; flows as usize];
@@ -175,7 +176,7 @@ impl Generator<'_> {
         while progress.elapsed() < BROKEN && missing.contains(&true) {
             let begin = cycles::now();
             let before = missing.iter().filter(|&&one| one).count();
-            let mut under_way = 0;
+            let mut in_flight = 0;
             let mut since = Instant::now();
             let mut take = |this: &mut Self, missing: &mut Vec<bool>| {
                 this.receive(direction, |flow, time, frame| {
@@ -192,15 +193,15 @@ impl Generator<'_> {
                     continue;
                 }
                 self.send_one(direction, flow, flags::ACK);
-                under_way += 1;
-                while under_way >= WINDOW {
+                in_flight += 1;
+                while in_flight >= WINDOW {
                     let back = take(self, &mut missing);
                     if back > 0 {
-                        under_way = under_way.saturating_sub(back);
+                        in_flight = in_flight.saturating_sub(back);
                         since = Instant::now();
                     } else if since.elapsed() > LATE {
                         // The rest of the window is lost.
-                        (under_way, since) = (0, Instant::now());
+                        (in_flight, since) = (0, Instant::now());
                     }
                 }
             }

@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     let mut timings = vec![Vec::new(); labs.len()];
     for _ in 0..rounds {
         for (lab, timings) in labs.iter_mut().zip(&mut timings) {
-            // Before the first run, the caches hold data of the previous scenario.
+            // Before the first run, the caches contain data of the previous scenario.
             for run in 0..=runs {
                 lab.refill();
                 let start = Instant::now();

@@ -1,8 +1,8 @@
 //! Compares two schemes that choose backends: seat rendezvous, and a Maglev table of 65,537 slots.
 //!
-//! `selection` prints tables in Markdown: balance, churn, a rolling update, build, memory and look-up by number of
-//! backends; weights; 10,000 Services of 10. `selection lookups SCHEME BACKENDS WEIGHT COUNT` makes COUNT look-ups and
-//! repeats nothing else, so that the difference of two runs under callgrind gives the instructions of one look-up.
+//! `selection` prints tables in Markdown: balance, churn, a rolling update, build, memory and lookup by number of
+//! backends; weights; 10,000 Services of 10. `selection lookups SCHEME BACKENDS WEIGHT COUNT` makes COUNT lookups and
+//! repeats nothing else, so that the difference of two runs under callgrind gives the instructions of one lookup.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -16,7 +16,7 @@ use tidegate_spec::ids::BackendId;
 use tidegate_structures::hash::scale;
 use tidegate_wire::Addr;
 
-const SLOTS: u32 = 65_537;
+const MAGLEV_SLOTS: u32 = 65_537;
 const FLOWS: u64 = 1_000_000;
 
 /// Both schemes behind the same interface.
@@ -35,14 +35,14 @@ impl Scheme {
         }
         let members: Vec<maglev::Member> =
             set.iter().map(|(&n, &weight)| maglev::Member { address: address(n), weight }).collect();
-        Self::Maglev(maglev::build(&members, SLOTS), set.keys().copied().collect())
+        Self::Maglev(maglev::build(&members, MAGLEV_SLOTS), set.keys().copied().collect())
     }
 
     #[inline(always)]
     fn owner(&self, hash: u64) -> u32 {
         match self {
             Self::Rendezvous(seats) => seats.owner(hash).map_or(u32::MAX, BackendId::raw),
-            Self::Maglev(table, owners) => owners[usize::from(table[scale(hash, SLOTS) as usize])],
+            Self::Maglev(table, owners) => owners[usize::from(table[scale(hash, MAGLEV_SLOTS) as usize])],
         }
     }
 
@@ -141,8 +141,8 @@ fn build_time(name: &str, set: &Set) -> (f64, f64) {
     (times.least, times.median)
 }
 
-/// The minimum duration of a look-up in nanoseconds: for independent flows, and for flows that depend on the previous
-/// look-up.
+/// The minimum duration of a lookup in nanoseconds: for independent flows, and for flows that depend on the previous
+/// lookup.
 fn look_up_time(scheme: &Scheme) -> (f64, f64) {
     const COUNT: u64 = 20_000;
     let (mut free, mut chained) = (Vec::new(), Vec::new());

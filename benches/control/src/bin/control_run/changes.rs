@@ -84,9 +84,9 @@ async fn write_all(lab: &Lab, plan: &Plan, probes: &Probes) -> Result<Written> {
 /// The slice that change n writes, and the single endpoint if it is one.
 fn change(size: Size, n: usize) -> (Value, Option<(usize, bool)>) {
     if n.is_multiple_of(SINGLE_EACH) {
-        let turn = n / SINGLE_EACH;
+        let round = n / SINGLE_EACH;
         // Each single endpoint alternates between two addresses. All start at the first one.
-        let (k, other) = (turn % SINGLES, (turn / SINGLES).is_multiple_of(2));
+        let (k, other) = (round % SINGLES, (round / SINGLES).is_multiple_of(2));
         return (
             cluster::single_slice(cluster::single_service(size, k), cluster::single(k, other)),
             Some((k, other)),

@@ -27,8 +27,8 @@ use crate::serve::{READY, gateway_kubeconfig};
 const FILLED: Duration = Duration::from_secs(300);
 const SYNCED: Duration = Duration::from_secs(120);
 /// The time limit for more than 20,000 writes at 50 a second.
-const SETTLED: Duration = Duration::from_secs(900);
-/// The gateway has settled after so many consecutive looks, one per second, with nothing to write.
+const IDLE_BOUND: Duration = Duration::from_secs(900);
+/// The gateway is idle after so many consecutive polls, one per second, with nothing to write.
 const QUIET: u32 = 5;
 /// `dataplane.memory.sizeMiB`.
 const MEMORY_MIB: u32 = 64;
@@ -64,7 +64,7 @@ impl Daemon {
             "--checked".into(),
             plan.variant.checked.to_string(),
         ];
-        arguments.extend((!plan.variant.is_settled).then(|| "--fresh".into()));
+        arguments.extend((!plan.variant.has_status).then(|| "--fresh".into()));
         arguments.extend((!plan.variant.has_pods).then(|| "--without-pods".into()));
         let own = std::env::current_exe()?;
         let api = LabProcess::start(&namespace, &directory, "api-server", own, &arguments)?;
@@ -83,7 +83,7 @@ impl Daemon {
         let mut process = LabProcess::start(&namespace, &directory, "gateway", env, &arguments)?;
         let ready = namespace.enter(|| {
             wait_for("/readyz", SYNCED, || {
-                let is_ready = ask(HEALTHZ, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
+                let is_ready = get(HEALTHZ, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
                 (is_ready || !process.runs()).then(Timestamp::now)
             })
         });
@@ -130,18 +130,18 @@ impl Daemon {
     /// Waits until the gateway is the leader and has nothing more to write to the cluster.
     ///
     /// # Errors
-    /// The gateway did not settle in time.
-    pub(crate) fn settle(&self) -> Result<()> {
+    /// The gateway was not idle in time.
+    pub(crate) fn wait_until_idle(&self) -> Result<()> {
         let began = Instant::now();
-        // The first plan of writes is made some time after the first state.
+        // The first plan of writes is created some time after the first state.
         let mut quiet = 0;
         while quiet < QUIET {
             let page = self.metrics()?;
             let leads = page.value("tidegate_leader") == 1.0;
             let is_quiet = leads && page.value("tidegate_cluster_writes_pending") == 0.0;
             quiet = if is_quiet { quiet + 1 } else { 0 };
-            if began.elapsed() > SETTLED {
-                bail!("writes are pending still:\n{}", self.process.log_tail(10));
+            if began.elapsed() > IDLE_BOUND {
+                bail!("writes are still pending:\n{}", self.process.log_tail(10));
             }
             std::thread::sleep(Duration::from_secs(1));
         }
@@ -157,7 +157,7 @@ impl Daemon {
     /// The gateway did not report an address.
     pub(crate) fn vip(&self) -> Result<impl Fn(usize) -> Option<IpAddr> + use<>> {
         let mut given: BTreeMap<usize, IpAddr> = BTreeMap::new();
-        if !self.plan.variant.is_settled {
+        if !self.plan.variant.has_status {
             let mut command = self.namespace.command(std::env::current_exe()?.with_file_name("tidegate"));
             command
                 .args(["services", "-A", "-o", "json", "--socket"])
@@ -170,8 +170,8 @@ impl Daemon {
                 given.extend(number.zip(ip));
             }
         }
-        let is_settled = self.plan.variant.is_settled;
-        Ok(move |n: usize| if is_settled { Some(cluster::vip(n)) } else { given.get(&n).copied() })
+        let has_status = self.plan.variant.has_status;
+        Ok(move |n: usize| if has_status { Some(cluster::vip(n)) } else { given.get(&n).copied() })
     }
 
     /// `/metrics`.
@@ -179,10 +179,10 @@ impl Daemon {
     /// # Errors
     /// The request failed.
     pub(crate) fn metrics(&self) -> Result<Page> {
-        Ok(Page::parse(&self.namespace.enter(|| ask(METRICS, "/metrics"))?))
+        Ok(Page::parse(&self.namespace.enter(|| get(METRICS, "/metrics"))?))
     }
 
-    /// Requests `/metrics` at this interval until it is stopped. It never does if the interval is zero.
+    /// Requests `/metrics` at this interval until it is stopped; never if the interval is zero.
     pub(crate) fn scrape_each(&self, interval: Duration) -> Scraper {
         let (stop, stopped) = mpsc::channel();
         let namespace = self.namespace.clone();
@@ -192,7 +192,7 @@ impl Daemon {
                 let (mut times, mut bytes) = (Vec::new(), 0);
                 while stopped.recv_timeout(interval) == Err(mpsc::RecvTimeoutError::Timeout) {
                     let began = Instant::now();
-                    bytes = ask(METRICS, "/metrics")?.len();
+                    bytes = get(METRICS, "/metrics")?.len();
                     times.push(began.elapsed());
                 }
                 Ok(format!(
@@ -294,7 +294,7 @@ impl fmt::Debug for Daemon {
 }
 
 /// Sends a GET by HTTP/1.1 on a new connection and returns the whole answer.
-fn ask(at: &str, path: &str) -> Result<String> {
+fn get(at: &str, path: &str) -> Result<String> {
     let at: SocketAddr = at.parse()?;
     let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(5))?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n\r\n")?;

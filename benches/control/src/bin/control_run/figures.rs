@@ -60,8 +60,8 @@ impl Page {
 /// The observations of `tidegate_network_programming_duration_seconds` between two readings.
 #[derive(Debug)]
 pub(crate) struct Programming {
-    /// The buckets, as (upper bound in seconds, cumulative count).
-    buckets: Vec<(f64, f64)>,
+    /// The histogram buckets, as (upper bound in seconds, cumulative count).
+    histogram: Vec<(f64, f64)>,
     sum: f64,
 }
 
@@ -69,30 +69,30 @@ impl Programming {
     /// The difference between two readings.
     pub(crate) fn between(before: &Page, after: &Page) -> Self {
         let name = "tidegate_network_programming_duration_seconds";
-        let bucket = format!("{name}_bucket");
-        let mut buckets: Vec<(f64, f64)> = after
-            .family(&bucket)
+        let series = format!("{name}_bucket");
+        let mut histogram: Vec<(f64, f64)> = after
+            .family(&series)
             .map(|(labels, count)| {
                 let bound = labels.split('"').nth(1).unwrap_or_default();
-                let before = before.value(&format!("{bucket}{labels}"));
+                let before = before.value(&format!("{series}{labels}"));
                 (bound.parse().unwrap_or(f64::INFINITY), count - before)
             })
             .collect();
-        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        histogram.sort_by(|a, b| a.0.total_cmp(&b.0));
         let sum = format!("{name}_sum");
-        Self { buckets, sum: after.value(&sum) - before.value(&sum) }
+        Self { histogram, sum: after.value(&sum) - before.value(&sum) }
     }
 
     fn count(&self) -> f64 {
-        self.buckets.last().map_or(0.0, |(_, count)| *count)
+        self.histogram.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// Like Prometheus' `histogram_quantile`: linear within a bucket.
+    /// Like Prometheus' `histogram_quantile`: linear within a histogram bucket.
     fn quantile(&self, q: f64) -> f64 {
         let rank = q * self.count();
-        let at = self.buckets.partition_point(|(_, count)| *count < rank);
-        let Some((bound, count)) = self.buckets.get(at) else { return f64::NAN };
-        let (low, below) = if at == 0 { (0.0, 0.0) } else { self.buckets[at - 1] };
+        let at = self.histogram.partition_point(|(_, count)| *count < rank);
+        let Some((bound, count)) = self.histogram.get(at) else { return f64::NAN };
+        let (low, below) = if at == 0 { (0.0, 0.0) } else { self.histogram[at - 1] };
         if bound.is_infinite() {
             low
         } else {
@@ -114,15 +114,15 @@ impl fmt::Display for Programming {
         )?;
         let mean = self.sum / count.max(1.0) * 1e3;
         let shown: Vec<String> = self
-            .buckets
+            .histogram
             .windows(2)
             .map(|pair| {
                 let [(_, below), (bound, upto)] = pair else { unreachable!("windows of two") };
                 format!("<={}: {}", bound * 1e3, upto - below)
             })
             .collect();
-        let first = self.buckets.first().map_or(0.0, |(_, count)| *count);
-        writeln!(f, "\nits buckets (ms): <=5: {first}, {}; mean {mean:.2} ms", shown.join(", "))
+        let first = self.histogram.first().map_or(0.0, |(_, count)| *count);
+        writeln!(f, "\nits histogram buckets (ms): <=5: {first}, {}; mean {mean:.2} ms", shown.join(", "))
     }
 }
 

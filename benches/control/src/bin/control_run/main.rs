@@ -34,7 +34,7 @@ use tidegate_netlab::{Lab, LabPlan, cleanup};
 fn main() -> Result<()> {
     let mut plan = Plan {
         size: Size { services: 10_000, endpoints: 10 },
-        variant: Variant { is_settled: true, checked: 0, has_pods: true },
+        variant: Variant { has_status: true, checked: 0, has_pods: true },
         rate: 100,
         time: Duration::from_secs(60),
         packets: 10_000,
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
             "--packets" => plan.packets = value()?.parse()?,
             "--checked" => plan.variant.checked = value()?.parse()?,
             "--scrape" => plan.scrape = Duration::from_secs(value()?.parse()?),
-            "--fresh" => plan.variant.is_settled = false,
+            "--fresh" => plan.variant.has_status = false,
             "--without-pods" => plan.variant.has_pods = false,
             "--sizes" => plan.measures_sizes = true,
             "--serve" => serve = Some(value()?),
@@ -84,8 +84,8 @@ fn measure(plan: &Plan) -> Result<()> {
     let (lab, daemon) = start(plan, plan.size)?;
     println!("{}", daemon.first_sync()?);
     sizes.push((plan.size, daemon.memory()?));
-    daemon.settle()?;
-    let settled = daemon.memory()?;
+    daemon.wait_until_idle()?;
+    let idle = daemon.memory()?;
 
     let vip = daemon.vip()?;
     let before = daemon.metrics()?;
@@ -114,7 +114,7 @@ fn measure(plan: &Plan) -> Result<()> {
     for (size, memory) in &sizes {
         println!("{}", memory.row(&format!("{} x {} after the first sync", size.services, size.endpoints)));
     }
-    println!("{}", settled.row("before the changes"));
+    println!("{}", idle.row("before the changes"));
     println!("{}", end.row("after the changes"));
     if let [(small, least), (_, services), (large, most)] = &*sizes {
         let a_service = per(services.own() - least.own(), large.services - small.services);
@@ -130,7 +130,7 @@ fn per(bytes: u64, count: usize) -> u64 {
     bytes / u64::try_from(count.max(1)).expect("a count")
 }
 
-/// Starts a lab with an API server that holds a cluster of this size, and a gateway that has synced with it.
+/// Starts a lab with an API server that has a cluster of this size, and a gateway that has synced with it.
 fn start(plan: &Plan, size: Size) -> Result<(Lab, Daemon)> {
     let binary = std::env::current_exe()?.with_file_name("tidegate");
     if !binary.is_file() {

@@ -22,7 +22,7 @@ use crate::plan::Plan;
 /// Sockets of the client. The number of flows is this times the number of UDP Services.
 const CLIENTS: u8 = 4;
 const TICK: Duration = Duration::from_millis(1);
-/// Packets that were not sent because of lack of time are not sent later, except those due within this time.
+/// Packets that are late by at most this time are still sent; others are skipped.
 const CATCH_UP: Duration = Duration::from_millis(5);
 /// The time to wait for packets after the last one was sent.
 const LAST: Duration = Duration::from_secs(2);
@@ -64,19 +64,19 @@ pub(crate) struct Counts {
     received: u64,
     /// Packets that arrived at the receiver's host but found its socket full. The gateway did forward them.
     overrun: u64,
-    ways: Quantiles,
+    latencies: Quantiles,
     accepted: u64,
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sent, unsent, received, overrun, ways, accepted } = self;
-        writeln!(f, "{}", ways.row("a packet's way through the gateway"))?;
+        let Self { sent, unsent, received, overrun, latencies, accepted } = self;
+        writeln!(f, "{}", latencies.row("a packet's latency through the gateway"))?;
         let lost = i128::from(*sent) - i128::from(received + overrun);
         writeln!(
             f,
-            "\npackets: {sent} sent, {received} received, {overrun} more came and found the receiver's socket full, \
-             {lost} lost ({unsent} not sent because the sender came too late); {accepted} connections of checks"
+            "\npackets: {sent} sent, {received} received, {overrun} more arrived and found the receiver's socket full, \
+             {lost} lost ({unsent} not sent because the sender was late); {accepted} connections of checks"
         )
     }
 }
@@ -111,8 +111,8 @@ impl Traffic {
         let (stop, rate) = (Arc::new(AtomicBool::new(false)), plan.packets);
         // All times are relative to this time.
         let epoch = Instant::now();
-        let told = [Arc::clone(&stop), Arc::clone(&stop), Arc::clone(&stop)];
-        let [one, two, three] = told;
+        let flags = [Arc::clone(&stop), Arc::clone(&stop), Arc::clone(&stop)];
+        let [one, two, three] = flags;
         Ok(Self {
             stop,
             sender: std::thread::spawn(move || send(&clients, &to, rate, epoch, &one)),
@@ -123,17 +123,17 @@ impl Traffic {
         })
     }
 
-    /// Stops, and waits for packets that are still under way.
+    /// Stops, and waits for packets that are still in flight.
     ///
     /// # Errors
     /// The kernel's counters cannot be read.
     pub(crate) fn stop(self) -> Result<Counts> {
         self.stop.store(true, Ordering::Relaxed);
         let (sent, unsent) = self.sender.join().expect("the sender does not panic");
-        let (received, ways) = self.receiver.join().expect("the receiver does not panic");
+        let (received, latencies) = self.receiver.join().expect("the receiver does not panic");
         let accepted = self.acceptor.join().expect("the acceptor does not panic");
         let overrun = overrun(&self.namespace)? - self.overrun;
-        Ok(Counts { sent, unsent, received, overrun, ways: Quantiles::of(ways), accepted })
+        Ok(Counts { sent, unsent, received, overrun, latencies: Quantiles::of(latencies), accepted })
     }
 }
 
@@ -180,9 +180,9 @@ fn send(
     (sent, unsent)
 }
 
-/// Returns the number of packets received, and their times under way.
+/// Returns the number of packets received, and their latencies.
 fn receive(sink: &UdpSocket, epoch: Instant, stop: &AtomicBool) -> (u64, Vec<Duration>) {
-    let (mut received, mut ways, mut bytes) = (0, Vec::new(), [0; 64]);
+    let (mut received, mut latencies, mut bytes) = (0, Vec::new(), [0; 64]);
     let mut until = None;
     loop {
         if let Ok(length) = sink.recv(&mut bytes)
@@ -190,11 +190,11 @@ fn receive(sink: &UdpSocket, epoch: Instant, stop: &AtomicBool) -> (u64, Vec<Dur
         {
             let now = epoch.elapsed();
             let sent = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-            ways.push(now.saturating_sub(Duration::from_nanos(sent)));
+            latencies.push(now.saturating_sub(Duration::from_nanos(sent)));
             received += 1;
         }
         if stop.load(Ordering::Relaxed) && Instant::now() > *until.get_or_insert(Instant::now() + LAST) {
-            return (received, ways);
+            return (received, latencies);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured: the size of the cluster, and how much is changed and sent for how long.
+//! What is measured: the size of the cluster, and the rates and duration of changes and packets.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tidegate_control_bench::world::Size;
 
 /// The number of Services with one endpoint each. Their packets make changes visible from outside.
 pub(crate) const SINGLES: usize = 50;
-/// One change in so many is of such a Service.
+/// One change in this many concerns such a Service.
 pub(crate) const SINGLE_EACH: usize = 5;
 
 /// The measurement to make.

@@ -3,7 +3,7 @@
 //! Some Services have one endpoint, and a change replaces it by another. After the write, a packet of one UDP flow goes
 //! to such a Service about every 200 µs until one arrives at the new endpoint. UDP flows move immediately from a
 //! removed backend. The measured time is from the acknowledged write to the arrival of that packet, including the
-//! packet's own time under way.
+//! packet's own latency.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,16 +22,16 @@ use crate::packets::backend;
 use crate::plan::SINGLES;
 
 const STEP: Duration = Duration::from_micros(150);
-/// A change that was not seen within this time is given up.
+/// A change that was not seen within this time counts as unseen.
 const UNSEEN: Duration = Duration::from_secs(5);
 
 /// A thread that watches for changes.
 pub(crate) struct Probes {
-    news: Sender<News>,
+    events: Sender<Event>,
     thread: JoinHandle<Seen>,
 }
 
-enum News {
+enum Event {
     /// Change n replaces the endpoint of Service k by this one.
     Expect(usize, usize, bool),
     /// The change was sent and answered at these times.
@@ -39,13 +39,13 @@ enum News {
 }
 
 /// A change that is being written.
-pub(crate) struct Waiting(usize, Sender<News>);
+pub(crate) struct Waiting(usize, Sender<Event>);
 
 impl Waiting {
     /// Records that the API server has accepted the change.
     pub(crate) fn written(self, sent: Instant, answered: Instant) {
-        // The thread outlives all of these, so the send succeeds.
-        let _ = self.1.send(News::Written(self.0, sent, answered));
+        // The thread outlives all senders, so the send succeeds.
+        let _ = self.1.send(Event::Written(self.0, sent, answered));
     }
 }
 
@@ -93,45 +93,45 @@ impl Probes {
             let endpoints = endpoints.collect::<std::io::Result<Vec<_>>>()?;
             std::io::Result::Ok((client, endpoints))
         })?;
-        let (news, heard) = mpsc::channel();
-        let thread = std::thread::spawn(move || look(&client, &vips, &endpoints, &heard));
-        Ok(Self { news, thread })
+        let (events, received) = mpsc::channel();
+        let thread = std::thread::spawn(move || watch_packets(&client, &vips, &endpoints, &received));
+        Ok(Self { events, thread })
     }
 
     /// Announces change n, which is about to replace the endpoint of Service k by this one.
     pub(crate) fn expect(&self, n: usize, k: usize, other: bool) -> Waiting {
-        self.news.send(News::Expect(n, k, other)).expect("the thread listens as long as this lives");
-        Waiting(n, self.news.clone())
+        self.events.send(Event::Expect(n, k, other)).expect("the thread listens as long as this lives");
+        Waiting(n, self.events.clone())
     }
 
     /// Waits for the changes that have not been seen yet.
     pub(crate) fn stop(self) -> Seen {
-        drop(self.news);
+        drop(self.events);
         self.thread.join().expect("it does not panic")
     }
 }
 
-fn look(
+fn watch_packets(
     client: &UdpSocket,
     vips: &[SocketAddr],
     endpoints: &[[UdpSocket; 2]],
-    heard: &Receiver<News>,
+    received: &Receiver<Event>,
 ) -> Seen {
     let mut seen = Seen::default();
     let mut pending: Vec<(usize, usize, bool, Instant)> = Vec::new();
     let mut is_over = false;
     loop {
         loop {
-            let news = if pending.is_empty() && !is_over {
-                heard
+            let event = if pending.is_empty() && !is_over {
+                received
                     .recv_timeout(Duration::from_millis(100))
                     .map_err(|error| error == RecvTimeoutError::Disconnected)
             } else {
-                heard.try_recv().map_err(|error| error == TryRecvError::Disconnected)
+                received.try_recv().map_err(|error| error == TryRecvError::Disconnected)
             };
-            match news {
-                Ok(News::Expect(n, k, other)) => pending.push((n, k, other, Instant::now())),
-                Ok(News::Written(n, sent, answered)) => {
+            match event {
+                Ok(Event::Expect(n, k, other)) => pending.push((n, k, other, Instant::now())),
+                Ok(Event::Written(n, sent, answered)) => {
                     seen.written.insert(n, (sent, answered));
                 }
                 Err(ended) => {

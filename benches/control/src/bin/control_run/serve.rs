@@ -1,7 +1,7 @@
 //! The API server's process: the test API server with a cluster in it, and the objects that `deploy/` installs.
 //!
 //! It writes the kubeconfigs of the gateway's account and of the administrator to a directory, then the file `ready`,
-//! and serves until it is ended.
+//! and serves until it is stopped.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What a round needs before its forwarder starts: the namespaces, the wires between them and the generator; and the
-//! commands, logs and their lines that the forwarders share.
+//! The environment of a round before its forwarder starts: the namespaces, the wires between them and the generator;
+//! also the commands and logs that the forwarders share.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -14,13 +14,13 @@ use crate::generator::{Job, Soak, Stream};
 use crate::packets::{BACKEND_SIDE_MAC, CLIENT_SIDE_MAC, GENERATOR_MAC};
 use crate::scenario::{Forwarder, Mode, Scenario, Wire};
 
-/// What all rounds have in common.
+/// The settings that all rounds have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     /// The `tidegate` binary.
     pub(crate) tidegate: PathBuf,
     pub(crate) hugepages: bool,
-    /// The CPU of the generator, and of everything that is not the forwarder's worker.
+    /// The CPU of the generator, and of everything except the forwarder's worker.
     pub(crate) generator_cpu: usize,
     /// The CPU of the forwarder's worker.
     pub(crate) forwarder_cpu: usize,
@@ -31,7 +31,7 @@ const FORWARDER_MACS: [MacAddr; 2] = [CLIENT_SIDE_MAC, BACKEND_SIDE_MAC];
 const LISTENING: Duration = Duration::from_secs(30);
 
 /// A lab with a generator whose ports are open, and no forwarder yet.
-pub(super) struct Stand {
+pub(super) struct Testbed {
     pub(super) lab: Lab,
     pub(super) generator: Child,
     pub(super) forwarder_devices: [String; 2],
@@ -41,12 +41,12 @@ pub(super) struct Stand {
 ///
 /// # Errors
 /// The lab or the generator does not start.
-pub(super) fn stand(
+pub(super) fn testbed(
     scenario: &Scenario,
     setup: &Setup,
     soak: Option<Soak>,
     stream: Option<Stream>,
-) -> Result<Stand> {
+) -> Result<Testbed> {
     let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: setup.tidegate.clone() })?;
     let devices = match scenario.wire {
         Wire::Memif => [0, 1].map(|n| memif(lab.directory(), n, "server", GENERATOR_MAC)),
@@ -88,11 +88,11 @@ pub(super) fn stand(
         Wire::Memif => [0, 1].map(|n| memif(lab.directory(), n, "client", FORWARDER_MACS[n])),
         Wire::Veth => [0, 1].map(|n| format!("net_af_packet{n},iface=dut{n}")),
     };
-    Ok(Stand { lab, generator, forwarder_devices })
+    Ok(Testbed { lab, generator, forwarder_devices })
 }
 
-/// The end of a log, as the end of a message.
-pub(super) fn last_words(process: &mut LabProcess) -> String {
+/// The end of a log, as the end of an error message.
+pub(super) fn log_end(process: &mut LabProcess) -> String {
     format!("; the forwarder's log ends:\n{}", process.log_tail(15))
 }
 
@@ -129,7 +129,7 @@ pub(super) fn shell(lab: &Lab, text: &str) -> Result<()> {
 pub(super) fn wait_for_line(process: &mut LabProcess, text: &str, bound: Duration) -> Result<()> {
     let since = Instant::now();
     while !process.log().contains(text) {
-        ensure!(process.runs() && since.elapsed() < bound, "no {text:?}{}", last_words(process));
+        ensure!(process.runs() && since.elapsed() < bound, "no {text:?}{}", log_end(process));
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
