@@ -1,5 +1,5 @@
-//! The commands that query the daemon: columns, formats, filters and exit codes, with the real admin socket and the
-//! built binary. Only the daemon's state is invented; the end-to-end tests query a real daemon.
+//! Tests of the commands that query the daemon: columns, formats, filters and exit codes. The admin socket and the
+//! binary are real, and the daemon's state is simulated; the end-to-end tests query a real daemon.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use tidegate_spec::{ForwardingMode, Protocol};
 #[derive(Default)]
 struct Daemon {
     drained: Mutex<Vec<String>>,
-    /// The drain of the gateway, and how many more queries of the status see packets come.
+    /// The drain of the gateway, and the number of further status queries that still see packets.
     gateway: Mutex<(GatewayDrainState, u32)>,
     requests: AtomicU64,
 }
@@ -113,7 +113,7 @@ fn flow(client: &str, lives: bool) -> FlowRow {
 }
 
 impl Daemon {
-    /// The drain as it is now. After some queries it is over.
+    /// The current drain status. After some queries the drain is complete.
     fn gateway_drain(&self) -> GatewayDrainStatus {
         let mut gateway = self.gateway.lock().expect("no test panics with the lock");
         let (state, left) = &mut *gateway;
@@ -213,7 +213,7 @@ impl AdminBackend for Daemon {
     }
 
     fn traffic(&self) -> TrafficAnswer {
-        // Each request finds 50 packets more.
+        // The counter grows by 50 packets with each request.
         let packets = 50 * self.requests.fetch_add(1, Ordering::Relaxed);
         let service = |name: &str, packets| ServiceTraffic {
             namespace: "default".into(),
@@ -230,7 +230,7 @@ impl AdminBackend for Daemon {
 
     fn watch(&self, query: WatchQuery) -> Result<WatchAnswer, AdminError> {
         match query.port {
-            Some(port) => Err(AdminError::Unavailable(format!("asked for port {port}"))),
+            Some(port) => Err(AdminError::Unavailable(format!("requested port {port}"))),
             None => Ok(WatchAnswer { id: 3, interfaces: vec!["uplink".into(), "backends".into()] }),
         }
     }
@@ -274,12 +274,14 @@ impl AdminBackend for Daemon {
     }
 
     fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
-        let mut told: Explanation = serde_json::from_value(serde_json::json!({
+        let mut explanation: Explanation = serde_json::from_value(serde_json::json!({
             "packet": packet, "generation": 7, "verdict": "punt", "reason": "not_ours", "steps": []
         }))
         .expect("the least explanation");
-        told.steps.push(Step { step: "destination".into(), found: "no address of the gateway".into() });
-        Ok(told)
+        explanation
+            .steps
+            .push(Step { step: "destination".into(), found: "no address of the gateway".into() });
+        Ok(explanation)
     }
 
     async fn drain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
@@ -318,7 +320,7 @@ impl AdminBackend for Daemon {
     }
 }
 
-/// A server with the invented daemon, and the binary that queries it.
+/// A server with the simulated daemon, and the binary that queries it.
 struct Lab {
     directory: TempDir,
     _server: Server,
@@ -345,12 +347,12 @@ impl Lab {
     }
 
     /// (exit code, standard output, standard error)
-    fn ask(&self, line: &str) -> (i32, String, String) {
-        ask(&self.socket(), line)
+    fn run(&self, line: &str) -> (i32, String, String) {
+        run(&self.socket(), line)
     }
 
     fn shown(&self, line: &str) -> String {
-        let (code, out, err) = self.ask(line);
+        let (code, out, err) = self.run(line);
         assert_eq!(code, 0, "{line}: {err}");
         out
     }
@@ -360,7 +362,7 @@ impl Lab {
     }
 }
 
-fn ask(socket: &std::path::Path, line: &str) -> (i32, String, String) {
+fn run(socket: &std::path::Path, line: &str) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let ran = command.args(line.split(' ')).arg("--socket").arg(socket).output().expect("the binary runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
@@ -384,7 +386,7 @@ kube-system   mixed   LoadBalancer   203.0.113.1   80/TCP,99/TCP   nat      1/2 
 }
 
 #[test]
-fn namespaces_and_names_choose_and_what_is_not_there_is_an_error() {
+fn namespaces_and_names_select_and_a_missing_name_is_an_error() {
     let lab = Lab::new();
     let names = |line: &str| -> Vec<String> {
         let shown = lab.shown(line);
@@ -393,14 +395,14 @@ fn namespaces_and_names_choose_and_what_is_not_there_is_an_error() {
     assert_eq!(names("services -n kube-system --no-headers"), ["dns", "mixed"]);
     assert_eq!(names("services -A --no-headers"), ["web", "dns", "mixed"]);
     assert_eq!(names("services web --no-headers"), ["web"]);
-    let (code, out, err) = lab.ask("services web nobody");
+    let (code, out, err) = lab.run("services web nobody");
     assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): services \"nobody\" not found\n"));
-    assert!(out.contains("web"), "what is there is shown");
+    assert!(out.contains("web"), "existing Services are shown");
     assert_eq!(
-        lab.ask("services -n empty"),
+        lab.run("services -n empty"),
         (0, String::new(), "No resources found in empty namespace.\n".into())
     );
-    assert_eq!(lab.ask("services -A -n empty").0, 2, "one or the other");
+    assert_eq!(lab.run("services -A -n empty").0, 2, "one or the other");
 }
 
 #[test]
@@ -480,14 +482,14 @@ fn flows_are_listed_filtered_and_cut_with_a_note() {
     let answer = lab.json("flows -o json");
     assert_eq!(answer["flows"][0]["client"], "198.51.100.7:40000");
     assert_eq!((&answer["workers"][0]["flows"], &answer["more"]), (&3.into(), &false.into()));
-    let (code, out, err) = lab.ask("flows --limit 1 --no-headers");
+    let (code, out, err) = lab.run("flows --limit 1 --no-headers");
     assert_eq!((code, out.lines().count()), (0, 1));
     assert_eq!(err, "Showing the first 1 flows only; use --limit, --count or a filter to see more\n");
-    let (code, _, err) = lab.ask("flows --service api");
+    let (code, _, err) = lab.run("flows --service api");
     assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): Service api is not served\n"));
-    assert_eq!(lab.ask("flows --client nobody").0, 2);
-    assert_eq!(lab.ask("flows --limit 50001").0, 2);
-    assert_eq!(lab.ask("flows --count --client 198.51.100.7").0, 2, "counts are of all");
+    assert_eq!(lab.run("flows --client nobody").0, 2);
+    assert_eq!(lab.run("flows --limit 50001").0, 2);
+    assert_eq!(lab.run("flows --count --client 198.51.100.7").0, 2, "counts are of all");
 }
 
 #[test]
@@ -500,21 +502,21 @@ fn drains_are_reported_in_kubectl_wording() {
     assert_eq!(lab.json("drain node-a -o json")["drained"][1], "node-a");
     let undrained = lab.shown("undrain node-a");
     assert_eq!(undrained, "node/node-a undrained (no backend of any Service now)\n");
-    let (code, _, err) = lab.ask("undrain node-a");
+    let (code, _, err) = lab.run("undrain node-a");
     assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): node-a is not drained\n"));
-    assert_eq!(lab.ask("drain no_node").0, 2, "not a target at all");
+    assert_eq!(lab.run("drain no_node").0, 2, "not a valid target");
 }
 
 #[test]
-fn a_drain_of_the_gateway_waits_reports_and_tells_by_its_exit_code_whether_packets_still_come() {
+fn a_gateway_drain_reports_by_its_exit_code_whether_packets_still_arrive() {
     let lab = Lab::new();
     let progress =
         "35 packets/s, the last one at 2026-01-31T12:00:07Z, 12 flows; drained after 5 s without a packet";
     assert_eq!(
-        lab.ask("drain --gateway --timeout 0s"),
+        lab.run("drain --gateway --timeout 0s"),
         (3, format!("gateway/edge-1 still draining: {progress}\n"), String::new())
     );
-    let (code, out, err) = lab.ask("drain --gateway");
+    let (code, out, err) = lab.run("drain --gateway");
     assert_eq!((code, out.as_str()), (0, "gateway/edge-1 drained\n"));
     assert_eq!(err, format!("gateway/edge-1 draining: {progress}\n"));
     let status = lab.shown("status");
@@ -523,31 +525,34 @@ fn a_drain_of_the_gateway_waits_reports_and_tells_by_its_exit_code_whether_packe
     assert_eq!(lab.json("drain --gateway -o json")["drain"]["state"], "drained");
     assert_eq!(lab.shown("undrain --gateway"), "gateway/edge-1 undrained\n");
     assert!(!lab.shown("status").contains("Gateway:"), "a gateway that serves needs no line");
-    let (code, _, err) = lab.ask("undrain --gateway");
+    let (code, _, err) = lab.run("undrain --gateway");
     assert_eq!(code, 1);
     assert_eq!(err, "Error from gateway (NotFound): gateway edge-1 is not drained\n");
     for line in
         ["drain", "drain --gateway node-a", "drain node-a --timeout 5s", "drain --gateway --timeout 5"]
     {
-        assert_eq!(lab.ask(line).0, 2, "{line}");
+        assert_eq!(lab.run(line).0, 2, "{line}");
     }
 }
 
 #[test]
-fn explain_asks_the_daemon_where_no_configuration_is_given() {
+fn explain_queries_the_daemon_without_a_configuration() {
     let lab = Lab::new();
     let question = "explain --proto udp --src [2001:db8::9]:1000 --dst [2001:db8::1]:53";
-    let told = lab.shown(question);
-    assert!(told.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, by snapshot 7\n"), "{told}");
-    assert!(told.ends_with("=> punt (not_ours)\n"), "{told}");
+    let explained = lab.shown(question);
+    assert!(
+        explained.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, by snapshot 7\n"),
+        "{explained}"
+    );
+    assert!(explained.ends_with("=> punt (not_ours)\n"), "{explained}");
     assert_eq!(lab.json(&format!("{question} -o json"))["packet"]["destination"], "[2001:db8::1]:53");
-    assert_eq!(lab.ask("explain --proto icmp --src 1.2.3.4:5 --dst 1.2.3.4:5").0, 2);
+    assert_eq!(lab.run("explain --proto icmp --src 1.2.3.4:5 --dst 1.2.3.4:5").0, 2);
 }
 
 #[test]
-fn nobody_at_the_socket_is_an_error_that_names_it() {
+fn a_socket_without_a_daemon_is_an_error_that_names_it() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let (code, out, err) = ask(&directory.path().join("none.sock"), "status");
+    let (code, out, err) = run(&directory.path().join("none.sock"), "status");
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(err.starts_with("Error from gateway: no gateway answers at "), "{err}");
     assert!(err.contains("none.sock"), "{err}");
@@ -556,7 +561,7 @@ fn nobody_at_the_socket_is_an_error_that_names_it() {
 #[test]
 fn trace_prints_a_line_for_each_packet_and_says_how_many_were_missed() {
     let lab = Lab::new();
-    let (code, out, err) = lab.ask("trace --count 3");
+    let (code, out, err) = lab.run("trace --count 3");
     assert_eq!(code, 0, "{err}");
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 4, "{out}");
@@ -572,24 +577,24 @@ fn trace_prints_a_line_for_each_packet_and_says_how_many_were_missed() {
     );
     assert!(err.starts_with("3 packets; 4 more matched and were not recorded"), "{err}");
 
-    let (_, out, _) = lab.ask("trace --count 2 --no-headers -o json");
+    let (_, out, _) = lab.run("trace --count 2 --no-headers -o json");
     let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(
         (rows.len(), &rows[0]["sent"]["interface"], &rows[1]["reason"]),
         (2, &"backends".into(), &"no_flow".into())
     );
 
-    let (code, _, err) = lab.ask("trace --port 99");
-    assert_eq!((code, err.trim()), (1, "Error from gateway (ServiceUnavailable): asked for port 99"));
-    let (code, _, err) = lab.ask("trace --verdict lost");
+    let (code, _, err) = lab.run("trace --port 99");
+    assert_eq!((code, err.trim()), (1, "Error from gateway (ServiceUnavailable): requested port 99"));
+    let (code, _, err) = lab.run("trace --verdict lost");
     assert!(code == 2 && err.contains("accepted: transmit, punt, drop"), "{err}");
 }
 
 #[test]
-fn capture_writes_what_came_and_what_left_with_the_verdict_as_a_comment() {
+fn capture_writes_frames_in_and_out_with_the_verdict_as_a_comment() {
     let lab = Lab::new();
     let file = lab.directory.path().join("out.pcapng");
-    let (code, _, err) = lab.ask(&format!("capture --count 2 -w {}", file.display()));
+    let (code, _, err) = lab.run(&format!("capture --count 2 -w {}", file.display()));
     assert_eq!(code, 0, "{err}");
     let bytes = std::fs::read(&file).expect("it is written");
     let mut reader = tidegate_capture::Reader::new(&bytes[..]).expect("a capture");
@@ -604,7 +609,7 @@ fn capture_writes_what_came_and_what_left_with_the_verdict_as_a_comment() {
     assert!(text.contains("verdict=drop reason=no_flow"));
 
     let nowhere = lab.directory.path().join("none/out.pcapng");
-    let (code, _, err) = lab.ask(&format!("capture --count 2 -w {}", nowhere.display()));
+    let (code, _, err) = lab.run(&format!("capture --count 2 -w {}", nowhere.display()));
     assert!(code == 1 && err.contains("none/out.pcapng"), "{err}");
 }
 

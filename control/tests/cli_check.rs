@@ -1,5 +1,5 @@
-//! `tidegate check` from outside: one report names every kind of fault with file, line and accepted values, and the
-//! exit code shows whether anything is refused.
+//! Runs `tidegate check` as a command: one report names every kind of fault with file, line and accepted values, and
+//! the exit code shows whether anything is refused.
 
 mod cli_support;
 
@@ -13,31 +13,31 @@ fn web_slice() -> String {
     slice("web", "v4", "IPv4", &["10.0.0.1", "10.0.0.2"])
 }
 
-/// A fault: its place in the text, and the expected report.
+/// A fault: an edit of the text, and the expected report.
 struct Fault {
-    /// Replaced once.
+    /// Replaced once by `to`.
     from: &'static str,
     to: &'static str,
     /// The text on the line that the report must name.
     on: &'static str,
     /// The expected parts of the message.
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
 }
 
 const fn fault(
     from: &'static str,
     to: &'static str,
     on: &'static str,
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
 ) -> Fault {
-    Fault { from, to, on, says }
+    Fault { from, to, on, expected }
 }
 
 fn line_of(text: &str, needle: &str) -> usize {
     1 + text.lines().position(|line| line.contains(needle)).unwrap_or_else(|| panic!("{needle} in\n{text}"))
 }
 
-/// Runs `check` with the fault instead of the original, and looks for its message.
+/// Runs `check` with the fault in place of the original, and looks for its message.
 fn is_reported(file: &str, original: &str, fault: &Fault, site: impl Fn(&str) -> Site) {
     assert!(original.contains(fault.from), "{} in {file}", fault.from);
     let text = original.replacen(fault.from, fault.to, 1);
@@ -48,9 +48,9 @@ fn is_reported(file: &str, original: &str, fault: &Fault, site: impl Fn(&str) ->
         line.starts_with(&place)
             && line.contains(": error: ")
             && line.contains("; accepted: ")
-            && fault.says.iter().all(|word| line.contains(word))
+            && fault.expected.iter().all(|word| line.contains(word))
     });
-    assert!(message.is_some(), "{place} ... {:?} in\n{}", fault.says, ran.out);
+    assert!(message.is_some(), "{place} ... {:?} in\n{}", fault.expected, ran.out);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_sound_site_is_accepted_in_silence() {
 }
 
 #[test]
-fn every_kind_of_configuration_fault_is_named_with_its_place() {
+fn every_kind_of_configuration_fault_is_named_with_its_line() {
     for one in [
         fault("v1alpha1", "v2", "apiVersion", &["tidegate.dev/v1alpha1"]),
         fault("cores: [1]", "cores: [1, 1]", "cores", &["cores[0]", "once"]),
@@ -81,7 +81,7 @@ fn every_kind_of_configuration_fault_is_named_with_its_place() {
 }
 
 #[test]
-fn every_kind_of_manifest_fault_is_named_with_its_place() {
+fn every_kind_of_manifest_fault_is_named_with_its_line() {
     for one in [
         fault("kind: Service", "kund: Service", "apiVersion", &["kind is missing", "Service"]),
         fault("name: web", "name: Web_1", "Web_1", &["a-z"]),
@@ -113,7 +113,7 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
 }
 
 #[test]
-fn faults_of_endpoints_are_named_with_their_place() {
+fn endpoint_faults_are_named_with_their_line() {
     for one in [
         fault("10.0.0.1", "10.0.0.256", "10.0.0.256", &["10.0.0.256"]),
         fault("IPv4", "IPv5", "IPv5", &["IPv4", "IPv6"]),
@@ -127,7 +127,7 @@ fn faults_of_endpoints_are_named_with_their_place() {
 }
 
 #[test]
-fn faults_of_configuration_and_manifests_are_in_one_report_sorted_by_place() {
+fn configuration_and_manifest_faults_are_in_one_sorted_report() {
     let gateway = GATEWAY.replace("cores: [1]", "cores: []");
     let (web, slice) = (web().replace("port: 80", "port: 0"), web_slice().replace("IPv4", "IPv5"));
     let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &slice)]).check();
@@ -141,7 +141,7 @@ fn faults_of_configuration_and_manifests_are_in_one_report_sorted_by_place() {
 }
 
 #[test]
-fn a_fault_of_the_configuration_hides_none_of_an_annotation_and_invents_none_of_an_address() {
+fn a_configuration_fault_neither_hides_nor_causes_manifest_faults() {
     let gateway = GATEWAY.replace("203.0.113.0/28", "203.0.113.0/99");
     let web = web().replace("forwarding: nat", "forwarding: dnat");
     let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &web_slice())]).check();
@@ -153,18 +153,18 @@ fn a_fault_of_the_configuration_hides_none_of_an_annotation_and_invents_none_of_
 }
 
 #[test]
-fn a_backend_that_nothing_leads_to_is_an_error_at_the_services_port() {
+fn a_backend_without_a_route_is_an_error_at_the_services_port() {
     let gateway = GATEWAY.replace("{to: \"0.0.0.0/0\", via: \"192.0.2.1\"}, ", "");
     let web = web();
     let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &web_slice())]).check();
     assert_eq!(ran.code, 2, "{}", ran.out);
     let place = format!("manifests/web.yaml:{}:", line_of(&web, "name: http"));
-    let told = ran.out.lines().find(|line| line.starts_with(&place) && line.contains("10.0.0.1:80"));
-    assert!(told.is_some_and(|line| line.contains("no route leads to it")), "{}", ran.out);
+    let reported = ran.out.lines().find(|line| line.starts_with(&place) && line.contains("10.0.0.1:80"));
+    assert!(reported.is_some_and(|line| line.contains("no route leads to it")), "{}", ran.out);
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_one_and_a_kind_that_is_not_read_are_warnings() {
+fn an_invalid_endpoint_and_an_unknown_kind_are_warnings() {
     let slice = web_slice().replace("10.0.0.1", "127.0.0.1");
     let other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n";
     let manifests = [("web.yaml", web()), ("slice.yaml", slice), ("other.yaml", other.to_owned())];
@@ -182,19 +182,19 @@ fn an_endpoint_that_cannot_be_one_and_a_kind_that_is_not_read_are_warnings() {
 fn warned(site: &Site, words: &[&str]) -> String {
     let ran = site.check();
     assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
-    let said = ran.out.lines().find(|line| words.iter().all(|word| line.contains(word)));
-    said.unwrap_or_else(|| panic!("{words:?} in\n{}", ran.out)).to_owned()
+    let line = ran.out.lines().find(|line| words.iter().all(|word| line.contains(word)));
+    line.unwrap_or_else(|| panic!("{words:?} in\n{}", ran.out)).to_owned()
 }
 
 #[test]
 fn slice_ports_that_match_no_service_port_are_a_warning_that_names_both() {
     let slice = web_slice().replace("{name: http, port: 80}", "{name: web, port: 8080}");
     let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let said = warned(&site, &["has web/8080, dns/53/UDP, but Service default/web needs http"]);
+    let warning = warned(&site, &["has web/8080, dns/53/UDP, but Service default/web needs http"]);
     let place = format!("manifests/slice.yaml:{}:", line_of(&slice, "ports:"));
     assert!(
-        said.starts_with(&place) && said.contains("; accepted: a port named http, protocol TCP"),
-        "{said}"
+        warning.starts_with(&place) && warning.contains("; accepted: a port named http, protocol TCP"),
+        "{warning}"
     );
 }
 
@@ -205,12 +205,12 @@ fn policy_local_with_endpoints_only_elsewhere_is_a_warning_with_the_node() {
     let slice =
         web_slice().replace("addresses: [\"10.0.0.1\"]", "addresses: [\"10.0.0.1\"]\n    nodeName: n2");
     let site = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &slice)]);
-    let said = warned(&site, &["80/TCP of Service default/web on 203.0.113.1 has no backend"]);
+    let warning = warned(&site, &["80/TCP of Service default/web on 203.0.113.1 has no backend"]);
     assert!(
-        said.contains("externalTrafficPolicy Local: node n1 has no endpoint, there are endpoints on n2"),
-        "{said}"
+        warning.contains("externalTrafficPolicy Local: node n1 has no endpoint, there are endpoints on n2"),
+        "{warning}"
     );
-    assert!(said.starts_with(&format!("manifests/web.yaml:{}:", line_of(&web, "Local"))), "{said}");
+    assert!(warning.starts_with(&format!("manifests/web.yaml:{}:", line_of(&web, "Local"))), "{warning}");
     let packet = ["--proto", "tcp", "--src", "198.51.100.7:40000", "--dst", "203.0.113.1:80"];
     let explained = site.run(&[&["explain", "-c", "gateway.yaml"], &packet[..]].concat());
     assert!(
@@ -224,23 +224,26 @@ fn policy_local_with_endpoints_only_elsewhere_is_a_warning_with_the_node() {
 fn a_vip_as_an_endpoint_is_reported_at_the_endpoint() {
     let slice = web_slice().replace("10.0.0.2", "203.0.113.1");
     let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let said = warned(&site, &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"]);
-    assert!(said.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "203.0.113.1"))), "{said}");
+    let warning = warned(&site, &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"]);
+    assert!(
+        warning.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "203.0.113.1"))),
+        "{warning}"
+    );
 }
 
 #[test]
 fn a_slice_with_an_empty_service_name_is_reported_at_the_label() {
     let slice = web_slice().replace("service-name: web", "service-name: \"\"");
     let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let said = warned(&site, &["EndpointSlice default/web-v4 belongs to no Service", "is empty"]);
+    let warning = warned(&site, &["EndpointSlice default/web-v4 belongs to no Service", "is empty"]);
     assert!(
-        said.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "service-name"))),
-        "{said}"
+        warning.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "service-name"))),
+        "{warning}"
     );
 }
 
 #[test]
-fn bytes_that_are_not_utf8_are_told_at_their_line_and_column() {
+fn bytes_that_are_not_utf8_are_reported_with_line_and_column() {
     let site = Site::new(GATEWAY, &[("slice.yaml", &web_slice())]);
     let text = web().replace("name: web", "name: caf?");
     let mut bytes = text.clone().into_bytes();
@@ -268,8 +271,8 @@ fn bytes_that_are_not_utf8_are_told_at_their_line_and_column() {
 fn a_second_address_in_a_status_is_reported() {
     let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2}]}}\n";
     let site = Site::new(GATEWAY, &[("web.yaml", &(web() + status)), ("slice.yaml", &web_slice())]);
-    let said = warned(&site, &["address 203.0.113.2 in the status of Service default/web is not served"]);
-    assert!(said.contains("manifests/web.yaml:"), "{said}");
+    let warning = warned(&site, &["address 203.0.113.2 in the status of Service default/web is not served"]);
+    assert!(warning.contains("manifests/web.yaml:"), "{warning}");
 }
 
 #[test]
@@ -281,7 +284,7 @@ fn warnings_alone_do_not_refuse() {
 }
 
 #[test]
-fn a_file_that_is_not_there_and_a_wrong_command_line_are_refused() {
+fn a_missing_file_and_a_wrong_command_line_are_refused() {
     let site = Site::new(GATEWAY, &[]);
     let missing = site.run(&["check", "-c", "nowhere.yaml"]);
     assert_eq!(missing.code, 2);

@@ -1,4 +1,4 @@
-//! `tidegate check` with `source.kubernetes`: how the API server is found, and the messages if it is not.
+//! Tests `tidegate check` with `source.kubernetes`: how the API server is found, and the error messages if it is not.
 
 mod cli_support;
 
@@ -54,7 +54,7 @@ fn without_a_kubeconfig_the_environment_decides_then_the_home_directory() {
 }
 
 #[test]
-fn services_without_a_class_are_left_alone_unless_the_gateway_is_the_default() {
+fn services_without_a_class_are_ignored_unless_the_gateway_is_the_default() {
     let (site, server) = world("{stateDirectory: '', kubeconfig: kubeconfig}");
     put_kubeconfig(&site, &server, "");
     let ran = check(&site, &[]);
@@ -63,7 +63,7 @@ fn services_without_a_class_are_left_alone_unless_the_gateway_is_the_default() {
 }
 
 #[test]
-fn api_server_that_cannot_be_found_or_reached_is_an_error_that_says_so() {
+fn an_api_server_that_is_not_found_or_not_reachable_is_an_error() {
     let (site, server) = world("{stateDirectory: '', kubeconfig: kubeconfig}");
     let missing = check(&site, &[]);
     assert_eq!(missing.code, 2);
@@ -93,8 +93,8 @@ fn commands_that_cannot_use_the_api_server_name_the_cause() {
             let ran = site.run(&[command, &["--kubeconfig", "kubeconfig"]].concat());
             assert_ne!(ran.code, 0, "{what}: {command:?}");
             for cause in causes {
-                let said = ran.out.clone() + &ran.err;
-                assert!(said.contains(cause), "{what}: {command:?} does not name {cause:?}: {said}");
+                let printed = ran.out.clone() + &ran.err;
+                assert!(printed.contains(cause), "{what}: {command:?} does not name {cause:?}: {printed}");
             }
         }
     };

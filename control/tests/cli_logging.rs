@@ -33,7 +33,7 @@ fn lines(output: &Output) -> Vec<Value> {
 }
 
 #[test]
-fn with_log_format_json_each_line_is_an_object_with_level_target_message_and_fields() {
+fn a_json_log_line_is_an_object_with_level_target_message_and_fields() {
     for output in [run(&["--log-format", "json"], None), run(&[], Some("json"))] {
         assert_eq!(output.status.code(), Some(2));
         let lines = lines(&output);
@@ -73,28 +73,34 @@ fn an_empty_rust_log_is_none_and_an_invalid_one_is_reported() {
     for filter in ["", " ", ","] {
         assert!(log(filter).contains(" ERROR tidegate::diagnostics: "), "{:?}", log(filter));
     }
-    let said = log("tidegate=verbose");
-    assert!(said.contains(" WARN ") && said.contains("RUST_LOG is \"tidegate=verbose\""), "{said}");
-    assert!(said.contains("accepted=") && said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+    let log_text = log("tidegate=verbose");
+    assert!(
+        log_text.contains(" WARN ") && log_text.contains("RUST_LOG is \"tidegate=verbose\""),
+        "{log_text}"
+    );
+    assert!(
+        log_text.contains("accepted=") && log_text.contains(" ERROR tidegate::diagnostics: "),
+        "{log_text}"
+    );
 }
 
 #[test]
-fn a_word_in_rust_log_that_is_neither_a_level_nor_a_target_is_reported_and_the_default_applies() {
+fn an_unknown_word_in_rust_log_is_reported_and_the_default_applies() {
     let log = |filter: &str| {
         let output = run_with(&[], Some(("RUST_LOG", filter)));
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     for (filter, unknown) in [("inof", "inof"), ("tidegate=debug,debgu", "debgu"), ("9", "9")] {
-        let said = log(filter);
-        assert!(said.contains(&format!("RUST_LOG is {filter:?}")), "{said}");
-        assert!(said.contains(&format!("{unknown:?} is neither a level nor a target")), "{said}");
-        assert!(said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+        let log_text = log(filter);
+        assert!(log_text.contains(&format!("RUST_LOG is {filter:?}")), "{log_text}");
+        assert!(log_text.contains(&format!("{unknown:?} is neither a level nor a target")), "{log_text}");
+        assert!(log_text.contains(" ERROR tidegate::diagnostics: "), "{log_text}");
     }
     for filter in ["error ", " warn , tidegate_source=debug ", "tidegate"] {
-        let said = log(filter);
-        assert!(!said.contains("RUST_LOG is"), "{said}");
-        assert!(said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+        let log_text = log(filter);
+        assert!(!log_text.contains("RUST_LOG is"), "{log_text}");
+        assert!(log_text.contains(" ERROR tidegate::diagnostics: "), "{log_text}");
     }
 }
 
@@ -103,8 +109,8 @@ fn an_empty_variable_counts_as_not_set() {
     let output = run(&[], Some(""));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains(" ERROR tidegate::diagnostics: "), "{text}");
-    let said = lines(&run(&["--log-format", "json"], Some("")));
-    assert!(said.iter().any(|line| line["level"] == "ERROR"), "{said:?}");
+    let log_text = lines(&run(&["--log-format", "json"], Some("")));
+    assert!(log_text.iter().any(|line| line["level"] == "ERROR"), "{log_text:?}");
 }
 
 #[test]
@@ -149,7 +155,7 @@ fn run_with_stderr(stderr: &PipeWriter, format: &str) -> Option<i32> {
 }
 
 #[test]
-fn nothing_waits_for_a_log_that_nobody_reads_and_nothing_fails_if_its_reader_is_gone() {
+fn a_log_without_a_reader_neither_blocks_nor_fails_the_gateway() {
     let (reader, mut writer) = io::pipe().expect("a pipe");
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     while poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&now)) == Ok(1) {

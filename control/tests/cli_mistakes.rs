@@ -1,9 +1,9 @@
-//! Mistakes that operators make in files: `tidegate check` names each of them, at its place, so that nobody has to look for
-//! the cause in traffic.
+//! Mistakes that operators make in files. `tidegate check` names each one with its file and line, so that nobody has to
+//! look for the cause in traffic.
 //!
-//! Each mistake gets 2 points if the report names it with its file and line, and 1 if it names it elsewhere. Warnings do not
-//! change the exit code. Mistakes that only the host or traffic shows are tested where they are noticed: at the start, by
-//! `tidegate status`, and by the conditions of Services.
+//! A mistake scores 2 points if the report names it with its file and line, and 1 if it names it elsewhere. Warnings do
+//! not change the exit code. Mistakes that only show on the host or in traffic are tested where the gateway notices
+//! them: at the start, in `tidegate status`, and in the conditions of Services.
 
 mod cli_support;
 
@@ -12,17 +12,17 @@ use std::os::unix::fs::PermissionsExt;
 
 use cli_support::{GATEWAY, Ran, Site, service, slice};
 
-/// A mistake: the texts of a sound site with these edits.
+/// A mistake: edits of the texts of a valid site.
 struct Mistake {
     name: &'static str,
-    /// File, what is replaced, and by what.
+    /// File, replaced text, and replacement.
     edits: &'static [(&'static str, &'static str, &'static str)],
-    /// Whether it is refused, or only warned about.
+    /// Whether it is an error; otherwise it is a warning.
     refused: bool,
-    /// The file, and a part of the line that is to be named.
+    /// The file, and a part of the line that the report must name.
     at: (&'static str, &'static str),
-    /// Words that one line of the report must have.
-    says: &'static [&'static str],
+    /// Texts that one line of the report must contain.
+    expected: &'static [&'static str],
 }
 
 const GATEWAY_FILE: &str = "gateway.yaml";
@@ -33,18 +33,18 @@ const fn refused(
     name: &'static str,
     edits: &'static [(&'static str, &'static str, &'static str)],
     at: (&'static str, &'static str),
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
 ) -> Mistake {
-    Mistake { name, edits, refused: true, at, says }
+    Mistake { name, edits, refused: true, at, expected }
 }
 
 const fn warned(
     name: &'static str,
     edits: &'static [(&'static str, &'static str, &'static str)],
     at: (&'static str, &'static str),
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
 ) -> Mistake {
-    Mistake { name, edits, refused: false, at, says }
+    Mistake { name, edits, refused: false, at, expected }
 }
 
 const BGP: &str = "pools:\n";
@@ -59,7 +59,7 @@ const MISTAKES: &[Mistake] = &[
     refused(
         "an indentation that ends a section",
         &[(GATEWAY_FILE, "  snatAddresses", "snatAddresses")],
-        // The first line that no longer fits.
+        // The first line that no longer fits its section.
         (GATEWAY_FILE, "tunnelSource"),
         &["not YAML"],
     ),
@@ -344,7 +344,7 @@ const MISTAKES: &[Mistake] = &[
     ),
 ];
 
-/// The text of each file of a sound site.
+/// The text of each file of a valid site.
 fn sound() -> [(&'static str, String); 3] {
     [
         (GATEWAY_FILE, GATEWAY.to_owned()),
@@ -353,7 +353,7 @@ fn sound() -> [(&'static str, String); 3] {
     ]
 }
 
-/// `check` of the site with this mistake, and its texts.
+/// The result of `check` for the site with this mistake, and the site's texts.
 fn made(mistake: &Mistake) -> (Ran, [(&'static str, String); 3]) {
     let mut texts = sound();
     let [_, (_, web), _] = sound();
@@ -361,7 +361,7 @@ fn made(mistake: &Mistake) -> (Ran, [(&'static str, String); 3]) {
     for (file, from, to) in mistake.edits {
         let (_, text) = texts.iter_mut().find(|(name, _)| name == file).expect("it is a file of the site");
         assert!(text.contains(from), "{}: {from:?} in\n{text}", mistake.name);
-        // A whole other object in front.
+        // A complete object before the others.
         let to = to.replace("OTHER", &other).replace("WEB", &web);
         *text = text.replacen(from, &to, 1);
     }
@@ -370,13 +370,14 @@ fn made(mistake: &Mistake) -> (Ran, [(&'static str, String); 3]) {
     (site.check(), texts)
 }
 
-/// 2: it is named at its place. 1: it is named. 0: it is not.
+/// 2 if the mistake is named with its line, 1 if it is named elsewhere, 0 if it is not named.
 fn score(mistake: &Mistake, ran: &Ran, texts: &[(&'static str, String)]) -> usize {
     let severity = if mistake.refused { ": error: " } else { ": warning: " };
-    let names = |line: &str| line.contains(severity) && mistake.says.iter().all(|word| line.contains(word));
+    let names =
+        |line: &str| line.contains(severity) && mistake.expected.iter().all(|word| line.contains(word));
     let (file, part) = mistake.at;
     let (_, text) = texts.iter().find(|(name, _)| *name == file).expect("it is a file of the site");
-    // The last one, if another object was put in front.
+    // The last match, because another object may come first.
     let line = text.lines().count() - text.lines().rev().position(|line| line.contains(part)).expect(part);
     let place = format!("{file}:{line}:");
     let named: Vec<&str> = ran.out.lines().filter(|line| names(line)).collect();
@@ -387,7 +388,7 @@ fn score(mistake: &Mistake, ran: &Ran, texts: &[(&'static str, String)]) -> usiz
 }
 
 #[test]
-fn check_names_every_mistake_that_files_show_at_its_place() {
+fn check_names_every_mistake_in_files_with_its_line() {
     let mut points = 0;
     let mut poor = String::new();
     for mistake in MISTAKES {
@@ -403,7 +404,7 @@ fn check_names_every_mistake_that_files_show_at_its_place() {
 }
 
 #[test]
-fn a_directory_without_manifests_and_files_that_are_not_read_are_warned_about() {
+fn an_empty_directory_and_ignored_files_are_warnings() {
     let site = Site::new(GATEWAY, &[]);
     let ran = site.check();
     assert_eq!(ran.code, 0, "{}", ran.out);
@@ -448,13 +449,16 @@ fn secrets_that_every_user_can_read_are_warned_about() {
     for private in [0o600, 0o640] {
         assert!(secrets(&inline, private).is_empty() && secrets(&of_files, private).is_empty());
     }
-    let said = secrets(&inline, 0o644);
+    let warnings = secrets(&inline, 0o644);
     assert!(
-        said.len() == 1
-            && said[0].contains("selectionKey.value")
-            && said[0].contains("gateway.yaml; accepted"),
-        "{said:?}"
+        warnings.len() == 1
+            && warnings[0].contains("selectionKey.value")
+            && warnings[0].contains("gateway.yaml; accepted"),
+        "{warnings:?}"
     );
-    let said = secrets(&of_files, 0o644);
-    assert!(said.len() == 2 && said.iter().any(|line| line.contains("chmod o= password")), "{said:?}");
+    let warnings = secrets(&of_files, 0o644);
+    assert!(
+        warnings.len() == 2 && warnings.iter().any(|line| line.contains("chmod o= password")),
+        "{warnings:?}"
+    );
 }

@@ -1,4 +1,4 @@
-//! `tidegate replay` and `explain -c` from outside. The same packets have the same bytes, whatever the order of
+//! Runs `tidegate replay` and `explain -c` as commands. The same packets give the same bytes for any order of
 //! manifests; every mode is tested in both families; every malformed frame is dropped with its reason.
 
 mod cli_support;
@@ -71,7 +71,7 @@ fn addresses(frame: &[u8]) -> (IpAddr, IpAddr) {
 }
 
 #[test]
-fn the_same_packets_give_the_same_bytes_for_any_order_of_manifests_and_backends() {
+fn the_order_of_manifests_and_backends_does_not_change_the_output() {
     let frames: Vec<Vec<u8>> = MODES
         .iter()
         .flat_map(|(_, v4, v6)| (40_000..40_025).flat_map(|port| [syn(v4, port), syn(v6, port)]))
@@ -112,14 +112,14 @@ fn a_connection_that_a_backend_refuses_is_sent_to_another_one() {
         let next = backend(&replay, 1);
         assert_ne!(next, first);
         assert_eq!(addresses(&replay.written()[1]), (client(vip, 0).ip(), next.ip()));
-        let told = explain(&site, client(vip, 40_000), to(vip, 80));
-        let steps = told["steps"].as_array().expect("a list");
-        assert!(steps.iter().any(|step| step["step"] == "passive health"), "{told}");
+        let explained = explain(&site, client(vip, 40_000), to(vip, 80));
+        let steps = explained["steps"].as_array().expect("a list");
+        assert!(steps.iter().any(|step| step["step"] == "passive health"), "{explained}");
     }
 }
 
 #[test]
-fn a_client_outside_the_source_ranges_is_a_drop_with_its_reason_and_explain_names_the_step() {
+fn a_client_outside_the_source_ranges_is_dropped_and_explained() {
     let closed = service("closed", "nat", "203.0.113.9").replacen(
         "spec:\n",
         "spec:\n  loadBalancerSourceRanges: [\" 198.51.100.0/24 \", 10.0.0.0/8]\n",
@@ -136,14 +136,14 @@ fn a_client_outside_the_source_ranges_is_a_drop_with_its_reason_and_explain_name
         (&"default/closed:http".into(), &"203.0.113.9".into())
     );
     let outsider = "203.0.113.200:40000".parse().expect("an address");
-    let told = explain(&site, outsider, to("203.0.113.9", 80));
-    assert_eq!((&told["verdict"], &told["reason"]), (&"drop".into(), &"source_range".into()));
-    let steps = told["steps"].as_array().expect("a list");
+    let explained = explain(&site, outsider, to("203.0.113.9", 80));
+    assert_eq!((&explained["verdict"], &explained["reason"]), (&"drop".into(), &"source_range".into()));
+    let steps = explained["steps"].as_array().expect("a list");
     assert_eq!(steps.last().expect("a step")["step"], "source range");
 }
 
 #[test]
-fn each_mode_sends_the_frame_that_it_promises_in_both_families() {
+fn each_mode_sends_the_documented_frame_in_both_families() {
     for (mode, v4, v6) in MODES {
         for vip in [v4, v6] {
             let sent = syn(vip, 40_000);
@@ -198,7 +198,7 @@ fn forwarded_as_promised(mode: &str, sent: &[u8], got: &[u8], backend: SocketAdd
 }
 
 #[test]
-fn a_flow_is_new_then_known_and_its_reply_comes_back_in_the_vips_name() {
+fn a_flow_is_new_then_known_and_its_reply_has_the_vip_as_source() {
     for (mode, v4, v6) in [MODES[2], MODES[3]] {
         for vip in [v4, v6] {
             let site = site();
@@ -230,16 +230,16 @@ fn explain_names_the_backend_that_replay_sends_to() {
             let replay = site.replay(&ports.map(|port| syn(vip, port)));
             for (n, port) in ports.into_iter().enumerate() {
                 let (src, dst) = (client(vip, port), to(vip, 80));
-                let told = explain(&site, src, dst);
+                let explained = explain(&site, src, dst);
                 for key in ["verdict", "reason", "service", "backend", "mode"] {
-                    assert_eq!(told[key], replay.lines[n][key], "{key} of {src} -> {dst}");
+                    assert_eq!(explained[key], replay.lines[n][key], "{key} of {src} -> {dst}");
                 }
                 // Programs show IPv4 addresses in this form too.
                 let mapped = |address: SocketAddr| match address.ip() {
                     IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
                     IpAddr::V6(_) => address,
                 };
-                assert_eq!(explain(&site, mapped(src), mapped(dst)), told, "{src} -> {dst}");
+                assert_eq!(explain(&site, mapped(src), mapped(dst)), explained, "{src} -> {dst}");
             }
         }
     }
@@ -255,7 +255,7 @@ fn a_replay_gives_a_service_the_configured_share_of_a_full_flow_table() {
         [(client, vip, flags::SYN), (backend, client, flags::SYN | flags::ACK), (client, vip, flags::ACK)]
             .map(|(from, to, flags)| Builder::tcp(from, to).flags(flags).build())
     };
-    // All flows are in use, and they are more than a table of 1,024 can hold without refusing any.
+    // All flows are in use, and a table of 1,024 entries has to refuse some of them.
     let frames: Vec<Vec<u8>> = (0..1_300).flat_map(|n| handshake(20_000 + n)).collect();
     for (percent, is_limited) in [(50, true), (100, false)] {
         let table = format!("entriesPerCore: 1024, servicePercent: {percent}");
@@ -266,7 +266,7 @@ fn a_replay_gives_a_service_the_configured_share_of_a_full_flow_table() {
 }
 
 #[test]
-fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
+fn replay_and_explain_give_the_same_reason_for_packets_not_forwarded() {
     let site = Site::new(GATEWAY, &[("none.yaml", &service("none", "nat", "203.0.113.1"))]);
     let tcp = |to: SocketAddr| Builder::tcp(client("203.0.113.1", 40_000), to).flags(flags::SYN).build();
     let ends = [
@@ -280,9 +280,12 @@ fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
     let replay = site.replay(&ends.map(|(to, _)| tcp(to)));
     for (n, (to, expected)) in ends.into_iter().enumerate() {
         assert_eq!(replay.end(n), expected, "{to}");
-        let told = explain(&site, client("203.0.113.1", 40_000), to);
-        let end =
-            format!("{} {}", told["verdict"].as_str().unwrap_or(""), told["reason"].as_str().unwrap_or(""));
+        let explained = explain(&site, client("203.0.113.1", 40_000), to);
+        let end = format!(
+            "{} {}",
+            explained["verdict"].as_str().unwrap_or(""),
+            explained["reason"].as_str().unwrap_or("")
+        );
         assert_eq!(end, expected, "{to}");
     }
 }
@@ -325,7 +328,7 @@ fn malformed() -> Vec<(Vec<u8>, &'static str)> {
 }
 
 #[test]
-fn every_malformed_frame_is_a_drop_with_its_reason_and_the_rest_goes_on() {
+fn every_malformed_frame_is_dropped_with_its_reason() {
     let malformed = malformed();
     let mut frames: Vec<Vec<u8>> = malformed.iter().map(|(frame, _)| frame.clone()).collect();
     frames.push(syn("203.0.113.1", 40_000));
@@ -367,12 +370,12 @@ fn a_capture_that_is_none_or_is_cut_off_is_named_with_the_offset() {
     bytes.truncate(bytes.len() - 1);
     std::fs::write(site.path("cut.pcap"), &bytes).expect("it can be written");
     let ran = replay("cut.pcap");
-    assert_eq!((ran.code, ran.out.lines().count()), (1, 1), "the whole packet before it is told");
+    assert_eq!((ran.code, ran.out.lines().count()), (1, 1), "the complete packet before it is replayed");
     assert!(ran.err.contains("capture, byte 94: the file ends inside"), "{}", ran.err);
 }
 
 #[test]
-fn the_capture_that_is_read_is_never_the_one_that_is_written() {
+fn the_input_capture_is_never_overwritten() {
     let site = site();
     cli_support::write_capture(&site.path("in.pcap"), &[syn("203.0.113.1", 40_000)]);
     let before = std::fs::read(site.path("in.pcap")).expect("it was written");
@@ -388,7 +391,7 @@ fn the_capture_that_is_read_is_never_the_one_that_is_written() {
 }
 
 #[test]
-fn a_faulty_configuration_is_refused_and_a_faulty_manifest_costs_its_object_alone() {
+fn a_faulty_configuration_is_refused_and_a_faulty_manifest_is_skipped() {
     let refused = Site::new(&GATEWAY.replace("cores: [1]", "cores: []"), &[]);
     cli_support::write_capture(&refused.path("in.pcap"), &[syn("203.0.113.1", 40_000)]);
     let ran = refused.run(&["replay", "-c", "gateway.yaml", "--in", "in.pcap", "--out", "out.pcap"]);
@@ -402,7 +405,7 @@ fn a_faulty_configuration_is_refused_and_a_faulty_manifest_costs_its_object_alon
 }
 
 #[test]
-fn an_interface_without_mac_is_the_station_that_the_capture_sends_to() {
+fn an_interface_without_mac_uses_the_destination_mac_of_the_capture() {
     let gateway = GATEWAY.replace("      mac: \"02:00:00:00:00:02\"\n", "");
     let site = Site::new(&gateway, &[("all.yaml", &documents().join("---\n"))]);
     let station = MacAddr([2, 7, 7, 7, 7, 7]);

@@ -1,12 +1,12 @@
-//! The allocator of the binary retains no memory of tables that are replaced repeatedly.
+//! Checks that the allocator of the binary retains no memory of tables that are replaced repeatedly.
 //!
-//! With glibc's allocator before 2.38, the memory grows by some hundred MiB.
+//! With glibc's allocator before 2.38, the memory grows by several hundred MiB.
 
 use std::hint::black_box;
 
 use mimalloc::MiMalloc;
 
-/// As in `main.rs`.
+/// The allocator of `main.rs`.
 #[global_allocator]
 static HEAP: MiMalloc = MiMalloc;
 
@@ -17,7 +17,7 @@ struct Entry {
     _line: [u8; 64],
 }
 
-/// A table of a snapshot, written in full.
+/// A table of a snapshot, with all pages written.
 fn table(bytes: usize) -> Vec<Entry> {
     black_box(vec![Entry { _line: [1; 64] }; bytes / size_of::<Entry>()])
 }
@@ -31,16 +31,16 @@ fn resident() -> u64 {
 fn tables_that_are_replaced_leave_no_memory_behind() {
     const BYTES: usize = 4 << 20;
     const ROUNDS: u32 = 300;
-    // glibc allocates blocks up to this size from its heap after one was freed.
+    // After one block of up to this size is freed, glibc allocates such blocks from its heap.
     drop(table(30 << 20));
-    let mut standing = table(BYTES);
+    let mut current = table(BYTES);
     let mut kept = Vec::with_capacity(ROUNDS as usize);
     let before = resident();
     for round in 0..ROUNDS {
         let next = table(BYTES);
-        // Objects that outlive a publication are between the tables: views, events, drains.
+        // Objects that outlive a publication lie between the tables: views, events, drains.
         kept.push(vec![round; 25]);
-        drop(std::mem::replace(&mut standing, next));
+        drop(std::mem::replace(&mut current, next));
     }
     let grown = resident().saturating_sub(before) >> 20;
     assert!(grown < 64, "{grown} MiB after {ROUNDS} tables of {} MiB", BYTES >> 20);

@@ -1,7 +1,7 @@
 //! The addresses of the lab, from documentation prefixes only (RFC 5737, RFC 3849).
 //!
 //! Two prefixes share one link: clients are in [`CLIENT_PREFIX`], servers in [`SERVER_PREFIX`], and the gateway in
-//! both. So the reply of a server reaches the client only on the path of its mode: directly over the link if the
+//! both. A server's reply therefore reaches the client only on the path of its mode: directly over the link if the
 //! server answers with the VIP, through the gateway if it answers with its own address. VIPs are either routed to the
 //! gateway ([`ROUTED_VIPS`]) or on the clients' own link ([`ON_LINK_VIPS`]), where the gateway answers ARP and ND.
 
@@ -42,7 +42,7 @@ pub const CLIENT_PREFIX: [&str; 2] = ["198.51.100.0/24", "2001:db8:c::/64"];
 pub const SERVER_PREFIX: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
 /// VIPs that the client reaches by a route to the gateway's address.
 pub const ROUTED_VIPS: [&str; 2] = ["203.0.113.0/24", "2001:db8:1::/112"];
-/// VIPs inside the clients' own prefix, which the gateway alone answers ARP and neighbour solicitations for.
+/// VIPs inside the clients' own prefix. Only the gateway answers ARP and neighbor solicitations for them.
 pub const ON_LINK_VIPS: [&str; 2] = ["198.51.100.208/28", "2001:db8:c::d0/124"];
 
 /// The gateway's Ethernet address.
@@ -58,8 +58,7 @@ pub fn server_mac(n: u8) -> String {
 
 /// The gateway's addresses on the clients' side, by family.
 pub const GATEWAY_FOR_CLIENTS: [&str; 2] = ["198.51.100.2", "2001:db8:c::2"];
-/// The gateway's addresses on the servers' side, by family. They are the servers' default route, and the source of
-/// tunnels.
+/// The gateway's addresses on the servers' side, by family: the servers' default route, and the source of tunnels.
 pub const GATEWAY_FOR_SERVERS: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 /// The client address that a server sees in `fullnat`, by family.
 pub const SNAT: [&str; 2] = ["192.0.2.3", "2001:db8::3"];
@@ -85,7 +84,7 @@ pub const SERVERS_MAX: u8 = 250;
 pub fn server(family: Family, n: u8) -> IpAddr {
     assert!((1..=SERVERS_MAX).contains(&n), "servers are numbered from 1 to {SERVERS_MAX}");
     match family {
-        // After the last address of the prefix comes the first one behind those of the gateway.
+        // The numbers after the last address of the prefix use the addresses behind those of the gateway.
         Family::V4 => Ipv4Addr::new(192, 0, 2, if n < 155 { 100 + n } else { n - 151 }).into(),
         Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x100 + u16::from(n)).into(),
     }
@@ -115,19 +114,19 @@ pub fn on_link_vip(family: Family, n: u8) -> IpAddr {
 pub const HTTP_PORT: u16 = 80;
 /// HTTP on the servers' second port, for services whose targetPort differs from their port.
 pub const HTTP_TARGET_PORT: u16 = 8080;
-/// `tcp-tell` on the servers.
-pub const TELL_PORT: u16 = 7000;
+/// `tcp-echo` on the servers.
+pub const TCP_ECHO_PORT: u16 = 7000;
 /// `udp-echo` on the servers.
-pub const ECHO_PORT: u16 = 7001;
-/// nginx on the servers, which expects a header of the PROXY protocol there.
+pub const UDP_ECHO_PORT: u16 = 7001;
+/// nginx on the servers, with the PROXY protocol.
 pub const PROXY_PORT: u16 = 8090;
-/// The upstream server of the path `/echo` there, on the servers' loopback. Tests start it.
+/// The upstream server of nginx's path `/echo`, on the servers' loopback. Tests start it.
 pub const UPSTREAM_PORT: u16 = 7003;
 /// The counts of decapsulation, on the servers' loopback.
 pub const DECAP_PORT: u16 = 7002;
 /// The SCTP port of Services, and of the servers at the VIPs.
 pub const SCTP_PORT: u16 = 7005;
-/// The port of the endpoints of NAT modes, so that they change the port and with it the CRC32c.
+/// The port of the endpoints in NAT modes. It differs, so that they change the port and with it the CRC32c.
 pub const SCTP_TARGET_PORT: u16 = 7006;
 /// iperf3 on the servers.
 pub const IPERF_PORT: u16 = 5201;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The file name of the binary.
 const NAME: &str = "tidegate-demo";
 
-/// The binary of the tools: this process's if it is `tidegate-demo`, else the one beside the binary `tidegate`.
+/// The binary of the tools: this process's if it is `tidegate-demo`, or else the one beside the binary `tidegate`.
 ///
 /// # Errors
 /// When there is none.

@@ -1,4 +1,4 @@
-//! The Internet checksum (RFC 1071) by the plain loop: slow, and independent of the gateway's.
+//! The Internet checksum (RFC 1071) as a plain loop: slow, and independent of the gateway's code.
 
 /// The checksum of `bytes`.
 #[must_use]

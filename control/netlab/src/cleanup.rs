@@ -1,4 +1,4 @@
-//! Removes a lab by its name, which works for our own labs and for those of processes that died.
+//! Removes a lab by its name, both labs of this process and those of processes that died.
 //!
 //! Every namespace is called `tg<pid>-<n>-<host>` and the directory `tidegate-lab-tg<pid>-<n>`: the names show the lab
 //! and the process that they belong to. Links, addresses, taps and routes disappear with their namespace. The files in
@@ -21,11 +21,11 @@ use std::time::Duration;
 const DEVICES: &str = "/run/tidegate/devices";
 
 /// The existing labs of this process, for [`on_signals`].
-static STANDING: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static EXISTING: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Records that the lab `id` exists.
 pub(super) fn register(id: &str) {
-    standing().push(id.to_owned());
+    existing().push(id.to_owned());
 }
 
 /// Ends every process in the lab `id` and removes its namespaces and its directory.
@@ -34,11 +34,11 @@ pub(super) fn tear_down(id: &str) {
 }
 
 fn undo(id: &str) {
-    standing().retain(|other| other != id);
+    existing().retain(|other| other != id);
     let prefix = format!("{id}-");
     for name in all_names().into_iter().filter(|name| name.starts_with(&prefix)) {
         end_processes_in(&name);
-        // Before the namespace goes, because the next one may get its number.
+        // Remove the files before the namespace, because the next namespace may get its number.
         inode_of(&name).into_iter().for_each(remove_devices);
         if let Err(error) = ip(&["netns", "del", &name], "") {
             eprintln!("clean-up: {error:#}");
@@ -57,11 +57,11 @@ fn remove_devices(namespace: u64) {
     let prefix = format!("{namespace}-");
     for entry in fs::read_dir(DEVICES).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
-            // A file that stays does no harm: the next gateway removes it.
+            // A leftover file does no harm: the next gateway removes it.
             let _ = fs::remove_file(entry.path());
         }
     }
-    // This fails while others have files there.
+    // This fails while other namespaces have files there.
     let _ = fs::remove_dir(DEVICES);
 }
 
@@ -77,7 +77,7 @@ pub fn sweep() {
     dead.sort_unstable();
     dead.dedup();
     for id in dead {
-        eprintln!("removing what a lab of a dead process left: {id}");
+        eprintln!("removing the lab of a dead process: {id}");
         tear_down(&id);
     }
 }
@@ -94,7 +94,7 @@ pub fn on_signals() -> Result<()> {
         if let Some(signal) = signals.forever().next() {
             eprintln!("\nstopped by signal {signal}, cleaning up");
             changing(|| {
-                let ids = standing().clone();
+                let ids = existing().clone();
                 ids.iter().for_each(|id| undo(id));
                 std::process::exit(128 + signal)
             });
@@ -103,8 +103,8 @@ pub fn on_signals() -> Result<()> {
     Ok(())
 }
 
-fn standing() -> std::sync::MutexGuard<'static, Vec<String>> {
-    STANDING.lock().unwrap_or_else(PoisonError::into_inner)
+fn existing() -> std::sync::MutexGuard<'static, Vec<String>> {
+    EXISTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Kills the processes inside the namespace `name`, and waits with a limit until they are gone.

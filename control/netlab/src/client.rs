@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// The maximum time of one connection attempt or one answer, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// The time without an answer after which there is taken to be none.
+/// The time after which a missing answer counts as none.
 pub const SILENCE: Duration = Duration::from_secs(3);
 
 /// The content of a backend's first line: `NAME client=ADDRESS:PORT`.
@@ -44,9 +44,9 @@ impl BackendAnswer {
 
 /// The number of answers of each backend.
 #[must_use]
-pub fn spread(told: &[BackendAnswer]) -> BTreeMap<String, usize> {
+pub fn spread(answers: &[BackendAnswer]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
-    for one in told {
+    for one in answers {
         *counts.entry(one.backend.clone()).or_default() += 1;
     }
     counts
@@ -56,29 +56,29 @@ pub fn spread(told: &[BackendAnswer]) -> BTreeMap<String, usize> {
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
     /// The number of requests.
-    pub asked: usize,
+    pub requests: usize,
     /// The answers.
-    pub told: Vec<BackendAnswer>,
+    pub received: Vec<BackendAnswer>,
     /// The error messages for the other requests.
     pub errors: String,
 }
 
-/// Requests `url` (which may contain curl's `[1-N]` globs) with one curl, each of the `asked` requests on a separate
+/// Requests `url` (which may contain curl's `[1-N]` globs) with one curl, each of the requests on a separate
 /// connection.
 ///
 /// # Errors
 /// When curl cannot be run. Requests that fail are in [`Answers::errors`].
-pub fn curl_many(from: &Namespace, url: &str, asked: usize, options: &[&str]) -> Result<Answers> {
+pub fn curl_many(from: &Namespace, url: &str, requests: usize, options: &[&str]) -> Result<Answers> {
     let output = from
         .command("curl")
         .args(["-sS", "--max-time", "5", "-H", "Connection: close"])
         .args(options)
-        .arg(format!("{url}?n=[1-{asked}]"))
+        .arg(format!("{url}?n=[1-{requests}]"))
         .output()
         .context("cannot run curl")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let told = text.lines().filter_map(BackendAnswer::parse).collect();
-    Ok(Answers { asked, told, errors: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+    let received = text.lines().filter_map(BackendAnswer::parse).collect();
+    Ok(Answers { requests, received, errors: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
 }
 
 /// Runs curl once with `args` and returns its output.
@@ -132,16 +132,16 @@ fn iperf(from: &Namespace, server: &Server, to: SocketAddr, options: &[&str]) ->
     Ok(rate * (1.0 - lost / 100.0))
 }
 
-/// A connection to `tcp-tell` that stays open.
+/// A connection to `tcp-echo` that stays open.
 #[derive(Debug)]
-pub struct Tell {
-    /// The backend's answer when it accepted.
-    pub told: BackendAnswer,
+pub struct EchoConnection {
+    /// The backend's first line.
+    pub answer: BackendAnswer,
     stream: BufReader<TcpStream>,
     pings: u32,
 }
 
-impl Tell {
+impl EchoConnection {
     /// Connects from `source` (port 0: any) to `to`, and reads which backend answers.
     ///
     /// # Errors
@@ -150,26 +150,27 @@ impl Tell {
         from.enter(|| Self::connect_here(source, to))
     }
 
-    /// Like [`Tell::connect`], in the namespace of the calling thread.
+    /// Like [`EchoConnection::connect`], in the namespace of the calling thread.
     ///
     /// # Errors
-    /// Same as for [`Tell::connect`].
+    /// Like [`EchoConnection::connect`].
     pub fn connect_here(source: SocketAddr, to: SocketAddr) -> Result<Self> {
         Self::connect_within(PATIENCE, source, to)
     }
 
-    /// Like [`Tell::connect_here`], with a different time limit.
+    /// Like [`EchoConnection::connect_here`], with a different time limit.
     ///
     /// # Errors
-    /// Same as for [`Tell::connect`].
+    /// Like [`EchoConnection::connect`].
     pub fn connect_within(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<Self> {
         let stream = connect_here(patience, source, to)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
         let mut stream = BufReader::new(stream);
         let line = read_line(&mut stream)?;
-        let told = BackendAnswer::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
-        Ok(Self { told, stream, pings: 0 })
+        let answer =
+            BackendAnswer::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
+        Ok(Self { answer, stream, pings: 0 })
     }
 
     /// Sends a line and expects it back from the same backend.
@@ -178,20 +179,20 @@ impl Tell {
     /// When the connection broke, or another backend answered.
     pub fn ping(&mut self) -> Result<()> {
         self.pings += 1;
-        self.say(&format!("ping {}", self.pings))
+        self.exchange(&format!("ping {}", self.pings))
     }
 
-    /// Like [`Tell::ping`], for a connection with unanswered pings from a time in which packets were lost: reads all
+    /// Like [`EchoConnection::ping`], for a connection with unanswered pings from a time of packet loss: reads all
     /// answers, with this time limit.
     ///
     /// # Errors
-    /// Same as for [`Tell::ping`].
+    /// Like [`EchoConnection::ping`].
     pub fn ping_late(&mut self, patience: Duration) -> Result<()> {
         self.pings += 1;
         let text = format!("ping {}", self.pings);
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
         self.stream.get_ref().set_read_timeout(Some(patience))?;
-        let expected = format!("{} {text}", self.told.backend);
+        let expected = format!("{} {text}", self.answer.backend);
         while read_line(&mut self.stream)? != expected {}
         self.stream.get_ref().set_read_timeout(Some(PATIENCE))?;
         Ok(())
@@ -200,11 +201,11 @@ impl Tell {
     /// Sends this line and expects it back from the same backend.
     ///
     /// # Errors
-    /// Same as for [`Tell::ping`].
-    pub fn say(&mut self, text: &str) -> Result<()> {
+    /// Like [`EchoConnection::ping`].
+    pub fn exchange(&mut self, text: &str) -> Result<()> {
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
-        let (answer, expected) = (read_line(&mut self.stream)?, format!("{} {text}", self.told.backend));
-        ensure!(answer == expected, "expected `{expected}`, heard `{answer}`");
+        let (answer, expected) = (read_line(&mut self.stream)?, format!("{} {text}", self.answer.backend));
+        ensure!(answer == expected, "expected `{expected}`, received `{answer}`");
         Ok(())
     }
 
@@ -242,23 +243,28 @@ fn read_line(stream: &mut BufReader<TcpStream>) -> Result<String> {
 ///
 /// # Errors
 /// When there is no answer within [`PATIENCE`], or one without `text`.
-pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
-    from.enter(|| udp_ask_here(source, to, text))
+pub fn udp_request(
+    from: &Namespace,
+    source: SocketAddr,
+    to: SocketAddr,
+    text: &str,
+) -> Result<BackendAnswer> {
+    from.enter(|| udp_request_here(source, to, text))
 }
 
-/// Like [`udp_ask`], in the namespace of the calling thread.
+/// Like [`udp_request`], in the namespace of the calling thread.
 ///
 /// # Errors
-/// Same as for [`udp_ask`].
-pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
-    udp_ask_within(PATIENCE, source, to, text)
+/// Like [`udp_request`].
+pub fn udp_request_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
+    udp_request_within(PATIENCE, source, to, text)
 }
 
-/// Like [`udp_ask_here`], with a different time limit.
+/// Like [`udp_request_here`], with a different time limit.
 ///
 /// # Errors
-/// Same as for [`udp_ask`].
-pub fn udp_ask_within(
+/// Like [`udp_request`].
+pub fn udp_request_within(
     patience: Duration,
     source: SocketAddr,
     to: SocketAddr,
@@ -275,10 +281,10 @@ pub fn udp_ask_within(
         match socket.send(text.as_bytes()).and_then(|_| socket.recv(&mut buffer)) {
             Ok(length) => {
                 let answer = String::from_utf8_lossy(&buffer[..length]);
-                let told =
+                let parsed =
                     BackendAnswer::parse(&answer).with_context(|| format!("unexpected answer `{answer}`"))?;
-                ensure!(answer.ends_with(text), "asked `{text}`, heard `{answer}`");
-                return Ok(told);
+                ensure!(answer.ends_with(text), "sent `{text}`, received `{answer}`");
+                return Ok(parsed);
             }
             Err(error) => last = error.to_string(),
         }
@@ -286,8 +292,8 @@ pub fn udp_ask_within(
     bail!("{source} to {to}: no answer in {patience:?} ({last})")
 }
 
-/// Binds a UDP socket. An earlier socket of this source is closed a moment after it was dropped if another thread starts a
-/// program then: the child has a copy of it until it executes the program.
+/// Binds a UDP socket. If another thread starts a program at the same time, an earlier socket of this source is closed
+/// only when that program executes: until then, the child process has a copy of it.
 fn bind_udp(patience: Duration, source: SocketAddr) -> Result<UdpSocket> {
     let begin = Instant::now();
     loop {
@@ -309,7 +315,7 @@ pub struct Attempt {
     pub outcome: Result<String, String>,
 }
 
-/// Opens new connections to `tcp-tell` one after another, until it is stopped or dropped.
+/// Opens new connections to `tcp-echo` one after another, until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Load {
     stop: Arc<AtomicBool>,
@@ -318,7 +324,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// The minimum time between two attempts, so that the load itself is not what is measured.
+    /// The minimum time between two attempts, so that the load does not affect what it measures.
     const PACE: Duration = Duration::from_millis(10);
 
     /// Starts a load from `source` (its port is ignored) to `to`.
@@ -337,8 +343,9 @@ impl Load {
             from.move_this_thread().expect("the namespace lives as long as its lab");
             while !flag.load(Ordering::Relaxed) {
                 let at = Instant::now();
-                let outcome = Tell::connect_here(SocketAddr::new(source, 0), to);
-                let outcome = outcome.map(|tell| tell.told.backend).map_err(|error| format!("{error:#}"));
+                let outcome = EchoConnection::connect_here(SocketAddr::new(source, 0), to);
+                let outcome =
+                    outcome.map(|connection| connection.answer.backend).map_err(|error| format!("{error:#}"));
                 log.lock().unwrap_or_else(PoisonError::into_inner).push(Attempt { at, outcome });
                 thread::sleep(pace.saturating_sub(at.elapsed()));
             }

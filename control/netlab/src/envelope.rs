@@ -1,7 +1,7 @@
-//! The outer headers of a tunnel, as the manifests request them and as the servers' decapsulation recognises them.
+//! The outer headers of a tunnel, as the manifests request them and as the servers' decapsulation recognizes them.
 //!
-//! [`super::modes`] gives every tunnel Service an envelope, and [`super::tools::decap`] counts the packets of each one.
-//! So a test can compare what was requested with what arrived.
+//! [`super::modes`] gives every tunnel Service an envelope, and [`super::tools::decap`] counts the packets of each one,
+//! so a test can compare what was requested with what arrived.
 
 use std::fmt;
 
@@ -34,13 +34,14 @@ pub enum Envelope {
 impl Envelope {
     /// GUE variant 1, at the port of IANA.
     pub const GUE_DIRECT: Self = Self::Gue { variant: 1, port: 6080 };
-    /// GUE variant 0. The lab uses another port for it, so that the port shows which Service sent a packet.
+    /// GUE variant 0. The lab uses another port for it, so that the port identifies the Service.
     pub const GUE_HEADER: Self = Self::Gue { variant: 0, port: 6081 };
     /// GRE without a key.
     pub const GRE_PLAIN: Self = Self::Gre { key: None };
     /// GRE with a key that has four different bytes.
     pub const GRE_KEYED: Self = Self::Gre { key: Some(0x0a_1b_2c_3d) };
-    /// Geneve at the lab's own port, because GUE has the usual one here, with an identifier of three different bytes.
+    /// Geneve at the lab's own port, because the lab uses the standard one for GUE, with an identifier of three
+    /// different bytes.
     pub const GENEVE: Self = Self::Geneve { port: 6082, vni: 0x1a_2b_3c };
     /// Everything that the lab's servers accept.
     pub const ALL: [Self; 6] =
@@ -57,8 +58,8 @@ impl Envelope {
         }
     }
 
-    /// The annotations of a Service that choose this envelope within its forwarding mode. The defaults of the gateway
-    /// need none.
+    /// The annotations of a Service that select this envelope within its forwarding mode. The gateway's defaults need
+    /// none.
     #[must_use]
     pub fn annotations(self) -> Vec<(&'static str, String)> {
         match self {

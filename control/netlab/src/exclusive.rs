@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Held while something is created or removed. The signal handler never releases it, so that no new namespace is
-/// created, and no other thread cleans up, between its work and the end of the process.
+/// Locked while something is created or removed. The signal handler never releases it, so that no new namespace is
+/// created, and no other thread cleans up, before the process exits.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// Calls `make`, which creates a namespace or starts a process, while no lab is being removed.

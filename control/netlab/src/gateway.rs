@@ -59,15 +59,15 @@ pub struct GatewayOptions {
     pub own_cluster_ips: bool,
     /// `dataplane.flowTable.entriesPerCore`.
     pub flow_entries: u32,
-    /// `dataplane.flowTable.directory`; by default a directory of the lab if that is in memory, or else none.
+    /// `dataplane.flowTable.directory`; by default a directory of the lab if that is in memory, or none otherwise.
     pub flow_directory: Option<PathBuf>,
     /// `protection.synCookies`.
     pub syn_cookies: &'static str,
     /// `protection.deny.files`.
     pub deny_files: Vec<PathBuf>,
-    /// The number of servers that are configured in `dataplane.neighbors`, from 1: `replay` resolves no others.
+    /// The number of servers, from 1, that are configured in `dataplane.neighbors`: `replay` resolves no others.
     pub static_servers: u8,
-    /// `selfCheck.enabled`. If it is on, a comparison is made every second.
+    /// `selfCheck.enabled`. If it is on, a comparison runs every second.
     pub self_check: bool,
 }
 
@@ -99,8 +99,8 @@ impl Default for GatewayOptions {
 }
 
 impl GatewayOptions {
-    /// The maximum time from a backend's death to the verdict: the last successful check may have just ended, and each
-    /// failing one may use its whole timeout.
+    /// The maximum time from a backend's death to its detection: the last successful check may have just ended, and
+    /// each failing one may use its whole timeout.
     #[must_use]
     pub fn detection_bound(&self) -> Duration {
         self.health_interval * (self.unhealthy_threshold + 1)
@@ -214,8 +214,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Writes `gateway.yaml` and the directory of manifests into the lab's directory. Manifests can be put there
-    /// before the gateway starts.
+    /// Writes `gateway.yaml` and the directory of manifests into the lab's directory, so that manifests can be put
+    /// there before the gateway starts.
     ///
     /// # Errors
     /// When they cannot be written.
@@ -242,8 +242,8 @@ impl Gateway {
         Self::launch_in(lab.gateway(), lab.directory(), &lab.plan().tidegate)
     }
 
-    /// Starts `tidegate run` in a namespace with `gateway.yaml` of a directory, which names `tidegate.sock` there as
-    /// its socket. Returns at once.
+    /// Starts `tidegate run` in a namespace with `gateway.yaml` of a directory, which sets `tidegate.sock` there as its
+    /// socket. Returns at once.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -265,7 +265,7 @@ impl Gateway {
             ended = self.process.exit_status();
             (ended.is_some() || self.probe("/readyz") == Some(200)).then_some(())
         });
-        let log = || format!("the gateway's last words:\n{}", self.process.log_tail(30));
+        let log = || format!("end of the gateway's log:\n{}", self.process.log_tail(30));
         waited.with_context(log)?;
         ensure!(ended.is_none(), "the gateway ended: {ended:?}\n{}", log());
         Ok(())
@@ -309,7 +309,7 @@ impl Gateway {
     ///
     /// # Errors
     /// When it fails.
-    pub fn ask(&self, args: &[&str]) -> Result<String> {
+    pub fn query(&self, args: &[&str]) -> Result<String> {
         let socket = self.directory.join("tidegate.sock");
         output_of(self.namespace.command(&self.tidegate).args(args).arg("--socket").arg(socket))
     }
@@ -364,7 +364,7 @@ impl Gateway {
     pub fn stop(mut self) -> Result<ExitStatus> {
         self.process.signal(Signal::TERM);
         let ended = self.process.wait(STOP_BOUND);
-        ended.with_context(|| format!("the gateway's last words:\n{}", self.process.log_tail(30)))
+        ended.with_context(|| format!("end of the gateway's log:\n{}", self.process.log_tail(30)))
     }
 
     /// Sends SIGKILL.
@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_configuration_of_the_lab_is_accepted_without_a_word() {
+    fn every_configuration_of_the_lab_is_accepted_without_a_warning() {
         let more = GatewayOptions {
             cores: vec![0, 1],
             hugepages: true,

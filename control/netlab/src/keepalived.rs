@@ -2,7 +2,7 @@
 //!
 //! Its files are in the directory of the gateway, which has `vrrp.fifo` and `tidegate.sock` there.
 //!
-//! Invariant: it ends with its value.
+//! Invariant: the process ends when the value is dropped.
 
 use super::process::LabProcess;
 use super::{Namespace, wait_for};
@@ -16,16 +16,16 @@ pub const GROUP: &str = "tidegate";
 /// The maximum time until an earlier keepalived, which was killed, is gone.
 const END_BOUND: Duration = Duration::from_secs(60);
 
-/// What differs from one keepalived of the tests to another.
+/// The settings that differ between the keepalived processes of the tests.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepalivedPlan<'a> {
     /// `priority`.
     pub priority: u32,
-    /// The line about taking the group back from a gateway with a lower priority.
+    /// The line about preempting a gateway with a lower priority.
     pub preempt: &'a str,
     /// `advert_int`, in seconds.
     pub advert_int: &'a str,
-    /// The time in which a check must answer, in seconds.
+    /// The maximum duration of a check, in seconds.
     pub check_timeout: u32,
     /// `virtual_ipaddress`.
     pub address: &'a str,
@@ -92,7 +92,7 @@ impl Keepalived {
         fs::write(directory.join("keepalived.conf"), plan.conf(directory, tidegate))?;
         let path = |name: &str| directory.join(name).display().to_string();
         let (config, pid, vrrp_pid) = (path("keepalived.conf"), path("keepalived.pid"), path("vrrp.pid"));
-        // keepalived does not start while a process of an earlier one runs. Its child ends a moment after it.
+        // keepalived does not start while a process of an earlier one runs. Its child exits slightly later.
         if let Ok(text) = fs::read_to_string(&vrrp_pid) {
             let process = format!("/proc/{}", text.trim());
             wait_for("the end of the earlier keepalived", END_BOUND, || {
@@ -107,7 +107,7 @@ impl Keepalived {
         Ok(Self { process })
     }
 
-    /// What is missing to start keepalived, with what to install.
+    /// What is missing to start keepalived, with the package to install.
     #[must_use]
     pub fn missing() -> Option<String> {
         super::process::missing("keepalived", "keepalived")

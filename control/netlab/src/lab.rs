@@ -49,7 +49,7 @@ impl Lab {
         let id = format!("tg{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         cleanup::register(&id);
         // From here on, dropping this value undoes everything after a failure.
-        let mut standing = UnfinishedLab { id: Some(id.clone()) };
+        let mut unfinished = UnfinishedLab { id: Some(id.clone()) };
 
         let directory = lab_directory(&id);
         fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
@@ -62,7 +62,7 @@ impl Lab {
                 Server::new(n, namespace, &directory, lab)
             })
             .collect::<Result<_>>()?;
-        standing.id = None;
+        unfinished.id = None;
         Ok(Self { servers, plan: lab.clone(), id, directory, switch, client, gateway })
     }
 
@@ -124,7 +124,7 @@ impl Lab {
         build_host(&self.id, &self.switch, name, mac)
     }
 
-    /// Adds a host for another gateway: its kernel takes no part, as that of the first one.
+    /// Adds a host for another gateway. Its kernel takes no part in forwarding, like that of the first one.
     ///
     /// # Errors
     /// When the kernel refuses it.
@@ -152,8 +152,8 @@ impl Lab {
     }
 }
 
-/// Raises the kernel's limits of neighbours for a lab of many servers, and leaves them raised. The kernel counts the
-/// neighbours of all namespaces together, and every server may have every address of the client as one.
+/// Raises the kernel's limits of neighbors for a lab of many servers, and leaves them raised. The kernel counts the
+/// neighbors of all namespaces together, and every server may have every address of the client as one.
 fn allow_neighbors(servers: u8) -> Result<()> {
     let wanted = 2 * u32::from(servers) * u32::from(plan::CLIENT_ADDRESSES);
     for family in ["ipv4", "ipv6"] {
@@ -191,8 +191,7 @@ impl Drop for UnfinishedLab {
 /// The routing table for a server's packets from VIPs, which go directly to the clients.
 pub(super) const DIRECT_TABLE: &str = "100";
 
-/// The settings of every host: no source filter, no router advertisements or redirects, no wait for duplicate address
-/// detection.
+/// The settings of every host: no source filter, no router advertisements or redirects, no duplicate address detection.
 const HOST_SYSCTLS: [(&str, &str); 12] = [
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
@@ -211,7 +210,7 @@ const HOST_SYSCTLS: [(&str, &str); 12] = [
 pub(super) fn build_switch(id: &str) -> Result<Namespace> {
     let switch = Namespace::create(&format!("{id}-switch"))?;
     switch.sysctls(&[("ipv6/conf/default/disable_ipv6", "1")])?;
-    // Snooping is off: neighbour solicitations are multicast, and there is no querier to learn from.
+    // Snooping is off: neighbor solicitations are multicast, and there is no querier.
     switch.ip_batch("link add br0 type bridge mcast_snooping 0 forward_delay 0\nlink set br0 up")?;
     Ok(switch)
 }
@@ -236,7 +235,7 @@ fn build_client(id: &str, switch: &Namespace) -> Result<Namespace> {
     let mut lines = String::new();
     for n in 0..plan::CLIENT_ADDRESSES {
         let (v4, v6) = (plan::client(Family::V4, n), plan::client(Family::V6, n));
-        // Only the first IPv6 address may be chosen as a source by default. The others are deprecated from the start.
+        // Only the first IPv6 address may be selected as a source by default. The others are deprecated from the start.
         let lifetime = if n == 0 { "" } else { " preferred_lft 0" };
         writeln!(lines, "addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad{lifetime}")?;
     }
@@ -267,8 +266,8 @@ fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<
     writeln!(lines, "addr add {}/64 dev eth0 nodad", plan::server(Family::V6, n))?;
     for vip in vips {
         let length = if vip.is_ipv4() { 32 } else { 128 };
-        // IPv6 neighbour discovery never answers for an address of another interface, so addresses on lo need no
-        // further setting.
+        // IPv6 neighbor discovery never answers for an address of another interface, so addresses on lo need no further
+        // setting.
         let nodad = if vip.is_ipv4() { "" } else { " nodad" };
         writeln!(lines, "addr add {vip}/{length} dev lo{nodad}")?;
     }

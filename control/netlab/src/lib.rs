@@ -1,10 +1,11 @@
 //! A network of namespaces on this machine: one client, one gateway and some servers on a shared link.
 //!
-//! `tidegate-demo`, the end-to-end tests and the benches use it to run real programs (curl, nginx, iperf3, the kernel's own TCP)
-//! against a real gateway. The modules are the network ([`Lab`]), its addresses ([`addresses`]), the programs in it
-//! ([`server`], [`gateway`], [`tools`]), the actions of clients ([`client`]), the gateway's manifests ([`manifests`]),
-//! an attacking host ([`flood`]), a bad wire ([`wire`]), a station that watches who answers for VIPs ([`arp_watch`]) and
-//! the demonstration itself ([`demo`]). Only the gateway under test forwards packets between client and server.
+//! `tidegate-demo`, the end-to-end tests and the benches use it to run real programs (curl, nginx, iperf3, the kernel's
+//! own TCP) against a real gateway. The modules are the network ([`Lab`]), its addresses ([`addresses`]), the programs
+//! in it ([`server`], [`gateway`], [`tools`]), the actions of clients ([`client`]), the gateway's manifests
+//! ([`manifests`]), an attacking host ([`flood`]), a bad wire ([`wire`]), a station that records who answers for VIPs
+//! ([`arp_watch`]) and the demonstration itself ([`demo`]). Only the gateway under test forwards packets between client
+//! and server.
 //!
 //! May depend on: `tidegate-wire` (headers of packets). The gateway is a process here, the binary `tidegate`.
 //!

@@ -27,31 +27,31 @@ pub struct PortSpec {
 }
 
 impl PortSpec {
-    /// A TCP port that is the same on both sides.
+    /// A TCP port, equal for clients and endpoints.
     #[must_use]
     pub fn tcp(name: &'static str, port: u16) -> Self {
         Self { name, protocol: "TCP", port, target_port: port, node_port: None }
     }
 
-    /// A UDP port that is the same on both sides.
+    /// A UDP port, equal for clients and endpoints.
     #[must_use]
     pub fn udp(name: &'static str, port: u16) -> Self {
         Self { name, protocol: "UDP", port, target_port: port, node_port: None }
     }
 
-    /// An SCTP port that is the same on both sides.
+    /// An SCTP port, equal for clients and endpoints.
     #[must_use]
     pub fn sctp(name: &'static str, port: u16) -> Self {
         Self { protocol: "SCTP", ..Self::tcp(name, port) }
     }
 
-    /// The same port with a different port on the endpoints.
+    /// Sets a different port of the endpoints.
     #[must_use]
     pub fn to(self, target_port: u16) -> Self {
         Self { target_port, ..self }
     }
 
-    /// The same port with a node port.
+    /// Sets the node port.
     #[must_use]
     pub fn at_node_port(self, node_port: u16) -> Self {
         Self { node_port: Some(node_port), ..self }
@@ -89,16 +89,16 @@ impl EndpointSpec {
         Self { address, state: EndpointState::Ready, weight: None, node: None }
     }
 
-    /// The same endpoint on a node.
+    /// Puts the endpoint on a node.
     #[must_use]
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
     }
 }
 
-/// How the Service claims its VIPs.
+/// How the Service gets its VIPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum VipRequest {
     /// Type LoadBalancer with requested addresses.
     LoadBalancer,
     /// `spec.externalIPs` of a ClusterIP Service.
@@ -112,9 +112,9 @@ pub enum Claim {
 pub struct Manifest {
     /// The Service's name, in namespace `lab`.
     pub name: String,
-    /// How it claims `vips`.
-    pub claim: Claim,
-    /// Its VIPs, at most one of each family with [`Claim::LoadBalancer`].
+    /// How it gets `vips`.
+    pub vip_request: VipRequest,
+    /// Its VIPs, at most one of each family with [`VipRequest::LoadBalancer`].
     pub vips: Vec<IpAddr>,
     /// The forwarding mode.
     pub forwarding: &'static str,
@@ -128,9 +128,9 @@ pub struct Manifest {
     pub health_check_node_port: Option<u16>,
     /// `spec.loadBalancerSourceRanges`.
     pub source_ranges: Vec<String>,
-    /// More lines of `spec`.
+    /// Additional lines of `spec`.
     pub spec: Vec<String>,
-    /// More annotations, key and value.
+    /// Additional annotations, key and value.
     pub annotations: Vec<(&'static str, String)>,
 }
 
@@ -140,7 +140,7 @@ impl Manifest {
     pub fn new(name: &str, forwarding: &'static str, vips: &[IpAddr], ports: Vec<PortSpec>) -> Self {
         Self {
             name: name.to_owned(),
-            claim: Claim::LoadBalancer,
+            vip_request: VipRequest::LoadBalancer,
             vips: vips.to_vec(),
             forwarding,
             ports,
@@ -163,7 +163,7 @@ impl Manifest {
     /// The endpoint with `address`.
     ///
     /// # Panics
-    /// When there is none with it.
+    /// When there is none.
     pub fn endpoint_mut(&mut self, address: IpAddr) -> &mut EndpointSpec {
         self.endpoints.iter_mut().find(|e| e.address == address).expect("the endpoint is in the manifest")
     }
@@ -199,7 +199,7 @@ impl Manifest {
         let policy = if families.len() == 2 { "RequireDualStack" } else { "SingleStack" };
         let list = |vips: &[IpAddr]| vips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut annotations = vec![("tidegate.dev/forwarding", self.forwarding.to_owned())];
-        if self.claim == Claim::LoadBalancer {
+        if self.vip_request == VipRequest::LoadBalancer {
             annotations.push(("tidegate.dev/load-balancer-ips", list(&self.vips)));
         }
         annotations.extend(self.annotations.iter().cloned());
@@ -211,8 +211,8 @@ impl Manifest {
             line(&mut text, format_args!("    {key}: \"{value}\""));
         }
         text += "spec:\n";
-        match self.claim {
-            Claim::LoadBalancer => {
+        match self.vip_request {
+            VipRequest::LoadBalancer => {
                 text += "  type: LoadBalancer\n  loadBalancerClass: tidegate.dev/gateway\n";
                 let names: Vec<_> = families.iter().map(ToString::to_string).collect();
                 line(
@@ -220,11 +220,11 @@ impl Manifest {
                     format_args!("  ipFamilyPolicy: {policy}\n  ipFamilies: [{}]", names.join(", ")),
                 );
             }
-            Claim::ExternalIps => {
+            VipRequest::ExternalIps => {
                 let quoted: Vec<_> = self.vips.iter().map(|vip| format!("\"{vip}\"")).collect();
                 line(&mut text, format_args!("  externalIPs: [{}]", quoted.join(", ")));
             }
-            Claim::ClusterIps => {
+            VipRequest::ClusterIps => {
                 let quoted: Vec<_> = self.vips.iter().map(|vip| format!("\"{vip}\"")).collect();
                 let names: Vec<_> = families.iter().map(ToString::to_string).collect();
                 line(&mut text, format_args!("  clusterIP: {}", quoted[0]));
@@ -324,7 +324,7 @@ pub fn node(name: &str, internal_ips: &[IpAddr]) -> String {
     )
 }
 
-/// Writes `text` to the file `name` in `directory` in one step.
+/// Writes `text` to the file `name` in `directory` atomically.
 ///
 /// # Errors
 /// When it cannot be written.

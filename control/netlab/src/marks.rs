@@ -1,5 +1,5 @@
-//! The backend's end of `dsr-dscp`: rules of nftables that set the VIP again, by the DSCP of a packet to the server's own
-//! address. [docs/tunnels.md](../../../docs/tunnels.md#without-another-header-dsr-dscp) has the same rules.
+//! The backend's side of `dsr-dscp`: rules of nftables that set the VIP again, by the DSCP of a packet to the server's
+//! own address. [docs/tunnels.md](../../../docs/tunnels.md#without-another-header-dsr-dscp) has the same rules.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

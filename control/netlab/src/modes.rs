@@ -2,14 +2,13 @@
 //!
 //! There are four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose
 //! endpoints have the other family than the VIP: ten [`ModePath`]s ([`all_paths`]) that most tests use. The other
-//! tunnels, `dsr-gue`, `dsr-gre` and `dsr-geneve` with their choices, have twenty more ([`tunnel_paths`]), `dsr-dscp`
-//! two ([`dscp_paths`]), and the PROXY protocol two ([`proxy_paths`]). `dsr-l2` has VIPs on the
-//! clients' own link, the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP
-//! cannot.
+//! tunnels, `dsr-gue`, `dsr-gre` and `dsr-geneve` with their variants, have twenty more ([`tunnel_paths`]), `dsr-dscp`
+//! two ([`dscp_paths`]), and the PROXY protocol two ([`proxy_paths`]). `dsr-l2` has VIPs on the clients' own link, the
+//! others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP cannot.
 
 use super::addresses::{
-    self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT, SCTP_PORT,
-    SCTP_TARGET_PORT, TELL_PORT,
+    self as plan, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT, SCTP_PORT, SCTP_TARGET_PORT,
+    TCP_ECHO_PORT, UDP_ECHO_PORT,
 };
 use super::envelope::Envelope;
 use super::manifests::{EndpointSpec, Manifest, PortSpec};
@@ -37,19 +36,19 @@ impl ModePath {
         SocketAddr::new(self.vip, HTTP_PORT)
     }
 
-    /// The address and port of `tcp-tell` for clients.
+    /// The address and port of `tcp-echo` for clients.
     #[must_use]
-    pub fn tell(&self) -> SocketAddr {
-        SocketAddr::new(self.vip, TELL_PORT)
+    pub fn tcp_echo(&self) -> SocketAddr {
+        SocketAddr::new(self.vip, TCP_ECHO_PORT)
     }
 
     /// The address and port of `udp-echo` for clients.
     #[must_use]
-    pub fn echo(&self) -> SocketAddr {
-        SocketAddr::new(self.vip, ECHO_PORT)
+    pub fn udp_echo(&self) -> SocketAddr {
+        SocketAddr::new(self.vip, UDP_ECHO_PORT)
     }
 
-    /// The address and port of `sctp-tell` for clients.
+    /// The address and port of `sctp-echo` for clients.
     #[must_use]
     pub fn sctp(&self) -> SocketAddr {
         SocketAddr::new(self.vip, SCTP_PORT)
@@ -62,26 +61,26 @@ impl ModePath {
     #[must_use]
     pub fn seen_client(&self, client: IpAddr) -> IpAddr {
         if self.forwarding == "fullnat" && self.proxy_version().is_none() {
-            plan::SNAT[self.backends as usize].parse().expect("the plan holds addresses")
+            plan::SNAT[self.backends as usize].parse().expect("the plan has addresses")
         } else {
             client
         }
     }
 
-    /// How the packet is enveloped on its way to the backend, if it is.
+    /// The envelope of packets to the backend, if there is one.
     #[must_use]
     pub fn envelope(&self) -> Option<Envelope> {
         let tunnel = TUNNELS.iter().find(|tunnel| tunnel.services.contains(&self.service));
         tunnel.map(|tunnel| tunnel.envelope).or((self.forwarding == "dsr-ipip").then_some(Envelope::Ip))
     }
 
-    /// The version of the PROXY protocol, if the Service has it.
+    /// The version of the PROXY protocol, if the Service uses it.
     #[must_use]
     pub fn proxy_version(&self) -> Option<&'static str> {
         PROXY_SERVICES.iter().find(|(service, _)| *service == self.service).map(|(_, version)| *version)
     }
 
-    /// The name of the mode, with its choices if they are not the defaults, and with both families if they differ.
+    /// The name of the mode, with its options if they are not the defaults, and with both families if they differ.
     #[must_use]
     pub fn label(&self) -> String {
         let choice = match self.envelope() {
@@ -190,7 +189,7 @@ pub fn proxy_paths() -> Vec<ModePath> {
     PROXY_SERVICES.iter().zip(Family::BOTH).map(path).collect()
 }
 
-/// All paths of HTTP, `tcp-tell` and `udp-echo`.
+/// All paths of HTTP, `tcp-echo` and `udp-echo`.
 #[must_use]
 pub fn every_path() -> Vec<ModePath> {
     [all_paths(), tunnel_paths(), dscp_paths()].concat()
@@ -241,7 +240,9 @@ pub fn manifests_of(paths: &[ModePath], servers: &[u8]) -> Vec<Manifest> {
         let ports = match path.proxy_version() {
             // Only nginx reads the header.
             Some(_) => vec![http.to(PROXY_PORT)],
-            None => vec![http, PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("echo", ECHO_PORT)],
+            None => {
+                vec![http, PortSpec::tcp("tcp-echo", TCP_ECHO_PORT), PortSpec::udp("echo", UDP_ECHO_PORT)]
+            }
         };
         let mut manifest = Manifest::new(path.service, path.forwarding, &[path.vip], ports);
         manifest.annotations = path.envelope().map(Envelope::annotations).unwrap_or_default();
@@ -267,14 +268,14 @@ pub fn with_sctp(mut manifests: Vec<Manifest>) -> Vec<Manifest> {
     manifests
 }
 
-/// Like [`manifests`], with ports for iperf3 ([`super::server::Server::offer_iperf`]). The check uses another port:
-/// iperf3 treats a probe as a client that disconnected, and closes its listening socket with all waiting clients.
+/// Like [`manifests`], with ports for iperf3 ([`super::server::Server::offer_iperf`]). The health check uses another
+/// port: iperf3 treats a probe as a client that disconnected, and closes its listening socket with all waiting clients.
 #[must_use]
 pub fn manifests_for_bulk(servers: &[u8]) -> Vec<Manifest> {
     let mut manifests = manifests(servers);
     for manifest in &mut manifests {
         manifest.ports.extend([PortSpec::tcp("iperf", IPERF_PORT), PortSpec::udp("iperf-udp", IPERF_PORT)]);
-        manifest.annotations.push(("tidegate.dev/health-check-port", TELL_PORT.to_string()));
+        manifest.annotations.push(("tidegate.dev/health-check-port", TCP_ECHO_PORT.to_string()));
     }
     manifests
 }
@@ -282,11 +283,11 @@ pub fn manifests_for_bulk(servers: &[u8]) -> Vec<Manifest> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifests::{Claim, node, put};
+    use crate::manifests::{VipRequest, node, put};
     use tidegate_source::directory::DirectorySource;
 
     #[test]
-    fn every_manifest_of_the_lab_is_accepted_without_a_word() {
+    fn every_manifest_of_the_lab_is_accepted_without_a_warning() {
         let directory = std::env::temp_dir().join(format!("tidegate-modes-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
         let mut services = manifests_of(&[every_path(), proxy_paths()].concat(), &[1, 2, 3]);
@@ -294,10 +295,10 @@ mod tests {
         services[1].client_ip_affinity = true;
         services[2].health_check_node_port = Some(31_111);
         services[2].ports[0].node_port = Some(31_112);
-        services[3].claim = Claim::ExternalIps;
+        services[3].vip_request = VipRequest::ExternalIps;
         services[0].endpoints[1].node = Some("node-2".to_owned());
         services[1].source_ranges = vec!["198.51.100.0/24".to_owned(), "2001:db8:c::/64".to_owned()];
-        services[5].claim = Claim::ClusterIps;
+        services[5].vip_request = VipRequest::ClusterIps;
         services[5].spec.push("internalTrafficPolicy: Local".to_owned());
         for service in &services {
             service.write(&directory).unwrap();

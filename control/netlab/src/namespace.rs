@@ -1,7 +1,7 @@
 //! One network namespace: commands and closures run inside it, and its links and sysctls.
 //!
-//! It is created with `ip netns`, so `ip netns exec` works by hand as well. A socket stays in the namespace in which
-//! it was created, so [`Namespace::enter`] needs a thread only to create it.
+//! It is created with `ip netns`, so `ip netns exec` works by hand as well. A socket stays in the namespace in which it
+//! was created, so [`Namespace::enter`] needs a thread only to create it.
 //!
 //! Invariant: the namespace of the calling thread never changes.
 
@@ -117,7 +117,7 @@ impl Namespace {
         })
     }
 
-    /// Turns off the offloads of `interface` that leave checksums or segmentation to a device. Otherwise a frame on a
+    /// Disables the offloads of `interface` that leave checksums or segmentation to a device. Otherwise a frame on a
     /// veth would reach AF_PACKET with an incomplete checksum.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ pub(super) fn ip(args: &[&str], input: &str) -> Result<()> {
         .spawn()
         .context("cannot run `ip` (iproute2)")?;
     let mut stdin = child.stdin.take().expect("stdin is piped");
-    // An `ip` that fails may exit before it has read everything. Its output is then the better error.
+    // An `ip` that fails may exit before it has read all input. Its output is then the better error.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output()?;

@@ -1,6 +1,6 @@
 //! Waits for a condition with a time limit. The lab uses no other kind of wait.
 //!
-//! Invariant: no caller sleeps for a fixed time. When the time limit ends, the error says what was awaited.
+//! Invariant: no caller sleeps for a fixed time. When the time limit ends, the error names the condition.
 
 use anyhow::{Result, bail};
 use std::thread;
@@ -24,7 +24,7 @@ pub fn timed_wait_for<T>(
             return Ok((value, begin.elapsed()));
         }
         if begin.elapsed() >= bound {
-            bail!("waited {bound:?} for {what}, which did not happen");
+            bail!("timed out after {bound:?} waiting for {what}");
         }
         thread::sleep(PROBE_INTERVAL);
     }

@@ -1,6 +1,6 @@
-//! A program running in a namespace of the lab, with its output in a file. It is ended on drop.
+//! A program that runs in a namespace of the lab, with its output in a file. It is killed on drop.
 //!
-//! Invariant: the process that starts a program waits for it: no zombie outlives its [`LabProcess`].
+//! Invariant: the process that starts a program waits for it, so no zombie outlives its [`LabProcess`].
 
 use super::Namespace;
 use super::exclusive::changing;
@@ -61,7 +61,7 @@ impl LabProcess {
         if self.runs()
             && let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
         {
-            // It may end between the check and the signal. The pid remains ours until we wait for it.
+            // It may exit between the check and the signal. The pid stays ours until we wait for it.
             let _ = kill_process(pid, signal);
         }
     }
@@ -102,7 +102,7 @@ impl Drop for LabProcess {
     }
 }
 
-/// What is missing if no directory of the `PATH` has `program`, with the Debian package that has it.
+/// What is missing if no directory of the `PATH` has `program`, with the Debian package to install.
 pub(super) fn missing(program: &str, package: &str) -> Option<String> {
     let is_there = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).is_file()));

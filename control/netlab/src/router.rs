@@ -1,9 +1,9 @@
 //! Routers of the lab: FRR with BGP and BFD, GoBGP, and BIRD, each in a namespace with an address on the clients' link.
 //!
-//! Every program has its files, sockets and pid below the lab's directory, so that it does not meet one of the system.
-//! FRR's daemons drop their rights to the user `frr`, who must be able to write there.
+//! Every program has its files, sockets and pid below the lab's directory, so that it does not collide with an instance
+//! of the system. FRR's daemons drop their privileges to the user `frr`, who must be able to write there.
 //!
-//! Invariant: a router ends with its value; nothing outside of its namespace and directory changes.
+//! Invariant: a router stops when its value is dropped, and changes nothing outside of its namespace and directory.
 
 use super::namespace::output_of;
 use super::process::LabProcess;
@@ -48,7 +48,7 @@ impl Frr {
         Ok(frr)
     }
 
-    /// What is missing to start FRR, with what to install.
+    /// What is missing to start FRR, with the package to install.
     #[must_use]
     pub fn missing() -> Option<String> {
         let program = Path::new(FRR).join("bgpd");
@@ -135,7 +135,7 @@ impl Frr {
         found
     }
 
-    /// Kills bgpd, without a word to its peers.
+    /// Kills bgpd, so that it cannot close its sessions.
     pub fn kill_bgpd(&mut self) {
         self.daemons.retain_mut(|(name, process)| {
             if *name == "bgpd" {
@@ -184,7 +184,7 @@ impl GoBgp {
         let process = LabProcess::start(namespace, lab, "gobgpd", "gobgpd", &args)
             .context("gobgpd (Debian package gobgpd)")?;
         let gobgp = Self { process, namespace: namespace.clone() };
-        wait_for("gobgpd to answer", ANSWER_BOUND, || gobgp.ask(&["global"]).ok())
+        wait_for("gobgpd to answer", ANSWER_BOUND, || gobgp.query(&["global"]).ok())
             .with_context(|| gobgp.process.log_tail(20))?;
         Ok(gobgp)
     }
@@ -193,18 +193,18 @@ impl GoBgp {
     ///
     /// # Errors
     /// When it fails.
-    pub fn ask(&self, args: &[&str]) -> Result<String> {
+    pub fn query(&self, args: &[&str]) -> Result<String> {
         output_of(self.namespace.command("gobgp").args(args))
     }
 
-    /// The next hops of each IPv4 prefix, sorted: those of all paths that are as good as the best one by the length of
-    /// their AS path and their MED.
+    /// The next hops of each IPv4 prefix, sorted: those of all paths that equal the best one in the length of their AS
+    /// path and their MED.
     ///
     /// # Errors
     /// When it does not answer.
     pub fn routes(&self) -> Result<BTreeMap<String, Vec<String>>> {
-        let text = self.ask(&["-j", "global", "rib"])?;
-        // `null` without a route.
+        let text = self.query(&["-j", "global", "rib"])?;
+        // The answer is `null` if there are no routes.
         let rib: Option<BTreeMap<String, Vec<GoBgpPath>>> =
             serde_json::from_str(&text).with_context(|| format!("gobgp global rib: {text}"))?;
         let hops = |paths: Vec<GoBgpPath>| {
@@ -274,7 +274,7 @@ impl BirdRouter {
         let process = LabProcess::start(namespace, lab.directory(), "router-bird", "/usr/sbin/bird", &args)
             .context("bird (Debian package bird2)")?;
         let bird = Self { process, socket: path("router-bird.ctl") };
-        wait_for("the router's BIRD to answer", ANSWER_BOUND, || bird.ask("show status").ok())
+        wait_for("the router's BIRD to answer", ANSWER_BOUND, || bird.query("show status").ok())
             .with_context(|| bird.process.log_tail(20))?;
         Ok(bird)
     }
@@ -283,7 +283,7 @@ impl BirdRouter {
     ///
     /// # Errors
     /// When it fails.
-    pub fn ask(&self, command: &str) -> Result<String> {
+    pub fn query(&self, command: &str) -> Result<String> {
         output_of(Command::new("/usr/sbin/birdc").arg("-s").arg(&self.socket).args(command.split(' ')))
     }
 }

@@ -4,8 +4,8 @@
 //! Killing a server ends all its programs and keeps its namespace, so that it can start again.
 
 use super::addresses::{
-    self as plan, DECAP_PORT, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT,
-    TELL_PORT, UPSTREAM_PORT,
+    self as plan, DECAP_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT, TCP_ECHO_PORT,
+    UDP_ECHO_PORT, UPSTREAM_PORT,
 };
 use super::binary;
 use super::cleanup::end_processes_in;
@@ -27,8 +27,8 @@ const START_BOUND: Duration = Duration::from_secs(20);
 /// The size of the file `/large` that nginx serves, in bytes.
 pub const LARGE_FILE_BYTES: u64 = 8 << 20;
 
-/// The log of nginx's requests for `/echo` with a header of the PROXY protocol, in the server's directory. A line is the
-/// client's address and port and the VIP and port of the header.
+/// The log of nginx's requests for `/echo` with a header of the PROXY protocol, in the server's directory. A line has
+/// the client's address and port and the VIP and port from the header.
 const PROXY_LOG: &str = "proxy-protocol.log";
 
 /// A server and its programs.
@@ -83,19 +83,19 @@ impl Server {
         let own = Family::BOTH.map(|family| self.address(family));
         let mut echo = vec!["--name".to_owned(), self.name()];
         for address in own.iter().chain(&self.vips) {
-            echo.extend(["--bind".to_owned(), SocketAddr::new(*address, ECHO_PORT).to_string()]);
+            echo.extend(["--bind".to_owned(), SocketAddr::new(*address, UDP_ECHO_PORT).to_string()]);
         }
-        let tell = ["--name", &self.name(), "--port", &TELL_PORT.to_string()].map(str::to_owned);
+        let tcp_echo = ["--name", &self.name(), "--port", &TCP_ECHO_PORT.to_string()].map(str::to_owned);
         let mut decap = ["--tun", "decap0"].map(str::to_owned).to_vec();
         decap.extend(own.iter().flat_map(|own| ["--own".to_owned(), own.to_string()]));
-        for (tool, args) in [("udp-echo", &echo[..]), ("tcp-tell", &tell), ("decap", &decap)] {
+        for (tool, args) in [("udp-echo", &echo[..]), ("tcp-echo", &tcp_echo), ("decap", &decap)] {
             let process = self.run_tool(tool, args)?;
             self.processes.push(process);
         }
         Ok(())
     }
 
-    /// Starts `sctp-tell` at its own addresses and the VIPs. Other programs for SCTP must not run there.
+    /// Starts `sctp-echo` at its own addresses and the VIPs. No other SCTP program may run there.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -104,10 +104,10 @@ impl Server {
         let addresses: Vec<String> = own.iter().chain(&self.vips).map(ToString::to_string).collect();
         let (name, binds) = (self.name(), addresses.iter().flat_map(|address| ["--bind", address]));
         let args: Vec<&str> = ["--name", &name].into_iter().chain(binds).collect();
-        self.run_tool("sctp-tell", &args)
+        self.run_tool("sctp-echo", &args)
     }
 
-    /// What decapsulation delivered and refused so far.
+    /// The packets that decapsulation has delivered and refused so far.
     ///
     /// # Errors
     /// When it does not run.
@@ -129,16 +129,16 @@ impl Server {
     pub fn wait_until_up(&mut self) -> Result<()> {
         for family in Family::BOTH {
             let address = self.address(family);
-            for port in [HTTP_PORT, HTTP_TARGET_PORT, TELL_PORT] {
+            for port in [HTTP_PORT, HTTP_TARGET_PORT, TCP_ECHO_PORT] {
                 self.until_it_answers(&format!("TCP port {port} ({family})"), || {
                     let to = SocketAddr::new(address, port);
                     TcpStream::connect_timeout(&to, Duration::from_millis(200)).ok().map(drop)
                 })?;
             }
-            self.until_it_answers(&format!("UDP port {ECHO_PORT} ({family})"), || {
+            self.until_it_answers(&format!("UDP port {UDP_ECHO_PORT} ({family})"), || {
                 let socket = UdpSocket::bind(SocketAddr::new(address, 0)).ok()?;
                 socket.set_read_timeout(Some(Duration::from_millis(100))).ok()?;
-                socket.send_to(b"up?", SocketAddr::new(address, ECHO_PORT)).ok()?;
+                socket.send_to(b"up?", SocketAddr::new(address, UDP_ECHO_PORT)).ok()?;
                 socket.recv(&mut [0; 256]).ok().map(drop)
             })?;
         }
@@ -146,7 +146,7 @@ impl Server {
         self.until_it_answers("decap's TUN device", || Path::new(tun).exists().then_some(()))
     }
 
-    /// Starts one more program, whose output goes to `<name>.log` in the server's directory.
+    /// Starts an additional program, whose output goes to `<name>.log` in the server's directory.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -155,7 +155,7 @@ impl Server {
             .with_context(|| format!("on server {}", self.number))
     }
 
-    /// Starts one of the [`tools`](super::tools), in the same way.
+    /// Starts one of the [`tools`](super::tools) like [`Server::run`].
     ///
     /// # Errors
     /// When it cannot be started.
@@ -172,8 +172,8 @@ impl Server {
         &self.directory
     }
 
-    /// What nginx logged about requests for `/echo` with a header of the PROXY protocol: for each request the client's
-    /// address and port and the VIP and port, with a blank between them.
+    /// nginx's log of requests for `/echo` with a header of the PROXY protocol: for each request the client's address
+    /// and port and the VIP and port, separated by blanks.
     #[must_use]
     pub fn proxy_log(&self) -> String {
         fs::read_to_string(self.directory.join(PROXY_LOG)).unwrap_or_default()
@@ -216,7 +216,7 @@ pub fn name(n: u8) -> String {
     format!("backend-{n}")
 }
 
-/// One process with all files below `directory`. It uses no configuration or files of the system's nginx.
+/// The configuration of one process with all files below `directory`. It uses nothing of the system's nginx.
 fn nginx_conf(n: u8, directory: &Path) -> String {
     let name = name(n);
     let directory = directory.display();

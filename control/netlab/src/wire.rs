@@ -1,10 +1,10 @@
 //! A bad wire: loses and delays frames between the gateway and the switch, in both directions.
 //!
-//! The kernel's netem is not in every kernel, so a thread does its work: the gateway's port moves to a bridge of its
-//! own, and the thread carries the frames between that bridge and the switch over two TAP devices. A delayed frame is
-//! overtaken by those behind it. All four legs of a connection (client, gateway, backend and back) use this wire.
+//! Not every kernel has netem, so a thread replaces it: the gateway's port moves to its own bridge, and the thread
+//! carries the frames between that bridge and the switch over two TAP devices. Later frames overtake a delayed one. All
+//! four legs of a connection (client, gateway, backend and back) use this wire.
 //!
-//! Which frames are affected follows from the seed and the order of the frames only.
+//! The seed and the order of the frames alone determine which frames are affected.
 
 use super::{Lab, Namespace};
 use anyhow::{Context, Result};
@@ -26,9 +26,9 @@ pub struct Faults {
     pub lost_permille: u64,
     /// Delayed frames of a thousand.
     pub delayed_permille: u64,
-    /// The delay of these.
+    /// The delay of delayed frames.
     pub delay: Duration,
-    /// The seed of the choice.
+    /// The seed of the random choice.
     pub seed: u64,
 }
 
@@ -72,7 +72,7 @@ impl Wire {
             taps,
             faults,
             random: faults.seed,
-            held: VecDeque::new(),
+            waiting: VecDeque::new(),
             counters: Arc::clone(&counters),
         };
         let flag = Arc::clone(&stop);
@@ -118,7 +118,7 @@ fn tap(name: &str) -> Result<SyncDevice> {
 }
 
 /// A delayed frame.
-struct Held {
+struct DelayedFrame {
     until: Instant,
     to: usize,
     frame: Vec<u8>,
@@ -129,24 +129,24 @@ struct Carrier {
     taps: [SyncDevice; 2],
     faults: Faults,
     random: u64,
-    /// In the order of their release, because the delay is always the same.
-    held: VecDeque<Held>,
+    /// In the order of their release, because the delay is constant.
+    waiting: VecDeque<DelayedFrame>,
     counters: Arc<Counters>,
 }
 
 impl Carrier {
-    /// Waits for frames with a limit, and carries those that are there.
+    /// Waits for frames with a limit, and carries those that have arrived.
     fn carry(&mut self) {
-        let due = self.held.front().map(|held| held.until.saturating_duration_since(Instant::now()));
+        let due = self.waiting.front().map(|waiting| waiting.until.saturating_duration_since(Instant::now()));
         let wait = due.unwrap_or(Duration::from_millis(100));
         let wait = Timespec::try_from(wait).expect("a short time");
         let mut ready = self.taps.each_ref().map(|tap| PollFd::new(tap, PollFlags::IN));
-        // After a signal there are just no frames.
+        // After a signal, there are no frames.
         let _ = poll(&mut ready, Some(&wait));
         self.release();
         for from in 0..2 {
             let mut buffer = [0; 2048];
-            // A bounded number, so that neither direction waits for the other.
+            // The number is bounded, so that neither direction waits for the other.
             for _ in 0..64 {
                 let Ok(length) = self.taps[from].recv(&mut buffer) else { break };
                 self.pass_on(1 - from, &buffer[..length]);
@@ -155,9 +155,9 @@ impl Carrier {
     }
 
     fn release(&mut self) {
-        while self.held.front().is_some_and(|held| held.until <= Instant::now()) {
-            if let Some(held) = self.held.pop_front() {
-                self.send(held.to, &held.frame);
+        while self.waiting.front().is_some_and(|waiting| waiting.until <= Instant::now()) {
+            if let Some(waiting) = self.waiting.pop_front() {
+                self.send(waiting.to, &waiting.frame);
             }
         }
     }
@@ -169,7 +169,7 @@ impl Carrier {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);
         } else if drawn < lost_permille + delayed_permille {
             self.counters.delayed.fetch_add(1, Ordering::Relaxed);
-            self.held.push_back(Held { until: Instant::now() + delay, to, frame: frame.to_vec() });
+            self.waiting.push_back(DelayedFrame { until: Instant::now() + delay, to, frame: frame.to_vec() });
         } else {
             self.counters.passed.fetch_add(1, Ordering::Relaxed);
             self.send(to, frame);
@@ -177,7 +177,7 @@ impl Carrier {
     }
 
     fn send(&self, to: usize, frame: &[u8]) {
-        // A frame that the device does not take is lost, as on any wire.
+        // A frame that the device does not accept is lost, as on any wire.
         let _ = self.taps[to].send(frame);
     }
 

@@ -8,27 +8,27 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
-use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, SERVER_PREFIX, TELL_PORT};
-use tidegate_netlab::client::{BackendAnswer, Tell, curl_many, spread};
+use tidegate_netlab::addresses::{self as plan, Family, SERVER_PREFIX, TCP_ECHO_PORT, UDP_ECHO_PORT};
+use tidegate_netlab::client::{BackendAnswer, EchoConnection, curl_many, spread};
 use tidegate_netlab::{Envelope, Lab, LabPlan, checksum, cleanup, wait_for};
 
-/// A lab with this number of running servers, which have two routed VIPs. One test has it at a time.
+/// A lab with this number of running servers, which have two routed VIPs. Only one test at a time has it.
 fn lab(servers: u8) -> (MutexGuard<'static, ()>, Lab) {
-    static TURN: Mutex<()> = Mutex::new(());
+    static LAB: Mutex<()> = Mutex::new(());
     static SIGNALS: Once = Once::new();
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = LAB.lock().unwrap_or_else(PoisonError::into_inner);
     SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
     let vips = Family::BOTH.into_iter().flat_map(|family| [1, 2].map(|n| plan::routed_vip(family, n)));
     // The gateway is not needed; the tools are.
     let tidegate = Path::new(env!("CARGO_BIN_EXE_tidegate-demo")).with_file_name("tidegate");
     let mut lab = Lab::build(&LabPlan { servers, vips: vips.collect(), tidegate }).expect("needs root");
     lab.start_servers().expect("the servers answer");
-    (turn, lab)
+    (guard, lab)
 }
 
 #[test]
 fn servers_answer_as_the_vip_straight_to_the_client() {
-    let (_turn, lab) = lab(2);
+    let (_guard, lab) = lab(2);
     for family in Family::BOTH {
         // The client itself selects the server here by its Ethernet address, as a gateway in dsr-l2 does.
         let (vip, server) = (plan::routed_vip(family, 1), lab.server(2).address(family));
@@ -39,22 +39,26 @@ fn servers_answer_as_the_vip_straight_to_the_client() {
         let url = format!("http://{}/", SocketAddr::new(vip, 80));
         let answers = curl_many(lab.client(), &url, 20, &[]).unwrap();
         assert_eq!(answers.errors, "");
-        assert_eq!(spread(&answers.told), [("backend-2".to_owned(), 20)].into());
-        assert!(answers.told.iter().all(|told| told.client.ip() == plan::client(family, 0)), "{answers:?}");
+        assert_eq!(spread(&answers.received), [("backend-2".to_owned(), 20)].into());
+        assert!(
+            answers.received.iter().all(|answer| answer.client.ip() == plan::client(family, 0)),
+            "{answers:?}"
+        );
 
         let source = SocketAddr::new(plan::client(family, 3), 0);
-        let mut tell = Tell::connect(lab.client(), source, SocketAddr::new(vip, TELL_PORT)).unwrap();
-        tell.ping().unwrap();
+        let mut connection =
+            EchoConnection::connect(lab.client(), source, SocketAddr::new(vip, TCP_ECHO_PORT)).unwrap();
+        connection.ping().unwrap();
         assert_eq!(
-            tell.told,
-            BackendAnswer { backend: "backend-2".to_owned(), client: tell.local().unwrap() }
+            connection.answer,
+            BackendAnswer { backend: "backend-2".to_owned(), client: connection.local().unwrap() }
         );
     }
 }
 
 #[test]
 fn decapsulation_delivers_every_tunnel_in_all_four_combinations() {
-    let (_turn, lab) = lab(1);
+    let (_guard, lab) = lab(1);
     for family in Family::BOTH {
         reach_servers(&lab, family);
     }
@@ -62,12 +66,12 @@ fn decapsulation_delivers_every_tunnel_in_all_four_combinations() {
         for (envelope, (protocol, header)) in Envelope::ALL.into_iter().zip(headers(inner)) {
             let (client, vip) = (plan::client(inner, 1), plan::routed_vip(inner, 2));
             let text = format!("{envelope}, {inner} in {outer}");
-            let packet = udp_packet(client, 4000, vip, ECHO_PORT, text.as_bytes());
+            let packet = udp_packet(client, 4000, vip, UDP_ECHO_PORT, text.as_bytes());
             let packet = in_tunnel(&lab, outer, protocol, &header, &packet);
-            let heard = lab.client().enter(|| {
+            let received = lab.client().enter(|| {
                 // The kernel accepts the answer for this socket only if it comes from the VIP.
                 let socket = UdpSocket::bind((client, 4000)).unwrap();
-                socket.connect((vip, ECHO_PORT)).unwrap();
+                socket.connect((vip, UDP_ECHO_PORT)).unwrap();
                 socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
                 let mut buffer = [0; 512];
                 wait_for(&text, Duration::from_secs(5), || {
@@ -77,7 +81,7 @@ fn decapsulation_delivers_every_tunnel_in_all_four_combinations() {
                 })
                 .unwrap()
             });
-            assert_eq!(heard, format!("backend-1 client={} {text}", SocketAddr::new(client, 4000)));
+            assert_eq!(received, format!("backend-1 client={} {text}", SocketAddr::new(client, 4000)));
             let counts = lab.server(1).tunnel_counts().unwrap();
             let found = counts.envelopes_of(vip);
             assert!(found.contains(&(&envelope.to_string(), &outer.to_string())), "{text}: {counts}");
@@ -89,7 +93,7 @@ fn decapsulation_delivers_every_tunnel_in_all_four_combinations() {
 
 #[test]
 fn decapsulation_refuses_and_counts_wrong_outer_headers() {
-    let (_turn, lab) = lab(1);
+    let (_guard, lab) = lab(1);
     for family in Family::BOTH {
         reach_servers(&lab, family);
     }
@@ -158,7 +162,7 @@ const COMBINATIONS: [(Family, Family); 4] =
 /// The 64-bit FNV-1a hash of `lab/geneve`.
 const GENEVE_SERVICE: [u8; 8] = [0xe2, 0x4d, 0x1f, 0x04, 0xfc, 0x3a, 0xc6, 0xb1];
 
-/// The protocol number and the headers of each tunnel of `Envelope::ALL`, the UDP length and checksum missing.
+/// The protocol number and the headers of each tunnel of `Envelope::ALL`, without the UDP length and checksum.
 fn headers(inner: Family) -> [(u8, Vec<u8>); 6] {
     let (ip, ether) = if inner == Family::V4 { (4, [0x08, 0x00]) } else { (41, [0x86, 0xdd]) };
     let udp = |port: u16| [&[0xc0, 0x01][..], &port.to_be_bytes(), &[0; 4]].concat();
@@ -203,20 +207,20 @@ fn send_raw(lab: &Lab, outer: Family, protocol: u8, packet: &[u8]) {
 }
 
 #[test]
-fn nothing_is_left_of_a_lab_that_was_dropped() {
-    let (_turn, lab) = lab(1);
+fn a_dropped_lab_leaves_nothing_behind() {
+    let (_guard, lab) = lab(1);
     let (id, directory) = (lab.id().to_owned(), lab.directory().to_owned());
     let named_so = || {
         let listed = std::process::Command::new("ip").args(["netns", "list"]).output().unwrap();
         String::from_utf8(listed.stdout).unwrap().lines().filter(|line| line.starts_with(&id)).count()
     };
-    assert_eq!(named_so(), 4, "switch, client, gateway and one server stand");
+    assert_eq!(named_so(), 4, "switch, client, gateway and one server exist");
     drop(lab);
     assert_eq!(named_so(), 0);
     assert!(!directory.exists());
 }
 
-/// Lets the client talk to the servers without a gateway.
+/// Lets the client reach the servers without a gateway.
 fn reach_servers(lab: &Lab, family: Family) {
     let prefix = SERVER_PREFIX[family as usize];
     let routed = lab.client().ip_batch_of(family, &format!("route add {prefix} dev eth0"));

@@ -1,5 +1,5 @@
-//! Checks the alert rules: each uses metrics and values of labels that the code has, fires when it should and not before, and has
-//! a line that says what to do.
+//! Checks the alert rules: each uses existing metrics and label values, fires when it should and not before, and has a
+//! line that says what to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -62,7 +62,7 @@ fn selectors(expr: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
             });
             found.push((name, matchers.collect()));
         }
-        // What is in quotes is no metric.
+        // Text in quotes is not a metric.
         if let Some(inside) = rest.strip_prefix('{') {
             rest = inside.split_once('}').map_or("", |(_, after)| after);
         }
@@ -115,6 +115,6 @@ fn every_alert_fires_when_it_should_and_not_before() {
         .args(["test", "rules", "rules_test.yaml"])
         .output()
         .expect("promtool runs (Debian's package prometheus, which `make setup` installs)");
-    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert!(output.status.success(), "{}", said.concat());
+    let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{}", printed.concat());
 }

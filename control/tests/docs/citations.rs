@@ -1,4 +1,4 @@
-//! Checks that every cited document, heading and section exists in the repository, and every source file that a document
+//! Checks that the repository contains every cited document, heading and section, and every source file that a document
 //! names by its path from the root.
 
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ fn normalized(path: &Path) -> Option<PathBuf> {
     Some(normal)
 }
 
-/// Why the target of a link does not exist, if so.
+/// The reason why the target of a link does not exist, if so.
 fn fault_of_link(document: &File, link: &str, documents: &BTreeMap<&str, &File>) -> Option<&'static str> {
     let (path, heading) = link.split_once('#').unwrap_or((link, ""));
     let target = match path {
@@ -63,7 +63,7 @@ fn fault_of_link(document: &File, link: &str, documents: &BTreeMap<&str, &File>)
 }
 
 #[test]
-fn every_relative_link_of_a_document_points_to_a_file_and_a_heading_that_exist() {
+fn every_relative_link_points_to_an_existing_file_and_heading() {
     let files = files();
     let documents = documents(&files);
     let (mut seen, mut faults) = (0, Vec::new());
@@ -126,7 +126,7 @@ fn sections(rest: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_document_and_section_that_a_file_cites_is_in_the_repository() {
+fn every_cited_document_and_section_is_in_the_repository() {
     let files = files();
     let documents = documents(&files);
     let (mut seen, mut faults) = (0, Vec::new());
@@ -163,12 +163,12 @@ fn sources(line: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_source_file_that_a_document_names_by_its_path_is_in_the_repository() {
+fn every_source_path_in_a_document_is_in_the_repository() {
     let files = files();
-    // The list of changes and the results of benches name files as they were.
-    let is_of_today = |path: &str| path != "CHANGELOG.md" && !path.starts_with("benches/results/");
+    // The changelog and benchmark results name files as they were.
+    let is_current = |path: &str| path != "CHANGELOG.md" && !path.starts_with("benches/results/");
     let (mut seen, mut faults) = (0, Vec::new());
-    for document in documents(&files).into_values().filter(|document| is_of_today(&document.path)) {
+    for document in documents(&files).into_values().filter(|document| is_current(&document.path)) {
         for (number, line) in prose(&document.text) {
             for path in sources(line) {
                 seen += 1;
@@ -183,7 +183,7 @@ fn every_source_file_that_a_document_names_by_its_path_is_in_the_repository() {
 }
 
 #[test]
-fn citations_are_told_from_patterns_and_from_pages_of_other_sites() {
+fn citations_are_distinguished_from_patterns_and_external_pages() {
     let names = |line: &str| citations(line).map(|one| one.name.to_owned()).collect::<Vec<_>>();
     let (page, end) = ("https://example.com/a", MARKDOWN);
     assert_eq!(

@@ -42,7 +42,7 @@ fn tables_of_keys() -> String {
 }
 
 #[test]
-fn the_document_of_the_configuration_says_what_the_table_of_keys_says() {
+fn the_configuration_document_matches_the_table_of_keys() {
     let path = root().join("docs/configuration.md");
     let text = std::fs::read_to_string(&path).expect("the document");
     let (before, rest) = text.split_once(BEGIN).expect("the begin of the tables");

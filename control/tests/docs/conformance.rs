@@ -1,12 +1,12 @@
-//! Checks that the tests named in the tables of `docs/conformance.md` exist in the places of their letters, so that
-//! tests of both sources really use both. The sections must be those of `docs/kubernetes.md`.
+//! Checks that the tests named in the tables of `docs/conformance.md` exist in the directories of their letters, so
+//! that tests of both sources really use both. The sections must be those of `docs/kubernetes.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::repository::{File, files, headings};
 
-/// The places of the tests of a letter: below directories with these names.
-const PLACES: [(&str, &[&str]); 11] = [
+/// The directories of the tests of each letter.
+const DIRECTORIES: [(&str, &[&str]); 11] = [
     ("S", &["reconcile/tests/conformance"]),
     ("SD", &["reconcile/tests/conformance"]),
     ("R", &["reconcile"]),
@@ -52,7 +52,7 @@ fn every_test_that_a_table_names_exists_where_its_letter_says() {
     let named = named(tables);
     assert!(named.len() > 150, "the tables were read: {}", named.len());
     let sources: Vec<&File> = files.iter().filter(|file| file.has_extension("rs")).collect();
-    let texts: BTreeMap<&str, String> = PLACES
+    let texts: BTreeMap<&str, String> = DIRECTORIES
         .iter()
         .map(|(letters, places)| {
             let is_below = |file: &&&File| {
@@ -63,7 +63,7 @@ fn every_test_that_a_table_names_exists_where_its_letter_says() {
         })
         .collect();
     for (letters, test) in named {
-        let text = texts.get(letters).unwrap_or_else(|| panic!("{letters:?} stands for no place: {test}"));
+        let text = texts.get(letters).unwrap_or_else(|| panic!("{letters:?} has no directory: {test}"));
         assert!(text.contains(&format!("fn {test}(")), "{letters} {test}");
     }
 }

@@ -1,8 +1,8 @@
-//! Checks that every example of a configuration or a manifest in the documents is accepted by `tidegate check`.
+//! Checks that `tidegate check` accepts every example of a configuration or a manifest in the documents.
 //!
-//! An example is a block of YAML, or a manifest that a command reads from its standard input (`<<'END'`). A part of a
-//! configuration is completed by [`BASE`], and a part of a Service by [`SERVICE`]. The files that an example names are
-//! made in the directory of the test.
+//! An example is a block of YAML, or a manifest that a command reads from its standard input (`<<'END'`). [`BASE`]
+//! completes a partial configuration, and [`SERVICE`] a partial Service. The test creates the files that an example
+//! names in its own directory.
 
 use std::fs;
 use std::io::Write as _;
@@ -96,11 +96,11 @@ fn is_by_lease(config: &Value) -> bool {
     config.pointer("/announce/l2/mode").is_some_and(|mode| mode == "lease")
 }
 
-/// What is wrong with the configuration and the manifests in the directory; empty if nothing is.
+/// The faults in the configuration and the manifests of the directory; empty if there are none.
 fn faults(directory: &Path) -> String {
     let path = directory.join("gateway.yaml");
     if is_by_lease(&document(&fs::read_to_string(&path).expect("it was written"))) {
-        // `check` would ask the API server.
+        // `check` would query the API server.
         let report = tidegate_model::config::load(&path).report;
         return report.errors().map(|fault| format!("{fault}\n")).collect();
     }
@@ -148,7 +148,7 @@ fn write(example: &Example, directory: &Path) -> bool {
         fs::write(path, manifest.to_string()).expect("it is written");
     }
     if has_pool {
-        // An AddressPool may have the name and the addresses of the other one.
+        // An AddressPool may have the name and the addresses of the configured one.
         config["pools"] = json!([]);
     }
     if is_by_lease(&config) {

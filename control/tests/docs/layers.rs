@@ -1,5 +1,5 @@
-//! Checks on which other crates each crate depends: what it says in its first lines, and the order of the layers in
-//! `docs/architecture.md`. Dependencies of tests don't count.
+//! Checks the dependencies between crates: they must match the first lines of each crate, and the order of the layers
+//! in `docs/architecture.md`. Dependencies of tests don't count.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn key(line: &str) -> &str {
 }
 
 impl<'f> Crate<'f> {
-    /// The crate of a manifest; `None` if it is only that of the workspace.
+    /// The crate of a manifest; `None` for a manifest of the workspace alone.
     fn of(manifest: &'f File) -> Option<Self> {
         let directory = manifest.path.strip_suffix("Cargo.toml")?.trim_end_matches('/');
         let (mut table, mut name, mut dependencies) = ("", None, Vec::new());
@@ -37,7 +37,7 @@ impl<'f> Crate<'f> {
         Some(Self { directory, name: name?, dependencies })
     }
 
-    /// Tools to measure and to fuzz: they may use everything, and nothing may use them.
+    /// Tools for benchmarks and fuzzing: they may use everything, and nothing may use them.
     fn is_tool(&self) -> bool {
         self.directory.starts_with("benches/") || self.directory == "fuzz"
     }
@@ -65,7 +65,7 @@ fn layers(document: &str) -> Vec<&str> {
     spans.filter(|span| root().join(span).join("Cargo.toml").exists()).collect()
 }
 
-/// Dependencies that are not above their crate in the table, and crates that the table does not have.
+/// Dependencies that are not above their crate in the table, and crates missing from the table.
 fn arrows_up(layers: &[&str], crates: &[Crate<'_>]) -> Vec<String> {
     let directories: BTreeMap<&str, &str> = crates.iter().map(|one| (one.name, one.directory)).collect();
     let layer = |directory: &str| layers.iter().position(|layer| *layer == directory);
@@ -77,7 +77,7 @@ fn arrows_up(layers: &[&str], crates: &[Crate<'_>]) -> Vec<String> {
         }
         for other in &one.dependencies {
             let above = layer(directories[other]);
-            // The tools are below all others.
+            // Tools are below all other crates.
             let is_above = above.is_some_and(|above| own.is_none_or(|own| above < own));
             let is_between_tools = one.is_tool() && directories[other].starts_with("benches/");
             if !is_above && !is_between_tools {
@@ -103,7 +103,7 @@ fn a_crate_uses_only_crates_above_it_in_the_table_of_layers() {
 }
 
 #[test]
-fn an_arrow_up_is_found() {
+fn an_upward_dependency_is_found() {
     let manifest = |directory: &str, text: &str| File {
         path: format!("{directory}/Cargo.toml"),
         text: format!("[package]\nname = \"{directory}\"\n{text}"),
@@ -123,7 +123,7 @@ fn an_arrow_up_is_found() {
 }
 
 #[test]
-fn each_crate_states_at_its_head_on_which_others_it_may_depend() {
+fn each_crate_header_states_on_which_crates_it_may_depend() {
     let files = files();
     let mut wrong = Vec::new();
     for one in crates(&files).iter().filter(|one| one.directory != "fuzz") {
@@ -137,7 +137,7 @@ fn each_crate_states_at_its_head_on_which_others_it_may_depend() {
             continue;
         };
         let stated = stated.split_once(" //!").map_or(stated, |(paragraph, _)| paragraph);
-        // Behind "May not" are the crates on which it must not depend.
+        // The crates after "May not" must not be dependencies.
         let stated = stated.split_once(" May not").map_or(stated, |(may, _)| may);
         let unstated = one.dependencies.iter().filter(|name| !stated.contains(&format!("`{name}`")));
         let unstated: Vec<&&str> = unstated.filter(|_| !stated.starts_with("all ")).collect();

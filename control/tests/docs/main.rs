@@ -1,4 +1,4 @@
-//! Checks that the documents of the repository are correct: links, citations, names and tests exist, and every word of
+//! Checks that the documents of the repository are correct: links, citations, names and tests exist, and every name in
 //! the code that operators see is explained.
 
 mod alerts;

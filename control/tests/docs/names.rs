@@ -1,11 +1,11 @@
-//! Checks that the documents contain the names of the Kubernetes API that the code uses: annotations, labels, taints,
-//! conditions, finalizers, both our own and those of other vendors.
+//! Checks that the documents contain every name of the Kubernetes API that the code uses: annotations, labels, taints,
+//! conditions and finalizers, both our own and those of other vendors.
 
 use std::collections::BTreeSet;
 
 use crate::repository::{File, files};
 
-/// Domains whose names need no documentation: files of `kubectl` and its plugins.
+/// Domains whose names need no documentation: those of `kubectl` and its plugins.
 const OF_KUBECTL: [&str; 2] = ["client.authentication.k8s.io/", "kubectl.kubernetes.io/"];
 
 /// The part of a file before its tests. Empty if the file has only tests or benchmarks.
@@ -33,7 +33,7 @@ fn names(source: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_name_of_the_kubernetes_api_that_the_code_knows_is_in_the_documents() {
+fn every_kubernetes_api_name_in_the_code_is_documented() {
     let files = files();
     let is_document = |file: &&File| file.path.starts_with("docs/") && file.has_extension("md");
     let documents: String = files.iter().filter(is_document).map(|file| file.text.as_str()).collect();
@@ -46,7 +46,7 @@ fn every_name_of_the_kubernetes_api_that_the_code_knows_is_in_the_documents() {
 }
 
 #[test]
-fn every_annotation_of_aws_that_the_code_knows_is_in_the_documents() {
+fn every_aws_annotation_in_the_code_is_documented() {
     const KEY: &str = "key_of!(\"";
     let files = files();
     let compat = files.iter().find(|file| file.path == "docs/compat.md").expect("the document");

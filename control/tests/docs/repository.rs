@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Directories of build results and findings, and of git.
+/// Directories of build results and fuzz findings, and of git.
 const NOT_OURS: [&str; 4] = [".git", "target", "corpus", "artifacts"];
 
 /// A text file.
@@ -20,7 +20,7 @@ impl File {
     }
 }
 
-/// The directory that holds the workspace.
+/// The root directory of the workspace.
 pub(crate) fn root() -> PathBuf {
     let ancestors = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let mut roots = ancestors.filter(|directory| directory.join("docs/kubernetes.md").exists());

@@ -1,5 +1,5 @@
-//! Bounds the size of crates, files and functions, so that somebody new can read them: `deploy/scripts/count.sh` says what
-//! counts.
+//! Limits the size of crates, files and functions so that newcomers can read them. `deploy/scripts/count.sh` defines
+//! what counts.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ const FILE_MAX: usize = 600;
 /// Lines of one function, with its signature.
 const FUNCTION_MAX: usize = 80;
 
-/// The lines that the script prints, each with its number in front.
+/// The lines that the script prints, each with its leading number.
 fn counts(what: &[&str]) -> Vec<(usize, String)> {
     let script = root().join("deploy/scripts/count.sh");
     let ran = Command::new(script).args(what).output().expect("bash, git and awk");

@@ -1,7 +1,7 @@
 //! Compares `docs/troubleshooting.md` with the code: every reason, event and condition is explained, and nothing that
 //! no longer exists.
 //!
-//! Enums without a list of their own are listed by `every!`, which does not compile if a variant is missing.
+//! `every!` lists the variants of enums that have no list of their own. It does not compile if a variant is missing.
 
 use std::collections::BTreeSet;
 use tidegate_admin_api::{BackendWhy, CONFIGURATION_REFUSED};
@@ -35,7 +35,7 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     below.split_once("\n#").map_or(below, |(section, _)| section)
 }
 
-/// The cells in code font of a column, in all tables of a text whose first header is `header`.
+/// The cells in code font of a column, from all tables in the text whose first header is `header`.
 fn column(text: &str, header: &str, at: usize) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut is_inside = false;
@@ -54,18 +54,18 @@ fn column(text: &str, header: &str, at: usize) -> BTreeSet<String> {
     found
 }
 
-/// Compares the explained words of the document with those of the code.
+/// Compares the names that the document explains with those of the code.
 fn assert_same(what: &str, explained: &BTreeSet<String>, code: impl IntoIterator<Item = impl ToString>) {
     let code: BTreeSet<String> = code.into_iter().map(|word| word.to_string()).collect();
     assert!(!code.is_empty(), "{what}");
     let missing: Vec<&String> = code.difference(explained).collect();
     let gone: Vec<&String> = explained.difference(&code).collect();
     assert!(missing.is_empty(), "docs/troubleshooting.md explains no {what} {missing:?}");
-    assert!(gone.is_empty(), "docs/troubleshooting.md explains {what} that the code has not: {gone:?}");
+    assert!(gone.is_empty(), "docs/troubleshooting.md explains {what} that the code does not have: {gone:?}");
 }
 
 #[test]
-fn every_reason_of_a_packet_is_explained_and_none_that_is_gone() {
+fn packet_reasons_are_explained_exactly() {
     let text = document();
     let explained = |heading: &str, header: &str| column(section(&text, heading), header, 0);
     let refused = explained("### Sound packets that are refused", "reason");
@@ -82,7 +82,7 @@ fn every_reason_of_a_packet_is_explained_and_none_that_is_gone() {
 }
 
 #[test]
-fn every_state_of_a_backend_and_failure_of_a_check_is_explained_and_none_that_is_gone() {
+fn backend_states_and_check_failures_are_explained_exactly() {
     let text = document();
     let states = every!(BackendWhy: Ready, TerminatingChosen, Terminating, NotReady, Unhealthy, FailOpen,
         Drained, WeightZero, OtherZone, OtherNode, Removed, NoNextHop,);
@@ -96,7 +96,7 @@ fn every_state_of_a_backend_and_failure_of_a_check_is_explained_and_none_that_is
 }
 
 #[test]
-fn every_event_finding_and_condition_is_explained_and_none_that_is_gone() {
+fn events_findings_and_conditions_are_explained_exactly() {
     let text = document();
     let findings = every!(Reason: AllocationFailed, FamilyFallback, ExternalIpDenied, Conflict, AddressNotShared, DscpConflict,
         InvalidValue, NotSupported, SourceRangesOtherFamily, SourceRangesNotApplied, LimitExceeded, PortNotProgrammed, EndpointRefused, NoMatchingPort,
@@ -111,7 +111,7 @@ fn every_event_finding_and_condition_is_explained_and_none_that_is_gone() {
     let (_, conditions) = text.split_once("\n## Conditions\n").expect("the section of conditions");
     let types = ConditionType::ALL.iter().map(|one| one.as_str());
     assert_same("condition", &column(conditions, "condition", 0), types);
-    // The reason of a missing heartbeat applies to all conditions, so it is below the table.
+    // The reason of a missing heartbeat applies to all conditions, so the document has it below the table.
     assert!(conditions.contains("with the reason `NoHeartbeat`"), "NoHeartbeat");
     let mut reasons = column(conditions, "condition", 1);
     reasons.insert("NoHeartbeat".to_owned());

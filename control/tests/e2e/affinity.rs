@@ -14,8 +14,8 @@ use crate::world::{World, beside_others};
 const EARLY: u8 = CLIENT_ADDRESSES / 2;
 
 #[test]
-fn a_client_keeps_its_backend_over_a_change_of_backends_and_loses_it_only_with_the_backend() {
-    let _turn = beside_others();
+fn a_client_keeps_its_backend_until_that_backend_is_removed() {
+    let _machine = beside_others();
     let world = World::start(6, GatewayOptions::default(), &affine(&[1, 2, 3]));
     for path in all_paths() {
         world.wait_until_active(path, &[1, 2, 3]);
@@ -71,5 +71,5 @@ fn affine(servers: &[u8]) -> Vec<Manifest> {
 
 /// The backends of three connections of a client.
 fn backends_of(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
-    (0..3).map(|_| world.connect(path, n).expect("served").told.backend).collect()
+    (0..3).map(|_| world.connect(path, n).expect("served").answer.backend).collect()
 }

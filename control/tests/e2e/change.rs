@@ -1,4 +1,4 @@
-//! Manifests change while connections are open: no connection to a living backend breaks.
+//! Manifests change while connections are open. No connection to a running backend breaks.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ const OLD: [u8; 3] = [1, 2, 3];
 
 #[test]
 fn rolling_change_of_every_backend_breaks_no_established_connection() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let mut services = manifests(&OLD);
     let world = World::start(6, GatewayOptions::default(), &services);
     let mut open = Vec::new();
@@ -42,7 +42,10 @@ fn rolling_change_of_every_backend_breaks_no_established_connection() {
         world.write(&services);
         for path in all_paths() {
             let fresh: Vec<_> = (0..8).map(|n| world.connect(path, n).unwrap()).collect();
-            assert!(fresh.iter().all(|tell| tell.told.backend != server::name(old)), "{fresh:?}");
+            assert!(
+                fresh.iter().all(|connection| connection.answer.backend != server::name(old)),
+                "{fresh:?}"
+            );
         }
         assert_alive(&format!("after backend {old} was taken out"), &mut open);
     }
@@ -50,7 +53,7 @@ fn rolling_change_of_every_backend_breaks_no_established_connection() {
 
 #[test]
 fn bad_manifest_keeps_the_last_good_state_and_is_named() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let services = manifests(&[1]);
     let world = World::start(2, GatewayOptions::default(), &services);
     let directory = manifests_of(&world.lab);
@@ -64,7 +67,7 @@ fn bad_manifest_keeps_the_last_good_state_and_is_named() {
     .unwrap();
     assert_alive("with a broken manifest", &mut open);
     for path in all_paths() {
-        assert_eq!(world.connect(path, 0).unwrap().told.backend, server::name(1), "{path:?}");
+        assert_eq!(world.connect(path, 0).unwrap().answer.backend, server::name(1), "{path:?}");
     }
 
     fs::remove_file(directory.join("broken.yaml")).unwrap();
@@ -72,12 +75,12 @@ fn bad_manifest_keeps_the_last_good_state_and_is_named() {
     for path in all_paths() {
         open.push((path, world.wait_until_used(path, &server::name(2))));
     }
-    assert_alive("after it was mended", &mut open);
+    assert_alive("after it was fixed", &mut open);
 }
 
 #[test]
-fn removed_service_is_gone_and_others_go_on() {
-    let _turn = beside_others();
+fn a_removed_service_is_gone_and_others_are_still_served() {
+    let _machine = beside_others();
     let services = manifests(&[1]);
     let world = World::start(1, GatewayOptions::default(), &services);
     let (gone, stays) = (all_paths()[4], all_paths()[6]);

@@ -1,12 +1,12 @@
-//! Connections go to the backend that their hash selects, by source port, and the offline tools select the same backend
-//! as the traffic.
+//! Checks that the hash of the source port selects the backend of a connection, and that the offline tools select the
+//! same backend as the traffic.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, TELL_PORT};
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::addresses::{self as plan, Family, HTTP_PORT, TCP_ECHO_PORT, UDP_ECHO_PORT};
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
@@ -21,13 +21,13 @@ pub(crate) const FIRST_PORT: u16 = 20_000;
 const WEIGHTS: [u32; 3] = [1, 2, 5];
 
 #[test]
-fn a_thousand_connections_land_as_the_offline_tools_say() {
-    let _turn = beside_others();
+fn a_thousand_connections_match_the_offline_tools() {
+    let _machine = beside_others();
     let vip = plan::routed_vip(Family::V4, 9);
     let ports = vec![
         PortSpec::tcp("http", HTTP_PORT),
-        PortSpec::tcp("tell", TELL_PORT),
-        PortSpec::udp("echo", ECHO_PORT),
+        PortSpec::tcp("tcp-echo", TCP_ECHO_PORT),
+        PortSpec::udp("echo", UDP_ECHO_PORT),
     ];
     let endpoints = (1..).zip(WEIGHTS).map(|(n, weight)| EndpointSpec {
         weight: Some(weight),
@@ -44,19 +44,19 @@ fn a_thousand_connections_land_as_the_offline_tools_say() {
     }
 
     let source = plan::client(Family::V4, 8);
-    let predicted = replayed(&world, source, path.tell(), CONNECTIONS);
+    let predicted = replayed(&world, source, path.tcp_echo(), CONNECTIONS);
     let landed: Vec<String> = world.lab.client().enter(|| {
         (0..CONNECTIONS)
             .map(|n| {
                 let from = SocketAddr::new(source, FIRST_PORT + n);
-                Tell::connect_here(from, path.tell()).unwrap().told.backend
+                EchoConnection::connect_here(from, path.tcp_echo()).unwrap().answer.backend
             })
             .collect()
     });
 
     let name_of: BTreeMap<String, String> = (1..=3)
         .map(|n| {
-            let address = SocketAddr::new(plan::server(Family::V4, n), TELL_PORT);
+            let address = SocketAddr::new(plan::server(Family::V4, n), TCP_ECHO_PORT);
             (address.to_string(), tidegate_netlab::server::name(n))
         })
         .collect();
@@ -66,16 +66,16 @@ fn a_thousand_connections_land_as_the_offline_tools_say() {
     for (weight, name) in WEIGHTS.into_iter().zip(name_of.values()) {
         let got = landed.iter().filter(|backend| *backend == name).count();
         let due = usize::from(CONNECTIONS) * weight as usize / 8;
-        // 1,000 draws of at least 1/8: four standard deviations are under 42 everywhere, and under 63 of the mean.
+        // 1,000 draws of at least 1/8: four standard deviations are always under 42, and under 63 for the mean.
         assert!(got.abs_diff(due) <= 63, "{name} of weight {weight} got {got}, its share is {due}");
     }
 
     let from = SocketAddr::new(source, FIRST_PORT).to_string();
-    let said = world
+    let explained = world
         .gateway()
-        .ask(&["explain", "--proto", "tcp", "--src", &from, "--dst", &path.tell().to_string()])
+        .query(&["explain", "--proto", "tcp", "--src", &from, "--dst", &path.tcp_echo().to_string()])
         .unwrap();
-    assert!(said.contains(&predicted[0]), "explain names {}: {said}", predicted[0]);
+    assert!(explained.contains(&predicted[0]), "explain names {}: {explained}", predicted[0]);
 }
 
 /// The backend of each connection's SYN according to `tidegate replay`, offline.

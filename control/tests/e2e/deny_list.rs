@@ -1,5 +1,5 @@
-//! The file of a deny list breaks while the gateway is down: the next start denies what the last good file denied, and says
-//! that it does.
+//! The file of a deny list becomes invalid while the gateway is down. The next start uses the last valid copy, and
+//! reports that it does.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use tidegate_netlab::modes::{all_paths, manifests};
 
 use crate::world::{World, beside_others, lab};
 
-/// The numbers of a client that the list denies, and of one that it does not.
+/// Two client numbers: one on the deny list, one not.
 const DENIED: u8 = 1;
 const OTHER: u8 = 2;
 
@@ -18,8 +18,8 @@ fn refused(world: &World) -> bool {
 }
 
 #[test]
-fn a_start_with_a_broken_deny_list_uses_its_last_good_copy_and_says_so_until_it_is_right() {
-    let _turn = beside_others();
+fn a_broken_deny_list_is_reported_and_its_last_good_copy_is_used() {
+    let _machine = beside_others();
     let lab = lab(1);
     let list = lab.directory().join("deny.txt");
     let good = format!("# of the test\n{}\n{}\n", client(Family::V4, DENIED), client(Family::V6, DENIED));
@@ -30,7 +30,7 @@ fn a_start_with_a_broken_deny_list_uses_its_last_good_copy_and_says_so_until_it_
     world.wait_until("a client that is not denied", || world.connect(path, OTHER).ok());
     assert!(world.connect(path, DENIED).is_err() && !refused(&world));
 
-    // What another program left behind: a line that is cut off, and after that no file at all.
+    // A faulty writer leaves a truncated line behind, and later no file at all.
     for broken in [Some(format!("{good}198.51.100.0/\n")), None] {
         world.take_gateway().kill();
         match &broken {
@@ -42,7 +42,7 @@ fn a_start_with_a_broken_deny_list_uses_its_last_good_copy_and_says_so_until_it_
         world.wait_until("a client that is not denied", || world.connect(path, OTHER).ok());
         assert!(world.connect(path, DENIED).is_err(), "with {broken:?}");
         assert!(refused(&world));
-        let status = world.gateway().ask(&["status"]).expect("the gateway answers");
+        let status = world.gateway().query(&["status"]).expect("the gateway answers");
         assert!(status.contains("ConfigurationRefused") && status.contains("deny.txt"), "{status}");
     }
 

@@ -1,5 +1,4 @@
-//! The assignment of addresses to Services survives every kind of exit, because it is on disk before an address can be
-//! used.
+//! The assignment of addresses to Services survives every kind of exit, because it is saved before an address is used.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +23,7 @@ fn service(name: &str) -> String {
 
 /// The addresses of each Service, from `tidegate services`.
 fn vips(world: &World) -> BTreeMap<String, Vec<String>> {
-    let answer = world.gateway().ask(&["services", "-A", "-o", "json"]).expect("the gateway answers");
+    let answer = world.gateway().query(&["services", "-A", "-o", "json"]).expect("the gateway answers");
     let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
     let address = |vip: &serde_json::Value| vip["address"].as_str().unwrap_or_default().to_owned();
     let of = |service: &serde_json::Value| {
@@ -56,12 +55,11 @@ fn state_file(world: &World) -> PathBuf {
 }
 
 #[test]
-fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gateway_ends() {
-    let _turn = beside_others();
+fn no_restart_swaps_vips_whatever_the_order_of_files_and_the_exit() {
+    let _machine = beside_others();
     let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("s0"));
     let directory = manifests_of(&world.lab);
-    // Add the Services one after the other, in an order that no restart repeats. Kill the gateway as soon as each is
-    // served.
+    // Add the Services one by one, in an order that no restart repeats. Kill the gateway as soon as each one is served.
     for n in (1..9).rev() {
         put(&directory, &format!("{n}.yaml"), &service(&format!("s{n}"))).expect("written");
         let before = wait_for_vips(&world, 10 - n);
@@ -94,24 +92,26 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     assert!(differ <= 1, "{before:?} {after:?}");
     assert!(world.gateway().log().contains("part of the address file is damaged"));
 
-    // The disk refuses writes for a while. The gateway reports that and tries again.
+    // The disk refuses writes for a while. The gateway reports it and retries.
     let beside = file.with_extension("new");
     fs::create_dir(&beside).expect("ours");
     put(&directory, "9.yaml", &service("s9")).expect("written");
     let degraded = || {
-        let answer = world.gateway().ask(&["status", "-o", "json"]).expect("the gateway answers");
+        let answer = world.gateway().query(&["status", "-o", "json"]).expect("the gateway answers");
         let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
         answer["degraded"].to_string()
     };
-    world.wait_until("the failure to be told", || degraded().contains("not been saved since").then_some(()));
+    world.wait_until("the failure to be reported", || {
+        degraded().contains("not been saved since").then_some(())
+    });
     fs::remove_dir(&beside).expect("ours");
     let saved = wait_for("a save", SAVED, || (degraded() == "null").then_some(()));
     saved.unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 #[test]
-fn the_address_of_a_service_whose_manifest_has_an_error_waits_for_it_through_a_restart() {
-    let _turn = beside_others();
+fn a_service_with_a_manifest_error_keeps_its_address_over_a_restart() {
+    let _machine = beside_others();
     let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("web"));
     let directory = manifests_of(&world.lab);
     put(&directory, "api.yaml", &service("api")).expect("written");

@@ -1,4 +1,4 @@
-//! DSR backends are checked at the VIP, on the path of client packets. A backend without the VIP takes no new flow, and
+//! DSR backends are checked at the VIP, on the path of client packets. A backend without the VIP gets no new flow, and
 //! the gateway reports the reason.
 
 use std::collections::BTreeSet;
@@ -14,8 +14,8 @@ use crate::world::{World, beside_others};
 const NOT_ON_VIP: &str = "answers on its own address, not on the VIP";
 
 #[test]
-fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip() {
-    let _turn = beside_others();
+fn a_dsr_backend_is_down_while_it_lacks_the_vip() {
+    let _machine = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     let paths: Vec<ModePath> =
         all_paths().into_iter().filter(|path| path.forwarding.starts_with("dsr")).collect();
@@ -33,8 +33,8 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
         assert_eq!(failures(&world, *path, 1), BTreeSet::new(), "{label}");
         // No client is sent to that backend.
         for n in 1..16 {
-            let told = world.connect(*path, n).expect("one of the others answers").told;
-            assert_ne!(told.backend, server::name(2), "{label}");
+            let answer = world.connect(*path, n).expect("one of the others answers").answer;
+            assert_ne!(answer.backend, server::name(2), "{label}");
         }
     }
     for path in &paths {
@@ -45,7 +45,7 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
         world.wait_until_used(*path, &server::name(2));
     }
 
-    // The plain check is still available on request.
+    // The plain check is still available as an option.
     vip_of(&world, 2, paths[0], "del");
     world.wait_until_active(paths[0], &[1, 3]);
     let configured = config_of(&world.lab);
@@ -59,8 +59,8 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
 }
 
 #[test]
-fn dsr_backends_are_checked_at_the_vip_again_after_another_program_has_emptied_or_deleted_the_device() {
-    let _turn = beside_others();
+fn dsr_probes_recover_after_the_probe_device_was_emptied_or_deleted() {
+    let _machine = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let paths: Vec<ModePath> =
         all_paths().into_iter().filter(|path| path.forwarding.starts_with("dsr")).collect();

@@ -1,16 +1,16 @@
-//! Two gateways behind a router: all backends are replaced under live connections, a gateway is killed half way, and both
-//! are upgraded. The scenario is that of `tidegate-demo --fleet`.
+//! Two gateways behind a router: all backends are replaced under live connections, one gateway is killed halfway, and
+//! both are upgraded. The scenario is that of `tidegate-demo --fleet`.
 
 use tidegate_netlab::demo::fleet::{FleetOptions, print, run};
 use tidegate_netlab::fleet::addresses::SERVICES;
 
-use crate::floods::scene::long;
+use crate::floods::setup::long;
 use crate::world::{alone, tidegate};
 
-/// In the short form 1,000 connections of each Service, in the long form 10,000.
+/// The short form has 1,000 connections of each Service, the long form 10,000.
 #[test]
 fn a_rolling_update_of_a_fleet_that_shares_flows_breaks_no_connection() {
-    let _turn = alone();
+    let _machine = alone();
     let connections = if long() { 10_000 } else { 1_000 };
     let outcome = run(&FleetOptions { connections, bgp: true, sharing: true, tidegate: tidegate() })
         .expect("the fleet runs");
@@ -24,16 +24,13 @@ fn a_rolling_update_of_a_fleet_that_shares_flows_breaks_no_connection() {
     // With 10,000 connections of each Service, two cores may be too busy to answer BFD within 5 s.
     if !long() {
         let (changes, needed) = outcome.route_changes;
-        // One gateway may go and come once more, if the machine stands still for the 5 s of BFD.
-        assert!(
-            changes <= needed + 2,
-            "a router that has got routes keeps them until the gateway goes: {changes}"
-        );
+        // If the machine stalls for the 5 s of BFD, one gateway may leave and return once more.
+        assert!(changes <= needed + 2, "a router keeps its routes while the gateway runs: {changes}");
     }
     for stop in &outcome.stops {
         assert!(
             *stop < std::time::Duration::from_secs(20),
-            "a drain ends when nothing comes any more: {stop:?}"
+            "a drain ends when no packet arrives any more: {stop:?}"
         );
     }
 }

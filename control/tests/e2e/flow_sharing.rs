@@ -1,15 +1,15 @@
-//! Two gateways behind a router, with real TCP connections through both: one gateway is killed, and the other one takes its
-//! connections over. With `flowSharing` they live, and clients with session affinity keep their backends; with keys that
-//! differ, which is as without it, they break.
+//! Two gateways behind a router, with real TCP connections through both. One gateway is killed, and the other one takes
+//! over its connections. With `flowSharing` they survive, and clients with session affinity keep their backends. With
+//! mismatched keys, which is like no sharing, they break.
 
 use std::fs;
 use std::net::SocketAddr;
 
-use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, TELL_PORT, client, server as server_address};
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, TCP_ECHO_PORT, client, server as server_address};
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::fleet::addresses::{FleetService, SERVICES};
+use tidegate_netlab::fleet::client_processes::ClientProcesses;
 use tidegate_netlab::fleet::connections::Tally;
-use tidegate_netlab::fleet::holders::Holders;
 use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
 use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
 use tidegate_netlab::{server, wait_for};
@@ -22,9 +22,9 @@ const CONNECTIONS: usize = 48;
 const STICKY_PORT: u16 = 7090;
 
 #[test]
-fn connections_live_when_their_gateway_is_killed_if_gateways_share_flows_and_break_if_not() {
-    let _turn = alone();
-    // Clients whose backend is not the one that their hash selects after the change, in both runs.
+fn connections_survive_a_killed_gateway_only_if_gateways_share_flows() {
+    let _machine = alone();
+    // Clients whose hash selects another backend after the change, in both runs.
     let mut in_flux = 0;
     for is_shared in [false, true] {
         let (tallies, moved) = kill_a_gateway(is_shared, in_flux);
@@ -43,7 +43,7 @@ fn connections_live_when_their_gateway_is_killed_if_gateways_share_flows_and_bre
                 assert_eq!(tally.broken, 0, "{}: {tally:?}", service.name);
             }
         }
-        // Without an entry, a gateway sends no packet of a NAT connection on.
+        // A gateway does not forward packets of a NAT connection without an entry.
         let nat_broken =
             SERVICES.iter().zip(&tallies).filter(|(service, _)| !service.forwarding.starts_with("dsr"));
         for (service, tally) in nat_broken.filter(|_| !is_shared) {
@@ -52,14 +52,14 @@ fn connections_live_when_their_gateway_is_killed_if_gateways_share_flows_and_bre
     }
 }
 
-/// The Service whose VIP the one with session affinity shares. All its packets pass through gateway 1.
+/// The Service whose VIP is shared with the one with session affinity. All its packets pass through gateway 1.
 fn nat() -> &'static FleetService {
     SERVICES.iter().find(|service| service.is_nat()).expect("there is one")
 }
 
-/// Writes the Service with session affinity, with these endpoints, and waits until gateway 1 has applied it.
+/// Writes the Service with session affinity and these endpoints, and waits until gateway 1 has applied it.
 fn write_sticky(fleet: &mut Fleet, endpoints: &[(u8, EndpointState)]) {
-    let port = PortSpec::tcp("sticky", STICKY_PORT).to(TELL_PORT);
+    let port = PortSpec::tcp("sticky", STICKY_PORT).to(TCP_ECHO_PORT);
     let mut manifest = Manifest::new("sticky", nat().forwarding, &[nat().vip().ip()], vec![port]);
     manifest.client_ip_affinity = true;
     manifest.annotations.push(nat().shares_its_vip());
@@ -72,7 +72,7 @@ fn write_sticky(fleet: &mut Fleet, endpoints: &[(u8, EndpointState)]) {
     let ready = endpoints.iter().filter(|(_, state)| *state == EndpointState::Ready);
     let ready: Vec<String> = ready.map(|(n, _)| server_address(Family::V4, *n).to_string()).collect();
     let applied = wait_for("gateway 1 to use the backends with affinity", APPLIED, || {
-        let text = fleet.gateway_mut(1).ask(&["backends"]).ok()?;
+        let text = fleet.gateway_mut(1).query(&["backends"]).ok()?;
         let active: Vec<&str> =
             text.lines().filter(|line| line.contains(" sticky ") && line.contains(" Active ")).collect();
         let is_active = |address: &String| active.iter().any(|line| line.contains(address.as_str()));
@@ -85,27 +85,28 @@ fn write_sticky(fleet: &mut Fleet, endpoints: &[(u8, EndpointState)]) {
 fn sticky_backends(fleet: &Fleet) -> Vec<String> {
     let to = SocketAddr::new(nat().vip().ip(), STICKY_PORT);
     let connect = |n| {
-        let told = Tell::connect(fleet.client(), SocketAddr::new(client(Family::V4, n), 0), to);
-        told.unwrap_or_else(|error| panic!("client {n}: {error:#}")).told.backend
+        let connection =
+            EchoConnection::connect(fleet.client(), SocketAddr::new(client(Family::V4, n), 0), to);
+        connection.unwrap_or_else(|error| panic!("client {n}: {error:#}")).answer.backend
     };
     (0..CLIENT_ADDRESSES).map(connect).collect()
 }
 
-/// What a gateway says of itself.
+/// The status of a gateway.
 fn status(fleet: &mut Fleet, n: usize) -> serde_json::Value {
-    let answer = fleet.gateway_mut(n).ask(&["status", "-o", "json"]).expect("a status");
+    let answer = fleet.gateway_mut(n).query(&["status", "-o", "json"]).expect("a status");
     serde_json::from_str(&answer).expect("JSON")
 }
 
-/// The other gateway, in the status of one.
+/// The peer in the status of a gateway.
 fn peer(status: &serde_json::Value) -> serde_json::Value {
     let peers = status["flowSharing"]["peers"].as_array().cloned().unwrap_or_default();
     peers.into_iter().find(|peer| peer["state"] != "itself").unwrap_or_default()
 }
 
-/// Opens connections through both gateways, replaces a backend so that flows are in flux, and kills the first gateway.
-/// Returns what became of the connections, and how many clients with session affinity have another backend than before,
-/// although theirs is there. `in_flux` is the number of those of which gateway 2 must be told.
+/// Opens connections through both gateways, replaces a backend so that some flows need entries, and kills the first
+/// gateway. Returns the fate of the connections, and the number of clients with session affinity that lost a running
+/// backend. `in_flux` is the number of those that gateway 2 has to receive.
 fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
     let sharing = Some(['a', if is_shared { 'a' } else { 'b' }]);
     let plan = FleetPlan {
@@ -118,23 +119,23 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
         sharing,
     };
     let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");
-    let mut connections = Holders::start(fleet.client(), &tidegate(), 1).expect("the clients start");
+    let mut connections = ClientProcesses::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     connections.open(&SERVICES.map(|service| service.vip()), CONNECTIONS).expect("connections open");
     let [ready, leaving] = [EndpointState::Ready, EndpointState::Terminating];
     write_sticky(&mut fleet, &[(1, ready), (2, ready), (3, ready)]);
     let homes = sticky_backends(&fleet);
     write_sticky(&mut fleet, &[(1, leaving), (2, ready), (3, ready), (4, ready)]);
     fleet.replace(1, 4).expect("both gateways apply it");
-    connections.settle().expect("a round of pings");
+    connections.ping_round().expect("a round of pings");
     let before = connections.tally(SERVICES.len()).expect("the clients answer");
     assert!(before.iter().all(|tally| tally.broken == 0), "{before:?}\n{}", fleet.log_tails(20));
 
     if is_shared {
-        let is_told = wait_for("gateway 1 to tell gateway 2 of its flows", APPLIED, || {
+        let is_shared_now = wait_for("gateway 1 to send its flows to gateway 2", APPLIED, || {
             let peer = peer(&status(&mut fleet, 1));
             let is_up = peer["state"] == "up" && peer["name"] == "gateway-2";
-            // Both gateways list a NAT flow, whichever of them it passes through.
-            let listed = fleet.gateway_mut(2).ask(&["flows", "-o", "json", "--limit", "50000"]).ok()?;
+            // Both gateways list a NAT flow, whichever one it passes through.
+            let listed = fleet.gateway_mut(2).query(&["flows", "-o", "json", "--limit", "50000"]).ok()?;
             let listed: serde_json::Value = serde_json::from_str(&listed).ok()?;
             let flows = listed["flows"].as_array()?;
             let of_kind = |kind| flows.iter().filter(|flow| flow["kind"] == kind).count();
@@ -142,11 +143,11 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
             let is_known = of_kind("nat") >= 2 * CONNECTIONS && of_kind("affinity") >= in_flux;
             (is_up && idle && is_known).then_some(())
         });
-        if let Err(error) = is_told {
+        if let Err(error) = is_shared_now {
             panic!("{error:#}: {:#}\n{}", status(&mut fleet, 1), fleet.log_tails(40));
         }
     } else {
-        let refused = wait_for("gateway 1 to say why it shares nothing", APPLIED, || {
+        let refused = wait_for("gateway 1 to report why it shares nothing", APPLIED, || {
             let status = status(&mut fleet, 1);
             let degraded = status["degraded"].to_string();
             degraded
@@ -158,7 +159,7 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
 
     fleet.take_gateway(1).kill();
     fleet.router().wait_until_used(&[2]).expect("the router has seen it");
-    connections.settle().expect("a round of pings");
+    connections.ping_round().expect("a round of pings");
     let tallies = connections.tally(SERVICES.len()).expect("the clients answer");
     if is_shared && tallies.iter().any(|tally| tally.broken > 0) {
         eprintln!("{:#}\n{}", status(&mut fleet, 2), fleet.log_tails(40));
@@ -171,7 +172,7 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
 
 #[test]
 fn the_key_of_a_fleet_is_changed_by_reloads_and_sessions_return_each_time() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let plan = FleetPlan {
         gateways: 2,
         servers: 1,
@@ -185,7 +186,7 @@ fn the_key_of_a_fleet_is_changed_by_reloads_and_sessions_return_each_time() {
     let processes = [1, 2].map(|n| fleet.gateway_mut(n).pid());
     let (old, none) = keys(&status(&mut fleet, 1));
     assert_eq!(none, None);
-    // As docs/flow-sharing.md says: each step on one gateway after the other.
+    // As in docs/flow-sharing.md: each step on one gateway after the other.
     let [accepted, changed, forgotten] =
         [('a', Some('b')), ('b', Some('a')), ('b', None)].map(|(own, accepted)| {
             let [first, second] = [1, 2].map(|n| change_keys(&mut fleet, n, own, accepted));
@@ -201,14 +202,14 @@ fn the_key_of_a_fleet_is_changed_by_reloads_and_sessions_return_each_time() {
     assert!([1, 2].into_iter().all(|n| fleet.gateway_mut(n).runs()));
 }
 
-/// The fingerprints of the key of a gateway, and of the one that it accepts besides.
+/// The fingerprints of a gateway's key, and of the additional key that it accepts.
 fn keys(status: &serde_json::Value) -> (String, Option<String>) {
     let text = |name: &str| status["flowSharing"][name].as_str().map(str::to_owned);
     (text("key").expect("it shares flows"), text("acceptedKey"))
 }
 
-/// Gives a gateway other keys, each of one hexadecimal digit, by a reload. Waits until it uses them in a new session, and the
-/// other gateway names its key. Returns their fingerprints.
+/// Gives a gateway other keys, each of one hexadecimal digit, by a reload. Waits until a new session uses them and the
+/// other gateway shows the key. Returns their fingerprints.
 fn change_keys(fleet: &mut Fleet, n: usize, own: char, accepted: Option<char>) -> (String, Option<String>) {
     let before = keys(&status(fleet, n));
     let path = fleet.directory().join(format!("gateway-{n}/gateway.yaml"));
@@ -223,8 +224,8 @@ fn change_keys(fleet: &mut Fleet, n: usize, own: char, accepted: Option<char>) -
         let now = keys(&here);
         let is_up = [&here, &there].map(|status| peer(status)["state"] == "up") == [true; 2];
         let is_named = peer(&there)["key"] == now.0.as_str();
-        // People see the key of a peer if it is another one.
-        let shown = fleet.gateway_mut(3 - n).ask(&["status"]).ok()?;
+        // The status shows a peer's key if it is the other one.
+        let shown = fleet.gateway_mut(3 - n).query(&["status"]).ok()?;
         let is_shown = keys(&there).0 == now.0 || shown.contains(&format!(", by the key {}", now.0));
         (now != before && is_up && is_named && is_shown).then_some(now)
     });

@@ -1,5 +1,5 @@
-//! Datagrams larger than a frame arrive complete at the server and back at the client, in every mode, whatever the
-//! order of their fragments.
+//! Datagrams larger than a frame arrive complete at the server and back at the client, in every mode and for any order
+//! of their fragments.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -21,14 +21,14 @@ const STEP: usize = 1352;
 
 #[test]
 fn datagrams_larger_than_a_frame_arrive_whole_in_every_mode_and_order() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     through_every_mode(&world);
 }
 
 #[test]
 fn datagrams_larger_than_a_frame_arrive_whole_over_two_workers() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let options = GatewayOptions { cores: vec![0, 1], ..GatewayOptions::default() };
     let world = World::start(2, options, &manifests(&[1, 2]));
     through_every_mode(&world);
@@ -39,7 +39,7 @@ fn through_every_mode(world: &World) {
     for (port, path) in (42_000..).zip(all_paths()) {
         world.wait_until_served(path);
         let source = SocketAddr::new(client(path.family, 8), port);
-        let faults = world.lab.client().enter(|| ask(path, source));
+        let faults = world.lab.client().enter(|| try_sizes(path, source));
         failed.extend(faults.into_iter().map(|fault| format!("{} {}: {fault}", path.label(), path.family)));
     }
     let drops = world.gateway().metrics().expect("the gateway answers");
@@ -50,42 +50,42 @@ fn through_every_mode(world: &World) {
     assert!(failed.is_empty(), "{failed:#?}\n{drops:#?}");
 }
 
-/// Sends datagrams over one path, and returns the faults.
-fn ask(path: ModePath, source: SocketAddr) -> Vec<String> {
+/// Sends datagrams over one path. Returns the failures.
+fn try_sizes(path: ModePath, source: SocketAddr) -> Vec<String> {
     let socket = UdpSocket::bind(source).expect("an address of the client");
-    // The socket is connected, so it accepts no answer from another address than the VIP.
-    socket.connect(path.echo()).expect("a route to the VIP");
+    // The socket is connected, so it accepts answers only from the VIP.
+    socket.connect(path.udp_echo()).expect("a route to the VIP");
     let mut faults = Vec::new();
     for size in SIZES {
-        let mut heard = None;
-        // The first exchange resolves neighbours, and informs the client of the size that fits a tunnel (IPv6: packet
+        let mut first = None;
+        // The first exchange resolves neighbors, and notifies the client of the size that fits a tunnel (IPv6: packet
         // too big).
         let begin = Instant::now();
-        while heard.is_none() && begin.elapsed() < PATIENCE {
-            heard = exchange(&socket, &text(size, 0), Duration::from_millis(500), |data| {
+        while first.is_none() && begin.elapsed() < PATIENCE {
+            first = exchange(&socket, &text(size, 0), Duration::from_millis(500), |data| {
                 // This send may return an ICMP error about an earlier one.
                 let _ = socket.send(data);
             });
         }
-        if heard.is_none() {
+        if first.is_none() {
             faults.push(format!("{size} bytes: nothing"));
             continue;
         }
         for n in 1..=5 {
             let sent = exchange(&socket, &text(size, n), SILENCE, |data| drop(socket.send(data)));
-            let mut told = vec![("in order", sent)];
+            let mut exchanges = vec![("in order", sent)];
             for order in [Order::Reversed, Order::FirstLast, Order::Halves] {
                 let id = u32::from(source.port()) << 8 | n << 4 | order as u32;
                 let sent = exchange(&socket, &text(size, 10 * n + order as u32), SILENCE, |data| {
-                    send_fragments(source, path.echo(), data, id, order);
+                    send_fragments(source, path.udp_echo(), data, id, order);
                 });
-                told.push((order.name(), sent));
+                exchanges.push((order.name(), sent));
             }
-            for (how, told) in told {
-                match told {
+            for (how, answer) in exchanges {
+                match answer {
                     None => faults.push(format!("{size} bytes {how}, try {n}: no answer")),
-                    Some(seen) if Some(seen) != heard => {
-                        faults.push(format!("{size} bytes {how}, try {n}: {seen:?}, was {heard:?}"));
+                    Some(seen) if Some(seen) != first => {
+                        faults.push(format!("{size} bytes {how}, try {n}: {seen:?}, was {first:?}"));
                     }
                     Some(_) => {}
                 }
@@ -116,9 +116,9 @@ pub(crate) fn exchange(
         // Skip a late answer to an earlier datagram.
         let Some(head) = answer.strip_suffix(data) else { continue };
         let head = String::from_utf8_lossy(head).into_owned();
-        let told = tidegate_netlab::client::BackendAnswer::parse(&head)?;
-        let backend = told.backend.rsplit('-').next()?.parse().ok()?;
-        return Some((backend, told.client));
+        let answer = tidegate_netlab::client::BackendAnswer::parse(&head)?;
+        let backend = answer.backend.rsplit('-').next()?.parse().ok()?;
+        return Some((backend, answer.client));
     }
     None
 }
@@ -167,11 +167,11 @@ fn send_fragments(source: SocketAddr, to: SocketAddr, data: &[u8], id: u32, orde
     let domain = if source.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
     // With IPPROTO_RAW, the program writes the IP header itself (raw(7), RFC 3542 section 3).
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(255))).expect("a raw socket, as root");
-    let pieces = datagram.len().div_ceil(STEP);
+    let count = datagram.len().div_ceil(STEP);
     let mut parts: Vec<Vec<u8>> = datagram
         .chunks(STEP)
         .enumerate()
-        .map(|(n, part)| fragment(source.ip(), to.ip(), id, n * STEP, n + 1 < pieces, part))
+        .map(|(n, part)| fragment(source.ip(), to.ip(), id, n * STEP, n + 1 < count, part))
         .collect();
     order.of(&mut parts);
     for part in parts {

@@ -1,4 +1,4 @@
-//! A gateway is drained: it is not ready, forwards what still comes, and says when nothing comes any more. An operator's
+//! A drained gateway is not ready, still forwards packets, and reports when no packet arrives any more. An operator's
 //! drain survives a restart; that of SIGTERM does not.
 
 use std::time::Duration;
@@ -27,20 +27,20 @@ fn world(drain: &str) -> (World, ModePath) {
 }
 
 fn state(world: &World) -> serde_json::Value {
-    let status = world.gateway().ask(&["status", "-o", "json"]).expect("a status");
+    let status = world.gateway().query(&["status", "-o", "json"]).expect("a status");
     serde_json::from_str::<serde_json::Value>(&status).expect("JSON")["drain"].clone()
 }
 
 fn stream(world: &World, path: ModePath) -> Stream {
-    Stream::start(world.lab.client(), client(Family::V4, 4), path.echo(), Ports::One)
+    Stream::start(world.lab.client(), client(Family::V4, 4), path.udp_echo(), Ports::One)
 }
 
 #[test]
-fn a_drained_gateway_forwards_what_still_comes_and_says_when_nothing_does() {
-    let _turn = beside_others();
+fn a_drained_gateway_still_forwards_and_reports_when_traffic_stops() {
+    let _machine = beside_others();
     let (mut world, path) = world("quiet: 1s");
     let packets = stream(&world, path);
-    let error = world.gateway().ask(&["drain", "--gateway", "--timeout", "2s"]).expect_err("packets come");
+    let error = world.gateway().query(&["drain", "--gateway", "--timeout", "2s"]).expect_err("packets come");
     let error = format!("{error:#}");
     assert!(error.contains("exit status: 3") && error.contains("gateway/lab still draining: "), "{error}");
     assert_eq!(
@@ -49,24 +49,26 @@ fn a_drained_gateway_forwards_what_still_comes_and_says_when_nothing_does() {
     );
     let drained = std::time::Instant::now();
     packets.answered_after(&world, drained);
-    let told = state(&world);
+    let drain = state(&world);
     assert_eq!(
-        (told["state"].as_str(), told["by"][0].as_str()),
+        (drain["state"].as_str(), drain["by"][0].as_str()),
         (Some("draining"), Some("command")),
-        "{told}"
+        "{drain}"
     );
-    assert!(told["flows"].as_u64() > Some(0) && told["packetsPerSecond"].as_f64() > Some(0.0), "{told}");
+    assert!(drain["flows"].as_u64() > Some(0) && drain["packetsPerSecond"].as_f64() > Some(0.0), "{drain}");
     assert!(world.connect(path, 5).is_ok(), "new flows are forwarded too");
     let metric =
         |state: &str| world.gateway().metric("tidegate_gateway_state", &[&format!("state=\"{state}\"")]);
     assert_eq!([metric("draining").unwrap(), metric("serving").unwrap()], [1.0, 0.0]);
 
     drop(packets);
-    let done =
-        world.gateway().ask(&["drain", "--gateway", "--timeout", "60s"]).expect("nothing comes any more");
+    let done = world
+        .gateway()
+        .query(&["drain", "--gateway", "--timeout", "60s"])
+        .expect("no packet arrives any more");
     assert_eq!(done, "gateway/lab drained\n");
 
-    // An operator's drain outlives the process, however it ends.
+    // An operator's drain survives the process, however it ends.
     world.take_gateway().kill();
     world.launch_gateway();
     let again = wait_for("the gateway to be drained again", Duration::from_secs(60), || {
@@ -74,23 +76,26 @@ fn a_drained_gateway_forwards_what_still_comes_and_says_when_nothing_does() {
     });
     again.unwrap_or_else(|error| panic!("{error:#}\n{}", world.gateway().log_tail(30)));
     world.wait_until_served(path);
-    assert_eq!(world.gateway().probe("/readyz"), Some(503), "it forwards and asks for nothing");
+    assert_eq!(world.gateway().probe("/readyz"), Some(503), "it still forwards");
 
-    // With nothing to wait for, a stop is immediate, and the drain is still the operator's.
+    // There is nothing to wait for, so a stop is immediate, and the operator's drain remains.
     world.wait_until("the drain to be over again", || (state(&world)["state"] == "drained").then_some(()));
     assert!(world.take_gateway().stop().expect("it ends").success());
     world.launch_gateway();
-    world.wait_until("the socket", || world.gateway().ask(&["status"]).ok());
-    assert_eq!(world.gateway().ask(&["undrain", "--gateway"]).expect("it serves"), "gateway/lab undrained\n");
+    world.wait_until("the socket", || world.gateway().query(&["status"]).ok());
+    assert_eq!(
+        world.gateway().query(&["undrain", "--gateway"]).expect("it serves"),
+        "gateway/lab undrained\n"
+    );
     world.gateway_mut().wait_until_ready().expect("ready");
     assert_eq!(state(&world)["state"], "serving");
-    let error = world.gateway().ask(&["undrain", "--gateway"]).expect_err("it is not drained");
+    let error = world.gateway().query(&["undrain", "--gateway"]).expect_err("it is not drained");
     assert!(format!("{error:#}").contains("gateway lab is not drained"), "{error:#}");
 }
 
 #[test]
-fn sigterm_waits_until_nothing_comes_or_until_the_timeout_and_is_forgotten_by_the_next_process() {
-    let _turn = beside_others();
+fn sigterm_waits_for_traffic_to_stop_or_the_timeout_and_is_not_persisted() {
+    let _machine = beside_others();
     let (mut world, path) = world("quiet: 1s, stopTimeout: 10s");
     let packets = stream(&world, path);
     let gateway = world.take_gateway();
@@ -99,7 +104,7 @@ fn sigterm_waits_until_nothing_comes_or_until_the_timeout_and_is_forgotten_by_th
         (ended, std::time::Instant::now())
     });
     let signalled = std::time::Instant::now();
-    // Two seconds after the signal packets are still forwarded: the quiet time is over, but it is not quiet.
+    // Packets are still forwarded two seconds after the signal: the quiet period has passed, but packets still arrive.
     let after = packets.answered_after(&world, signalled + Duration::from_secs(2));
     assert!(!stopping.is_finished(), "it waits");
     drop(packets);

@@ -1,14 +1,15 @@
-//! Stops single threads of a process, which go on when the value is dropped. A signal would stop all of them.
+//! Stops single threads of a process. They continue when the value is dropped. A signal would stop all of them.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// A thread that is stopped by ptrace(2), from another process. When that ends, the kernel lets the thread go on.
+/// A thread that another process has stopped with ptrace(2). When that process exits, the kernel resumes the thread.
 pub(crate) struct StoppedThread {
     tracer: Child,
 }
 
-/// Seizes and interrupts a thread, waits until it has stopped, and ends with standard input. 0x40000000 is `__WALL`.
+/// Seizes and interrupts a thread, waits until it has stopped, and exits with its standard input. 0x40000000 is
+/// `__WALL`.
 const TRACER: &str = "
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +47,7 @@ impl StoppedThread {
 impl Drop for StoppedThread {
     fn drop(&mut self) {
         drop(self.tracer.stdin.take());
-        // If it could not be ended, the thread would not go on, and the test would fail.
+        // If it could not be ended, the thread would stay stopped, and the test would fail.
         let _ = self.tracer.wait();
     }
 }

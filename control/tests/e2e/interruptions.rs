@@ -1,6 +1,6 @@
 //! Three gateways behind a router with equal-cost routes, which they announce by BGP to FRR or to GoBGP. Gateways are
-//! interrupted in every way while connections begin elsewhere and backends are replaced. With `flowSharing` no connection
-//! breaks.
+//! interrupted in every way while connections open elsewhere and backends are replaced. With `flowSharing` no
+//! connection breaks.
 //!
 //! Gateway 1 serves `nat` whenever it can (docs/fleet.md), so it is the one that is interrupted.
 
@@ -8,23 +8,23 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use tidegate_netlab::fleet::addresses::{FleetService, GATEWAYS_MAX, SERVICES};
-use tidegate_netlab::fleet::holders::Holders;
+use tidegate_netlab::fleet::client_processes::ClientProcesses;
 use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
 use tidegate_netlab::wait_for;
 
-use crate::floods::scene::long;
+use crate::floods::setup::long;
 use crate::world::{APPLIED, alone, tidegate};
 
-/// Servers that are ready at the same time. Each step that replaces one needs another.
+/// The number of servers that are ready at a time. Each step that replaces one needs another.
 const SERVING: u8 = 4;
 
-/// A fleet with connections, and what has broken.
+/// A fleet with connections, and the steps that broke some.
 struct Interrupted {
     fleet: Fleet,
-    connections: Holders,
+    connections: ClientProcesses,
     /// Connections to each Service that are opened at a time.
     count: usize,
-    /// The next server that leaves.
+    /// The next server to be replaced.
     leaves: u8,
     broken: Vec<usize>,
     /// The steps in which connections broke.
@@ -41,9 +41,9 @@ fn behind_gobgp_no_interruption_of_a_gateway_breaks_a_connection() {
     interrupt(RouterKind::GoBgp);
 }
 
-/// In the short form 40 connections of each Service begin at a time, in the long form 400.
+/// The short form opens 40 connections of each Service at a time, the long form 400.
 fn interrupt(router: RouterKind) {
-    let _turn = alone();
+    let _machine = alone();
     let plan = FleetPlan {
         gateways: GATEWAYS_MAX,
         servers: SERVING + 7,
@@ -55,7 +55,7 @@ fn interrupt(router: RouterKind) {
     };
     let fleet = Fleet::start(plan, SERVING)
         .expect("the fleet stands (needs root, DPDK, BIRD, keepalived, and FRR or GoBGP)");
-    let connections = Holders::start(fleet.client(), &tidegate(), 1).expect("the clients start");
+    let connections = ClientProcesses::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     let count = if long() { 400 } else { 40 };
     let broken = vec![0; SERVICES.len()];
     let mut run = Interrupted { fleet, connections, count, leaves: 1, broken, bad: Vec::new() };
@@ -83,7 +83,7 @@ impl Interrupted {
         self.fleet.take_gateway(1).kill();
         self.elsewhere(&[2, 3])?;
         self.end_step("gateway 1 is killed")?;
-        // It has flows of gateway 1, which cannot send them again.
+        // It has flows of gateway 1, which is dead and cannot send them again.
         self.fleet.take_gateway(2).kill();
         let begun = Instant::now();
         self.fleet.launch(2)?;
@@ -93,14 +93,15 @@ impl Interrupted {
         self.used(&[2, 3])?;
         self.end_step("gateway 2, which has adopted flows, is killed and starts again")?;
 
-        // The machine of gateway 1 is replaced. A backend has left its Services since, and serves its connections.
+        // The machine of gateway 1 is replaced. A backend has been removed from its Services since, and still serves
+        // its connections.
         self.fleet.forget_flows(1)?;
         self.fleet.unlist(self.leaves)?;
         self.leaves += 1;
         self.fleet.launch(1)?;
         self.replace()?;
         self.returns("gateway 1 is new")?;
-        // Connections that begin at it move when it goes.
+        // Connections that start at gateway 1 move when it stops.
         self.open()?;
         self.end_step("connections open at all gateways")?;
         let stopped = self.fleet.take_gateway(1).stop()?;
@@ -115,7 +116,7 @@ impl Interrupted {
         self.connections.open(&SERVICES.map(|service| service.vip()), self.count)
     }
 
-    /// The router uses only these gateways, connections begin at them, and a backend is replaced meanwhile.
+    /// Limits the router to these gateways, opens connections there, and replaces a backend meanwhile.
     fn elsewhere(&mut self, gateways: &[usize]) -> Result<()> {
         self.used(gateways)?;
         self.open()?;
@@ -123,14 +124,14 @@ impl Interrupted {
         self.open()
     }
 
-    /// Replaces a backend, which goes on serving its connections.
+    /// Replaces a backend, which still serves its connections.
     fn replace(&mut self) -> Result<()> {
         self.fleet.replace(self.leaves, self.leaves + SERVING)?;
         self.leaves += 1;
         Ok(())
     }
 
-    /// The router uses all gateways again.
+    /// Lets the router use all gateways again.
     fn returns(&mut self, step: &str) -> Result<()> {
         self.used(&[1, 2, 3])?;
         self.end_step(step)
@@ -138,7 +139,7 @@ impl Interrupted {
 
     fn announces(&mut self, n: usize) -> Result<()> {
         wait_for("the gateway to announce", APPLIED, || {
-            let status = self.fleet.gateway_mut(n).ask(&["status", "-o", "json"]).ok()?;
+            let status = self.fleet.gateway_mut(n).query(&["status", "-o", "json"]).ok()?;
             let status: serde_json::Value = serde_json::from_str(&status).ok()?;
             let announce = &status["announce"];
             let by_bgp = SERVICES.iter().filter(|service| !service.is_nat()).count();
@@ -152,7 +153,7 @@ impl Interrupted {
 
     /// Pings every connection, and prints how many broke since the last step.
     fn end_step(&mut self, step: &str) -> Result<()> {
-        self.connections.settle().with_context(|| step.to_owned())?;
+        self.connections.ping_round().with_context(|| step.to_owned())?;
         let tallies = self.connections.tally(SERVICES.len())?;
         let now: Vec<usize> = tallies.iter().map(|tally| tally.broken).collect();
         let of_step: Vec<usize> = now.iter().zip(&self.broken).map(|(now, before)| now - before).collect();

@@ -1,15 +1,17 @@
-//! Target `node` with the real kube-proxy. On each node, a kube-proxy reads the same API server as the gateway, and
+//! Target `node` with the real kube-proxy. A kube-proxy on each node reads the same API server as the gateway, and
 //! finds the VIP in the status that the gateway wrote.
 //!
-//! `make kube-proxy` runs these tests with the kube-proxy that `deploy/tools` pins, in mode nftables, and sets its path in
-//! `KUBE_PROXY`. A normal test run leaves them out, because building the program needs Go. Each test uses one family.
+//! `make kube-proxy` runs these tests with the kube-proxy that `deploy/tools` pins, in mode nftables, and sets its path
+//! in `KUBE_PROXY`. A normal test run skips them, because building the program needs Go. Each test uses one family.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
-use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
-use tidegate_netlab::client::{BackendAnswer, Tell, udp_ask};
+use tidegate_netlab::addresses::{
+    self as plan, Family, GATEWAY_FOR_SERVERS, TCP_ECHO_PORT, UDP_ECHO_PORT, client,
+};
+use tidegate_netlab::client::{BackendAnswer, EchoConnection, udp_request};
 use tidegate_netlab::manifests::{Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::process::LabProcess;
@@ -17,7 +19,7 @@ use tidegate_netlab::{GatewayOptions, Lab, Namespace, wait_for};
 
 use crate::http::{self, Answer};
 use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
-use crate::nodes::{self, CLUSTER_CIDR, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return, node_name};
+use crate::nodes::{self, CLUSTER_CIDR, POD_TCP_ECHO_PORT, POD_UDP_ECHO_PORT, Pod, Return, node_name};
 use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
 
 const NODES: u8 = 3;
@@ -29,27 +31,27 @@ const HEALTH_NODE_PORT: u16 = 31_500;
 #[test]
 #[ignore = "needs a kube-proxy: make kube-proxy"]
 fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv4() {
-    let _turn = alone();
+    let _machine = alone();
     serves(Family::V4);
 }
 
 #[test]
 #[ignore = "needs a kube-proxy: make kube-proxy"]
 fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv6() {
-    let _turn = alone();
+    let _machine = alone();
     serves(Family::V6);
 }
 
 #[test]
 #[ignore = "needs a kube-proxy: make kube-proxy"]
 fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
-    let _turn = alone();
+    let _machine = alone();
     let cluster = Cluster::start(Family::V4, &["dsr-l2"], Return::Direct);
     let path = cluster.path(&cluster.services[1]);
     assert!(is_local(&cluster.services[1]));
     wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
 
-    // Only the Pods of node-1 are left. The gateway is outside the cluster and reports the same count as that node.
+    // Only the Pods of node-1 remain. The gateway is outside the cluster and reports the same count as that node.
     cluster.set_endpoints(|pod| pod.node == 1);
     wait_until_weighted(&cluster.world, path, &[(1, 2)]);
     cluster.compare_health_answers(2, 200);
@@ -64,7 +66,7 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     for key in ["content-type", "x-content-type-options"] {
         assert_eq!(ours.headers.get(key), theirs.headers.get(key), "{key}");
     }
-    // The same keys in the same order.
+    // The keys must match, also in their order.
     let keys = |body: &str| -> Vec<String> {
         let object: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(body).expect("a JSON object");
@@ -79,7 +81,7 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     assert_eq!(keys(&theirs.body), keys(&ours.body));
 }
 
-/// Tests the complete client traffic through nodes with a kube-proxy, in one family.
+/// Tests all client traffic through nodes with a kube-proxy, in one family.
 fn serves(family: Family) {
     for (modes, back) in [(["dsr-l2", "dsr-ipip"], Return::Direct), (["nat", "fullnat"], Return::Gateway)] {
         let mut cluster = Cluster::start(family, &modes, back);
@@ -90,31 +92,32 @@ fn serves(family: Family) {
             let weights: &[(u8, u64)] =
                 if is_local(&service) { &[(1, 2), (2, 1)] } else { &[(1, 1), (2, 1), (3, 1)] };
             wait_until_weighted(&cluster.world, path, weights);
-            let tells = cluster.connections(path, 60);
-            let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
+            let connections = cluster.connections(path, 60);
+            let answers: Vec<BackendAnswer> =
+                connections.iter().map(|connection| connection.answer.clone()).collect();
             let datagrams = cluster.datagrams(path, 60);
-            for (told, of) in [(&told, 1), (&datagrams, 2)] {
-                assert_every_pod_answered(&name, told, &cluster.pods);
+            for (answers, of) in [(&answers, 1), (&datagrams, 2)] {
+                assert_every_pod_answered(&name, answers, &cluster.pods);
                 if is_local(&service) {
-                    assert_eq!(seen(told), [path.seen_client(client(family, of))].into(), "{name}");
+                    assert_eq!(seen(answers), [path.seen_client(client(family, of))].into(), "{name}");
                 } else {
-                    assert_eq!(masqueraded_by(path, NODES, told), [1, 2, 3].into(), "{name}");
+                    assert_eq!(masqueraded_by(path, NODES, answers), [1, 2, 3].into(), "{name}");
                 }
             }
-            eprintln!("{name}: {} connections and {} datagrams answered", told.len(), datagrams.len());
-            open.extend(tells.into_iter().map(|tell| (path, tell)));
+            eprintln!("{name}: {} connections and {} datagrams answered", answers.len(), datagrams.len());
+            open.extend(connections.into_iter().map(|connection| (path, connection)));
         }
         assert_alive("over nodes with a real kube-proxy", &mut open);
 
-        // Its Pods are removed from the slices: the node's own proxy answers 503, and the node gets no new flow.
+        // Removes its Pods from the slices: the node's own proxy answers 503, and the node gets no new flow.
         cluster.set_endpoints(|pod| pod.node == 1);
         cluster.wait_for_proxies([2, 0, 0]);
         for service in cluster.services.iter().filter(|service| is_local(service)) {
             let path = cluster.path(service);
             wait_until_weighted(&cluster.world, path, &[(1, 2)]);
-            let told: Vec<BackendAnswer> =
-                cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
-            assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{told:?}");
+            let answers: Vec<BackendAnswer> =
+                cluster.connections(path, 20).iter().map(|connection| connection.answer.clone()).collect();
+            assert!(answers.iter().all(|answer| answer.backend.starts_with("pod-1-")), "{answers:?}");
         }
         cluster.set_endpoints(|_| true);
         cluster.wait_for_proxies(PODS);
@@ -131,12 +134,12 @@ fn serves(family: Family) {
             wait_until_weighted(&cluster.world, cluster.path(service), weights);
             cluster.connections(cluster.path(service), 10);
         }
-        open.retain(|(_, tell)| !tell.told.backend.starts_with("pod-2-"));
+        open.retain(|(_, connection)| !connection.answer.backend.starts_with("pod-2-"));
         assert_alive("after a kube-proxy died", &mut open);
     }
 }
 
-/// An API server, the gateway, and nodes with a kube-proxy each, in one family.
+/// An API server, the gateway, and nodes with one kube-proxy each, in one family.
 struct Cluster {
     // The fields are in the order in which they are dropped.
     proxies: Vec<LabProcess>,
@@ -241,7 +244,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until the gateway's checks of all nodes pass. They failed before the kube-proxies were running.
+    /// Waits until the gateway's checks of all nodes pass. They failed before the kube-proxies were up.
     fn wait_until_passing(&self, path: ModePath) {
         let mut seen = Vec::new();
         let waited = wait_for("the checks of all nodes to pass", APPLIED, || {
@@ -257,10 +260,12 @@ impl Cluster {
         self.api.put(object).expect("a legal object");
     }
 
-    fn connections(&self, path: ModePath, count: u8) -> Vec<Tell> {
+    fn connections(&self, path: ModePath, count: u8) -> Vec<EchoConnection> {
         let source = SocketAddr::new(client(path.family, 1), 0);
         self.world.lab.client().enter(|| {
-            (0..count).map(|_| Tell::connect_here(source, path.tell()).expect("a node takes it")).collect()
+            (0..count)
+                .map(|_| EchoConnection::connect_here(source, path.tcp_echo()).expect("a node takes it"))
+                .collect()
         })
     }
 
@@ -268,7 +273,9 @@ impl Cluster {
         let source = SocketAddr::new(client(path.family, 2), 0);
         let from = self.world.lab.client();
         (0..count)
-            .map(|n| udp_ask(from, source, path.echo(), &format!("datagram {n}")).expect("a Pod answers"))
+            .map(|n| {
+                udp_request(from, source, path.udp_echo(), &format!("datagram {n}")).expect("a Pod answers")
+            })
             .collect()
     }
 
@@ -276,7 +283,7 @@ impl Cluster {
     /// byte of the body and every header but the date.
     fn compare_health_answers(&self, endpoints: u32, status: u16) {
         let count = format!("\"localEndpoints\": {endpoints}");
-        let ask = |of: &str, address: IpAddr| {
+        let request = |of: &str, address: IpAddr| {
             let what = format!("{count} from {of}");
             wait_for(&what, APPLIED, || {
                 answer(self.world.lab.gateway(), address, HEALTH_NODE_PORT, "/")
@@ -284,8 +291,8 @@ impl Cluster {
             })
             .unwrap_or_else(|error| panic!("{error:#}"))
         };
-        let theirs = ask("kube-proxy", plan::server(Family::V4, 1));
-        let ours = ask("the gateway", IpAddr::from(Ipv4Addr::LOCALHOST));
+        let theirs = request("kube-proxy", plan::server(Family::V4, 1));
+        let ours = request("the gateway", IpAddr::from(Ipv4Addr::LOCALHOST));
         assert_eq!((ours.status, theirs.status), (status, status));
         eprintln!("kube-proxy: {:?}\n{}", theirs.headers, theirs.body);
         let headers = |answer: &Answer| {
@@ -316,8 +323,8 @@ fn services(family: Family, mode: &'static str, number: u16) -> [Manifest; 2] {
             plan::routed_vip(family, 31 + in_plan)
         };
         let ports = vec![
-            PortSpec::tcp("tell", TELL_PORT).to(POD_TELL_PORT).at_node_port(30_700 + place),
-            PortSpec::udp("echo", ECHO_PORT).to(POD_ECHO_PORT).at_node_port(30_800 + place),
+            PortSpec::tcp("tcp-echo", TCP_ECHO_PORT).to(POD_TCP_ECHO_PORT).at_node_port(30_700 + place),
+            PortSpec::udp("echo", UDP_ECHO_PORT).to(POD_UDP_ECHO_PORT).at_node_port(30_800 + place),
         ];
         let mut service = Manifest::new(&format!("{mode}-{policy}"), mode, &[vip], ports);
         service.annotations.push(("tidegate.dev/target", "node".to_owned()));
@@ -338,11 +345,11 @@ fn kubeconfig(api: &TestApiServer, lab: &Lab, name: &str, host: IpAddr) -> std::
     path
 }
 
-/// Starts a kube-proxy on a node. It does not change the limits of connection tracking, which belong to the machine and
-/// not to a namespace.
+/// Starts a kube-proxy on a node. It does not change the limits of connection tracking, which apply to the whole
+/// machine.
 fn kube_proxy(lab: &Lab, api: &TestApiServer, family: Family, n: u8) -> LabProcess {
     let program = std::env::var("KUBE_PROXY").expect("KUBE_PROXY names the program (make kube-proxy)");
-    let at = GATEWAY_FOR_SERVERS[Family::V4 as usize].parse().expect("the plan holds addresses");
+    let at = GATEWAY_FOR_SERVERS[Family::V4 as usize].parse().expect("the plan has addresses");
     let own = plan::server(family, n);
     let kubeconfig = kubeconfig(api, lab, &node_name(n), at);
     let arguments = [

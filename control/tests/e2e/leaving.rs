@@ -1,19 +1,19 @@
-//! A file is truncated for longer than `lossGrace` and then written again: its Services are removed and return, and
-//! their flows survive.
+//! A manifest file is truncated for longer than `lossGrace` and then written again: its Services are removed and
+//! return, and their flows survive.
 
 use std::net::SocketAddr;
 
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::client;
-use tidegate_netlab::client::{SILENCE, Tell};
+use tidegate_netlab::client::{EchoConnection, SILENCE};
 use tidegate_netlab::gateway::{config_of, manifests_of};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 
 use crate::world::{World, assert_alive, beside_others};
 
 #[test]
-fn a_file_that_is_truncated_beyond_its_grace_and_written_again_loses_no_nat_flow() {
-    let _turn = beside_others();
+fn nat_flows_survive_a_manifest_that_is_empty_beyond_the_loss_grace() {
+    let _machine = beside_others();
     let services = manifests(&[1, 2, 3]);
     let mut world = World::start(3, GatewayOptions::default(), &services);
     world.take_gateway().stop().expect("the gateway stops");
@@ -44,7 +44,8 @@ fn a_file_that_is_truncated_beyond_its_grace_and_written_again_loses_no_nat_flow
     assert_alive("while their file is empty", &mut open);
     for path in &paths {
         let source = SocketAddr::new(client(path.family, 15), 0);
-        let begun = world.lab.client().enter(|| Tell::connect_within(SILENCE, source, path.tell()));
+        let begun =
+            world.lab.client().enter(|| EchoConnection::connect_within(SILENCE, source, path.tcp_echo()));
         assert!(begun.is_err(), "{} {}: no new flow", path.label(), path.family);
     }
     world.write(&services);

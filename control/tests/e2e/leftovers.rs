@@ -1,4 +1,4 @@
-//! The check at the end of a test run: it names what the run left behind, and nothing of anybody else.
+//! Tests the check at the end of a test run: it lists leftovers of the run, and nothing of other programs.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ fn run(script: &str) -> Output {
 }
 
 #[test]
-fn what_a_run_leaves_behind_is_named() {
+fn leftovers_of_a_run_are_named() {
     for (made, named) in [
         (
             "mkdir -p /run/tidegate/devices && touch /run/tidegate/devices/1-eth0",
@@ -25,15 +25,15 @@ fn what_a_run_leaves_behind_is_named() {
         ("setsid sleep 20 > /dev/null 2>&1 &", "process "),
     ] {
         let ran = run(made);
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(1), "{made}: {said}");
-        assert!(said.contains(named), "{made}: {said}");
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{made}: {stderr}");
+        assert!(stderr.contains(named), "{made}: {stderr}");
     }
-    assert_eq!(run("exit 7").status.code(), Some(7), "a failure of the command stays one");
+    assert_eq!(run("exit 7").status.code(), Some(7), "a failure of the command is still reported");
 }
 
 #[test]
-fn what_somebody_else_makes_meanwhile_is_not_a_leftover() {
+fn objects_of_other_programs_are_not_leftovers() {
     let own = format!("leftovers-{}", std::process::id());
     let directory = std::env::temp_dir().join(&own);
     fs::create_dir(&directory).expect("it is new");

@@ -13,15 +13,15 @@ use crate::world::{World, assert_alive, beside_others};
 const BACK: Duration = Duration::from_secs(15);
 
 #[test]
-fn traffic_goes_on_after_kill_9_and_dsr_connections_survive() {
-    let _turn = beside_others();
+fn traffic_continues_after_kill_9_and_dsr_connections_survive() {
+    let _machine = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     let mut open = Vec::new();
     for path in all_paths() {
         for n in 1..=3 {
-            let tell = world.wait_until_used(path, &server::name(n));
+            let connection = world.wait_until_used(path, &server::name(n));
             if path.forwarding.starts_with("dsr") {
-                open.push((path, tell));
+                open.push((path, connection));
             }
         }
     }
@@ -40,7 +40,7 @@ fn traffic_goes_on_after_kill_9_and_dsr_connections_survive() {
 
 #[test]
 fn sighup_reloads_and_sigterm_ends_cleanly() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let options = GatewayOptions { watch: false, ..GatewayOptions::default() };
     let mut world = World::start(2, options, &manifests(&[1]));
     let mut open: Vec<_> =
@@ -57,7 +57,7 @@ fn sighup_reloads_and_sigterm_ends_cleanly() {
     let ended = gateway.stop().unwrap();
     assert!(ended.success(), "SIGTERM: {ended}");
     assert!(!world.lab.directory().join("tidegate.sock").exists(), "the admin socket is removed");
-    // Daemons that are bound to the tap keep their sockets. Without a gateway, nothing comes in or goes out there.
+    // Daemons that are bound to the tap keep their sockets. Without a gateway, no packet passes there.
     let show_tap = ["-o", "link", "show", "tg-uplink"];
     let tap = tidegate_netlab::namespace::output_of(world.lab.gateway().command("ip").args(show_tap));
     let tap = tap.expect("the tap stays");
@@ -75,8 +75,8 @@ fn sighup_reloads_and_sigterm_ends_cleanly() {
 }
 
 #[test]
-fn probes_and_metrics_tell_of_a_gateway_that_serves() {
-    let _turn = beside_others();
+fn probes_and_metrics_report_a_gateway_that_serves() {
+    let _machine = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     for path in all_paths() {
         world.wait_until_served(path);

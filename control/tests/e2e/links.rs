@@ -1,4 +1,4 @@
-//! Lost interfaces are detected and reported, and they are used again without a restart when they return.
+//! Lost interfaces are detected and reported. When they return, they are used again without a restart.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn on_gateway(lab: &Lab, arguments: &str) -> String {
 
 /// Waits until the gateway is not ready and reports this reason.
 fn wait_until_degraded(world: &World, why: &str) {
-    world.wait_until(&format!("a gateway that says {why:?}"), || {
+    world.wait_until(&format!("a gateway that reports {why:?}"), || {
         (world.gateway().probe("/readyz") == Some(503) && status(world).contains(why)).then_some(())
     });
     assert!(status(world).contains("DEGRADED"), "{}", status(world));
@@ -50,12 +50,12 @@ fn wait_until_ready(world: &World) {
     });
     let status = status(world);
     let mut degraded = status.lines().filter(|line| line.starts_with("DEGRADED"));
-    // What happened to a tap is shown for a while, because programs that use it must be restarted.
+    // Changes of a tap remain in the status for a while, because programs that use it must be restarted.
     assert!(degraded.all(|line| line.contains("was deleted by another program")), "{status}");
 }
 
 fn status(world: &World) -> String {
-    world.gateway().ask(&["status", "-o", "wide"]).unwrap_or_else(|error| panic!("{error:#}"))
+    world.gateway().query(&["status", "-o", "wide"]).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 fn metric(world: &World, name: &str) -> f64 {
@@ -72,8 +72,8 @@ fn wait_until_checked(world: &World) {
 }
 
 #[test]
-fn a_port_without_carrier_is_noticed_and_carries_the_same_connections_when_it_is_back() {
-    let _turn = alone();
+fn lost_carrier_is_reported_and_connections_survive_it() {
+    let _machine = alone();
     let world = world();
     let mut open: Vec<_> =
         all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
@@ -98,8 +98,8 @@ fn a_port_without_carrier_is_noticed_and_carries_the_same_connections_when_it_is
 }
 
 #[test]
-fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections() {
-    let _turn = alone();
+fn an_interface_that_is_deleted_and_recreated_is_used_again() {
+    let _machine = alone();
     let mut world = world();
     let mut open: Vec<_> =
         all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
@@ -108,7 +108,7 @@ fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections
         wait_until_degraded(&world, "interface \"uplink\" is gone");
         plug_in(&world.lab);
         wait_until_ready(&world);
-        assert_alive(&format!("after the interface was made anew, round {round}"), &mut open);
+        assert_alive(&format!("after the interface was recreated, round {round}"), &mut open);
         for path in all_paths() {
             world.wait_until_served(path);
         }
@@ -126,7 +126,7 @@ fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections
             "the kernel is quiet on the new interface: {name}"
         );
     }
-    // As tools for sysctls do it, at any time.
+    // Tools for sysctls write these at any time.
     for all in ["net.ipv6.conf.all.disable_ipv6=0", "net.ipv4.conf.eth0.arp_ignore=0"] {
         run(world.lab.gateway().command("sysctl").args(["-w", all]));
     }
@@ -140,7 +140,7 @@ fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections
     }
 }
 
-/// Creates the gateway's interface like the lab does, without the sysctls of the first one.
+/// Creates the gateway's interface as the lab does, but without the sysctls of the first one.
 fn plug_in(lab: &Lab) {
     let namespace = lab.gateway().name();
     on_switch(
@@ -156,8 +156,8 @@ fn plug_in(lab: &Lab) {
 }
 
 #[test]
-fn a_renamed_interface_stays_in_use_and_gets_its_sysctls_back_under_its_new_name() {
-    let _turn = alone();
+fn a_renamed_interface_stays_in_use_and_its_sysctls_are_restored() {
+    let _machine = alone();
     let mut world = world();
     let mut open: Vec<_> =
         all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
@@ -169,21 +169,21 @@ fn a_renamed_interface_stays_in_use_and_gets_its_sysctls_back_under_its_new_name
         }
     };
     rename(&world.lab, "eth0", "lan0");
-    let is_told = || status(&world).contains("the device was renamed to lan0");
-    world.wait_until("a status that says so", || is_told().then_some(()));
+    let is_reported = || status(&world).contains("the device was renamed to lan0");
+    world.wait_until("a status that reports it", || is_reported().then_some(()));
     world.wait_until("readiness", || (world.gateway().probe("/readyz") == Some(200)).then_some(()));
     assert_alive("after the interface was renamed", &mut open);
     run(world.lab.gateway().command("sysctl").args(["-w", "net.ipv4.conf.lan0.arp_ignore=0"]));
     world.wait_until("a quiet kernel", || (arp_ignore(&world.lab, "lan0") == "8").then_some(()));
 
     rename(&world.lab, "lan0", "eth0");
-    world.wait_until("a status without it", || (!is_told()).then_some(()));
+    world.wait_until("a status without it", || (!is_reported()).then_some(()));
     wait_until_ready(&world);
     assert_alive("after the interface got its name back", &mut open);
 
     rename(&world.lab, "eth0", "lan0");
-    world.wait_until("a status that says so again", || is_told().then_some(()));
-    // Another interface with the name of the configuration is used instead.
+    world.wait_until("a status that reports it again", || is_reported().then_some(()));
+    // Another interface with the configured name is used instead.
     on_gateway(&world.lab, "link add eth0 type veth peer name eth0-peer");
     world.wait_until("the original value", || (arp_ignore(&world.lab, "lan0") == "0").then_some(()));
     world.wait_until("a quiet kernel", || (arp_ignore(&world.lab, "eth0") == "8").then_some(()));
@@ -192,14 +192,14 @@ fn a_renamed_interface_stays_in_use_and_gets_its_sysctls_back_under_its_new_name
     wait_until_ready(&world);
 
     rename(&world.lab, "eth0", "lan0");
-    world.wait_until("a status that says so once more", || is_told().then_some(()));
+    world.wait_until("a status that reports it once more", || is_reported().then_some(()));
     assert!(world.take_gateway().stop().expect("it ends").success());
     assert_eq!(arp_ignore(&world.lab, "lan0"), "0", "as it was");
 }
 
 #[test]
-fn the_kernel_is_silenced_on_an_interface_with_an_alternative_name_in_the_configuration() {
-    let _turn = alone();
+fn the_kernel_is_silenced_on_an_interface_with_an_alternative_name() {
+    let _machine = alone();
     let mut world = world();
     assert!(world.take_gateway().stop().expect("it ends").success());
     let path = config_of(&world.lab);
@@ -226,8 +226,8 @@ fn sysctl_of(lab: &Lab, device: &str, family: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_deleted_tap_is_created_again_and_one_that_is_down_is_reported() {
-    let _turn = alone();
+fn a_deleted_tap_is_recreated_and_a_tap_that_is_down_is_reported() {
+    let _machine = alone();
     let world = world();
     for _ in 0..2 {
         let before = metric(&world, "tidegate_tap_transitions_total");
@@ -264,8 +264,8 @@ fn a_deleted_tap_is_created_again_and_one_that_is_down_is_reported() {
 }
 
 #[test]
-fn a_second_gateway_is_refused_by_the_device_and_not_by_the_name_of_its_tap() {
-    let _turn = alone();
+fn a_second_gateway_on_a_device_is_refused_even_with_another_tap_name() {
+    let _machine = alone();
     let mut world = world();
     let first = fs::read_to_string(config_of(&world.lab)).expect("the configuration of the first one");
     let second = |changes: &[(&str, &str)]| {
@@ -308,8 +308,8 @@ fn a_second_gateway_is_refused_by_the_device_and_not_by_the_name_of_its_tap() {
 }
 
 #[test]
-fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
-    let _turn = alone();
+fn a_reduced_device_mtu_is_restored_and_full_frames_pass() {
+    let _machine = alone();
     let world = world();
     let mut open: Vec<_> =
         all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
@@ -324,9 +324,9 @@ fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
 }
 
 #[test]
-fn a_configured_mac_address_that_is_changed_is_set_back_and_any_other_is_reported() {
+fn a_changed_mac_address_is_restored_if_configured_or_else_reported() {
     const OTHER: &str = "02:00:00:00:0e:99";
-    let _turn = alone();
+    let _machine = alone();
     let mut world = world();
     let mut open: Vec<_> =
         all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
@@ -363,7 +363,7 @@ fn a_configured_mac_address_that_is_changed_is_set_back_and_any_other_is_reporte
 
 #[test]
 fn addresses_and_routes_removed_from_the_tap_are_restored() {
-    let _turn = alone();
+    let _machine = alone();
     let options = GatewayOptions {
         routes: vec![("10.244.0.0/16".to_owned(), server(Family::V4, 1))],
         ..GatewayOptions::default()
@@ -388,12 +388,12 @@ fn addresses_and_routes_removed_from_the_tap_are_restored() {
 }
 
 #[test]
-fn sysctls_that_a_killed_gateway_left_are_put_back_by_the_next_one() {
-    let _turn = alone();
+fn the_next_gateway_restores_sysctls_of_a_killed_one() {
+    let _machine = alone();
     let mut world = world();
     assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "8");
     world.take_gateway().kill();
-    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "8", "nobody was there to put it back");
+    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "8", "no gateway has restored it yet");
     world.launch_gateway();
     world.gateway_mut().wait_until_ready().expect("ready");
     assert!(world.take_gateway().stop().expect("it ends").success());
@@ -409,13 +409,13 @@ fn record_of(namespace: &Namespace) -> PathBuf {
 }
 
 #[test]
-fn records_of_namespaces_that_are_gone_are_removed_by_the_next_gateway_and_by_the_lab() {
-    let _turn = alone();
+fn records_of_deleted_namespaces_are_removed() {
+    let _machine = alone();
     let mut world = world();
     let own = record_of(world.lab.gateway());
     assert!(own.exists(), "the gateway has written {}", own.display());
     world.take_gateway().kill();
-    // One record is of a namespace that does not exist (namespace numbers begin at 0xf0000000), the other of an
+    // One record belongs to a namespace that does not exist (namespace numbers begin at 0xf0000000), the other to an
     // existing one: the client's.
     let gone = Path::new(DIRECTORY).join("7-eth0");
     let other = record_of(world.lab.client());
@@ -427,7 +427,7 @@ fn records_of_namespaces_that_are_gone_are_removed_by_the_next_gateway_and_by_th
     assert!(!gone.exists(), "{}", world.gateway().log());
     assert!(other.exists() && own.exists(), "namespaces that live keep theirs: {}", world.gateway().log());
     world.take_gateway().kill();
-    assert!(own.exists(), "nobody was there to remove it");
+    assert!(own.exists(), "no gateway has removed it yet");
     drop(world);
-    assert!(!own.exists() && !other.exists(), "the lab removes those of the namespaces that it made");
+    assert!(!own.exists() && !other.exists(), "the lab removes those of its own namespaces");
 }

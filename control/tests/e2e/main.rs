@@ -1,9 +1,10 @@
 //! End-to-end tests: real clients, a real gateway on DPDK's af_packet driver, and real servers, in network namespaces.
 //!
-//! This is one binary because its tests share two cores. Each begins with [`world::beside_others`], or with
-//! [`world::alone`] if it loads the machine or depends on short timers. The tests need root and DPDK, and fail with a message without them. None is skipped except those
-//! of `kube_proxy`, which `make kube-proxy` runs, and those of `vm`, which `make vm-test` runs. They use only the public interfaces (commands, configuration,
-//! manifests, probes), so they do not depend on the implementation.
+//! The tests are one binary because they share two cores. Each begins with [`world::beside_others`], or with
+//! [`world::alone`] if it loads the machine or depends on short timers. They need root and DPDK, and fail with a
+//! message otherwise. None is skipped except those of `kube_proxy`, which `make kube-proxy` runs, and those of `vm`,
+//! which `make vm-test` runs. They use only the public interfaces (commands, configuration, manifests, probes), so they
+//! do not depend on the implementation.
 
 mod affinity;
 mod bgp;

@@ -1,35 +1,35 @@
-//! Masquerade: a backend reaches a host outside that has no route to the backend's network.
+//! Masquerading: a backend reaches an external host that has no route to the backend's network.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TELL_PORT};
+use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TCP_ECHO_PORT};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::{Gateway, GatewayOptions};
 
 use crate::world::{World, beside_others};
 
-/// How long one exchange may take. It only ends a test that fails.
+/// The maximum time of one exchange, which only limits a failing test.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long an exchange may take that is tried again.
+/// The maximum time of an exchange that is retried.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Bytes that TCP sends in each direction.
 const BYTES: usize = 1 << 18;
 
 #[test]
-fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_on() {
-    let _turn = beside_others();
+fn a_reload_enables_masquerading_with_the_snat_address() {
+    let _machine = beside_others();
     for cores in [vec![1], vec![0, 1]] {
         let options = GatewayOptions { cores: cores.clone(), ..GatewayOptions::default() };
         let vips = Family::BOTH.map(|family| plan::routed_vip(family, 7));
         let endpoints = Family::BOTH.map(|family| EndpointSpec::ready(plan::server(family, 1)));
-        let service = Manifest::new("inside", "nat", &vips, vec![PortSpec::tcp("tell", TELL_PORT)]);
+        let service = Manifest::new("inside", "nat", &vips, vec![PortSpec::tcp("tcp-echo", TCP_ECHO_PORT)]);
         let mut world = World::start(1, options.clone(), &[service.with_endpoints(endpoints)]);
-        // The host outside knows the SNAT addresses, and nothing else of the backends' network.
+        // The external host knows the SNAT addresses, and no other address of the backends' network.
         for (snat, via) in SNAT.into_iter().zip(GATEWAY_FOR_CLIENTS) {
             let length = if snat.contains(':') { 128 } else { 32 };
             world.lab.client().ip_batch(&format!("route add {snat}/{length} via {via}")).unwrap();
@@ -50,13 +50,13 @@ fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_o
         // The Service is served as before.
         for (family, vip) in Family::BOTH.into_iter().zip(vips) {
             let source = SocketAddr::new(plan::client(family, 2), 0);
-            let to = SocketAddr::new(vip, TELL_PORT);
-            let mut tell = world.wait_until("the Service", || {
-                tidegate_netlab::client::Tell::connect(world.lab.client(), source, to).ok()
+            let to = SocketAddr::new(vip, TCP_ECHO_PORT);
+            let mut connection = world.wait_until("the Service", || {
+                tidegate_netlab::client::EchoConnection::connect(world.lab.client(), source, to).ok()
             });
-            tell.ping().unwrap();
+            connection.ping().unwrap();
         }
-        let listed = world.gateway().ask(&["flows"]).unwrap();
+        let listed = world.gateway().query(&["flows"]).unwrap();
         let lines: Vec<&str> = listed.lines().filter(|line| line.contains("<masquerade>")).collect();
         let server = plan::server(Family::V4, 1).to_string();
         for protocol in ["TCP", "UDP"] {
@@ -68,28 +68,28 @@ fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_o
     }
 }
 
-/// Sends a datagram from the backend to the host outside and back. Returns the source that the host outside saw.
+/// Sends a datagram from the backend to the external host and back. Returns the source that the external host saw.
 fn datagram(world: &World, outside: IpAddr, patience: Duration) -> std::io::Result<SocketAddr> {
     let socket = world.lab.client().enter(|| UdpSocket::bind((outside, 0)))?;
     socket.set_read_timeout(Some(patience))?;
     let to = socket.local_addr()?;
-    let asker = world.lab.server(1).namespace().enter(|| {
-        let asker = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
-        asker.connect(to)?;
-        asker.set_read_timeout(Some(patience))?;
-        asker.send(b"question").map(|_| asker)
+    let socket = world.lab.server(1).namespace().enter(|| {
+        let socket = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(patience))?;
+        socket.send(b"question").map(|_| socket)
     })?;
     let mut bytes = [0; 64];
     let (len, seen) = socket.recv_from(&mut bytes)?;
     assert_eq!(&bytes[..len], b"question");
     socket.send_to(b"answer", seen)?;
-    let len = asker.recv(&mut bytes)?;
+    let len = socket.recv(&mut bytes)?;
     assert_eq!(&bytes[..len], b"answer");
     Ok(seen)
 }
 
-/// Exchanges streams between the backend and the host outside and compares them. Returns the source that the host outside
-/// saw.
+/// Exchanges streams between the backend and the external host and compares them. Returns the source that the external
+/// host saw.
 fn stream(world: &World, outside: IpAddr) -> SocketAddr {
     let listener = world.lab.client().enter(|| TcpListener::bind((outside, 0))).expect("a free port");
     let to = listener.local_addr().expect("it is bound");
@@ -102,7 +102,7 @@ fn stream(world: &World, outside: IpAddr) -> SocketAddr {
             stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
             let mut received = Vec::new();
             stream.read_to_end(&mut received).expect("all of the stream");
-            assert!(received == *question, "{} bytes, and others than were sent", received.len());
+            assert!(received == *question, "{} bytes, which differ from those sent", received.len());
             stream.write_all(answer).expect("the answer is sent");
             seen
         });
@@ -117,7 +117,7 @@ fn stream(world: &World, outside: IpAddr) -> SocketAddr {
         stream.shutdown(Shutdown::Write).expect("it is open");
         let mut received = Vec::new();
         stream.read_to_end(&mut received).expect("all of the stream");
-        assert!(received == back, "{} bytes, and others than were sent", received.len());
+        assert!(received == back, "{} bytes, which differ from those sent", received.len());
         server.join().expect("the host outside has its stream")
     })
 }

@@ -1,7 +1,7 @@
 //! The table of the README: every protocol, family and forwarding mode with real clients and servers.
 //!
-//! `make test` fails if the table is not what this run shows. `UPDATE_DOCS=1 cargo test --workspace --test e2e matrix`
-//! writes it.
+//! `make test` fails if the table differs from the results of this run. `UPDATE_DOCS=1 cargo test --workspace --test
+//! e2e matrix` writes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,11 +12,11 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use tidegate_model::config::FORWARDING_ACCEPTED;
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
-use tidegate_netlab::client::{BackendAnswer, Tell, udp_ask};
+use tidegate_netlab::client::{BackendAnswer, EchoConnection, udp_request};
 use tidegate_netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
 use tidegate_netlab::{GatewayOptions, Lab};
 
-use crate::sctp::{Peers, Questions};
+use crate::sctp::{Peers, Requests};
 use crate::world::{World, alone, lab_with};
 
 const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test --workspace --test e2e matrix` -->\n";
@@ -31,7 +31,7 @@ const PROTOCOLS: [(&str, Exchange); 3] = [("TCP", over_tcp), ("UDP", over_udp), 
 /// Sends data both ways over a path and returns what the backends saw.
 type Exchange = fn(&Lab, &Peers, ModePath, u8) -> Result<Vec<BackendAnswer>>;
 
-/// The protocols that work on each path, in the order of [`every_path`], and what failed on the others.
+/// The protocols that work on each path, in the order of [`every_path`], and the failures.
 pub(crate) type Works = Vec<(ModePath, Vec<&'static str>)>;
 
 /// The row of a path, and its column: the family of the client and of the tunnel.
@@ -51,8 +51,8 @@ fn the_matrix_has_every_forwarding_mode() {
 }
 
 #[test]
-fn the_matrix_of_the_readme_is_what_real_endpoints_show() {
-    let _turn = alone();
+fn the_matrix_of_the_readme_matches_real_endpoints() {
+    let _machine = alone();
     let lab = lab_with(2, vips_on_servers());
     let peers = Peers::start(&lab, 2);
     let services = with_sctp(manifests_of(&every_path(), &[1, 2]));
@@ -95,43 +95,46 @@ pub(crate) fn try_every_path(lab: &Lab, peers: &Peers) -> (Works, Vec<String>) {
 }
 
 fn over_tcp(lab: &Lab, _: &Peers, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
-    let ask = |time: usize| {
+    let request = |time: usize| {
         let source = SocketAddr::new(client(path.family, n), 0);
-        let mut tell = Tell::connect(lab.client(), source, path.tell())?;
-        // Several segments, returned in a line.
-        tell.say(&text(time, 20_000))?;
-        Ok(tell.told)
+        let mut connection = EchoConnection::connect(lab.client(), source, path.tcp_echo())?;
+        // Several segments, returned as one line.
+        connection.exchange(&text(time, 20_000))?;
+        Ok(connection.answer)
     };
-    (0..TIMES).map(ask).collect()
+    (0..TIMES).map(request).collect()
 }
 
 fn over_udp(lab: &Lab, _: &Peers, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
     let source = SocketAddr::new(client(path.family, n), 0);
-    let ask = |time| udp_ask(lab.client(), source, path.echo(), &text(time, 1000));
-    (0..TIMES).map(ask).collect()
+    let request = |time| udp_request(lab.client(), source, path.udp_echo(), &text(time, 1000));
+    (0..TIMES).map(request).collect()
 }
 
 fn over_sctp(lab: &Lab, peers: &Peers, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
-    let questions = Questions { client: n, associations: TIMES, messages: 4, linger: Duration::ZERO };
-    peers.ask(lab, path, questions)
+    let requests = Requests { client: n, associations: TIMES, messages: 4, linger: Duration::ZERO };
+    peers.exchange(lab, path, requests)
 }
 
-/// Printable text whose parts all differ.
+/// Printable text in which no part repeats.
 fn text(seed: usize, length: usize) -> String {
     let mut text: String = (0..).map(|n| format!("{}-{} ", seed, n * 7)).take(length / 4).collect();
     text.truncate(length);
     text
 }
 
-/// Every exchange was answered, and each backend saw the client as the mode promises.
+/// Checks that every exchange was answered, and that each backend saw the client address that the mode specifies.
 fn judge(path: ModePath, n: u8, answers: &[BackendAnswer]) -> Result<()> {
     let seen: IpAddr = path.seen_client(client(path.family, n));
     ensure!(answers.len() == TIMES, "{} of {TIMES} answers", answers.len());
-    ensure!(answers.iter().all(|told| told.client.ip() == seen), "a backend saw another client: {answers:?}");
+    ensure!(
+        answers.iter().all(|answer| answer.client.ip() == seen),
+        "a backend saw another client: {answers:?}"
+    );
     Ok(())
 }
 
-/// The table. A cell names the protocols that work; an empty one does not exist.
+/// The table. A cell names the protocols that work; an empty cell is an impossible combination.
 fn table(works: &BTreeMap<(String, (Family, Family)), Vec<&str>>) -> String {
     const COLUMNS: [(Family, Family); 4] = [
         (Family::V4, Family::V4),
@@ -170,7 +173,12 @@ fn compare_or_write(table: &str, faults: &[String]) {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).expect("the README is written");
     } else {
-        assert_eq!(written, table, "README.md is not what this run shows: {}\n{faults:#?}", BEGIN.trim());
+        assert_eq!(
+            written,
+            table,
+            "README.md differs from the results of this run: {}\n{faults:#?}",
+            BEGIN.trim()
+        );
     }
     assert!(faults.is_empty(), "{faults:#?}");
 }

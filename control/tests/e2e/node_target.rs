@@ -1,26 +1,26 @@
-//! Target `node` in traffic. The nodes behave like nodes with kube-proxy: they accept packets for VIPs that no node has
-//! as an address, translate them to Pods on the same or another node, and answer the client themselves (DSR) or through
+//! Target `node` in traffic. The nodes behave like nodes with kube-proxy: they accept packets for VIPs that are not on
+//! any interface, translate them to Pods on the same or another node, and answer the client directly (DSR) or through
 //! the gateway.
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
-use tidegate_netlab::client::{BackendAnswer, Tell, spread, udp_ask};
+use tidegate_netlab::addresses::{self as plan, Family, TCP_ECHO_PORT, UDP_ECHO_PORT, client};
+use tidegate_netlab::client::{BackendAnswer, EchoConnection, spread, udp_request};
 use tidegate_netlab::manifests::{EndpointState, Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::{GatewayOptions, Lab};
 
 use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
-use crate::nodes::health::{HealthPort, Says};
+use crate::nodes::health::{HealthAnswer, HealthPort};
 use crate::nodes::proxy::{Policy, ProxyPort, program};
-use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
+use crate::nodes::{self, POD_TCP_ECHO_PORT, POD_UDP_ECHO_PORT, Pod, Return};
 use crate::world::{World, assert_alive, beside_others, lab_with};
 
 const NODES: u8 = 3;
 /// The number of Pods on each node. The last node has none.
 const PODS: [u8; 3] = [2, 1, 0];
-const TELL_NODE_PORT: u16 = 30_700;
-const ECHO_NODE_PORT: u16 = 30_701;
+const TCP_ECHO_NODE_PORT: u16 = 30_700;
+const UDP_ECHO_NODE_PORT: u16 = 30_701;
 const HEALTH_NODE_PORT: u16 = 31_500;
 /// `/healthz` of kube-proxy.
 const PROXY_HEALTHZ: u16 = 10_256;
@@ -71,8 +71,8 @@ impl Cluster {
     }
 
     /// Waits until the nodes with Pods have answered a few more health checks.
-    fn wait_until_asked(&self, mode: &str) {
-        let times = || [1, 2].map(|node| self.health(mode, node).asked());
+    fn wait_until_checked(&self, mode: &str) {
+        let times = || [1, 2].map(|node| self.health(mode, node).requests());
         let before = times();
         self.world.wait_until("more health checks", || {
             times().iter().zip(before).all(|(now, before)| *now >= before + 5).then_some(())
@@ -80,101 +80,111 @@ impl Cluster {
     }
 
     /// Opens `count` connections one after the other.
-    fn connections(&self, path: ModePath, count: u8) -> Vec<Tell> {
+    fn connections(&self, path: ModePath, count: u8) -> Vec<EchoConnection> {
         let source = SocketAddr::new(client(path.family, 1), 0);
         self.world.lab.client().enter(|| {
-            (0..count).map(|_| Tell::connect_here(source, path.tell()).expect("a node takes it")).collect()
+            (0..count)
+                .map(|_| EchoConnection::connect_here(source, path.tcp_echo()).expect("a node takes it"))
+                .collect()
         })
     }
 
     /// Sends `count` datagrams, each from its own port.
     fn datagrams(&self, path: ModePath, count: u8) -> Vec<BackendAnswer> {
         let source = SocketAddr::new(client(path.family, 2), 0);
-        let ask = |n| {
-            udp_ask(self.world.lab.client(), source, path.echo(), &format!("datagram {n}"))
+        let request = |n| {
+            udp_request(self.world.lab.client(), source, path.udp_echo(), &format!("datagram {n}"))
                 .expect("a Pod answers")
         };
-        (0..count).map(ask).collect()
+        (0..count).map(request).collect()
     }
 }
 
 #[test]
-fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
-    let _turn = beside_others();
+fn policy_cluster_every_node_gets_a_share_and_reaches_all_pods() {
+    let _machine = beside_others();
     for (modes, back) in BY_RETURN {
         let cluster = Cluster::start(modes, Policy::Cluster, back);
         let mut open = Vec::new();
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1), (3, 1)]);
-            let tells = cluster.connections(path, 60);
-            let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
-            assert_every_pod_answered(&name, &told, &cluster.pods);
-            // The proxy masquerades: Pods see the node that received the packet, even the node without Pods.
-            assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: TCP");
-            let told = cluster.datagrams(path, 60);
-            assert_every_pod_answered(&name, &told, &cluster.pods);
-            assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: UDP");
-            open.extend(tells.into_iter().map(|tell| (path, tell)));
+            let connections = cluster.connections(path, 60);
+            let answers: Vec<BackendAnswer> =
+                connections.iter().map(|connection| connection.answer.clone()).collect();
+            assert_every_pod_answered(&name, &answers, &cluster.pods);
+            // The proxy masquerades: Pods see the node that received the packet, which may be the node without Pods.
+            assert_eq!(masqueraded_by(path, NODES, &answers), [1, 2, 3].into(), "{name}: TCP");
+            let answers = cluster.datagrams(path, 60);
+            assert_every_pod_answered(&name, &answers, &cluster.pods);
+            assert_eq!(masqueraded_by(path, NODES, &answers), [1, 2, 3].into(), "{name}: UDP");
+            open.extend(connections.into_iter().map(|connection| (path, connection)));
         }
-        cluster.world.wait_until("every proxy to be asked for its health", || {
-            cluster.health.iter().all(|port| port.asked() > 0).then_some(())
+        cluster.world.wait_until("every proxy to be checked", || {
+            cluster.health.iter().all(|port| port.requests() > 0).then_some(())
         });
         assert_alive("over nodes", &mut open);
 
         // An unhealthy proxy removes its node, but only for new flows.
-        cluster.health("", 3).say(Says::SICK);
+        cluster.health("", 3).set_answer(HealthAnswer::SICK);
         for path in cluster.paths() {
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1)]);
-            let told: Vec<BackendAnswer> =
-                cluster.connections(path, 30).iter().map(|tell| tell.told.clone()).collect();
-            assert_eq!(masqueraded_by(path, NODES, &told), [1, 2].into(), "{} {}", path.label(), path.family);
+            let answers: Vec<BackendAnswer> =
+                cluster.connections(path, 30).iter().map(|connection| connection.answer.clone()).collect();
+            assert_eq!(
+                masqueraded_by(path, NODES, &answers),
+                [1, 2].into(),
+                "{} {}",
+                path.label(),
+                path.family
+            );
         }
         assert_alive("after a proxy fell sick", &mut open);
     }
 }
 
 #[test]
-fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
-    let _turn = beside_others();
+fn policy_local_shares_follow_the_weight_header_and_pods_see_the_client() {
+    let _machine = beside_others();
     for (modes, back) in BY_RETURN {
         let cluster = Cluster::start(modes, Policy::Local, back);
         let mut open = Vec::new();
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
-            // The nodes have two Pods and one Pod. The node without Pods is not used, because its proxy would drop the
-            // packets.
+            // The nodes have two, one and no Pods. The node without Pods gets no traffic, because its proxy would drop
+            // it.
             wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
-            let tells = cluster.connections(path, 90);
-            let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
-            assert_every_pod_answered(&name, &told, &cluster.pods);
+            let connections = cluster.connections(path, 90);
+            let answers: Vec<BackendAnswer> =
+                connections.iter().map(|connection| connection.answer.clone()).collect();
+            assert_every_pod_answered(&name, &answers, &cluster.pods);
             // 90 draws of 2/3: five standard deviations are 22.4.
-            let first = told.iter().filter(|told| told.backend.starts_with("pod-1-")).count();
+            let first = answers.iter().filter(|answer| answer.backend.starts_with("pod-1-")).count();
             assert!(first.abs_diff(60) <= 23, "{name}: node-1 got {first} of 90, its share is 60");
-            for tell in &tells {
-                let own = tell.local().unwrap();
-                assert_eq!(tell.told.client.ip(), path.seen_client(own.ip()), "{name}");
-                let kept = path.forwarding == "fullnat" || tell.told.client.port() == own.port();
-                assert!(kept, "{name}: {:?} from port {}", tell.told, own.port());
+            for connection in &connections {
+                let own = connection.local().unwrap();
+                assert_eq!(connection.answer.client.ip(), path.seen_client(own.ip()), "{name}");
+                let kept = path.forwarding == "fullnat" || connection.answer.client.port() == own.port();
+                assert!(kept, "{name}: {:?} from port {}", connection.answer, own.port());
             }
-            let told = cluster.datagrams(path, 60);
-            assert_every_pod_answered(&name, &told, &cluster.pods);
-            assert_eq!(seen(&told), [path.seen_client(client(path.family, 2))].into(), "{name}: UDP");
-            open.extend(tells.into_iter().map(|tell| (path, tell)));
+            let answers = cluster.datagrams(path, 60);
+            assert_every_pod_answered(&name, &answers, &cluster.pods);
+            assert_eq!(seen(&answers), [path.seen_client(client(path.family, 2))].into(), "{name}: UDP");
+            open.extend(connections.into_iter().map(|connection| (path, connection)));
         }
         assert_alive("over nodes", &mut open);
 
-        // The header alone changes the shares; the slices do not change.
+        // Only the header changes the shares; the slices do not change.
         for mode in modes {
-            cluster.health(mode, 1).say(Says::endpoints(1));
-            cluster.health(mode, 2).say(Says::endpoints(9));
+            cluster.health(mode, 1).set_answer(HealthAnswer::endpoints(1));
+            cluster.health(mode, 2).set_answer(HealthAnswer::endpoints(9));
         }
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 9)]);
-            let told: Vec<BackendAnswer> =
-                cluster.connections(path, 60).iter().map(|tell| tell.told.clone()).collect();
-            let second = told.iter().filter(|told| told.backend.starts_with("pod-2-")).count();
+            let answers: Vec<BackendAnswer> =
+                cluster.connections(path, 60).iter().map(|connection| connection.answer.clone()).collect();
+            let second = answers.iter().filter(|answer| answer.backend.starts_with("pod-2-")).count();
             // 60 draws of 9/10: five standard deviations are 11.6.
             assert!(second.abs_diff(54) <= 12, "{name}: node-2 got {second} of 60, its share is 54");
         }
@@ -182,37 +192,41 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
 
         // A proxy without endpoints reports this before the slices do.
         for mode in modes {
-            cluster.health(mode, 2).say(Says::endpoints(0));
+            cluster.health(mode, 2).set_answer(HealthAnswer::endpoints(0));
         }
         for path in cluster.paths() {
             wait_until_weighted(&cluster.world, path, &[(1, 1)]);
-            let told: Vec<BackendAnswer> =
-                cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
-            assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
+            let answers: Vec<BackendAnswer> =
+                cluster.connections(path, 20).iter().map(|connection| connection.answer.clone()).collect();
+            assert!(
+                answers.iter().all(|answer| answer.backend.starts_with("pod-1-")),
+                "{:?}",
+                spread(&answers)
+            );
         }
         assert_alive("after a node lost its endpoints", &mut open);
 
-        // An older proxy reports no weight, so the weight of the slices counts.
+        // An older proxy reports no weight, so the weight of the slices applies.
         for mode in modes {
-            cluster.health(mode, 1).say(Says::HEALTHY);
-            cluster.health(mode, 2).say(Says::HEALTHY);
+            cluster.health(mode, 1).set_answer(HealthAnswer::HEALTHY);
+            cluster.health(mode, 2).set_answer(HealthAnswer::HEALTHY);
         }
         for path in cluster.paths() {
             wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
         }
-        assert_alive("with proxies that say no weight", &mut open);
+        assert_alive("with proxies that report no weight", &mut open);
     }
 }
 
 #[test]
-fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_new_ones() {
-    let _turn = beside_others();
+fn policy_local_a_node_with_terminating_pods_keeps_its_connections() {
+    let _machine = beside_others();
     let mut cluster = Cluster::start(&["dsr-l2", "dsr-ipip"], Policy::Local, Return::Direct);
-    let mut open: Vec<(ModePath, Tell)> = Vec::new();
+    let mut open: Vec<(ModePath, EchoConnection)> = Vec::new();
     for path in cluster.paths() {
-        open.extend(cluster.connections(path, 20).into_iter().map(|tell| (path, tell)));
+        open.extend(cluster.connections(path, 20).into_iter().map(|connection| (path, connection)));
     }
-    assert!(open.iter().any(|(_, tell)| tell.told.backend == "pod-2-1"));
+    assert!(open.iter().any(|(_, connection)| connection.answer.backend == "pod-2-1"));
     let mut services = cluster.services.clone();
     for endpoint in services.iter_mut().flat_map(|service| &mut service.endpoints) {
         if endpoint.node.as_deref() == Some("node-2") {
@@ -221,27 +235,27 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
     }
     cluster.world.write(&services);
     for mode in ["dsr-l2", "dsr-ipip"] {
-        cluster.health(mode, 2).say(Says::endpoints(0));
+        cluster.health(mode, 2).set_answer(HealthAnswer::endpoints(0));
     }
     for path in cluster.paths() {
         wait_until_weighted(&cluster.world, path, &[(1, 2)]);
-        let told: Vec<BackendAnswer> =
-            cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
-        assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
+        let answers: Vec<BackendAnswer> =
+            cluster.connections(path, 20).iter().map(|connection| connection.answer.clone()).collect();
+        assert!(answers.iter().all(|answer| answer.backend.starts_with("pod-1-")), "{:?}", spread(&answers));
     }
     assert_alive("while the Pods of a node terminate", &mut open);
 
-    // The last endpoints terminate too. The proxies answer 503 with no endpoints, and continue with endpoints that
-    // serve. The gateway does the same.
+    // The last endpoints terminate too. Proxies without endpoints answer 503, and still use endpoints that serve. The
+    // gateway does the same.
     for endpoint in services.iter_mut().flat_map(|service| &mut service.endpoints) {
         endpoint.state = EndpointState::Terminating;
     }
     cluster.world.write(&services);
     for mode in ["dsr-l2", "dsr-ipip"] {
-        cluster.health(mode, 1).say(Says::endpoints(0));
+        cluster.health(mode, 1).set_answer(HealthAnswer::endpoints(0));
     }
     for mode in ["dsr-l2", "dsr-ipip"] {
-        cluster.wait_until_asked(mode);
+        cluster.wait_until_checked(mode);
     }
     for path in cluster.paths() {
         wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
@@ -253,14 +267,14 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
 
 #[test]
 fn full_frames_fit_the_tunnel_to_a_node() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let cluster = Cluster::start(&["dsr-ipip"], Policy::Local, Return::Direct);
     for path in cluster.paths() {
-        // Frames of 1,500 bytes do not fit beside an outer header, so the client must be informed.
+        // Frames of 1,500 bytes do not fit together with an outer header, so the client must be notified.
         let line = "x".repeat(64 << 10);
-        for mut tell in cluster.connections(path, 6) {
-            let name = format!("{} {} to {}", path.label(), path.family, tell.told.backend);
-            tell.say(&line).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        for mut connection in cluster.connections(path, 6) {
+            let name = format!("{} {} to {}", path.label(), path.family, connection.answer.backend);
+            connection.exchange(&line).unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
     }
 }
@@ -278,7 +292,7 @@ fn vip(mode: &str, family: Family) -> IpAddr {
     }
 }
 
-/// A number that distinguishes the ports of a mode from those of the others.
+/// A number that separates the ports of a mode from those of other modes.
 fn offset(mode: &str) -> u16 {
     match mode {
         "dsr-l2" => 0,
@@ -290,8 +304,12 @@ fn offset(mode: &str) -> u16 {
 
 fn service<'a>(mode: &'static str, policy: Policy, pods: impl Iterator<Item = &'a Pod>) -> Manifest {
     let ports = vec![
-        PortSpec::tcp("tell", TELL_PORT).to(POD_TELL_PORT).at_node_port(TELL_NODE_PORT + offset(mode)),
-        PortSpec::udp("echo", ECHO_PORT).to(POD_ECHO_PORT).at_node_port(ECHO_NODE_PORT + offset(mode)),
+        PortSpec::tcp("tcp-echo", TCP_ECHO_PORT)
+            .to(POD_TCP_ECHO_PORT)
+            .at_node_port(TCP_ECHO_NODE_PORT + offset(mode)),
+        PortSpec::udp("echo", UDP_ECHO_PORT)
+            .to(POD_UDP_ECHO_PORT)
+            .at_node_port(UDP_ECHO_NODE_PORT + offset(mode)),
     ];
     let vips = Family::BOTH.map(|family| vip(mode, family));
     let mut service = Manifest::new(mode, mode, &vips, ports).with_endpoints(pods.flat_map(Pod::endpoints));
@@ -328,13 +346,13 @@ fn proxy_ports(services: &[Manifest], policy: Policy, pods: &[Pod]) -> Vec<Proxy
 
 /// Opens a port on each node for each Service (policy Local), or one on each node for its proxy (Cluster).
 fn health_ports(lab: &Lab, modes: &[&str], policy: Policy) -> Vec<HealthPort> {
-    let open = |n: u8, port: u16, says| HealthPort::open(lab.server(n).namespace(), port, says);
+    let open = |n: u8, port: u16, answer| HealthPort::open(lab.server(n).namespace(), port, answer);
     match policy {
-        Policy::Cluster => (1..=NODES).map(|n| open(n, PROXY_HEALTHZ, Says::HEALTHY)).collect(),
+        Policy::Cluster => (1..=NODES).map(|n| open(n, PROXY_HEALTHZ, HealthAnswer::HEALTHY)).collect(),
         Policy::Local => modes
             .iter()
             .flat_map(|mode| (1..=NODES).map(move |n| (n, HEALTH_NODE_PORT + offset(mode))))
-            .map(|(n, port)| open(n, port, Says::endpoints(PODS[usize::from(n) - 1].into())))
+            .map(|(n, port)| open(n, port, HealthAnswer::endpoints(PODS[usize::from(n) - 1].into())))
             .collect(),
     }
 }

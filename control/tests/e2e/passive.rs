@@ -1,12 +1,12 @@
-//! A backend that dies costs almost no new connection in `nat` and `fullnat`, long before the health checks have seen
-//! it: they are 20 s apart here, and need two failures.
+//! A backend that dies costs almost no new connection in `nat` and `fullnat`, long before the health checks detect it:
+//! they are 20 s apart here, and need two failures.
 
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tidegate_netlab::addresses::client;
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, server};
 
@@ -16,13 +16,13 @@ const SERVERS: u8 = 10;
 const DEAD: u8 = 3;
 /// A connection that takes longer counts as failed.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The connections that begin in this time after the death are counted.
+/// Connections that start within this time after the death are counted.
 const COUNTED: Duration = Duration::from_secs(4);
-/// Clients of each path at the same time: one that waits for a silent backend must not hold up the others.
+/// Concurrent clients of each path: one that waits for a silent backend must not delay the others.
 const CLIENTS: u8 = 4;
 const PACE: Duration = Duration::from_millis(20);
 
-/// One attempt: when it began, and the backend that answered in time, or why none did.
+/// One attempt: its start, and the backend that answered in time, or the error.
 struct Attempt {
     path: ModePath,
     at: Instant,
@@ -43,8 +43,7 @@ fn world() -> World {
     world
 }
 
-/// Opens connections over all paths for a while. `event` happens meanwhile, and the attempts that begin after it are
-/// returned.
+/// Opens connections over all paths for a while. `event` happens meanwhile. Returns the attempts that start after it.
 fn attempts_after(world: &mut World, event: impl FnOnce(&mut World)) -> Vec<Attempt> {
     let from = world.lab.client().clone();
     let end = Instant::now() + Duration::from_secs(1) + COUNTED;
@@ -54,10 +53,12 @@ fn attempts_after(world: &mut World, event: impl FnOnce(&mut World)) -> Vec<Atte
         while Instant::now() < end {
             let at = Instant::now();
             let source = SocketAddr::new(client(path.family, n), 0);
-            let told = Tell::connect_within(PATIENCE, source, path.tell());
-            let outcome = match told {
+            let connection = EchoConnection::connect_within(PATIENCE, source, path.tcp_echo());
+            let outcome = match connection {
                 Ok(_) if at.elapsed() > PATIENCE => Err(format!("{:?}", at.elapsed())),
-                told => told.map(|tell| tell.told.backend).map_err(|error| format!("{error:#}")),
+                result => {
+                    result.map(|connection| connection.answer.backend).map_err(|error| format!("{error:#}"))
+                }
             };
             attempts.push(Attempt { path, at, outcome });
             thread::sleep(PACE.saturating_sub(at.elapsed()));
@@ -99,15 +100,15 @@ fn assert_used_again(world: &World) {
 
 #[test]
 fn a_killed_backend_costs_fewer_than_one_percent_of_new_connections() {
-    let _turn = alone();
+    let _machine = alone();
     let mut world = world();
     let attempts = attempts_after(&mut world, |world| world.lab.server_mut(DEAD).kill());
     assert_fewer_than_one_percent_failed("killed", &attempts);
     let retried = world.gateway().metric("tidegate_transmits_total", &["reason=\"retried\""]).unwrap();
     assert!(retried > 0.0, "connections were offered to another backend");
-    // The checks have not seen it.
+    // The health checks have not detected it yet.
     world.wait_until("a worker to set the backend aside", || {
-        let backends = world.gateway().ask(&["backends", "-A", "-o", "json"]).ok()?;
+        let backends = world.gateway().query(&["backends", "-A", "-o", "json"]).ok()?;
         backends.contains("setAsideWorkers").then_some(())
     });
     world.lab.server_mut(DEAD).start().unwrap();
@@ -117,7 +118,7 @@ fn a_killed_backend_costs_fewer_than_one_percent_of_new_connections() {
 
 #[test]
 fn a_silent_backend_costs_fewer_than_one_percent_of_new_connections() {
-    let _turn = alone();
+    let _machine = alone();
     let mut world = world();
     let attempts = attempts_after(&mut world, |world| {
         world.lab.switch().ip_batch(&format!("link set p-s{DEAD} down")).unwrap();

@@ -1,9 +1,9 @@
-//! A router between gateway and backend has a link with a smaller MTU: its ICMP messages are shown to the operator.
+//! A router between gateway and backend has a link with a smaller MTU. Its ICMP messages are shown to the operator.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_SERVERS, TELL_PORT};
+use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_SERVERS, TCP_ECHO_PORT};
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, checksum};
 
@@ -28,7 +28,7 @@ fn too_big(backend: Ipv4Addr, vip: Ipv4Addr, mtu: u16) -> Vec<u8> {
     message.extend(mtu.to_be_bytes());
     message.extend(header(1500, 4, source, backend));
     message.extend(header(1480, 6, client, vip));
-    message.extend([40_000, TELL_PORT].map(u16::to_be_bytes).concat());
+    message.extend([40_000, TCP_ECHO_PORT].map(u16::to_be_bytes).concat());
     message.extend([0; 4]);
     let sum = checksum(&message).to_be_bytes();
     message[2..4].copy_from_slice(&sum);
@@ -37,7 +37,7 @@ fn too_big(backend: Ipv4Addr, vip: Ipv4Addr, mtu: u16) -> Vec<u8> {
 
 #[test]
 fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let is_tunnel = |path: &tidegate_netlab::modes::ModePath| {
         path.forwarding == "dsr-ipip" && path.family == Family::V4 && path.backends == Family::V4
@@ -58,7 +58,7 @@ fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
             .expect("a route to the gateway");
     };
     let rows = |world: &World| -> Vec<String> {
-        let wide = world.gateway().ask(&["backends", "-A", "-o", "wide"]).expect("the gateway answers");
+        let wide = world.gateway().query(&["backends", "-A", "-o", "wide"]).expect("the gateway answers");
         assert!(wide.lines().next().is_some_and(|head| head.trim_end().ends_with("PATH-MTU")), "{wide}");
         wide.lines().filter(|line| line.trim_end().ends_with(" 1400")).map(str::to_owned).collect()
     };
@@ -76,10 +76,10 @@ fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
         assert!(tunnels.iter().any(|tunnel| tunnel.service == columns[1]), "{row}");
         assert!(columns[4].starts_with(&format!("{backend}:")), "{row}");
     }
-    let said = "a router reported a smaller path MTU to a backend";
-    world.wait_until("a line in the log", || world.gateway().log().contains(said).then_some(()));
+    let message = "a router reported a smaller path MTU to a backend";
+    world.wait_until("a line in the log", || world.gateway().log().contains(message).then_some(()));
     let log = world.gateway().log();
-    let line = log.lines().find(|line| line.contains(said)).expect("it is there");
+    let line = log.lines().find(|line| line.contains(message)).expect("it is there");
     assert!(line.contains(&backend.to_string()) && line.contains("1400"), "{line}");
-    assert_eq!(log.matches(said).count(), 1, "however often the router says it: {log}");
+    assert_eq!(log.matches(message).count(), 1, "logged once, however often the router reports it: {log}");
 }

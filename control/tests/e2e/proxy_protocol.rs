@@ -1,8 +1,8 @@
-//! The PROXY protocol against nginx and HAProxy, over a wire that loses and reorders frames: both log the client and
-//! the VIP of each connection, and every byte arrives in both directions. Version 2 has its TLVs: HAProxy compares the
+//! The PROXY protocol with nginx and HAProxy, over a wire that loses and reorders frames. Both log the client and the
+//! VIP of each connection, and every byte arrives in both directions. Version 2 has its TLVs: HAProxy verifies the
 //! checksum of each header, and logs an identifier for each connection.
 //!
-//! `make test` opens some hundred connections. `TIDEGATE_PROXY_CONNECTIONS` is another number.
+//! `make test` opens some hundred connections. `TIDEGATE_PROXY_CONNECTIONS` sets another number.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,19 +34,19 @@ const HAPROXY_PORT: u16 = 8091;
 const CONNECTIONS: usize = 640;
 /// The number of connections at a time.
 const AT_ONCE: usize = 48;
-/// The time in which a connection must be finished in spite of lost frames.
+/// The maximum duration of a connection, with lost frames.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A client's address and port, and the VIP and its port.
 pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 #[test]
-fn nginx_and_haproxy_learn_every_client_and_no_byte_is_lost_on_a_bad_wire() {
-    let _turn = beside_others();
+fn nginx_and_haproxy_log_every_client_and_no_byte_is_lost_on_a_bad_wire() {
+    let _machine = beside_others();
     let wanted = std::env::var("TIDEGATE_PROXY_CONNECTIONS").ok();
     let count = wanted.map_or(CONNECTIONS, |text| text.parse().expect("a number of connections"));
     let options = GatewayOptions {
-        // A check survives the loss of its SYN, which is sent again after a second.
+        // A check survives a lost SYN, which is retransmitted after a second.
         health_interval: Duration::from_secs(4),
         unhealthy_threshold: 5,
         ..GatewayOptions::default()
@@ -79,7 +79,7 @@ fn nginx_and_haproxy_learn_every_client_and_no_byte_is_lost_on_a_bad_wire() {
     assert!(wrong.is_empty() && missing.is_empty(), "logged in error: {wrong:?}; missing: {missing:?}");
 }
 
-/// HAProxy and the upstream server on each server. nginx is there already.
+/// Starts HAProxy and the upstream server on each server. nginx is already running.
 fn start_proxies(lab: &Lab) -> Vec<(LabProcess, LabProcess)> {
     let start = |n: &u8| {
         let server = lab.server(*n);
@@ -92,7 +92,7 @@ fn start_proxies(lab: &Lab) -> Vec<(LabProcess, LabProcess)> {
     SERVERS.iter().map(start).collect()
 }
 
-/// A server on the port [`UPSTREAM_PORT`] of a server, which sends back what it gets.
+/// A server on the port [`UPSTREAM_PORT`] of a server, which returns what it receives.
 pub(crate) fn start_upstream(lab: &Lab, n: u8) -> LabProcess {
     let port = UPSTREAM_PORT.to_string();
     lab.server(n).run_tool("http-echo", &["--port", &port]).expect("http-echo starts")
@@ -107,7 +107,7 @@ pub(crate) fn wait_until_served(world: &World, targets: &[SocketAddr]) {
     }
 }
 
-/// `dontlognull`: no line for most health checks, which end without data.
+/// `dontlognull` suppresses the log lines of most health checks, which end without data.
 fn haproxy_configuration() -> String {
     format!(
         "global\n    maxconn 4000\n    log stdout format raw local0 info\n\
@@ -196,13 +196,14 @@ fn exchange(target: SocketAddr, n: usize) -> Result<SocketAddr> {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).with_context(|| format!("{own} to {target}: receiving"))?;
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").context("an answer without a head")?;
-    let (told, received) = answer.split_at(end + 4);
-    ensure!(told.starts_with(b"HTTP/1.1 200"), "{own} to {target}: {}", String::from_utf8_lossy(told));
+    let (head, received) = answer.split_at(end + 4);
+    ensure!(head.starts_with(b"HTTP/1.1 200"), "{own} to {target}: {}", String::from_utf8_lossy(head));
     ensure!(received == body, "{own} to {target}: {} bytes of {} came back", received.len(), body.len());
     Ok(own)
 }
 
-/// The first data of a connection carries the header, unless the handshake did: so connections differ in that.
+/// The header is in the first data of a connection, unless it was in the handshake. Connections therefore differ in
+/// their first data.
 fn send_request(stream: &mut TcpStream, n: usize, head: &[u8], body: &[u8]) -> Result<()> {
     match n / 3 % 4 {
         0 => stream.write_all(&[head, body].concat())?,
@@ -211,7 +212,7 @@ fn send_request(stream: &mut TcpStream, n: usize, head: &[u8], body: &[u8]) -> R
             stream.write_all(body)?;
         }
         2 => {
-            // The acknowledgement of the handshake is a segment of its own here, and the first data has one byte.
+            // The acknowledgement of the handshake is a separate segment here, and the first data has one byte.
             thread::sleep(Duration::from_millis(20));
             stream.write_all(&head[..1])?;
             stream.write_all(&[&head[1..], body].concat())?;
@@ -231,7 +232,7 @@ fn logged(lab: &Lab, proxies: &[(LabProcess, LabProcess)]) -> BTreeMap<Ends, i64
     let mut found = BTreeMap::new();
     for (n, (_, haproxy)) in SERVERS.iter().zip(proxies) {
         let text = lab.server(*n).proxy_log() + &haproxy.log();
-        // A line that is being written is complete the next time.
+        // An incomplete line is read again later.
         for ends in text.lines().filter_map(ends_of).filter(|(client, _)| !is_gateway(client.ip())) {
             *found.entry(ends).or_default() += 1;
         }
@@ -239,7 +240,8 @@ fn logged(lab: &Lab, proxies: &[(LabProcess, LabProcess)]) -> BTreeMap<Ends, i64
     found
 }
 
-/// Every connection with version 2 has an identifier of 16 bytes of its own, and no other has one.
+/// Checks that every connection with version 2 has its own identifier of 16 bytes, and that no other connection has
+/// one.
 fn check_identifiers(proxies: &[(LabProcess, LabProcess)]) {
     let (with, mut seen): (Vec<u8>, BTreeMap<String, String>) = (
         SERVICES.into_iter().filter(|(_, version, _)| *version == "v2").map(|s| s.2).collect(),
@@ -266,7 +268,7 @@ fn check_identifiers(proxies: &[(LabProcess, LabProcess)]) {
 }
 
 /// HAProxy logs some of the health checks, which name no client, with the gateway's own address. A client of `fullnat`
-/// whose header got lost would have the SNAT address, which is another one.
+/// without a header would have the SNAT address, which is different.
 pub(crate) fn is_gateway(address: IpAddr) -> bool {
     plan::GATEWAY_FOR_SERVERS.iter().any(|own| own.parse() == Ok(address))
 }

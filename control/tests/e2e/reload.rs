@@ -3,14 +3,14 @@
 use std::fs;
 use std::net::SocketAddr;
 
-use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
-use tidegate_netlab::client::udp_ask;
+use tidegate_netlab::addresses::{self as plan, Family, TCP_ECHO_PORT, UDP_ECHO_PORT, client};
+use tidegate_netlab::client::udp_request;
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::manifests::{Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::{Gateway, GatewayOptions};
 
-use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
+use crate::nodes::{self, POD_TCP_ECHO_PORT, POD_UDP_ECHO_PORT, Pod, Return};
 use crate::world::{World, assert_alive, beside_others, lab_with};
 
 /// The server with the Pod, and the two servers that are next hops to it.
@@ -19,8 +19,8 @@ const FIRST: u8 = 1;
 const SECOND: u8 = 2;
 
 #[test]
-fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change_nothing() {
-    let _turn = beside_others();
+fn sighup_moves_traffic_and_checks_and_refused_routes_change_nothing() {
+    let _machine = beside_others();
     let lab = lab_with(3, Vec::new());
     let pods = nodes::start(&lab, &[0, 0, 1], Return::Gateway);
     let services: Vec<Manifest> = ["nat", "fullnat"].map(|mode| service(mode, &pods[0])).into();
@@ -49,11 +49,11 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
             log.lines().any(|line| line.contains(&place) && line.contains("ERROR")).then_some(())
         });
         assert_alive(&format!("with the route of {what} refused"), &mut open);
-        let told = |world: &World| {
-            let status = world.gateway().ask(&["status"]).unwrap();
+        let is_named = |world: &World| {
+            let status = world.gateway().query(&["status"]).unwrap();
             status.lines().any(|line| line.contains("ConfigurationRefused") && line.contains(&place))
         };
-        world.wait_until("a status that names it", || told(&world).then_some(()));
+        world.wait_until("a status that names it", || is_named(&world).then_some(()));
         assert_eq!(world.gateway().metric("tidegate_configuration_refused", &[]).unwrap(), 1.0);
         for path in paths() {
             open.push((path, world.connect(path, 1).unwrap()));
@@ -64,16 +64,16 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
     reload(&mut world, &GatewayOptions { routes: routes(SECOND).to_vec(), ..options });
     world.wait_until("the reload", || world.gateway().log().contains("configuration reloaded").then_some(()));
     assert_eq!(world.gateway().metric("tidegate_configuration_refused", &[]).unwrap(), 0.0);
-    assert!(!world.gateway().ask(&["status"]).unwrap().contains("ConfigurationRefused"));
-    // From here on, the first server forwards nothing.
+    assert!(!world.gateway().query(&["status"]).unwrap().contains("ConfigurationRefused"));
+    // From now on, the first server forwards nothing.
     forward(&world, FIRST, false);
     for path in paths() {
         open.push((path, world.wait_until_served(path)));
         let source = SocketAddr::new(client(path.family, 2), 0);
-        udp_ask(world.lab.client(), source, path.echo(), "over the second?").unwrap();
+        udp_request(world.lab.client(), source, path.udp_echo(), "over the second?").unwrap();
     }
     assert_alive("over the second next hop", &mut open);
-    // The checks use the routes of the kernel, which follow the configuration.
+    // Health checks use the kernel's routes, which follow the configuration.
     let good = || world.gateway().metric("tidegate_health_checks_total", &["result=\"success\""]).unwrap();
     let before = good();
     world.wait_until("checks by the second next hop", || (good() >= before + 8.0).then_some(()));
@@ -104,8 +104,8 @@ fn forward(world: &World, server: u8, on: bool) {
 
 fn service(mode: &'static str, pod: &Pod) -> Manifest {
     let ports = vec![
-        PortSpec::tcp("tell", TELL_PORT).to(POD_TELL_PORT),
-        PortSpec::udp("echo", ECHO_PORT).to(POD_ECHO_PORT),
+        PortSpec::tcp("tcp-echo", TCP_ECHO_PORT).to(POD_TCP_ECHO_PORT),
+        PortSpec::udp("echo", UDP_ECHO_PORT).to(POD_UDP_ECHO_PORT),
     ];
     let vips = Family::BOTH.map(|family| vip(mode, family));
     Manifest::new(mode, mode, &vips, ports).with_endpoints(pod.endpoints())

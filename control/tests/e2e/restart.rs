@@ -1,5 +1,5 @@
-//! A planned restart and a crash under traffic: packets are forwarded until the grace period ends, and old and new flows
-//! are served again after each restart.
+//! A planned restart and a crash under traffic. Packets are forwarded until the grace period ends, and old and new
+//! flows are served again after each restart.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -14,21 +14,21 @@ use tidegate_netlab::{GatewayOptions, Namespace};
 
 use crate::world::{World, beside_others};
 
-/// Restarts of each kind. They alternate, so that load on the machine affects the printed gaps of both.
+/// Restarts of each kind. They alternate, so that the load of the machine affects the printed gaps of both.
 const ROUNDS: usize = 3;
 /// A quarter of the grace period of the lab's gateway. Datagrams sent later than this after SIGTERM must be answered.
 const AFTER_SIGTERM: Duration = Duration::from_millis(250);
 
 #[test]
-fn packets_are_forwarded_during_the_grace_period_and_after_every_restart_for_old_and_new_flows() {
-    let _turn = beside_others();
+fn old_and_new_flows_are_forwarded_until_and_after_every_restart() {
+    let _machine = beside_others();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let path = all_paths().into_iter().find(|path| path.forwarding == "nat" && path.family == Family::V4);
     let path = path.expect("there is a path in mode nat");
     world.wait_until_served(path);
     let streams = [Ports::One, Ports::Fresh].map(|ports| {
         let source = client(Family::V4, if ports == Ports::One { 4 } else { 5 });
-        (ports, Stream::start(world.lab.client(), source, path.echo(), ports), Gaps::default())
+        (ports, Stream::start(world.lab.client(), source, path.udp_echo(), ports), Gaps::default())
     });
     let mut streams = streams;
     for _ in 0..ROUNDS {
@@ -51,14 +51,13 @@ fn packets_are_forwarded_during_the_grace_period_and_after_every_restart_for_old
             }
         }
     }
-    // The gaps are for the reader. They depend on the load of the machine, so nothing is required of them.
+    // The gaps are informational. They depend on the load of the machine, so the test does not limit them.
     for (ports, _, gaps) in &streams {
         println!("longest silence of a 1 ms stream, {ports:?}: {gaps:?}");
     }
 }
 
-/// Stops the gateway with SIGTERM or SIGKILL, and starts it again. The result is the times of the signal and of the end
-/// of the process.
+/// Stops the gateway with SIGTERM or SIGKILL, and starts it again. Returns the times of the signal and of the exit.
 fn restart(world: &mut World, is_planned: bool) -> (Instant, Instant) {
     let gateway = world.take_gateway();
     let signalled = Instant::now();
@@ -74,27 +73,27 @@ fn restart(world: &mut World, is_planned: bool) -> (Instant, Instant) {
 }
 
 #[test]
-fn what_an_operator_has_drained_stays_drained_after_kill_9() {
-    let _turn = beside_others();
+fn a_manual_drain_survives_kill_9() {
+    let _machine = beside_others();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let drained = world.lab.server(2).address(Family::V4).to_string();
     let path =
         all_paths().into_iter().find(|path| path.forwarding == "dsr-ipip" && path.family == Family::V4);
     let path = path.expect("there is a path in mode dsr-ipip");
     world.wait_until_served(path);
-    world.gateway().ask(&["drain", &drained]).expect("it is drained");
+    world.gateway().query(&["drain", &drained]).expect("it is drained");
     for is_planned in [false, true] {
         restart(&mut world, is_planned);
-        let status = world.gateway().ask(&["status"]).expect("a status");
+        let status = world.gateway().query(&["status"]).expect("a status");
         assert!(status.contains(&format!("Drained:     {drained}\n")), "{status}");
         for n in 0..16 {
-            let told = world.connect(path, n).expect("a connection").told;
-            assert_eq!(told.backend, "backend-1", "new flows go to the other");
+            let answer = world.connect(path, n).expect("a connection").answer;
+            assert_eq!(answer.backend, "backend-1", "new flows go to the other");
         }
     }
-    world.gateway().ask(&["undrain", &drained]).expect("it is drained no longer");
+    world.gateway().query(&["undrain", &drained]).expect("the drain has ended");
     restart(&mut world, false);
-    let status = world.gateway().ask(&["status"]).expect("a status");
+    let status = world.gateway().query(&["status"]).expect("a status");
     assert!(status.contains("Drained:     none"), "{status}");
 }
 
@@ -138,10 +137,10 @@ impl Stream {
             while !flag.load(Ordering::Relaxed) {
                 if ports == Ports::Fresh {
                     sockets.truncate(WAITING - 1);
-                    let port = fresh.next().expect("the range goes on for ever");
+                    let port = fresh.next().expect("the range is endless");
                     sockets.push_front(socket((source, port).into(), to));
                 }
-                // An unreachable or a full queue counts as a datagram without an answer.
+                // An unreachable destination or a full queue counts as a datagram without an answer.
                 let _ = sockets[0].send(sent.len().to_string().as_bytes());
                 sent.push(Instant::now());
                 for socket in &sockets {
@@ -190,7 +189,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // If the lab is broken, the thread has panicked, and the test has already failed.
+            // If the lab is broken, the thread has panicked and the test has already failed.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Connections that outlive the gateway: `kill -9`, an orderly restart, a reload, and tables that the next process must
-//! not read.
+//! Connections survive restarts of the gateway: `kill -9`, an orderly restart, a reload, and flow tables that the next
+//! process must not read.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use tidegate_netlab::addresses::CLIENT_ADDRESSES;
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::manifests::Manifest;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests_of, tunnel_paths};
 use tidegate_netlab::{GatewayOptions, server, wait_for};
@@ -17,9 +17,9 @@ use crate::world::{APPLIED, World, alone, broken, lab_with};
 /// Connections of each path.
 const CONNECTIONS: u8 = 12;
 
-/// How the gateway ends or changes.
+/// How the gateway stops or changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Action {
     Reload,
     Kill,
     Restart,
@@ -27,38 +27,45 @@ enum Way {
 
 #[test]
 fn no_connection_breaks_when_the_gateway_is_killed_restarted_or_reloaded() {
-    let _turn = alone();
+    let _machine = alone();
     for cores in [vec![0], vec![0, 1]] {
         let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
         let workers = cores.len();
         let mut world = start(cores, tables.path());
         let mut open = opened(&world);
         let mut broken: BTreeMap<(&str, String), (usize, usize)> = BTreeMap::new();
-        for way in [Way::Reload, Way::Kill, Way::Restart, Way::Kill] {
+        for action in [Action::Reload, Action::Kill, Action::Restart, Action::Kill] {
             let begun = Instant::now();
-            change(&mut world, way);
+            change(&mut world, action);
             let took = begun.elapsed();
             let mut why = Vec::new();
-            for (path, tell) in &mut open {
-                let count = broken.entry((path.forwarding, format!("{way:?}"))).or_default();
+            for (path, connection) in &mut open {
+                let count = broken.entry((path.forwarding, format!("{action:?}"))).or_default();
                 count.0 += 1;
-                if let Err(error) = tell.ping() {
+                if let Err(error) = connection.ping() {
                     count.1 += 1;
-                    why.push(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend));
+                    why.push(format!(
+                        "{} {} to {}: {error:#}",
+                        path.label(),
+                        path.family,
+                        connection.answer.backend
+                    ));
                 }
             }
             let log = world.gateway().log_tail(40);
-            assert!(why.is_empty(), "{way:?}, {workers} workers: {why:#?}\n{log}");
-            if way != Way::Reload {
+            assert!(why.is_empty(), "{action:?}, {workers} workers: {why:#?}\n{log}");
+            if action != Action::Reload {
                 let restored =
                     log.lines().rfind(|line| line.contains("flows of the earlier process are restored"));
-                println!("{way:?}, {workers} workers: ready again {took:?} after the signal; {restored:?}");
+                println!(
+                    "{action:?}, {workers} workers: ready again {took:?} after the signal; {restored:?}"
+                );
             }
-            // Those of this process live as long as those of its predecessors.
+            // Connections of this process must survive as long as those of earlier ones.
             open.extend(opened(&world));
         }
-        for ((mode, way), (all, lost)) in &broken {
-            println!("{mode}, {way}, {workers} workers: {lost} of {all} connections broke");
+        for ((mode, action), (all, lost)) in &broken {
+            println!("{mode}, {action}, {workers} workers: {lost} of {all} connections broke");
         }
         drop(world.take_gateway().stop());
         let left = fs::read_dir(tables.path().join("lab")).expect("the gateway's directory").count();
@@ -67,8 +74,8 @@ fn no_connection_breaks_when_the_gateway_is_killed_restarted_or_reloaded() {
 }
 
 #[test]
-fn connections_to_backends_that_left_before_the_gateway_was_killed_do_not_break() {
-    let _turn = alone();
+fn connections_to_removed_backends_survive_a_killed_gateway() {
+    let _machine = alone();
     let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let mut world = start(vec![0], tables.path());
     let mut open = opened(&world);
@@ -78,25 +85,27 @@ fn connections_to_backends_that_left_before_the_gateway_was_killed_do_not_break(
             let fresh = (0..CLIENT_ADDRESSES).map(|n| world.connect(path, n));
             fresh
                 .into_iter()
-                .all(|tell| tell.is_ok_and(|tell| tell.told.backend == server::name(3)))
+                .all(|connection| {
+                    connection.is_ok_and(|connection| connection.answer.backend == server::name(3))
+                })
                 .then_some(())
         })
         .unwrap();
     }
-    for way in [Way::Kill, Way::Restart] {
-        change(&mut world, way);
+    for action in [Action::Kill, Action::Restart] {
+        change(&mut world, action);
         let broken = broken(&mut open);
-        assert!(broken.is_empty(), "{way:?}: {broken:#?}\n{}", world.gateway().log_tail(20));
+        assert!(broken.is_empty(), "{action:?}: {broken:#?}\n{}", world.gateway().log_tail(20));
     }
-    let left = open.iter().filter(|(_, tell)| tell.told.backend != server::name(3)).count();
+    let left = open.iter().filter(|(_, connection)| connection.answer.backend != server::name(3)).count();
     assert!(left >= paths().len(), "{left} connections have a backend that left");
-    let fresh = paths().into_iter().map(|path| world.connect(path, 1).expect("a connection").told.backend);
+    let fresh = paths().into_iter().map(|path| world.connect(path, 1).expect("a connection").answer.backend);
     assert!(fresh.into_iter().all(|backend| backend == server::name(3)), "no new flow goes to one that left");
 }
 
 #[test]
-fn connections_without_entries_do_not_break_when_backends_leave_while_no_gateway_runs() {
-    let _turn = alone();
+fn untracked_connections_survive_backend_changes_without_a_gateway() {
+    let _machine = alone();
     let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let on_change = |servers: &[u8]| {
         let mut services = manifests_of(&paths(), servers);
@@ -118,13 +127,13 @@ fn connections_without_entries_do_not_break_when_backends_leave_while_no_gateway
         assert!(broken.is_empty(), "after restart {restarts}: {broken:#?}\n{log}");
         world.take_gateway().kill();
     }
-    let left = open.iter().filter(|(_, tell)| tell.told.backend != server::name(3)).count();
+    let left = open.iter().filter(|(_, connection)| connection.answer.backend != server::name(3)).count();
     assert!(left >= 2, "{left} connections have a backend that left");
 }
 
 #[test]
-fn tables_of_another_version_are_refused_with_the_reason_and_dsr_connections_live() {
-    let _turn = alone();
+fn flow_tables_of_another_version_are_refused_with_a_reason() {
+    let _machine = alone();
     let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let mut world = start(vec![1], tables.path());
     let mut open = opened(&world);
@@ -138,8 +147,8 @@ fn tables_of_another_version_are_refused_with_the_reason_and_dsr_connections_liv
     let log = world.gateway().log_tail(40);
     assert!(log.contains("this version reads"), "{log}");
     assert!(!run.exists(), "it is removed");
-    for (path, tell) in &mut open {
-        let answer = tell.ping();
+    for (path, connection) in &mut open {
+        let answer = connection.ping();
         assert!(answer.is_ok() || !path.forwarding.starts_with("dsr"), "{}: {answer:?}", path.label());
     }
 }
@@ -166,25 +175,25 @@ fn paths() -> Vec<ModePath> {
     [all_paths(), tunnel_paths()].concat().into_iter().filter(is_tried).collect()
 }
 
-fn opened(world: &World) -> Vec<(ModePath, Tell)> {
+fn opened(world: &World) -> Vec<(ModePath, EchoConnection)> {
     let mut open = Vec::new();
     for path in paths() {
         for n in 0..CONNECTIONS {
-            let tell = world.connect(path, n % CLIENT_ADDRESSES);
-            open.push((path, tell.unwrap_or_else(|error| panic!("{}: {error:#}", path.label()))));
+            let connection = world.connect(path, n % CLIENT_ADDRESSES);
+            open.push((path, connection.unwrap_or_else(|error| panic!("{}: {error:#}", path.label()))));
         }
     }
     open
 }
 
-fn change(world: &mut World, way: Way) {
-    if way == Way::Reload {
+fn change(world: &mut World, action: Action) {
+    if action == Action::Reload {
         world.gateway_mut().reload();
         return;
     }
     let gateway = world.take_gateway();
-    match way {
-        Way::Kill => gateway.kill(),
+    match action {
+        Action::Kill => gateway.kill(),
         _ => assert!(gateway.stop().expect("the gateway ends").success()),
     }
     world.launch_gateway();

@@ -1,21 +1,21 @@
-//! Rolling updates: all backends are replaced, some at a time.
+//! Rolling updates: all backends are replaced, several at a time.
 //!
-//! Connections to backends that drain continue, in every mode, whether the gateway remembers all flows or those in flux
-//! alone. The history of a gateway does not affect its choices: after a kill and a restart that follow a rolling update,
-//! it sends every connection to the same backend as before, and so does a gateway that has never seen the update.
+//! Connections to draining backends continue, in every mode, whether the gateway tracks all flows or only those in
+//! flux. The history of a gateway does not affect its choices: after a kill and a restart, it selects the same backend
+//! for every connection as before, and so does a gateway that has never seen the update.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidegate_netlab::GatewayOptions;
-use tidegate_netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, TELL_PORT, client};
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, TCP_ECHO_PORT, client};
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests, manifests_of, tunnel_paths};
 
 use crate::choice::replayed;
-use crate::floods::scene::long;
+use crate::floods::setup::long;
 use crate::world::{World, alone, assert_alive, broken, lab_with};
 
 /// Servers 1 to 10 are the backends before the update, servers 11 to 20 after it.
@@ -23,11 +23,11 @@ const BACKENDS: u8 = 10;
 /// Connections that are open when the gateway is killed.
 const CONNECTIONS: u16 = 300;
 /// The number of 5-tuples that are compared between two gateways.
-const QUESTIONS: u16 = 2_000;
+const TUPLES: u16 = 2_000;
 
 #[test]
 fn kill_9_after_a_rolling_update_breaks_no_dsr_connection() {
-    let _turn = alone();
+    let _machine = alone();
     let mut world = rolled();
     let paths = dsr_paths();
     let mut open: Vec<(ModePath, _)> = (0..CONNECTIONS)
@@ -48,26 +48,26 @@ fn kill_9_after_a_rolling_update_breaks_no_dsr_connection() {
 }
 
 #[test]
-fn a_gateway_that_saw_a_rolling_update_chooses_as_one_that_did_not() {
-    let _turn = alone();
+fn a_rolling_update_does_not_change_later_choices() {
+    let _machine = alone();
     let world = rolled();
     let path = dsr_paths()[0];
     let source = client(path.family, 8);
-    let fresh = replayed(&world, source, path.tell(), QUESTIONS);
-    // Each question is one process, which takes some milliseconds.
-    let rolled: Vec<String> = (0..QUESTIONS).map(|n| asked(&world, source_of(source, n), path)).collect();
+    let fresh = replayed(&world, source, path.tcp_echo(), TUPLES);
+    // Each query is one process, which takes some milliseconds.
+    let rolled: Vec<String> = (0..TUPLES).map(|n| explained(&world, source_of(source, n), path)).collect();
     let differing: Vec<_> = (0..).zip(fresh.iter().zip(&rolled)).filter(|(_, (a, b))| a != b).collect();
     let first: Vec<_> = differing.iter().take(5).collect();
-    assert!(differing.is_empty(), "{} of {QUESTIONS} 5-tuples, such as {first:?}", differing.len());
+    assert!(differing.is_empty(), "{} of {TUPLES} 5-tuples, such as {first:?}", differing.len());
 }
 
-/// Backends that one step of the update of [`no_connection_breaks_while_all_backends_are_replaced`] replaces.
+/// The number of backends that one step of [`no_connection_breaks_while_all_backends_are_replaced`] replaces.
 const AT_ONCE: usize = 7;
 
-/// In the short form 14 backends and 480 connections, in the long form 100 and 10,000.
+/// The short form has 14 backends and 480 connections, the long form 100 and 10,000.
 #[test]
 fn no_connection_breaks_while_all_backends_are_replaced() {
-    let _turn = alone();
+    let _machine = alone();
     let (backends, connections) = if long() { (100, 10_000) } else { (14, 480) };
     let all: Vec<u8> = (1..=2 * backends).collect();
     let (old, new) = all.split_at(usize::from(backends));
@@ -75,7 +75,7 @@ fn no_connection_breaks_while_all_backends_are_replaced() {
     let served = [&paths[..], &choosers()].concat();
     let mut services = manifests_of(&served, old);
     for service in &mut services {
-        service.ports.retain(|port| port.port == TELL_PORT);
+        service.ports.retain(|port| port.port == TCP_ECHO_PORT);
     }
     for service in services.iter_mut().filter(|service| service.name == MAGLEV) {
         service.annotations.push(("tidegate.dev/scheduler", "maglev".to_owned()));
@@ -115,7 +115,7 @@ fn no_connection_breaks_while_all_backends_are_replaced() {
         for (choices, path) in choices.iter_mut().zip(choosers()) {
             choices.push(chosen(&world, path));
         }
-        // Connections that begin in the window of the change live too.
+        // Connections that start during the change must survive too.
         open.extend(opened(&world, &paths, connections.min(2_500) / 10));
         assert_alive("after a step of the update", &mut open);
         println!("step {step}: {} connections live", open.len());
@@ -124,14 +124,14 @@ fn no_connection_breaks_while_all_backends_are_replaced() {
         println!("{} alone, without tracking: {}", path.service, moves(choices));
     }
     let left: Vec<String> = old.iter().map(|n| format!("backend-{n}")).collect();
-    let at_old = open.iter().filter(|(_, tell)| left.contains(&tell.told.backend)).count();
+    let at_old = open.iter().filter(|(_, connection)| left.contains(&connection.answer.backend)).count();
     println!("{} connections live, {at_old} of them at backends that new flows no longer reach", open.len());
     assert!(at_old >= connections, "the first ones all began at the old backends");
 }
 
 const MAGLEV: &str = "dsr-l2-maglev";
 
-/// Services that show what the choice by hash alone does to flows: the default scheduler, and Maglev.
+/// Services that show the effect of hash-only selection on flows: the default scheduler, and Maglev.
 fn choosers() -> [ModePath; 2] {
     let path = dsr_paths()[0];
     let family = path.family;
@@ -141,10 +141,11 @@ fn choosers() -> [ModePath; 2] {
 
 /// The backends of many 5-tuples at a gateway without any history.
 fn chosen(world: &World, path: ModePath) -> Vec<String> {
-    replayed(world, client(path.family, 8), path.tell(), QUESTIONS)
+    replayed(world, client(path.family, 8), path.tcp_echo(), TUPLES)
 }
 
-/// How many flows changed their backend, and how many of them left one that stays: each of these would be broken.
+/// How many flows changed their backend, and how many of them were at a backend that remains: each of these would
+/// break.
 fn moves(choices: &[Vec<String>]) -> String {
     let (mut moved, mut left_one_that_stays) = (0, 0);
     for step in choices.windows(2) {
@@ -155,7 +156,7 @@ fn moves(choices: &[Vec<String>]) -> String {
         }
     }
     let steps = choices.len() - 1;
-    let share = |flows: usize| flows as f64 * 100.0 / (steps * usize::from(QUESTIONS)) as f64;
+    let share = |flows: usize| flows as f64 * 100.0 / (steps * usize::from(TUPLES)) as f64;
     format!(
         "each of {steps} steps would break {:.1} % of the connections, {:.1} % of them at backends that stay",
         share(moved),
@@ -163,7 +164,7 @@ fn moves(choices: &[Vec<String>]) -> String {
     )
 }
 
-/// The end of the names of Services that remember only flows in flux.
+/// The suffix of Services that track only flows in flux.
 const ON_CHANGE: &str = "-on-change";
 
 /// `dsr-l2` and `dsr-gue` with both kinds of tracking, `nat` and `fullnat`.
@@ -183,7 +184,7 @@ fn live_paths() -> Vec<ModePath> {
 }
 
 /// This number of connections, spread over the paths and the client's addresses.
-fn opened(world: &World, paths: &[ModePath], connections: usize) -> Vec<(ModePath, Tell)> {
+fn opened(world: &World, paths: &[ModePath], connections: usize) -> Vec<(ModePath, EchoConnection)> {
     let connect = |n: usize| {
         let path = paths[n % paths.len()];
         let number = u8::try_from(n / paths.len() % usize::from(CLIENT_ADDRESSES)).expect("below 16");
@@ -192,7 +193,7 @@ fn opened(world: &World, paths: &[ModePath], connections: usize) -> Vec<(ModePat
     (0..connections).map(connect).collect()
 }
 
-/// The endpoints of `leaving` terminate, and those of `coming` are ready.
+/// Lets the endpoints of `leaving` terminate, and adds those of `coming`.
 fn replace(services: &mut [Manifest], leaving: &[u8], coming: &[u8]) {
     for service in services {
         for family in Family::BOTH {
@@ -207,13 +208,13 @@ fn replace(services: &mut [Manifest], leaving: &[u8], coming: &[u8]) {
     }
 }
 
-/// The backend that the running gateway names.
-fn asked(world: &World, source: SocketAddr, path: ModePath) -> String {
-    let (from, to) = (source.to_string(), path.tell().to_string());
-    let said =
-        world.gateway().ask(&["explain", "--proto", "tcp", "--src", &from, "--dst", &to, "-o", "json"]);
-    let said: serde_json::Value = serde_json::from_str(&said.expect("the daemon answers")).expect("JSON");
-    said["backend"].as_str().expect("a backend").to_owned()
+/// The backend that the running gateway selects.
+fn explained(world: &World, source: SocketAddr, path: ModePath) -> String {
+    let (from, to) = (source.to_string(), path.tcp_echo().to_string());
+    let answer =
+        world.gateway().query(&["explain", "--proto", "tcp", "--src", &from, "--dst", &to, "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&answer.expect("the daemon answers")).expect("JSON");
+    answer["backend"].as_str().expect("a backend").to_owned()
 }
 
 fn source_of(source: std::net::IpAddr, n: u16) -> SocketAddr {
@@ -221,7 +222,7 @@ fn source_of(source: std::net::IpAddr, n: u16) -> SocketAddr {
 }
 
 /// A gateway that has replaced every backend of its DSR Services, one by one. The old ones are still draining, so it
-/// remembers state that a new gateway has never seen.
+/// has state that a new gateway has never seen.
 fn rolled() -> World {
     let all: Vec<u8> = (1..=2 * BACKENDS).collect();
     let (old, new) = all.split_at(usize::from(BACKENDS));

@@ -1,4 +1,4 @@
-//! The running gateway compares its incremental results with results from scratch.
+//! The running gateway compares its incremental results with results computed from scratch.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ fn wait_for_comparisons(world: &World, count: f64) {
 }
 
 #[test]
-fn a_gateway_compares_every_layer_finds_no_difference_and_stops_where_it_is_switched_off() {
-    let _turn = beside_others();
+fn every_layer_is_self_checked_without_a_difference_until_disabled() {
+    let _machine = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     // Backends are added and removed during the comparisons.
     for servers in [&[1][..], &[1, 2], &[2, 3], &[1, 2, 3]] {
@@ -50,7 +50,7 @@ fn a_gateway_compares_every_layer_finds_no_difference_and_stops_where_it_is_swit
         world.wait_until("the reload", || (count(world) > before).then_some(()));
     };
     reload(&mut world, false);
-    // One comparison may still be under way.
+    // One comparison may still be running.
     std::thread::sleep(Duration::from_secs(2));
     let before = LAYERS.map(|layer| comparisons(&world, layer));
     world.write(&manifests(&[3]));

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use test_apiserver::{Options, TestApiServer};
-use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT, client};
-use tidegate_netlab::client::{Load, Tell};
+use tidegate_netlab::addresses::{self as plan, Family, TCP_ECHO_PORT, client};
+use tidegate_netlab::client::{EchoConnection, Load};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, wait_for};
@@ -31,49 +31,49 @@ const PACE: Duration = Duration::from_millis(100);
 const OLDER_VIP: u8 = 99;
 
 /// The victims with their traffic, the attacker's API client, and the gateway.
-struct Scene {
+struct Setup {
     // Declared first, so that the loads end before the lab.
     loads: Vec<(ModePath, Load)>,
-    established: Vec<(ModePath, Tell)>,
+    established: Vec<(ModePath, EchoConnection)>,
     world: World,
     api: TestApiServer,
 }
 
 #[test]
 fn a_hostile_namespace_harms_no_connection_address_or_check_of_another() {
-    let _turn = alone();
-    let mut scene = Scene::start();
+    let _machine = alone();
+    let mut setup = Setup::start();
     for (name, attack) in ATTACKS {
-        attack(&scene);
-        scene.assert_unharmed(name);
-        scene.assert_changes_are_seen(name);
+        attack(&setup);
+        setup.assert_unharmed(name);
+        setup.assert_changes_are_seen(name);
     }
-    scene.assert_no_new_connection_failed();
-    scene.assert_a_dead_backend_is_noticed_in_time();
+    setup.assert_no_new_connection_failed();
+    setup.assert_a_dead_backend_is_noticed_in_time();
 }
 
 /// One kind of attack.
-type Attack = fn(&Scene);
+type Attack = fn(&Setup);
 
 /// The attacks, in sequence. The objects of all attacks stay until the end.
 const ATTACKS: [(&str, Attack); 7] = [
-    ("Services beyond every limit", Scene::attack_by_size),
-    ("objects that are broken in part", Scene::attack_by_broken_objects),
-    ("claims of addresses of others", Scene::attack_by_claims),
-    ("VIPs and gateway addresses as endpoints", Scene::attack_by_endpoints),
-    ("thousands of checks that nobody answers", Scene::attack_by_slow_checks),
-    ("connections that stay idle on health ports", Scene::attack_by_idle_connections),
-    ("changes without end", Scene::attack_by_changes),
+    ("Services beyond every limit", Setup::attack_by_size),
+    ("objects that are broken in part", Setup::attack_by_broken_objects),
+    ("requests for addresses of others", Setup::attack_by_address_requests),
+    ("VIPs and gateway addresses as endpoints", Setup::attack_by_endpoints),
+    ("thousands of checks that nobody answers", Setup::attack_by_slow_checks),
+    ("connections that stay idle on health ports", Setup::attack_by_idle_connections),
+    ("changes without end", Setup::attack_by_changes),
 ];
 
-impl Scene {
+impl Setup {
     fn start() -> Self {
         let lab = lab(2);
         let api = lab.gateway().enter(|| TestApiServer::start(Options::default())).expect("a free port");
         // The namespace of the Lease.
         api.apply("{apiVersion: v1, kind: Namespace, metadata: {name: tidegate-system}}").expect("legal");
         let kubeconfig = api.kubeconfig(lab.directory()).expect("kubeconfig written");
-        // The attacker was here first: the older object does not get a frontend that another Service has.
+        // The attacker was here first, but its older object must not get a frontend that another Service has.
         api.put(load_balancer("older", Some(&plan::routed_vip(Family::V4, OLDER_VIP).to_string())))
             .expect("a legal Service");
         for service in victims() {
@@ -90,12 +90,13 @@ impl Scene {
             world.wait_until_served(path);
             established.extend((0..ESTABLISHED).map(|n| (path, world.connect(path, n).expect("served"))));
         }
-        let load =
-            |path: ModePath| Load::start_at(PACE, world.lab.client(), client(path.family, 7), path.tell());
+        let load = |path: ModePath| {
+            Load::start_at(PACE, world.lab.client(), client(path.family, 7), path.tcp_echo())
+        };
         let loads = all_paths().into_iter().map(|path| (path, load(path))).collect();
-        let scene = Self { loads, established, world, api };
-        scene.wait_for_addresses();
-        scene
+        let setup = Self { loads, established, world, api };
+        setup.wait_for_addresses();
+        setup
     }
 
     // --- expectations for the victims ---
@@ -111,7 +112,7 @@ impl Scene {
             let (label, family) = (path.label(), path.family);
             let kept = wait_for("every port to have its backends", APPLIED, || {
                 let ports = self.world.ports_at(path.vip).ok()?;
-                // Ports that other Services requested and did not get are also listed there.
+                // The list also contains ports that other Services requested but did not get.
                 let mut own = ports.iter().filter(|port| port["refused"].is_null());
                 (own.clone().count() == PORTS && own.all(|port| active_of(port) == expected)).then_some(())
             });
@@ -124,10 +125,10 @@ impl Scene {
         }
     }
 
-    /// A new Service is served, and a deleted one is withdrawn.
+    /// Checks that a new Service is served, and a deleted one is withdrawn.
     fn assert_changes_are_seen(&self, attack: &str) {
         let path = late_path();
-        let service = Manifest::new(path.service, path.forwarding, &[path.vip], tell_port())
+        let service = Manifest::new(path.service, path.forwarding, &[path.vip], tcp_echo_port())
             .with_endpoints([EndpointSpec::ready(plan::server(path.family, 1))]);
         self.api.apply(&service.to_yaml()).expect("a legal Service");
         let served = wait_for("it", APPLIED, || self.world.connect(path, 0).ok());
@@ -155,7 +156,7 @@ impl Scene {
         assert!(failures.is_empty(), "new connections failed:{failures}");
     }
 
-    /// The objects of the attacker still exist.
+    /// Checks the detection of a dead backend while the attacker's objects still exist.
     fn assert_a_dead_backend_is_noticed_in_time(&mut self) {
         self.world.lab.server_mut(1).kill();
         let bound = 2 * self.world.options.detection_bound();
@@ -228,7 +229,7 @@ impl Scene {
         self.put(slice("nobody", 0, "TCP", 80, &["2001:db8::66:2".to_owned()]));
     }
 
-    fn attack_by_claims(&self) {
+    fn attack_by_address_requests(&self) {
         let victims = victims();
         let stolen: Vec<String> =
             victims.iter().flat_map(|victim| victim.vips.iter().map(ToString::to_string)).collect();
@@ -254,7 +255,7 @@ impl Scene {
         let vips: Vec<String> = (1..=4).map(|n| plan::routed_vip(Family::V4, n).to_string()).collect();
         let own = [plan::GATEWAY_FOR_SERVERS[0], plan::SNAT[0], "127.0.0.1", "169.254.169.254", "224.0.0.1"];
         let all: Vec<String> = vips.into_iter().chain(own.map(str::to_owned)).collect();
-        self.put(slice("loop", 0, "TCP", TELL_PORT, &all));
+        self.put(slice("loop", 0, "TCP", TCP_ECHO_PORT, &all));
     }
 
     fn attack_by_slow_checks(&self) {
@@ -273,7 +274,7 @@ impl Scene {
     }
 
     fn attack_by_idle_connections(&self) {
-        // Kept until the end of the test process: the gateway has to close them.
+        // Kept open until the test process exits: the gateway has to close them.
         for address in ["127.0.0.1:10356", "127.0.0.1:9469"] {
             let to: SocketAddr = address.parse().expect("an address");
             let streams: Vec<TcpStream> = self.world.lab.gateway().enter(|| {
@@ -322,8 +323,8 @@ fn victims() -> Vec<Manifest> {
     manifests(&[1, 2])
 }
 
-fn tell_port() -> Vec<PortSpec> {
-    vec![PortSpec::tcp("tell", TELL_PORT)]
+fn tcp_echo_port() -> Vec<PortSpec> {
+    vec![PortSpec::tcp("tcp-echo", TCP_ECHO_PORT)]
 }
 
 /// The backends of a port that take new flows, sorted.
@@ -336,7 +337,7 @@ fn active_of(port: &Value) -> Vec<String> {
     addresses
 }
 
-/// A Service of the victims that is created and deleted.
+/// A Service of the victims that is created and deleted during the test.
 fn late_path() -> ModePath {
     let vip = plan::routed_vip(Family::V4, 11);
     ModePath { service: "late", forwarding: "fullnat", family: Family::V4, backends: Family::V4, vip }

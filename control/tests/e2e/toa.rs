@@ -1,5 +1,5 @@
-//! The option TOA over a wire that loses and reorders frames: the first segment that can end the handshake of a
-//! connection has the client's address and port, no other segment claims another one, and every byte arrives.
+//! The option TOA over a wire that loses and reorders frames: the first segment that can complete the handshake of a
+//! connection has the client's address and port, no other segment has a different one, and every byte arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -22,18 +22,18 @@ const RST: u8 = 4;
 const TOA: u8 = 254;
 const CONNECTIONS: usize = 240;
 
-/// What the server's link saw of one connection.
+/// What the server's link received of one connection.
 #[derive(Debug, Default)]
-struct Heard {
-    /// The first segment that could end the handshake had the option.
+struct Observed {
+    /// The first segment that could complete the handshake had the option.
     first_had_one: bool,
     /// The contents of the options.
-    claims: BTreeSet<SocketAddr>,
+    options: BTreeSet<SocketAddr>,
 }
 
 #[test]
-fn a_backend_is_told_each_client_in_the_segment_that_ends_the_handshake() {
-    let _turn = beside_others();
+fn toa_is_in_the_first_segment_that_can_end_the_handshake() {
+    let _machine = beside_others();
     let lab = lab_with(1, Vec::new());
     let _upstream = start_upstream(&lab, 1);
     let vips = Family::BOTH.map(|family| plan::routed_vip(family, 45));
@@ -53,34 +53,36 @@ fn a_backend_is_told_each_client_in_the_segment_that_ends_the_handshake() {
     let faults = Faults { lost_permille: 20, delayed_permille: 20, delay: Duration::from_millis(2), seed: 5 };
     let wire = Wire::install(&world.lab, faults).expect("the wire is there");
     let stop = AtomicBool::new(false);
-    let (expected, heard) = thread::scope(|scope| {
+    let (expected, observed) = thread::scope(|scope| {
         let (world, stop) = (&world, &stop);
-        let ears = Family::BOTH.map(|family| scope.spawn(move || listen(&world.lab, family, stop)));
+        let threads = Family::BOTH.map(|family| scope.spawn(move || listen(&world.lab, family, stop)));
         let expected = open_many(&world.lab, &targets, CONNECTIONS);
         stop.store(true, Ordering::Relaxed);
-        let heard = ears.map(|ear| ear.join().expect("it listens"));
-        (expected, heard.into_iter().flatten().collect::<BTreeMap<_, _>>())
+        let observed = threads.map(|thread| thread.join().expect("it listens"));
+        (expected, observed.into_iter().flatten().collect::<BTreeMap<_, _>>())
     });
     let (lost, delayed) = wire.lost_and_delayed();
-    println!("{} connections, {} frames, {lost} lost, {delayed} delayed", heard.len(), wire.frames());
+    println!("{} connections, {} frames, {lost} lost, {delayed} delayed", observed.len(), wire.frames());
     assert!(lost > 0 && delayed > 0, "the wire was bad: {lost} lost, {delayed} delayed");
 
-    let wrong: Vec<_> = heard.iter().filter(|(_, h)| !h.first_had_one || h.claims.len() != 1).collect();
+    let wrong: Vec<_> =
+        observed.iter().filter(|(_, one)| !one.first_had_one || one.options.len() != 1).collect();
     assert!(wrong.is_empty(), "without the option, or with several addresses: {wrong:?}");
-    let told: BTreeSet<SocketAddr> = heard.values().flat_map(|heard| heard.claims.iter().copied()).collect();
+    let reported: BTreeSet<SocketAddr> =
+        observed.values().flat_map(|one| one.options.iter().copied()).collect();
     let clients: BTreeSet<SocketAddr> = expected.keys().map(|(client, _)| *client).collect();
-    assert_eq!(told, clients);
+    assert_eq!(reported, clients);
 }
 
 /// Reads the segments that arrive at the server, until `stop`.
-fn listen(lab: &Lab, family: Family, stop: &AtomicBool) -> BTreeMap<SocketAddr, Heard> {
+fn listen(lab: &Lab, family: Family, stop: &AtomicBool) -> BTreeMap<SocketAddr, Observed> {
     lab.server(1).namespace().move_this_thread().expect("the namespace lives as long as its lab");
     let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::TCP)).expect("a raw socket, as root");
     socket.set_recv_buffer_size(8 << 20).expect("a receive buffer");
     let socket = UdpSocket::from(socket);
     socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
-    let mut heard: BTreeMap<SocketAddr, Heard> = BTreeMap::new();
+    let mut observed: BTreeMap<SocketAddr, Observed> = BTreeMap::new();
     let mut segment = vec![0; 65_536];
     while !stop.load(Ordering::Relaxed) {
         let (len, peer) = match socket.recv_from(&mut segment) {
@@ -90,21 +92,22 @@ fn listen(lab: &Lab, family: Family, stop: &AtomicBool) -> BTreeMap<SocketAddr, 
         };
         // With IPv4, the header comes before the segment (raw(7)).
         let header = if family == Family::V4 { usize::from(segment[0] & 15) * 4 } else { 0 };
-        note(&mut heard, peer.ip(), &segment[header..len]);
+        note(&mut observed, peer.ip(), &segment[header..len]);
     }
-    heard
+    observed
 }
 
-fn note(heard: &mut BTreeMap<SocketAddr, Heard>, from: IpAddr, tcp: &[u8]) {
+fn note(observed: &mut BTreeMap<SocketAddr, Observed>, from: IpAddr, tcp: &[u8]) {
     let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
     if port(2) != UPSTREAM_PORT || from.is_loopback() || is_gateway(from) || tcp[13] & (SYN | RST) != 0 {
         return;
     }
-    let claim = option(&tcp[20..usize::from(tcp[12] >> 4) * 4]);
+    let found = option(&tcp[20..usize::from(tcp[12] >> 4) * 4]);
     let from = SocketAddr::new(from, port(0));
-    let entry =
-        heard.entry(from).or_insert_with(|| Heard { first_had_one: claim.is_some(), ..Heard::default() });
-    entry.claims.extend(claim);
+    let entry = observed
+        .entry(from)
+        .or_insert_with(|| Observed { first_had_one: found.is_some(), ..Observed::default() });
+    entry.options.extend(found);
 }
 
 /// The address and port of the first option TOA.

@@ -1,4 +1,4 @@
-//! `trace`, `capture` and `top` at a gateway with real traffic.
+//! `trace`, `capture` and `top` on a gateway with real traffic.
 
 use std::fs;
 use std::process::Stdio;
@@ -15,8 +15,8 @@ const WATCHED: u8 = 3;
 const OTHER: u8 = 4;
 
 #[test]
-fn trace_and_capture_show_the_packets_of_one_client_with_what_became_of_them() {
-    let _turn = beside_others();
+fn trace_and_capture_show_one_clients_packets_with_their_verdicts() {
+    let _machine = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let path = all_paths()[0];
     world.wait_until("a connection", || world.connect(path, OTHER).ok());
@@ -30,7 +30,7 @@ fn trace_and_capture_show_the_packets_of_one_client_with_what_became_of_them() {
     };
     let mut trace = start(&["trace", "-o", "json"]);
     let mut capture = start(&["capture", "-w", &file.display().to_string()]);
-    // Both have begun when both have ended: packets are sent until then.
+    // Both commands have started when both have ended; packets are sent until then.
     wait_for("trace and capture", APPLIED, || {
         let _ = (world.connect(path, WATCHED), world.connect(path, OTHER));
         let ended = [&mut trace, &mut capture].map(|one| one.try_wait().expect("ours").is_some());
@@ -56,9 +56,11 @@ fn trace_and_capture_show_the_packets_of_one_client_with_what_became_of_them() {
     assert_eq!(packets, 6, "each received frame and the one that was sent");
     assert!(String::from_utf8_lossy(&bytes).contains("verdict=transmit reason=forward"));
 
-    let top = world.gateway().ask(&["top", "--iterations", "1", "--interval", "0.2"]).expect("it answers");
+    let top = world.gateway().query(&["top", "--iterations", "1", "--interval", "0.2"]).expect("it answers");
     assert!(top.contains("RX-PPS") && top.contains("NEW/S"), "{top}");
-    let refused =
-        world.gateway().ask(&["trace", "--reason", "nonsense", "--count", "1"]).expect_err("no such reason");
+    let refused = world
+        .gateway()
+        .query(&["trace", "--reason", "nonsense", "--count", "1"])
+        .expect_err("no such reason");
     assert!(format!("{refused:#}").contains("is not known; accepted"), "{refused:#}");
 }

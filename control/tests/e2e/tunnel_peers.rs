@@ -1,5 +1,5 @@
-//! Packets that another gateway hands over in a tunnel: a program in the clients' host puts the packets of real connections into
-//! IP-in-IP, GRE and GUE in turn.
+//! Packets that another gateway forwards in a tunnel: a program on the clients' host encapsulates packets of real
+//! connections in IP-in-IP, GRE and GUE, in turn.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::world::{World, beside_others, lab};
 /// Protocol numbers of IPv4 in IP, IPv6 in IP, and GRE.
 const RAW: [u8; 3] = [4, 41, 47];
 
-/// The peer: it takes packets to VIPs from a TUN device, and sends them to the gateway in tunnels over IPv4.
+/// The peer: it reads packets for VIPs from a TUN device, and sends them to the gateway in tunnels over IPv4.
 struct Peer {
     sent: Arc<[AtomicUsize; 3]>,
 }
@@ -50,7 +50,7 @@ impl Peer {
         let (v4, v6, gre) = (v4?, v6?, gre?);
         let sent: Arc<[AtomicUsize; 3]> = Arc::default();
         let counts = Arc::clone(&sent);
-        // It ends with its device, which goes with the lab.
+        // The thread ends with its device, which is removed with the lab.
         thread::spawn(move || forward(&device, [&v4, &v6, &gre], &gue, &counts));
         Ok(Self { sent })
     }
@@ -70,45 +70,45 @@ fn raw_socket(protocol: u8, gateway: IpAddr) -> Result<Socket> {
 
 fn forward(device: &SyncDevice, [v4, v6, gre]: [&Socket; 3], gue: &UdpSocket, counts: &[AtomicUsize; 3]) {
     let mut buffer = [0; 2048];
-    for turn in 0.. {
+    for n in 0.. {
         let Ok(len) = device.recv(&mut buffer[4..]) else { return };
         let is_v4 = buffer[4] >> 4 == 4;
         let header = if is_v4 { [0, 0, 8, 0] } else { [0, 0, 0x86, 0xdd] };
         buffer[..4].copy_from_slice(&header);
         let packet = &buffer[4..4 + len];
-        let sent = match turn % 3 {
+        let sent = match n % 3 {
             0 if is_v4 => v4.send(packet),
             0 => v6.send(packet),
             1 => gre.send(&buffer[..4 + len]),
             _ => gue.send(packet),
         };
-        // What the kernel does not send is lost, and TCP sends it again.
+        // Packets that the kernel does not send are lost, and TCP retransmits them.
         if sent.is_ok() {
-            counts[turn % 3].fetch_add(1, Ordering::Relaxed);
+            counts[n % 3].fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 #[test]
-fn connections_whose_packets_another_gateway_hands_over_are_served_in_every_mode() {
-    let _turn = beside_others();
+fn tunneled_packets_of_another_gateway_are_served_in_every_mode() {
+    let _machine = beside_others();
     let paths = all_paths();
     let options = GatewayOptions { tunnel_peers: vec![Peer::address()], ..GatewayOptions::default() };
     let world = World::over(lab(2), options, &manifests(&[1, 2]), "");
     for path in &paths {
         world.wait_until_active(*path, &[1, 2]);
     }
-    let before = world.gateway().ask(&["drops"]).expect("the gateway answers");
-    let peer = Peer::start(&world.lab, &paths).expect("the peer stands");
+    let before = world.gateway().query(&["drops"]).expect("the gateway answers");
+    let peer = Peer::start(&world.lab, &paths).expect("the peer starts");
     for (n, path) in (0..).zip(&paths) {
         for _ in 0..3 {
             let name = format!("{} {}", path.label(), path.family);
-            let mut tell = world.connect(*path, n).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-            assert_eq!(tell.told.client.ip(), path.seen_client(client(path.family, n)), "{name}");
-            tell.ping().unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            let mut connection = world.connect(*path, n).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            assert_eq!(connection.answer.client.ip(), path.seen_client(client(path.family, n)), "{name}");
+            connection.ping().unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
     }
-    let drops = world.gateway().ask(&["drops"]).expect("the gateway answers");
+    let drops = world.gateway().query(&["drops"]).expect("the gateway answers");
     assert!(!drops.contains("tunnel_"), "{before}\n{drops}");
     let sent = peer.sent();
     println!("packets in IP-in-IP, GRE and GUE: {sent:?}");

@@ -1,7 +1,7 @@
-//! Owners of VIPs by VRRP: two gateways in namespaces of their own on one link, each with Debian's keepalived on its tap,
-//! and a station that asks all the time and records who answers.
+//! VRRP decides which gateway owns the VIPs: two gateways in their own namespaces on one link, each with Debian's
+//! keepalived on its tap. A station sends ARP requests all the time and records who answers.
 //!
-//! The short form kills the master twice. `TIDEGATE_FAILOVERS=20 cargo test --workspace --test e2e vrrp` is the form of the
+//! The short form kills the master twice. `TIDEGATE_FAILOVERS=20 cargo test --workspace --test e2e vrrp` produced the
 //! figures in `benches/results`.
 
 use std::net::Ipv4Addr;
@@ -22,7 +22,7 @@ use crate::world::{alone, tidegate};
 const VIP: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 /// `announce.l2.vrrp.heartbeatTimeout`.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long anything may take on a machine that does other work: these tests prove bounds on overlap, not speed.
+/// The maximum time of any step on a busy machine. These tests prove bounds on overlap, not speed.
 const BOUND: Duration = Duration::from_secs(60);
 
 const OBJECTS: &str = "\
@@ -39,9 +39,9 @@ fn mac(n: u8) -> MacAddr {
 /// One gateway with its keepalived.
 struct Edge {
     n: u8,
-    /// The line of keepalived about taking the group back from a gateway with a lower priority.
+    /// keepalived's line about preempting a gateway with a lower priority.
     preempt: &'static str,
-    // Declared first, so that they end before the namespace.
+    // Declared first, so that both end before the namespace is removed.
     keepalived: Option<Keepalived>,
     gateway: Option<LabProcess>,
     namespace: Namespace,
@@ -138,12 +138,12 @@ admin: {{socket: {socket}, listen: "", healthz: ""}}
         self.keepalived = Some(keepalived.expect("keepalived starts (apt-get install keepalived)"));
     }
 
-    fn wait(&self, what: &str, holds: impl Fn(&serde_json::Value) -> bool) {
+    fn wait(&self, what: &str, is_met: impl Fn(&serde_json::Value) -> bool) {
         let socket = self.directory.join("tidegate.sock");
         let waited = wait_for(what, BOUND, || {
-            let mut ask = self.namespace.command(tidegate());
-            let text = output_of(ask.args(["status", "-o", "json", "--socket"]).arg(&socket)).ok()?;
-            holds(&serde_json::from_str(&text).ok()?).then_some(())
+            let mut command = self.namespace.command(tidegate());
+            let text = output_of(command.args(["status", "-o", "json", "--socket"]).arg(&socket)).ok()?;
+            is_met(&serde_json::from_str(&text).ok()?).then_some(())
         });
         waited.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
     }
@@ -158,26 +158,26 @@ admin: {{socket: {socket}, listen: "", healthz: ""}}
         format!("edge {}:\n{gateway}\n{keepalived}", self.n)
     }
 
-    /// Ends everything in its namespace at once, as when the machine dies.
+    /// Kills everything in its namespace at once, like a power failure.
     fn die(&mut self) {
         self.to_all(Signal::KILL, |_| true);
         (self.gateway, self.keepalived) = (None, None);
     }
 
-    /// Sends a signal to the processes of its namespace whose command contains this.
+    /// Sends a signal to the processes of its namespace whose command line matches.
     fn to_all(&self, signal: Signal, is_one: impl Fn(&str) -> bool) {
         let pids = output_of(std::process::Command::new("ip").args(["netns", "pids", self.namespace.name()]));
         for pid in pids.expect("ip").lines().filter_map(|line| line.trim().parse().ok()) {
             let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             if let Some(pid) = Pid::from_raw(pid).filter(|_| is_one(command.trim())) {
-                // It may have ended.
+                // The process may have exited.
                 let _ = kill_process(pid, signal);
             }
         }
     }
 }
 
-/// Two edges on a link, and who watches them.
+/// Two edges on a link, and the station that watches them.
 struct Pair {
     edges: [Edge; 2],
     watch: ArpWatch,
@@ -185,14 +185,14 @@ struct Pair {
 }
 
 impl Pair {
-    /// Two edges of which none takes the group back from the other.
+    /// Two edges, of which neither preempts the other.
     fn new() -> Self {
         Self::with("preempt_delay 1000")
     }
 
     fn with(preempt: &'static str) -> Self {
         let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: tidegate() });
-        let lab = lab.expect("the lab stands (needs root)");
+        let lab = lab.expect("the lab is built (needs root)");
         let mut edges = [1, 2].map(|n| Edge::new(&lab, n, preempt));
         let watch =
             ArpWatch::start(lab.switch(), "br0", Ipv4Addr::new(192, 0, 2, 200), &[VIP]).expect("it watches");
@@ -212,26 +212,26 @@ impl Pair {
         usize::from(found != mac(1))
     }
 
-    /// Waits until the other edge answers. Returns how long after `since` it began, and how long the former owner still
-    /// answered then, seen until `settle` later.
-    fn taken_over(&self, former: usize, since: Instant, settle: Duration) -> (Duration, Duration) {
+    /// Waits until the other edge answers. Returns the time from `since` to its first answer, and how long the former
+    /// owner still answered after that, observed for `quiet`.
+    fn taken_over(&self, former: usize, since: Instant, quiet: Duration) -> (Duration, Duration) {
         let former_mac = mac(self.edges[former].n);
         let first =
             wait_for("the other gateway to answer", BOUND, || self.watch.first_other(VIP, former_mac, since));
         let first = first.unwrap_or_else(|error| panic!("{error:#}\n{}", self.edges[1 - former].logs()));
-        pause_until(first.at + settle);
+        pause_until(first.at + quiet);
         (first.at - since, self.watch.overlap(VIP, former_mac, first.at))
     }
 }
 
-/// Observes for a while: the record of the station is the result.
+/// Waits until a point in time, while the station records.
 fn pause_until(end: Instant) {
-    wait_for("some time", BOUND, || (Instant::now() >= end).then_some(())).expect("time goes on");
+    wait_for("some time", BOUND, || (Instant::now() >= end).then_some(())).expect("time passes");
 }
 
 #[test]
-fn of_two_gateways_the_master_of_vrrp_answers_and_when_it_dies_the_other_one() {
-    let _turn = alone();
+fn only_the_vrrp_master_answers_and_the_backup_takes_over_when_it_dies() {
+    let _machine = alone();
     let failovers: usize = std::env::var("TIDEGATE_FAILOVERS").map_or(2, |n| n.parse().expect("a number"));
     let mut pair = Pair::new();
     let mut took: Vec<Duration> = Vec::new();
@@ -253,8 +253,8 @@ fn of_two_gateways_the_master_of_vrrp_answers_and_when_it_dies_the_other_one() {
 }
 
 #[test]
-fn a_master_whose_gateway_was_stopped_is_silent_when_it_wakes_up() {
-    let _turn = alone();
+fn a_master_whose_gateway_was_paused_is_silent_when_it_resumes() {
+    let _machine = alone();
     let pair = Pair::new();
     let owner = pair.owner();
     let edge = &pair.edges[owner];
@@ -271,27 +271,27 @@ fn a_master_whose_gateway_was_stopped_is_silent_when_it_wakes_up() {
 }
 
 #[test]
-fn a_gateway_whose_keepalived_hangs_or_ends_answers_no_longer_than_the_heartbeat_timeout() {
-    let _turn = alone();
+fn a_gateway_without_keepalived_stops_answering_within_the_timeout() {
+    let _machine = alone();
     let mut pair = Pair::new();
     let owner = pair.owner();
     let hung = Instant::now();
     pair.edges[owner].to_all(Signal::STOP, |command| command.contains("keepalived"));
     let (after, overlap) = pair.taken_over(owner, hung, HEARTBEAT_TIMEOUT + Duration::from_secs(1));
-    // An answer may be on its way for a moment.
+    // One answer may already be on its way.
     assert!(overlap <= HEARTBEAT_TIMEOUT + Duration::from_millis(100), "{overlap:?}");
     eprintln!(
         "keepalived hung (SIGSTOP): two owners for {overlap:.2?}, bound {HEARTBEAT_TIMEOUT:?}; takeover after {after:.2?}"
     );
-    // A keepalived that ends closes the FIFO, which the gateway sees at once.
+    // A keepalived that exits closes the FIFO, which the gateway notices immediately.
     let owner = 1 - owner;
     let ended = Instant::now();
     pair.edges[owner].to_all(Signal::KILL, |command| command.contains("keepalived"));
     pair.edges[owner].keepalived = None;
     pair.edges[owner].wait_for_state("unknown");
     pause_until(ended + Duration::from_secs(1));
-    let said = pair.watch.said();
-    let last = said.iter().rfind(|one| one.is_answer && one.mac == mac(pair.edges[owner].n));
+    let replies = pair.watch.replies();
+    let last = replies.iter().rfind(|one| one.is_answer && one.mac == mac(pair.edges[owner].n));
     let answered = last.expect("it answered").at.saturating_duration_since(ended);
     eprintln!("keepalived killed: the gateway answered for another {answered:.2?}");
     assert!(answered < Duration::from_secs(1), "{answered:?}");
@@ -299,7 +299,7 @@ fn a_gateway_whose_keepalived_hangs_or_ends_answers_no_longer_than_the_heartbeat
     pair.edges[owner].wait("its state to be known again", |status| status["layer2"]["tidegate"] != "unknown");
 }
 
-/// Whether a line of `DEGRADED` contains this.
+/// Whether a line of `DEGRADED` contains this text.
 fn is_degraded(status: &serde_json::Value, part: &str) -> bool {
     let degraded = status["degraded"].as_array().into_iter().flatten();
     degraded.filter_map(serde_json::Value::as_str).any(|why| why.contains(part))
@@ -307,7 +307,7 @@ fn is_degraded(status: &serde_json::Value, part: &str) -> bool {
 
 #[test]
 fn gateways_that_restart_alone_still_take_over_from_each_other() {
-    let _turn = alone();
+    let _machine = alone();
     // With `nopreempt`, a keepalived that has lost its sockets stays backup.
     for preempt in ["preempt_delay 2", "nopreempt"] {
         let mut pair = Pair::with(preempt);
@@ -317,7 +317,7 @@ fn gateways_that_restart_alone_still_take_over_from_each_other() {
                 pair.owner();
             }
         }
-        // With `preempt_delay`, the one with the higher priority has the group back.
+        // With `preempt_delay`, the edge with the higher priority gets the group back.
         let owner = if preempt == "nopreempt" { pair.owner() } else { 1 };
         pair.edges[owner].wait_for_state("master");
         pair.edges[1 - owner].wait_for_state("backup");
@@ -333,10 +333,10 @@ fn gateways_that_restart_alone_still_take_over_from_each_other() {
 }
 
 #[test]
-fn a_gateway_that_starts_takes_no_group_over_before_it_has_the_flows() {
-    let _turn = alone();
+fn a_starting_gateway_takes_no_group_over_before_it_has_the_flows() {
+    let _machine = alone();
     let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: tidegate() });
-    let lab = lab.expect("the lab stands (needs root)");
+    let lab = lab.expect("the lab is built (needs root)");
     let mut edge = Edge::new(&lab, 1, "preempt_delay 1000");
     // The peer doesn't answer, so the gateway waits for it as long as it may.
     let sharing = format!(
@@ -344,7 +344,7 @@ fn a_gateway_that_starts_takes_no_group_over_before_it_has_the_flows() {
         "7".repeat(64)
     );
     std::fs::write(edge.directory.join("gateway.yaml"), edge.gateway_yaml() + &sharing).expect("written");
-    // keepalived later: its start must not take the time for which the gateway waits.
+    // keepalived starts later, so that its start does not use up the time for which the gateway waits.
     edge.start_gateway();
     let mut reasons = Vec::new();
     let checked = wait_for("a check that passes", BOUND, || {
@@ -363,8 +363,8 @@ fn a_gateway_that_starts_takes_no_group_over_before_it_has_the_flows() {
 
 #[test]
 fn a_backup_whose_keepalived_has_lost_its_sockets_is_degraded() {
-    let _turn = alone();
-    // What docs/layer2.md warns of.
+    let _machine = alone();
+    // docs/layer2.md warns of this case.
     let mut pair = Pair::with("nopreempt");
     let owner = pair.owner();
     let backup = 1 - owner;
@@ -374,8 +374,8 @@ fn a_backup_whose_keepalived_has_lost_its_sockets_is_degraded() {
     pair.edges[owner].die();
     let since = Instant::now();
     pair.edges[backup].wait("the fault", |status| {
-        let is_told = is_degraded(status, "it is backup, and no other station sends VRRP advertisements");
-        is_told || status["layer2"]["tidegate"] == "master"
+        let is_reported = is_degraded(status, "it is backup, and no other station sends VRRP advertisements");
+        is_reported || status["layer2"]["tidegate"] == "master"
     });
     eprintln!("a backup without sockets: seen after {:.2?}", since.elapsed());
 }

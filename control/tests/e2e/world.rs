@@ -1,5 +1,4 @@
-//! The base of the end-to-end tests: each has a lab with running servers, and a gateway with its log. Some of them run
-//! alone.
+//! The fixtures of the end-to-end tests: a lab with running servers, and a gateway with its log.
 //!
 //! Invariant: a test that cannot run here (no root, no DPDK) fails.
 
@@ -9,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tidegate_netlab::addresses::{self as plan, Family, client, on_link_vip, routed_vip};
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::gateway::manifests_of;
 use tidegate_netlab::manifests::{Manifest, put};
 use tidegate_netlab::modes::ModePath;
@@ -19,24 +18,24 @@ use tidegate_netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, wait_for};
 const ROUTED: u8 = 12;
 const ON_LINK: u8 = 4;
 
-/// The maximum time until a change of manifests affects traffic on a busy machine. These tests check correctness; the
-/// speed is measured elsewhere.
+/// The maximum time until a change of manifests affects traffic on a busy machine. These tests check correctness; speed
+/// is measured elsewhere.
 pub(crate) const APPLIED: Duration = Duration::from_secs(60);
 
-/// Whose turn it is: one test that needs the machine for itself, or several others.
-static TURN: RwLock<()> = RwLock::new(());
+/// Lets either one test use the machine alone, or several others share it.
+static MACHINE: RwLock<()> = RwLock::new(());
 
 /// Waits until no other test runs. Tests that load the processors, count losses or use short timers need this.
 pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
     clean_up_on_signals();
-    // A failed test has dropped its lab, so the next one starts without it.
-    TURN.write().unwrap_or_else(PoisonError::into_inner)
+    // A failed test has dropped its lab, so the next test starts without it.
+    MACHINE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until no test runs that must be alone. Others may run at the same time: most tests wait more than they compute.
+/// Waits until no test needs the machine alone. Other tests may run at the same time: most wait more than they compute.
 pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
     clean_up_on_signals();
-    TURN.read().unwrap_or_else(PoisonError::into_inner)
+    MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn clean_up_on_signals() {
@@ -61,15 +60,15 @@ pub(crate) fn lab(servers: u8) -> Lab {
     lab_with(servers, vips)
 }
 
-/// The same with these addresses on the loopbacks of the servers.
+/// A lab with `servers` running servers that have these addresses on their loopbacks.
 pub(crate) fn lab_with(servers: u8, vips: Vec<IpAddr>) -> Lab {
     let mut lab =
-        Lab::build(&LabPlan { servers, vips, tidegate: tidegate() }).expect("the lab stands (needs root)");
+        Lab::build(&LabPlan { servers, vips, tidegate: tidegate() }).expect("the lab is built (needs root)");
     lab.start_servers().expect("the servers answer");
     lab
 }
 
-/// A lab with a running gateway. It prints the end of the gateway's log if its test fails.
+/// A lab with a running gateway. Prints the end of the gateway's log if its test fails.
 pub(crate) struct World {
     // Declared first, so that the daemon ends before its namespace is removed.
     gateway: Option<Gateway>,
@@ -103,7 +102,7 @@ impl World {
         self.gateway.as_mut().expect("the gateway runs")
     }
 
-    /// Takes the gateway out, to stop or kill it.
+    /// Takes the gateway out of the world, to stop or kill it.
     pub(crate) fn take_gateway(&mut self) -> Gateway {
         self.gateway.take().expect("the gateway runs")
     }
@@ -121,15 +120,19 @@ impl World {
     }
 
     /// Opens a connection over `path` from the client's address number `n`.
-    pub(crate) fn connect(&self, path: ModePath, n: u8) -> anyhow::Result<Tell> {
-        Tell::connect(self.lab.client(), SocketAddr::new(client(path.family, n), 0), path.tell())
+    pub(crate) fn connect(&self, path: ModePath, n: u8) -> anyhow::Result<EchoConnection> {
+        EchoConnection::connect(
+            self.lab.client(),
+            SocketAddr::new(client(path.family, n), 0),
+            path.tcp_echo(),
+        )
     }
 
     /// Waits until a connection over `path` ends at `backend`.
-    pub(crate) fn wait_until_used(&self, path: ModePath, backend: &str) -> Tell {
+    pub(crate) fn wait_until_used(&self, path: ModePath, backend: &str) -> EchoConnection {
         let what = format!("a connection of {} {} to {backend}", path.label(), path.family);
         let connected = wait_for(&what, APPLIED, || {
-            self.connect(path, 0).ok().filter(|tell| tell.told.backend == backend)
+            self.connect(path, 0).ok().filter(|connection| connection.answer.backend == backend)
         });
         connected.unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -158,14 +161,14 @@ impl World {
     /// The ports that the gateway serves on `vip`, as `services -o json` shows them.
     pub(crate) fn ports_at(&self, vip: IpAddr) -> anyhow::Result<Vec<serde_json::Value>> {
         let answer: serde_json::Value =
-            serde_json::from_str(&self.gateway().ask(&["services", "-A", "-o", "json"])?)?;
+            serde_json::from_str(&self.gateway().query(&["services", "-A", "-o", "json"])?)?;
         let services = answer["items"].as_array().into_iter().flatten();
         let ports = services.flat_map(|service| service["ports"].as_array().into_iter().flatten());
         Ok(ports.filter(|port| port["vip"] == vip.to_string()).cloned().collect())
     }
 
     /// Waits until connections over `path` succeed.
-    pub(crate) fn wait_until_served(&self, path: ModePath) -> Tell {
+    pub(crate) fn wait_until_served(&self, path: ModePath) -> EchoConnection {
         let what = format!("a connection over {} {}", path.label(), path.family);
         wait_for(&what, APPLIED, || self.connect(path, 0).ok()).unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -176,24 +179,29 @@ impl Drop for World {
         if std::thread::panicking()
             && let Some(gateway) = &self.gateway
         {
-            eprintln!("the gateway's last words:\n{}", gateway.log_tail(60));
+            eprintln!("end of the gateway's log:\n{}", gateway.log_tail(60));
         }
     }
 }
 
 /// Pings every connection. Returns the broken ones, each with the reason.
-pub(crate) fn broken<'a>(connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) -> Vec<String> {
+pub(crate) fn broken<'a>(
+    connections: impl IntoIterator<Item = &'a mut (ModePath, EchoConnection)>,
+) -> Vec<String> {
     connections
         .into_iter()
-        .filter_map(|(path, tell)| {
-            let error = tell.ping().err()?;
-            Some(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend))
+        .filter_map(|(path, connection)| {
+            let error = connection.ping().err()?;
+            Some(format!("{} {} to {}: {error:#}", path.label(), path.family, connection.answer.backend))
         })
         .collect()
 }
 
 /// Pings every connection. The error lists all broken ones.
-pub(crate) fn assert_alive<'a>(when: &str, connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) {
+pub(crate) fn assert_alive<'a>(
+    when: &str,
+    connections: impl IntoIterator<Item = &'a mut (ModePath, EchoConnection)>,
+) {
     let broken = broken(connections);
     assert!(broken.is_empty(), "{when}, broken connections: {broken:#?}");
 }

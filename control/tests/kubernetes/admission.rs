@@ -1,5 +1,5 @@
-//! The admission policies on a real API server: their types are right, they refuse what the gateway would refuse, and
-//! accounts of gateways can write only what is theirs.
+//! The admission policies on a real API server: their types are valid, they refuse what the gateway would refuse, and
+//! accounts of gateways can write only their own fields.
 //!
 //! Every write is a dry run, so no case depends on another one. A write is repeated until it has the expected answer,
 //! because a server applies a new policy or a new parameter after a while.
@@ -16,10 +16,11 @@ use crate::world::{World, deploy, text};
 
 const API: &str = "tidegate.dev/v1alpha1";
 /// The maximum time until a server uses a new policy or parameter.
-const SETTLED: Duration = Duration::from_secs(30);
+const APPLIED: Duration = Duration::from_secs(30);
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 
-/// A cluster with the policies, and with the namespaces `shop`, of a team, and `aaa`, of none.
+/// A cluster with the policies, and with the namespaces `shop`, which belongs to a team, and `aaa`, which belongs to
+/// none.
 fn cluster() -> World {
     let world = World::new();
     for name in ["base", "admission"] {
@@ -37,7 +38,7 @@ fn cluster() -> World {
 fn the_api_server_finds_no_fault_in_the_types_of_the_policies() {
     needs!(Needs::RealServer, Needs::Version(31), Needs::NamespaceController);
     let world = cluster();
-    // A policy whose types are wrong, to know that the server checks them.
+    // A policy with wrong types, to prove that the server checks them.
     world.apply(
         "{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: \
          tidegate-wrong}, spec: {matchConstraints: {resourceRules: [{apiGroups: [tidegate.dev], apiVersions: \
@@ -62,7 +63,7 @@ fn the_api_server_finds_no_fault_in_the_types_of_the_policies() {
     assert!(policies.len() >= 7, "{}", policies.len());
 }
 
-/// Sets the ranges of external IPs that any Service may claim.
+/// Sets the ranges of external IPs that any Service may use.
 fn allow_ranges(world: &World, text: &str) {
     let data = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ranges": text},
         "metadata": {"name": "tidegate-external-ips", "namespace": "tidegate-system"}});
@@ -72,11 +73,11 @@ fn allow_ranges(world: &World, text: &str) {
 /// Repeats a write until it is refused with the expected text, or accepted.
 fn expect(world: &World, what: &str, expected: Option<&str>, write: impl Fn(&Admin) -> Result<(), String>) {
     let mut last = None;
-    let met = wait_for("the answer", SETTLED, || {
+    let met = wait_for("the answer", APPLIED, || {
         let answer = write(world.api.admin()).err();
         let is_met = match (expected, &answer) {
             (None, None) => true,
-            (Some(expected), Some(said)) => said.contains(expected),
+            (Some(expected), Some(message)) => message.contains(expected),
             _ => false,
         };
         last = answer;
@@ -85,8 +86,8 @@ fn expect(world: &World, what: &str, expected: Option<&str>, write: impl Fn(&Adm
     assert!(met.is_ok(), "{what}: expected {expected:?}, the answer is {last:?}");
 }
 
-/// A write of a Service by the administrator: the merge patch of a stored one, or a new one.
-fn ask(admin: &Admin, namespace: &str, name: &str, service: &Value) -> Result<(), String> {
+/// Writes a Service as the administrator: a merge patch of a stored Service, or a new one.
+fn write_service(admin: &Admin, namespace: &str, name: &str, service: &Value) -> Result<(), String> {
     let is_new = !matches!(name, "plain" | "named" | "cluster-ip");
     let path = Place::new("v1", "Service", namespace, if is_new { "" } else { name }).path();
     let mut object = service.clone();
@@ -149,29 +150,35 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
     stored("named", json!({"tidegate.dev/address-pool": "open"}), json!({"type": "LoadBalancer"}));
     stored("cluster-ip", json!({"tidegate.dev/address-pool": "team"}), json!({"type": "ClusterIP"}));
 
-    let claim = |addresses: &[&str]| json!({"spec": {"externalIPs": addresses}});
+    let external = |addresses: &[&str]| json!({"spec": {"externalIPs": addresses}});
     let labelled = |address: &str, labels: Value| json!({"metadata": {"labels": labels}, "spec": {"externalIPs": [address]}});
-    let asking = |key: &str, value: &str| json!({"metadata": {"annotations": {format!("tidegate.dev/{key}"): value}}, "spec": {"type": "LoadBalancer"}});
+    let requesting = |key: &str, value: &str| json!({"metadata": {"annotations": {format!("tidegate.dev/{key}"): value}}, "spec": {"type": "LoadBalancer"}});
     let (pool, address) =
-        (|name: &str| asking("address-pool", name), |ip: &str| asking("load-balancer-ips", ip));
+        (|name: &str| requesting("address-pool", name), |ip: &str| requesting("load-balancer-ips", ip));
     let mut front = pool("front");
     front["metadata"]["labels"] = json!({"tier": "front"});
     let mut of_cluster = pool("team");
     of_cluster["spec"]["type"] = "ClusterIP".into();
     let cases: Vec<(&str, &str, &str, Value, Option<&str>)> = vec![
         ("no externalIPs", "aaa", "new", json!({"spec": {}}), None),
-        ("in an open pool", "aaa", "new", claim(&["203.0.113.9", "2001:db8::9"]), None),
-        ("in a pool that does not authorise", "aaa", "new", claim(&["198.51.100.1"]), Some(NOT_AUTHORISED)),
-        ("a single address of such a pool", "shop", "new", claim(&["192.0.2.7"]), Some(NOT_AUTHORISED)),
+        ("in an open pool", "aaa", "new", external(&["203.0.113.9", "2001:db8::9"]), None),
+        (
+            "in a pool that does not authorise",
+            "aaa",
+            "new",
+            external(&["198.51.100.1"]),
+            Some(NOT_AUTHORISED),
+        ),
+        ("a single address of such a pool", "shop", "new", external(&["192.0.2.7"]), Some(NOT_AUTHORISED)),
         (
             "one of two in such a pool",
             "aaa",
             "new",
-            claim(&["203.0.113.9", "198.51.100.1"]),
+            external(&["203.0.113.9", "198.51.100.1"]),
             Some(NOT_AUTHORISED),
         ),
-        ("a namespace that matches", "shop", "new", claim(&["192.0.2.3"]), None),
-        ("a namespace that does not", "aaa", "new", claim(&["192.0.2.3"]), Some(NOT_MATCHED)),
+        ("a namespace that matches", "shop", "new", external(&["192.0.2.3"]), None),
+        ("a namespace that does not", "aaa", "new", external(&["192.0.2.3"]), Some(NOT_MATCHED)),
         ("a Service that matches", "aaa", "new", labelled("192.0.2.17", json!({"tier": "front"})), None),
         ("another tier", "aaa", "new", labelled("192.0.2.17", json!({"tier": "back"})), Some(NOT_MATCHED)),
         (
@@ -181,14 +188,14 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
             labelled("192.0.2.17", json!({"tier": "front", "old": "y"})),
             Some(NOT_MATCHED),
         ),
-        ("loopback", "aaa", "new", claim(&["127.0.0.1"]), Some(SPECIAL)),
-        ("link-local", "aaa", "new", claim(&["169.254.169.254"]), Some(SPECIAL)),
-        ("link-local, IPv6", "aaa", "new", claim(&["fe80::1"]), Some(SPECIAL)),
-        ("unspecified", "aaa", "new", claim(&["0.0.0.0"]), Some(SPECIAL)),
-        ("multicast", "aaa", "new", claim(&["239.1.1.1"]), Some(NEVER)),
-        ("multicast, IPv6", "aaa", "new", claim(&["ff05::2"]), Some(NEVER)),
+        ("loopback", "aaa", "new", external(&["127.0.0.1"]), Some(SPECIAL)),
+        ("link-local", "aaa", "new", external(&["169.254.169.254"]), Some(SPECIAL)),
+        ("link-local, IPv6", "aaa", "new", external(&["fe80::1"]), Some(SPECIAL)),
+        ("unspecified", "aaa", "new", external(&["0.0.0.0"]), Some(SPECIAL)),
+        ("multicast", "aaa", "new", external(&["239.1.1.1"]), Some(NEVER)),
+        ("multicast, IPv6", "aaa", "new", external(&["ff05::2"]), Some(NEVER)),
         ("a label beside it", "aaa", "plain", json!({"metadata": {"labels": {"a": "b"}}}), None),
-        ("a changed claim", "aaa", "plain", claim(&["198.51.100.1"]), Some(NOT_AUTHORISED)),
+        ("a changed request", "aaa", "plain", external(&["198.51.100.1"]), Some(NOT_AUTHORISED)),
         ("a pool that is open to all", "aaa", "new", pool("open"), None),
         ("a pool of another team", "aaa", "new", pool("team"), Some(NOT_MATCHED)),
         ("a pool of its team", "shop", "new", pool("team"), None),
@@ -219,11 +226,11 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
     ];
     let check = |cases: &[(&str, &str, &str, Value, Option<&str>)]| {
         for (what, namespace, name, object, expected) in cases {
-            expect(&world, what, *expected, |admin| ask(admin, namespace, name, object));
+            expect(&world, what, *expected, |admin| write_service(admin, namespace, name, object));
         }
     };
     check(&cases);
-    // What was requested before stays valid, although the selectors of its pool no longer match.
+    // Addresses requested earlier stay valid, although the selectors of their pool no longer match.
     let closed = json!({"spec": {"namespaceSelector": {"matchLabels": {"team": "shop"}}}});
     let path = Place::new(API, "AddressPool", "", "open").path();
     world
@@ -232,24 +239,30 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
         .request("PATCH", &path, Some(("application/merge-patch+json", &closed)))
         .expect("legal");
     check(&[
-        ("a closed pool, by address", "aaa", "new", claim(&["203.0.113.9"]), Some(NOT_MATCHED)),
+        ("a closed pool, by address", "aaa", "new", external(&["203.0.113.9"]), Some(NOT_MATCHED)),
         ("a closed pool, by name", "aaa", "new", pool("open"), Some(NOT_MATCHED)),
-        ("a claim from before", "aaa", "plain", json!({"spec": {"sessionAffinity": "ClientIP"}}), None),
+        (
+            "an external IP from before",
+            "aaa",
+            "plain",
+            json!({"spec": {"sessionAffinity": "ClientIP"}}),
+            None,
+        ),
         ("a request from before", "aaa", "named", json!({"spec": {"sessionAffinity": "ClientIP"}}), None),
     ]);
     ranges("203.0.113.0/24");
-    let outside = ("outside every range", "shop", "new", claim(&["192.0.2.200"]), Some(NO_RANGE));
-    let inside = |what, ip| ("inside a range", what, "new", claim(&[ip]), None);
+    let outside = ("outside every range", "shop", "new", external(&["192.0.2.200"]), Some(NO_RANGE));
+    let inside = |what, ip| ("inside a range", what, "new", external(&[ip]), None);
     check(&[outside, inside("shop", "203.0.113.200")]);
     ranges("10.0.0.0/8\n203.0.113.0/24");
     check(&[inside("shop", "10.1.2.3"), inside("shop", "203.0.113.200")]);
     ranges("");
-    check(&[("no ranges at all", "shop", "new", claim(&["203.0.113.200"]), Some(NO_RANGE))]);
+    check(&[("no ranges at all", "shop", "new", external(&["203.0.113.200"]), Some(NO_RANGE))]);
     assert!(world.api.delete("v1", "ConfigMap", "tidegate-system", "tidegate-external-ips"));
-    check(&[("no ConfigMap", "shop", "new", claim(&["203.0.113.200"]), None)]);
+    check(&[("no ConfigMap", "shop", "new", external(&["203.0.113.200"]), None)]);
 }
 
-/// A user as the headers that name it. The group gives it every right, so that only the policies refuse.
+/// A user as impersonation headers. The group gives it every right, so only the policies refuse.
 type User = Vec<(&'static str, &'static str)>;
 
 fn user(name: &'static str, more: &[(&'static str, &'static str)]) -> User {
@@ -262,17 +275,17 @@ const CONDITIONS: &str = "may write only conditions of tidegate.dev/";
 const ADDRESSES: &str = "may write addresses only into the status of Services of its class";
 const NOT_ITS_OWN: &str = "may write no GatewayStatus but its own";
 
-/// The objects that the accounts change: Services with and without what a gateway wrote, of several classes, a pool,
-/// and two gateways.
+/// The objects that the accounts change: Services of several classes with and without fields of a gateway, a pool, and
+/// two gateways.
 fn stored_objects(world: &World) {
     let theirs = json!({"type": "example.com/Ready", "status": "True", "reason": "Theirs", "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
     for (name, class, ingress) in [
         ("stored", Some("tidegate.dev/gateway"), json!([])),
-        ("held", Some("tidegate.dev/gateway"), json!([{"ip": "203.0.113.1"}])),
+        ("served", Some("tidegate.dev/gateway"), json!([{"ip": "203.0.113.1"}])),
         ("no-class", None, json!([])),
         ("other", Some("example.com/other"), json!([])),
-        ("other-held", Some("example.com/other"), json!([{"ip": "203.0.113.2"}])),
+        ("other-served", Some("example.com/other"), json!([{"ip": "203.0.113.2"}])),
     ] {
         let mut service = json!({
             "apiVersion": "v1", "kind": "Service",
@@ -283,7 +296,7 @@ fn stored_objects(world: &World) {
         if let Some(class) = class {
             service["spec"]["loadBalancerClass"] = class.into();
         }
-        if name == "held" {
+        if name == "served" {
             service["metadata"]["finalizers"] = json!(["example.com/theirs", "tidegate.dev/cleanup"]);
         }
         world.apply(&service.to_string());
@@ -308,8 +321,8 @@ fn condition(kind: &str, status: &str) -> Value {
     json!({"type": kind, "status": status, "reason": "Story", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
-/// What is written, by whom, to which object (API version, kind and name) and subresource, the change, and the policy that
-/// refuses it.
+/// A write: what, by whom, to which object (API version, kind and name) and subresource, the change, and the policy
+/// that refuses it.
 type Write<'a> = (&'a str, &'a User, (&'a str, &'a str, String), &'a str, Value, Option<&'a str>);
 
 #[test]
@@ -334,13 +347,13 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
     let silent = || json!({"status": {"leader": false, "conditions": [condition("Ready", "Unknown")]}});
     let mut moved = silent();
     moved["status"]["addresses"] = json!([]);
-    let beat = json!({"status": {"lastHeartbeat": "2026-01-01T00:00:10Z"}});
+    let heartbeat = json!({"status": {"lastHeartbeat": "2026-01-01T00:00:10Z"}});
     let service = |name: &str| ("v1", "Service", name.to_owned());
     let (pool, gateway) = (("AddressPool", "p"), |name: &str| (API, "GatewayStatus", name.to_owned()));
     let pool = || (API, pool.0, pool.1.to_owned());
     let cases: Vec<Write<'_>> = vec![
         ("the finalizer", ours, service("stored"), "", both.clone(), None),
-        ("the finalizer off", ours, service("held"), "", finalizers(&["example.com/theirs"]), None),
+        ("the finalizer off", ours, service("served"), "", finalizers(&["example.com/theirs"]), None),
         ("the finalizer of others off", ours, service("stored"), "", finalizers(&[]), Some(FINALIZERS)),
         (
             "one more of others",
@@ -390,7 +403,7 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
         ("the status, by certificate", certificate, service("stored"), "/status", vip(), None),
         ("no class", ours, service("no-class"), "/status", vip(), None),
         ("another class", ours, service("other"), "/status", vip(), Some(ADDRESSES)),
-        ("another class, taken out", ours, service("other-held"), "/status", status(json!([])), None),
+        ("another class, taken out", ours, service("other-served"), "/status", status(json!([])), None),
         (
             "conditions of others",
             ours,
@@ -415,7 +428,7 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
             status(json!([{"hostname": "example.org"}])),
             Some(ADDRESSES),
         ),
-        ("everything taken out", ours, service("held"), "/status", status(json!(null)), None),
+        ("everything taken out", ours, service("served"), "/status", status(json!(null)), None),
         ("a pool's finalizer", ours, pool(), "", both, None),
         (
             "a pool's addresses",
@@ -426,8 +439,8 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
             Some(FINALIZERS),
         ),
         ("a pool's status", ours, pool(), "/status", json!({"status": {"total": 1}}), None),
-        ("its own GatewayStatus", edge, gateway("edge-1"), "/status", beat.clone(), None),
-        ("that of another", edge, gateway("edge-2"), "/status", beat.clone(), Some(NOT_ITS_OWN)),
+        ("its own GatewayStatus", edge, gateway("edge-1"), "/status", heartbeat.clone(), None),
+        ("that of another", edge, gateway("edge-2"), "/status", heartbeat.clone(), Some(NOT_ITS_OWN)),
         ("that of another, silent", edge, gateway("edge-2"), "/status", silent(), None),
         ("the addresses of a silent one", edge, gateway("edge-2"), "/status", moved, Some(NOT_ITS_OWN)),
         (
@@ -435,12 +448,12 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
             certificate,
             gateway("edge-2"),
             "/status",
-            beat.clone(),
+            heartbeat.clone(),
             Some(NOT_ITS_OWN),
         ),
-        ("that of its node", pod, gateway("node-a"), "/status", beat.clone(), None),
-        ("that of another node", pod, gateway("edge-2"), "/status", beat.clone(), Some(NOT_ITS_OWN)),
-        ("an account that says no gateway", ours, gateway("edge-2"), "/status", beat, None),
+        ("that of its node", pod, gateway("node-a"), "/status", heartbeat.clone(), None),
+        ("that of another node", pod, gateway("edge-2"), "/status", heartbeat.clone(), Some(NOT_ITS_OWN)),
+        ("an account without a gateway", ours, gateway("edge-2"), "/status", heartbeat, None),
     ];
     for (what, user, (version, kind, name), part, patch, expected) in &cases {
         let path = Place::new(version, kind, "shop", name).path();
@@ -473,9 +486,9 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
             answer.map(drop).map_err(|refusal| refusal.to_string())
         });
     }
-    // Nothing removes the finalizers of the objects of this story.
+    // No controller removes the finalizers of these objects.
     let release = json!({"metadata": {"finalizers": null}});
-    let services = ["stored", "held", "no-class", "other", "other-held"].map(service);
+    let services = ["stored", "served", "no-class", "other", "other-served"].map(service);
     for (version, kind, name) in services.into_iter().chain([pool()]) {
         let path = Place::new(version, kind, "shop", &name).path();
         let body = Some(("application/merge-patch+json", &release));

@@ -24,7 +24,8 @@ fn watch_breaks_and_relists() {
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     let vips = gateway.vips("web");
-    // The watches break in the middle of an object, and the events that they missed are discarded, so a list is needed.
+    // The watches break in the middle of an object, and the events that they missed are discarded, so the gateway has
+    // to list again.
     world.api.faults().on("watch=", Fault::CutInMidObject);
     world.api.faults().cut_watches();
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.2"]));
@@ -70,7 +71,7 @@ fn token_expires() {
     let gateway = world.gateway("edge-1");
     world.api.expire_token();
     world.api.end_watches();
-    world.until("the loss to be told", || (gateway.source()["connected"] == false).then_some(()));
+    world.until("the loss to be reported", || (gateway.source()["connected"] == false).then_some(()));
     assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
     world.until("the reason", || text(&gateway.source()["lastError"]).contains("401").then_some(()));
     world.apply(&slice("web", &["10.244.0.2"]));
@@ -89,7 +90,7 @@ fn comes_back_empty() {
     let vips = gateway.vips("web");
     world.api.restart_empty();
     world.install_again();
-    world.until("what is kept to be told", || {
+    world.until("what is kept to be reported", || {
         gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
     });
     world.until("every kind to be watched", || (gateway.source()["connected"] == true).then_some(()));
@@ -99,12 +100,12 @@ fn comes_back_empty() {
     world.apply(&(service("api") + &slice("api", &["10.244.0.7"])));
     world.until("the new Service", || (gateway.backends("api") == ["10.244.0.7:8080 active"]).then_some(()));
     assert_eq!(gateway.vips("web"), vips);
-    assert_ne!(gateway.vips("api"), vips, "an address that is kept is not given away");
+    assert_ne!(gateway.vips("api"), vips, "a retained address is not assigned to another Service");
 }
 
 /// The cluster is created again from its manifests, object by object. Each object has a new uid.
 #[test]
-fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
+fn comes_back_empty_and_recreated_services_get_their_old_addresses() {
     needs!(Needs::LostObjects);
     let mut world = World::new();
     let names = ["web", "api", "db"];
@@ -132,12 +133,12 @@ fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
     });
     world.api.restart_empty();
     world.install_again();
-    world.until("what is kept to be told", || {
+    world.until("what is kept to be reported", || {
         is_served();
         (kept().contains("3 Service objects") && kept().contains("3 EndpointSlice objects")).then_some(())
     });
-    // Another Service requests a retained address before its owner is back. It requests the last one, which the others
-    // could not have by chance.
+    // Another Service requests a retained address before its owner is back: the last one, which the others could not
+    // get by chance.
     let thief = service("thief").replace(
         "name: thief,",
         &format!("name: thief, annotations: {{tidegate.dev/load-balancer-ips: {}}},", had[2]),
@@ -150,24 +151,24 @@ fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
             (status(name) == had[at]).then_some(())
         });
         let left = names.len() - 1 - at;
-        world.until("one less to be kept", || {
+        world.until("one fewer to be kept", || {
             is_served();
-            let is_told = |kind: &str| kept().contains(&format!("{left} {kind} objects"));
-            (left == 0 || is_told("Service") && is_told("EndpointSlice")).then_some(())
+            let is_reported = |kind: &str| kept().contains(&format!("{left} {kind} objects"));
+            (left == 0 || is_reported("Service") && is_reported("EndpointSlice")).then_some(())
         });
     }
     world.until("nothing to be kept", || {
         is_served();
         (!kept().contains("Service objects") && !kept().contains("EndpointSlice objects")).then_some(())
     });
-    assert_eq!(status("thief"), "", "who has an address keeps it");
+    assert_eq!(status("thief"), "", "a Service keeps its address");
 }
 
 #[test]
-fn what_changed_just_before_sigterm_is_there_after_a_boot_without_api_server() {
+fn changes_before_sigterm_survive_a_boot_without_api_server() {
     let mut world = shop(&Setting::default());
     world.until("the objects to be on disk", || world.has_state("edge-1").then_some(()));
-    // Before the next write to the disk.
+    // The endpoint is added before the next write to the disk.
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.8"]));
     let gateway = world.gateway("edge-1");
     world.until("the change", || (gateway.backends("web").len() == 2).then_some(()));
@@ -206,14 +207,14 @@ fn comes_back_older() {
     );
     world.until("the new Service", || (gateway.backends("new") == ["10.244.1.1:8080 active"]).then_some(()));
     world.until("the second endpoint", || (gateway.backends("web").len() == 2).then_some(()));
-    // Real clusters change all the time, so the backup is many versions old.
+    // Real clusters change all the time, so a backup is many versions old.
     for number in 0..1_000 {
         world.apply(&format!(
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{number}\"}}}}"
         ));
     }
     world.api.restart_from(&older);
-    world.until("what is kept to be told", || {
+    world.until("what is kept to be reported", || {
         gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
     });
     assert_eq!(gateway.vips("new").len(), 1);
@@ -221,10 +222,11 @@ fn comes_back_older() {
     assert!(gateway.backends("web").contains(&"10.244.0.1:8080 active".to_string()));
     // Changes of the older state are followed.
     world.apply(&(service("more") + &slice("more", &["10.244.2.1"])));
-    world.until("a Service made after the loss", || (gateway.vips("more").len() == 1).then_some(()));
+    world.until("a Service created after the loss", || (gateway.vips("more").len() == 1).then_some(()));
 }
 
-/// The server has soon written more than it lost, and is started twice within two minutes: for the copy, and with it.
+/// The server soon writes more than it lost, and is started twice within two minutes: to take the copy, and to restore
+/// it.
 #[test]
 fn comes_back_a_little_older_and_a_service_stays_with_its_endpoints() {
     needs!(Needs::LostObjects);
@@ -248,7 +250,7 @@ fn comes_back_a_little_older_and_a_service_stays_with_its_endpoints() {
     let kept = || gateway.source()["kept"].to_string();
     world.until("both to be kept", || {
         let kept = kept();
-        // The status of the others was written after the copy.
+        // The copy is older than the status of the others.
         (kept.contains(" Service objects") && kept.contains("1 EndpointSlice objects")).then_some(())
     });
     world.until("every kind to be watched", || (gateway.source()["connected"] == true).then_some(()));
@@ -275,14 +277,12 @@ fn api_server_gone_at_boot() {
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.5"]));
     world.api.refuse_connections(false);
     world.until("the API server to be followed again", || (gateway.backends("web").len() == 2).then_some(()));
-    world.until("the disk not to be needed any more", || {
-        (gateway.source()["fromDisk"] == false).then_some(())
-    });
+    world.until("the disk state to be obsolete", || (gateway.source()["fromDisk"] == false).then_some(()));
 }
 
 #[test]
 fn sigterm_with_api_server_unreachable() {
-    // The promise is 3 s if nothing is draining. The rest is for a busy machine. Requests that hang take longer.
+    // The limit is 3 s if nothing is draining. The rest is for a busy machine. Hanging requests take longer.
     const PROMISED: Duration = Duration::from_secs(9);
     let mut world = shop(&Setting::default());
     world.api.hang(true);
@@ -293,12 +293,12 @@ fn sigterm_with_api_server_unreachable() {
     world.start_again("edge-1");
     world.api.refuse_connections(true);
     let gateway = world.gateway("edge-1");
-    world.until("the loss to be told", || (gateway.source()["connected"] == false).then_some(()));
+    world.until("the loss to be reported", || (gateway.source()["connected"] == false).then_some(()));
     world.end("edge-1", Signal::TERM, PROMISED).expect("it ends in time when connections are refused");
 }
 
 #[test]
-fn events_twice_and_out_of_order_end_in_the_last_state() {
+fn duplicate_and_reordered_events_end_in_the_last_state() {
     needs!(Needs::Faults);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
@@ -306,13 +306,13 @@ fn events_twice_and_out_of_order_end_in_the_last_state() {
     world.api.faults().reorder_events(true);
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.2"]));
     world.apply(&slice("web", &["10.244.0.3"]));
-    world.until("the last of what came twice and out of order", || {
+    world.until("the last of the duplicate and reordered events", || {
         gateway.backends("web").contains(&"10.244.0.3:8080 active".to_string()).then_some(())
     });
 }
 
 #[test]
-fn throttling_and_errors_are_waited_out() {
+fn the_gateway_recovers_from_throttling_and_errors() {
     needs!(Needs::Faults);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
@@ -339,7 +339,7 @@ fn an_answer_about_one_kind_is_not_logged_as_a_lost_server() {
     ] {
         world.api.faults().on(path, fault);
         world.api.faults().end_watches();
-        // The number may also be a part of the server's port.
+        // The number may also be part of the server's port.
         let is_named = |line: &str| line.contains("does not serve a kind") && line.contains(code);
         world.until("the answer in the log", || world.log("edge-1").lines().any(is_named).then_some(()));
         assert!(!world.log("edge-1").contains("is unavailable"), "{}", world.log("edge-1"));

@@ -1,8 +1,8 @@
-//! Tests of the gateway's connection to the API server: with the service account of its Pod, with a plugin of its
+//! The gateway's connection to the API server: with the service account of its Pod, with a credential plugin of its
 //! kubeconfig, and through the proxy of its environment.
 //!
-//! `source/kubernetes/connect` tests single settings of a kubeconfig. Here the whole gateway starts in these
-//! environments and continues when they change.
+//! Unit tests of `source/kubernetes/connect` cover single settings of a kubeconfig. Here the whole gateway starts in
+//! these environments and continues when they change.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -26,7 +26,8 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
 
-/// Writes the files of an account like a kubelet: a directory for each state, and a link that is switched in one step.
+/// Writes the files of an account as a kubelet does: a directory for each state, and a link that is switched
+/// atomically.
 fn project(account: &Path, state: &str, token: &str, authority: &str) {
     let data = account.join(format!("..{state}"));
     std::fs::create_dir_all(&data).expect("made");
@@ -43,7 +44,7 @@ fn project(account: &Path, state: &str, token: &str, authority: &str) {
 }
 
 #[test]
-fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_followed() {
+fn a_pods_service_account_suffices_and_its_rotation_is_followed() {
     needs!(Needs::NewAuthority, Needs::Requests);
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
@@ -66,8 +67,8 @@ fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_follow
     let starter = words(&["unshare", "--mount", &starter.display().to_string()]);
     world.start_with("edge-1", &Setting { kubeconfig: Some(String::new()), starter, ..Setting::default() });
     serves(&world, "edge-1", "web");
-    let asker = "system:serviceaccount:tidegate-system:tidegate";
-    assert!(world.api.requests().iter().any(|request| request.user == asker));
+    let account_user = "system:serviceaccount:tidegate-system:tidegate";
+    assert!(world.api.requests().iter().any(|request| request.user == account_user));
 
     // A new token replaces the old one.
     project(&account, "second", &world.api.other_token("second"), &authority(&world));
@@ -76,7 +77,7 @@ fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_follow
     world.apply(&(service("later") + &slice("later", &["10.244.0.2"])));
     serves(&world, "edge-1", "later");
 
-    // A new authority.
+    // The server gets a new certificate authority.
     world.api.renew_certificate();
     project(&account, "third", &world.api.other_token("second"), &authority(&world));
     world.apply(&(service("last") + &slice("last", &["10.244.0.3"])));
@@ -84,7 +85,7 @@ fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_follow
 }
 
 #[test]
-fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why() {
+fn a_credential_plugin_provides_the_token_and_status_shows_its_failure() {
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     let directory = world.directory().to_owned();
@@ -126,7 +127,7 @@ fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why(
 }
 
 #[test]
-fn the_environments_proxy_is_the_way_but_for_what_no_proxy_names() {
+fn the_proxy_of_the_environment_is_used_except_for_no_proxy() {
     // The address is not on loopback, because a proxy is never used for loopback. The certificate is for localhost.
     let mut world = World::reached_at("192.0.2.77".parse().expect("an address"));
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));

@@ -1,11 +1,11 @@
-//! The definitions of our kinds on a real API server: which objects it accepts, and what an upgrade or a downgrade of
-//! the definitions does to a gateway that runs.
+//! Our CustomResourceDefinitions on a real API server: which objects it accepts, and how an upgrade or a downgrade of
+//! the definitions affects a running gateway.
 //!
 //! The table is `deploy/scripts/crd-cases.yaml`; `control/cluster/src/crd/cases.rs` checks the gateway with it.
 
 use serde_json::{Value, json};
 
-use crate::api::{Admin, Needs, Place, Refusal};
+use crate::api::{Admin, Needs, ObjectPath, Refusal};
 use crate::needs;
 use crate::world::{Setting, World, deploy, service, slice, text};
 
@@ -17,7 +17,8 @@ fn judge(admin: &Admin, object: &Value) -> Result<(), Refusal> {
     let mut object = object.clone();
     object["apiVersion"] = API.into();
     let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
-    let (all, one) = (Place::new(API, &kind, "", "").path(), Place::new(API, &kind, "", &name).path());
+    let (all, one) =
+        (ObjectPath::new(API, &kind, "", "").path(), ObjectPath::new(API, &kind, "", &name).path());
     let status = object.as_object_mut().and_then(|object| object.remove("status"));
     let create = |query: &str| {
         admin.request("POST", &format!("{all}{query}"), Some(("application/json", &object))).map(drop)
@@ -34,9 +35,9 @@ fn judge(admin: &Admin, object: &Value) -> Result<(), Refusal> {
 /// Whether each expected `FIELD: TEXT` is a cause of the refusal, and there is no other cause.
 fn is_as_expected(expected: &[String], causes: &[String]) -> bool {
     let is_met = |expected: &String| {
-        let (field, said) = expected.split_once(": ").unwrap_or((expected.trim_end_matches(':'), ""));
+        let (field, message) = expected.split_once(": ").unwrap_or((expected.trim_end_matches(':'), ""));
         let mut causes = causes.iter().filter_map(|cause| cause.split_once(": "));
-        causes.any(|(of, cause)| of == field && cause.contains(said))
+        causes.any(|(of, cause)| of == field && cause.contains(message))
     };
     expected.len() == causes.len() && expected.iter().all(is_met)
 }
@@ -52,20 +53,21 @@ fn the_api_server_accepts_and_refuses_what_the_table_says() {
     for case in &cases {
         let refused = case["refused"].as_array().cloned().unwrap_or_default();
         let expected: Vec<String> = refused.iter().map(text).collect();
-        let said = match judge(world.api.admin(), &case["object"]) {
+        let causes = match judge(world.api.admin(), &case["object"]) {
             Ok(()) => Vec::new(),
             Err(refusal) if refusal.causes.is_empty() => vec![refusal.to_string()],
-            // After a fault of the schema, the server says that it did not evaluate the rules.
+            // After a schema violation, the server reports that it did not evaluate the rules.
             Err(refusal) => {
                 refusal.causes.into_iter().filter(|cause| !cause.starts_with("<nil>: ")).collect()
             }
         };
-        if !is_as_expected(&expected, &said) {
-            wrong.push(format!("{}: said {said:#?}, expected {expected:#?}", text(&case["case"])));
+        if !is_as_expected(&expected, &causes) {
+            wrong.push(format!("{}: causes {causes:#?}, expected {expected:#?}", text(&case["case"])));
         }
     }
     assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
-    // A field that the schema lacks is found, so the table also proves that the schema has all fields of its objects.
+    // The server reports fields that the schema lacks, so the table also proves that the schema has all fields of its
+    // objects.
     let typo = json!({"kind": "AddressPool", "metadata": {"name": "p"}, "spec": {"adresses": [], "addresses": ["192.0.2.1"]}});
     let refusal = judge(world.api.admin(), &typo).expect_err("a typo");
     assert!(refusal.message.contains("unknown field \"spec.adresses\""), "{refusal}");
@@ -104,7 +106,7 @@ fn new_fields(world: &World) -> [bool; 2] {
 }
 
 #[test]
-fn older_and_newer_definitions_change_no_address_and_cost_only_their_fields() {
+fn older_and_newer_definitions_change_only_their_fields() {
     needs!(Needs::RealServer, Needs::Version(31));
     let mut world = World::new();
     let pool = "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, spec: {addresses: \
@@ -122,7 +124,7 @@ fn older_and_newer_definitions_change_no_address_and_cost_only_their_fields() {
     let had = world.until("an address", || address(&world, "web"));
     world.until("every field", || (new_fields(&world) == [true; 2]).then_some(()));
 
-    // A downgrade: the server drops the fields that the older definitions don't have, in what it stores and returns.
+    // Downgrade: the server drops the fields that the older definitions don't have, in what it stores and returns.
     let apply =
         |world: &World, is_older: bool| definitions(is_older).iter().for_each(|text| world.apply(text));
     let heartbeat = |world: &World| {
@@ -154,7 +156,7 @@ fn older_and_newer_definitions_change_no_address_and_cost_only_their_fields() {
     assert_eq!(address(&world, "web").as_ref(), Some(&had));
     assert_eq!(world.gateway("edge-1").vips("web"), std::slice::from_ref(&had));
 
-    // An upgrade: the gateway fills the new fields without a restart.
+    // Upgrade: the gateway fills the new fields without a restart.
     apply(&world, false);
     world.until("every field again", || (new_fields(&world) == [true; 2]).then_some(()));
     assert_eq!(address(&world, "web"), Some(had));

@@ -25,7 +25,7 @@ fn endpoints_shrink_to_zero() {
     world.until("no backend that takes flows", || {
         gateway.backends("web").iter().all(|row| !row.ends_with("active")).then_some(())
     });
-    // The VIP stays, and answers that there is no backend.
+    // The VIP remains, and the gateway reports that there is no backend.
     assert_eq!(gateway.vips("web"), vips);
     world.apply(&slice("web", &["10.244.0.3"]));
     world.until("a new backend", || {
@@ -38,7 +38,7 @@ fn class_removed() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     assert_eq!(gateway.vips("web").len(), 1);
-    // The class cannot be changed. The Service changes its type, and then returns with another owner's class.
+    // The class is immutable, so the Service changes its type, and then returns with another owner's class.
     world
         .api
         .edit("v1", "Service", "shop", "web", |service| {

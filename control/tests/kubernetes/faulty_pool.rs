@@ -1,5 +1,5 @@
-//! Tests of AddressPools that an API server accepted although their rules refuse them. The test API server evaluates no
-//! CEL, like servers before 1.25.
+//! AddressPools that an API server accepted although their rules refuse them. The test API server evaluates no CEL,
+//! like servers before 1.25.
 
 use serde_json::Value;
 
@@ -38,15 +38,19 @@ fn a_faulty_address_pool_reports_it_and_its_services_keep_their_addresses() {
     assert_eq!(world.until("the address in the status", written), had[0]);
 
     world.api.apply_past_validation(&pool("203.0.113.5/28")).expect("stored");
-    let said = world.until("the pool to say so", || accepted(&world).filter(|(status, _)| status == "False"));
-    assert!(said.1.contains("spec.addresses[0]: 203.0.113.5/28 has bits set after its prefix"), "{said:?}");
-    let told = |event: &Value| {
+    let condition =
+        world.until("the pool to report it", || accepted(&world).filter(|(status, _)| status == "False"));
+    assert!(
+        condition.1.contains("spec.addresses[0]: 203.0.113.5/28 has bits set after its prefix"),
+        "{condition:?}"
+    );
+    let is_reported = |event: &Value| {
         event["regarding"]["kind"] == "AddressPool"
             && text(&event["note"]).contains("has bits set after its prefix")
     };
     let events = || world.api.list("events.k8s.io/v1", "Event", "");
-    world.until("an event of the pool", || events().iter().any(told).then_some(()));
-    assert_eq!(gateway.vips("web"), had, "a mistake takes no address away");
+    world.until("an event of the pool", || events().iter().any(is_reported).then_some(()));
+    assert_eq!(gateway.vips("web"), had, "a mistake releases no address");
     world.apply(&pool("203.0.113.0/28"));
     world.until("the pool to be accepted", || accepted(&world).filter(|(status, _)| status == "True"));
     assert_eq!((gateway.vips("web"), written()), (had.clone(), Some(had[0].clone())));

@@ -7,7 +7,7 @@ use crate::world::{SEEN, Setting, World, service, slice, text};
 
 const KIND: (&str, &str) = ("tidegate.dev/v1alpha1", "GatewayStatus");
 
-/// A gateway that shares flows at a loopback address of its own.
+/// A gateway that shares flows at its own loopback address.
 fn setting(gateway: u8) -> Setting {
     let (listen, key) = (socket(gateway), "5a".repeat(32));
     Setting {
@@ -21,10 +21,10 @@ fn socket(gateway: u8) -> String {
 }
 
 fn status(world: &World, gateway: &str) -> Value {
-    world.gateway(gateway).ask("status").unwrap_or_default()
+    world.gateway(gateway).query("status").unwrap_or_default()
 }
 
-/// The state of the peer at an address, as a gateway shows it; empty if it has no such peer.
+/// The state of the peer at an address, as a gateway shows it; empty if there is no such peer.
 fn peer(world: &World, gateway: &str, address: &str) -> String {
     let status = status(world, gateway);
     let peers = status["flowSharing"]["peers"].as_array().cloned().unwrap_or_default();
@@ -37,14 +37,14 @@ fn until(world: &World, gateway: &str, address: &str, state: &str) {
     world.until(&what, || (peer(world, gateway, address) == state).then_some(()));
 }
 
-/// What a gateway says of flow sharing under DEGRADED.
-fn troubles(world: &World, gateway: &str) -> Vec<String> {
+/// The lines of a gateway's status about flow sharing under DEGRADED.
+fn degraded(world: &World, gateway: &str) -> Vec<String> {
     let degraded = status(world, gateway)["degraded"].as_array().cloned().unwrap_or_default();
-    degraded.iter().map(text).filter(|trouble| trouble.starts_with("flow sharing")).collect()
+    degraded.iter().map(text).filter(|line| line.starts_with("flow sharing")).collect()
 }
 
 #[test]
-fn gateways_find_the_peers_of_flow_sharing_and_keep_them_while_the_api_server_is_away() {
+fn gateways_discover_flow_peers_and_keep_them_without_the_api_server() {
     let (first, second) = (&socket(1), &socket(2));
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
@@ -53,19 +53,16 @@ fn gateways_find_the_peers_of_flow_sharing_and_keep_them_while_the_api_server_is
         let gateway = world.api.get(KIND.0, KIND.1, "", "edge-1")?;
         (gateway["status"]["flowSharingAddress"] == *first).then_some(())
     });
-    let alone = troubles(&world, "edge-1");
-    assert!(
-        alone.iter().any(|trouble| trouble.contains("no other gateway has a GatewayStatus")),
-        "{alone:?}"
-    );
+    let alone = degraded(&world, "edge-1");
+    assert!(alone.iter().any(|line| line.contains("no other gateway has a GatewayStatus")), "{alone:?}");
 
     world.start_with("edge-2", &setting(2));
     until(&world, "edge-1", second, "up");
     until(&world, "edge-2", first, "up");
     assert_eq!(status(&world, "edge-1")["flowSharing"]["findsPeers"], true);
-    assert_eq!(troubles(&world, "edge-1"), [""; 0]);
+    assert_eq!(degraded(&world, "edge-1"), [""; 0]);
 
-    // What is not known anew stays.
+    // Known peers are kept while the API server is away.
     world.api.refuse_connections(true);
     world.until("the loss of the API server", || {
         (world.gateway("edge-1").source()["connected"] == false).then_some(())
@@ -73,17 +70,17 @@ fn gateways_find_the_peers_of_flow_sharing_and_keep_them_while_the_api_server_is
     assert_eq!((peer(&world, "edge-1", second), peer(&world, "edge-2", first)), ("up".into(), "up".into()));
     world.api.refuse_connections(false);
 
-    // It is found again before anybody has noticed that it was away.
+    // The peer is discovered again before anybody has noticed that it was away.
     world.end("edge-2", Signal::KILL, SEEN).expect("it ends");
     until(&world, "edge-1", second, "connecting");
     world.start_again("edge-2");
     until(&world, "edge-1", second, "up");
     until(&world, "edge-2", first, "up");
 
-    // One that has stopped need not answer, and is not forgotten.
+    // A stopped peer need not answer, and is not forgotten.
     world.end("edge-2", Signal::TERM, SEEN).expect("it ends");
     until(&world, "edge-1", second, "absent");
-    assert!(!troubles(&world, "edge-1").iter().any(|trouble| trouble.contains(second.as_str())));
+    assert!(!degraded(&world, "edge-1").iter().any(|line| line.contains(second.as_str())));
     world.start_again("edge-2");
     until(&world, "edge-1", second, "up");
 
@@ -93,7 +90,7 @@ fn gateways_find_the_peers_of_flow_sharing_and_keep_them_while_the_api_server_is
 }
 
 #[test]
-fn a_gateway_with_a_broken_address_is_told_and_the_others_are_peers() {
+fn a_gateway_with_an_invalid_address_is_reported_and_others_are_peers() {
     let mut world = World::new();
     for (name, address) in [("edge-8", "somewhere"), ("edge-9", "192.0.2.200:10358")] {
         world.apply(&format!(
@@ -109,9 +106,9 @@ fn a_gateway_with_a_broken_address_is_told_and_the_others_are_peers() {
     }
     world.start_with("edge-1", &setting(1));
     until(&world, "edge-1", "192.0.2.200:10358", "connecting");
-    let told = troubles(&world, "edge-1");
+    let reported = degraded(&world, "edge-1");
     assert!(
-        told.iter().any(|trouble| trouble.contains("edge-8") && trouble.contains("somewhere")),
-        "{told:?}"
+        reported.iter().any(|line| line.contains("edge-8") && line.contains("somewhere")),
+        "{reported:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! A gateway is drained by an annotation of its GatewayStatus, and the status says how far it is.
+//! An annotation of its GatewayStatus drains a gateway, and the status shows the progress.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -51,18 +51,18 @@ fn an_annotation_drains_a_gateway_over_a_restart_until_it_is_removed() {
     assert_eq!(readyz(&world), Some(200));
 
     annotate(&world, Some("true"));
-    let message = until_drained_is(&world, "nothing to come any more", "True", "Drained");
+    let message = until_drained_is(&world, "packets to stop", "True", "Drained");
     assert_eq!(message, "requested by: annotation");
     assert_eq!(readyz(&world), Some(503));
     assert_eq!(world.http(10_001, "/livez").map(|(code, _)| code), Some(200));
-    let drain = world.gateway("edge-1").ask("status").expect("a status")["drain"].clone();
+    let drain = world.gateway("edge-1").query("status").expect("a status")["drain"].clone();
     assert_eq!((&drain["state"], &drain["by"]), (&json!("drained"), &json!(["annotation"])));
 
-    // It knows before it has reached the API server.
+    // The gateway knows of the drain before it has reached the API server.
     world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
     world.start_again("edge-1");
     let by = world.until("the drain after a restart", || {
-        let drain = world.gateway("edge-1").ask("status")?["drain"].clone();
+        let drain = world.gateway("edge-1").query("status")?["drain"].clone();
         (drain["state"] == "drained").then_some(drain["by"].clone())
     });
     assert_eq!(by, json!(["annotation"]));
@@ -70,7 +70,7 @@ fn an_annotation_drains_a_gateway_over_a_restart_until_it_is_removed() {
 
     annotate(&world, None);
     world.until("it to serve again", || (readyz(&world) == Some(200)).then_some(()));
-    until_drained_is(&world, "the condition to say so", "False", "Serving");
+    until_drained_is(&world, "the condition to report it", "False", "Serving");
 
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     until_drained_is(&world, "the last status", "True", "Stopped");

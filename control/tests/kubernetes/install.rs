@@ -1,5 +1,5 @@
 //! Checks the contents of `deploy/` with the tools of operators: kubectl and its server-side dry run, kustomize,
-//! systemd, a Dockerfile linter.
+//! systemd, and a Dockerfile linter.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,15 +38,15 @@ fn kustomizations() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_kustomization_is_taken_by_a_server_side_dry_run_with_strict_validation() {
+fn every_kustomization_passes_a_strict_server_side_dry_run() {
     needs!(Needs::RealServer, Needs::Version(31));
     let world = cluster();
     for path in kustomizations() {
         let before = installed(&world);
-        let said = kubectl_on(&world, &["apply", "--dry-run=server", "-k"], &path);
-        let said = said.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        assert!(said.lines().all(|line| line.ends_with("(server dry run)")), "{said}");
-        assert!(!said.is_empty(), "{}", path.display());
+        let printed = kubectl_on(&world, &["apply", "--dry-run=server", "-k"], &path);
+        let printed = printed.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(printed.lines().all(|line| line.ends_with("(server dry run)")), "{printed}");
+        assert!(!printed.is_empty(), "{}", path.display());
         assert_eq!(installed(&world), before, "a dry run keeps nothing");
         // The build alone, for its warnings.
         let built = command(world.directory()).arg("kustomize").arg(&path).output().expect("kubectl runs");
@@ -77,27 +77,26 @@ fn every_kustomization_is_installed_twice_without_a_change() {
 }
 
 #[test]
-fn the_container_keeps_what_it_changed_of_devices_on_the_host() {
+fn the_container_keeps_its_device_records_on_the_host() {
     let file = deploy().join("kubernetes/daemonset/daemonset.yaml");
     let text = std::fs::read_to_string(file).expect("readable");
     let set: serde_json::Value = serde_saphyr::from_str(&text).expect("YAML");
     let pod = &set["spec"]["template"]["spec"];
     let all = |list: &serde_json::Value| list.as_array().expect("a list").clone();
-    let holds = |path: &serde_json::Value| {
+    let contains = |path: &serde_json::Value| {
         Path::new(tidegate_dataplane::links::device_state::DIRECTORY)
             .starts_with(path.as_str().unwrap_or("-"))
     };
     let mounts = all(&pod["containers"][0]["volumeMounts"]);
-    let mount = mounts.iter().find(|mount| holds(&mount["mountPath"])).expect("a mount that holds it");
+    let mount = mounts.iter().find(|mount| contains(&mount["mountPath"])).expect("a mount that contains it");
     let volumes = all(&pod["volumes"]);
     let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("its volume");
-    // The path is the same on the host, so that a gateway started by hand on the host after the crash of a Pod finds
-    // the files.
+    // The path must be the same on the host, so that a gateway started by hand after the crash of a Pod finds the
+    // files.
     assert_eq!(volume["hostPath"]["path"], mount["mountPath"], "{volume} {mount}");
     assert_eq!(volume["hostPath"]["type"], "DirectoryOrCreate", "{volume}");
     assert_ne!(mount["readOnly"], true, "{mount}");
-    // Records and locks use the network namespace as a key. With its own namespace, each new Pod would look for other
-    // files.
+    // Records and locks are keyed by the network namespace. If each Pod had its own, it would look for other files.
     assert_eq!(pod["hostNetwork"], true, "{pod}");
 }
 
@@ -106,15 +105,15 @@ fn the_systemd_unit_is_verified() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let unit = std::fs::read_to_string(deploy().join("systemd/tidegate.service")).expect("readable");
     assert!(unit.contains("/usr/local/bin/tidegate run"), "the unit runs the binary");
-    // The unit names the place of the installation, but the tests built the binary elsewhere.
+    // The unit names the installed path, but the tests built the binary elsewhere.
     let file = directory.path().join("tidegate.service");
     std::fs::write(&file, unit.replace("/usr/local/bin/tidegate", env!("CARGO_BIN_EXE_tidegate")))
         .expect("written");
-    let said = run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
-    said.unwrap_or_else(|error| panic!("{error}"));
+    let result = run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    result.unwrap_or_else(|error| panic!("{error}"));
     std::fs::write(&file, unit.replace("Restart=always", "Restart=allways")).expect("written");
-    let said = run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
-    assert!(said.is_err(), "a fault would be found");
+    let result = run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    assert!(result.is_err(), "a fault would be found");
 }
 
 #[test]
@@ -133,9 +132,9 @@ fn the_dockerfile_passes_its_linter() {
 fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
     needs!(Needs::RealServer, Needs::NamespaceController, Needs::Version(31));
     let world = World::empty();
-    let held = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop, finalizers: \
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop, finalizers: \
                 [tidegate.dev/cleanup]}, spec: {externalIPs: [203.0.113.1], ports: [{port: 80}]}}";
-    world.apply(held);
+    world.apply(service);
     let directory = |name: &str| deploy().join("kubernetes").join(name);
     let (base, crds, admission) = (directory("base"), directory("crds"), directory("admission"));
     let mut count = 0;

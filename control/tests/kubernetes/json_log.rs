@@ -1,4 +1,4 @@
-//! The JSON log of a gateway that forwards. The lines of DPDK are objects too.
+//! The JSON log of a running gateway. The lines of DPDK are objects too.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::world::{SEEN, Setting, World, service, slice};
 
 #[test]
-fn each_line_that_a_gateway_logs_as_json_is_an_object_from_the_start_to_the_end() {
+fn every_line_of_a_json_log_is_an_object_from_start_to_end() {
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     let starter = ["env", "TIDEGATE_LOG_FORMAT=json"].map(str::to_owned).to_vec();
@@ -62,8 +62,8 @@ source: {directory: {path: manifests}}
         .lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .collect();
-    assert!(lines.iter().any(|line| line["target"] == "stderr"), "DPDK says why: {lines:?}");
-    // What DPDK wrote passes through a pipe, so it may be printed after the last line of the gateway itself.
+    assert!(lines.iter().any(|line| line["target"] == "stderr"), "DPDK gives the reason: {lines:?}");
+    // DPDK's output passes through a pipe, so it may be printed after the last line of the gateway itself.
     let messages = lines.iter().filter_map(|line| line["fields"]["message"].as_str());
     let causes: usize = messages.map(|message| message.matches("cannot be attached").count()).sum();
     assert_eq!(causes, 1, "a cause is printed once: {lines:?}");

@@ -1,5 +1,5 @@
-//! What operators type: kubectl shows, waits for, describes and explains what gateways write, and applies objects that
-//! gateways write too. With the real kubectl and a real API server.
+//! The commands of operators, with the real kubectl and a real API server: kubectl shows, waits for, describes and
+//! explains what gateways write, and applies objects that gateways write too.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ const API: &str = "tidegate.dev/v1alpha1";
 const POOL: &str = "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, spec: {addresses: \
                     [203.0.113.0/28]}}";
 
-/// A cluster with a pool, a Service and a gateway, which has written everything that it writes.
+/// A cluster with a pool, a Service and a gateway that has written its complete status.
 fn shop() -> World {
     let mut world = World::new();
     world.apply(POOL);
@@ -21,7 +21,7 @@ fn shop() -> World {
     world
 }
 
-fn said(world: &World, arguments: &[&str]) -> String {
+fn stdout_of(world: &World, arguments: &[&str]) -> String {
     kubectl(world, arguments).unwrap_or_else(|error| panic!("kubectl {}: {error}", arguments.join(" ")))
 }
 
@@ -29,7 +29,7 @@ fn said(world: &World, arguments: &[&str]) -> String {
 fn row(table: &str) -> Vec<(String, String)> {
     let lines: Vec<&str> = table.lines().collect();
     let [head, row] = lines[..] else { panic!("one row: {table}") };
-    // Columns begin where their names begin.
+    // Columns begin where their headers begin.
     let starts: Vec<usize> = (0..head.len())
         .filter(|&at| !head[at..].starts_with(' ') && (at == 0 || head[..at].ends_with("  ")))
         .collect();
@@ -45,7 +45,7 @@ fn kubectl_shows_waits_for_describes_and_explains_what_gateways_write() {
     needs!(Needs::RealServer, Needs::Version(31));
     let world = shop();
     let wait = |what: &str, object: &str| {
-        said(&world, &["-n", "shop", "wait", "--timeout=120s", &format!("--for={what}"), object]);
+        stdout_of(&world, &["-n", "shop", "wait", "--timeout=120s", &format!("--for={what}"), object]);
     };
     wait("jsonpath={.status.loadBalancer.ingress[0].ip}", "service/web");
     for condition in ["Allocated", "Programmed", "Healthy"] {
@@ -58,22 +58,22 @@ fn kubectl_shows_waits_for_describes_and_explains_what_gateways_write() {
         found.unwrap_or_else(|| panic!("no column {column}: {table:?}")).1.clone()
     };
     let pool = world.until("the pool to be counted", || {
-        let pool = row(&said(&world, &["get", "tgpool"]));
+        let pool = row(&stdout_of(&world, &["get", "tgpool"]));
         (cell(&pool, "USED") == "1").then_some(pool)
     });
     let expected = [("NAME", "public"), ("TOTAL", "16"), ("AVAILABLE", "15"), ("ACCEPTED", "True")];
     expected.iter().for_each(|(column, value)| assert_eq!(cell(&pool, column), *value, "{column}: {pool:?}"));
     world.until("the row of the gateway", || {
-        let gateway = row(&said(&world, &["get", "tggw", "edge-1"]));
+        let gateway = row(&stdout_of(&world, &["get", "tggw", "edge-1"]));
         let expected = [("READY", "True"), ("LEADER", "true"), ("SERVICES", "1"), ("VIPS", "1")];
         expected.iter().all(|(column, value)| cell(&gateway, column) == *value).then_some(())
     });
-    let all = said(&world, &["get", "tidegate", "-o", "name"]);
+    let all = stdout_of(&world, &["get", "tidegate", "-o", "name"]);
     assert_eq!(all, "addresspool.tidegate.dev/public\ngatewaystatus.tidegate.dev/edge-1\n");
 
-    // `describe` shows no conditions of a Service, so the events say the same.
+    // `describe` shows no conditions of a Service, so events carry the same information.
     let described = world.until("the events", || {
-        let text = said(&world, &["-n", "shop", "describe", "service", "web"]);
+        let text = stdout_of(&world, &["-n", "shop", "describe", "service", "web"]);
         ["IPAllocated", "EnsuredLoadBalancer"].iter().all(|reason| text.contains(reason)).then_some(text)
     });
     let address = world.gateway("edge-1").vips("web").concat();
@@ -81,16 +81,16 @@ fn kubectl_shows_waits_for_describes_and_explains_what_gateways_write() {
     assert!(ingress.is_some_and(|line| line.contains(&address)), "{described}");
     assert!(
         !described.contains("tidegate.dev/Programmed"),
-        "the README says that it shows none: {described}"
+        "the README states that it shows none: {described}"
     );
-    said(&world, &["-n", "shop", "annotate", "service", "web", "tidegate.dev/table-size=many"]);
-    said(&world, &["-n", "shop", "delete", "endpointslice", "web-1"]);
+    stdout_of(&world, &["-n", "shop", "annotate", "service", "web", "tidegate.dev/table-size=many"]);
+    stdout_of(&world, &["-n", "shop", "delete", "endpointslice", "web-1"]);
     world.until("what was refused, and what is missing", || {
-        let text = said(&world, &["-n", "shop", "describe", "service", "web"]);
+        let text = stdout_of(&world, &["-n", "shop", "describe", "service", "web"]);
         let all = ["InvalidValue", "tidegate.dev/table-size", "UnAvailableLoadBalancer"];
         all.iter().all(|part| text.contains(part)).then_some(())
     });
-    let pool = said(&world, &["describe", "addresspool", "public"]);
+    let pool = stdout_of(&world, &["describe", "addresspool", "public"]);
     assert!(pool.contains("203.0.113.0/28") && pool.contains("Accepted"), "{pool}");
 
     for (field, part) in [
@@ -98,7 +98,7 @@ fn kubectl_shows_waits_for_describes_and_explains_what_gateways_write() {
         ("tgpool.spec.namespaceSelector", "Namespaces that may use the pool"),
         ("gatewaystatus.status.lastHeartbeat", "Time of the last heartbeat"),
     ] {
-        let explained = said(&world, &["explain", field]);
+        let explained = stdout_of(&world, &["explain", field]);
         assert!(
             explained.contains(part) && explained.contains("VERSION:    v1alpha1"),
             "{field}: {explained}"
@@ -108,7 +108,7 @@ fn kubectl_shows_waits_for_describes_and_explains_what_gateways_write() {
     wait("condition=CanLead", "tggw/edge-1");
 }
 
-/// The managers of a part of an object, with how they wrote it: the part is a path such as `f:status`.
+/// The managers of a part of an object, with their operations. The part is a path such as `f:status`.
 fn managers(object: &Value, path: &[&str]) -> Vec<(String, String)> {
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let owns = |entry: &Value| path.iter().fold(&entry["fieldsV1"], |part, step| &part[*step]).is_object();
@@ -147,14 +147,14 @@ fn applies_of_users_and_gateways_conflict_only_where_both_write() {
         assert_eq!(names, only_ours, "{path:?}");
     }
 
-    // The manifest of the user, by each kind of apply, again and again. Nothing that the gateway wrote is lost.
+    // Applies the user's manifest again and again, in each way. Nothing that the gateway wrote is lost.
     let manifest =
         file("web.yaml", &service("web").replace("metadata: {", "metadata: {labels: {team: shop}, "));
     let pool = file("pool.yaml", POOL);
     for how in [&["apply", "--server-side", "--force-conflicts"][..], &["apply"], &["apply", "--server-side"]]
     {
         for path in [&manifest, &pool] {
-            said(&world, &[how, &["-f", path.as_str()]].concat());
+            stdout_of(&world, &[how, &["-f", path.as_str()]].concat());
         }
         let now = stored(&world);
         assert_eq!(
@@ -174,7 +174,7 @@ fn applies_of_users_and_gateways_conflict_only_where_both_write() {
         (is_ours(&["f:metadata", "f:finalizers"]) && is_ours(&["f:status", "f:conditions"])).then_some(())
     });
 
-    // An address of somebody else, in the status. It is refused, and the gateway's stays.
+    // A foreign address in the status is refused, and the gateway's address stays.
     let status = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, status: {loadBalancer: \
                   {ingress: [{ip: 198.51.100.1}]}}}";
     let status = file("status.yaml", status);
@@ -197,27 +197,27 @@ fn kubectl_waits_for_a_gateway_and_shows_ages_and_deletions() {
     );
     // The gateway writes its status for the first time.
     world.until("the gateway's own status", || kubectl(&world, &["get", "gatewaystatus/edge-1"]).ok());
-    said(&world, &["wait", "--for=condition=Ready", "gatewaystatus/edge-1", "--timeout=60s"]);
-    said(&world, &["wait", "--for=condition=InUse", "addresspool/public", "--timeout=60s"]);
+    stdout_of(&world, &["wait", "--for=condition=Ready", "gatewaystatus/edge-1", "--timeout=60s"]);
+    stdout_of(&world, &["wait", "--for=condition=InUse", "addresspool/public", "--timeout=60s"]);
     let cell = |table: &str, column: &str| {
         let found = row(table).into_iter().find(|(name, _)| name == column);
         found.unwrap_or_else(|| panic!("no column {column}: {table}")).1
     };
-    assert!(cell(&said(&world, &["get", "tggw"]), "AGE").ends_with(['s', 'm']));
+    assert!(cell(&stdout_of(&world, &["get", "tggw"]), "AGE").ends_with(['s', 'm']));
     let pool = world.until("the pool to be counted", || {
-        let pool = said(&world, &["get", "tgpool", "extra", "-o", "wide"]);
+        let pool = stdout_of(&world, &["get", "tgpool", "extra", "-o", "wide"]);
         (cell(&pool, "GATEWAYS") == "edge-1").then_some(pool)
     });
     assert_eq!(cell(&pool, "ADDRESSES"), "198.51.100.0/30, 198.51.100.9", "{pool}");
     assert!(!cell(&pool, "DELETING").ends_with('s'), "{pool}");
     // A pool in use stays until its Services are gone.
-    said(&world, &["delete", "tgpool", "public", "--wait=false"]);
-    let pool = said(&world, &["get", "tgpool", "public"]);
+    stdout_of(&world, &["delete", "tgpool", "public", "--wait=false"]);
+    let pool = stdout_of(&world, &["get", "tgpool", "public"]);
     assert!(cell(&pool, "DELETING").ends_with(['s', 'm']), "{pool}");
 }
 
 #[test]
-fn kubectl_tidegate_asks_the_api_server_from_a_workstation() {
+fn kubectl_tidegate_queries_the_api_server_from_a_workstation() {
     needs!(Needs::RealServer, Needs::Version(31));
     let world = shop();
     let columns = |arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! A gateway that does not follow a change of a Service is named in the Service's status, and gateways that follow are not.
+//! A Service's status names the gateways that do not follow its changes, and only those.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ fn two(kubeconfig: impl FnOnce(&World) -> Option<String>) -> World {
     });
     let kubeconfig = kubeconfig(&world);
     world.start_with("edge-2", &Setting { kubeconfig, ..Setting::default() });
-    // The leader has seen that the other one is ready and up to date.
+    // The leader has seen that the other gateway is ready and up to date.
     world.until("a second gateway", || {
         let other = world.api.get("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-2")?;
         let conditions = other["status"]["conditions"].as_array()?;
@@ -57,10 +57,11 @@ fn add_port(world: &World, port: u16) {
 /// Waits until `web` names edge-2 as lagging, for this change alone.
 fn until_lagging(world: &World, db: &str) {
     world.until("the gateway to be named", || {
-        let said = programmed(world, "web");
-        let is_named = said.starts_with("False GatewayLagging: ")
-            && said.contains("on 1 of 2 gateways; not on edge-2, which has not confirmed the last change")
-            && said.contains("silent for more than ");
+        let condition = programmed(world, "web");
+        let is_named = condition.starts_with("False GatewayLagging: ")
+            && condition
+                .contains("on 1 of 2 gateways; not on edge-2, which has not confirmed the last change")
+            && condition.contains("silent for more than ");
         is_named.then_some(())
     });
     world.until("an event", || {
@@ -71,7 +72,7 @@ fn until_lagging(world: &World, db: &str) {
         };
         events.iter().any(is_said).then_some(())
     });
-    assert_eq!(version(world, "db"), db, "nobody writes to a Service that has not changed");
+    assert_eq!(version(world, "db"), db, "a Service that has not changed is not written");
 }
 
 fn until_served_by_both(world: &World, port: u16) {
@@ -83,12 +84,14 @@ fn until_served_by_both(world: &World, port: u16) {
         };
         (has_port("edge-1") && has_port("edge-2")).then_some(())
     });
-    world.until("it to be said", || programmed(world, "web").starts_with("True Programmed: ").then_some(()));
+    world.until("it to be reported", || {
+        programmed(world, "web").starts_with("True Programmed: ").then_some(())
+    });
     assert!(!programmed(world, "web").contains("edge-2"), "{}", programmed(world, "web"));
 }
 
 #[test]
-fn a_gateway_without_its_management_link_is_named_when_a_port_is_added() {
+fn a_gateway_without_its_management_link_is_reported_as_lagging() {
     let cut = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&cut);
     let world = two(move |world| Some(relayed(world, flag)));
@@ -98,13 +101,13 @@ fn a_gateway_without_its_management_link_is_named_when_a_port_is_added() {
     until_lagging(&world, &db);
     cut.store(false, Ordering::Relaxed);
     until_served_by_both(&world, 81);
-    // A gateway that follows is not named, although it confirms the change a little later.
+    // A gateway that follows is not named, although it confirms the change slightly later.
     add_port(&world, 82);
     until_served_by_both(&world, 82);
 }
 
 #[test]
-fn a_stopped_gateway_is_named_until_it_no_longer_counts_as_live() {
+fn a_stopped_gateway_is_reported_until_it_counts_as_dead() {
     let mut world = two(|_| None);
     let db = version(&world, "db");
     world.signal("edge-2", Signal::STOP);

@@ -1,8 +1,8 @@
-//! Owners of VIPs by Leases: two gateways on one link, and a station on it that asks all the time and records who
-//! answers.
+//! Leases decide which gateway owns the VIPs: two gateways on one link, and a station that sends ARP requests all the
+//! time and records who answers.
 //!
-//! The short form kills the owner twice. `TIDEGATE_FAILOVERS=20 cargo test --workspace --test kubernetes layer2` is the
-//! form of the figures in `benches/results`.
+//! The short form kills the owner twice. `TIDEGATE_FAILOVERS=20 cargo test --workspace --test kubernetes layer2`
+//! produced the figures in `benches/results`.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,9 +18,9 @@ use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// `announce.l2.lease.takeover`.
 const TAKEOVER: Duration = Duration::from_secs(8);
-/// The time in which an owner that no longer renews answers, at most: the Lease of 6 s less the margin.
+/// The maximum time for which an owner that no longer renews still answers: the Lease of 6 s minus the margin.
 const ANSWERS_MAX: Duration = Duration::from_secs(5);
-/// Slack for a machine that does other work: these tests prove bounds on overlap, not speed.
+/// Slack for a busy machine. These tests prove bounds on overlap, not speed.
 const SLACK: Duration = Duration::from_secs(30);
 
 fn mac(gateway: usize) -> MacAddr {
@@ -31,7 +31,7 @@ fn name(gateway: usize) -> String {
     format!("edge-{gateway}")
 }
 
-/// Two gateways on a link in front of a Service, and who watches them.
+/// Two gateways on a link in front of a Service, and the station that watches them.
 struct Link {
     watch: ArpWatch,
     vip: Ipv4Addr,
@@ -51,7 +51,7 @@ fn setting(gateway: usize, hand_back: &str) -> Setting {
 }
 
 impl Link {
-    /// The link, and gateway 1 with this kubeconfig (`None` for the usual one), then gateway 2.
+    /// The link with gateway 1, which gets this kubeconfig (`None` for the usual one), and then gateway 2.
     fn new(hand_back: &str, kubeconfig: impl FnOnce(&World) -> Option<String>) -> Self {
         let first = |world: &World| Setting { kubeconfig: kubeconfig(world), ..setting(1, hand_back) };
         let objects = service("web") + &slice("web", &["10.244.0.1"]);
@@ -74,9 +74,9 @@ impl Link {
                 "link add e{n} type veth peer name p{n}\nlink set p{n} master l2 up\nlink set e{n} arp off up\n"
             );
         }
-        namespace.ip_batch(&lines).expect("the link stands");
+        namespace.ip_batch(&lines).expect("the link is built");
         for n in [1, 2] {
-            // The kernel does not take part.
+            // The kernel must not answer ARP.
             let rp_filter = format!("ipv4/conf/e{n}/rp_filter");
             let ipv6 = format!("ipv6/conf/e{n}/disable_ipv6");
             namespace.sysctls(&[(&rp_filter, "1"), (&ipv6, "1")]).expect("sysctls");
@@ -88,12 +88,12 @@ impl Link {
             let vips = world.gateway("edge-1").vips("web");
             vips.first().and_then(|vip| vip.parse().ok())
         });
-        let asker = Ipv4Addr::new(192, 0, 2, 200);
-        let watch = ArpWatch::start(world.namespace(), "l2", asker, &[vip]).expect("it watches");
+        let sender = Ipv4Addr::new(192, 0, 2, 200);
+        let watch = ArpWatch::start(world.namespace(), "l2", sender, &[vip]).expect("it watches");
         Self { watch, vip, world }
     }
 
-    /// Waits until the condition `Programmed` of the Service contains this.
+    /// Waits until the condition `Programmed` of the Service contains this text.
     fn wait_for_message(&self, part: &str) {
         self.world.within(SLACK, &format!("{part:?} in the condition Programmed"), || {
             let service = self.world.api.get("v1", "Service", "shop", "web")?;
@@ -106,11 +106,11 @@ impl Link {
     fn wait_until_served(&self, gateway: usize) {
         let gateway = self.world.gateway(&name(gateway));
         self.world.until("the Service on the gateway", || {
-            (gateway.ask("status")?["ready"] == true && !gateway.vips("web").is_empty()).then_some(())
+            (gateway.query("status")?["ready"] == true && !gateway.vips("web").is_empty()).then_some(())
         });
     }
 
-    /// Waits until this gateway answers, after this moment.
+    /// Waits until this gateway answers, after this time.
     fn wait_for_owner(&self, gateway: usize, after: Instant) {
         let what = format!("an answer of gateway {gateway}");
         self.world.within(TAKEOVER + SLACK, &what, || {
@@ -118,28 +118,28 @@ impl Link {
         });
     }
 
-    /// The gateway that answers now.
+    /// The gateway that answers at the moment.
     fn owner(&self) -> usize {
         let since = Instant::now();
         let owner = self.world.within(SLACK, "an answer", || self.watch.owner(self.vip, since));
         if owner == mac(1) { 1 } else { 2 }
     }
 
-    /// Waits until the other gateway answers. Returns how long after `since` it began, and how long the former owner still
-    /// answered then, seen until `settle` later.
-    fn taken_over(&self, former: usize, since: Instant, settle: Duration) -> (Duration, Duration) {
+    /// Waits until the other gateway answers. Returns the time from `since` to its first answer, and how long the
+    /// former owner still answered after that, observed for `quiet`.
+    fn taken_over(&self, former: usize, since: Instant, quiet: Duration) -> (Duration, Duration) {
         let first = self.world.within(TAKEOVER + SLACK, "the other gateway to answer", || {
             self.watch.first_other(self.vip, mac(former), since)
         });
         assert_eq!(first.mac, mac(3 - former));
-        let end = first.at + settle;
-        self.world.within(settle + SLACK, "some more time", || (Instant::now() >= end).then_some(()));
+        let end = first.at + quiet;
+        self.world.within(quiet + SLACK, "some more time", || (Instant::now() >= end).then_some(()));
         (first.at - since, self.watch.overlap(self.vip, mac(former), first.at))
     }
 }
 
 #[test]
-fn of_two_gateways_the_holder_of_the_lease_answers_and_when_it_dies_the_other_one() {
+fn only_the_lease_holder_answers_and_the_other_takes_over_when_it_dies() {
     let failovers: usize = std::env::var("TIDEGATE_FAILOVERS").map_or(2, |n| n.parse().expect("a number"));
     let mut link = Link::new("1h", |_| None);
     let mut took: Vec<Duration> = Vec::new();
@@ -166,7 +166,7 @@ fn of_two_gateways_the_holder_of_the_lease_answers_and_when_it_dies_the_other_on
     eprintln!(
         "Leases, takeover: {TAKEOVER:?}; {failovers} owners killed: median {median:.2?}, worst {worst:.2?}; overlap of owners: none"
     );
-    // A normal end gives the Lease back: nobody waits for its end.
+    // A normal exit releases the Lease, so the other gateway doesn't wait for its expiry.
     let owner = link.owner();
     let ended = Instant::now();
     link.world.end(&name(owner), Signal::TERM, SEEN).expect("it ends");
@@ -176,12 +176,12 @@ fn of_two_gateways_the_holder_of_the_lease_answers_and_when_it_dies_the_other_on
 }
 
 #[test]
-fn an_owner_that_was_stopped_for_longer_than_its_lease_is_silent_when_it_wakes_up() {
+fn an_owner_that_was_paused_beyond_its_lease_is_silent_when_it_resumes() {
     let mut link = Link::new("1h", |_| None);
     let owner = link.owner();
     let stopped = Instant::now();
     link.world.signal(&name(owner), Signal::STOP);
-    // Requests wait in its receive ring meanwhile.
+    // Meanwhile, requests wait in its receive ring.
     let (after, overlap) = link.taken_over(owner, stopped, Duration::from_secs(2));
     assert_eq!(overlap, Duration::ZERO);
     let woken = Instant::now();
@@ -199,18 +199,18 @@ fn an_owner_that_was_stopped_for_longer_than_its_lease_is_silent_when_it_wakes_u
 }
 
 #[test]
-fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() {
+fn an_owner_without_the_api_server_is_silent_before_a_takeover() {
     let cut = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&cut);
     let link = Link::new("1h", move |world| Some(relayed(world, flag)));
-    // Gateway 1 started first, and has the way that can be cut.
+    // Gateway 1 started first, and has the connection that can be cut.
     assert_eq!(link.owner(), 1);
     let since = Instant::now();
     cut.store(true, Ordering::Relaxed);
     let (after, overlap) = link.taken_over(1, since, Duration::from_secs(2));
     assert_eq!(overlap, Duration::ZERO);
-    let said = link.watch.said();
-    let last = said.iter().rfind(|one| one.is_answer && one.mac == mac(1)).expect("it answered");
+    let replies = link.watch.replies();
+    let last = replies.iter().rfind(|one| one.is_answer && one.mac == mac(1)).expect("it answered");
     let answered = last.at.saturating_duration_since(since);
     // A request that was sent before the cut may still have arrived.
     assert!(answered <= ANSWERS_MAX + Duration::from_secs(1), "it answered for {answered:?}");
@@ -218,7 +218,7 @@ fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() 
         "cut off from the API server: silent after {answered:.2?}, the other gateway answers after {after:.2?}"
     );
     assert_eq!(link.owner(), 2);
-    let status = link.world.gateway("edge-1").ask("status").expect("it answers its operator");
+    let status = link.world.gateway("edge-1").query("status").expect("it answers its operator");
     assert_eq!(status["ready"], true, "it still forwards what arrives");
     cut.store(false, Ordering::Relaxed);
 }
@@ -253,7 +253,7 @@ fn the_vip_of_a_local_service_is_owned_by_the_gateway_with_an_endpoint() {
     link.wait_for_owner(2, Instant::now());
     link.wait_for_message("edge-2 answers for 203.0.113.");
     link.wait_for_message("the only gateway that can serve it");
-    assert!(link.watch.said().iter().all(|one| one.mac != mac(1)), "it answered without an endpoint");
+    assert!(link.watch.replies().iter().all(|one| one.mac != mac(1)), "it answered without an endpoint");
     let moved = Instant::now();
     link.world.apply(&local_on("a"));
     let (after, overlap) = link.taken_over(2, moved, Duration::from_secs(1));
@@ -263,7 +263,7 @@ fn the_vip_of_a_local_service_is_owned_by_the_gateway_with_an_endpoint() {
 }
 
 #[test]
-fn a_gateway_that_refuses_a_service_does_not_hold_the_lease_of_its_vip() {
+fn a_gateway_that_refuses_a_service_does_not_take_the_lease_of_its_vip() {
     let objects = service("web") + &slice("web", &["10.244.0.1"]);
     let mut link = Link::with_one(&objects, |_| {
         // This mode cannot change the port from 80 to 8080.
@@ -272,19 +272,19 @@ fn a_gateway_that_refuses_a_service_does_not_hold_the_lease_of_its_vip() {
     link.world.start_with("edge-2", &setting(2, "1h"));
     link.wait_for_owner(2, Instant::now());
     link.wait_for_message("edge-2 answers for 203.0.113.");
-    assert!(link.watch.said().iter().all(|one| one.mac != mac(1)), "it answered for what it refuses");
+    assert!(link.watch.replies().iter().all(|one| one.mac != mac(1)), "it answered for what it refuses");
 }
 
-/// The kubeconfig of a gateway whose way to the API server can be cut.
+/// The kubeconfig of a gateway whose connection to the API server can be cut.
 pub(crate) fn relayed(world: &World, cut: Arc<AtomicBool>) -> String {
     let server = world.api.address();
-    let way = world.enter_gateway(|| relay(server, cut)).expect("a relay");
+    let relay = world.enter_gateway(|| relay(server, cut)).expect("a relay");
     let text = world.api.kubeconfig_text(&world.api.token());
     let (host, port) = (server.ip(), server.port());
-    text.replace(&format!("{host}:{port}"), &format!("{host}:{}", way.port()))
+    text.replace(&format!("{host}:{port}"), &format!("{host}:{}", relay.port()))
 }
 
-/// A way to the API server that can be cut: connections through it then end, and new ones are refused.
+/// A relay to the API server that can be cut: its connections then end, and new ones are refused.
 fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((server.ip(), 0))?;
     let address = listener.local_addr()?;

@@ -1,4 +1,4 @@
-//! The life of a LoadBalancer: the writes of the gateway to the API, and the cases in which it does not write.
+//! The life cycle of a LoadBalancer Service: what the gateway writes to the API, and when it does not write.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ fn lease(world: &World) -> Value {
     world.api.get("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate").unwrap_or_default()
 }
 
-/// A cluster with one gateway that leads, and a Service that has its address.
+/// A cluster with one leading gateway, and a Service that has its address.
 fn shop() -> World {
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
@@ -57,7 +57,7 @@ fn shop() -> World {
 }
 
 #[test]
-fn an_address_is_given_written_and_told() {
+fn an_address_is_assigned_written_and_reported() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     assert_eq!(ingress(&world, "web"), gateway.vips("web"));
@@ -70,10 +70,10 @@ fn an_address_is_given_written_and_told() {
     assert_eq!(service["status"]["loadBalancer"]["ingress"][0]["ipMode"], "Proxy");
     assert_eq!(service["metadata"]["finalizers"], json!(["tidegate.dev/cleanup"]));
     world.until("the events", || {
-        let told = events(&world, "web");
+        let reasons = events(&world, "web");
         ["IPAllocated", "EnsuredLoadBalancer"]
             .iter()
-            .all(|one| told.iter().any(|told| told == one))
+            .all(|one| reasons.iter().any(|reason| reason == one))
             .then_some(())
     });
 }
@@ -96,7 +96,7 @@ fn service_deleted_while_draining() {
             .then_some(())
     });
     assert!(world.api.delete("v1", "Service", "shop", "web"));
-    let deleting = world.api.get("v1", "Service", "shop", "web").expect("the finalizer holds it");
+    let deleting = world.api.get("v1", "Service", "shop", "web").expect("its finalizer keeps it");
     assert!(deleting["metadata"]["deletionTimestamp"].is_string());
     world.until("the VIP to be withdrawn", || gateway.vips("web").is_empty().then_some(()));
     world.until("the finalizer to go, and the Service with it", || {
@@ -109,21 +109,21 @@ fn service_deleted_while_draining() {
 }
 
 #[test]
-fn class_removed_takes_the_status_and_the_finalizer_back() {
+fn class_removed_clears_the_status_and_the_finalizer() {
     let world = shop();
     world
         .api
         .edit("v1", "Service", "shop", "web", |service| service["spec"]["type"] = "ClusterIP".into())
         .expect("legal");
-    world.until("nothing of ours to be left", || {
+    world.until("nothing of ours to remain", || {
         let service = world.api.get("v1", "Service", "shop", "web")?;
-        let held = service["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
-        (!held && ingress(&world, "web").is_empty()).then_some(())
+        let finalized = service["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+        (!finalized && ingress(&world, "web").is_empty()).then_some(())
     });
     assert!(world.gateway("edge-1").vips("web").is_empty());
 }
 
-/// Our traces on a Service: finalizers, conditions, addresses.
+/// What we wrote to a Service: finalizers, conditions, addresses.
 fn traces(world: &World, name: &str) -> String {
     let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
     let of = |value: &Value| if value.is_null() { "[]".to_owned() } else { value.to_string() };
@@ -135,7 +135,7 @@ fn traces(world: &World, name: &str) -> String {
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 #[test]
-fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_address_is_free() {
+fn a_service_labeled_for_another_proxy_is_released_with_its_address() {
     let mut world = World::new();
     let one_address = Setting {
         document: "pools: [{name: public, addresses: [203.0.113.9]}]".into(),
@@ -149,11 +149,11 @@ fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_ad
         world.api.edit("v1", "Service", "shop", "web", edit).expect("legal");
     };
     label(&world, "other".into());
-    world.until("nothing of ours to be left", || (traces(&world, "web") == "[] [] []").then_some(()));
+    world.until("nothing of ours to remain", || (traces(&world, "web") == "[] [] []").then_some(()));
     assert!(world.gateway("edge-1").vips("web").is_empty());
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.until("its address for the next", || (ingress(&world, "next") == ["203.0.113.9"]).then_some(()));
-    // The same while no gateway is running.
+    // Again, while no gateway is running.
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     let edit = |service: &mut Value| service["metadata"]["labels"] = json!({ OTHER_PROXY: "other" });
     world.api.edit("v1", "Service", "shop", "next", edit).expect("legal");
@@ -165,7 +165,7 @@ fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_ad
     world.until("the one to be released", || (traces(&world, "next") == "[] [] []").then_some(()));
     world.until("the address to be back", || (ingress(&world, "web") == ["203.0.113.9"]).then_some(()));
     assert!(world.api.delete("v1", "Service", "shop", "next"));
-    assert!(world.api.get("v1", "Service", "shop", "next").is_none(), "nothing holds it");
+    assert!(world.api.get("v1", "Service", "shop", "next").is_none(), "it has no finalizer");
 }
 
 #[test]
@@ -173,13 +173,13 @@ fn namespace_terminating() {
     needs!(Needs::NamespaceController, Needs::Requests);
     let world = shop();
     assert!(world.api.delete("v1", "Namespace", "", "shop"));
-    let namespace = world.api.get("v1", "Namespace", "", "shop").expect("the Service holds it");
+    let namespace = world.api.get("v1", "Namespace", "", "shop").expect("its Service keeps it");
     assert_eq!(namespace["status"]["phase"], "Terminating");
     world.until("the namespace to be gone", || {
         world.api.get("v1", "Namespace", "", "shop").is_none().then_some(())
     });
     world.until("the VIP to be gone", || world.gateway("edge-1").vips("web").is_empty().then_some(()));
-    // Events cannot be created there any more. The gateway retries, but not forever.
+    // Events can no longer be created there. The gateway retries, but not forever.
     let refused = world.api.requests().iter().filter(|request| request.code == 403).count();
     assert!(refused <= 20, "{refused} requests were refused");
 }
@@ -192,7 +192,7 @@ fn pool_exhausted_then_grown() {
     world.start_with("edge-1", &no_pools());
     world.until("the only address", || (ingress(&world, "first") == ["203.0.113.1"]).then_some(()));
     world.apply(&(service("second") + &slice("second", &["10.244.0.2"])));
-    world.until("the shortage to be told", || {
+    world.until("the shortage to be reported", || {
         events(&world, "second").contains(&"AllocationFailed".to_string()).then_some(())
     });
     assert!(ingress(&world, "second").is_empty());
@@ -209,7 +209,7 @@ fn pool_exhausted_then_grown() {
 }
 
 #[test]
-fn gateway_starts_again_and_its_events_go_on_counting() {
+fn after_a_restart_a_gateway_continues_to_count_its_events() {
     let mut world = World::new();
     let faulty =
         service("web").replace("metadata: {", "metadata: {annotations: {tidegate.dev/table-size: many}, ");
@@ -217,13 +217,13 @@ fn gateway_starts_again_and_its_events_go_on_counting() {
     world.start("edge-1");
     let counts = |world: &World| {
         let events = world.api.list("v1", "Event", "shop");
-        let told = events.into_iter().filter(|event| event["reason"] == "InvalidValue");
-        told.map(|event| event["series"]["count"].as_i64().unwrap_or(1)).collect::<Vec<_>>()
+        let invalid = events.into_iter().filter(|event| event["reason"] == "InvalidValue");
+        invalid.map(|event| event["series"]["count"].as_i64().unwrap_or(1)).collect::<Vec<_>>()
     };
-    world.until("the fault to be told", || (counts(&world) == [1]).then_some(()));
+    world.until("the fault to be reported", || (counts(&world) == [1]).then_some(()));
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     world.start_again("edge-1");
-    world.until("it to be told again in the same line", || (counts(&world) == [2]).then_some(()));
+    world.until("the same event to be counted again", || (counts(&world) == [2]).then_some(()));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn two_gateways_one_status() {
     let (first, second) = if leader.contains("edge-1") { ("edge-1", "edge-2") } else { ("edge-2", "edge-1") };
     assert!(leader.contains(first), "{leader}");
     for name in [first, second] {
-        world.until("each to tell of itself", || {
+        world.until("each to write its own status", || {
             world.api.get("tidegate.dev/v1alpha1", "GatewayStatus", "", name).map(|_| ())
         });
     }
@@ -250,7 +250,7 @@ fn two_gateways_one_status() {
     world.end(first, Signal::TERM, SEEN).expect("it ends");
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.until("the other to lead and write", || (!ingress(&world, "next").is_empty()).then_some(()));
-    assert_eq!(ingress(&world, "web"), before, "who takes over keeps what was given");
+    assert_eq!(ingress(&world, "web"), before, "the new leader keeps the assigned addresses");
     assert!(text(&lease(&world)["spec"]["holderIdentity"]).contains(second));
 }
 
@@ -259,10 +259,10 @@ fn leader_loses_lease() {
     needs!(Needs::Requests);
     let world = shop();
     let gateway = world.gateway("edge-1");
-    let take = |holder: &str| {
+    let take = |owner: &str| {
         let edited =
             world.api.edit("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate", |lease| {
-                lease["spec"]["holderIdentity"] = holder.into();
+                lease["spec"]["holderIdentity"] = owner.into();
                 lease["spec"]["renewTime"] = "2100-01-01T00:00:00.000000Z".into();
             });
         edited.expect("there is a lease");
@@ -270,22 +270,22 @@ fn leader_loses_lease() {
     world.api.forget_requests();
     take("somebody-else");
     // The gateway notices the loss at its next renewal. From then on, it only reads the lease.
-    world.until("the loss to be found out", || {
-        let asked = world.api.requests();
-        let last = asked.iter().rev().find(|one| one.path.ends_with("/leases/tidegate"))?;
+    world.until("the loss to be noticed", || {
+        let requests = world.api.requests();
+        let last = requests.iter().rev().find(|one| one.path.ends_with("/leases/tidegate"))?;
         (last.method == "GET").then_some(())
     });
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.api.forget_requests();
-    // Wait for two more reads of the lease. That is enough time for a wrong write.
-    world.until("two more looks at the lease", || {
-        let looks = world.api.requests().iter().filter(|one| one.path.ends_with("/leases/tidegate")).count();
-        (looks >= 2).then_some(())
+    // Two more reads of the lease leave enough time for a wrong write.
+    world.until("two more reads of the lease", || {
+        let reads = world.api.requests().iter().filter(|one| one.path.ends_with("/leases/tidegate")).count();
+        (reads >= 2).then_some(())
     });
     assert!(ingress(&world, "next").is_empty());
     let written = world.api.requests().into_iter().filter(|one| one.path.ends_with("/services/next/status"));
-    assert_eq!(written.count(), 0, "who does not lead writes no status");
-    assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"], "forwarding goes on");
+    assert_eq!(written.count(), 0, "only the leader writes the status");
+    assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"], "forwarding continues");
     take("");
     world.until("the lease and the status", || (!ingress(&world, "next").is_empty()).then_some(()));
 }
@@ -302,7 +302,7 @@ fn a_deleted_lease_is_created_again_and_a_gateway_leads() {
 }
 
 #[test]
-fn somebody_else_writes_the_same_status() {
+fn another_writer_changes_the_same_status() {
     let world = shop();
     let before = ingress(&world, "web");
     world
@@ -316,7 +316,7 @@ fn somebody_else_writes_the_same_status() {
             }]);
         })
         .expect("legal");
-    world.until("the contest to be told", || {
+    world.until("the conflict to be reported", || {
         events(&world, "web").contains(&"ConflictingController".to_string()).then_some(())
     });
     assert_eq!(world.gateway("edge-1").vips("web"), before, "what is forwarded stays");

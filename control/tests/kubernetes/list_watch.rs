@@ -1,5 +1,5 @@
-//! Lists and watches of a real API server: pages, bookmarks, a history that is gone, limits on requests, and watches of
-//! an account that was deleted.
+//! Lists and watches of a real API server: pages, bookmarks, compacted history, request limits, and watches of a
+//! deleted account.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::wait_for;
 
-use crate::api::{Admin, Needs, Place};
+use crate::api::{Admin, Needs, ObjectPath};
 use crate::needs;
 use crate::world::{World, deploy, service, slice, text};
 
@@ -32,7 +32,7 @@ fn follows(world: &World, address: &str) {
 }
 
 fn post(admin: &Admin, object: &Value, namespace: &str) -> Value {
-    let place = Place::new(&text(&object["apiVersion"]), &text(&object["kind"]), namespace, "");
+    let place = ObjectPath::new(&text(&object["apiVersion"]), &text(&object["kind"]), namespace, "");
     let made = admin.request("POST", &place.path(), Some(("application/json", object)));
     made.unwrap_or_else(|refusal| panic!("{}: {refusal}", place.path()))
 }
@@ -72,7 +72,7 @@ fn bookmarks_advance_a_kind_in_which_nothing_changes() {
             .filter(|one| one.user.contains("tidegate"))
             .all(|one| one.query.contains("allowWatchBookmarks=true"))
     );
-    // The version of an object that gateways don't read. Only bookmarks bring Services up to it.
+    // The version of an object that gateways don't read. Only bookmarks advance Services to it.
     let other = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}});
     let other = post(world.api.admin(), &other, "shop");
     let version = |text: &Value| text.as_str().and_then(|text| text.parse::<u64>().ok()).unwrap_or_default();
@@ -84,12 +84,12 @@ fn bookmarks_advance_a_kind_in_which_nothing_changes() {
 }
 
 #[test]
-fn a_gateway_lists_again_where_the_history_is_gone() {
+fn a_gateway_lists_again_after_the_history_was_compacted() {
     needs!(Needs::DiscardedHistory, Needs::Requests);
     let world = shop();
     let vips = world.gateway("edge-1").vips("web");
     world.api.refuse_connections(true);
-    // The watch misses the new Service and the end of the old endpoint.
+    // The watch misses the new Service and the removal of the old endpoint.
     world.apply(&(service("new") + &slice("new", &["10.244.0.9"]) + &slice("web", &["10.244.0.2"])));
     world.api.forget_requests();
     world.api.restart_without_history();
@@ -117,7 +117,7 @@ fn a_gateway_that_the_server_limits_keeps_forwarding_and_recovers() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     let vips = gateway.vips("web");
-    // A priority level without seats lets one request in at a time and refuses the others with 429.
+    // A priority level without seats admits one request at a time and refuses the others with 429.
     let level = json!({
         "apiVersion": FLOW_CONTROL, "kind": "PriorityLevelConfiguration", "metadata": {"name": "tidegate-none"},
         "spec": {"type": "Limited", "limited": {"nominalConcurrencyShares": 0, "lendablePercent": 0,
@@ -161,7 +161,7 @@ fn a_gateway_that_the_server_limits_keeps_forwarding_and_recovers() {
     assert_eq!(gateway.vips("web"), vips);
 }
 
-/// `deploy/README.md` says what a thief can still read, and for how long.
+/// `deploy/README.md` states what a thief can still read, and for how long.
 #[test]
 fn deleting_an_account_ends_its_requests_and_not_its_watches() {
     needs!(Needs::RealServer, Needs::NoNodes);
@@ -182,16 +182,16 @@ fn deleting_an_account_ends_its_requests_and_not_its_watches() {
     world.apply(&service("before"));
     world.until("the watch to run", || watch.log().contains("\"before\"").then_some(()));
     assert!(world.api.delete("v1", "ServiceAccount", "tidegate-system", "tidegate-edge-1"));
-    let mut asked = 0;
+    let mut count = 0;
     world.until("requests to be refused", || {
-        asked += 1;
-        let mut once = start(&format!("list-{asked}"), "?limit=1", &[]);
+        count += 1;
+        let mut once = start(&format!("list-{count}"), "?limit=1", &[]);
         once.wait(Duration::from_secs(20)).expect("it ends");
         once.log().contains("Unauthorized").then_some(())
     });
     world.apply(&service("after"));
-    world.until("the watch to go on", || watch.log().contains("\"after\"").then_some(()));
-    // What the README advises: the connection ends, and the thief cannot come back.
+    world.until("the watch to continue", || watch.log().contains("\"after\"").then_some(()));
+    // The README's advice: end the connection, and the thief cannot reconnect.
     world.api.restart();
     let mut watch = watch;
     watch.wait(Duration::from_secs(60)).expect("its connection ended");

@@ -1,4 +1,4 @@
-//! A gateway that is a node of the cluster: its answers to load balancers in front and to kubelets, over real HTTP.
+//! A gateway that is a node of the cluster: its HTTP answers to kubelets and to load balancers in front.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::world::{Setting, World, service, slice};
 
 /// Status and body of `GET path` at a port of the gateway; `None` if nothing listens.
-fn ask(world: &World, port: u16, path: &str) -> Option<(u16, String)> {
+fn get(world: &World, port: u16, path: &str) -> Option<(u16, String)> {
     world.enter_gateway(|| {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
@@ -28,7 +28,7 @@ fn on_node_a() -> World {
     let local = "externalTrafficPolicy: Local, healthCheckNodePort: 30500, ports:";
     let elsewhere = slice("web", &["10.244.1.1"]).replace("web-1", "web-2");
     world.apply(
-        &(NODE.to_owned() + &service("web").replace("ports:", local) + &here("ready: true") + &elsewhere),
+        &(NODE.to_owned() + &service("web").replace("ports:", local) + &on_node("ready: true") + &elsewhere),
     );
     let setting = Setting { document: "node: {name: a}".into(), ..Setting::default() };
     world.start_with("edge-1", &setting);
@@ -36,14 +36,14 @@ fn on_node_a() -> World {
 }
 
 /// The endpoint on node a, with these conditions.
-fn here(conditions: &str) -> String {
+fn on_node(conditions: &str) -> String {
     slice("web", &["10.244.0.1"])
         .replace("conditions: {ready: true}", &format!("nodeName: a, conditions: {{{conditions}}}"))
 }
 
 fn until_answer(world: &World, port: u16, path: &str, status: u16, part: &str) {
     world.until(&format!("{status} with {part} of {path} at port {port}"), || {
-        ask(world, port, path).filter(|(told, body)| *told == status && body.contains(part))
+        get(world, port, path).filter(|(code, body)| *code == status && body.contains(part))
     });
 }
 
@@ -51,10 +51,10 @@ fn until_answer(world: &World, port: u16, path: &str, status: u16, part: &str) {
 fn last_local_endpoint_terminates_and_policy_leaves_local() {
     let world = on_node_a();
     until_answer(&world, 30_500, "/", 200, "\"localEndpoints\": 1,");
-    world.apply(&here("ready: false, serving: true, terminating: true"));
+    world.apply(&on_node("ready: false, serving: true, terminating: true"));
     until_answer(&world, 30_500, "/", 503, "\"localEndpoints\": 0,");
     let gateway = world.gateway("edge-1");
-    world.until("it to serve still: there is no other here", || {
+    world.until("it to serve still, because no other endpoint is local", || {
         (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(())
     });
     let cluster = |service: &mut serde_json::Value| {
@@ -62,7 +62,7 @@ fn last_local_endpoint_terminates_and_policy_leaves_local() {
         service["spec"].as_object_mut().expect("a mapping").remove("healthCheckNodePort");
     };
     world.api.edit("v1", "Service", "shop", "web", cluster).expect("legal");
-    world.until("the port to close", || ask(&world, 30_500, "/").is_none().then_some(()));
+    world.until("the port to close", || get(&world, 30_500, "/").is_none().then_some(()));
 }
 
 #[test]
@@ -74,9 +74,9 @@ fn node_marked_for_deletion() {
     world.api.edit("v1", "Node", "", "a", |node| node["spec"]["taints"] = taint.clone()).expect("legal");
     until_answer(&world, 10_001, "/healthz", 503, "\"nodeEligible\":false");
     assert_eq!(
-        ask(&world, 10_001, "/livez").map(|(status, _)| status),
+        get(&world, 10_001, "/livez").map(|(status, _)| status),
         Some(200),
-        "the gateway itself is well"
+        "the gateway itself is healthy"
     );
     until_answer(&world, 30_500, "/", 200, "\"serviceProxyHealthy\": true");
     world.api.edit("v1", "Node", "", "a", |node| node["spec"]["taints"] = json!([])).expect("legal");

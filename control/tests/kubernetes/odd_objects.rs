@@ -1,5 +1,5 @@
-//! Tests of stored objects with an unusable field: no version of the API server validates `loadBalancerIP`, and older
-//! versions did not validate other fields.
+//! Stored objects with an unusable field: no version of the API server validates `loadBalancerIP`, and older versions
+//! did not validate other fields.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::api::Needs;
 use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
-/// Gateways with one assignable address.
+/// Gateways with only one address to assign.
 fn one_address() -> Setting {
     Setting {
         document: "pools: [{name: public, addresses: [\"203.0.113.5\"]}]".into(),
@@ -39,7 +39,7 @@ fn notes(world: &World, kind: &str, name: &str, reason: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_service_with_a_field_that_cannot_be_read_is_served_told_and_deleted_like_any_other() {
+fn a_service_with_an_unreadable_field_is_served_reported_and_deletable() {
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     world.start_with("edge-1", &one_address());
@@ -48,7 +48,7 @@ fn a_service_with_a_field_that_cannot_be_read_is_served_told_and_deleted_like_an
     world
         .api
         .edit("v1", "Service", "shop", "web", |service| service["spec"]["loadBalancerIP"] = "x".into())
-        .expect("no API server minds");
+        .expect("every API server accepts it");
     world.until("the event", || {
         let notes = notes(&world, "Service", "web", "InvalidValue");
         notes.iter().any(|note| note.starts_with("spec.loadBalancerIP: the text \"x\"")).then_some(())
@@ -60,17 +60,18 @@ fn a_service_with_a_field_that_cannot_be_read_is_served_told_and_deleted_like_an
     world
         .until("the Service to go", || world.api.get("v1", "Service", "shop", "web").is_none().then_some(()));
     world.apply(&(with_bad_address(&service("odd")) + &slice("odd", &["10.244.0.3"])));
-    world.until("why it has no other address than it asks for", || {
+    world.until("the reason why it gets no address", || {
         let pending = gateway.service("odd")["pending"].to_string();
         pending.contains("spec.loadBalancerIP is invalid").then_some(())
     });
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
-    world
-        .until("the address for the next one", || (ingress(&world, "next") == ["203.0.113.5"]).then_some(()));
+    world.until("the address for the next Service", || {
+        (ingress(&world, "next") == ["203.0.113.5"]).then_some(())
+    });
 }
 
 #[test]
-fn its_address_goes_to_no_other_service_when_the_gateway_starts_again() {
+fn its_address_goes_to_no_other_service_after_a_restart() {
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     world.start_with("edge-1", &one_address());
@@ -80,7 +81,7 @@ fn its_address_goes_to_no_other_service_when_the_gateway_starts_again() {
     world
         .api
         .edit("v1", "Service", "shop", "web", |service| service["spec"]["loadBalancerIP"] = "x".into())
-        .expect("no API server minds");
+        .expect("every API server accepts it");
     world.apply(&(service("other") + &slice("other", &["10.244.0.2"])));
     world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
@@ -91,13 +92,13 @@ fn its_address_goes_to_no_other_service_when_the_gateway_starts_again() {
     assert!(world.api.delete("v1", "Service", "shop", "web"));
     world
         .until("the Service to go", || world.api.get("v1", "Service", "shop", "web").is_none().then_some(()));
-    world.until("the address for the other one", || {
+    world.until("the address for the other Service", || {
         (ingress(&world, "other") == ["203.0.113.5"]).then_some(())
     });
 }
 
 #[test]
-fn of_a_slice_a_fault_costs_a_port_or_an_endpoint_and_is_told_on_the_slice() {
+fn a_slice_fault_skips_one_port_or_endpoint_and_is_an_event_of_the_slice() {
     needs!(Needs::PastValidation);
     let mut world = World::new();
     let odd = slice("web", &["010.244.0.01", "x"])
@@ -108,8 +109,8 @@ fn of_a_slice_a_fault_costs_a_port_or_an_endpoint_and_is_told_on_the_slice() {
     world.until("the backend", || (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(()));
     world.until("the events", || {
         let notes = notes(&world, "EndpointSlice", "web-1", "InvalidValue");
-        let says = |text: &str| notes.iter().any(|note| note.contains(text));
-        (says("endpoints[1].addresses[0]") && says("ports[0].port: port 0 is ignored")).then_some(())
+        let reports = |text: &str| notes.iter().any(|note| note.contains(text));
+        (reports("endpoints[1].addresses[0]") && reports("ports[0].port: port 0 is ignored")).then_some(())
     });
     let shown = gateway.service("web")["warnings"].to_string();
     assert!(shown.contains("EndpointSlice shop/web-1: endpoints[1].addresses[0]"), "{shown}");

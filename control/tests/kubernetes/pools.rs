@@ -1,4 +1,4 @@
-//! Tests of AddressPools that change or are deleted while Services hold addresses of them.
+//! AddressPools that change or are deleted while Services use their addresses.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn written(world: &World) -> Option<String> {
 }
 
 #[test]
-fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_service_restarts_included() {
+fn a_deleted_pool_stays_until_no_service_uses_it_also_over_restarts() {
     let mut world = World::new();
     world.apply(&pool("203.0.113.0/28"));
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
@@ -47,15 +47,15 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     let had = world.until("the address in the status", || written(&world));
     world.until("the finalizer", || is_finalized(&world).then_some(()));
 
-    // The pool has another range now: the address stays, and the pool reports it.
+    // The pool now has another range: the address stays, and the pool reports it.
     world.apply(&pool("203.0.113.128/28"));
-    world.until("the pool to say so", || in_use(&world).filter(|said| said.starts_with("HeldOutside ")));
+    world.until("the pool to report it", || in_use(&world).filter(|text| text.starts_with("HeldOutside ")));
     assert_eq!(world.gateway("edge-1").vips("web"), std::slice::from_ref(&had));
 
     world.api.delete("tidegate.dev/v1alpha1", "AddressPool", "", "public");
-    let said =
-        world.until("what it waits for", || in_use(&world).filter(|s| s.starts_with("DeletionWaits ")));
-    assert!(said.contains("shop/web"), "{said}");
+    let message =
+        world.until("the reason why it waits", || in_use(&world).filter(|s| s.starts_with("DeletionWaits ")));
+    assert!(message.contains("shop/web"), "{message}");
     world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
     world.start_again("edge-1");
     let again = || Some(world.gateway("edge-1").vips("web")).filter(|vips| !vips.is_empty());
@@ -64,7 +64,7 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     assert!(is_finalized(&world));
 
     world.api.delete("v1", "Service", "shop", "web");
-    // After a kill, its Lease must expire first, and its name too.
+    // After a kill, its Lease must expire first, and its name as well.
     world.within(Duration::from_secs(60), "the Service to go", || {
         world.api.get("v1", "Service", "shop", "web").is_none().then_some(())
     });

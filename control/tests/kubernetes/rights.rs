@@ -1,4 +1,4 @@
-//! The rights of the gateway in a cluster: they are exactly those of `deploy/kubernetes`, and they are sufficient.
+//! The rights of the gateway in a cluster: those of `deploy/kubernetes` are necessary and sufficient.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ fn needed(request: &Logged) -> Option<Right> {
     Some((verb.into(), group.into(), resource))
 }
 
-/// The gateway is configured to use the weights of Pods, but does not have the right to read Pods.
+/// The gateway uses the weights of Pods, but lacks the right to read Pods.
 #[test]
 fn a_gateway_that_may_not_read_pods_still_serves_and_reports_it() {
     let mut world = World::new();
@@ -75,8 +75,8 @@ fn a_gateway_that_may_not_read_pods_still_serves_and_reports_it() {
     let gateway = world.gateway("edge-1");
     world.until("a backend", || (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(()));
     world.until("the others to be watched", || (gateway.source()["connected"] == true).then_some(()));
-    let told = text(&gateway.source()["lastError"]);
-    assert!(told.starts_with("Pod objects cannot be read") && told.contains("403"), "{told}");
+    let error = text(&gateway.source()["lastError"]);
+    assert!(error.starts_with("Pod objects cannot be read") && error.contains("403"), "{error}");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn rbac_is_the_least_that_works() {
         "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, \
          spec: {addresses: [203.0.113.0/28]}}",
     );
-    // A gateway that is gone for good, and a fault that every run of a gateway reports again.
+    // A gateway that is gone for good, and a fault that every gateway reports again when it starts.
     world.apply(
         "{apiVersion: tidegate.dev/v1alpha1, kind: GatewayStatus, metadata: {name: gone}, spec: {gateway: gone}, \
          status: {stopped: true, lastHeartbeat: \"2026-01-01T00:00:00Z\"}}",
@@ -97,7 +97,7 @@ fn rbac_is_the_least_that_works() {
     world.apply(&(faulty + &slice("web", &["10.244.0.1"])));
     let setting = Setting { document: "pools: []".into(), drain: "1s".into(), ..Setting::default() };
     world.start_with("edge-1", &setting);
-    world.until("the fault to be told", || {
+    world.until("the fault to be reported", || {
         let events = world.api.list("v1", "Event", "shop");
         events.iter().any(|event| event["reason"] == "InvalidValue").then_some(())
     });
@@ -105,8 +105,8 @@ fn rbac_is_the_least_that_works() {
     world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("a backend", || (gateway.backends("web").len() == 1).then_some(()));
-    // The life of one Service uses every right except one: a GatewayStatus is created by an apply, which needs the
-    // right `create` although the request is a patch.
+    // The life cycle of one Service uses every right except one: a GatewayStatus is created by an apply, which needs
+    // the right `create` although the request is a patch.
     let seldom = [("create", "tidegate.dev", "gatewaystatuses")]
         .map(|(verb, group, resource)| (verb.to_owned(), group.to_owned(), resource.to_owned()));
     let granted: BTreeSet<Right> = granted(&world);

@@ -1,4 +1,4 @@
-//! A leader compares its plan with a plan that skips nothing.
+//! A leader compares its plan with one computed from scratch.
 
 use crate::world::{Setting, World, service, slice, text};
 
@@ -14,7 +14,7 @@ fn a_leader_compares_its_plans_and_finds_no_difference() {
         gateway.series(labels).is_some_and(|made| made >= count).then_some(())
     };
     world.until("a comparison of a plan", || compared(1.0));
-    // Settled Services, and one that changes.
+    // Stable Services, and one that changes.
     world.apply(&(service("api") + &slice("api", &["10.244.0.9"])));
     world.until("an address in the status", || {
         let service = world.api.get("v1", "Service", "shop", "api")?;

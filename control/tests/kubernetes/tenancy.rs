@@ -1,4 +1,4 @@
-//! Tests of two tenants of one API server. One causes very many writes, the other few.
+//! Two tenants of one API server. One causes very many writes, the other few.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::api::Needs;
 use crate::needs;
 use crate::world::{Setting, World, service, slice, text};
 
-/// The number of Services of the tenant with many. Their status and finalizers take more than a minute at 50 writes a
+/// The number of Services of the busy tenant. Their status and finalizers take more than a minute at 50 writes a
 /// second, and their events several minutes at 20.
 const MANY: usize = 2_500;
 /// This namespace sorts first.
 const HOSTILE: &str = "aaa";
 
 #[test]
-fn a_namespace_with_thousands_of_services_does_not_delay_address_and_event_of_another() {
+fn thousands_of_services_do_not_delay_those_of_another_namespace() {
     needs!(Needs::Faults);
     let mut world = World::alone();
     let document = "pools: [{name: public, addresses: [\"198.18.0.0/16\"]}]".into();

@@ -1,7 +1,7 @@
 //! Runs kubectl as an operator does, with the administrator's kubeconfig.
 //!
-//! `KUBECTL` names the program. Without it, the one beside `KUBE_APISERVER` is used, or the one in `PATH`. `KUBECTL_TIDEGATE`
-//! names the plugin.
+//! `KUBECTL` names the program; the default is the one beside `KUBE_APISERVER`, or the one in `PATH`.
+//! `KUBECTL_TIDEGATE` names the plugin.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ pub(crate) fn program() -> PathBuf {
     named.or_else(beside).unwrap_or_else(|| "kubectl".into())
 }
 
-/// The plugin: without the variable, the one beside the gateway's binary.
+/// The plugin. By default, the one beside the gateway's binary.
 pub(crate) fn plugin() -> PathBuf {
     let named = std::env::var_os("KUBECTL_TIDEGATE").map(PathBuf::from);
     let beside = || Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("kubectl-tidegate");
@@ -27,14 +27,14 @@ pub(crate) fn plugin() -> PathBuf {
     plugin
 }
 
-/// A call of kubectl with the kubeconfig in a directory, which is its home.
+/// A kubectl command with the kubeconfig in a directory, which is its home.
 pub(crate) fn command(home: &Path) -> Command {
     let mut command = Command::new(program());
     command.env("KUBECONFIG", home.join("kubeconfig")).env("HOME", home);
     command
 }
 
-/// Runs a tool. Returns its output, or its output and error output.
+/// Runs a tool. Returns its output, or on failure its output and error output.
 pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -44,12 +44,12 @@ pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Runs kubectl as the administrator, where the API server is.
+/// Runs kubectl as the administrator, in the namespace of the API server.
 pub(crate) fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String> {
     let home = world.directory().join("admin");
     std::fs::create_dir_all(&home).expect("a directory of the story");
     world.api.kubeconfig(&home).expect("written");
-    // kubectl finds the plugin in the PATH.
+    // kubectl finds plugins in the PATH.
     let plugins = plugin().parent().expect("a directory").to_owned();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths([plugins].into_iter().chain(std::env::split_paths(&path)));

@@ -1,4 +1,5 @@
-//! The reports about a gateway are correct if it cannot do its work, if it is gone, or if another gateway has its name.
+//! The reports about a gateway are correct even if it cannot do its work, if it is gone, or if another gateway has its
+//! name.
 
 use std::fs;
 use std::net::TcpListener;
@@ -41,10 +42,10 @@ fn gateway_status(world: &World, name: &str) -> Value {
 }
 
 #[test]
-fn a_failed_publication_is_reported_everywhere_and_makes_the_gateway_unhealthy_after_a_minute() {
+fn a_failed_publication_is_reported_and_unhealthy_after_a_minute() {
     let mut world = shop();
     assert_eq!(world.http(10_001, "/healthz").map(|(code, _)| code), Some(200));
-    // More routes than the tables can hold: the dataplane refuses the whole state.
+    // More routes than the tables can store: the dataplane refuses the whole state.
     let many: Vec<String> = (0..66_000)
         .map(|n| {
             format!("{{to: \"10.{}.{}.{}/32\", via: \"192.0.2.254\"}}", n / 65_536, n / 256 % 256, n % 256)
@@ -53,15 +54,15 @@ fn a_failed_publication_is_reported_everywhere_and_makes_the_gateway_unhealthy_a
     let since = Instant::now();
     let more = format!("routes: [{}, ", many.join(", "));
     world.reconfigure("edge-1", |config| config.replacen("routes: [", &more, 1));
-    let status = |world: &World| world.gateway("edge-1").ask("status").unwrap_or_default();
-    let why = world.until("it to be said in status", || {
+    let status = |world: &World| world.gateway("edge-1").query("status").unwrap_or_default();
+    let why = world.until("it to be in the status", || {
         let degraded = status(&world)["degraded"].as_array().cloned().unwrap_or_default();
         degraded.iter().map(text).find(|why| why.contains("cannot be published"))
     });
     assert!(why.contains("routes; accepted: at most 65536"), "{why}");
     // The new Service is not forwarded, and its status does not claim it. The old one is still forwarded.
     world.apply(&(service("new") + &slice("new", &["10.244.0.2"])));
-    world.until("the new one to be told so", || {
+    world.until("the new one to report it", || {
         let (status, message) = condition(&world, "new", "Programmed");
         (status == "False" && message.contains("cannot be published")).then_some(())
     });
@@ -78,13 +79,13 @@ fn a_failed_publication_is_reported_everywhere_and_makes_the_gateway_unhealthy_a
     let metrics = world.http(9_001, "/metrics").expect("the page").1;
     let failures = metrics.lines().find(|line| line.starts_with("tidegate_publish_failures_total "));
     assert!(failures.is_some_and(|line| !line.ends_with(" 0")), "{failures:?}");
-    world.within(Duration::from_secs(90), "healthz to say so", || {
+    world.within(Duration::from_secs(90), "healthz to report it", || {
         world.http(10_001, "/healthz").filter(|(code, _)| *code == 503)
     });
     assert!(since.elapsed() >= Duration::from_secs(60), "not before a minute is over");
 
     world.reconfigure("edge-1", |config| config.replacen(&more, "routes: [", 1));
-    world.until("all of it to be well again", || {
+    world.until("everything to be healthy again", || {
         let is_well = condition(&world, "new", "Programmed").0 == "True"
             && world.http(10_001, "/healthz").is_some_and(|(code, _)| code == 200)
             && status(&world)["degraded"].is_null();
@@ -93,30 +94,31 @@ fn a_failed_publication_is_reported_everywhere_and_makes_the_gateway_unhealthy_a
 }
 
 #[test]
-fn what_cannot_be_saved_is_told_by_status_metrics_and_drain_until_it_is_saved() {
+fn unsaved_state_is_reported_by_status_metrics_and_drain() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     let state = world.directory().join("edge-1").join("state");
     world.until("the first save", || state.join("edge-1.objects.jsonl").exists().then_some(()));
     // Every save writes to these files first.
     let blocks = ["edge-1.objects.jsonl.new", "edge-1.new"].map(|name| state.join(name));
-    blocks.iter().for_each(|block| world.until("no save to be under way", || fs::create_dir(block).ok()));
+    blocks.iter().for_each(|block| world.until("no save to be in progress", || fs::create_dir(block).ok()));
     let (done, warned) = gateway.drain("10.244.0.1:8080");
     assert!(done.contains("drained"), "{done}");
     assert!(warned.contains("a restart forgets them") && warned.contains("edge-1.drained"), "{warned}");
     world.apply(&slice("web", &["10.244.0.2"]));
     let degraded = || {
-        let degraded = gateway.ask("status").unwrap_or_default()["degraded"].clone();
+        let degraded = gateway.query("status").unwrap_or_default()["degraded"].clone();
         degraded.as_array().into_iter().flatten().map(text).collect::<Vec<_>>()
     };
     let unsaved = |what: &str| {
         let line = format!("tidegate_state_unsaved{{state=\"{what}\"}} 1");
         world.http(9_001, "/metrics").is_some_and(|(_, page)| page.contains(&line))
     };
-    world.until("both to be told", || {
-        let told = degraded();
-        let is_told = |what: &str| told.iter().any(|one| one.contains(what));
-        let shown = is_told("objects have not been saved to disk since") && is_told("a restart forgets them");
+    world.until("both to be reported", || {
+        let lines = degraded();
+        let contains = |what: &str| lines.iter().any(|one| one.contains(what));
+        let shown =
+            contains("objects have not been saved to disk since") && contains("a restart forgets them");
         (shown && unsaved("objects") && unsaved("drained")).then_some(())
     });
     blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));
@@ -127,10 +129,10 @@ fn what_cannot_be_saved_is_told_by_status_metrics_and_drain_until_it_is_saved() 
 }
 
 #[test]
-fn a_gateway_without_a_heartbeat_is_unknown_after_40_s_and_leads_no_more() {
+fn a_gateway_without_a_heartbeat_is_unknown_after_40_s_and_no_leader() {
     let mut world = shop();
     world.start("edge-2");
-    world.until("the second to tell of itself", || {
+    world.until("the second to write its status", || {
         (of(&gateway_status(&world, "edge-2")["conditions"], "Ready").0 == "True").then_some(())
     });
     world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
@@ -144,11 +146,11 @@ fn a_gateway_without_a_heartbeat_is_unknown_after_40_s_and_leads_no_more() {
 }
 
 #[test]
-fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
+fn a_second_gateway_with_the_same_name_refuses_to_lead_and_exits() {
     let mut world = shop();
-    let twin = Setting { called: Some("edge-1".into()), ..Setting::default() };
-    world.start_with("twin", &twin);
-    assert_eq!(world.exit_code("twin", Duration::from_secs(90)), Some(3));
+    let duplicate = Setting { called: Some("edge-1".into()), ..Setting::default() };
+    world.start_with("duplicate", &duplicate);
+    assert_eq!(world.exit_code("duplicate", Duration::from_secs(90)), Some(3));
     world.until("the first to have the condition", || {
         let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "NameUnique");
         (status == "False" && message.contains("192.0.2.2")).then_some(())
@@ -156,18 +158,18 @@ fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
     // Its status was never mixed with that of the second one.
     let addresses = text(&gateway_status(&world, "edge-1")["addresses"][0]);
     assert_eq!(addresses, "192.0.2.1");
-    assert_eq!(world.gateway("edge-1").ask("status").unwrap_or_default()["cluster"]["leads"], true);
+    assert_eq!(world.gateway("edge-1").query("status").unwrap_or_default()["cluster"]["leads"], true);
 }
 
 #[test]
-fn a_silent_partition_is_seen_and_its_end_too() {
+fn a_silent_partition_and_its_end_are_detected() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     world.until("it to be connected", || (gateway.source()["connected"] == true).then_some(()));
     // Connections are not refused, but no data arrives.
     world.api.hang(true);
     // The limit is twenty seconds; the rest is for a busy machine.
-    world.within(Duration::from_secs(45), "the loss to be told", || {
+    world.within(Duration::from_secs(45), "the loss to be reported", || {
         (gateway.source()["connected"] == false).then_some(())
     });
     assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
@@ -179,7 +181,7 @@ fn a_silent_partition_is_seen_and_its_end_too() {
 }
 
 #[test]
-fn kinds_in_another_etcd_are_watched_on_and_not_listed_again_and_again() {
+fn kinds_in_another_etcd_are_watched_without_repeated_lists() {
     needs!(Needs::ServerOptions, Needs::Faults, Needs::Requests);
     let options = Options { namespaces_apart: true, ..Options::default() };
     let world = shop_in(World::with(options));
@@ -203,17 +205,17 @@ fn kinds_in_another_etcd_are_watched_on_and_not_listed_again_and_again() {
 }
 
 #[test]
-fn every_request_says_who_asks() {
+fn every_request_names_the_gateway() {
     needs!(Needs::Requests);
     let world = shop();
-    let strangers = world.api.requests().into_iter().filter(|request| {
+    let unknown = world.api.requests().into_iter().filter(|request| {
         request.user.contains("tidegate") && !request.field_manager.starts_with("tidegate")
     });
-    assert_eq!(strangers.map(|request| request.path).collect::<Vec<_>>(), [] as [String; 0]);
+    assert_eq!(unknown.map(|request| request.path).collect::<Vec<_>>(), [] as [String; 0]);
 }
 
 #[test]
-fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
+fn health_check_node_ports_are_left_to_kube_proxy() {
     let local = "externalTrafficPolicy: Local, healthCheckNodePort: 30501, ports:";
     let mut world = World::new();
     let node = "{apiVersion: v1, kind: Node, metadata: {name: a}, spec: {}, status: {addresses: [{type: InternalIP, \
@@ -229,7 +231,7 @@ fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
     assert!(refused.contains("no backend or node b"), "{refused}");
     // The proxy starts after the gateway.
     let proxy = world.enter_gateway(|| TcpListener::bind("127.0.0.1:10256")).expect("the port is free");
-    world.until("the port to be given up", || {
+    world.until("the port to be closed", || {
         world.enter_gateway(|| TcpListener::bind("0.0.0.0:30501")).ok().map(drop)
     });
     assert!(world.log("edge-1").contains("kube-proxy serves the health-check node ports"));

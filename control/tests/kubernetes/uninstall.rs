@@ -49,7 +49,7 @@ fn written(world: &World) -> Vec<String> {
     objects.filter_map(|object| traces(&object)).chain(gateways).collect()
 }
 
-fn holder(world: &World) -> Option<String> {
+fn lease_owner(world: &World) -> Option<String> {
     let lease = world.api.get("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate")?;
     Some(text(&lease["spec"]["holderIdentity"]))
 }
@@ -66,12 +66,12 @@ fn uninstall(world: &World, arguments: &[&str]) -> (i32, String) {
     let kubeconfig = admin(world);
     let output = world.enter_gateway(|| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        // Nobody is asked, as there is no terminal.
+        // There is no terminal, so it must not prompt.
         command.args(["uninstall", "--yes"]).args(arguments).arg("--kubeconfig").arg(&kubeconfig).output()
     });
     let output = output.expect("the binary runs");
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    (output.status.code().unwrap_or(-1), said.concat())
+    let printed = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    (output.status.code().unwrap_or(-1), printed.concat())
 }
 
 /// A cluster with a gateway that has written everything that it can write.
@@ -84,42 +84,45 @@ fn at_work() -> World {
 }
 
 #[test]
-fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
+fn with_a_running_gateway_everything_is_released_and_stays_released() {
     needs!(Needs::Requests);
     let mut world = at_work();
     let before = world.api.get("v1", "Service", "shop", "web");
-    let (code, said) = uninstall(&world, &["--dry-run"]);
-    assert_eq!(code, 0, "{said}");
+    let (code, printed) = uninstall(&world, &["--dry-run"]);
+    assert_eq!(code, 0, "{printed}");
     for part in ["would release Service shop/web: ", "AddressPool more: ", "dry run: 3 objects", "edge-1"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(printed.contains(part), "{part}: {printed}");
     }
     assert_eq!(world.api.get("v1", "Service", "shop", "web"), before, "a dry run changes nothing");
-    let (code, said) = uninstall(&world, &[]);
-    assert_eq!(code, 0, "{said}");
-    assert!(said.contains("released Service shop/web: ") && said.contains("Stop them now"), "{said}");
-    assert_eq!(written(&world), [] as [String; 0], "{said}");
+    let (code, printed) = uninstall(&world, &[]);
+    assert_eq!(code, 0, "{printed}");
+    assert!(
+        printed.contains("released Service shop/web: ") && printed.contains("Stop them now"),
+        "{printed}"
+    );
+    assert_eq!(written(&world), [] as [String; 0], "{printed}");
     world.until("the VIP to be withdrawn", || world.gateway("edge-1").vips("web").is_empty().then_some(()));
     // Repeated uninstalls succeed, even while the gateway is still running.
-    let (code, said) = uninstall(&world, &[]);
-    assert!(code == 0 && said.contains("prevents gateways from writing"), "{said}");
+    let (code, printed) = uninstall(&world, &[]);
+    assert!(code == 0 && printed.contains("prevents gateways from writing"), "{printed}");
     world.api.forget_requests();
     world.apply(&(service("late") + &slice("late", &["10.244.0.2"])));
-    world.until("three more looks at the Lease", || {
-        let looks = world.api.requests().iter().filter(|one| one.path.ends_with("/leases/tidegate")).count();
-        (looks >= 3).then_some(())
+    world.until("three more reads of the Lease", || {
+        let reads = world.api.requests().iter().filter(|one| one.path.ends_with("/leases/tidegate")).count();
+        (reads >= 3).then_some(())
     });
-    // Others write to a real server: this story, and controllers.
+    // Other clients also write to a real server: this test, and controllers.
     let by_gateways = world.api.requests().into_iter().filter(|one| one.user.contains("tidegate"));
     let writes = by_gateways.filter(|one| one.method != "GET" && !one.path.contains("/events"));
     assert_eq!(writes.map(|one| one.path).collect::<Vec<_>>(), [] as [String; 0], "it writes nothing");
     assert_eq!(written(&world), [] as [String; 0]);
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
-    assert_eq!(written(&world), [] as [String; 0], "no last word either");
+    assert_eq!(written(&world), [] as [String; 0], "no status at the end either");
     assert!(world.api.delete("v1", "Service", "shop", "web"));
-    assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "nothing holds it");
+    assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "it has no finalizer");
     // After a restart it still writes nothing. Once the Lease is deleted, it continues.
     world.start_again("edge-1");
-    assert_eq!(holder(&world).as_deref(), Some("tidegate-uninstall"));
+    assert_eq!(lease_owner(&world).as_deref(), Some("tidegate-uninstall"));
     assert!(world.api.delete("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate"));
     world.install();
     world.until("an address", || {
@@ -129,30 +132,30 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
 }
 
 #[test]
-fn with_no_gateway_left_what_hangs_is_released_and_the_lease_is_deleted() {
+fn without_a_gateway_finalized_objects_are_released_and_the_lease_deleted() {
     needs!(Needs::NamespaceController);
     let mut world = at_work();
-    // The gateway died a while ago.
+    // The gateway was killed a while ago.
     world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
     let old = |status: &mut Value| status["status"]["lastHeartbeat"] = "2026-01-01T00:00:00Z".into();
     world.api.edit(API, "GatewayStatus", "", "edge-1", old).expect("legal");
     assert!(world.api.delete("v1", "Namespace", "", "shop"));
     assert!(world.api.delete(API, "AddressPool", "", "more") && !written(&world).is_empty());
-    let (code, said) = uninstall(&world, &[]);
-    assert_eq!(code, 0, "{said}");
-    assert_eq!(written(&world), [] as [String; 0], "{said}");
-    // Nothing else holds it, and its controller deletes it.
+    let (code, printed) = uninstall(&world, &[]);
+    assert_eq!(code, 0, "{printed}");
+    assert_eq!(written(&world), [] as [String; 0], "{printed}");
+    // It has no other finalizer, and its controller deletes it.
     world.until("the namespace to go", || {
         world.api.get("v1", "Namespace", "", "shop").is_none().then_some(())
     });
     assert!(world.api.get(API, "AddressPool", "", "more").is_none());
-    assert_eq!(holder(&world), None);
-    let (code, said) = uninstall(&world, &[]);
-    assert!(code == 0 && said.contains("0 objects released; nothing"), "again: {said}");
+    assert_eq!(lease_owner(&world), None);
+    let (code, printed) = uninstall(&world, &[]);
+    assert!(code == 0 && printed.contains("0 objects released; nothing"), "again: {printed}");
 }
 
 #[test]
-fn where_the_api_server_refuses_one_write_nothing_is_changed_unless_told_to_go_on() {
+fn a_refused_write_leaves_everything_unchanged_without_keep_going() {
     needs!(Needs::Faults);
     let mut world = at_work();
     world.apply(&(service("api") + &slice("api", &["10.244.0.2"])));
@@ -160,16 +163,19 @@ fn where_the_api_server_refuses_one_write_nothing_is_changed_unless_told_to_go_o
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     let before = written(&world);
     world.api.faults().on("/services/api/status", Fault::ServerError(403));
-    let (code, said) = uninstall(&world, &[]);
-    assert!(code == 1 && said.contains("nothing was changed") && said.contains("shop/api"), "{code}: {said}");
+    let (code, printed) = uninstall(&world, &[]);
+    assert!(
+        code == 1 && printed.contains("nothing was changed") && printed.contains("shop/api"),
+        "{code}: {printed}"
+    );
     assert_eq!(written(&world), before);
-    assert_eq!(holder(&world).as_deref(), Some(""), "gateways may go on");
-    let (code, said) = uninstall(&world, &["--keep-going"]);
-    assert!(code == 1 && said.contains("error: not released: Service shop/api"), "{code}: {said}");
+    assert_eq!(lease_owner(&world).as_deref(), Some(""), "gateways may continue");
+    let (code, printed) = uninstall(&world, &["--keep-going"]);
+    assert!(code == 1 && printed.contains("error: not released: Service shop/api"), "{code}: {printed}");
     assert_eq!(written(&world).len(), 1, "{:?}", written(&world));
     world.api.faults().clear();
-    let (code, said) = uninstall(&world, &[]);
-    assert_eq!((code, written(&world).len()), (0, 0), "{said}");
+    let (code, printed) = uninstall(&world, &[]);
+    assert_eq!((code, written(&world).len()), (0, 0), "{printed}");
 }
 
 /// The shell blocks below a heading of `deploy/README.md`, in order.
@@ -215,14 +221,14 @@ impl Workstation {
             command.env("KUBECONFIG", self.home.path().join("admin")).output()
         });
         let output = output.expect("bash runs");
-        let said =
+        let printed =
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        assert!(output.status.success(), "{script}\n{}: {said}", output.status);
-        said
+        assert!(output.status.success(), "{script}\n{}: {printed}", output.status);
+        printed
     }
 
     fn file(&self, name: &str) -> String {
-        std::fs::read_to_string(self.home.path().join(name)).expect("the README made it")
+        std::fs::read_to_string(self.home.path().join(name)).expect("the README creates it")
     }
 }
 
@@ -272,7 +278,7 @@ pub(crate) fn installed(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves_nothing_and_hangs_nowhere() {
+fn the_readme_installs_upgrades_and_removes_without_leftovers() {
     needs!(Needs::RealServer, Needs::NamespaceController, Needs::Version(31));
     let mut world = World::empty();
     let before = installed(&world);
@@ -285,7 +291,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
     let guide = blocks("A gateway outside the cluster");
     let [install, kubeconfig, ..] = &guide[..] else { panic!("two steps") };
     let (first, removal) = (blocks("First steps"), blocks("Removing Tidegate"));
-    for (turn, runs) in [("with a gateway that runs", true), ("with none", false)] {
+    for (case, runs) in [("with a gateway that runs", true), ("with none", false)] {
         workstation.run(&world, install);
         workstation.run(&world, kubeconfig);
         workstation.run(&world, &blocks("Admission")[0]);
@@ -309,29 +315,29 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
         world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
         world.start_again("edge-1");
         world.until("the gateway to lead again", || {
-            holder(&world).is_some_and(|holder| holder.starts_with("edge-1_")).then_some(())
+            lease_owner(&world).is_some_and(|owner| owner.starts_with("edge-1_")).then_some(())
         });
         let ingress = || {
             world.api.get("v1", "Service", "shop", "web")?["status"]["loadBalancer"]["ingress"]
                 .get(0)
                 .cloned()
         };
-        assert_eq!(ingress(), Some(address), "{turn}");
+        assert_eq!(ingress(), Some(address), "{case}");
         if !runs {
             world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
         }
         for step in &removal {
             workstation.run(&world, step);
         }
-        assert_eq!(installed(&world), [] as [String; 0], "{turn}");
-        assert_eq!(written(&world), [] as [String; 0], "{turn}");
+        assert_eq!(installed(&world), [] as [String; 0], "{case}");
+        assert_eq!(written(&world), [] as [String; 0], "{case}");
         if runs {
             // Its requests no longer matter: it has no rights, and there is nothing to write to.
             world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
-            assert_eq!(installed(&world), [] as [String; 0], "{turn}");
+            assert_eq!(installed(&world), [] as [String; 0], "{case}");
         }
         assert!(world.api.delete("v1", "Service", "shop", "web"));
-        assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "{turn}: nothing holds it");
+        assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "{case}: it has no finalizer");
     }
 }
 

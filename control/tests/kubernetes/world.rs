@@ -1,4 +1,4 @@
-//! The base of the tests: a namespace with an API server and gateways.
+//! The fixtures of the tests: a namespace with an API server and gateways.
 //!
 //! A gateway has a port without a network (`net_null`), almost never checks its backends, and uses the ServiceAccount
 //! of `deploy/kubernetes`.
@@ -21,7 +21,7 @@ use crate::api::{Api, needs};
 
 /// The maximum time until a change is visible on a busy machine. The speed is measured elsewhere.
 pub(crate) const SEEN: Duration = Duration::from_secs(60);
-/// The same with a real API server: the gateways' knowledge of their connection depends on its bookmarks, one a minute.
+/// The limit with a real API server: gateways detect the state of their connection from its bookmarks, one a minute.
 const SEEN_WITH_A_REAL_SERVER: Duration = Duration::from_secs(180);
 /// The time between bookmarks.
 const BOOKMARKS: Duration = Duration::from_secs(2);
@@ -29,21 +29,21 @@ const BOOKMARKS: Duration = Duration::from_secs(2);
 /// The manifests that every cluster of the tests has, including the rights of the gateways.
 const INSTALL: [&str; 3] = ["kubernetes/base/namespace.yaml", "kubernetes/base/rbac.yaml", "kubernetes/crds"];
 
-/// A cluster with gateways. It prints the end of their logs if its test fails.
+/// A cluster with gateways. Prints the end of their logs if its test fails.
 pub(crate) struct World {
     // Declared first, so that the gateways end before their API server, and both before the namespace.
     gateways: Vec<Gateway>,
     pub(crate) api: Api,
     lab: Lab,
-    _turn: Turn,
+    _guard: Guard,
 }
 
-/// Whose turn it is: one test that must be alone, or several others.
-static TURN: RwLock<()> = RwLock::new(());
+/// Lets either one test use the machine alone, or several others share it.
+static MACHINE: RwLock<()> = RwLock::new(());
 
-/// The turn of a test, held until its cluster is gone.
-#[expect(dead_code, reason = "the guards are held, not used")]
-enum Turn {
+/// The guard of a test, kept until its cluster is gone.
+#[expect(dead_code, reason = "the guards are only dropped")]
+enum Guard {
     Alone(RwLockWriteGuard<'static, ()>),
     BesideOthers(RwLockReadGuard<'static, ()>),
 }
@@ -68,7 +68,7 @@ pub(crate) struct Setting {
     pub(crate) kubeconfig: Option<String>,
     /// A program with arguments that starts the gateway, such as `env NAME=VALUE`.
     pub(crate) starter: Vec<String>,
-    /// The `metadata.name`, if it differs from the test's name of the gateway.
+    /// The `metadata.name`, if it differs from the gateway's name in the test.
     pub(crate) called: Option<String>,
     /// The device of its port, with `mac` and other keys; empty for one without a network.
     pub(crate) device: String,
@@ -80,7 +80,7 @@ impl World {
         Self::installed(&[], Options::default())
     }
 
-    /// The same with these options of the test API server, for tests that declare [`needs::Needs::ServerOptions`].
+    /// A new cluster with these options of the test API server, for tests that declare [`needs::Needs::ServerOptions`].
     pub(crate) fn with(options: Options) -> Self {
         needs::used(needs::Needs::ServerOptions);
         Self::installed(&[], options)
@@ -92,10 +92,10 @@ impl World {
         Self::installed(&[address], Options { listen, ..Options::default() })
     }
 
-    /// The same as [`World::new`], for tests that compare times: no other test runs meanwhile.
+    /// A new cluster for tests that compare times: no other test runs meanwhile.
     pub(crate) fn alone() -> Self {
-        let turn = Turn::Alone(TURN.write().unwrap_or_else(PoisonError::into_inner));
-        let world = Self::in_turn(turn, &[], Options::default());
+        let guard = Guard::Alone(MACHINE.write().unwrap_or_else(PoisonError::into_inner));
+        let world = Self::with_guard(guard, &[], Options::default());
         world.install();
         world
     }
@@ -106,26 +106,26 @@ impl World {
         world
     }
 
-    /// A cluster that contains nothing of Tidegate.
+    /// A cluster without any object of Tidegate.
     pub(crate) fn empty() -> Self {
         Self::empty_with(&[], Options::default())
     }
 
     fn empty_with(addresses: &[IpAddr], options: Options) -> Self {
-        // A real server is one cluster for all tests, or needs the memory and processors of this machine.
-        let turn = if Api::is_in_process() {
-            Turn::BesideOthers(TURN.read().unwrap_or_else(PoisonError::into_inner))
+        // All tests share a real server, or it needs the memory and processors of this machine.
+        let guard = if Api::is_in_process() {
+            Guard::BesideOthers(MACHINE.read().unwrap_or_else(PoisonError::into_inner))
         } else {
-            Turn::Alone(TURN.write().unwrap_or_else(PoisonError::into_inner))
+            Guard::Alone(MACHINE.write().unwrap_or_else(PoisonError::into_inner))
         };
-        Self::in_turn(turn, addresses, options)
+        Self::with_guard(guard, addresses, options)
     }
 
-    fn in_turn(turn: Turn, addresses: &[IpAddr], options: Options) -> Self {
+    fn with_guard(guard: Guard, addresses: &[IpAddr], options: Options) -> Self {
         static SIGNALS: std::sync::Once = std::sync::Once::new();
         SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
         let plan = LabPlan { servers: 0, vips: Vec::new(), tidegate: env!("CARGO_BIN_EXE_tidegate").into() };
-        let lab = Lab::build(&plan).expect("the lab stands (needs root)");
+        let lab = Lab::build(&plan).expect("the lab is built (needs root)");
         for address in addresses {
             lab.gateway().ip_batch(&format!("addr add {address} dev lo\n")).expect("a free address");
         }
@@ -133,20 +133,20 @@ impl World {
         // than SEEN here.
         let options = Options { bookmark_interval: BOOKMARKS, ..options };
         let api = Api::start(&lab, options);
-        Self { gateways: Vec::new(), api, lab, _turn: turn }
+        Self { gateways: Vec::new(), api, lab, _guard: guard }
     }
 
     /// Installs the manifests of `deploy/kubernetes`.
     pub(crate) fn install(&self) {
         for path in INSTALL {
             for text in files(&deploy().join(path)) {
-                self.api.apply(&text).expect("what deploy/ has is legal");
+                self.api.apply(&text).expect("the manifests of deploy/ are valid");
             }
         }
     }
 
-    /// Installs them again after the API server lost all objects. The account is a new one. If its tokens depend on it,
-    /// the gateways get new tokens.
+    /// Installs the manifests again after the API server lost all objects. The account is new. If its tokens depend on
+    /// it, the gateways get new tokens.
     pub(crate) fn install_again(&self) {
         self.install();
         let others = self.gateways.iter().filter(|_| !Api::is_in_process());
@@ -234,13 +234,13 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         let directory = config.parent().expect("in a directory");
         let run = [env!("CARGO_BIN_EXE_tidegate"), "run", "-c"].map(str::to_owned);
         let mut words = starter.iter().cloned().chain(run).chain([config.display().to_string()]);
-        let program = words.next().expect("there is the gateway at least");
+        let program = words.next().expect("at least this gateway exists");
         let arguments: Vec<String> = words.collect();
         let process = LabProcess::start(self.lab.gateway(), directory, "gateway", program, &arguments);
         let process = process.expect("the binary starts");
         self.gateways.push(Gateway { name: name.into(), socket, process });
         let gateway = self.gateway(name);
-        let up = wait_for("the gateway to answer", SEEN, || gateway.ask("status"));
+        let up = wait_for("the gateway to answer", SEEN, || gateway.query("status"));
         up.unwrap_or_else(|error| panic!("{error:#}\n{}", gateway.process.log_tail(40)));
     }
 
@@ -282,7 +282,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         })
     }
 
-    /// Waits for an event that takes longer than usual.
+    /// Waits for a condition that takes longer than usual.
     pub(crate) fn within<T>(&self, bound: Duration, what: &str, probe: impl FnMut() -> Option<T>) -> T {
         wait_for(what, bound, probe).unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -301,7 +301,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         self.lab.gateway().enter(what)
     }
 
-    /// Ends a gateway with a signal and waits for its end.
+    /// Stops a gateway with a signal and waits for its exit.
     pub(crate) fn end(&mut self, name: &str, signal: Signal, bound: Duration) -> Result<(), String> {
         let at =
             self.gateways.iter().position(|gateway| gateway.name == name).expect("a gateway of this story");
@@ -333,13 +333,13 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         self.lab.gateway()
     }
 
-    /// Sends a signal to a gateway, which stays one of this story.
+    /// Sends a signal to a gateway, which stays part of the test.
     pub(crate) fn signal(&mut self, name: &str, signal: Signal) {
         let at = self.gateways.iter_mut().find(|gateway| gateway.name == name);
         at.expect("a gateway of this story").process.signal(signal);
     }
 
-    /// The same for tests that describe the failure themselves.
+    /// Waits like [`World::until`], for tests that describe the failure themselves.
     pub(crate) fn eventually<T>(&self, probe: impl FnMut() -> Option<T>) -> Option<T> {
         wait_for("it", seen(), probe).ok()
     }
@@ -354,8 +354,8 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for gateway in &self.gateways {
-                eprintln!("last words of {}:\n{}", gateway.name, gateway.process.log_tail(60));
-                eprintln!("its services: {}", gateway.ask("services").unwrap_or_default());
+                eprintln!("end of the log of {}:\n{}", gateway.name, gateway.process.log_tail(60));
+                eprintln!("its services: {}", gateway.query("services").unwrap_or_default());
             }
         } else {
             needs::assert_all_used();
@@ -365,10 +365,10 @@ impl Drop for World {
 
 impl Gateway {
     /// The answer to a query through the admin socket, as JSON.
-    pub(crate) fn ask(&self, question: &str) -> Option<Value> {
+    pub(crate) fn query(&self, what: &str) -> Option<Value> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args([question, "-o", "json", "--socket"]).arg(&self.socket);
-        if matches!(question, "services" | "backends") {
+        command.args([what, "-o", "json", "--socket"]).arg(&self.socket);
+        if matches!(what, "services" | "backends") {
             command.arg("-A");
         }
         let output = command.output().ok()?;
@@ -412,14 +412,14 @@ impl Gateway {
 
     /// A Service of namespace `shop` in the format of `tidegate services`; null if it does not exist.
     pub(crate) fn service(&self, name: &str) -> Value {
-        let answer = self.ask("services").unwrap_or_default();
+        let answer = self.query("services").unwrap_or_default();
         let mut rows = answer["items"].as_array().into_iter().flatten();
         rows.find(|row| row["name"] == name && row["namespace"] == "shop").cloned().unwrap_or_default()
     }
 
     /// The `source` part of `tidegate status`.
     pub(crate) fn source(&self) -> Value {
-        self.ask("status").unwrap_or_default()["source"].clone()
+        self.query("status").unwrap_or_default()["source"].clone()
     }
 }
 

@@ -1,14 +1,14 @@
 //! `tidegate-demo --fleet`: a rolling update of all backends under live connections, with two gateways behind a router.
 //!
-//! Half way gateway 1 is killed and started again; after the update both gateways are upgraded one after the other
-//! (SIGTERM, which drains, and a start of the same binary), and at the end a backend dies. Connections that begin
-//! during the update count too. [`run`] returns what broke in each step, and [`print`] shows it. The tests call the
-//! same function.
+//! Halfway, gateway 1 is killed and started again. After the update both gateways are upgraded one after the other
+//! (SIGTERM, which drains, and a start of the same binary), and at the end a backend dies. Connections that open during
+//! the update count too. [`run`] returns what broke in each step, and [`print`] shows it. The tests call the same
+//! function.
 
 use super::report::print_table;
 use crate::fleet::addresses::{FleetService, SERVICES};
+use crate::fleet::client_processes::ClientProcesses;
 use crate::fleet::connections::Tally;
-use crate::fleet::holders::Holders;
 use crate::fleet::{Fleet, FleetPlan, RouterKind, missing_for_bgp};
 use crate::{cleanup, server};
 use anyhow::{Context, Result, bail, ensure};
@@ -17,19 +17,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Servers of the Services before the update. As many others replace them.
+/// The number of servers of the Services before the update. The update replaces them by as many others.
 const BACKENDS: u8 = 4;
 
-/// The connections that one process of the client holds at most. It pings them one round after the other.
-const HELD_MAX: usize = 12_000;
+/// The maximum number of connections of one client process. It pings them round by round.
+const PER_PROCESS_MAX: usize = 12_000;
 /// Open files of a process beside its connections.
 const OTHER_FILES: usize = 1024;
-/// The memory for a connection: its two sockets, and what the two programs and the gateways remember of it.
+/// The memory for a connection: its two sockets, and its state in the two programs and the gateways.
 const CONNECTION_BYTES: u64 = 32 << 10;
 /// The memory for the lab without connections.
 const LAB_BYTES: u64 = 1 << 30;
 
-/// Changes of the routes: a gateway goes and comes back, three times.
+/// Changes of the routes: a gateway leaves and returns, three times.
 const ROUTE_CHANGES: u64 = 6;
 
 /// The options of the demonstration.
@@ -50,7 +50,7 @@ pub struct FleetOptions {
 pub struct Step {
     /// What happened.
     pub name: String,
-    /// By the place of the Service in [`SERVICES`].
+    /// By the index of the Service in [`SERVICES`].
     pub broken: Vec<usize>,
 }
 
@@ -59,18 +59,18 @@ pub struct Step {
 pub struct Outcome {
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// What became of the connections of each Service of [`SERVICES`].
+    /// The tally of the connections of each Service in [`SERVICES`].
     pub tallies: Vec<Tally>,
     /// How long each gateway took from SIGTERM to its end.
     pub stops: Vec<Duration>,
-    /// How often the router changed its routes, and how often the steps made it do so.
+    /// How often the router changed its routes, and how often the steps should have made it do so.
     pub route_changes: (u64, u64),
-    /// How long it all took.
+    /// The total duration.
     pub took: Duration,
 }
 
-/// Runs the demonstration, first with flows that the gateways share and then without, and prints both. The exit code is 0
-/// if no connection broke with them.
+/// Runs the demonstration with and without flow sharing, and prints both. The exit code is 0 if no connection broke
+/// with it.
 pub(super) fn show(connections: usize, tidegate: &Path) -> ExitCode {
     match both(connections, tidegate) {
         Ok(0) => ExitCode::SUCCESS,
@@ -82,7 +82,7 @@ pub(super) fn show(connections: usize, tidegate: &Path) -> ExitCode {
     }
 }
 
-/// Runs it in both ways. Returns the number of connections that broke although the gateways shared flows.
+/// Runs both variants. Returns the number of connections that broke although the gateways shared flows.
 fn both(connections: usize, tidegate: &Path) -> Result<usize> {
     cleanup::on_signals()?;
     let missing = missing_for_bgp();
@@ -116,7 +116,7 @@ fn both(connections: usize, tidegate: &Path) -> Result<usize> {
 /// Builds the lab, runs the steps and removes the lab.
 ///
 /// # Errors
-/// When the lab does not stand, or a gateway does not do what a step waits for.
+/// When the lab cannot be built, or a gateway does not reach an expected state.
 pub fn run(options: &FleetOptions) -> Result<Outcome> {
     let begin = Instant::now();
     let too_many = || format!("{} connections of each Service are too many", options.connections);
@@ -146,12 +146,12 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
 /// The state of a run.
 struct Run<'a> {
     fleet: &'a mut Fleet,
-    connections: Holders,
+    connections: ClientProcesses,
     /// Whether the gateways share flows, so that no connection should break.
     shares: bool,
     /// Broken connections by Service, at the end of the last step.
     broken: Vec<usize>,
-    /// What [`kernel_drops`] was then.
+    /// The value of [`kernel_drops`] at that time.
     dropped: u64,
     steps: Vec<Step>,
 }
@@ -159,7 +159,7 @@ struct Run<'a> {
 fn steps(fleet: &mut Fleet, options: &FleetOptions, processes: usize) -> Result<Outcome> {
     let count = options.connections;
     let changed_before = fleet.router().changes();
-    let connections = Holders::start(fleet.client(), &options.tidegate, processes)?;
+    let connections = ClientProcesses::start(fleet.client(), &options.tidegate, processes)?;
     let broken = vec![0; SERVICES.len()];
     let dropped = kernel_drops();
     let mut run = Run { shares: fleet.shares(), fleet, connections, broken, dropped, steps: Vec::new() };
@@ -193,7 +193,7 @@ fn steps(fleet: &mut Fleet, options: &FleetOptions, processes: usize) -> Result<
     }
 
     let dies = 2 * BACKENDS;
-    run.connections.give_up(&server::name(dies))?;
+    run.connections.expect_loss(&server::name(dies))?;
     run.fleet.kill_server(dies);
     run.end_step("a backend dies (its own connections do not count)")?;
 
@@ -208,7 +208,7 @@ impl Run<'_> {
         self.connections.open(&SERVICES.map(|service| service.vip()), count)
     }
 
-    /// Replaces one backend, and opens some connections in the window of the change.
+    /// Replaces one backend, and opens some connections during the change.
     fn replace(&mut self, n: u8, count: usize) -> Result<()> {
         self.fleet.replace(n, n + BACKENDS)?;
         self.open(count / 20)?;
@@ -223,7 +223,7 @@ impl Run<'_> {
 
     /// Pings every connection, and records those that broke since the last step.
     fn end_step(&mut self, name: impl Into<String>) -> Result<()> {
-        self.connections.settle()?;
+        self.connections.ping_round()?;
         let now: Vec<usize> =
             self.connections.tally(SERVICES.len())?.iter().map(|tally| tally.broken).collect();
         let broken = now.iter().zip(&self.broken).map(|(now, before)| now.saturating_sub(*before)).collect();
@@ -287,31 +287,31 @@ pub fn print(outcome: &Outcome) {
     );
 }
 
-/// The packets that the kernel of this machine has dropped since its start because the queue of a processor was full
-/// (`netdev_max_backlog`), as between the lab's namespaces when many connections send at once.
+/// The packets that this machine's kernel has dropped since its start because the queue of a processor was full
+/// (`netdev_max_backlog`), for example between the lab's namespaces when many connections send at once.
 fn kernel_drops() -> u64 {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
     let dropped = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
     text.lines().filter_map(dropped).sum()
 }
 
-/// The number of processes of the client for `all` connections, if each process may have this many open files.
+/// The number of client processes for `all` connections, if each process may have this many open files.
 fn client_processes(connections: usize, all: usize, files: usize) -> Result<usize> {
-    // Servers hold about as many connections each.
+    // Servers have about as many connections each.
     let of_server = |all: usize| all / usize::from(BACKENDS) * 5 / 4 + OTHER_FILES;
     let needed = of_server(all);
     if needed > files {
-        // The largest number in hundreds with which a server does not need more.
+        // The largest multiple of a hundred that a server can accept.
         let most = connections * files.saturating_sub(OTHER_FILES) / (needed - OTHER_FILES) / 100 * 100;
         bail!(
             "--connections {connections}: a server of the lab needs {needed} open files, and a process may have {files} here: \
              accepted: at most {most} connections, or a higher hard limit (`ulimit -Hn`)"
         );
     }
-    Ok(all.div_ceil(HELD_MAX.min(files.saturating_sub(OTHER_FILES)).max(1)))
+    Ok(all.div_ceil(PER_PROCESS_MAX.min(files.saturating_sub(OTHER_FILES)).max(1)))
 }
 
-/// Says if the machine has too little memory for this many connections.
+/// Fails if the machine has too little memory for this many connections.
 fn check_memory(all: usize) -> Result<()> {
     let needed = LAB_BYTES + CONNECTION_BYTES * u64::try_from(all).context("too many connections")?;
     let memory = procfs::Meminfo::current().context("the memory of this machine")?;
@@ -325,8 +325,7 @@ fn check_memory(all: usize) -> Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open files of this process, and so of those that it starts, to `wanted` or as far as it goes. Returns
-/// the limit.
+/// Raises the limit of open files of this process and its children to `wanted`, or to the maximum. Returns the limit.
 fn allow_files(wanted: usize) -> Result<usize> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let wanted = u64::try_from(wanted + OTHER_FILES).context("too many connections")?;
@@ -352,19 +351,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_connections_of_each_service_fit_in_processes_with_20_000_files() {
+    fn connections_are_split_over_processes_with_20_000_files_each() {
         assert_eq!(client_processes(10_000, SERVICES.len() * 12_000, 20_000).unwrap(), 5);
         assert_eq!(client_processes(100, SERVICES.len() * 120, 20_000).unwrap(), 1);
     }
 
     #[test]
-    fn too_many_connections_are_refused_with_the_number_that_is_accepted() {
+    fn too_many_connections_are_refused_with_the_accepted_number() {
         let all = |connections: usize| SERVICES.len() * (connections + connections / 20 * 4);
         let error = client_processes(50_000, all(50_000), 20_000).unwrap_err().to_string();
         assert!(
             error.contains("a process may have 20000 here: accepted: at most 10100 connections"),
             "{error}"
         );
-        client_processes(10_100, all(10_100), 20_000).expect("what the message says is accepted");
+        client_processes(10_100, all(10_100), 20_000).expect("the number in the message is accepted");
     }
 }

@@ -1,10 +1,10 @@
-//! The last step of the demo: a flood of SYNs with forged sources, and what other clients notice.
+//! The last step of the demo: a flood of SYNs with forged sources, and its effect on other clients.
 //!
 //! The attacked Services use SYN cookies, so they stay reachable too.
 
 use super::report::print_table;
-use crate::addresses::{TELL_PORT, client};
-use crate::client::{Load, Tell};
+use crate::addresses::{TCP_ECHO_PORT, client};
+use crate::client::{EchoConnection, Load};
 use crate::flood::{Attacker, Kind, Limits, Target, prepare_server, set_priority};
 use crate::modes::{ModePath, all_paths};
 use crate::{Gateway, Lab, wait_for};
@@ -23,10 +23,11 @@ const OPEN: usize = 12;
 struct Watched {
     path: ModePath,
     load: Load,
-    open: Vec<Tell>,
+    open: Vec<EchoConnection>,
 }
 
-/// Floods the Services of the modes that translate, while connections live and new ones come on every path.
+/// Floods the Services of the modes that translate addresses, while connections stay open and new ones are opened on
+/// every path.
 pub(super) fn flood(lab: &Lab, gateway: &Gateway, problems: &mut Vec<String>) -> Result<()> {
     for n in 1..=lab.plan().servers {
         prepare_server(lab.server(n).namespace())?;
@@ -38,12 +39,13 @@ pub(super) fn flood(lab: &Lab, gateway: &Gateway, problems: &mut Vec<String>) ->
     let targets: Vec<Target> = all_paths()
         .iter()
         .filter(|path| is_attacked(path))
-        .map(|path| Target { vip: path.vip, tcp: TELL_PORT, udp: TELL_PORT })
+        .map(|path| Target { vip: path.vip, tcp: TCP_ECHO_PORT, udp: TCP_ECHO_PORT })
         .collect();
     let mut opened = Vec::new();
     for path in all_paths() {
         let any = SocketAddr::new(client(path.family, 4), 0);
-        let open: Result<Vec<_>> = (0..OPEN).map(|_| Tell::connect(lab.client(), any, path.tell())).collect();
+        let open: Result<Vec<_>> =
+            (0..OPEN).map(|_| EchoConnection::connect(lab.client(), any, path.tcp_echo())).collect();
         match open {
             Ok(open) => opened.push((path, open)),
             Err(error) => problems.push(format!("{} {}: {error:#}", path.label(), path.family)),
@@ -51,14 +53,14 @@ pub(super) fn flood(lab: &Lab, gateway: &Gateway, problems: &mut Vec<String>) ->
     }
     let flood = attacker.flood(Kind::Syn, &targets, Limits::full_rate(TIME).at(RATE));
     flood.wait_until_begun()?;
-    // A client that connects before the gateway uses cookies competes with the flood for a moment. On a busy machine the
-    // flood may be too slow for cookies, and then nobody needs them.
+    // A client that connects before the gateway uses cookies competes with the flood for a moment. On a busy machine
+    // the flood may be too slow to trigger cookies, and then they are not needed.
     let under_flood = || gateway.metric("tidegate_services_under_syn_flood", &[]).ok();
     let _ = wait_for("SYN cookies", TIME / 4, || under_flood().filter(|services| *services > 0.0));
     let watched: Vec<Watched> = opened
         .into_iter()
         .map(|(path, open)| {
-            let load = Load::start(lab.client(), client(path.family, 5), path.tell());
+            let load = Load::start(lab.client(), client(path.family, 5), path.tcp_echo());
             Watched { path, load, open }
         })
         .collect();
@@ -70,7 +72,7 @@ pub(super) fn flood(lab: &Lab, gateway: &Gateway, problems: &mut Vec<String>) ->
         sent.rate(),
         sent.time.as_secs_f64(),
     );
-    print_table(&["mode", "family", "under flood", "new conns", "failed", "open ones live on"], &rows);
+    print_table(&["mode", "family", "under flood", "new conns", "failed", "open ones survive"], &rows);
     Ok(())
 }
 
@@ -80,14 +82,14 @@ fn row(watched: Watched, is_attacked: impl Fn(&ModePath) -> bool, problems: &mut
     let attempts = load.finish();
     let errors: Vec<_> = attempts.iter().filter_map(|one| one.outcome.as_ref().err()).collect();
     let name = format!("{} {}", path.label(), path.family);
-    // With a cookie, also one of the server's kernel, nobody repeats the last segment of the handshake. If it is lost, a
-    // client that waits for the server's first line never gets it.
+    // With a cookie, also one of the server's kernel, the last segment of the handshake is not retransmitted. If it is
+    // lost, a client that waits for the server's first line never gets it.
     if errors.len() > (attempts.len() / 20).max(1) {
         problems.push(format!("{name}: {} of {}: {}", errors.len(), attempts.len(), errors[0]));
     }
     let all = open.len();
-    open.retain_mut(|tell| {
-        let answer = tell.ping();
+    open.retain_mut(|connection| {
+        let answer = connection.ping();
         if let Err(error) = &answer {
             problems.push(format!("{name}: an open connection broke: {error:#}"));
         }

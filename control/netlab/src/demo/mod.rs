@@ -1,9 +1,9 @@
 //! `tidegate-demo`: real clients reach real servers through the real gateway, in every forwarding mode.
 //!
-//! It builds a lab of namespaces, starts `tidegate run` in the gateway's namespace, sends HTTP,
-//! UDP and SCTP over every path, kills a backend under load, adds one, floods two Services with SYNs, and prints the
-//! results. This file, [`steps`] and [`flood`] decide what is expected; [`report`] prints it. The demo uses only the
-//! daemon's public interfaces, as a user would.
+//! It builds a lab of namespaces, starts `tidegate run` in the gateway's namespace, sends HTTP, UDP and SCTP over every
+//! path, kills a backend under load, adds one, floods two Services with SYNs, and prints the results. This file,
+//! [`steps`] and [`flood`] decide what is expected; [`report`] prints it. The demo uses only the daemon's public
+//! interfaces, as a user would.
 //!
 //! [`fleet`] is another demonstration, `tidegate-demo --fleet`: two gateways behind a router.
 //!
@@ -92,12 +92,12 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
 
     let outcome = steps::all(&mut lab, &gateway, &gateway_options);
     if !gateway.runs() {
-        bail!("the gateway died; its last words:\n{}", gateway.log_tail(40));
+        bail!("the gateway died; the end of its log:\n{}", gateway.log_tail(40));
     }
     let mut problems =
-        outcome.with_context(|| format!("the gateway's last words:\n{}", gateway.log_tail(20)))?;
+        outcome.with_context(|| format!("end of the gateway's log:\n{}", gateway.log_tail(20)))?;
     if !problems.is_empty() {
-        println!("\nThe gateway's last words:\n{}", gateway.log_tail(20));
+        println!("\nEnd of the gateway's log:\n{}", gateway.log_tail(20));
     }
 
     if options.keep {

@@ -21,7 +21,7 @@ pub(super) fn print_table(header: &[&str], rows: &[Vec<String>]) {
     }
 }
 
-/// `20 22 18`: the counts of backends 1 to `servers`, `-` for none.
+/// The counts of backends 1 to `servers` as in `20 22 18`; `-` for none.
 pub(super) fn counts(spread: &BTreeMap<String, usize>, servers: u8) -> String {
     let count = |n: u8| spread.get(&crate::server::name(n)).copied().unwrap_or(0);
     let cells: Vec<String> =

@@ -6,10 +6,10 @@
 use super::flood::flood;
 use super::report::{counts, print_table};
 use crate::addresses::client;
-use crate::client::{Answers, BackendAnswer, Load, Tell, curl_many, spread, udp_ask_here};
+use crate::client::{Answers, BackendAnswer, EchoConnection, Load, curl_many, spread, udp_request_here};
 use crate::gateway::manifests_of;
 use crate::modes::{ModePath, all_paths, demo_paths, manifests};
-use crate::tools::sctp_tell;
+use crate::tools::sctp_echo;
 use crate::{Gateway, GatewayOptions, Lab, wait_for};
 use anyhow::Result;
 use std::net::{IpAddr, SocketAddr};
@@ -21,16 +21,16 @@ pub(super) const SERVERS: u8 = 4;
 pub(super) const FIRST_SERVERS: [u8; 3] = [1, 2, 3];
 
 const HTTP_REQUESTS: usize = 60;
-const UDP_QUESTIONS: usize = 30;
+const UDP_REQUESTS: usize = 30;
 const ASSOCIATIONS: usize = 30;
 /// The number of connections on each path that stay open while a backend is killed and another is added.
 const OPEN_CONNECTIONS: usize = 12;
 /// The number of the backend that is killed, and of the one that is added.
 const KILLED: u8 = 3;
 const ADDED: u8 = 4;
-/// The additional time on a busy machine, compared with what the health checks need.
+/// The additional time on a busy machine, on top of what the health checks need.
 const SLACK: Duration = Duration::from_secs(2);
-/// After this time without a failure, a failed backend counts as removed.
+/// A failed backend counts as removed after this time without a failure.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Runs all steps. Returns the problems.
@@ -51,28 +51,30 @@ fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
         wait_for_path(lab, path, problems);
         let source = client(path.family, 0);
         let http = curl_many(lab.client(), &format!("http://{}/", path.http()), HTTP_REQUESTS, &[])?;
-        // The servers have no program for UDP that reads headers of the PROXY protocol.
+        // The servers' UDP program does not read headers of the PROXY protocol.
         let is_http_only = path.proxy_version().is_some();
         let udp = if is_http_only {
             Answers::default()
         } else {
-            ask_many(lab, UDP_QUESTIONS, |text| udp_ask_here(SocketAddr::new(source, 0), path.echo(), text))
+            request_many(lab, UDP_REQUESTS, |text| {
+                udp_request_here(SocketAddr::new(source, 0), path.udp_echo(), text)
+            })
         };
         let sctp = if is_http_only {
             Answers::default()
         } else {
-            ask_many(lab, ASSOCIATIONS, |text| sctp_tell::ask_here(source, path.sctp(), text))
+            request_many(lab, ASSOCIATIONS, |text| sctp_echo::request_here(source, path.sctp(), text))
         };
         let mut row = vec![path.label(), path.family.to_string()];
         for (protocol, answers) in [("HTTP", &http), ("UDP", &udp), ("SCTP", &sctp)] {
             judge(path, protocol, source, answers, problems);
-            let cell = format!("{} of {}", answers.told.len(), answers.asked);
-            row.push(if answers.asked == 0 { "-".to_owned() } else { cell });
+            let cell = format!("{} of {}", answers.received.len(), answers.requests);
+            row.push(if answers.requests == 0 { "-".to_owned() } else { cell });
         }
-        let told = [http.told, udp.told, sctp.told].concat();
-        row.push(counts(&spread(&told), SERVERS - 1));
-        row.push(told.first().map_or("-".to_owned(), |told| {
-            let ip = told.client.ip();
+        let all = [http.received, udp.received, sctp.received].concat();
+        row.push(counts(&spread(&all), SERVERS - 1));
+        row.push(all.first().map_or("-".to_owned(), |answer| {
+            let ip = answer.client.ip();
             format!("{ip}{}", if ip == source { " (itself)" } else { " (gateway)" })
         }));
         rows.push(row);
@@ -83,7 +85,7 @@ fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The servers refuse tunnel packets with a wrong outer header.
+/// The servers refuse tunnel packets with a wrong outer header, and count them.
 fn check_tunnels(lab: &Lab, problems: &mut Vec<String>) {
     for n in FIRST_SERVERS {
         match lab.server(n).tunnel_counts() {
@@ -98,35 +100,36 @@ fn check_tunnels(lab: &Lab, problems: &mut Vec<String>) {
     }
 }
 
-/// The first answer may have to wait for health checks and neighbours. Later ones may not.
+/// Waits until a path works. The first answer may take time, because of health checks and neighbors. Later ones may
+/// not.
 fn wait_for_path(lab: &Lab, path: ModePath, problems: &mut Vec<String>) {
     let any = SocketAddr::new(client(path.family, 2), 0);
     let waited = wait_for("a first answer", Duration::from_secs(10), || {
         if path.proxy_version().is_some() {
             let answers = curl_many(lab.client(), &format!("http://{}/", path.http()), 1, &[]).ok()?;
-            return (!answers.told.is_empty()).then_some(());
+            return (!answers.received.is_empty()).then_some(());
         }
-        Tell::connect(lab.client(), any, path.tell()).ok().map(drop)
+        EchoConnection::connect(lab.client(), any, path.tcp_echo()).ok().map(drop)
     });
     if let Err(error) = waited {
         problems.push(format!("{} {}: {error:#}", path.label(), path.family));
     }
 }
 
-/// Asks `count` times from the client.
-fn ask_many(lab: &Lab, count: usize, ask: impl Fn(&str) -> Result<BackendAnswer> + Sync) -> Answers {
-    let mut answers = Answers { asked: count, ..Answers::default() };
+/// Sends `count` requests from the client.
+fn request_many(lab: &Lab, count: usize, request: impl Fn(&str) -> Result<BackendAnswer> + Sync) -> Answers {
+    let mut answers = Answers { requests: count, ..Answers::default() };
     let mut failures = 0;
     lab.client().enter(|| {
         for n in 0..count {
-            match ask(&format!("question {n}")) {
-                Ok(told) => answers.told.push(told),
+            match request(&format!("request {n}")) {
+                Ok(answer) => answers.received.push(answer),
                 Err(error) => {
                     answers.errors = format!("{error:#}");
                     failures += 1;
                 }
             }
-            // A path that does not work must not delay the demo by a minute and a half.
+            // A broken path must not delay the demo by a minute and a half.
             if failures == 3 {
                 break;
             }
@@ -138,16 +141,16 @@ fn ask_many(lab: &Lab, count: usize, ask: impl Fn(&str) -> Result<BackendAnswer>
 fn judge(path: ModePath, protocol: &str, source: IpAddr, answers: &Answers, problems: &mut Vec<String>) {
     let mut problem =
         |what: String| problems.push(format!("{} {} {protocol}: {what}", path.label(), path.family));
-    if answers.told.len() != answers.asked {
+    if answers.received.len() != answers.requests {
         let first = answers.errors.lines().next().unwrap_or("no reason given");
-        problem(format!("{} of {} answered ({first})", answers.told.len(), answers.asked));
+        problem(format!("{} of {} answered ({first})", answers.received.len(), answers.requests));
     }
-    if !answers.told.is_empty() && spread(&answers.told).len() != FIRST_SERVERS.len() {
-        problem(format!("not every backend was used: {:?}", spread(&answers.told)));
+    if !answers.received.is_empty() && spread(&answers.received).len() != FIRST_SERVERS.len() {
+        problem(format!("not every backend was used: {:?}", spread(&answers.received)));
     }
     let expected = path.seen_client(source);
-    if let Some(told) = answers.told.iter().find(|told| told.client.ip() != expected) {
-        problem(format!("{} saw the client as {} instead of {expected}", told.backend, told.client.ip()));
+    if let Some(answer) = answers.received.iter().find(|answer| answer.client.ip() != expected) {
+        problem(format!("{} saw the client as {} instead of {expected}", answer.backend, answer.client.ip()));
     }
 }
 
@@ -155,7 +158,7 @@ fn judge(path: ModePath, protocol: &str, source: IpAddr, answers: &Answers, prob
 struct Watched {
     path: ModePath,
     load: Load,
-    open: Vec<Tell>,
+    open: Vec<EchoConnection>,
     out_after: Option<Duration>,
     used_after: Option<Duration>,
     failed: usize,
@@ -167,7 +170,7 @@ impl Watched {
     }
 }
 
-/// Kills a backend and adds another while new connections come and old ones stay, on every path at once.
+/// Kills a backend and adds another while new connections open and old ones stay, on every path at once.
 fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String>) -> Result<()> {
     let mut watched = watch_all(lab, problems);
     kill_one(lab, options, &mut watched, problems);
@@ -180,22 +183,22 @@ fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String
         options.health_interval.as_millis()
     );
     print_table(
-        &["mode", "family", "new conns", "failed", "out after", "added used after", "others live on"],
+        &["mode", "family", "new conns", "failed", "out after", "added used after", "others survive"],
         &rows,
     );
     Ok(())
 }
 
-/// Opens the connections that are to stay, and begins to open new ones, on every path.
+/// Opens the connections that should survive, and starts to open new ones, on every path.
 fn watch_all(lab: &Lab, problems: &mut Vec<String>) -> Vec<Watched> {
     let mut watched = Vec::new();
     for path in all_paths() {
         let source = client(path.family, 3);
         let any = SocketAddr::new(source, 0);
-        let open = (0..OPEN_CONNECTIONS).map(|_| Tell::connect(lab.client(), any, path.tell()));
+        let open = (0..OPEN_CONNECTIONS).map(|_| EchoConnection::connect(lab.client(), any, path.tcp_echo()));
         match open.collect::<Result<Vec<_>>>() {
             Ok(open) => {
-                let load = Load::start(lab.client(), source, path.tell());
+                let load = Load::start(lab.client(), source, path.tcp_echo());
                 watched.push(Watched { path, load, open, out_after: None, used_after: None, failed: 0 });
             }
             Err(error) => problems.push(format!("{} {}: {error:#}", path.label(), path.family)),
@@ -243,16 +246,16 @@ fn add_one(lab: &Lab, watched: &mut [Watched], problems: &mut Vec<String>) -> Re
 fn row(watched: Watched, problems: &mut Vec<String>) -> Vec<String> {
     let killed = crate::server::name(KILLED);
     let Watched { path, load, mut open, out_after, used_after, failed } = watched;
-    open.retain(|tell| tell.told.backend != killed);
+    open.retain(|connection| connection.answer.backend != killed);
     let (mut lived, all) = (0, open.len());
-    for tell in &mut open {
-        match tell.ping() {
+    for connection in &mut open {
+        match connection.ping() {
             Ok(()) => lived += 1,
             Err(error) => problems.push(format!(
                 "{} {}: an open connection to {} broke: {error:#}",
                 path.label(),
                 path.family,
-                tell.told.backend
+                connection.answer.backend
             )),
         }
     }

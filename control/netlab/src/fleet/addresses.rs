@@ -1,6 +1,6 @@
 //! The addresses of the fleet's lab, beyond those of [`crate::addresses`].
 
-use crate::addresses::{Family, TELL_PORT, routed_vip};
+use crate::addresses::{Family, TCP_ECHO_PORT, routed_vip};
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// The router on the link of the clients.
@@ -8,8 +8,8 @@ pub(super) const ROUTER_FOR_CLIENTS: &str = "198.51.100.1";
 /// The router on the link of gateways and servers.
 pub(super) const ROUTER_FOR_GATEWAYS: &str = "192.0.2.1";
 
-/// The address that keepalived moves to the gateway that serves `nat`: the next hop of the router towards these VIPs, and
-/// of the servers towards clients.
+/// The address that keepalived moves to the gateway that serves `nat`. It is the router's next hop to these VIPs, and
+/// the servers' next hop to clients.
 pub(super) const VIRTUAL_ROUTER: &str = "192.0.2.8";
 
 /// The AS number of the gateways.
@@ -61,17 +61,17 @@ impl FleetService {
     /// The address and port that clients connect to.
     #[must_use]
     pub fn vip(&self) -> SocketAddr {
-        SocketAddr::new(routed_vip(Family::V4, self.number), TELL_PORT)
+        SocketAddr::new(routed_vip(Family::V4, self.number), TCP_ECHO_PORT)
     }
 
-    /// The annotation with which other Services get further ports at its VIP.
+    /// The annotation with which other Services share its VIP.
     #[must_use]
     pub fn shares_its_vip(&self) -> (&'static str, String) {
         ("tidegate.dev/allow-shared-ip", self.name.to_owned())
     }
 
-    /// Whether replies pass through a gateway because it is the default route of the servers, so that one gateway at a
-    /// time must have the packets of both directions.
+    /// Whether replies pass through a gateway because it is the servers' default route, so that one gateway at a time
+    /// must have the packets of both directions.
     #[must_use]
     pub fn is_nat(&self) -> bool {
         self.forwarding == "nat"

@@ -1,5 +1,5 @@
 //! The configuration of the fleet's gateways, of their keepalived and of the router's BGP, as docs/fleet.md,
-//! docs/flow-sharing.md and docs/bgp.md describe it. Times are longer, because the machines of tests are busy.
+//! docs/flow-sharing.md and docs/bgp.md describe it. Timers are longer, because test machines are busy.
 
 use super::addresses::{
     self, FleetService, GATEWAY_AS, HEALTHZ_PORT, ROUTER_AS, ROUTER_FOR_GATEWAYS, SERVICES,
@@ -40,7 +40,7 @@ admin: {{socket: "{directory}/gateway-{n}/tidegate.sock", listen: "", healthz: "
         everywhere = vips_of(|service| !service.is_nat()),
         one_gateway = vips_of(FleetService::is_nat),
         announce = announce(plan.router, &directory.join(format!("gateway-{n}/vrrp.fifo"))),
-        // Two cores are enough for the lab: they share them.
+        // Two cores are enough for the lab, so gateways share them.
         core = (n - 1) % 2,
         entries = plan.flow_entries,
         address = addresses::gateway(n),
@@ -62,7 +62,7 @@ fn vips_of(chosen: impl Fn(&FleetService) -> bool) -> String {
     vips.map(|service| service.vip().ip().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// The gateways' `announce`. GoBGP has no BFD, so there the hold time ends the session of a gateway that is gone.
+/// The gateways' `announce`. GoBGP has no BFD, so there the hold time ends the session of a dead gateway.
 fn announce(router: RouterKind, fifo: &Path) -> String {
     let peer = match router {
         RouterKind::Lab => return String::new(),
@@ -87,11 +87,11 @@ const HEARTBEAT_SECONDS: u32 = 10;
 /// The hold time of sessions with GoBGP.
 const GOBGP_HOLD_SECONDS: u32 = 6;
 
-/// The keepalived of gateway `n`: gateway 1 has the virtual router address whenever it can.
+/// The keepalived of gateway `n`. Gateway 1 has the virtual router address whenever it can.
 pub(super) fn keepalived<'a>(n: u32, address: &'a str) -> KeepalivedPlan<'a> {
     KeepalivedPlan {
         priority: 110 - 10 * n,
-        // Longer than a gateway of this lab takes to catch up.
+        // Longer than a gateway of this lab needs to catch up.
         preempt: "preempt_delay 5",
         advert_int: "1",
         check_timeout: 5,
@@ -135,7 +135,7 @@ mod tests {
     use std::path::PathBuf;
 
     #[test]
-    fn the_configuration_of_all_gateways_is_accepted_without_a_word() {
+    fn the_configuration_of_all_gateways_is_accepted_without_a_warning() {
         let sharing = Some(['a', 'a']);
         let (tidegate, flow_entries) = (PathBuf::new(), 65_536);
         let plan = |router| FleetPlan {

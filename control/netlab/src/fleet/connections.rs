@@ -1,10 +1,10 @@
-//! Live TCP connections from the clients to `tcp-tell` of the servers, all pinged again and again by one thread.
+//! Live TCP connections from the clients to `tcp-echo` of the servers, all pinged repeatedly by one thread.
 //!
-//! A connection breaks when it is reset or closed, when another backend answers, or when an answer does not come within
-//! [`SILENCE`], which leaves TCP time for several retransmissions. The connections of a backend that has died are
-//! counted apart: no gateway can save them.
+//! A connection breaks when it is reset or closed, when another backend answers, or when an answer does not arrive
+//! within [`SILENCE`], which leaves TCP time for several retransmissions. The connections of a dead backend are counted
+//! separately: no gateway can save them.
 //!
-//! These are the connections of one process. [`super::holders`] spreads more of them over several.
+//! One process has these connections. [`super::client_processes`] spreads more of them over several.
 
 use super::super::addresses::{CLIENT_ADDRESSES, Family, client};
 use super::super::client::{BackendAnswer, connect_here};
@@ -21,17 +21,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A connection without an answer for this time has broken. Routes may be gone for some seconds, and TCP doubles the time
-/// before it repeats a segment: with 0.2 s at first, the eighth time is 51 s after the segment was lost.
+/// A connection without an answer for this time is broken. Routes may be missing for some seconds, and TCP doubles its
+/// retransmission timeout: starting with 0.2 s, the eighth retransmission is 51 s after the loss.
 const SILENCE: Duration = Duration::from_secs(100);
 /// The pause between two rounds of pings.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum number of lines that wait for an answer while others are still to be sent. More at once would overflow
-/// the queues of the lab's links, as no client does, and each loss costs a connection seconds.
+/// the queues of the lab's links, which real clients don't do, and each loss delays a connection by seconds.
 const WINDOW: usize = 256;
-/// If that many do not answer, [`TRICKLE`] more are sent each time after this time.
+/// If that many do not answer, [`TRICKLE`] more are sent after each period of this length.
 const PACE: Duration = Duration::from_millis(50);
-/// Few, because connections that are silent at one time repeat their segments at one time, up to 51 s later.
+/// Few, because connections that fall silent together retransmit together, up to 51 s later.
 const TRICKLE: usize = 16;
 /// The maximum time of one round: the silence of the last connection, and the work on a busy machine.
 const ROUND_BOUND: Duration = Duration::from_secs(150);
@@ -43,31 +43,31 @@ const OPENERS: usize = 8;
 /// One connection.
 #[derive(Debug)]
 struct Connection {
-    /// The place of its Service.
+    /// The index of its Service.
     service: usize,
     backend: String,
     stream: TcpStream,
-    /// What has been read of the line that is expected.
-    heard: Vec<u8>,
-    /// Why it has broken.
+    /// The received part of the expected line.
+    received: Vec<u8>,
+    /// The reason why it has broken.
     broken: Option<String>,
 }
 
-/// What became of the connections of one Service.
+/// The tally of the connections of one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Connections that were opened.
     pub opened: usize,
-    /// Connections that broke although their backend lived or drained.
+    /// Connections that broke although their backend was running or draining.
     pub broken: usize,
-    /// The reasons of these, with their numbers.
+    /// The reasons of these, with their counts.
     pub reasons: BTreeMap<String, usize>,
     /// Connections to backends that died.
     pub lost_with_backend: usize,
 }
 
 impl Tally {
-    /// Adds those of another process.
+    /// Adds the tally of another process.
     pub(super) fn add(&mut self, other: Self) {
         self.opened += other.opened;
         self.broken += other.broken;
@@ -95,7 +95,7 @@ struct Shared {
 }
 
 impl Connections {
-    /// None yet. The thread begins to ping those that are opened later.
+    /// Starts without connections. The thread pings those that are opened later.
     #[must_use]
     pub fn start() -> Self {
         let shared = Arc::new(Shared {
@@ -117,8 +117,8 @@ impl Connections {
         Self { shared, thread: Some(thread) }
     }
 
-    /// Opens the connections of these numbers from the namespace of the process: the number says which address of the client
-    /// and which of the `services` it is.
+    /// Opens the connections with these numbers from the namespace of the process: the number selects the client's
+    /// address and the one of the `services`.
     ///
     /// # Errors
     /// When one is refused or not answered.
@@ -139,7 +139,7 @@ impl Connections {
     }
 
     /// From now on, connections to this backend do not count as broken.
-    pub fn give_up(&self, backend: &str) {
+    pub fn expect_loss(&self, backend: &str) {
         self.shared.dead_backends.lock().unwrap_or_else(PoisonError::into_inner).push(backend.to_owned());
     }
 
@@ -147,13 +147,13 @@ impl Connections {
     ///
     /// # Errors
     /// When a round takes too long.
-    pub fn settle(&self) -> Result<()> {
+    pub fn ping_round(&self) -> Result<()> {
         let wanted = self.shared.begun.load(Ordering::SeqCst) + 1;
         let ended = || (self.shared.ended.load(Ordering::SeqCst) >= wanted).then_some(());
         wait_for("a round of pings", 2 * ROUND_BOUND, ended)
     }
 
-    /// What became of the connections so far, by Service.
+    /// The tally of the connections so far, by Service.
     #[must_use]
     pub fn tally(&self, services: usize) -> Vec<Tally> {
         let dead = self.shared.dead_backends.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -178,7 +178,7 @@ impl Drop for Connections {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic was printed to standard error, and `settle` has failed.
+            // A panic was printed to standard error, and `ping_round` has failed.
             let _ = thread.join();
         }
     }
@@ -204,9 +204,9 @@ fn open_here(n: usize, service: usize, to: SocketAddr) -> Result<Connection> {
         line.push(byte[0]);
     }
     let line = String::from_utf8_lossy(&line).into_owned();
-    let told = BackendAnswer::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
+    let answer = BackendAnswer::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
     stream.set_nonblocking(true)?;
-    Ok(Connection { service, backend: told.backend, stream, heard: Vec::new(), broken: None })
+    Ok(Connection { service, backend: answer.backend, stream, received: Vec::new(), broken: None })
 }
 
 /// Sends a line on every live connection, and waits until each is answered or broken.
@@ -217,8 +217,8 @@ fn ping_all(connections: &mut [Connection], round: u64) {
     let mut sent_at: Option<Instant> = None;
     while unsent.peek().is_some() || !waiting.is_empty() {
         let is_due = sent_at.is_none_or(|at| at.elapsed() >= PACE);
-        for one in unsent.by_ref().take(room(waiting.len(), is_due)) {
-            one.heard.clear();
+        for one in unsent.by_ref().take(send_budget(waiting.len(), is_due)) {
+            one.received.clear();
             match one.stream.write_all(line.as_bytes()) {
                 Ok(()) => waiting.push((one, Instant::now())),
                 Err(error) => one.broken = Some(described(&error)),
@@ -230,13 +230,13 @@ fn ping_all(connections: &mut [Connection], round: u64) {
         let mut ready: Vec<PollFd<'_>> =
             waiting.iter().map(|(one, _)| PollFd::new(&one.stream, PollFlags::IN)).collect();
         let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(PACE.subsec_nanos()) };
-        // After a signal there is just nothing ready.
+        // After a signal, nothing is ready.
         let _ = poll(&mut ready, Some(&tick));
         let ready: Vec<bool> = ready.iter().map(|one| !one.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
         waiting.retain_mut(|(one, since)| {
             if ready.next() == Some(true) {
-                return hear(one, round);
+                return receive(one, round);
             }
             let is_late = since.elapsed() >= SILENCE;
             if is_late {
@@ -247,24 +247,24 @@ fn ping_all(connections: &mut [Connection], round: u64) {
     }
 }
 
-/// The number of lines that may be sent now: connections that are silent must not stop the others, and connections that
-/// went silent together must not repeat their segments together later.
-fn room(waiting: usize, is_due: bool) -> usize {
+/// The number of lines that may be sent now. Silent connections must not stop the others, and connections that fell
+/// silent together must not all retransmit together later.
+fn send_budget(waiting: usize, is_due: bool) -> usize {
     WINDOW.saturating_sub(waiting).max(if is_due { TRICKLE } else { 0 })
 }
 
-/// Reads what has come. Returns whether the answer is still missing.
-fn hear(one: &mut Connection, round: u64) -> bool {
+/// Reads available data. Returns whether the answer is still incomplete.
+fn receive(one: &mut Connection, round: u64) -> bool {
     let mut buffer = [0; 256];
     match one.stream.read(&mut buffer) {
         Ok(0) => one.broken = Some("closed".to_owned()),
-        Ok(length) => one.heard.extend_from_slice(&buffer[..length]),
+        Ok(length) => one.received.extend_from_slice(&buffer[..length]),
         Err(error) if error.kind() == ErrorKind::WouldBlock => {}
         Err(error) => one.broken = Some(described(&error)),
     }
     let expected = format!("{} ping {round}\n", one.backend);
-    if one.broken.is_none() && one.heard.last() == Some(&b'\n') {
-        if one.heard == expected.as_bytes() {
+    if one.broken.is_none() && one.received.last() == Some(&b'\n') {
+        if one.received == expected.as_bytes() {
             return false;
         }
         one.broken = Some("another backend answered".to_owned());
@@ -285,11 +285,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silent_connections_are_joined_by_few_others_at_a_time_and_do_not_stop_them() {
-        assert_eq!(room(0, true), WINDOW);
-        assert_eq!(room(WINDOW - 3, false), 3, "answers make room");
-        assert_eq!(room(WINDOW, false), 0);
-        assert_eq!(room(20 * WINDOW, false), 0);
-        assert_eq!(room(20 * WINDOW, true), TRICKLE);
+    fn few_connections_are_added_to_silent_ones_but_never_none() {
+        assert_eq!(send_budget(0, true), WINDOW);
+        assert_eq!(send_budget(WINDOW - 3, false), 3, "answers free the window");
+        assert_eq!(send_budget(WINDOW, false), 0);
+        assert_eq!(send_budget(20 * WINDOW, false), 0);
+        assert_eq!(send_budget(20 * WINDOW, true), TRICKLE);
     }
 }

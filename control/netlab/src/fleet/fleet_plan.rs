@@ -5,11 +5,12 @@ use std::path::PathBuf;
 /// Who sets the routes of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterKind {
-    /// The lab, over the gateways that are ready. It also sets the default route of the servers.
+    /// The lab, according to which gateways are ready. It also sets the servers' default route.
     Lab,
     /// FRR, to which the gateways announce their VIPs by BGP with BFD.
     Frr,
-    /// GoBGP, which has no BFD. The lab copies its routes to the kernel: GoBGP 3.10 cannot do so by the zebra of FRR 8.4.
+    /// GoBGP, which has no BFD. The lab copies its routes to the kernel, because GoBGP 3.10 cannot do so through the
+    /// zebra of FRR 8.4.
     GoBgp,
 }
 
@@ -26,7 +27,8 @@ pub struct FleetPlan {
     pub flow_entries: u32,
     /// Flow tables outlive the processes of the gateways.
     pub flow_files: bool,
-    /// The hexadecimal digit that fills `flowSharing.key` of the first gateway, and of the others; `None` shares no flows.
+    /// The hexadecimal digit that fills `flowSharing.key` of the first gateway, and of the others; `None` disables flow
+    /// sharing.
     pub sharing: Option<[char; 2]>,
     /// Who sets the routes of the router.
     pub router: RouterKind,

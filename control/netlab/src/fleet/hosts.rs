@@ -3,7 +3,7 @@
 //! Called by [`super::Fleet::start`] alone.
 
 use super::addresses::{ROUTER_FOR_CLIENTS, ROUTER_FOR_GATEWAYS, SERVICES, VIRTUAL_ROUTER};
-use crate::addresses::{self as plan, Family, TELL_PORT};
+use crate::addresses::{self as plan, Family, TCP_ECHO_PORT};
 use crate::lab::{DIRECT_TABLE, build_host, quiet_gateway};
 use crate::namespace::Namespace;
 use crate::poll::wait_for;
@@ -27,13 +27,13 @@ pub(super) fn build_edge(id: &str, switch: &Namespace) -> Result<(Namespace, Nam
     client.sysctls(&[
         ("ipv4/conf/all/rp_filter", "0"),
         ("ipv4/conf/default/rp_filter", "0"),
-        // The kernel of the router takes the hash of the client's socket, because both are one kernel. A socket changes it
-        // at a retransmission, and the flow would move to the other gateway, as behind no real router.
+        // The router's kernel uses the hash of the client's socket, because both share one kernel. A socket changes it
+        // at a retransmission, and the flow would move to the other gateway, which no real router does.
         ("core/txrehash", "0"),
     ])?;
     router.sysctls(&[
         ("ipv4/ip_forward", "1"),
-        // Addresses and ports, so that the connections of one client are spread.
+        // Hash addresses and ports, so that the connections of one client are spread.
         ("ipv4/fib_multipath_hash_policy", "1"),
         ("ipv4/conf/all/send_redirects", "0"),
         ("ipv4/conf/eth0/send_redirects", "0"),
@@ -79,7 +79,7 @@ pub(super) fn build_server(id: &str, switch: &Namespace, n: u8) -> Result<Namesp
     Ok(host)
 }
 
-/// The programs of server `n`: `tcp-tell`, and the end of the gateways' tunnels.
+/// The programs of server `n`: `tcp-echo`, and the decapsulation of the gateways' tunnels.
 pub(super) fn start_server(
     host: &Namespace,
     directory: &Path,
@@ -87,18 +87,18 @@ pub(super) fn start_server(
     tidegate: &Path,
 ) -> Result<Vec<LabProcess>> {
     let tools = binary::of_tools(tidegate)?;
-    let (name, port) = (server::name(n), TELL_PORT.to_string());
+    let (name, port) = (server::name(n), TCP_ECHO_PORT.to_string());
     let own = plan::server(Family::V4, n).to_string();
-    let tell = ["lab", "tcp-tell", "--name", &name, "--port", &port];
+    let tcp_echo = ["lab", "tcp-echo", "--name", &name, "--port", &port];
     let decap = ["lab", "decap", "--tun", TUN, "--own", &own];
     Ok(vec![
-        LabProcess::start(host, directory, &format!("s{n}"), &tools, &tell)?,
+        LabProcess::start(host, directory, &format!("s{n}"), &tools, &tcp_echo)?,
         LabProcess::start(host, directory, &format!("s{n}-decap"), &tools, &decap)?,
     ])
 }
 
 pub(super) fn wait_for_server(host: &Namespace, n: u8) -> Result<()> {
-    let to = SocketAddr::new(plan::server(Family::V4, n), TELL_PORT);
+    let to = SocketAddr::new(plan::server(Family::V4, n), TCP_ECHO_PORT);
     host.enter(|| {
         wait_for(&format!("server {n}"), START_BOUND, || {
             let has_tun = Path::new("/proc/sys/net/ipv4/conf").join(TUN).exists();

@@ -6,25 +6,25 @@
 //!   gateway-1 ─────────┤  (bridge)  └── ...
 //!   gateway-2, -3 ─────┘                      VIPs: 203.0.113.0/24, routed by the router over all gateways
 //! ```
-//! The router is the kernel of a namespace; [`router`] sets its routes, or a routing daemon does. Servers answer for DSR
-//! modes through the router, in mode `nat` through a gateway, which is their default route. With a routing daemon, both
-//! directions of `nat` follow an address that keepalived moves between the gateways, as docs/fleet.md advises. IPv4 only:
-//! the families differ in no rule that matters here.
+//! The router is the kernel of a namespace; [`router`] sets its routes, or a routing daemon does. Servers answer for
+//! DSR modes through the router, in mode `nat` through a gateway, which is their default route. With a routing daemon,
+//! both directions of `nat` follow an address that keepalived moves between the gateways, as docs/fleet.md advises. The
+//! lab is IPv4 only, because no rule that matters here depends on the family.
 //!
-//! [`connections`] holds live connections and says which broke, [`holders`] does so in processes of their own. All gateways
-//! read one directory of manifests.
+//! [`connections`] keeps connections open and reports which broke; [`client_processes`] does so in separate processes.
+//! All gateways read one directory of manifests.
 
 pub mod addresses;
+pub mod client_processes;
 mod configuration;
 pub mod connections;
 mod fleet_plan;
-pub mod holders;
 mod hosts;
 pub mod router;
 
 pub use fleet_plan::{FleetPlan, RouterKind};
 
-use super::addresses::{self as plan, Family, TELL_PORT};
+use super::addresses::{self as plan, Family, TCP_ECHO_PORT};
 use super::cleanup;
 use super::gateway::Gateway;
 use super::keepalived::{GROUP, Keepalived};
@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The maximum time until a change of manifests is in the workers, on a busy machine.
+/// The maximum time until the workers apply a change of manifests, on a busy machine.
 const APPLIED_BOUND: Duration = Duration::from_secs(60);
 /// The maximum time until keepalived has moved the virtual router address, on a busy machine.
 const MASTER_BOUND: Duration = Duration::from_secs(60);
@@ -67,7 +67,7 @@ pub struct Fleet {
     switch: Namespace,
     /// The gateway whose process is paused.
     paused: Option<usize>,
-    standing: Standing,
+    files: LabFiles,
 }
 
 /// The routing daemon of the router.
@@ -79,15 +79,15 @@ enum Daemon {
 
 /// Removes the lab `id` when it is dropped.
 #[derive(Debug)]
-struct Standing {
+struct LabFiles {
     id: String,
     directory: PathBuf,
 }
 
-impl Drop for Standing {
+impl Drop for LabFiles {
     fn drop(&mut self) {
         cleanup::tear_down(&self.id);
-        // There is none if flow tables end with their processes.
+        // There is no directory if flow tables are not kept.
         let _ = fs::remove_dir_all(flow_files(&self.id));
     }
 }
@@ -105,8 +105,8 @@ impl Fleet {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let id = format!("tg{}-{}", std::process::id(), 1000 + number);
         cleanup::register(&id);
-        let standing = Standing { directory: lab_directory(&id), id };
-        let (id, directory) = (standing.id.as_str(), standing.directory.as_path());
+        let files = LabFiles { directory: lab_directory(&id), id };
+        let (id, directory) = (files.id.as_str(), files.directory.as_path());
         fs::create_dir(directory).with_context(|| directory.display().to_string())?;
         fs::create_dir(directory.join("manifests"))?;
 
@@ -158,7 +158,7 @@ impl Fleet {
             server_hosts,
             switch,
             paused: None,
-            standing,
+            files,
         };
         fleet.write_manifests()?;
         let all: Vec<usize> = (1..=fleet.plan.gateways).collect();
@@ -193,7 +193,7 @@ impl Fleet {
         }
         let first = gateways[0];
         wait_for(&format!("gateway {first} to be the master of VRRP"), MASTER_BOUND, || {
-            let status = self.gateways[first - 1].as_ref()?.ask(&["status", "-o", "json"]).ok()?;
+            let status = self.gateways[first - 1].as_ref()?.query(&["status", "-o", "json"]).ok()?;
             let status: serde_json::Value = serde_json::from_str(&status).ok()?;
             (status["layer2"][GROUP] == "master").then_some(())
         })
@@ -217,7 +217,7 @@ impl Fleet {
     /// The directory of configuration, manifests and logs.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.standing.directory
+        &self.files.directory
     }
 
     /// The routes of the router.
@@ -266,7 +266,7 @@ impl Fleet {
         }
     }
 
-    /// Turns the link of gateway `n` off or on.
+    /// Sets the link of gateway `n` off or on.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -275,16 +275,17 @@ impl Fleet {
         self.switch.ip_batch(&format!("link set p-gateway-{n} {state}"))
     }
 
-    /// Removes what gateway `n` has saved about flows: its next process is that of a new machine.
+    /// Removes the saved flows of gateway `n`, so that its next process starts like on a new machine.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// When they cannot be removed.
     pub fn forget_flows(&self, n: usize) -> Result<()> {
-        let path = flow_files(&self.standing.id).join(format!("gateway-{n}/flows"));
+        let path = flow_files(&self.files.id).join(format!("gateway-{n}/flows"));
         fs::remove_dir_all(&path).with_context(|| path.display().to_string())
     }
 
-    /// Removes an endpoint from every Service, although its server goes on serving. Waits until all gateways have applied it.
+    /// Removes an endpoint from every Service, although its server keeps serving. Waits until all gateways have applied
+    /// it.
     ///
     /// # Errors
     /// When a gateway does not apply it in time.
@@ -293,7 +294,7 @@ impl Fleet {
         self.apply()
     }
 
-    /// Replaces a server: the endpoint `leaves` terminates and goes on serving, and `comes` is ready. Waits until all
+    /// Replaces a server: the endpoint `leaves` terminates but keeps serving, and `comes` is ready. Waits until all
     /// gateways have applied it.
     ///
     /// # Errors
@@ -325,14 +326,14 @@ impl Fleet {
         self.plan.sharing.is_some()
     }
 
-    /// What each running gateway says of itself, to find out why connections broke.
+    /// The status output of each running gateway, for diagnosing broken connections.
     #[must_use]
     pub fn condition(&self) -> String {
         let mut text = String::new();
         for (n, gateway) in (1..).zip(&self.gateways) {
             let Some(gateway) = gateway else { continue };
             for command in ["status", "drops"] {
-                let answer = gateway.ask(&[command]).unwrap_or_else(|error| format!("{error:#}"));
+                let answer = gateway.query(&[command]).unwrap_or_else(|error| format!("{error:#}"));
                 text += &format!("gateway {n}, {command}:\n{answer}\n");
             }
         }
@@ -362,7 +363,7 @@ impl Fleet {
             ready.map(|(n, _)| plan::server(Family::V4, *n).to_string()).collect();
         expected.sort();
         wait_for(&format!("gateway {n} to use the servers {expected:?}"), APPLIED_BOUND, || {
-            let answer = gateway.ask(&["backends", "-A", "-o", "json"]).ok()?;
+            let answer = gateway.query(&["backends", "-A", "-o", "json"]).ok()?;
             let answer: serde_json::Value = serde_json::from_str(&answer).ok()?;
             let rows = answer["items"].as_array()?;
             let is_applied = SERVICES.iter().all(|service| {
@@ -379,7 +380,7 @@ impl Fleet {
 
     fn write_manifests(&self) -> Result<()> {
         for service in SERVICES {
-            let ports = vec![PortSpec::tcp("tell", TELL_PORT)];
+            let ports = vec![PortSpec::tcp("tcp-echo", TCP_ECHO_PORT)];
             let endpoints = self.endpoints.iter().map(|(n, state)| EndpointSpec {
                 state: *state,
                 ..EndpointSpec::ready(plan::server(Family::V4, *n))
@@ -399,7 +400,7 @@ fn flow_files(id: &str) -> PathBuf {
     Path::new("/dev/shm").join(format!("tidegate-lab-{id}"))
 }
 
-/// What is missing on this machine for [`RouterKind::Frr`], with what to install.
+/// What this machine lacks for [`RouterKind::Frr`], with the packages to install.
 #[must_use]
 pub fn missing_for_bgp() -> Vec<String> {
     let others = [process::missing("bird", "bird2"), Keepalived::missing()];

@@ -1,13 +1,14 @@
-//! The routes of the router in front of the gateways: equal-cost routes to the VIPs over the gateways that are in use.
+//! The routes of the router in front of the gateways: equal-cost routes to the VIPs over the gateways in use.
 //!
-//! With FRR, a thread reads from the kernel of the router which gateways FRR's routes lead to. With GoBGP, it copies
-//! GoBGP's routes to the kernel. With neither, it stands for the routing protocol: it asks `/readyz` of each gateway, ten
-//! times a second, and sets routes over those that answer 200. The kernel spreads flows by a hash of addresses and ports,
-//! without memory (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also between gateways that
+//! With FRR, a thread reads from the router's kernel which gateways FRR's routes lead to. With GoBGP, it copies GoBGP's
+//! routes to the kernel. With neither, it replaces the routing protocol: it polls `/readyz` of each gateway ten times a
+//! second, and sets routes over those that answer 200. The kernel spreads flows by a stateless hash of addresses and
+//! ports (`fib_multipath_hash_policy=1`): when a gateway leaves or returns, flows move, also between gateways that
 //! stay. That is the hard case; routers with resilient hashing move fewer.
 //!
 //! In mode `nat` the servers' default route must lead to the gateway that has their flows. Without a routing daemon the
-//! thread sets both, to the first gateway that is ready. With one, they are set once, to the address that keepalived moves.
+//! thread sets both, to the first gateway that is ready. With one, they are set once, to the address that keepalived
+//! moves.
 
 use super::addresses::{FleetService, HEALTHZ_PORT, SERVICES, gateway};
 use crate::namespace::{Namespace, output_of};
@@ -22,15 +23,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The interval of the questions.
+/// The polling interval.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// The maximum time of an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// A gateway at whose port nobody listens this often in a row is gone. One that answers with another status goes at once.
+/// A gateway whose port refuses connections this often in a row is gone. One that answers with another status is
+/// removed immediately.
 const REFUSALS: u32 = 3;
-/// A gateway that listens and does not answer this often in a row is gone. On a busy machine it may be slow.
+/// A gateway that listens but does not answer this often in a row is gone. On a busy machine it may be slow.
 const SILENCES: u32 = 10;
-/// The maximum time until a change of a gateway is in the routes, on a busy machine.
+/// The maximum time until the routes follow a gateway, on a busy machine.
 const ROUTED_BOUND: Duration = Duration::from_secs(60);
 
 /// The thread that follows the gateways.
@@ -45,8 +47,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Sets routes over those gateways of these namespaces that are ready, in the kernel of `router` and in that of the
-    /// `servers`.
+    /// Sets routes over the gateways of these namespaces that are ready, in the kernels of `router` and the `servers`.
     #[must_use]
     pub fn start(router: &Namespace, gateways: Vec<Namespace>, servers: Vec<Namespace>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -99,8 +100,8 @@ impl Router {
         let thread = thread::spawn(move || {
             while !flag.load(Ordering::Relaxed) {
                 let ready = probe().unwrap_or_default();
-                let is_news = *known.lock().unwrap_or_else(PoisonError::into_inner) != ready;
-                if is_news && !ready.is_empty() {
+                let is_changed = *known.lock().unwrap_or_else(PoisonError::into_inner) != ready;
+                if is_changed && !ready.is_empty() {
                     match set(&ready) {
                         Ok(()) => {
                             counted.fetch_add(1, Ordering::Relaxed);
@@ -112,7 +113,7 @@ impl Router {
                 thread::sleep(INTERVAL / 2);
             }
             for thread in followers {
-                // Its panic was printed to standard error.
+                // The panic was printed to standard error.
                 let _ = thread.join();
             }
         });
@@ -140,7 +141,7 @@ impl Drop for Router {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its panic was printed to standard error.
+            // The panic was printed to standard error.
             let _ = thread.join();
         }
     }
@@ -171,7 +172,7 @@ fn follow(namespace: Namespace, stop: Arc<AtomicBool>) -> (Arc<AtomicBool>, Join
     (ready, thread)
 }
 
-/// The status of `/readyz` of the gateway in the namespace of the calling thread.
+/// The status of `/readyz` of the gateway in the calling thread's namespace.
 fn status_of_readyz() -> io::Result<u16> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
     let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX)?;
@@ -188,7 +189,7 @@ fn shared_vip() -> String {
     format!("{}/32", SERVICES[0].vip().ip())
 }
 
-/// Lines of `ip` that turn the routes `old` into `new`: the next hops of each prefix.
+/// Lines of `ip` that change the routes `old` to `new`: the next hops of each prefix.
 fn changes(old: &BTreeMap<String, Vec<String>>, new: &BTreeMap<String, Vec<String>>) -> String {
     let gone = old.keys().filter(|prefix| !new.contains_key(*prefix));
     let gone = gone.map(|prefix| format!("route del {prefix}\n"));

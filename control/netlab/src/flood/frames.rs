@@ -47,7 +47,7 @@ pub enum Kind {
     /// Datagrams whose TTL or hop limit is 1.
     TtlOne,
     /// SYNs and echo requests from sources behind a next hop that never answers, and from hosts on the link that do not
-    /// exist: an answer to them needs a link address that cannot be resolved.
+    /// exist: an answer would need a link address that cannot be resolved.
     NoNextHop,
 }
 
@@ -128,7 +128,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// Turns it into frame number `n`.
+    /// Fills in the fields of frame number `n`.
     pub fn fill(&mut self, n: u64) -> &[u8] {
         let mut random = 0;
         for (index, word) in self.words.iter().enumerate() {
@@ -150,7 +150,7 @@ impl Template {
     }
 }
 
-/// The templates of a flood of `kind` at all of `targets`, to be sent in turn.
+/// The templates of a flood of `kind` at all of `targets`, to be sent alternately.
 #[must_use]
 pub fn templates(kind: Kind, targets: &[Target]) -> Vec<Template> {
     let mut all: Vec<Template> = targets.iter().flat_map(|target| of_target(kind, *target)).collect();
@@ -431,7 +431,7 @@ mod tests {
         ["203.0.113.7", "2001:db8:1::7"].map(|vip| Target { vip: vip.parse().unwrap(), tcp: 7000, udp: 9 })
     }
 
-    /// The complement of the sum over everything that a checksum covers must be 0.
+    /// Asserts that the complement of the sum over everything that a checksum covers is 0.
     fn assert_right_checksums(kind: Kind, frame: &[u8]) {
         let ip = &frame[ETHERNET..];
         let (protocol, addresses, segment) = match frame[12..14] {

@@ -1,8 +1,8 @@
 //! A host that floods the gateway: a TAP device on the lab's switch, and a thread that writes frames to it.
 //!
 //! A frame that is written to the TAP enters the switch as if a host had sent it. The thread runs at the lowest
-//! priority on a core that the gateway does not use, so clients and servers come first; it stops after its count or
-//! time, or when it is dropped.
+//! priority on a core that the gateway does not use, so that clients and servers take precedence. It stops after its
+//! count or time, or when it is dropped.
 //!
 //! Invariant: nothing leaves the lab's own switch.
 
@@ -54,7 +54,7 @@ impl Limits {
         Self { rate: None, frames: u64::MAX, time }
     }
 
-    /// The same limits with at most `rate` frames a second.
+    /// Limits the rate to at most `rate` frames a second.
     #[must_use]
     pub fn at(self, rate: u64) -> Self {
         Self { rate: Some(rate), ..self }
@@ -82,7 +82,7 @@ impl Sent {
 #[derive(Debug)]
 pub struct Attacker {
     tap: Arc<Tap>,
-    /// The number of frames that all floods have sent. Each flood continues there, so fields do not repeat.
+    /// The number of frames that all floods have sent. Each flood continues from it, so fields do not repeat.
     next: Arc<AtomicU64>,
 }
 
@@ -175,7 +175,7 @@ impl Flood {
     /// Stops it immediately.
     ///
     /// # Errors
-    /// Same as for [`Flood::finish`].
+    /// Like [`Flood::finish`].
     pub fn stop(self) -> Result<Sent> {
         self.stop.store(true, Ordering::Relaxed);
         self.finish()
@@ -186,8 +186,7 @@ impl Drop for Flood {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The failure of a flood matters to callers that need its result, but not to a test that has already
-            // failed.
+            // A failed flood matters to callers that need its result, but not to a test that has already failed.
             let _ = thread.join();
         }
     }
@@ -231,8 +230,8 @@ fn send(
     Ok(Sent { frames, time: begin.elapsed() })
 }
 
-/// Handles frames from the gateway on [`CORE`] (receive packet steering of its port of the switch). Otherwise a veth
-/// would make the gateway's core also do the work of the switch, the servers and the clients, which are normally other
+/// Handles frames from the gateway on [`CORE`] (receive packet steering of its switch port). Otherwise a veth would
+/// make the gateway's core also do the work of the switch, the servers and the clients, which are normally separate
 /// machines.
 fn keep_off_the_gateways_core(lab: &Lab) -> Result<()> {
     let steering = "/sys/class/net/p-gateway/queues/rx-0/rps_cpus";
@@ -252,7 +251,7 @@ pub fn prepare_server(server: &Namespace) -> Result<()> {
     for (n, family) in Family::BOTH.into_iter().enumerate() {
         let mut lines: String =
             [FAR[n], UNREACHABLE[n]].iter().map(|prefix| format!("route add blackhole {prefix}\n")).collect();
-        // Otherwise the server would request the link address of each source and fill the neighbour table that the
+        // Otherwise the server would request the link address of each source and fill the neighbor table that the
         // kernel shares among all namespaces, and no health check would pass.
         for table in ["main", DIRECT_TABLE] {
             writeln!(lines, "route add blackhole {} table {table}", NO_HOST[n])?;
@@ -262,13 +261,13 @@ pub fn prepare_server(server: &Namespace) -> Result<()> {
     Ok(())
 }
 
-/// The gateway's routes to the sources of floods. The client is the router for most of them, and drops their packets;
+/// The gateway's routes to the sources of floods. For most of them the client is the router, which drops their packets;
 /// the rest are behind a router that does not exist.
 #[must_use]
 pub fn routes() -> Vec<(String, IpAddr)> {
     let far = Family::BOTH.map(|family| (FAR[family as usize].to_owned(), plan::client(family, 0)));
     let unreachable = Family::BOTH.map(|family| {
-        let router = NO_ROUTER[family as usize].parse().expect("the plan holds addresses");
+        let router = NO_ROUTER[family as usize].parse().expect("the plan has addresses");
         (UNREACHABLE[family as usize].to_owned(), router)
     });
     far.into_iter().chain(unreachable).collect()

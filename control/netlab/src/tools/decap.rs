@@ -1,10 +1,10 @@
-//! The backend's end of the gateway's tunnels (IP-in-IP, GUE, GRE, Geneve), for kernels without tunnel devices: removes the
-//! outer headers and passes the inner packet to the host through a TUN device.
+//! The backend's end of the gateway's tunnels (IP-in-IP, GUE, GRE, Geneve), for kernels without tunnel devices: removes
+//! the outer headers and passes the inner packet to the host through a TUN device.
 //!
-//! The kernel delivers packets to raw sockets that request their protocol, over IPv4 and over IPv6: 4 (IPv4 inside,
-//! RFC 2003), 41 (IPv6 inside, RFC 2473, RFC 4213), 17 (UDP, for GUE and Geneve) and 47 (GRE). The host then receives the inner
-//! packet on the TUN, finds the VIP on its loopback and answers the client itself (direct server return). Replies are
-//! not sent through this tool.
+//! The kernel delivers packets to raw sockets that request their protocol, over IPv4 and over IPv6: 4 (IPv4 inside, RFC
+//! 2003), 41 (IPv6 inside, RFC 2473, RFC 4213), 17 (UDP, for GUE and Geneve) and 47 (GRE). The host then receives the
+//! inner packet on the TUN, finds the VIP on its loopback and answers the client itself (direct server return). Replies
+//! are not sent through this tool.
 //!
 //! Packets with a wrong field are not delivered but counted ([`super::outer`]). Each connection to [`DECAP_PORT`] on
 //! the loopback receives the counts as text, see [`Counts`].
@@ -88,15 +88,16 @@ struct Receiver {
 /// # Errors
 /// Without root or `/dev/net/tun`, and when a socket fails.
 pub fn serve(interface: &str, own: &[IpAddr]) -> Result<()> {
-    // The sockets come first: if the device exists, packets are received.
+    // The sockets are created first, so that packets are received as soon as the device exists.
     let receivers = own
         .iter()
         .flat_map(|own| [IPV4, IPV6, UDP, GRE].map(|protocol| receiver(protocol, *own)))
         .collect::<Result<Vec<_>>>()
         .context("decap: raw sockets")?;
-    // Nobody reads these. Without a socket the kernel would answer each tunnel packet over UDP with "port unreachable".
+    // These sockets are never read. Without them the kernel would answer each tunnel packet over UDP with "port
+    // unreachable".
     let _ports = own.iter().map(|own| bound_ports(*own)).collect::<Result<Vec<_>>>()?;
-    let report =
+    let reporter =
         TcpListener::bind((Ipv4Addr::LOCALHOST, DECAP_PORT)).context("decap: the port of the counts")?;
     let tun = DeviceBuilder::new()
         .name(interface)
@@ -109,7 +110,7 @@ pub fn serve(interface: &str, own: &[IpAddr]) -> Result<()> {
         let (tun, counts) = (&tun, &counts);
         // Packets that the host sends through the device have no destination (router solicitations, for example).
         scope.spawn(move || drain(tun));
-        scope.spawn(move || tell(&report, counts));
+        scope.spawn(move || report(&reporter, counts));
         let threads: Vec<_> =
             receivers.iter().map(|receiver| scope.spawn(move || strip(receiver, tun, counts))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("strip does not panic"))
@@ -125,11 +126,11 @@ fn receiver(protocol: u8, own: IpAddr) -> Result<Receiver> {
     }
     socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
     socket.set_recv_buffer_size(4 << 20)?;
-    // What came before the filter and the address were set may be anything.
+    // Discard packets that arrived before the filter and the address were set.
     socket.set_nonblocking(true)?;
     while (&socket).read(&mut [0; 16]).is_ok() {}
     socket.set_nonblocking(false)?;
-    // For its `recv_from`, which socket2 offers for uninitialised memory only.
+    // Converted for `recv_from`, which socket2 offers only for uninitialized memory.
     Ok(Receiver { protocol, own, socket: socket.into() })
 }
 
@@ -147,7 +148,7 @@ fn bound_ports(own: IpAddr) -> Result<Vec<UdpSocket>> {
     tunnel_ports().map(bind).collect()
 }
 
-/// A classic BPF program that passes UDP packets to the ports of tunnels only, so that the other UDP traffic of the server
+/// A classic BPF program that passes only UDP packets to the ports of tunnels, so that the server's other UDP traffic
 /// costs nothing here.
 fn tunnel_filter(family: Family) -> Vec<SockFilter> {
     const LOAD_IHL_TO_X: u16 = 0xb1;
@@ -173,10 +174,10 @@ fn drain(tun: &SyncDevice) {
     while tun.recv(&mut buffer).is_ok() {}
 }
 
-fn tell(listener: &TcpListener, counts: &Mutex<Counts>) {
+fn report(listener: &TcpListener, counts: &Mutex<Counts>) {
     while let Ok((mut stream, _)) = listener.accept() {
         let text = counts.lock().unwrap_or_else(PoisonError::into_inner).to_string();
-        // A reader that has gone misses the counts.
+        // A reader that has disconnected misses the counts.
         let _ = stream.write_all(text.as_bytes());
     }
 }

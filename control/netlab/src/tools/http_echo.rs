@@ -1,7 +1,7 @@
-//! An HTTP server that returns the body of each request. It is the upstream server of the proxies in tests of the
-//! PROXY protocol and of the option TOA.
+//! An HTTP server that returns the body of each request. It is the upstream server of the proxies in tests of the PROXY
+//! protocol and of the option TOA.
 //!
-//! It knows as much of HTTP as that needs: one request for each connection, and its `Content-Length`.
+//! It supports only what that needs: one request for each connection, and its `Content-Length`.
 
 use anyhow::{Context, Result};
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Read as _, Write as _};

@@ -5,9 +5,9 @@
 pub mod decap;
 pub mod http_echo;
 mod outer;
-pub mod sctp_tell;
-pub mod tcp_hold;
-pub mod tcp_tell;
+pub mod sctp_echo;
+pub mod tcp_clients;
+pub mod tcp_echo;
 pub mod udp_echo;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,10 +16,10 @@ use std::net::{IpAddr, SocketAddr};
 /// Runs `tidegate-demo lab ARGS`, where ARGS follow `lab`.
 ///
 /// - `udp-echo --name NAME --bind ADDRESS:PORT...`
-/// - `tcp-tell --name NAME --port PORT`
-/// - `tcp-hold`, with requests on standard input
+/// - `tcp-echo --name NAME --port PORT`
+/// - `tcp-clients`, with requests on standard input
 /// - `http-echo --port PORT`
-/// - `sctp-tell --name NAME --bind ADDRESS...`
+/// - `sctp-echo --name NAME --bind ADDRESS...`
 /// - `decap --tun INTERFACE --own ADDRESS...`
 ///
 /// # Errors
@@ -39,13 +39,13 @@ pub fn run(args: &[String]) -> Result<()> {
                 values("--bind").into_iter().map(str::parse).collect::<Result<_, _>>().context("--bind")?;
             udp_echo::serve(value("--name")?, &addresses)
         }
-        "tcp-tell" => tcp_tell::serve(value("--name")?, value("--port")?.parse().context("--port")?),
-        "tcp-hold" => tcp_hold::serve(std::io::stdin().lock(), std::io::stdout().lock()),
+        "tcp-echo" => tcp_echo::serve(value("--name")?, value("--port")?.parse().context("--port")?),
+        "tcp-clients" => tcp_clients::serve(std::io::stdin().lock(), std::io::stdout().lock()),
         "http-echo" => http_echo::serve(value("--port")?.parse().context("--port")?),
-        "sctp-tell" => {
+        "sctp-echo" => {
             let addresses: Vec<IpAddr> =
                 values("--bind").into_iter().map(str::parse).collect::<Result<_, _>>().context("--bind")?;
-            sctp_tell::serve(value("--name")?, &addresses)
+            sctp_echo::serve(value("--name")?, &addresses)
         }
         "decap" => {
             let own: Vec<IpAddr> =
@@ -56,4 +56,4 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-const TOOLS: &str = "one of udp-echo, tcp-tell, tcp-hold, http-echo, sctp-tell, decap";
+const TOOLS: &str = "one of udp-echo, tcp-echo, tcp-clients, http-echo, sctp-echo, decap";

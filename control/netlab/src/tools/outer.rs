@@ -1,7 +1,7 @@
-//! Reads the outer headers of a tunnel packet strictly: each field must have the value that docs/tunnels.md promises.
+//! Parses the outer headers of a tunnel packet strictly: each field must have the value that docs/tunnels.md specifies.
 //!
 //! It is written from the RFCs and shares no code with the gateway. A kernel's tunnel device accepts more than this
-//! (any source port, any checksum over IPv4), so a wrong field would pass there unseen.
+//! (any source port, any checksum over IPv4), so a wrong field would pass there unnoticed.
 //!
 //! Invariant: nothing here panics, whatever the bytes are.
 
@@ -45,7 +45,7 @@ pub(super) struct HeaderV4 {
 /// The packet in a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opened<'a> {
-    /// How it was enveloped.
+    /// Its envelope.
     pub(super) envelope: Envelope,
     /// Its destination, which is the VIP.
     pub(super) vip: IpAddr,
@@ -53,7 +53,7 @@ pub(super) struct Opened<'a> {
     pub(super) inner: &'a [u8],
 }
 
-/// Separates an IPv4 header from what follows: its fields, source, destination and the payload.
+/// Splits a packet at its IPv4 header: its fields, source, destination and the payload.
 pub(super) fn split_v4(packet: &[u8]) -> Option<(HeaderV4, IpAddr, IpAddr, &[u8])> {
     let length = usize::from(packet.first()? & 0x0f) * 4;
     let header = packet.get(..length).filter(|header| header.len() >= 20)?;
@@ -147,8 +147,8 @@ fn over_udp<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'sta
     }
 }
 
-/// Geneve (RFC 8926 section 3.4) with one option: the class, type and length that docs/tunnels.md names. The identity in
-/// it must be that of a Service of the lab.
+/// Geneve (RFC 8926 section 3.4) with one option: the class, type and length that docs/tunnels.md names. The identity
+/// in it must be that of a Service of the lab.
 fn geneve(port: u16, data: &[u8]) -> Result<(Envelope, Family, &[u8]), &'static str> {
     let (header, inner) = data.split_at_checked(20).ok_or("Geneve header cut off")?;
     if header[0] != 3 {
@@ -313,7 +313,7 @@ mod tests {
         for is_v6 in [false, true] {
             for (envelope, protocol, packet) in packets(is_v6) {
                 for bit in 0..(packet.len() - INNER.len()) * 8 {
-                    // The low 14 bits of the UDP source port are free, and only over IPv6 the checksum covers them.
+                    // The low 14 bits of the UDP source port are free, and only over IPv6 does the checksum cover them.
                     let is_free = protocol == UDP && (2..16).contains(&bit) && !is_v6;
                     let mut changed = packet.clone();
                     changed[bit / 8] ^= 0x80 >> (bit % 8);

@@ -30,7 +30,7 @@ fn answer(name: &str, socket: &UdpSocket) -> Result<()> {
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
-            // An ICMP error about an earlier answer: only that client is gone.
+            // An ICMP error about an earlier answer concerns only that client.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error).context("udp-echo: receiving"),
         };

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::source::{Content, Module, Source};
 
-/// The maximum number of re-exports that a name is followed through.
+/// The maximum number of re-exports that are followed for one name.
 const REEXPORTS_MAX: usize = 8;
 
 /// The modules and files of a crate with their imports.
@@ -94,7 +94,7 @@ impl Graph {
                     (from.to_vec(), path)
                 } else {
                     let imported = content.imports.get(first).filter(|_| follow > 0)?;
-                    // The path starts with a crate that has the same name as the import.
+                    // The path starts with a crate that is named like the import.
                     if imported.first().is_some_and(|word| word == first) {
                         return None;
                     }

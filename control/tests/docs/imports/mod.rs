@@ -1,11 +1,11 @@
 //! Checks that within a crate, a library or a binary, no two files import from each other, directly or indirectly
 //! (`docs/architecture.md`, "Layers").
 //!
-//! It counts `use` declarations, and paths in code that begin with `crate`, `super`, `self`, a child module or an
+//! Imports are `use` declarations, and paths in code that begin with `crate`, `super`, `self`, a child module or an
 //! imported module. A name counts as an import of the file that defines it, through re-exports. A parent that
 //! re-exports a definition of its child does not import it.
 //!
-//! It does not see method calls (a type may have an `impl` in a file that its own file does not import), paths from
+//! Not detected: method calls (a type may have an `impl` in a file that its own file does not import), paths from
 //! macros, modules with a `#[path]`, and imports of tests (`#[cfg(test)]`, and other conditions that name `test` and no
 //! feature).
 
@@ -23,7 +23,7 @@ struct Crate<'f> {
     root: &'f str,
     /// The directory of that file, with a slash.
     directory: &'f str,
-    /// The texts of all files below the directory, by the path from there. Some may belong to another crate.
+    /// The texts of all files below the directory, by their relative path. Some may belong to another crate.
     sources: BTreeMap<&'f str, &'f str>,
 }
 
@@ -100,7 +100,7 @@ fn a_circle_is_found_through_use_paths_and_reexports() {
         ("p/child.rs", "use super::T;\npub fn g(_: T) {}"),
     ];
     assert_eq!(circles_of(&parent), ["p/child.rs p/mod.rs"]);
-    // The imported names are defined behind re-exports, one of them with a star.
+    // Re-exports lead to the imported names, one of them with a star.
     let reexported = [
         ("lib.rs", "mod p;\nmod q;"),
         ("p/mod.rs", "mod types;\npub use types::*;"),

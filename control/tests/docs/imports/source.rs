@@ -1,5 +1,4 @@
-//! One source file as its declarations, imports and paths. It uses a tokenizer and not a parser, which is enough for
-//! `use`, `mod` and paths.
+//! Parses a source file into its declarations, imports and paths. A tokenizer is enough for `use`, `mod` and paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +14,7 @@ pub(super) struct Content {
     pub(super) globs: Vec<Vec<String>>,
     /// Defined names.
     pub(super) defines: BTreeSet<String>,
-    /// Paths that are imported from, or named in code, with whether they are re-exported.
+    /// Imported paths and paths in code, with whether they are re-exported.
     pub(super) paths: Vec<(Vec<String>, bool)>,
 }
 
@@ -40,7 +39,7 @@ impl Source {
     }
 }
 
-/// Splits a text into words and signs; `::` is one sign. Comments and literals are skipped.
+/// Splits a text into words and signs; `::` is one sign. Skips comments and literals.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let chars: Vec<char> = text.chars().collect();

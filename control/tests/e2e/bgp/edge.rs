@@ -1,4 +1,4 @@
-//! The edge of the tests of BGP: a router between the client and up to two gateways, all on the clients' link.
+//! The network of the BGP tests: a router between the client and up to two gateways, all on the clients' link.
 //!
 //! The client sends packets for VIPs to the router, and the router to whichever gateway announces them. Answers return
 //! from the gateway to the client directly.
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tidegate_netlab::addresses::{self as plan, Family, ROUTED_VIPS, TELL_PORT};
+use tidegate_netlab::addresses::{self as plan, Family, ROUTED_VIPS, TCP_ECHO_PORT};
 use tidegate_netlab::gateway::manifests_of;
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::namespace::output_of;
@@ -66,8 +66,13 @@ impl Edge {
         let endpoints = servers
             .iter()
             .flat_map(|&n| Family::BOTH.map(|family| EndpointSpec::ready(plan::server(family, n))));
-        Manifest::new(&format!("web-{number}"), "fullnat", &vips, vec![PortSpec::tcp("tell", TELL_PORT)])
-            .with_endpoints(endpoints)
+        Manifest::new(
+            &format!("web-{number}"),
+            "fullnat",
+            &vips,
+            vec![PortSpec::tcp("tcp-echo", TCP_ECHO_PORT)],
+        )
+        .with_endpoints(endpoints)
     }
 
     /// Writes a Service for the gateways.
@@ -80,7 +85,7 @@ impl Edge {
         self.gateway_with(number, 1, announce)
     }
 
-    /// The same with up to two workers.
+    /// Starts gateway `number` with up to two workers.
     pub(super) fn gateway_with(&self, number: u8, workers: u8, announce: &str) -> EdgeGateway {
         let namespace = match number {
             1 => self.lab.gateway().clone(),
@@ -97,7 +102,7 @@ impl Edge {
     }
 }
 
-/// The Ethernet address of a gateway; that of the first one is the lab's.
+/// The Ethernet address of a gateway. The first one has that of the lab's gateway.
 fn mac(number: u8) -> String {
     format!("02:00:00:00:00:{:02x}", 2 + 16 * (number - 1))
 }
@@ -111,7 +116,7 @@ pub(super) fn gateway_address(number: u8, family: Family) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// `announce.bgp` with the router as the peer, over IPv4, with both families; `more` are more keys of the peer.
+/// `announce.bgp` with the router as the peer, over IPv4, with both families; `more` are additional keys of the peer.
 pub(super) fn bgp(more: &str) -> String {
     format!(
         "{{bgp: {{asn: {GATEWAY_AS}, peers: [{{address: {}, asn: {ROUTER_AS}, families: [ipv4, ipv6]{more}}}]}}}}",
@@ -119,7 +124,7 @@ pub(super) fn bgp(more: &str) -> String {
     )
 }
 
-/// FRR's configuration of a router with these gateways as peers; `more` are more lines for each peer.
+/// FRR's configuration of a router with these gateways as peers; `more` are additional lines for each peer.
 pub(super) fn frr_bgpd(gateways: &[u8], more: &[&str]) -> String {
     let mut text = format!(
         "router bgp {ROUTER_AS}\n bgp router-id {}\n no bgp ebgp-requires-policy\n timers bgp 3 9\n",
@@ -149,7 +154,7 @@ pub(super) struct EdgeGateway {
 }
 
 impl EdgeGateway {
-    /// Writes its configuration; `pool` are more keys of the pool.
+    /// Writes its configuration; `pool` are additional keys of the pool.
     pub(super) fn configure(&self, announce: &str, pool: &str) {
         let n = self.number;
         let [v4, v6] = Family::BOTH.map(|family| gateway_address(n, family));
@@ -185,7 +190,7 @@ announce: {announce}
         fs::write(self.directory.join("gateway.yaml"), text).expect("a configuration");
     }
 
-    /// Starts it.
+    /// Starts the process.
     pub(super) fn launch(&mut self) {
         let config = self.directory.join("gateway.yaml").display().to_string();
         let process = LabProcess::start(
@@ -206,27 +211,27 @@ announce: {announce}
         });
     }
 
-    /// Lets it read its configuration again.
+    /// Reloads its configuration.
     pub(super) fn reload(&mut self) {
         self.process.as_mut().expect("it runs").signal(Signal::HUP);
     }
 
-    /// Begins its end.
+    /// Sends SIGTERM.
     pub(super) fn terminate(&mut self) {
         self.process.as_mut().expect("it runs").signal(Signal::TERM);
     }
 
-    /// Whether it runs.
+    /// Whether the process runs.
     pub(super) fn runs(&mut self) -> bool {
         self.process.as_mut().is_some_and(LabProcess::runs)
     }
 
-    /// Waits for its end.
+    /// Waits for the process to exit.
     pub(super) fn wait(&mut self) -> ExitStatus {
         self.process.as_mut().expect("it runs").wait(Duration::from_secs(30)).expect("it ends")
     }
 
-    /// Kills it, without a word to anybody.
+    /// Kills the process, so that it cannot close its sessions.
     pub(super) fn kill(&mut self) {
         self.process.take().expect("it runs").kill();
     }
@@ -243,16 +248,16 @@ announce: {announce}
 
     /// `status -o json`.
     pub(super) fn status(&self) -> Option<Value> {
-        serde_json::from_str(&self.ask(&["status", "-o", "json"]).ok()?).ok()
+        serde_json::from_str(&self.query(&["status", "-o", "json"]).ok()?).ok()
     }
 
-    /// The part of it about the first peer.
+    /// The first peer in the status.
     pub(super) fn peer(&self) -> Option<Value> {
         Some(self.status()?["announce"]["bgp"]["peers"][0].clone())
     }
 
-    /// The output of a command to the daemon.
-    pub(super) fn ask(&self, args: &[&str]) -> anyhow::Result<String> {
+    /// The output of a command that queries the daemon.
+    pub(super) fn query(&self, args: &[&str]) -> anyhow::Result<String> {
         let socket = self.directory.join("tidegate.sock");
         output_of(self.namespace.command(tidegate()).args(args).arg("--socket").arg(socket))
     }
@@ -269,7 +274,7 @@ announce: {announce}
         fs::read_to_string(self.directory.join("gateway.log")).unwrap_or_default()
     }
 
-    /// Waits for something; the message of a failure has its log.
+    /// Waits for a condition; the message of a failure contains the log.
     pub(super) fn wait_until<T>(&mut self, what: &str, mut probe: impl FnMut(&mut Self) -> Option<T>) -> T {
         let found = wait_for(what, APPLIED, || probe(self));
         found.unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! BGP and routes of the kernel, with real routers: FRR, GoBGP and BIRD.
+//! BGP and kernel routes, with real routers: FRR, GoBGP and BIRD.
 
 mod edge;
 mod flood;
@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use edge::{Edge, EdgeGateway, GATEWAY_AS, ROUTER, ROUTER_AS, bgp, frr_bgpd, gateway_address};
-use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT};
-use tidegate_netlab::client::Tell;
+use tidegate_netlab::addresses::{self as plan, Family, TCP_ECHO_PORT};
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::gateway::manifests_of;
 use tidegate_netlab::manifests::put;
 use tidegate_netlab::namespace::output_of;
@@ -27,7 +27,7 @@ fn prefix(family: Family, number: u8) -> String {
     format!("{}/{length}", plan::routed_vip(family, number))
 }
 
-/// The configuration with a BFD that a busy machine does not disturb.
+/// The configuration with BFD timers that tolerate a busy machine.
 fn slow_bfd(announce: &str) -> String {
     announce.replace("peers:", "bfdInterval: 1s, bfdMultiplier: 5, peers:")
 }
@@ -49,15 +49,19 @@ fn wait_for_hops(gateway: &mut EdgeGateway, frr: &Frr, number: u8, expected: &[u
     });
 }
 
-/// Connections of the client to a VIP, over the router.
-fn connect(edge: &Edge, family: Family, number: u8, client: u8) -> anyhow::Result<Tell> {
+/// Opens a connection of the client to a VIP, over the router.
+fn connect(edge: &Edge, family: Family, number: u8, client: u8) -> anyhow::Result<EchoConnection> {
     let from = SocketAddr::new(plan::client(family, client), 0);
-    Tell::connect(edge.lab.client(), from, SocketAddr::new(plan::routed_vip(family, number), TELL_PORT))
+    EchoConnection::connect(
+        edge.lab.client(),
+        from,
+        SocketAddr::new(plan::routed_vip(family, number), TCP_ECHO_PORT),
+    )
 }
 
 #[test]
-fn frr_learns_the_vips_of_both_families_and_loses_those_without_endpoints() {
-    let _turn = alone();
+fn frr_gets_the_vips_of_both_families_and_loses_those_without_endpoints() {
+    let _machine = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     edge.write(&edge.service(2, &[]));
@@ -80,7 +84,7 @@ fn frr_learns_the_vips_of_both_families_and_loses_those_without_endpoints() {
     let withheld: Vec<&str> =
         announce["withheld"].as_array().unwrap().iter().filter_map(|one| one["reason"].as_str()).collect();
     assert_eq!(withheld, ["no-endpoints"; 2], "{announce}");
-    let text = gateway.ask(&["status"]).unwrap();
+    let text = gateway.query(&["status"]).unwrap();
     assert!(text.contains("Established") && text.contains("no-endpoints: 203.0.113.2"), "{text}");
     assert!(frr.next_hops(&prefix(Family::V4, 2)).is_empty());
 
@@ -90,7 +94,7 @@ fn frr_learns_the_vips_of_both_families_and_loses_those_without_endpoints() {
     wait_for_hops(&mut gateway, &frr, 1, &[]);
     assert_eq!(gateway.peer().unwrap()["established"], 1, "routes change without a new session");
 
-    // Withdrawn first: the process still forwards when the router has no route any more.
+    // Routes are withdrawn first: the process still forwards when the router has no route any more.
     let mut open = connect(&edge, Family::V4, 2, 0).unwrap();
     gateway.terminate();
     wait_for_hops(&mut gateway, &frr, 2, &[]);
@@ -105,8 +109,8 @@ fn frr_learns_the_vips_of_both_families_and_loses_those_without_endpoints() {
 }
 
 #[test]
-fn two_gateways_share_clients_and_a_killed_one_is_left_by_bfd() {
-    let _turn = alone();
+fn two_gateways_share_clients_and_bfd_detects_a_killed_one() {
+    let _machine = alone();
     let edge = Edge::build(2);
     edge.write(&edge.service(1, &[1, 2]));
     let frr =
@@ -117,9 +121,10 @@ fn two_gateways_share_clients_and_a_killed_one_is_left_by_bfd() {
     second.wait_until_established();
     wait_for_hops(first, &frr, 1, &[1, 2]);
     // The router spreads connections by their ports.
-    let mut open: Vec<Tell> = Vec::new();
-    let uses_both = |open: &[Tell]| {
-        let seen: std::collections::BTreeSet<_> = open.iter().map(|tell| tell.told.client.ip()).collect();
+    let mut open: Vec<EchoConnection> = Vec::new();
+    let uses_both = |open: &[EchoConnection]| {
+        let seen: std::collections::BTreeSet<_> =
+            open.iter().map(|connection| connection.answer.client.ip()).collect();
         seen.len() == 2
     };
     first.wait_until("clients at both gateways", |_| {
@@ -135,7 +140,7 @@ fn two_gateways_share_clients_and_a_killed_one_is_left_by_bfd() {
     });
     for n in 0..20 {
         connect(&edge, Family::BOTH[n % 2], 1, 2)
-            .expect("the other gateway serves everybody")
+            .expect("the other gateway serves all clients")
             .ping()
             .unwrap();
     }
@@ -147,16 +152,16 @@ fn two_gateways_share_clients_and_a_killed_one_is_left_by_bfd() {
 }
 
 #[test]
-fn a_gateway_whose_worker_hangs_withdraws_and_announces_again_or_ends_if_it_hangs_for_good() {
-    let _turn = alone();
+fn a_gateway_with_a_hung_worker_withdraws_its_routes_and_then_exits() {
+    let _machine = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
-    // Without BFD, so that the router learns of it by the withdrawal alone.
+    // Without BFD, so that only the withdrawal informs the router.
     let frr = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &[])).unwrap();
     let mut gateway = edge.gateway_with(1, 2, &bgp(""));
     gateway.wait_until_established();
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
-    // The session may be at either worker.
+    // The session may be on either worker.
     for worker in ["tg-worker-0", "tg-worker-1"] {
         let stopped = StoppedThread::stop(gateway.pid(), worker);
         let since = Instant::now();
@@ -165,9 +170,9 @@ fn a_gateway_whose_worker_hangs_withdraws_and_announces_again_or_ends_if_it_hang
         let status = gateway.status().expect("the daemon answers");
         let number = usize::from(worker.ends_with('1'));
         assert_eq!((&status["ready"], &status["workers"][number]["state"]), (&false.into(), &"hung".into()));
-        let text = gateway.ask(&["status"]).unwrap();
-        let told = format!("worker {number} hangs: its packets are lost, since ");
-        assert!(text.contains(&told) && text.contains("not-forwarding: "), "{text}");
+        let text = gateway.query(&["status"]).unwrap();
+        let expected = format!("worker {number} hangs: its packets are lost, since ");
+        assert!(text.contains(&expected) && text.contains("not-forwarding: "), "{text}");
         drop(stopped);
         wait_for_hops(&mut gateway, &frr, 1, &[1]);
     }
@@ -179,29 +184,29 @@ fn a_gateway_whose_worker_hangs_withdraws_and_announces_again_or_ends_if_it_hang
     gateway.wait_until("its end", |_| {
         std::fs::read_to_string(&status).is_ok_and(|text| text.contains("State:\tZ")).then_some(())
     });
-    // The thread has ended, too, and the process goes when nobody traces it.
+    // The thread has ended too, and the process exits when it is no longer traced.
     drop(stopped);
-    assert!(!gateway.wait().success(), "a supervisor starts it anew");
+    assert!(!gateway.wait().success(), "a supervisor restarts it");
     let log = gateway.log();
     assert!(log.contains("worker 1 failed: it has made no progress for 5 s"), "{log}");
 }
 
 #[test]
-fn a_wrong_password_and_a_peer_that_flaps_are_told_and_recovered_from() {
-    let _turn = alone();
+fn a_wrong_password_and_a_flapping_peer_are_reported_and_recovered_from() {
+    let _machine = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     let more = ["password another-one"];
     let mut frr =
         Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
     let mut gateway = edge.gateway(1, &bgp(", passwordFile: password, holdTime: 9s"));
-    let told = gateway.wait_until("the status to say that the session is down", |gateway| {
-        let text = gateway.ask(&["status"]).ok()?;
+    let status = gateway.wait_until("the status to report that the session is down", |gateway| {
+        let text = gateway.query(&["status"]).ok()?;
         text.contains("DEGRADED:    BGP session with 198.51.100.254: ").then_some(text)
     });
-    assert!(!told.contains("ebb-and-flow") && !gateway.log().contains("ebb-and-flow"), "{told}");
+    assert!(!status.contains("ebb-and-flow") && !gateway.log().contains("ebb-and-flow"), "{status}");
     assert!(frr.next_hops(&prefix(Family::V4, 1)).is_empty());
-    let metrics = gateway.ask(&["metrics"]).unwrap();
+    let metrics = gateway.query(&["metrics"]).unwrap();
     assert!(metrics.contains("tidegate_bgp_session_up{peer=\"198.51.100.254\"} 0"), "{metrics}");
 
     let peer = gateway_address(1, Family::V4);
@@ -220,13 +225,9 @@ fn a_wrong_password_and_a_peer_that_flaps_are_told_and_recovered_from() {
     gateway.wait_until_established();
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
     assert!(gateway.peer().unwrap()["established"].as_u64() >= Some(2));
-    assert_eq!(
-        gateway.status().unwrap()["ready"],
-        true,
-        "a peer does not decide whether the gateway forwards"
-    );
+    assert_eq!(gateway.status().unwrap()["ready"], true, "a failed session does not stop forwarding");
 
-    // BIRD that dies is started again.
+    // BIRD is restarted if it dies.
     let bird = gateway.bird_pid().expect("BIRD runs");
     let pid = rustix::process::Pid::from_raw(bird.try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -237,8 +238,8 @@ fn a_wrong_password_and_a_peer_that_flaps_are_told_and_recovered_from() {
 }
 
 #[test]
-fn a_session_for_which_bird_could_not_listen_begins_when_the_port_is_free() {
-    let _turn = alone();
+fn a_session_starts_when_the_port_that_bird_needs_becomes_free() {
+    let _machine = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     let peer = gateway_address(1, Family::V4);
@@ -250,25 +251,25 @@ fn a_session_for_which_bird_could_not_listen_begins_when_the_port_is_free() {
     let _router = BirdRouter::start(&edge.lab, &edge.router, &config).unwrap();
     let script =
         "import socket, time\ns = socket.socket()\ns.bind(('0.0.0.0', 179))\ns.listen()\ntime.sleep(600)";
-    let holder =
-        LabProcess::start(edge.lab.gateway(), edge.lab.directory(), "holder", "python3", &["-c", script]);
-    let mut holder = holder.unwrap();
+    let listener =
+        LabProcess::start(edge.lab.gateway(), edge.lab.directory(), "listener", "python3", &["-c", script]);
+    let mut listener = listener.unwrap();
     let listens = || {
         let mut ss = edge.lab.gateway().command("ss");
         output_of(ss.args(["-ltn"])).is_ok_and(|text| text.contains("0.0.0.0:179 "))
     };
     wait_for("another program to have the port", APPLIED, || listens().then_some(())).unwrap();
     let mut gateway = edge.gateway(1, &bgp(""));
-    gateway.wait_until("the status to say why there is no session", |gateway| {
-        gateway.ask(&["status"]).ok()?.contains("No listening socket").then_some(())
+    gateway.wait_until("the status to report why there is no session", |gateway| {
+        gateway.query(&["status"]).ok()?.contains("No listening socket").then_some(())
     });
-    holder.kill();
+    listener.kill();
     gateway.wait_until_established();
 }
 
 #[test]
-fn gobgp_gets_what_peers_pools_and_services_say_and_aggregates_with_one_vip_out() {
-    let _turn = alone();
+fn gobgp_gets_the_configured_attributes_and_aggregates_without_one_vip() {
+    let _machine = alone();
     let edge = Edge::build(1);
     let mut service = edge.service(1, &[1]);
     service.annotations.push(("tidegate.dev/bgp-communities", "64512:9".to_owned()));
@@ -287,7 +288,7 @@ fn gobgp_gets_what_peers_pools_and_services_say_and_aggregates_with_one_vip_out(
     let gobgp = GoBgp::start(edge.lab.directory(), &edge.router, &config).unwrap();
     let mut gateway = edge.gateway(1, &bgp(", communities: [no-export], prepends: 1"));
     gateway.wait_until_established();
-    let rib = |family: &str| gobgp.ask(&["global", "rib", "-a", family]).unwrap_or_default();
+    let rib = |family: &str| gobgp.query(&["global", "rib", "-a", family]).unwrap_or_default();
     let line = gateway.wait_until("GoBGP to have the VIP", |_| {
         rib("ipv4").lines().find(|line| line.contains("203.0.113.1/32")).map(str::to_owned)
     });
@@ -296,7 +297,7 @@ fn gobgp_gets_what_peers_pools_and_services_say_and_aggregates_with_one_vip_out(
     }
     gateway.wait_until("GoBGP to have IPv6", |_| rib("ipv6").contains("2001:db8:1::1/128").then_some(()));
 
-    // Aggregates, by a reload: the session goes on.
+    // Aggregates are added by a reload; the session stays up.
     gateway.configure(&bgp(""), ", bgp: {communities: [\"64512:5\"], med: 5, aggregationLength: 28}");
     gateway.reload();
     let line = gateway.wait_until("the aggregates", |_| {
@@ -320,7 +321,7 @@ fn gobgp_gets_what_peers_pools_and_services_say_and_aggregates_with_one_vip_out(
 
 #[test]
 fn ten_thousand_vips_reach_a_bird_and_one_change_does_not_send_them_again() {
-    let _turn = alone();
+    let _machine = alone();
     let edge = Edge::build(1);
     let services: Vec<String> = (0..100)
         .map(|n| {
@@ -343,18 +344,18 @@ fn ten_thousand_vips_reach_a_bird_and_one_change_does_not_send_them_again() {
         router = ROUTER[0],
     );
     let bird = BirdRouter::start(&edge.lab, &edge.router, &config).unwrap();
-    // The same AS on both sides.
+    // Both sides have the same AS.
     let announce = bgp(", localPref: 250").replace(&ROUTER_AS.to_string(), &GATEWAY_AS.to_string());
     let mut gateway = edge.gateway(1, &announce);
     let count = || {
-        let text = bird.ask("show route count").unwrap_or_default();
+        let text = bird.query("show route count").unwrap_or_default();
         text.lines().find(|line| line.contains("master4"))?.split(' ').next()?.parse::<usize>().ok()
     };
     gateway.wait_until("10,000 routes", |_| (count() == Some(10_000)).then_some(()));
-    let one = bird.ask("show route all 10.128.7.7/32").unwrap();
+    let one = bird.query("show route all 10.128.7.7/32").unwrap();
     assert!(one.contains("BGP.local_pref: 250") && one.contains("BGP.next_hop: 198.51.100.2"), "{one}");
     let updates = || {
-        let text = bird.ask("show protocols all of_edge").unwrap_or_default();
+        let text = bird.query("show protocols all of_edge").unwrap_or_default();
         let line = text.lines().find(|line| line.contains("Import updates"))?.to_owned();
         line.split_whitespace().nth(2)?.parse::<u64>().ok()
     };
@@ -362,7 +363,7 @@ fn ten_thousand_vips_reach_a_bird_and_one_change_does_not_send_them_again() {
     put(&manifests_of(&edge.lab), "many.yaml", &services[..99].join("---\n")).unwrap();
     gateway.wait_until("9,900 routes", |_| (count() == Some(9_900)).then_some(()));
     assert_eq!(updates(), Some(before), "only withdrawals were sent");
-    // The gateway asks BIRD for its counters at intervals.
+    // The gateway polls BIRD's counters at intervals.
     gateway.wait_until("the counters in the status", |gateway| {
         let state = gateway.status()?;
         let sent = &state["announce"]["bgp"]["peers"][0]["sentIpv4"];
@@ -372,7 +373,7 @@ fn ten_thousand_vips_reach_a_bird_and_one_change_does_not_send_them_again() {
 
 #[test]
 fn with_graceful_restart_the_router_keeps_the_routes_while_bird_restarts() {
-    let _turn = alone();
+    let _machine = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     let more = ["graceful-restart-helper"];
@@ -387,8 +388,8 @@ fn with_graceful_restart_the_router_keeps_the_routes_while_bird_restarts() {
         assert_eq!(frr.next_hops(&prefix(Family::V4, 1)), hops(&[1]), "the route stays");
         (gateway.peer()?["established"] == 2).then_some(())
     });
-    connect(&edge, Family::V4, 1, 0).expect("clients have a way").ping().unwrap();
-    // An orderly end is not a restart: the routes go at once.
+    connect(&edge, Family::V4, 1, 0).expect("clients have a route").ping().unwrap();
+    // An orderly stop is not a restart: the routes are withdrawn immediately.
     gateway.terminate();
     wait_for_hops(&mut gateway, &frr, 1, &[]);
     assert!(gateway.wait().success());
@@ -396,7 +397,7 @@ fn with_graceful_restart_the_router_keeps_the_routes_while_bird_restarts() {
 
 #[test]
 fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
-    let _turn = alone();
+    let _machine = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     let frr = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &[])).unwrap();
@@ -411,9 +412,9 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
     );
     let local =
         Frr::start(edge.lab.directory(), &gateway.namespace, "local", "ip import-table 179", &bgpd).unwrap();
-    let learned = |number| frr.next_hops(&prefix(Family::V4, number)) == hops(&[1]);
-    gateway.wait_until("the router to learn the VIP from FRR", |_| learned(1).then_some(()));
-    connect(&edge, Family::V4, 1, 0).expect("clients have a way").ping().unwrap();
+    let received = |number| frr.next_hops(&prefix(Family::V4, number)) == hops(&[1]);
+    gateway.wait_until("the router to receive the VIP from FRR", |_| received(1).then_some(()));
+    connect(&edge, Family::V4, 1, 0).expect("clients have a route").ping().unwrap();
     let table = |gateway: &EdgeGateway, family: &str| {
         let mut ip = gateway.namespace.command("ip");
         let text = tidegate_netlab::namespace::output_of(ip.args([family, "route", "show", "table", "179"]));
@@ -421,9 +422,9 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
     };
     let v4 = table(&gateway, "-4");
     assert!(!v4.contains("203.0.113.99"), "a stale route is removed: {v4}");
-    assert!(v4.contains("203.0.113.98"), "a route of others is not: {v4}");
+    assert!(v4.contains("203.0.113.98"), "a route of another program is not: {v4}");
     assert!(table(&gateway, "-6").contains("2001:db8:1::1"));
-    // What another program deletes is restored, also while the route of another VIP cannot be added.
+    // Routes that another program deletes are restored, even while the route of another VIP cannot be added.
     let taken = "blackhole 203.0.113.2/32 table 179 proto 4";
     gateway.namespace.ip_batch(&format!("route add {taken}")).unwrap();
     edge.write(&edge.service(2, &[1]));
@@ -438,9 +439,9 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
         table(gateway, "-4").contains("203.0.113.1 ").then_some(())
     });
     edge.write(&edge.service(1, &[]));
-    gateway.wait_until("the router to lose the VIP", |_| (!learned(1)).then_some(()));
+    gateway.wait_until("the router to lose the VIP", |_| (!received(1)).then_some(()));
     edge.write(&edge.service(1, &[1]));
-    gateway.wait_until("the router to learn it again", |_| learned(1).then_some(()));
+    gateway.wait_until("the router to receive it again", |_| received(1).then_some(()));
     gateway.terminate();
     gateway.wait_until("the route to be withdrawn", |gateway| {
         (!table(gateway, "-4").contains("203.0.113.1 ")).then_some(())

@@ -1,4 +1,5 @@
-//! A restart of the gateway alone, with a routing daemon beside it that stays: FRR and BIRD with the routes of the kernel.
+//! Restarts of the gateway alone, while a routing daemon beside it keeps running: FRR or BIRD with routes from the
+//! kernel.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ fn tap(gateway: &EdgeGateway) -> String {
     text.expect("the tap").split(':').next().expect("an index").to_owned()
 }
 
-/// An edge with one backend, its router with BFD, and a gateway that only writes routes into the kernel.
+/// An edge with one backend, its router with BFD, and a gateway that only writes routes to the kernel.
 fn beside_a_daemon() -> (Edge, Frr, EdgeGateway) {
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
@@ -26,12 +27,13 @@ fn beside_a_daemon() -> (Edge, Frr, EdgeGateway) {
     (edge, router, gateway)
 }
 
-/// Ends the gateway and starts it again, twice: killed, and stopped in order. Each time the router loses the VIP, and gets
-/// it again from the daemon that never ended.
+/// Stops and restarts the gateway twice: killed, and stopped in order. Each time the router loses the VIP, and gets it
+/// again from the daemon that kept running.
 fn restart_alone(edge: &Edge, gateway: &mut EdgeGateway, router: &Frr, daemon: &str) {
-    let learned = |expected: &[u8]| router.next_hops(&prefix(Family::V4, 1)) == hops(expected);
-    gateway
-        .wait_until(&format!("the router to learn the VIP from {daemon}"), |_| learned(&[1]).then_some(()));
+    let received = |expected: &[u8]| router.next_hops(&prefix(Family::V4, 1)) == hops(expected);
+    gateway.wait_until(&format!("the router to receive the VIP from {daemon}"), |_| {
+        received(&[1]).then_some(())
+    });
     let before = tap(gateway);
     for is_killed in [true, false] {
         gateway.wait_until(&format!("BFD of {daemon}"), |_| {
@@ -43,7 +45,7 @@ fn restart_alone(edge: &Edge, gateway: &mut EdgeGateway, router: &Frr, daemon: &
             true => gateway.kill(),
             false => gateway.terminate(),
         }
-        gateway.wait_until("the router to lose the VIP", |_| learned(&[]).then_some(()));
+        gateway.wait_until("the router to lose the VIP", |_| received(&[]).then_some(()));
         let how = if is_killed { "killed" } else { "stopped" };
         eprintln!("{daemon}, gateway {how}: the router lost the VIP after {:.2?}", ends.elapsed());
         if !is_killed {
@@ -52,7 +54,7 @@ fn restart_alone(edge: &Edge, gateway: &mut EdgeGateway, router: &Frr, daemon: &
         gateway.launch();
         gateway.wait_until_ready();
         let ready = Instant::now();
-        gateway.wait_until(&format!("{daemon} to announce the VIP again"), |_| learned(&[1]).then_some(()));
+        gateway.wait_until(&format!("{daemon} to announce the VIP again"), |_| received(&[1]).then_some(()));
         eprintln!("{daemon}: the router has it again {:.2?} after the gateway was ready", ready.elapsed());
         assert_eq!(tap(gateway), before, "the tap is the same device");
         connect(edge, Family::V4, 1, 0).expect("clients have a route").ping().expect("an answer");
@@ -61,7 +63,7 @@ fn restart_alone(edge: &Edge, gateway: &mut EdgeGateway, router: &Frr, daemon: &
 
 #[test]
 fn frr_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
-    let _turn = alone();
+    let _machine = alone();
     let (edge, router, mut gateway) = beside_a_daemon();
     let bgpd = format!(
         "router bgp {GATEWAY_AS}\n bgp router-id 198.51.100.2\n no bgp ebgp-requires-policy\n neighbor {router} remote-as {ROUTER_AS}\n \
@@ -77,7 +79,7 @@ fn frr_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
 
 #[test]
 fn bird_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
-    let _turn = alone();
+    let _machine = alone();
     let (edge, router, mut gateway) = beside_a_daemon();
     let config = format!(
         "router id 198.51.100.2;\nprotocol device {{}}\nprotocol bfd {{ interface \"tg-*\" {{ interval 300 ms; multiplier 3; }}; }}\n\

@@ -1,4 +1,4 @@
-//! SYN cookies under a flood of SYNs at the full rate of the generator: the flooded Services themselves stay reachable.
+//! SYN cookies under a SYN flood at the full rate of the generator: the flooded Services themselves stay reachable.
 //!
 //! The clients are real TCP stacks, which offer timestamps, window scale and selective acknowledgements.
 
@@ -9,16 +9,16 @@ use tidegate_netlab::addresses::CLIENT_ADDRESSES;
 use tidegate_netlab::flood::{Kind, Limits, Target};
 use tidegate_netlab::modes::{ModePath, all_paths};
 
-use super::scene::{Attempts, Others, Scene, attacked_paths, long, seconds, target};
+use super::setup::{Attempts, Others, Setup, attacked_paths, long, seconds, target};
 use crate::world::{APPLIED, alone};
 
 const FLOODED: &str = "tidegate_services_under_syn_flood";
 
 #[test]
-fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connections() {
-    let _turn = alone();
+fn flooded_services_with_syn_cookies_serve_clients_and_keep_connections() {
+    let _machine = alone();
     let (wanted, least) = if long() { (10_000, 95) } else { (480, 90) };
-    let mut scene = Scene::start_with(GatewayOptions {
+    let mut setup = Setup::start_with(GatewayOptions {
         flow_entries: 262_144,
         syn_cookies: "auto",
         ..GatewayOptions::default()
@@ -26,29 +26,29 @@ fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connecti
     let attacked: Vec<ModePath> =
         attacked_paths().into_iter().filter(|path| !path.forwarding.starts_with("dsr")).collect();
     let targets: Vec<Target> = attacked.iter().copied().map(target).collect();
-    open(&mut scene, &attacked, wanted);
+    open(&mut setup, &attacked, wanted);
 
-    let before = scene.counters();
-    // It is stopped below. On a busy machine the generator is slow, and the pressure takes longer to build up.
-    let flood = scene.attacker.flood(Kind::Syn, &targets, Limits::full_rate(APPLIED * 3));
+    let before = setup.counters();
+    // It is stopped below. On a busy machine the generator is slow, and memory pressure takes longer to build up.
+    let flood = setup.attacker.flood(Kind::Syn, &targets, Limits::full_rate(APPLIED * 3));
     flood.wait_until_begun().expect("the flood begins");
-    scene.world.wait_until("cookies for the flooded Services", || {
-        (scene.counters().sum(FLOODED, "") >= targets.len() as f64).then_some(())
+    setup.world.wait_until("cookies for the flooded Services", || {
+        (setup.counters().sum(FLOODED, "") >= targets.len() as f64).then_some(())
     });
-    let services = scene.world.gateway().ask(&["services", "-A", "-o", "wide"]).expect("an answer");
+    let services = setup.world.gateway().query(&["services", "-A", "-o", "wide"]).expect("an answer");
     assert!(services.contains("SYN cookies answer a SYN flood"), "{services}");
-    scene.world.wait_until("a line of the log", || {
-        scene.world.gateway().log().contains("many handshakes that no client completes").then_some(())
+    setup.world.wait_until("a line of the log", || {
+        setup.world.gateway().log().contains("many handshakes that no client completes").then_some(())
     });
-    let others = scene.others();
-    let own = Others::start(&scene.world, attacked.iter().copied());
-    // These live on after the flood, without cookies.
+    let others = setup.others();
+    let own = Others::start(&setup.world, attacked.iter().copied());
+    // These connections outlive the flood, and the cookies.
     let spliced: Vec<_> =
-        attacked.iter().flat_map(|path| (0..4).map(|n| (*path, scene.world.connect(*path, n)))).collect();
+        attacked.iter().flat_map(|path| (0..4).map(|n| (*path, setup.world.connect(*path, n)))).collect();
     thread::sleep(seconds(6, 30));
     let sent = flood.stop().expect("the flood is sent");
     let (others, own) = (others.finish(), own.finish());
-    let during = scene.counters();
+    let during = setup.counters();
     let served = |what: &str, attempts: &Attempts| {
         let (served, all) = (attempts.succeeded(), attempts.count());
         println!("new connections {what}: {served} of {all} succeeded{}", attempts.failures());
@@ -68,35 +68,37 @@ fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connecti
     assert!(cookies("sent") > 0.0 && cookies("accepted") > 0.0, "cookies were used");
 
     let mut alive = 0;
-    for (path, tell) in spliced {
-        // A connection may have failed to open, which is counted above for others like it.
-        if let Ok(mut tell) = tell {
-            tell.ping_late(tidegate_netlab::client::PATIENCE)
+    for (path, connection) in spliced {
+        // An attempt may have failed to connect; such failures are counted above.
+        if let Ok(mut connection) = connection {
+            connection
+                .ping_late(tidegate_netlab::client::PATIENCE)
                 .unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
-            scene.established.push((path, tell));
+            setup.established.push((path, connection));
             alive += 1;
         }
     }
     assert!(alive > 0, "connections that began with a cookie");
     if long() {
-        // Unanswered handshakes from before the cookies count as pressure until they are idle for too long.
-        scene.world.wait_until("the end of the flood to be noticed", || {
-            (scene.counters().sum(FLOODED, "") == 0.0).then_some(())
+        // Unanswered handshakes from before the cookies count as pressure until they time out.
+        setup.world.wait_until("the end of the flood to be noticed", || {
+            (setup.counters().sum(FLOODED, "") == 0.0).then_some(())
         });
     }
-    let broken = scene.ping_late(|_| true);
-    println!("{} established connections live, {} broke", scene.established.len(), broken.len());
+    let broken = setup.ping_late(|_| true);
+    println!("{} established connections live, {} broke", setup.established.len(), broken.len());
     assert!(broken.is_empty(), "established connections broke: {broken:?}");
 }
 
 /// Opens connections over all paths, until there are `wanted` ones.
-fn open(scene: &mut Scene, attacked: &[ModePath], wanted: usize) {
+fn open(setup: &mut Setup, attacked: &[ModePath], wanted: usize) {
     let paths: Vec<ModePath> = all_paths().into_iter().chain(attacked.iter().copied()).collect();
-    for n in scene.established.len()..wanted {
+    for n in setup.established.len()..wanted {
         let path = paths[n % paths.len()];
         let number = u8::try_from(n / paths.len() % usize::from(CLIENT_ADDRESSES)).expect("below 16");
-        let tell = scene.world.connect(path, number);
-        let tell = tell.unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
-        scene.established.push((path, tell));
+        let connection = setup.world.connect(path, number);
+        let connection =
+            connection.unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
+        setup.established.push((path, connection));
     }
 }

@@ -14,11 +14,11 @@ use tidegate_netlab::modes::{ModePath, all_paths};
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::wait_for;
 
-use super::scene::{SMALL_TABLE, Scene, attacked_paths, seconds, target};
+use super::setup::{SMALL_TABLE, Setup, attacked_paths, seconds, target};
 use crate::fragments::{exchange, text};
 use crate::world::alone;
 
-/// Frames of the burst. Their IPv4 half needs more than the kernel's default memory for fragments.
+/// Frames of the burst. Its IPv4 half needs more than the kernel's default memory for fragments.
 const BURST: u64 = 40_000;
 /// Datagrams of other clients on each path, and the attempts for each: the receive ring loses frames under a flood.
 const DATAGRAMS: u32 = 20;
@@ -30,7 +30,7 @@ fn targets() -> Vec<Target> {
 
 /// A counter of IPv4 reassembly in the kernel of this namespace (`/proc/net/snmp`).
 fn reassembly(namespace: &Namespace, name: &str) -> u64 {
-    let text = output_of(namespace.command("cat").arg("/proc/net/snmp")).expect("the kernel says");
+    let text = output_of(namespace.command("cat").arg("/proc/net/snmp")).expect("the kernel's counters");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
     let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
     let mut pairs = names.split(' ').zip(values.split(' '));
@@ -39,13 +39,13 @@ fn reassembly(namespace: &Namespace, name: &str) -> u64 {
 
 #[test]
 fn ipv4_fragments_without_the_rest_stay_in_the_kernel_before_the_gateway() {
-    let _turn = alone();
-    let scene = Scene::start(SMALL_TABLE);
-    let gateway = scene.world.lab.gateway();
-    let before = (reassembly(gateway, "ReasmReqds"), scene.counters());
-    let sent = scene.attacker.burst(Kind::Fragments, &targets(), BURST).expect("the burst is sent");
+    let _machine = alone();
+    let setup = Setup::start(SMALL_TABLE);
+    let gateway = setup.world.lab.gateway();
+    let before = (reassembly(gateway, "ReasmReqds"), setup.counters());
+    let sent = setup.attacker.burst(Kind::Fragments, &targets(), BURST).expect("the burst is sent");
     let waiting = reassembly(gateway, "ReasmReqds") - before.0;
-    let taken = scene.counters().grown(&before.1, "tidegate_packets_total", "direction=\"rx\"");
+    let taken = setup.counters().grown(&before.1, "tidegate_packets_total", "direction=\"rx\"");
     let refused = reassembly(gateway, "ReasmFails");
     println!(
         "{} frames: {waiting} fragments in the kernel, {refused} refused there, {taken} frames taken",
@@ -54,28 +54,31 @@ fn ipv4_fragments_without_the_rest_stay_in_the_kernel_before_the_gateway() {
     // About half of the frames are IPv4. No other program sends fragments here.
     let half = sent.frames / 2;
     assert!((half * 9 / 10..=half * 11 / 10).contains(&waiting), "{waiting} of {half}");
-    assert!(refused > 0, "the kernel's room for fragments (4 MiB) is full");
+    assert!(refused > 0, "the kernel's memory for fragments (4 MiB) is full");
 }
 
 #[test]
-fn fragmented_datagrams_of_others_arrive_during_a_flood_of_fragments_where_the_kernel_has_room() {
-    let _turn = alone();
-    let mut scene = Scene::start(SMALL_TABLE);
+fn fragmented_datagrams_survive_a_fragment_flood_with_enough_memory() {
+    let _machine = alone();
+    let mut setup = Setup::start(SMALL_TABLE);
     // The settings that docs/floods.md recommends.
-    let room = [("ipv4/ipfrag_time", "1"), ("ipv4/ipfrag_high_thresh", "268435456")];
-    scene.world.lab.gateway().sysctls(&room).expect("sysctls of the gateway's namespace");
-    let flood = scene.attacker.flood(Kind::Fragments, &targets(), Limits::full_rate(seconds(60, 120)));
-    let gateway = scene.world.lab.gateway();
+    let sysctls = [("ipv4/ipfrag_time", "1"), ("ipv4/ipfrag_high_thresh", "268435456")];
+    setup.world.lab.gateway().sysctls(&sysctls).expect("sysctls of the gateway's namespace");
+    let flood = setup.attacker.flood(Kind::Fragments, &targets(), Limits::full_rate(seconds(60, 120)));
+    let gateway = setup.world.lab.gateway();
     wait_for("a flood", Duration::from_secs(60), || {
         (reassembly(gateway, "ReasmReqds") > BURST).then_some(())
     })
     .expect("fragments come");
-    let is_asked =
+    let is_tested =
         |path: &ModePath| path.family == Family::V4 && ["nat", "fullnat"].contains(&path.forwarding);
     let mut lost = Vec::new();
-    for (port, path) in (43_000..).zip(all_paths().into_iter().filter(is_asked)) {
-        let answered =
-            scene.world.lab.client().enter(|| ask(path, SocketAddr::new(client(path.family, 9), port)));
+    for (port, path) in (43_000..).zip(all_paths().into_iter().filter(is_tested)) {
+        let answered = setup
+            .world
+            .lab
+            .client()
+            .enter(|| count_answered(path, SocketAddr::new(client(path.family, 9), port)));
         if answered < DATAGRAMS {
             lost.push(format!("{} {}: {answered} of {DATAGRAMS}", path.label(), path.family));
         }
@@ -88,14 +91,14 @@ fn fragmented_datagrams_of_others_arrive_during_a_flood_of_fragments_where_the_k
         sent.rate()
     );
     assert!(lost.is_empty(), "{lost:?}");
-    let (broken, _) = scene.ping(|_| true);
+    let (broken, _) = setup.ping(|_| true);
     assert!(broken.is_empty(), "established connections broke: {broken:?}");
 }
 
 /// The number of datagrams of 3,000 bytes that are answered.
-fn ask(path: ModePath, source: SocketAddr) -> u32 {
+fn count_answered(path: ModePath, source: SocketAddr) -> u32 {
     let socket = UdpSocket::bind(source).expect("an address of the client");
-    socket.connect(path.echo()).expect("a route to the VIP");
+    socket.connect(path.udp_echo()).expect("a route to the VIP");
     let answered = |n: &u32| {
         let data = text(3_000, *n);
         (0..TRIES).any(|_| {

@@ -19,15 +19,15 @@ use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate_netlab::client::{PATIENCE, connect_here};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 
-use super::scene::{long, seconds};
+use super::setup::{long, seconds};
 use crate::world::{World, alone};
 
 /// The requested rate of new connections per second.
 const RATE: u64 = 2_500;
 
 #[test]
-fn fullnat_refuses_none_of_its_new_connections() {
-    let _turn = alone();
+fn fullnat_refuses_no_new_connection() {
+    let _machine = alone();
     let options = GatewayOptions {
         health_interval: Duration::from_secs(4),
         flow_entries: 1_048_576,
@@ -71,13 +71,13 @@ fn fullnat_refuses_none_of_its_new_connections() {
     });
     let (done, failed) = (done.into_inner(), failed.into_inner().expect("no panics"));
     println!(
-        "fullnat: {done} connections in {:.0} s, {:.0} a second of {RATE} asked for; failed: {failed:?}",
+        "fullnat: {done} connections in {:.0} s, {:.0} a second of {RATE} requested; failed: {failed:?}",
         begin.elapsed().as_secs_f64(),
         done as f64 / begin.elapsed().as_secs_f64(),
     );
     assert!(done > 0 && failed.is_empty(), "of {done} new connections failed: {failed:#?}");
     if long() {
-        println!("{}", world.gateway().ask(&["drops"]).expect("the daemon answers"));
+        println!("{}", world.gateway().query(&["drops"]).expect("the daemon answers"));
     }
 }
 
@@ -92,7 +92,7 @@ fn request(source: SocketAddr, path: ModePath, server_closes: bool) -> anyhow::R
     let status = lines.next().context("closed without an answer")??;
     anyhow::ensure!(status.starts_with("HTTP/1.1 200"), "nginx answered `{status}`");
     // The body is one line, the last one. Then nginx closes the connection, or it waits for the next request and the
-    // client closes.
+    // client closes it.
     while !lines.next().context("closed within the answer")??.starts_with("backend-") {}
     anyhow::ensure!(!server_closes || lines.next().is_none(), "more than the answer");
     Ok(())

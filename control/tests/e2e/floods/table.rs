@@ -1,30 +1,30 @@
 //! Each flood with each mode, at the full rate of the generator, and its effect on other traffic.
 //!
-//! A row has the connections that were established before and survived, the new connections to other Services, and the
-//! gateway's own checks of its backends. In the short form, one flood attacks all modes at once.
+//! A row shows the established connections that survived, the new connections to other Services, and the gateway's own
+//! checks of its backends. In the short form, one flood attacks all modes at once.
 
 use std::fmt::Write as _;
 
 use tidegate_netlab::flood::{Kind, Limits, Sent, Target};
 
-use super::scene::{Attempts, Counters, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
+use super::setup::{Attempts, Counters, SMALL_TABLE, Setup, attacked_paths, long, seconds, target};
 use crate::world::alone;
 
 #[test]
-fn no_flood_takes_anything_from_others() {
-    let _turn = alone();
+fn no_flood_affects_other_services() {
+    let _machine = alone();
     let modes: &[&str] =
         if long() { &["dsr-l2", "dsr-ipip", "nat", "fullnat"] } else { &["dsr-l2 dsr-ipip nat fullnat"] };
     let mut faults = String::new();
     println!("{}", Row::HEAD);
     for mode in modes {
-        let mut scene = Scene::start(SMALL_TABLE);
+        let mut setup = Setup::start(SMALL_TABLE);
         let attacked =
             attacked_paths().into_iter().filter(|path| mode.split(' ').any(|m| m == path.forwarding));
         let targets: Vec<Target> = attacked.map(target).collect();
         let name = if targets.len() > 2 { "all" } else { mode };
         for kind in Kind::ALL {
-            let row = row(&mut scene, name, kind, &targets);
+            let row = row(&mut setup, name, kind, &targets);
             println!("{row}");
             let fault = row.faults();
             if !fault.is_empty() {
@@ -47,22 +47,22 @@ struct Row {
     broken: Vec<String>,
 }
 
-fn row(scene: &mut Scene, mode: &str, kind: Kind, targets: &[Target]) -> Row {
-    let before = scene.counters();
-    let others = scene.others();
-    let flood = scene.attacker.flood(kind, targets, Limits::full_rate(seconds(3, 30)));
+fn row(setup: &mut Setup, mode: &str, kind: Kind, targets: &[Target]) -> Row {
+    let before = setup.counters();
+    let others = setup.others();
+    let flood = setup.attacker.flood(kind, targets, Limits::full_rate(seconds(3, 30)));
     flood.wait_until_begun().expect("the flood begins");
     // Connections of other Services are tested during the flood. Those to the attacked server are tested afterwards,
     // because that server is busy during the flood.
     let is_attacked = |service: &str| service.starts_with("attacked");
-    let (mut silent, others_asked) = scene.ping(|path| !is_attacked(path.service));
+    let (mut silent, others_count) = setup.ping(|path| !is_attacked(path.service));
     let sent = flood.finish().expect("the flood is sent");
     let others = others.finish();
-    let (late, attacked_asked) = scene.ping(|path| is_attacked(path.service));
+    let (late, attacked_count) = setup.ping(|path| is_attacked(path.service));
     silent.extend(late);
-    let after = scene.counters();
-    let broken = scene.ping_late(|label| silent.iter().any(|said| said.starts_with(label)));
-    let established = others_asked + attacked_asked;
+    let after = setup.counters();
+    let broken = setup.ping_late(|label| silent.iter().any(|one| one.starts_with(label)));
+    let established = others_count + attacked_count;
     Row { mode: mode.to_owned(), kind, sent, before, after, others, established, broken }
 }
 

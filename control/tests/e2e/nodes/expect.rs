@@ -34,22 +34,22 @@ fn active(port: &serde_json::Value) -> impl Iterator<Item = (String, u64)> + '_ 
     active.filter_map(|b| Some((b["address"].as_str()?.to_owned(), b["weight"].as_u64()?)))
 }
 
-pub(crate) fn seen(told: &[BackendAnswer]) -> BTreeSet<IpAddr> {
-    told.iter().map(|told| told.client.ip()).collect()
+pub(crate) fn seen(answers: &[BackendAnswer]) -> BTreeSet<IpAddr> {
+    answers.iter().map(|answer| answer.client.ip()).collect()
 }
 
-/// The nodes whose proxies masqueraded. A packet to a Pod of the same node leaves by the bridge, and one to another
-/// node by the link. 0 stands for any other address.
-pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, told: &[BackendAnswer]) -> BTreeSet<u8> {
+/// The nodes whose proxies masqueraded. A packet to a Pod of the same node leaves through the bridge, and one to
+/// another node through the link. 0 stands for any other address.
+pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, answers: &[BackendAnswer]) -> BTreeSet<u8> {
     let node = |address: IpAddr| {
         (1..=nodes)
             .find(|n| [plan::server(path.family, *n), pod_address(path.family, *n, 0)].contains(&address))
     };
-    seen(told).into_iter().map(|address| node(address).unwrap_or(0)).collect()
+    seen(answers).into_iter().map(|address| node(address).unwrap_or(0)).collect()
 }
 
-pub(crate) fn assert_every_pod_answered(name: &str, told: &[BackendAnswer], pods: &[Pod]) {
+pub(crate) fn assert_every_pod_answered(name: &str, answers: &[BackendAnswer], pods: &[Pod]) {
     let expected: BTreeSet<String> = pods.iter().map(Pod::name).collect();
-    let answered: BTreeSet<String> = spread(told).into_keys().collect();
-    assert_eq!(answered, expected, "{name}: {:?}", spread(told));
+    let answered: BTreeSet<String> = spread(answers).into_keys().collect();
+    assert_eq!(answered, expected, "{name}: {:?}", spread(answers));
 }

@@ -1,5 +1,5 @@
-//! The answers of a node's proxy to health checks: `/healthz` at port 10256, and health-check node ports with the
-//! weight header of Kubernetes 1.31 and later.
+//! A node's proxy, as health checks see it: `/healthz` at port 10256, and health-check node ports with the weight
+//! header of Kubernetes 1.31 and later.
 //!
 //! It returns the answers that the test sets, and counts the requests.
 
@@ -11,15 +11,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tidegate_netlab::Namespace;
 
-/// An answer.
+/// The answer to a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Says {
+pub(crate) struct HealthAnswer {
     pub(crate) status: u16,
     /// `X-Load-Balancing-Endpoint-Weight`; older proxies send none.
     pub(crate) weight: Option<u32>,
 }
 
-impl Says {
+impl HealthAnswer {
     /// The answer of kube-proxy for a Service with this many local endpoints.
     pub(crate) fn endpoints(n: u32) -> Self {
         Self { status: if n > 0 { 200 } else { 503 }, weight: Some(n) }
@@ -33,8 +33,8 @@ impl Says {
 
 /// A port of a node that answers health checks. It is closed when it is dropped.
 pub(crate) struct HealthPort {
-    says: Arc<Mutex<Says>>,
-    asked: Arc<AtomicU64>,
+    answer: Arc<Mutex<HealthAnswer>>,
+    requests: Arc<AtomicU64>,
     closing: Arc<AtomicBool>,
     at: (Namespace, u16),
     thread: Option<JoinHandle<()>>,
@@ -42,38 +42,39 @@ pub(crate) struct HealthPort {
 
 impl HealthPort {
     /// Listens in `node` on all addresses of both families.
-    pub(crate) fn open(node: &Namespace, port: u16, says: Says) -> Self {
+    pub(crate) fn open(node: &Namespace, port: u16, answer: HealthAnswer) -> Self {
         let listener = node
             .enter(|| TcpListener::bind(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)))
             .expect("the port is free");
-        let (says, asked, closing) =
-            (Arc::new(Mutex::new(says)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (answer, requests, closing) =
+            (Arc::new(Mutex::new(answer)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let thread = {
-            let (says, asked, closing) = (Arc::clone(&says), Arc::clone(&asked), Arc::clone(&closing));
+            let (answer, requests, closing) =
+                (Arc::clone(&answer), Arc::clone(&requests), Arc::clone(&closing));
             thread::spawn(move || {
                 for stream in listener.incoming() {
                     if closing.load(Ordering::Relaxed) {
                         return;
                     }
-                    let now = *says.lock().unwrap_or_else(PoisonError::into_inner);
+                    let now = *answer.lock().unwrap_or_else(PoisonError::into_inner);
                     // A client that disconnects gets no answer.
-                    if stream.and_then(|stream| answer(&stream, now)).is_ok() {
-                        asked.fetch_add(1, Ordering::Relaxed);
+                    if stream.and_then(|stream| respond(&stream, now)).is_ok() {
+                        requests.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             })
         };
-        Self { says, asked, closing, at: (node.clone(), port), thread: Some(thread) }
+        Self { answer, requests, closing, at: (node.clone(), port), thread: Some(thread) }
     }
 
     /// Sets the answer.
-    pub(crate) fn say(&self, says: Says) {
-        *self.says.lock().unwrap_or_else(PoisonError::into_inner) = says;
+    pub(crate) fn set_answer(&self, answer: HealthAnswer) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
     }
 
-    /// The number of answers so far.
-    pub(crate) fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Relaxed)
+    /// The number of requests so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 }
 
@@ -91,7 +92,7 @@ impl Drop for HealthPort {
     }
 }
 
-fn answer(mut stream: &TcpStream, says: Says) -> std::io::Result<()> {
+fn respond(mut stream: &TcpStream, answer: HealthAnswer) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") && head.len() < 4096 {
@@ -100,11 +101,11 @@ fn answer(mut stream: &TcpStream, says: Says) -> std::io::Result<()> {
         head.push(byte[0]);
     }
     let weight =
-        says.weight.map_or_else(String::new, |n| format!("X-Load-Balancing-Endpoint-Weight: {n}\r\n"));
-    let reason = if says.status == 200 { "OK" } else { "Service Unavailable" };
+        answer.weight.map_or_else(String::new, |n| format!("X-Load-Balancing-Endpoint-Weight: {n}\r\n"));
+    let reason = if answer.status == 200 { "OK" } else { "Service Unavailable" };
     write!(
         stream,
         "HTTP/1.1 {} {reason}\r\nContent-Type: application/json\r\n{weight}Content-Length: 0\r\nConnection: close\r\n\r\n",
-        says.status
+        answer.status
     )
 }

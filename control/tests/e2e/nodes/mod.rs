@@ -22,9 +22,9 @@ use tidegate_netlab::manifests::{EndpointSpec, node};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, Namespace, binary, wait_for};
 
-/// The ports of `tcp-tell` and `udp-echo` in Pods. They differ from the Service's ports, because the node translates.
-pub(crate) const POD_TELL_PORT: u16 = 17_000;
-pub(crate) const POD_ECHO_PORT: u16 = 17_001;
+/// The ports of `tcp-echo` and `udp-echo` in Pods. They differ from the Service's ports, because the node translates.
+pub(crate) const POD_TCP_ECHO_PORT: u16 = 17_000;
+pub(crate) const POD_UDP_ECHO_PORT: u16 = 17_001;
 
 /// The networks of all Pods, by family.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
@@ -178,11 +178,11 @@ fn start_pod(lab: &Lab, node: u8, number: u8) -> Pod {
         LabProcess::start(&namespace, &directory, program, &tools, &arguments).expect("it starts")
     };
     let bind = Family::BOTH.into_iter().flat_map(|family| {
-        let address = SocketAddr::new(pod_address(family, node, number), POD_ECHO_PORT);
+        let address = SocketAddr::new(pod_address(family, node, number), POD_UDP_ECHO_PORT);
         ["--bind".to_owned(), address.to_string()]
     });
     let programs = [
-        start("tcp-tell", &["--port".to_owned(), POD_TELL_PORT.to_string()]),
+        start("tcp-echo", &["--port".to_owned(), POD_TCP_ECHO_PORT.to_string()]),
         start("udp-echo", &bind.collect::<Vec<_>>()),
     ];
     Pod { node, number, _programs: programs }
@@ -196,11 +196,11 @@ fn namespace_of(lab: &Lab, node: u8, number: u8) -> String {
 fn wait_until_up(lab: &Lab, pod: &Pod) {
     let outcome = lab.server(pod.node).namespace().enter(|| {
         for family in Family::BOTH {
-            let to = SocketAddr::new(pod.address(family), POD_TELL_PORT);
+            let to = SocketAddr::new(pod.address(family), POD_TCP_ECHO_PORT);
             wait_for(&format!("{to}"), UP, || {
                 TcpStream::connect_timeout(&to, Duration::from_millis(500)).ok().map(drop)
             })?;
-            let to = SocketAddr::new(pod.address(family), POD_ECHO_PORT);
+            let to = SocketAddr::new(pod.address(family), POD_UDP_ECHO_PORT);
             wait_for(&format!("{to} (UDP)"), UP, || {
                 let socket = UdpSocket::bind(SocketAddr::new(pod_address(family, pod.node, 0), 0)).ok()?;
                 socket.set_read_timeout(Some(Duration::from_millis(200))).ok()?;

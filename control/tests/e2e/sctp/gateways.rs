@@ -1,9 +1,9 @@
-//! Two gateways that share flows, with real associations in the modes that translate: `multihomed.c` on both sides, with one
-//! address each. One gateway is killed, the other one continues its associations and sees their end.
+//! Two gateways that share flows, with real associations in the modes that translate addresses: `multihomed.c` on both
+//! sides, with one address each. One gateway is killed; the other one continues its associations and tracks their end.
 
 use rustix::process::Signal;
 use tidegate_netlab::addresses::{
-    Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, server as server_address,
+    Family, SCTP_PORT, SCTP_TARGET_PORT, TCP_ECHO_PORT, client, server as server_address,
 };
 use tidegate_netlab::fleet::addresses::{FleetService, SERVICES};
 use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
@@ -19,12 +19,12 @@ use crate::world::{APPLIED, alone, tidegate};
 const SERVERS: u8 = 2;
 /// Associations with each Service.
 const ASSOCIATIONS: u8 = 4;
-/// More messages than the clients send before they are told to end.
+/// More messages than the clients send before the test ends them.
 const MESSAGES_MAX: &str = "1000000";
-/// Messages of each association before the gateway is killed, and again after it.
+/// Messages of each association before the gateway is killed, and again afterwards.
 const MESSAGES: usize = 20;
 
-/// The Services whose VIPs get an SCTP port too.
+/// The Services whose VIPs also get an SCTP port.
 fn translating() -> impl Iterator<Item = &'static FleetService> {
     SERVICES.iter().filter(|service| !service.forwarding.starts_with("dsr"))
 }
@@ -36,20 +36,21 @@ fn manifest(service: &FleetService) -> Manifest {
     manifest.annotations = vec![
         service.shares_its_vip(),
         ("tidegate.dev/health-check-protocol", "tcp".to_owned()),
-        ("tidegate.dev/health-check-port", TELL_PORT.to_string()),
+        ("tidegate.dev/health-check-port", TCP_ECHO_PORT.to_string()),
     ];
     manifest.with_endpoints((1..=SERVERS).map(|n| EndpointSpec::ready(server_address(Family::V4, n))))
 }
 
-/// The lines of `tidegate flows` about flows of SCTP that nothing has ended.
+/// The lines of `tidegate flows` about SCTP flows that have not ended.
 fn open_flows(fleet: &mut Fleet, gateway: usize) -> Vec<String> {
-    let flows = fleet.gateway_mut(gateway).ask(&["flows", "--limit", "50000"]).expect("the gateway answers");
+    let flows =
+        fleet.gateway_mut(gateway).query(&["flows", "--limit", "50000"]).expect("the gateway answers");
     let is_open =
         |line: &&str| line.contains(" SCTP ") && !line.contains(" closed ") && !line.contains(" closing ");
     flows.lines().filter(is_open).map(str::to_owned).collect()
 }
 
-/// Waits until each association has had this many more answers than at the beginning.
+/// Waits until each association has this many more answers than before.
 fn more_answers(fleet: &Fleet, associations: &[LabProcess], more: usize) {
     let goals: Vec<usize> = associations.iter().map(|one| answers(one).len() + more).collect();
     for (association, goal) in associations.iter().zip(goals) {
@@ -62,8 +63,8 @@ fn more_answers(fleet: &Fleet, associations: &[LabProcess], more: usize) {
 }
 
 #[test]
-fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_end() {
-    let _turn = alone();
+fn associations_survive_a_killed_gateway_and_the_other_tracks_their_end() {
+    let _machine = alone();
     let sharing = Some(['a', 'a']);
     let plan = FleetPlan {
         gateways: 2,
@@ -97,7 +98,7 @@ fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_e
     let backends = usize::from(SERVERS) * translating().count();
     for n in 1..=2 {
         let active = || {
-            let text = fleet.gateway_mut(n).ask(&["backends"]).ok()?;
+            let text = fleet.gateway_mut(n).query(&["backends"]).ok()?;
             let is_active = |line: &&str| line.contains(" sctp-") && line.contains(" Active ");
             (text.lines().filter(is_active).count() == backends).then_some(())
         };
@@ -111,18 +112,18 @@ fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_e
         .map(|(n, (service, number))| {
             let own = client(Family::V4, n).to_string();
             let (vip, port) = (service.vip().ip().to_string(), SCTP_PORT.to_string());
-            let args = ["ask", &own, &vip, &port, MESSAGES_MAX];
+            let args = ["client", &own, &vip, &port, MESSAGES_MAX];
             let log = format!("sctp-{}-{number}", service.name);
             LabProcess::start(fleet.client(), &directory, &log, &program, &args).expect("the client starts")
         })
         .collect();
     begin(&mut associations);
     more_answers(&fleet, &associations, MESSAGES);
-    let told = wait_for("both gateways to know all associations", APPLIED, || {
+    let known = wait_for("both gateways to know all associations", APPLIED, || {
         let known = [1, 2].map(|n| open_flows(&mut fleet, n).len());
         (known == [associations.len(); 2]).then_some(())
     });
-    told.unwrap_or_else(|error| panic!("{error:#}: {}", fleet.condition()));
+    known.unwrap_or_else(|error| panic!("{error:#}: {}", fleet.condition()));
 
     fleet.take_gateway(1).kill();
     fleet.router().wait_until_used(&[2]).expect("the router has seen it");

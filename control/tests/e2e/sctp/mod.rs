@@ -1,8 +1,8 @@
 //! SCTP with real endpoints: usrsctp (Debian's `libusrsctp-dev`) as client and as server.
 //!
-//! `peer.c` is compiled when a test needs it. The same program greets, returns messages, compares them and checks that
-//! associations end by a shutdown; this file runs it and checks what both sides said. [`paths`] has associations with
-//! several addresses on both sides, and [`gateways`] two gateways.
+//! `peer.c` is compiled when a test needs it. It greets, returns and compares messages, and checks that associations
+//! end by a shutdown; this file runs it and checks the output of both sides. [`paths`] has multihomed associations, and
+//! [`gateways`] two gateways.
 
 mod gateways;
 mod paths;
@@ -28,16 +28,16 @@ pub(crate) struct Peers {
     servers: Vec<LabProcess>,
 }
 
-/// What a client asks on one path.
+/// The requests of a client on one path.
 #[derive(Clone, Copy)]
-pub(crate) struct Questions {
+pub(crate) struct Requests {
     /// The client's address.
     pub(crate) client: u8,
     /// Associations, one after the other.
     pub(crate) associations: usize,
-    /// Messages on each, of up to 20,000 bytes, each returned before the next is sent.
+    /// Messages of up to 20,000 bytes on each association. Each is returned before the next is sent.
     pub(crate) messages: usize,
-    /// How long the client stays after the last one, in case that its last packet gets lost.
+    /// How long the client stays after the last message, in case its last packet gets lost.
     pub(crate) linger: Duration,
 }
 
@@ -64,25 +64,35 @@ impl Peers {
         Self { program, servers }
     }
 
-    /// Asks over `path`. Returns which backend answered on each association, and the client that it saw. All bytes have
-    /// come back, and all associations have been shut down.
-    pub(crate) fn ask(&self, lab: &Lab, path: ModePath, questions: Questions) -> Result<Vec<BackendAnswer>> {
-        let Questions { client: n, associations, messages, linger } = questions;
+    /// Sends requests over `path`. Returns which backend answered on each association, and the client address that it
+    /// saw. All bytes came back, and all associations were shut down.
+    pub(crate) fn exchange(
+        &self,
+        lab: &Lab,
+        path: ModePath,
+        requests: Requests,
+    ) -> Result<Vec<BackendAnswer>> {
+        let Requests { client: n, associations, messages, linger } = requests;
         let numbers = [usize::from(SCTP_PORT), associations, messages];
         let args = numbers.map(|number| number.to_string());
         let linger = linger.as_millis().to_string();
         let mut command = lab.client().command(&self.program);
         command
-            .args(["ask", &client(path.family, n).to_string(), &path.vip.to_string()])
+            .args(["client", &client(path.family, n).to_string(), &path.vip.to_string()])
             .args(args)
             .arg(linger);
         let output = command.output().context("the SCTP client")?;
-        let told = String::from_utf8_lossy(&output.stdout);
-        let said = String::from_utf8_lossy(&output.stderr);
-        // Without a line, its alarm has ended it.
-        ensure!(output.status.success(), "{}: {said}; after {} answers", output.status, told.lines().count());
-        let answers: Vec<_> = told.lines().filter_map(BackendAnswer::parse).collect();
-        ensure!(answers.len() == associations, "{} of {associations} associations: {told}", answers.len());
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        // A process without a line was ended by its alarm.
+        ensure!(
+            output.status.success(),
+            "{}: {stderr}; after {} answers",
+            output.status,
+            stdout.lines().count()
+        );
+        let answers: Vec<_> = stdout.lines().filter_map(BackendAnswer::parse).collect();
+        ensure!(answers.len() == associations, "{} of {associations} associations: {stdout}", answers.len());
         Ok(answers)
     }
 
@@ -104,22 +114,22 @@ fn compile(directory: &Path, name: &str) -> PathBuf {
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
     let output = cc.args(["-lusrsctp", "-lpthread"]).output().expect("a C compiler (make setup)");
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "{name}.c does not compile (is libusrsctp-dev installed? make setup): {said}"
+        "{name}.c does not compile (is libusrsctp-dev installed? make setup): {errors}"
     );
     program
 }
 
 fn flows(world: &World) -> String {
-    world.gateway().ask(&["flows"]).expect("the gateway answers")
+    world.gateway().query(&["flows"]).expect("the gateway answers")
 }
 
 #[test]
 fn sctp_associations_begin_carry_data_and_end_over_a_bad_wire() {
     const ASSOCIATIONS: usize = 24;
-    let _turn = beside_others();
+    let _machine = beside_others();
     let is_tested = |path: &ModePath| path.family == path.backends && path.proxy_version().is_none();
     let paths: Vec<ModePath> = demo_paths().into_iter().filter(is_tested).collect();
     let lab = lab_with(2, vips_on_servers());
@@ -141,17 +151,17 @@ fn sctp_associations_begin_carry_data_and_end_over_a_bad_wire() {
             let (peers, lab) = (&peers, &world.lab);
             scope.spawn(move || {
                 let name = format!("{} {}", path.label(), path.family);
-                let questions = Questions {
+                let requests = Requests {
                     client: n,
                     associations: ASSOCIATIONS,
                     messages: 6,
                     linger: Duration::from_secs(2),
                 };
-                let answers = peers.ask(lab, *path, questions);
+                let answers = peers.exchange(lab, *path, requests);
                 let answers = answers.unwrap_or_else(|error| panic!("{name}: {error:#}"));
                 assert_eq!(spread(&answers).len(), 2, "{name}: {:?}", spread(&answers));
                 let seen = path.seen_client(client(path.family, n));
-                assert!(answers.iter().all(|told| told.client.ip() == seen), "{name}: {answers:?}");
+                assert!(answers.iter().all(|answer| answer.client.ip() == seen), "{name}: {answers:?}");
             });
         }
     });
@@ -166,7 +176,7 @@ fn sctp_associations_begin_carry_data_and_end_over_a_bad_wire() {
     });
     waited.unwrap_or_else(|error| panic!("{error:#}: {:?} of {expected}\n{}", peers.ended(), flows(&world)));
     assert_eq!(peers.ended(), (expected, Vec::new()), "every association was shut down once");
-    // Those that ended 10 s ago are gone, and one may be closing whose last packets were all lost.
+    // Associations that ended 10 s ago are gone; one may still be closing if all its last packets were lost.
     let flows = flows(&world);
     let is_open =
         |line: &&str| line.contains(" SCTP ") && !line.contains(" closed ") && !line.contains(" closing ");

@@ -1,13 +1,14 @@
 /*
- * Multihomed SCTP endpoints for the end-to-end tests: usrsctp with IPv4 sockets of its own. peer.c gives usrsctp one
- * address on each side; here an association has all addresses that an endpoint is bound to. mod.rs compiles and runs it.
+ * Multihomed SCTP endpoints for the end-to-end tests: usrsctp with its own IPv4 sockets. peer.c gives usrsctp one
+ * address on each side; here an association has all addresses of its endpoint. mod.rs compiles and runs it.
  *
  *   multihomed serve NAME PORT[,PORT] ADDRESS[,ADDRESS]...
  *                    accepts associations; each list of addresses is an endpoint. Returns every message with NAME and a
  *                    space in front, and prints "NAME messages=COUNT END" when an association has ended
- *   multihomed ask ADDRESS[,ADDRESS] VIP PORT MESSAGES
- *                    prints "initialised", waits for SIGUSR1, and sends MESSAGES messages on one association, fewer if it gets SIGTERM, compares what comes back, and
- *                    shuts it down. Prints "NAME N" after message N, and at last "shut down"
+ *   multihomed client ADDRESS[,ADDRESS] VIP PORT MESSAGES
+ *                    prints "initialised", waits for SIGUSR1, and sends MESSAGES messages on one association (fewer if it
+ *                    gets SIGTERM), compares the replies, and shuts it down. Prints "NAME N" after message N, and
+ *                    finally "shut down"
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -46,7 +47,7 @@ static struct sockaddr_in address_of(const char *text, uint16_t port)
 	return address;
 }
 
-/* A socket that is bound to each address of a list with commas. */
+/* A socket that is bound to each address of a comma-separated list. */
 static struct socket *bound_to(const char *list, uint16_t port)
 {
 	struct sockaddr_in addresses[ADDRESSES_MAX];
@@ -59,7 +60,7 @@ static struct socket *bound_to(const char *list, uint16_t port)
 	snprintf(text, sizeof text, "%s", list);
 	for (char *one = strtok_r(text, ",", &rest); one && count < ADDRESSES_MAX; one = strtok_r(NULL, ",", &rest))
 		addresses[count++] = address_of(one, port);
-	/* One call for each: with several in one call, the port of the first that the stack chose is not that of others. */
+	/* One call for each address: in a call for several, the stack chooses the port only for the first. */
 	for (int n = 0; n < count; n++) {
 		if (n > 0 && port == 0) {
 			struct sockaddr *own = NULL;
@@ -100,9 +101,9 @@ static ssize_t receive_message(struct socket *socket, char *message, size_t size
 		if (part <= 0)
 			return part;
 		if (flags & MSG_NOTIFICATION) {
-			const union sctp_notification *told = (const union sctp_notification *)(message + have);
-			if (told->sn_header.sn_type == SCTP_ASSOC_CHANGE)
-				*state = told->sn_assoc_change.sac_state;
+			const union sctp_notification *notification = (const union sctp_notification *)(message + have);
+			if (notification->sn_header.sn_type == SCTP_ASSOC_CHANGE)
+				*state = notification->sn_assoc_change.sac_state;
 			if (*state == SCTP_SHUTDOWN_COMP || *state == SCTP_COMM_LOST || *state == SCTP_CANT_STR_ASSOC)
 				return 0;
 			continue;
@@ -196,7 +197,7 @@ static void enough(int signal)
 	is_enough = 1;
 }
 
-static int ask(char **arguments)
+static int run_client(char **arguments)
 {
 	static char sent[MESSAGE_MAX], received[NAME_MAX_LENGTH + MESSAGE_MAX];
 	struct sockaddr_in vip = address_of(arguments[1], (uint16_t)atoi(arguments[2]));
@@ -204,7 +205,7 @@ static int ask(char **arguments)
 
 	alarm(SECONDS_MAX);
 	signal(SIGTERM, enough);
-	/* usrsctp answers packets of other programs with ABORT until it is told not to, after its start. So associations begin when
+	/* usrsctp answers packets of other programs with ABORT until this is disabled after its start. So associations begin when
 	   all programs of the namespace have come this far. */
 	signal(SIGUSR1, begin);
 	printf("initialised\n");
@@ -254,8 +255,8 @@ int main(int count, char **arguments)
 	usrsctp_sysctl_set_sctp_assoc_rtx_max_default(60);
 	if (count >= 5 && strcmp(arguments[1], "serve") == 0)
 		return serve(count - 2, arguments + 2);
-	if (count == 6 && strcmp(arguments[1], "ask") == 0)
-		return ask(arguments + 2);
-	die("usage: multihomed serve NAME PORT[,PORT] ADDRESSES... | multihomed ask ADDRESSES VIP PORT MESSAGES");
+	if (count == 6 && strcmp(arguments[1], "client") == 0)
+		return run_client(arguments + 2);
+	die("usage: multihomed serve NAME PORT[,PORT] ADDRESSES... | multihomed client ADDRESSES VIP PORT MESSAGES");
 	return 1;
 }

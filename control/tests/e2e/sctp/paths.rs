@@ -1,8 +1,8 @@
 //! Multihomed associations (RFC 9260 section 6.4): `multihomed.c` on both sides, IPv4. A path is cut while messages are
-//! exchanged, and the association lives on.
+//! exchanged, and the association survives.
 //!
 //! The client is bound to two addresses. In `dsr-l2` the server is bound to both VIPs of the Service and lists them; in
-//! `nat` and `fullnat` it is bound to its own address, and the gateway lists the further VIP.
+//! `nat` and `fullnat` it is bound to its own address, and the gateway lists the second VIP.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidegate_netlab::addresses::{
-    CLIENT_PREFIX, Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, routed_vip, server,
+    CLIENT_PREFIX, Family, SCTP_PORT, SCTP_TARGET_PORT, TCP_ECHO_PORT, client, routed_vip, server,
 };
-use tidegate_netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec, VipRequest};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{GatewayOptions, Lab, Namespace, wait_for};
 
@@ -26,7 +26,7 @@ const MODES: [&str; 3] = ["dsr-l2", "nat", "fullnat"];
 /// Messages of one association: with the pause between them, at least 3 s.
 const MESSAGES: usize = 150;
 
-/// Messages before the cut, and messages after it that show that the association lives on.
+/// Messages before the cut, and messages after it that show that the association survived.
 const BEFORE: usize = 20;
 
 /// The mark and the routing table of packets from VIPs.
@@ -48,7 +48,7 @@ fn nft(host: &Namespace, rules: &str) {
     assert!(nft.wait().expect("nft ends").success(), "nft refuses {rules}");
 }
 
-/// Drops what these conditions of nftables match in a host, until it is dropped.
+/// A cut that drops packets which match these nftables conditions on a host, until the value is dropped.
 struct Cut<'a>(&'a Namespace);
 
 impl<'a> Cut<'a> {
@@ -80,12 +80,12 @@ impl Cut<'_> {
 
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
-        // The namespace may be gone.
+        // The namespace may already be removed.
         let _ = self.0.command("nft").args(["delete", "table", "ip", "cut"]).status();
     }
 }
 
-/// Lets clients begin their associations, once all of them are initialised.
+/// Lets clients start their associations, once all of them are initialized.
 pub(super) fn begin(clients: &mut [LabProcess]) {
     for client in &*clients {
         let is_ready = || client.log().contains("initialised").then_some(());
@@ -119,21 +119,21 @@ impl Hosts {
         let world = World::over(lab, GatewayOptions::default(), &manifests, "");
         for mode in MODES {
             let active = || {
-                let text = world.gateway().ask(&["backends"]).ok()?;
+                let text = world.gateway().query(&["backends"]).ok()?;
                 let is_active =
                     |line: &&str| line.contains(&format!(" {mode} ")) && line.contains(" Active ");
                 (text.lines().filter(is_active).count() >= 4).then_some(())
             };
             let waited = wait_for(&format!("the backends of {mode}"), APPLIED, active);
             waited.unwrap_or_else(|error| {
-                panic!("{error:#}\n{}", world.gateway().ask(&["backends"]).unwrap_or_default())
+                panic!("{error:#}\n{}", world.gateway().query(&["backends"]).unwrap_or_default())
             });
         }
         Self { world, servers, program }
     }
 
-    /// Starts the program on a server. It accepts no VIP on the loopback interface as its own, so the VIPs are on a link of
-    /// their own. It has one raw socket for all addresses, so a mark takes the place of the rule for packets from VIPs.
+    /// Starts the program on a server. It accepts no VIP on the loopback interface, so the VIPs are on a separate link.
+    /// It has one raw socket for all addresses, so a mark replaces the rule for packets from VIPs.
     fn serve(lab: &Lab, n: u8, program: &Path) -> LabProcess {
         let host = lab.server(n);
         let mut batch = format!(
@@ -178,17 +178,17 @@ impl Hosts {
         let first = 2 * u8::try_from(n).expect("there are few modes");
         let own = list([first, first + 1].map(|n| client(Family::V4, n)));
         let args =
-            ["ask".to_owned(), own, vips(n)[0].to_string(), SCTP_PORT.to_string(), MESSAGES.to_string()];
+            ["client".to_owned(), own, vips(n)[0].to_string(), SCTP_PORT.to_string(), MESSAGES.to_string()];
         LabProcess::start(lab.client(), lab.directory(), name, &self.program, &args)
             .expect("the client starts")
     }
 
-    /// Waits for the end of an association, which one server has answered whole.
+    /// Waits for the end of an association. One server must have answered all of it.
     fn expect_whole(&self, name: &str, mut process: LabProcess) {
         let status = process
             .wait(APPLIED)
             .unwrap_or_else(|error| panic!("{name}: {error:#}: {}", process.log_tail(3)));
-        let flows = self.world.gateway().ask(&["flows"]).unwrap_or_default();
+        let flows = self.world.gateway().query(&["flows"]).unwrap_or_default();
         assert!(status.success(), "{name}: {}\n{flows}", process.log_tail(3));
         let mut names = answers(&process);
         assert_eq!(names.len(), MESSAGES, "{name}");
@@ -201,7 +201,7 @@ impl Hosts {
     fn ended(&self) -> (usize, Vec<String>) {
         let text: String = self.servers.iter().map(LabProcess::log).collect();
         let ended: Vec<&str> = text.lines().filter(|line| line.contains("messages=")).collect();
-        // Those without a message are the health checks.
+        // Associations without a message are health checks.
         let lost = ended.iter().filter(|line| !line.ends_with("shut down") && !line.contains("messages=0 "));
         (
             ended.iter().filter(|line| line.contains(&format!("messages={MESSAGES} "))).count(),
@@ -214,19 +214,19 @@ fn service(n: usize, mode: &'static str) -> Manifest {
     let port = PortSpec::sctp("sctp", SCTP_PORT);
     let port = if mode.contains("nat") { port.to(SCTP_TARGET_PORT) } else { port };
     let mut manifest = Manifest::new(mode, mode, &vips(n), vec![port]);
-    manifest.claim = Claim::ExternalIps;
+    manifest.vip_request = VipRequest::ExternalIps;
     // An SCTP server answers the check of one VIP from the other one.
     manifest.annotations.push(("tidegate.dev/health-check-protocol", "tcp".to_owned()));
-    manifest.annotations.push(("tidegate.dev/health-check-port", TELL_PORT.to_string()));
+    manifest.annotations.push(("tidegate.dev/health-check-port", TCP_ECHO_PORT.to_string()));
     manifest.with_endpoints([1, 2].map(|n| EndpointSpec::ready(server(Family::V4, n))))
 }
 
 #[test]
 fn a_multihomed_association_lives_on_when_a_path_is_cut() {
-    let _turn = beside_others();
+    let _machine = beside_others();
     let hosts = Hosts::start();
     let host = hosts.world.lab.client();
-    // The path to the first VIP.
+    // Cuts the path to the first VIP.
     let begun = hosts.associate_all(&MODES.map(|mode| format!("{mode} without its first VIP")));
     let first: Vec<_> = (0..MODES.len()).map(|n| vips(n)[0]).collect();
     let [sent, received] =
@@ -236,7 +236,7 @@ fn a_multihomed_association_lives_on_when_a_path_is_cut() {
         hosts.expect_whole(&format!("{mode} without its first VIP"), process);
     }
     cut.end();
-    // What comes to one address of the client, of which usrsctp uses one: in `fullnat` the server knows only one path.
+    // Cuts packets to one address of the client. usrsctp uses one address: in `fullnat` the server knows only one path.
     for address in [0, 1] {
         let names = MODES[..2].iter().map(|mode| format!("{mode} without address {address} of the client"));
         let names: Vec<String> = names.collect();

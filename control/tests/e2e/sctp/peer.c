@@ -4,16 +4,16 @@
  *
  *   peer serve NAME PORT[,PORT] ADDRESS...   accepts associations at every address, greets each with
  *                                            "NAME client=ADDRESS:PORT", and returns every message
- *   peer ask FROM TO PORT TIMES MESSAGES LINGER
+ *   peer client FROM TO PORT TIMES MESSAGES LINGER
  *                                            opens TIMES associations one after the other, sends MESSAGES messages on
- *                                            each, compares what comes back, and shuts the association down. Then it
+ *                                            each, compares the replies, and shuts the association down. Then it
  *                                            stays for LINGER milliseconds: if its last SHUTDOWN COMPLETE was lost, it
  *                                            answers the repeated SHUTDOWN ACK (RFC 9260 section 8.4)
  *
- * usrsctp gets its packets from us (AF_CONN) and not from sockets of its own: those would send from an address that the
+ * usrsctp gets its packets from this program (AF_CONN) and not from its own sockets: those would send from an address that the
  * kernel chooses, which for a server in a DSR mode is not the VIP. Here each local address has a raw socket that is
- * bound to it. The kernel adds the IP header, usrsctp all of the SCTP packet with its CRC32c, and it checks the CRC32c
- * of what arrives. An association has one address on each side.
+ * bound to it. The kernel adds the IP header, usrsctp the whole SCTP packet with its CRC32c, and it checks the CRC32c of
+ * received packets. An association has one address on each side.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -30,7 +30,7 @@
 
 enum { MESSAGE_MAX = 20000, PACKET_MAX = 65536, PORTS_MAX = 4, SECONDS_MAX = 60 };
 
-/* A pair of addresses. usrsctp knows it by its pointer. */
+/* A pair of addresses. usrsctp identifies it by its pointer. */
 struct path {
 	int fd;
 	struct sockaddr_storage local, peer;
@@ -188,9 +188,9 @@ static ssize_t receive_message(struct socket *socket, uint8_t *message, int *sta
 		if (part <= 0)
 			return part;
 		if (flags & MSG_NOTIFICATION) {
-			const union sctp_notification *told = (const union sctp_notification *)(message + have);
-			if (told->sn_header.sn_type == SCTP_ASSOC_CHANGE)
-				*state = told->sn_assoc_change.sac_state;
+			const union sctp_notification *notification = (const union sctp_notification *)(message + have);
+			if (notification->sn_header.sn_type == SCTP_ASSOC_CHANGE)
+				*state = notification->sn_assoc_change.sac_state;
 			if (*state == SCTP_SHUTDOWN_COMP || *state == SCTP_COMM_LOST || *state == SCTP_CANT_STR_ASSOC)
 				return 0;
 			continue;
@@ -346,7 +346,7 @@ static void *receive_answers(void *argument)
 	for (;;) {
 		struct sockaddr_storage from;
 		ssize_t length = receive(path->fd, packet, &sctp, &from);
-		/* Only the peer's packets. The raw socket gets those of others too. */
+		/* Only the peer's packets. The raw socket also receives packets of others. */
 		if (length >= 0 && same(&from, &path->peer))
 			usrsctp_conninput(path, sctp, (size_t)length, 0);
 	}
@@ -354,7 +354,7 @@ static void *receive_answers(void *argument)
 }
 
 /* One association. `n` selects the lengths and contents of its messages. */
-static void ask_once(struct path *path, uint16_t port, int n, int messages)
+static void exchange_once(struct path *path, uint16_t port, int n, int messages)
 {
 	static uint8_t sent[MESSAGE_MAX + 1], received[MESSAGE_MAX + 1];
 	struct sockaddr_conn own = end_of(path, 0), to = end_of(path, port);
@@ -393,7 +393,7 @@ static void ask_once(struct path *path, uint16_t port, int n, int messages)
 	usrsctp_close(socket);
 }
 
-static int ask(char **arguments)
+static int run_client(char **arguments)
 {
 	struct sockaddr_storage from = parse(arguments[0]), to = parse(arguments[1]);
 	uint16_t port = (uint16_t)atoi(arguments[2]);
@@ -403,7 +403,7 @@ static int ask(char **arguments)
 	struct path *path = new_path(raw_socket(&from), &from, &to);
 	start(receive_answers, path);
 	for (int n = 0; n < times; n++)
-		ask_once(path, port, n, messages);
+		exchange_once(path, port, n, messages);
 	fflush(stdout);
 	usleep((useconds_t)linger * 1000);
 	return 0;
@@ -421,8 +421,8 @@ int main(int count, char **arguments)
 		return serve(count - 2, arguments + 2);
 	/* A late packet after the end is not answered with ABORT, which could overtake the SHUTDOWN COMPLETE. */
 	usrsctp_sysctl_set_sctp_blackhole(2);
-	if (count == 8 && strcmp(arguments[1], "ask") == 0)
-		return ask(arguments + 2);
-	die("usage: peer serve NAME PORT[,PORT] ADDRESS... | peer ask FROM TO PORT TIMES MESSAGES LINGER");
+	if (count == 8 && strcmp(arguments[1], "client") == 0)
+		return run_client(arguments + 2);
+	die("usage: peer serve NAME PORT[,PORT] ADDRESS... | peer client FROM TO PORT TIMES MESSAGES LINGER");
 	return 1;
 }

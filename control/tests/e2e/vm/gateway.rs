@@ -1,6 +1,6 @@
-//! The gateway in the machine: `tidegate run` on a NIC that an operator has bound to vfio-pci.
+//! The gateway in the machine: `tidegate run` on a NIC that is bound to vfio-pci, as an operator would do it.
 //!
-//! Same configuration as the other end-to-end tests, except for the device. It uses the commands of the gateway, in the
+//! The configuration is that of the other end-to-end tests, except for the device. Commands of the gateway run in the
 //! machine.
 
 use std::fs;
@@ -65,7 +65,7 @@ pub(super) fn start(machine: &mut Machine, config: &Path) -> Result<()> {
     wait_for("the gateway to be ready", BOUND, || {
         ended = machine.must("cat gateway.exit").ok();
         let mut is_ready =
-            || ask(machine, "status -o json").is_ok_and(|text| text.contains("\"ready\": true"));
+            || query(machine, "status -o json").is_ok_and(|text| text.contains("\"ready\": true"));
         (ended.is_some() || is_ready()).then_some(())
     })?;
     ensure!(ended.is_none(), "the gateway ended with {ended:?}");
@@ -81,20 +81,20 @@ pub(super) fn stop(machine: &mut Machine, signal: &str) -> Result<i32> {
     Ok(code)
 }
 
-/// Asks the gateway by a command.
-pub(super) fn ask(machine: &mut Machine, command: &str) -> Result<String> {
+/// Queries the gateway with a command.
+pub(super) fn query(machine: &mut Machine, command: &str) -> Result<String> {
     machine.must(&format!("/run/bin/tidegate {command} --socket {SOCKET}"))
 }
 
 /// The answer to a command with `-o json`.
-pub(super) fn ask_json(machine: &mut Machine, command: &str) -> Result<serde_json::Value> {
-    let text = ask(machine, &format!("{command} -o json"))?;
+pub(super) fn query_json(machine: &mut Machine, command: &str) -> Result<serde_json::Value> {
+    let text = query(machine, &format!("{command} -o json"))?;
     serde_json::from_str(&text).with_context(|| format!("`{command}` answered {text}"))
 }
 
 /// The sum of the samples of a metric whose labels contain this text.
 pub(super) fn metric(machine: &mut Machine, name: &str, label: &str) -> Result<u64> {
-    let text = ask(machine, "metrics")?;
+    let text = query(machine, "metrics")?;
     let samples = text.lines().filter_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;
         (series.split('{').next() == Some(name) && series.contains(label))

@@ -1,7 +1,7 @@
 //! A virtual machine under QEMU's software emulation, with one emulated PCI NIC on the switch of a lab.
 //!
-//! `deploy/vm` makes its kernel and its initramfs. The machine has the host's `/usr` and the directory of the lab, over
-//! 9p. Commands go through a serial port to its first process; `deploy/vm/init` has the other end. QEMU's monitor
+//! `deploy/vm` builds its kernel and its initramfs. The machine has the host's `/usr` and the directory of the lab,
+//! over 9p. Commands go through a serial port to its first process; `deploy/vm/init` is the other end. QEMU's monitor
 //! changes the link of the NIC.
 //!
 //! Invariant: the machine ends when its [`Machine`] is dropped; its tap disappears with the namespace of the switch.
@@ -38,7 +38,7 @@ pub(super) struct Nic {
     pub(super) queues: u8,
     /// DPDK's name of its driver.
     pub(super) driver: &'static str,
-    /// How it distributes packets, as `status` says.
+    /// How it distributes packets, as in `status`.
     pub(super) rss: &'static str,
 }
 
@@ -78,7 +78,7 @@ impl Machine {
         let image = std::env::var_os(IMAGE).map(PathBuf::from);
         let image = image.with_context(|| format!("{IMAGE} is not set: run `make vm-test`"))?;
         let many = if nic.queues > 1 { " multi_queue" } else { "" };
-        // The place of the gateway on the switch is taken by the machine.
+        // The machine replaces the gateway on the switch.
         lab.switch().ip_batch(&format!(
             "link set p-gateway down\ntuntap add dev {TAP} mode tap{many}\nlink set {TAP} master br0 up"
         ))?;
@@ -95,7 +95,7 @@ impl Machine {
         agent.set_read_timeout(Some(BOOT_BOUND))?;
         let mut machine = Self { process, agent: BufReader::new(agent), monitor, directory };
         let ready = machine.answer().and_then(|line| {
-            ensure!(line == "ready", "the machine said {line:?}");
+            ensure!(line == "ready", "the machine sent {line:?}");
             Ok(())
         });
         ready.with_context(|| format!("the machine does not boot:\n{}", machine.console()))?;
@@ -104,7 +104,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Runs a command of the shell in the directory of the lab, and returns its exit code and its output.
+    /// Runs a shell command in the directory of the lab. Returns its exit code and its output.
     pub(super) fn run(&mut self, command: &str) -> Result<(i32, String)> {
         ensure!(!command.contains('\n'), "a command is one line");
         self.agent.get_mut().write_all(format!("{command}\n").as_bytes())?;
@@ -130,7 +130,7 @@ impl Machine {
         self.until_prompt()
     }
 
-    /// What the kernel of the machine and QEMU said.
+    /// The output of the machine's kernel and of QEMU.
     pub(super) fn console(&self) -> String {
         let console = fs::read(self.directory.join("console.log")).unwrap_or_default();
         format!("{}{}", String::from_utf8_lossy(&console), self.process.log())

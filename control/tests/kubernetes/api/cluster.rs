@@ -1,5 +1,5 @@
-//! The cluster of a kubeconfig, for the duration of one test. It is claimed if it contains nothing of Tidegate, and
-//! left as it was.
+//! The cluster of a kubeconfig, reserved for the duration of one test. It must contain nothing of Tidegate, and is
+//! returned unchanged.
 //!
 //! Everything that a test may leave behind is deleted before and after it. A cluster that already contains such an
 //! object is refused, because it may belong to a gateway that carries traffic. A namespace, [`MARK`], marks the objects
@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_netlab::wait_for;
 
-use super::objects::{Admin, Place};
+use super::objects::{Admin, ObjectPath};
 
 /// The namespace that marks the objects as those of the tests.
 const MARK: &str = "tidegate-stories";
@@ -33,15 +33,15 @@ const NAMED: [(&str, &str, &str); 7] = [
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition", ""),
 ];
 
-/// A claimed cluster. The claim is released when this is dropped.
+/// A reserved cluster. The reservation ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim(Admin);
+pub(crate) struct Reservation(Admin);
 
-impl Claim {
-    /// Claims the cluster, and cleans up after a run that died.
+impl Reservation {
+    /// Reserves the cluster, and cleans up after a run that died.
     ///
     /// # Errors
-    /// Describes an object of Tidegate that no test created, or another run that is under way.
+    /// Describes an object of Tidegate that no test created, or another run in progress.
     pub(crate) fn take(admin: Admin) -> Result<Self, String> {
         let run = format!("{} {}", host(), std::process::id());
         match admin.get("v1", "Namespace", "", MARK) {
@@ -50,7 +50,7 @@ impl Claim {
                 if !found.is_empty() {
                     let what: Vec<String> = found.iter().map(|(place, _)| place.path()).collect();
                     return Err(format!(
-                        "the cluster is in use, and the stories would delete this: {}. Accepted: a cluster without \
+                        "the cluster is in use, and the tests would delete this: {}. Accepted: a cluster without \
                          Tidegate, without Services of its class, and without the namespaces {}",
                         what.join(", "),
                         NAMESPACES.join(", ")
@@ -61,7 +61,7 @@ impl Claim {
                 let other = mark["metadata"]["annotations"][RUN].as_str().unwrap_or_default().to_owned();
                 if other != run && !has_ended(&other) {
                     return Err(format!(
-                        "another run of the stories uses the cluster: {other} (host and process). If it died: kubectl \
+                        "another test run uses the cluster: {other} (host and process). If it died: kubectl \
                          annotate namespace {MARK} {RUN}-"
                     ));
                 }
@@ -78,16 +78,16 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        // The mark stays if any other object does. The next run then tries again.
+        // The mark stays if any other object does, so that the next run tries again.
         match clean(&self.0) {
             Ok(()) => {
                 let path = format!("/api/v1/namespaces/{MARK}");
                 let _ = self.0.request("DELETE", &path, None);
                 let is_gone =
                     || self.0.request("GET", &path, None).is_err_and(|no| no.code == 404).then_some(());
-                if let Err(error) = wait_for("the mark of the stories to go", GONE, is_gone) {
+                if let Err(error) = wait_for("the mark of the tests to go", GONE, is_gone) {
                     eprintln!("{error:#}");
                 }
             }
@@ -101,17 +101,17 @@ fn host() -> String {
     name.trim().to_owned()
 }
 
-/// Whether a run has ended, as far as this host can know. A run without a name has ended.
+/// Whether a run has ended, as far as this host knows. A run without a name has ended.
 fn has_ended(run: &str) -> bool {
     let Some((host_of_run, process)) = run.split_once(' ') else { return true };
     host_of_run == host() && !std::path::Path::new("/proc").join(process).exists()
 }
 
 /// Everything that the tests create or cause, with its finalizers.
-fn found(admin: &Admin) -> Result<Vec<(Place, Value)>, String> {
+fn found(admin: &Admin) -> Result<Vec<(ObjectPath, Value)>, String> {
     let mut found = Vec::new();
-    let mut look = |version: &str, kind: &str, namespace: &str, is_ours: &dyn Fn(&str, &Value) -> bool| {
-        let items = match admin.request("GET", &Place::new(version, kind, namespace, "").path(), None) {
+    let mut find = |version: &str, kind: &str, namespace: &str, is_ours: &dyn Fn(&str, &Value) -> bool| {
+        let items = match admin.request("GET", &ObjectPath::new(version, kind, namespace, "").path(), None) {
             Ok(list) => list["items"].as_array().cloned().unwrap_or_default(),
             Err(refusal) if refusal.code == 404 => Vec::new(),
             Err(refusal) => return Err(format!("{kind}: {refusal}")),
@@ -122,23 +122,23 @@ fn found(admin: &Admin) -> Result<Vec<(Place, Value)>, String> {
             let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
             if is_ours(&name, &item) {
                 let finalizers = metadata["finalizers"].clone();
-                found.push((Place::new(version, kind, &namespace, &name), finalizers));
+                found.push((ObjectPath::new(version, kind, &namespace, &name), finalizers));
             }
         }
         Ok(())
     };
-    look("v1", "Service", "", &|_, service| {
+    find("v1", "Service", "", &|_, service| {
         let finalizers = service["metadata"]["finalizers"].as_array();
         service["spec"]["loadBalancerClass"] == "tidegate.dev/gateway"
             || finalizers.is_some_and(|all| all.iter().any(|one| one == FINALIZER))
     })?;
     for kind in ["AddressPool", "GatewayStatus"] {
-        look("tidegate.dev/v1alpha1", kind, "", &|_, _| true)?;
+        find("tidegate.dev/v1alpha1", kind, "", &|_, _| true)?;
     }
-    look("v1", "Namespace", "", &|name, _| NAMESPACES.contains(&name))?;
-    look("v1", "Node", "", &|name, _| name == "a")?;
+    find("v1", "Namespace", "", &|name, _| NAMESPACES.contains(&name))?;
+    find("v1", "Node", "", &|name, _| name == "a")?;
     for (version, kind, namespace) in NAMED {
-        look(version, kind, namespace, &|name, _| {
+        find(version, kind, namespace, &|name, _| {
             name == "tidegate" || name.starts_with("tidegate-") || name.ends_with(".tidegate.dev")
         })?;
     }
@@ -148,7 +148,7 @@ fn found(admin: &Admin) -> Result<Vec<(Place, Value)>, String> {
 /// Deletes everything and waits until it is gone.
 fn clean(admin: &Admin) -> Result<(), String> {
     // Only events about objects of the cluster are deleted here; the others are deleted with their namespace. A cluster
-    // without these contains no Tidegate.
+    // without them contains no Tidegate.
     let events = admin.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events", None);
     for event in events.map_err(|refusal| refusal.to_string())?["items"].as_array().into_iter().flatten() {
         let reporter = event["reportingController"].as_str().unwrap_or_default();
@@ -156,7 +156,7 @@ fn clean(admin: &Admin) -> Result<(), String> {
             let name = event["metadata"]["name"].as_str().unwrap_or_default();
             let _ = admin.request(
                 "DELETE",
-                &Place::new("events.k8s.io/v1", "Event", "default", name).path(),
+                &ObjectPath::new("events.k8s.io/v1", "Event", "default", name).path(),
                 None,
             );
         }
@@ -186,7 +186,7 @@ fn clean(admin: &Admin) -> Result<(), String> {
 }
 
 /// Removes our finalizer from an object, because no gateway is running to do it.
-fn release(admin: &Admin, place: &Place, finalizers: &Value) {
+fn release(admin: &Admin, place: &ObjectPath, finalizers: &Value) {
     let all = finalizers.as_array().cloned().unwrap_or_default();
     if all.iter().any(|one| one == FINALIZER) {
         let rest: Vec<&Value> = all.iter().filter(|one| **one != FINALIZER).collect();
@@ -213,28 +213,28 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_already_uses_tidegate_is_refused_and_not_changed() {
+    fn a_cluster_that_already_uses_tidegate_is_refused_unchanged() {
         let (server, _directory, admin) = cluster();
         server.apply(SERVICE).expect("legal");
         let before = server.resource_version();
-        let refused = Claim::take(admin()).expect_err("it is in use");
+        let refused = Reservation::take(admin()).expect_err("it is in use");
         assert!(refused.contains("/api/v1/namespaces/prod/services/live"), "{refused}");
         assert_eq!(server.resource_version(), before);
         assert!(server.delete("v1", "Service", "prod", "live"));
         server.apply("{apiVersion: v1, kind: Namespace, metadata: {name: shop}}").expect("legal");
-        let refused = Claim::take(admin()).expect_err("its namespace would be deleted");
+        let refused = Reservation::take(admin()).expect_err("its namespace would be deleted");
         assert!(refused.contains("/api/v1/namespaces/shop"), "{refused}");
     }
 
     #[test]
-    fn a_claimed_cluster_is_given_back_without_anything_that_stories_made() {
+    fn a_reserved_cluster_is_returned_without_objects_of_the_tests() {
         let (server, _directory, admin) = cluster();
-        let claim = Claim::take(admin()).expect("nothing is there");
+        let reservation = Reservation::take(admin()).expect("nothing is there");
         assert!(server.get("v1", "Namespace", "", MARK).is_some());
-        let held = SERVICE.replace("metadata: {", "metadata: {finalizers: [tidegate.dev/cleanup], ");
-        server.apply(&held.replace("prod", "shop")).expect("legal");
-        server.apply(&held.replace("prod", "default")).expect("legal");
-        drop(claim);
+        let finalized = SERVICE.replace("metadata: {", "metadata: {finalizers: [tidegate.dev/cleanup], ");
+        server.apply(&finalized.replace("prod", "shop")).expect("legal");
+        server.apply(&finalized.replace("prod", "default")).expect("legal");
+        drop(reservation);
         for namespace in [MARK, "shop"] {
             assert!(server.get("v1", "Namespace", "", namespace).is_none(), "{namespace}");
         }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_died_is_cleaned_up_by_the_next_and_one_that_lives_is_left_alone() {
+    fn a_dead_run_is_cleaned_up_by_the_next_and_a_live_one_is_not() {
         let (server, _directory, admin) = cluster();
         let mark = |process: u32| {
             let run = format!("{} {process}", host());
@@ -253,11 +253,11 @@ mod tests {
         server.apply(SERVICE).expect("legal");
         // Process 1 always runs, and no process has a number above 2^22.
         mark(1);
-        let refused = Claim::take(admin()).expect_err("it lives");
+        let refused = Reservation::take(admin()).expect_err("it lives");
         assert!(refused.contains("another run"), "{refused}");
         assert!(server.get("v1", "Service", "prod", "live").is_some());
         mark(4_999_999);
-        drop(Claim::take(admin()).expect("it died"));
+        drop(Reservation::take(admin()).expect("it died"));
         assert!(server.get("v1", "Service", "prod", "live").is_none());
     }
 }

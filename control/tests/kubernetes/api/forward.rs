@@ -1,5 +1,5 @@
-//! The path of the gateways to a real API server: a TCP forwarder that listens in their network namespace and connects
-//! from a namespace that can reach the server. It also breaks connections, which the test API server does itself.
+//! A TCP forwarder between the gateways and a real API server. It listens in their network namespace and connects from
+//! a namespace that can reach the server. It also breaks connections, which the test API server does itself.
 //!
 //! A socket belongs to the namespace in which it was created. The listener is created in the gateways' namespace, and
 //! the runtime that connects was built in the namespace of the server.
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     address: SocketAddr,
-    place: Namespace,
+    namespace: Namespace,
     upstream: (String, u16),
     runtime: Arc<Runtime>,
     /// `None` while connections are refused.
@@ -28,21 +28,21 @@ pub(crate) struct Forwarder {
 struct State {
     /// Connections with an older generation are closed.
     generation: u64,
-    /// Data is held in both directions.
-    is_held: bool,
+    /// Data is delayed in both directions.
+    is_paused: bool,
 }
 
 impl Forwarder {
     /// Listens on an address of a namespace. Port 0 selects any free port.
     pub(crate) fn start(
-        place: &Namespace,
+        namespace: &Namespace,
         listen: SocketAddr,
         upstream: (String, u16),
         runtime: Arc<Runtime>,
     ) -> Self {
         let (listening, state) = (Mutex::default(), watch::Sender::default());
         let mut forwarder =
-            Self { address: listen, place: place.clone(), upstream, runtime, listening, state };
+            Self { address: listen, namespace: namespace.clone(), upstream, runtime, listening, state };
         forwarder.address = forwarder.listen();
         forwarder
     }
@@ -67,13 +67,13 @@ impl Forwarder {
         self.state.send_modify(|state| state.generation += 1);
     }
 
-    /// Holds all data, while connections stay open and new ones are accepted; or releases it.
-    pub(crate) fn hold(&self, hold: bool) {
-        self.state.send_modify(|state| state.is_held = hold);
+    /// Delays all data, while connections stay open and new ones are accepted; or resumes.
+    pub(crate) fn pause(&self, pause: bool) {
+        self.state.send_modify(|state| state.is_paused = pause);
     }
 
     fn listen(&self) -> SocketAddr {
-        let listener = self.place.enter(|| TcpListener::bind(self.address)).expect("the address is free");
+        let listener = self.namespace.enter(|| TcpListener::bind(self.address)).expect("the address is free");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("it is bound");
         let (state, upstream) = (self.state.subscribe(), self.upstream.clone());
@@ -101,13 +101,13 @@ async fn carry(
     mut state: watch::Receiver<State>,
 ) {
     let generation = state.borrow().generation;
-    let both_ways = async {
+    let both_directions = async {
         // If the server cannot be reached, the connection is closed immediately.
         if let Ok(mut server) = tokio::net::TcpStream::connect(upstream).await {
             let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
         }
     };
-    tokio::pin!(both_ways);
+    tokio::pin!(both_directions);
     loop {
         let now = *state.borrow_and_update();
         if now.generation != generation {
@@ -115,7 +115,7 @@ async fn carry(
         }
         tokio::select! {
             changed = state.changed() => if changed.is_err() { return },
-            () = &mut both_ways, if !now.is_held => return,
+            () = &mut both_directions, if !now.is_paused => return,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The API server of a test: the test API server in this process, or a real one ([`mode`]).
 //!
-//! Tests use [`Api`]. With the test API server, each call goes to its handle. A real server receives requests of its
-//! administrator ([`objects`]). Gateways reach it through a forwarder ([`forward`]), which breaks connections on
-//! request. It is started for the test ([`started`]), or belongs to a cluster that is claimed for the test
+//! Tests use [`Api`]. Calls go to the handle of the test API server. A real server gets requests of its administrator
+//! instead ([`objects`]). Gateways reach it through a forwarder ([`forward`]), which breaks connections on request. A
+//! real server is started for the test ([`started`]), or belongs to a cluster that is reserved for the test
 //! ([`cluster`]). Tests that need functions of the test API server declare them first ([`needs`]).
 
 mod cluster;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use mode::Mode;
 pub(crate) use needs::Needs;
 use needs::used;
-pub(crate) use objects::{Admin, Place, Refusal};
+pub(crate) use objects::{Admin, ObjectPath, Refusal};
 use real::Real;
 use serde_json::Value;
 use started::ControlPlane;
@@ -71,8 +71,8 @@ impl Api {
 
     // --- objects ---
 
-    /// Creates or replaces the objects of a YAML text, including their status. Missing namespaces are created. On a
-    /// real server, fields that others wrote are kept.
+    /// Creates or replaces the objects of a YAML text, including their status. Creates missing namespaces. On a real
+    /// server, fields of other writers are kept.
     pub(crate) fn apply(&self, yaml: &str) -> Result<Vec<Value>, String> {
         match &self.0 {
             Server::Test(server, _) => server.apply(yaml),
@@ -80,7 +80,7 @@ impl Api {
         }
     }
 
-    /// The same for objects that a current server refuses.
+    /// Applies objects that a current server refuses.
     pub(crate) fn apply_past_validation(&self, yaml: &str) -> Result<Vec<Value>, String> {
         self.test(Needs::PastValidation).apply(yaml)
     }
@@ -205,7 +205,7 @@ impl Api {
     pub(crate) fn refuse_connections(&self, refuse: bool) {
         match &self.0 {
             Server::Test(server, _) => server.refuse_connections(refuse).expect("the port is still free"),
-            Server::Real(real) => real.way().refuse(refuse),
+            Server::Real(real) => real.forwarder().refuse(refuse),
         }
     }
 
@@ -234,7 +234,7 @@ impl Api {
                 server.faults().clear();
                 server.faults().silence_watches(false);
             }
-            Server::Real(real) => real.way().hold(hang),
+            Server::Real(real) => real.forwarder().pause(hang),
         }
     }
 
@@ -268,7 +268,7 @@ impl Api {
         }
     }
 
-    /// Discards the history of a real server and restarts it: a watch can't be resumed.
+    /// Discards the history of a real server and restarts it, so that no watch can be resumed.
     pub(crate) fn restart_without_history(&self) {
         used(Needs::DiscardedHistory);
         match &self.0 {

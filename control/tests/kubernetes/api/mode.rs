@@ -65,7 +65,7 @@ impl Mode {
                 }
                 Self::Cluster(kubeconfig) => {
                     let version = Admin::new(kubeconfig, None).request("GET", "/version", None);
-                    version.expect("the server says its version")["gitVersion"].to_string()
+                    version.expect("the server reports its version")["gitVersion"].to_string()
                 }
             };
             minor_of(&text).unwrap_or_else(|| panic!("no version in {text:?}"))
@@ -80,7 +80,7 @@ fn minor_of(text: &str) -> Option<u32> {
 }
 
 #[test]
-fn the_minor_version_is_read_from_what_programs_and_servers_say() {
+fn the_minor_version_is_parsed_from_the_output_of_programs_and_servers() {
     assert_eq!(minor_of("Kubernetes v1.33.1\n"), Some(33));
     assert_eq!(minor_of("\"v1.31.0-gke.12\""), Some(31));
     assert_eq!(minor_of("Kubernetes"), None);

@@ -44,7 +44,7 @@ impl Needs {
         !matches!(self, Self::NamespaceController | Self::NoNodes | Self::RealServer | Self::Version(_))
     }
 
-    /// Why the server of this run does not fulfil it, if so.
+    /// The reason why the server of this run does not fulfil it, if so.
     fn lack(self) -> Option<String> {
         let mode = Mode::of_this_run();
         let is_there = match (self, mode) {
@@ -75,7 +75,7 @@ impl Needs {
             Self::LostObjects => "restart_empty() or restart_from(): a server that loses objects".into(),
             Self::NewAuthority => "renew_certificate(): a server that gets another authority".into(),
             Self::PastValidation => {
-                "apply_past_validation(): stored objects that the server refuses today".into()
+                "apply_past_validation(): stored objects that a current server refuses".into()
             }
             Self::ServerOptions => "World::with(): a server with options of the test API server".into(),
             Self::NamespaceController => {
@@ -108,16 +108,16 @@ macro_rules! needs {
     };
 }
 
-/// Whether a test must be skipped; prints the reason. For [`needs!`](crate::needs).
-pub(crate) fn is_skipped(place: &str, needs: &[Needs]) -> bool {
+/// Whether a test must be skipped. Prints the reason. For [`needs!`](crate::needs).
+pub(crate) fn is_skipped(test: &str, needs: &[Needs]) -> bool {
     let lacks: Vec<String> = needs.iter().filter_map(|need| need.lack()).collect();
     if lacks.is_empty() {
         NAMED.with_borrow_mut(|named| *named = (needs.to_vec(), BTreeSet::new()));
         return false;
     }
-    let name = place.trim_end_matches("::story");
+    let name = test.trim_end_matches("::story");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
-    // Not a print macro, because the output of those is not shown for a test that passes.
+    // The output of print macros is not shown for a test that passes.
     let _ = writeln!(std::io::stderr(), "skipped: {name}: needs {}", lacks.join("; and "));
     true
 }
@@ -144,13 +144,13 @@ pub(crate) fn assert_all_used() {
 
 #[test]
 #[should_panic(expected = "must begin with needs!(Needs::Faults)")]
-fn a_story_that_uses_a_switch_must_name_it() {
+fn a_test_that_uses_a_switch_must_declare_it() {
     used(Needs::Faults);
 }
 
 #[test]
 #[should_panic(expected = "names Needs::Requests and does not use it")]
-fn a_story_that_names_a_switch_must_use_it() {
+fn a_test_that_declares_a_switch_must_use_it() {
     NAMED.set((vec![Needs::Requests], BTreeSet::new()));
     assert_all_used();
 }

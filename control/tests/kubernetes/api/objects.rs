@@ -1,9 +1,9 @@
 //! Reads and changes objects of a real API server over HTTP with all rights. It replaces the handle of the test API
 //! server for [`super::Api`].
 //!
-//! A test applies objects by server-side apply with the manager `stories` and with force. Fields that the gateway wrote
-//! in the meantime are kept, as when an operator applies a manifest again. An edit is a merge patch of the changed
-//! fields; the status is patched by its subresource.
+//! Objects are applied by server-side apply with the manager `stories` and with force. Fields that the gateway wrote in
+//! the meantime are kept, as when an operator applies a manifest again. An edit is a merge patch of the changed fields;
+//! the status is patched by its subresource.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 /// The field manager of the tests.
 const MANAGER: &str = "stories";
 /// The maximum time for actions of the server itself: a new definition, the deletion of a namespace.
-const SETTLED: Duration = Duration::from_secs(120);
+const SERVED: Duration = Duration::from_secs(120);
 
 /// A client of an API server, with all rights.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Admin {
     runtime: Arc<Runtime>,
 }
 
-/// An error of a server: status code (0 if there was no answer) and message.
+/// A refused request: status code (0 if there was no answer) and message.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: u16,
@@ -50,15 +50,15 @@ impl std::fmt::Display for Refusal {
 }
 
 impl Admin {
-    /// Creates a client with a kubeconfig. Its connections start in this namespace, or in the namespace of the tests.
-    pub(crate) fn new(kubeconfig: &Path, place: Option<&Namespace>) -> Self {
+    /// Creates a client with a kubeconfig. It connects from this namespace, or from the namespace of the tests.
+    pub(crate) fn new(kubeconfig: &Path, namespace: Option<&Namespace>) -> Self {
         // The threads of a runtime are in the namespace of the thread that builds it, and so are the sockets of their
         // tasks.
         let build = || {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             builder.worker_threads(1).thread_name("stories-api").enable_all().build().expect("a runtime")
         };
-        let runtime = Arc::new(place.map_or_else(build, |place| place.enter(build)));
+        let runtime = Arc::new(namespace.map_or_else(build, |namespace| namespace.enter(build)));
         Self { connector: Arc::new(Connector::new(Some(kubeconfig.to_owned()))), runtime }
     }
 
@@ -77,7 +77,7 @@ impl Admin {
         self.request_with(&[], method, path, body)
     }
 
-    /// The same with headers.
+    /// Sends one request with headers.
     pub(crate) fn request_with(
         &self,
         headers: &[(&str, &str)],
@@ -96,12 +96,12 @@ impl Admin {
         let refused = |code: u16, message: String| Refusal { code, message, causes: Vec::new() };
         let work = async move {
             let connection = connector.connection().await.map_err(|e| refused(0, e.to_string()))?;
-            let asked = connection.client.request::<Value>(request);
-            match tokio::time::timeout(SETTLED, asked).await {
+            let response = connection.client.request::<Value>(request);
+            match tokio::time::timeout(SERVED, response).await {
                 Ok(Ok(answer)) => Ok(answer),
                 Ok(Err(kube::Error::Api(status))) => Err(Refusal::of(*status)),
                 Ok(Err(error)) => Err(refused(0, format!("{error:?}"))),
-                Err(_) => Err(refused(0, format!("no answer within {SETTLED:?}"))),
+                Err(_) => Err(refused(0, format!("no answer within {SERVED:?}"))),
             }
         };
         let running = self.runtime.spawn(work);
@@ -117,7 +117,7 @@ impl Admin {
 
     fn put(&self, mut object: Value) -> Result<Value, Refusal> {
         let status = object.as_object_mut().and_then(|object| object.remove("status"));
-        let place = Place::of(&object);
+        let place = ObjectPath::of(&object);
         if !place.namespace.is_empty() {
             self.make_namespace(&place.namespace)?;
         }
@@ -140,7 +140,7 @@ impl Admin {
     }
 
     /// Waits until a kind can be used, which is some time after its definition is stored.
-    fn await_definition(&self, place: &Place) {
+    fn await_definition(&self, place: &ObjectPath) {
         let is_served = || {
             let definition = self.request("GET", &place.path(), None).ok()?;
             let conditions = definition["status"]["conditions"].as_array()?.clone();
@@ -151,7 +151,7 @@ impl Admin {
             let version = text(&spec["versions"][0]["name"])?;
             self.request("GET", &format!("/apis/{group}/{version}/{plural}"), None).ok()
         };
-        wait_for("the definition to be served", SETTLED, is_served).unwrap_or_else(|e| panic!("{e:#}"));
+        wait_for("the definition to be served", SERVED, is_served).unwrap_or_else(|e| panic!("{e:#}"));
     }
 
     fn make_namespace(&self, name: &str) -> Result<(), Refusal> {
@@ -165,7 +165,7 @@ impl Admin {
 
     /// An object; `None` if it or its kind does not exist.
     pub(crate) fn get(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Option<Value> {
-        let place = Place::new(api_version, kind, namespace, name);
+        let place = ObjectPath::new(api_version, kind, namespace, name);
         match self.patiently("GET", &place.path()) {
             Ok(object) => Some(object),
             Err(refusal) if refusal.code == 404 => None,
@@ -175,7 +175,7 @@ impl Admin {
 
     /// The objects of a kind. An empty `namespace` selects all namespaces. Empty if the kind does not exist.
     pub(crate) fn list(&self, api_version: &str, kind: &str, namespace: &str) -> Vec<Value> {
-        let place = Place::new(api_version, kind, namespace, "");
+        let place = ObjectPath::new(api_version, kind, namespace, "");
         let list = match self.patiently("GET", &place.path()) {
             Ok(list) => list,
             Err(refusal) if refusal.code == 404 => return Vec::new(),
@@ -188,10 +188,10 @@ impl Admin {
         items
     }
 
-    /// A read that is retried if the connection breaks, because the tests stop servers and break connections.
+    /// Sends a read request. Retries if the connection breaks, because the tests stop servers and break connections.
     fn patiently(&self, method: &str, path: &str) -> Result<Value, Refusal> {
         let mut last = None;
-        let answered = wait_for("an answer", SETTLED, || match self.request(method, path, None) {
+        let answered = wait_for("an answer", SERVED, || match self.request(method, path, None) {
             Err(refusal) if refusal.code == 0 || refusal.code >= 500 || refusal.code == 429 => {
                 last = Some(refusal);
                 std::thread::sleep(Duration::from_millis(200));
@@ -199,7 +199,7 @@ impl Admin {
             }
             answer => Some(answer),
         });
-        answered.unwrap_or_else(|_| Err(last.expect("it was asked")))
+        answered.unwrap_or_else(|_| Err(last.expect("it was requested")))
     }
 
     /// Changes an object in any way and returns the stored result. The first entry of changed `managedFields` is the
@@ -210,13 +210,13 @@ impl Admin {
         change: impl FnOnce(&mut Value),
     ) -> Result<Value, String> {
         let (api_version, kind, namespace, name) = at;
-        let place = Place::new(api_version, kind, namespace, name);
+        let place = ObjectPath::new(api_version, kind, namespace, name);
         let before = self.get(api_version, kind, namespace, name).ok_or("there is no such object")?;
         let mut after = before.clone();
         change(&mut after);
         let manager = after["metadata"]["managedFields"][0]["manager"].as_str().map(str::to_owned);
-        let is_told = after["metadata"]["managedFields"] != before["metadata"]["managedFields"];
-        let manager = manager.filter(|_| is_told).unwrap_or_else(|| MANAGER.into());
+        let is_managed = after["metadata"]["managedFields"] != before["metadata"]["managedFields"];
+        let manager = manager.filter(|_| is_managed).unwrap_or_else(|| MANAGER.into());
         after["metadata"]["managedFields"] = before["metadata"]["managedFields"].clone();
         let mut patch = merge_patch(&before, &after).unwrap_or_else(|| json!({}));
         let status = patch.as_object_mut().and_then(|patch| patch.remove("status"));
@@ -236,7 +236,7 @@ impl Admin {
 
     /// Deletes an object; finalizers delay the deletion. Returns whether the object existed.
     pub(crate) fn delete(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> bool {
-        let place = Place::new(api_version, kind, namespace, name);
+        let place = ObjectPath::new(api_version, kind, namespace, name);
         match self.request("DELETE", &place.path(), None) {
             Ok(_) => true,
             Err(refusal) if refusal.code == 404 => false,
@@ -251,16 +251,16 @@ impl Admin {
         if let Some(secret) = secret {
             spec["boundObjectRef"] = json!({"apiVersion": "v1", "kind": "Secret", "name": secret});
         }
-        let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+        let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-        let answer = self.request("POST", &path, Some(("application/json", &asked)));
+        let answer = self.request("POST", &path, Some(("application/json", &request)));
         let answer = answer.unwrap_or_else(|refusal| panic!("{path}: {refusal}"));
         answer["status"]["token"].as_str().expect("a token").to_owned()
     }
 }
 
-/// The place of an object in the API.
-pub(crate) struct Place {
+/// An object's path in the API.
+pub(crate) struct ObjectPath {
     api_version: String,
     kind: String,
     namespace: String,
@@ -282,7 +282,7 @@ const OF_THE_CLUSTER: [&str; 11] = [
     "ValidatingAdmissionPolicyBinding",
 ];
 
-impl Place {
+impl ObjectPath {
     /// An empty name selects all objects.
     pub(crate) fn new(api_version: &str, kind: &str, namespace: &str, name: &str) -> Self {
         let namespace = if OF_THE_CLUSTER.contains(&kind) { "" } else { namespace };
@@ -347,7 +347,7 @@ fn an_edit_becomes_a_patch_of_what_it_changed() {
 
 #[test]
 fn paths_of_kinds_are_those_of_the_api() {
-    let path = |version: &str, kind: &str, name: &str| Place::new(version, kind, "shop", name).path();
+    let path = |version: &str, kind: &str, name: &str| ObjectPath::new(version, kind, "shop", name).path();
     assert_eq!(path("v1", "Service", "web"), "/api/v1/namespaces/shop/services/web");
     assert_eq!(path("v1", "Node", ""), "/api/v1/nodes");
     let admission = "admissionregistration.k8s.io/v1";

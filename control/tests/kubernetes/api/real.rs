@@ -1,4 +1,4 @@
-//! A real API server, with the path of the gateways to it and the tokens of their account.
+//! A real API server, with the connection of the gateways to it and the tokens of their account.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,23 +10,24 @@ use serde_json::{Value, json};
 use tidegate_netlab::{Lab, Namespace, wait_for};
 
 use super::ACCOUNT;
-use super::cluster::Claim;
+use super::cluster::Reservation;
 use super::forward::Forwarder;
 use super::mode::Binaries;
 use super::objects::Admin;
 use super::started::ControlPlane;
 
-/// The Secret that limits the life of the first token.
+/// The Secret that limits the validity of the first token.
 const FIRST: &str = "stories-first";
-/// The maximum time until a server refuses a token after its Secret is deleted. The server caches it for ten seconds.
+/// The maximum time until a server refuses a token after its Secret is deleted. The server caches tokens for ten
+/// seconds.
 const REFUSED: Duration = Duration::from_secs(60);
 
 /// A real API server. The fields are dropped in the order of their declaration.
 #[derive(Debug)]
 pub(crate) struct Real {
-    way: Forwarder,
+    forwarder: Forwarder,
     /// `None` for a server that belongs to one test.
-    _claim: Option<Claim>,
+    _reservation: Option<Reservation>,
     /// `None` for the server of a cluster.
     plane: Option<ControlPlane>,
     admin: Admin,
@@ -36,8 +37,8 @@ pub(crate) struct Real {
     scheme: String,
     name: String,
     token: Mutex<Option<String>>,
-    /// The namespace in which the server is reached; `None` is the namespace of the tests.
-    place: Option<Namespace>,
+    /// The namespace from which the server is reached; `None` is the namespace of the tests.
+    namespace: Option<Namespace>,
 }
 
 impl Real {
@@ -48,22 +49,22 @@ impl Real {
         Self::new(&kubeconfig, (None, Some(plane)), lab, listen)
     }
 
-    /// Claims the cluster of a kubeconfig.
+    /// Reserves the cluster of a kubeconfig.
     pub(crate) fn of_cluster(kubeconfig: &Path, lab: &Lab, listen: SocketAddr) -> Self {
-        let claim = Claim::take(Admin::new(kubeconfig, None));
-        let claim = claim.unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()));
-        Self::new(kubeconfig, (Some(claim), None), lab, listen)
+        let reservation = Reservation::take(Admin::new(kubeconfig, None));
+        let reservation = reservation.unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()));
+        Self::new(kubeconfig, (Some(reservation), None), lab, listen)
     }
 
     fn new(
         kubeconfig: &Path,
-        (claim, plane): (Option<Claim>, Option<ControlPlane>),
+        (reservation, plane): (Option<Reservation>, Option<ControlPlane>),
         lab: &Lab,
         listen: SocketAddr,
     ) -> Self {
         // A server that belongs to the test runs in the gateways' namespace.
-        let place = plane.as_ref().map(|_| lab.gateway().clone());
-        let admin = Admin::new(kubeconfig, place.as_ref());
+        let namespace = plane.as_ref().map(|_| lab.gateway().clone());
+        let admin = Admin::new(kubeconfig, namespace.as_ref());
         let (cluster, user) = current(kubeconfig);
         let server = cluster["server"].as_str().expect("a kubeconfig names its server").to_owned();
         let server: hyper::Uri = server.parse().unwrap_or_else(|error| panic!("{server}: {error}"));
@@ -74,18 +75,28 @@ impl Real {
         let host = server.host().expect("a server has a host").trim_matches(['[', ']']).to_owned();
         let scheme = server.scheme_str().unwrap_or("https").to_owned();
         let port = server.port_u16().unwrap_or(if scheme == "http" { 80 } else { 443 });
-        let way = Forwarder::start(lab.gateway(), listen, (host.clone(), port), admin.runtime());
+        let forwarder = Forwarder::start(lab.gateway(), listen, (host.clone(), port), admin.runtime());
         let name = cluster["tls-server-name"].as_str().map_or(host, str::to_owned);
         let (kubeconfig, token) = ((cluster, user), Mutex::default());
-        Self { way, _claim: claim, plane, admin, kubeconfig, scheme, name, token, place }
+        Self {
+            forwarder,
+            _reservation: reservation,
+            plane,
+            admin,
+            kubeconfig,
+            scheme,
+            name,
+            token,
+            namespace,
+        }
     }
 
     pub(super) fn admin(&self) -> &Admin {
         &self.admin
     }
 
-    pub(super) fn way(&self) -> &Forwarder {
-        &self.way
+    pub(super) fn forwarder(&self) -> &Forwarder {
+        &self.forwarder
     }
 
     /// The control plane that belongs to the test.
@@ -95,19 +106,19 @@ impl Real {
 
     /// Changes the control plane while gateways can't reach it.
     pub(super) fn stopped(&self, change: impl FnOnce(&ControlPlane)) {
-        self.way.refuse(true);
+        self.forwarder.refuse(true);
         change(self.plane());
-        self.way.refuse(false);
+        self.forwarder.refuse(false);
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.way.address()
+        self.forwarder.address()
     }
 
     /// A kubeconfig through the forwarder, with a token or as the administrator.
     pub(super) fn kubeconfig_text(&self, token: Option<&str>) -> String {
         let (mut cluster, admin) = self.kubeconfig.clone();
-        cluster["server"] = format!("{}://{}", self.scheme, self.way.address()).into();
+        cluster["server"] = format!("{}://{}", self.scheme, self.forwarder.address()).into();
         if self.scheme == "https" {
             cluster["tls-server-name"] = self.name.clone().into();
         }
@@ -133,16 +144,16 @@ impl Real {
         self.admin.token(namespace, account, Some(secret))
     }
 
-    /// Ends the life of the first token, and waits until the server refuses it.
+    /// Ends the validity of the first token, and waits until the server refuses it.
     pub(super) fn expire_token(&self) {
         let token = self.token();
-        assert!(self.admin.delete("v1", "Secret", ACCOUNT.0, FIRST), "the token was made with it");
+        assert!(self.admin.delete("v1", "Secret", ACCOUNT.0, FIRST), "the token was created with it");
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("kubeconfig");
         let text = kubeconfig(&self.kubeconfig.0, &json!({ "token": token })).to_string();
         std::fs::write(&path, text).expect("written");
-        let asker = Admin::new(&path, self.place.as_ref());
-        let is_refused = || asker.request("GET", "/api", None).is_err_and(|no| no.code == 401).then_some(());
+        let client = Admin::new(&path, self.namespace.as_ref());
+        let is_refused = || client.request("GET", "/api", None).is_err_and(|no| no.code == 401).then_some(());
         wait_for("the token to be refused", REFUSED, is_refused).unwrap_or_else(|error| panic!("{error:#}"));
     }
 }

@@ -2,8 +2,8 @@
 //! with the controllers that the tests need, in the network namespace of the gateways.
 //!
 //! Each test has its own: it starts with an empty cluster and may break it, and a failed test leaves nothing to the
-//! next one. That takes about ten seconds for each. The processes end with the lab, whatever ends the lab: a failed
-//! test, a signal, or the next run after this one was killed.
+//! next one. Starting takes about ten seconds. The processes end with the lab, whatever ends the lab: a failed test, a
+//! signal, or the next run after this one was killed.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -32,7 +32,7 @@ const READY: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     binaries: &'static Binaries,
-    place: Namespace,
+    namespace: Namespace,
     directory: PathBuf,
     /// In the order of their start.
     processes: Mutex<Vec<LabProcess>>,
@@ -46,10 +46,10 @@ impl ControlPlane {
         let directory = lab.directory().join("control-plane");
         std::fs::create_dir_all(&directory).expect("a directory of the lab");
         let (processes, counted_from) = (Mutex::default(), Mutex::default());
-        let plane = Self { binaries, place: lab.gateway().clone(), directory, processes, counted_from };
+        let plane = Self { binaries, namespace: lab.gateway().clone(), directory, processes, counted_from };
         plane.write_files();
         plane.launch();
-        // Those of the wait for readiness don't count: the server may have refused some.
+        // Requests of the readiness check don't count, because the server may have refused some.
         plane.forget_requests();
         plane
     }
@@ -95,20 +95,20 @@ impl ControlPlane {
         self.launch();
     }
 
-    /// Discards all former versions of objects and restarts. Servers hold a part of the history in memory, so without
+    /// Discards all former versions of objects and restarts. Servers keep a part of the history in memory, so without
     /// the restart a watch could still be resumed.
     pub(crate) fn restart_without_history(&self) {
-        let range = self.place.enter(|| etcd_request("/v3/kv/range", &json!({"key": "YQ=="})));
+        let range = self.namespace.enter(|| etcd_request("/v3/kv/range", &json!({"key": "YQ=="})));
         let revision =
             range["header"]["revision"].as_str().expect("the answer names its revision").to_owned();
         let request = json!({"revision": revision, "physical": true});
-        let answer = self.place.enter(|| etcd_request("/v3/kv/compaction", &request));
+        let answer = self.namespace.enter(|| etcd_request("/v3/kv/compaction", &request));
         assert!(answer["header"].is_object(), "compacted: {answer}");
         self.end();
         self.launch();
     }
 
-    /// The requests of the audit log: answered requests, and watches that have begun.
+    /// The requests in the audit log: answered requests, and started watches.
     pub(crate) fn requests(&self) -> Vec<Logged> {
         let text = std::fs::read_to_string(self.path("audit.log")).unwrap_or_default();
         let from = *self.counted_from.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,7 +190,7 @@ impl ControlPlane {
                 format!("--etcd-servers={ETCD}"),
                 format!("--secure-port={PORT}"),
                 "--bind-address=127.0.0.1".into(),
-                // There is no interface from which to derive it, and nothing finds the server by the Service
+                // There is no interface from which to derive it, and nothing finds the server through the Service
                 // `kubernetes`.
                 "--advertise-address=192.0.2.250".into(),
                 "--endpoint-reconciler-type=none".into(),
@@ -224,13 +224,13 @@ impl ControlPlane {
     }
 
     fn run(&self, name: &str, program: &Path, arguments: &[String]) {
-        let process = LabProcess::start(&self.place, &self.directory, name, program, arguments);
+        let process = LabProcess::start(&self.namespace, &self.directory, name, program, arguments);
         let process = process.unwrap_or_else(|error| panic!("{error:#}"));
         self.processes.lock().unwrap_or_else(PoisonError::into_inner).push(process);
     }
 
     fn await_readiness(&self) {
-        let admin = Admin::new(&self.kubeconfig(), Some(&self.place));
+        let admin = Admin::new(&self.kubeconfig(), Some(&self.namespace));
         let ready = wait_for("the API server to be ready", READY, || {
             let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
             if processes.iter_mut().any(|process| !process.runs()) {
@@ -334,5 +334,5 @@ fn a_line_of_the_audit_log_is_a_request() {
         ("GET", "/api/v1/services", 200)
     );
     assert_eq!((request.query.as_str(), request.field_manager.as_str()), ("watch=true&limit=1", "tidegate"));
-    assert_eq!(logged(&line.replace("ResponseStarted", "ResponseComplete")), None, "it was told");
+    assert_eq!(logged(&line.replace("ResponseStarted", "ResponseComplete")), None, "it was logged before");
 }

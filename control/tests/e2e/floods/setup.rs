@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidegate_netlab::GatewayOptions;
-use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT, client};
-use tidegate_netlab::client::{Attempt, Load, Tell};
+use tidegate_netlab::addresses::{self as plan, Family, TCP_ECHO_PORT, client};
+use tidegate_netlab::client::{Attempt, EchoConnection, Load};
 use tidegate_netlab::flood::{Attacker, Target, prepare_server, routes, set_priority};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
@@ -22,18 +22,17 @@ const UDP_PORT: u16 = 9;
 /// Connections of each path that stay open during all floods.
 const ESTABLISHED: u8 = 3;
 /// The capacity of a table that must become full. Any flood fills it in about a second. It is an eighth of the default;
-/// with a smaller table, a flow would be evicted before its handshake completes on a machine with two cores.
+/// with a smaller table, a machine with two cores would evict a flow before its handshake completes.
 pub(crate) const SMALL_TABLE: u32 = 131_072;
 /// The time between two new connections of one path. Other clients connect at a modest rate.
 const PACE: Duration = Duration::from_millis(20);
-/// The priority of the gateway. A real gateway has its own core; here the priority keeps other work of the machine off
-/// its core.
+/// The priority of the gateway. A real gateway has its own core; here the priority keeps other work off its core.
 pub(crate) const GATEWAY_PRIORITY: i32 = -10;
 
 /// The maximum time between two retransmissions of a TCP segment after 20 s of losses.
 pub(crate) const LATE_MAX: Duration = Duration::from_secs(60);
 
-/// Whether every flood lasts for the time in `docs/floods.md` and not for the short time of `make test`.
+/// Whether every flood runs for the time in `docs/floods.md` instead of the short time of `make test`.
 pub(crate) fn long() -> bool {
     std::env::var("TIDEGATE_FLOODS").is_ok_and(|form| form == "long")
 }
@@ -44,20 +43,20 @@ pub(crate) fn seconds(short: u64, long_form: u64) -> Duration {
 }
 
 /// A lab with an attacker and with connections that must survive.
-pub(crate) struct Scene {
+pub(crate) struct Setup {
     pub(crate) attacker: Attacker,
     pub(crate) world: World,
-    pub(crate) established: Vec<(ModePath, Tell)>,
+    pub(crate) established: Vec<(ModePath, EchoConnection)>,
 }
 
-impl Scene {
+impl Setup {
     pub(crate) fn start(flow_entries: u32) -> Self {
-        // Cookies would answer the floods before they reach what these tests are about.
+        // SYN cookies would answer the floods before they reach the code under test.
         let syn_cookies = "off";
         Self::start_with(GatewayOptions { flow_entries, syn_cookies, ..GatewayOptions::default() })
     }
 
-    /// The same with more options.
+    /// Starts the lab with these options.
     pub(crate) fn start_with(options: GatewayOptions) -> Self {
         let options = GatewayOptions {
             // The interval is twice the default, so that a check survives the loss of one frame (a SYN is retransmitted
@@ -88,27 +87,27 @@ impl Scene {
 
     /// Exchanges a line on every selected connection. Returns the broken connections, and the number of selected ones.
     pub(crate) fn ping(&mut self, chosen: impl Fn(ModePath) -> bool) -> (Vec<String>, usize) {
-        let mut asked = 0;
+        let mut pinged = 0;
         let mut broken = Vec::new();
-        for (path, tell) in self.established.iter_mut().filter(|(path, _)| chosen(*path)) {
-            asked += 1;
-            if let Err(error) = tell.ping() {
+        for (path, connection) in self.established.iter_mut().filter(|(path, _)| chosen(*path)) {
+            pinged += 1;
+            if let Err(error) = connection.ping() {
                 broken.push(format!("{} {}: {error:#}", path.label(), path.family));
             }
         }
-        (broken, asked)
+        (broken, pinged)
     }
 
-    /// Repeats the exchange on connections that [`Self::ping`] found broken, after the packet loss has ended. A living
+    /// Repeats the exchange on connections that [`Self::ping`] found broken, after the packet loss has ended. A live
     /// connection retransmits lost data. Returns and drops the connections that are really broken.
     pub(crate) fn ping_late(&mut self, is_suspect: impl Fn(&str) -> bool) -> Vec<String> {
         let mut broken = Vec::new();
-        self.established.retain_mut(|(path, tell)| {
+        self.established.retain_mut(|(path, connection)| {
             let label = format!("{} {}", path.label(), path.family);
             if !is_suspect(&label) {
                 return true;
             }
-            let answer = tell.ping_late(LATE_MAX);
+            let answer = connection.ping_late(LATE_MAX);
             broken.extend(answer.as_ref().err().map(|error| format!("{label}: {error:#}")));
             answer.is_ok()
         });
@@ -142,7 +141,7 @@ pub(crate) fn attacked_paths() -> Vec<ModePath> {
 
 /// The attack target of `path`.
 pub(crate) fn target(path: ModePath) -> Target {
-    Target { vip: path.vip, tcp: TELL_PORT, udp: UDP_PORT }
+    Target { vip: path.vip, tcp: TCP_ECHO_PORT, udp: UDP_PORT }
 }
 
 fn attacked_services() -> Vec<Manifest> {
@@ -154,10 +153,10 @@ fn attacked_services() -> Vec<Manifest> {
             dual.endpoints.push(endpoint);
             continue;
         }
-        let ports = vec![PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("udp", UDP_PORT)];
+        let ports = vec![PortSpec::tcp("tcp-echo", TCP_ECHO_PORT), PortSpec::udp("udp", UDP_PORT)];
         let mut service =
             Manifest::new(path.service, path.forwarding, &[path.vip], ports).with_endpoints([endpoint]);
-        service.annotations.push(("tidegate.dev/health-check-port", TELL_PORT.to_string()));
+        service.annotations.push(("tidegate.dev/health-check-port", TCP_ECHO_PORT.to_string()));
         services.push(service);
     }
     services
@@ -169,7 +168,7 @@ pub(crate) struct Others(Vec<(ModePath, Load)>);
 impl Others {
     pub(crate) fn start(world: &World, paths: impl IntoIterator<Item = ModePath>) -> Self {
         let loads = paths.into_iter().map(|path| {
-            let load = Load::start_at(PACE, world.lab.client(), client(path.family, 7), path.tell());
+            let load = Load::start_at(PACE, world.lab.client(), client(path.family, 7), path.tcp_echo());
             (path, load)
         });
         Self(loads.collect())
@@ -194,9 +193,9 @@ impl Attempts {
         self.count() - self.0.iter().map(|(_, attempts)| failed(attempts)).sum::<usize>()
     }
 
-    /// Whether at most one attempt of 100 failed on each path. One failure is allowed on a path with fewer attempts,
-    /// because a busy machine may lose every retransmission of one segment. On a path that is not served, all attempts
-    /// fail, and there are few of them because each takes long.
+    /// Whether at most one attempt of 100 failed on each path. A path with fewer attempts may have one failure, because
+    /// a busy machine may lose every retransmission of one segment. On a path that is not served, all attempts fail,
+    /// and there are few of them because each takes long.
     pub(crate) fn are_served(&self) -> bool {
         self.0.iter().all(|(_, attempts)| {
             let failed = failed(attempts);
@@ -226,10 +225,10 @@ pub(crate) struct Counters(BTreeMap<String, f64>);
 
 impl Counters {
     fn read(world: &World) -> Self {
-        Self::of(&world.gateway().metrics().expect("the gateway tells its metrics"))
+        Self::of(&world.gateway().metrics().expect("the gateway returns its metrics"))
     }
 
-    /// Those of the text of `/metrics`.
+    /// Parses the text of `/metrics`.
     pub(crate) fn of(text: &str) -> Self {
         let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;

@@ -1,7 +1,7 @@
-//! A TCP line server that reports its own name and the client's address, and then keeps the connection.
+//! A TCP line server that reports its own name and the client's address, and then keeps the connection open.
 //!
-//! On accept it writes `NAME client=ADDRESS:PORT`. It returns each line that follows as `NAME LINE`. So a client can
-//! check at any moment that its connection still ends at the same backend. One thread serves all connections, so that
+//! On accept it writes `NAME client=ADDRESS:PORT`. It returns each line that follows as `NAME LINE`, so a client can
+//! check at any time that its connection still ends at the same backend. One thread serves all connections, so that
 //! there can be tens of thousands.
 
 use anyhow::{Context, Result};
@@ -30,28 +30,28 @@ pub fn serve(name: &str, port: u16) -> Result<()> {
 fn listen(address: SocketAddr) -> Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
-        // Only its own family, so that IPv4 clients appear with their IPv4 addresses.
+        // IPv6 only, so that IPv4 clients appear with their IPv4 addresses.
         socket.set_only_v6(true)?;
     }
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
-    socket.bind(&SockAddr::from(address)).with_context(|| format!("tcp-tell: {address}"))?;
+    socket.bind(&SockAddr::from(address)).with_context(|| format!("tcp-echo: {address}"))?;
     socket.listen(4096)?;
     Ok(TcpListener::from_std(socket.into())?)
 }
 
 async fn accept(name: &str, listener: &TcpListener) -> Result<()> {
     loop {
-        let (stream, client) = listener.accept().await.context("tcp-tell: accepting")?;
+        let (stream, client) = listener.accept().await.context("tcp-echo: accepting")?;
         let name = name.to_owned();
         tokio::spawn(async move {
             // If a connection breaks, the client notices it.
-            let _ = tell(&name, stream, client).await;
+            let _ = serve_connection(&name, stream, client).await;
         });
     }
 }
 
-async fn tell(name: &str, stream: TcpStream, client: SocketAddr) -> std::io::Result<()> {
+async fn serve_connection(name: &str, stream: TcpStream, client: SocketAddr) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let (reader, mut writer) = stream.into_split();
     writer.write_all(format!("{name} client={client}\n").as_bytes()).await?;

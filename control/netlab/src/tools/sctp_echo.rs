@@ -1,10 +1,10 @@
 //! A small SCTP endpoint (RFC 9260) that reports its own name and the client's address, and its client.
 //!
 //! An association has one message in each direction and ends by a shutdown. Both sides build and check every packet
-//! themselves on raw sockets, because the kernel may lack SCTP, and so need no library in C. The end-to-end tests use
-//! usrsctp, a whole implementation, too.
+//! themselves on raw sockets, because the kernel may lack SCTP, and so need no library in C. The end-to-end tests also
+//! use usrsctp, a complete implementation.
 //!
-//! One address each: a raw socket is bound to it, so an answer leaves from the address that received the packet.
+//! Each raw socket is bound to one address, so that an answer leaves from the address that received the packet.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -23,11 +23,11 @@ use crate::client::{BackendAnswer, PATIENCE};
 
 /// The protocol number of SCTP.
 const SCTP: i32 = 132;
-/// Selective acknowledgement, which the gateway needs not know.
+/// Selective acknowledgement, which the gateway does not need to know.
 const SACK: u8 = 3;
-/// The type of the parameter that has the cookie (RFC 9260 section 3.3.3.1).
+/// The type of the cookie parameter (RFC 9260 section 3.3.3.1).
 const STATE_COOKIE: u16 = 7;
-/// A client repeats a packet after this time without an answer.
+/// A client retransmits a packet after this time without an answer.
 const AGAIN: Duration = Duration::from_millis(300);
 
 /// Serves `addresses` until a socket fails.
@@ -35,9 +35,9 @@ const AGAIN: Duration = Duration::from_millis(300);
 /// # Errors
 /// Without root, and when an address cannot be bound.
 pub fn serve(name: &str, addresses: &[IpAddr]) -> Result<()> {
-    ensure!(!addresses.is_empty(), "sctp-tell: nothing to bind");
+    ensure!(!addresses.is_empty(), "sctp-echo: nothing to bind");
     let sockets =
-        addresses.iter().map(|address| open(*address)).collect::<Result<Vec<_>>>().context("sctp-tell")?;
+        addresses.iter().map(|address| open(*address)).collect::<Result<Vec<_>>>().context("sctp-echo")?;
     thread::scope(|scope| {
         let threads: Vec<_> =
             sockets.into_iter().map(|socket| scope.spawn(move || answer(name, socket))).collect();
@@ -50,24 +50,24 @@ pub fn serve(name: &str, addresses: &[IpAddr]) -> Result<()> {
 ///
 /// # Errors
 /// When there is no answer within [`PATIENCE`], or a wrong one.
-pub fn ask_here(source: IpAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
+pub fn request_here(source: IpAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
     static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
     let from = 20_000 + NEXT_PORT.fetch_add(1, Ordering::Relaxed) % 40_000;
     let mut client = Client { socket: open(source)?, to, from, own_tag: tag() };
     let own_tsn = tag();
     let own_tag = client.own_tag;
-    let init = client.ask(0, &[init(chunk::INIT, own_tag, own_tsn, &[])], chunk::INIT_ACK)?;
+    let init = client.request(0, &[init(chunk::INIT, own_tag, own_tsn, &[])], chunk::INIT_ACK)?;
     let [peer_tag, _, _, peer_tsn] = words(&init).context("a short INIT ACK")?;
     // The value of the only parameter of this server's INIT ACK.
     let cookie = init.get(20..).context("an INIT ACK without a cookie")?;
     let first = [chunk_of(chunk::COOKIE_ECHO, 0, cookie), data(own_tsn, text.as_bytes())];
-    let told = client.ask(peer_tag, &first, chunk::DATA)?;
-    let told = String::from_utf8_lossy(told.get(12..).context("a short DATA")?).into_owned();
+    let answer = client.request(peer_tag, &first, chunk::DATA)?;
+    let answer = String::from_utf8_lossy(answer.get(12..).context("a short DATA")?).into_owned();
     let shutdown = [sack(peer_tsn), chunk_of(chunk::SHUTDOWN, 0, &peer_tsn.to_be_bytes())];
-    client.ask(peer_tag, &shutdown, chunk::SHUTDOWN_ACK)?;
+    client.request(peer_tag, &shutdown, chunk::SHUTDOWN_ACK)?;
     client.send(peer_tag, &[chunk_of(chunk::SHUTDOWN_COMPLETE, 0, &[])])?;
-    ensure!(told.ends_with(text), "asked `{text}`, heard `{told}`");
-    BackendAnswer::parse(&told).with_context(|| format!("unexpected answer `{told}`"))
+    ensure!(answer.ends_with(text), "sent `{text}`, received `{answer}`");
+    BackendAnswer::parse(&answer).with_context(|| format!("unexpected answer `{answer}`"))
 }
 
 /// A raw socket of SCTP at `address`.
@@ -93,8 +93,8 @@ impl Client {
         Ok(())
     }
 
-    /// Sends chunks, again and again, until the peer sends a chunk of type `wanted`. Returns what follows its header.
-    fn ask(&mut self, tag: u32, chunks: &[Vec<u8>], wanted: u8) -> Result<Vec<u8>> {
+    /// Sends chunks repeatedly until the peer sends a chunk of type `wanted`. Returns the content of that chunk.
+    fn request(&mut self, tag: u32, chunks: &[Vec<u8>], wanted: u8) -> Result<Vec<u8>> {
         let begin = Instant::now();
         self.socket.set_read_timeout(Some(AGAIN))?;
         while begin.elapsed() < PATIENCE {
@@ -116,7 +116,7 @@ impl Client {
     }
 }
 
-/// The server's side: it answers what it gets, and remembers the tag of each client until the shutdown.
+/// The server's side: it answers each packet, and remembers the tag of each client until the shutdown.
 fn answer(name: &str, mut socket: Socket) -> Result<()> {
     let is_v4 = socket.local_addr()?.is_ipv4();
     let mut clients = HashMap::<(SocketAddr, u32), (u32, u32)>::new();
@@ -124,7 +124,7 @@ fn answer(name: &str, mut socket: Socket) -> Result<()> {
         let received = match receive(&mut socket, is_v4) {
             Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => continue,
-            Err(error) => return Err(error).context("sctp-tell: receiving"),
+            Err(error) => return Err(error).context("sctp-echo: receiving"),
         };
         if ![SCTP_PORT, SCTP_TARGET_PORT].contains(&received.to) {
             continue;
@@ -149,12 +149,12 @@ fn answer(name: &str, mut socket: Socket) -> Result<()> {
             }
             clients.insert((client, own_tag), (theirs, own_tsn));
             peer_tag = theirs;
-            let mut told = format!("{name} client={client} ").into_bytes();
-            told.extend_from_slice(text.get(8..).unwrap_or_default());
+            let mut answer = format!("{name} client={client} ").into_bytes();
+            answer.extend_from_slice(text.get(8..).unwrap_or_default());
             reply.extend([
                 chunk_of(chunk::COOKIE_ACK, 0, &[]),
                 sack(u32::from_be_bytes(*tsn)),
-                data(own_tsn, &told),
+                data(own_tsn, &answer),
             ]);
         } else if let (Some(_), Some((theirs, _))) =
             (received.find(chunk::SHUTDOWN), clients.get(&(client, received.tag)))
@@ -166,13 +166,13 @@ fn answer(name: &str, mut socket: Socket) -> Result<()> {
         }
         if !reply.is_empty() {
             let bytes = packet(received.to, received.from, peer_tag, &reply);
-            // An answer that cannot be sent is lost: the client asks again.
+            // If an answer cannot be sent, the client retransmits its request.
             let _ = socket.send_to(&bytes, &SockAddr::from(SocketAddr::new(received.source, 0)));
         }
     }
 }
 
-/// A packet whose checksum is right.
+/// A packet with a correct checksum.
 struct Received {
     source: IpAddr,
     from: u16,
@@ -182,7 +182,7 @@ struct Received {
 }
 
 impl Received {
-    /// What follows the header of the first chunk of this type.
+    /// The content of the first chunk of this type.
     fn find(&self, kind: u8) -> Option<&[u8]> {
         let mut rest = &self.chunks[..];
         while let Some(([found, _, high, low], _)) = rest.split_first_chunk() {
@@ -200,11 +200,11 @@ impl Received {
 /// Receives one packet. A malformed one, or one with a wrong checksum, is [`std::io::ErrorKind::InvalidData`].
 fn receive(socket: &mut Socket, is_v4: bool) -> std::io::Result<Received> {
     let mut buffer = [0; 2048];
-    // `recv_from` of the crate needs uninitialised memory; the source is read by `peek_sender` first.
+    // `recv_from` of the crate needs uninitialized memory, so `peek_sender` reads the source first.
     let source = socket.peek_sender()?.as_socket().map(|source| source.ip());
     let length = socket.read(&mut buffer)?;
     let parsed = || {
-        // The kernel passes the header of IPv4, and not that of IPv6.
+        // The kernel delivers the IPv4 header, but not the IPv6 header.
         let header = if is_v4 { 4 * usize::from(buffer[0] & 15) } else { 0 };
         let packet = buffer.get(header..length)?;
         let (head, chunks) = packet.split_first_chunk::<HEADER_LEN>()?;
@@ -258,7 +258,7 @@ fn sack(tsn: u32) -> Vec<u8> {
     chunk_of(SACK, 0, &[&tsn.to_be_bytes()[..], &65_536_u32.to_be_bytes(), &[0; 4]].concat())
 }
 
-/// The first four words of a chunk; missing ones at the end are zero, but there are three.
+/// The first four words of a chunk. A fourth one that is missing is zero.
 fn words(body: &[u8]) -> Option<[u32; 4]> {
     let word =
         |n: usize| body.get(4 * n..).and_then(|rest| rest.first_chunk().copied()).map(u32::from_be_bytes);

@@ -1,7 +1,8 @@
-//! Holds connections to `tcp-tell`, pings them all the time, and does what its standard input says, one line each.
+//! Keeps connections to `tcp-echo` open, pings them all the time, and executes the requests on its standard input, one
+//! line each.
 //!
-//! A process has a limit of open files, so many connections need several of these. Each line gets one line as its answer:
-//! `ok` with what was asked for, or `error` with the reason. It ends at the end of its input.
+//! A process has a limit of open files, so many connections need several of these. Each request gets one line as its
+//! answer: `ok` with the result, or `error` with the reason. The process exits at the end of its input.
 
 use crate::fleet::connections::Connections;
 use anyhow::{Context, Result, bail};
@@ -11,8 +12,8 @@ use std::net::SocketAddr;
 /// Serves until the end of `input`. The requests:
 ///
 /// - `open FIRST END ADDRESS:PORT...`: the connections with these numbers ([`Connections::open`])
-/// - `settle`: waits until every connection has been pinged
-/// - `give-up BACKEND`
+/// - `ping-round`: waits until every connection has been pinged
+/// - `expect-loss BACKEND`
 /// - `tally SERVICES`: JSON
 ///
 /// # Errors
@@ -39,8 +40,8 @@ fn obey(connections: &Connections, line: &str) -> Result<String> {
             let numbers = first.parse().context("FIRST")?..end.parse().context("END")?;
             connections.open(&vips, &numbers)?;
         }
-        ["settle"] => connections.settle()?,
-        ["give-up", backend] => connections.give_up(backend),
+        ["ping-round"] => connections.ping_round()?,
+        ["expect-loss", backend] => connections.expect_loss(backend),
         ["tally", services] => {
             let tallies = connections.tally(services.parse().context("SERVICES")?);
             return serde_json::to_string(&tallies).context("the tallies");
@@ -56,9 +57,9 @@ mod tests {
     use crate::fleet::connections::Tally;
 
     #[test]
-    fn each_request_has_an_answer_of_one_line_and_a_wrong_one_does_not_end_the_process() {
+    fn each_request_gets_one_line_and_a_wrong_one_does_not_end_the_process() {
         let mut answers = Vec::new();
-        let requests = "settle\nopen 0 x 192.0.2.1:80\nopen 0 1\n\ngive-up backend-1\ntally 2\n";
+        let requests = "ping-round\nopen 0 x 192.0.2.1:80\nopen 0 1\n\nexpect-loss backend-1\ntally 2\n";
         serve(requests.as_bytes(), &mut answers).unwrap();
         let answers = String::from_utf8(answers).unwrap();
         let answers: Vec<&str> = answers.lines().collect();
