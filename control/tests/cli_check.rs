@@ -153,92 +153,18 @@ fn a_configuration_fault_neither_hides_nor_causes_manifest_faults() {
 }
 
 #[test]
-fn a_backend_without_a_route_is_an_error_at_the_services_port() {
-    let gateway = GATEWAY.replace("{to: \"0.0.0.0/0\", via: \"192.0.2.1\"}, ", "");
-    let web = web();
-    let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &web_slice())]).check();
-    assert_eq!(ran.code, 2, "{}", ran.out);
-    let place = format!("manifests/web.yaml:{}:", line_of(&web, "name: http"));
-    let reported = ran.out.lines().find(|line| line.starts_with(&place) && line.contains("10.0.0.1:80"));
-    assert!(reported.is_some_and(|line| line.contains("no route leads to it")), "{}", ran.out);
-}
-
-#[test]
-fn an_invalid_endpoint_and_an_unknown_kind_are_warnings() {
-    let slice = web_slice().replace("10.0.0.1", "127.0.0.1");
-    let other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n";
-    let manifests = [("web.yaml", web()), ("slice.yaml", slice), ("other.yaml", other.to_owned())];
-    let ran = Site::new(GATEWAY, &manifests.each_ref().map(|(name, text)| (*name, text.as_str()))).check();
-    assert_eq!(ran.code, 0, "{}", ran.out);
-    assert!(ran.out.contains("warning: endpoint 127.0.0.1") && ran.out.contains("loopback"), "{}", ran.out);
-    assert!(
-        ran.out.contains("other.yaml:1:1: warning: the gateway does not read kind Deployment"),
-        "{}",
-        ran.out
-    );
-}
-
-/// The only line of a report with these words. The check must pass.
-fn warned(site: &Site, words: &[&str]) -> String {
-    let ran = site.check();
-    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
-    let line = ran.out.lines().find(|line| words.iter().all(|word| line.contains(word)));
-    line.unwrap_or_else(|| panic!("{words:?} in\n{}", ran.out)).to_owned()
-}
-
-#[test]
-fn slice_ports_that_match_no_service_port_are_a_warning_that_names_both() {
-    let slice = web_slice().replace("{name: http, port: 80}", "{name: web, port: 8080}");
-    let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let warning = warned(&site, &["has web/8080, dns/53/UDP, but Service default/web needs http"]);
-    let place = format!("manifests/slice.yaml:{}:", line_of(&slice, "ports:"));
-    assert!(
-        warning.starts_with(&place) && warning.contains("; accepted: a port named http, protocol TCP"),
-        "{warning}"
-    );
-}
-
-#[test]
-fn policy_local_with_endpoints_only_elsewhere_is_a_warning_with_the_node() {
+fn explain_names_the_node_without_a_local_endpoint() {
     let gateway = GATEWAY.replace("pools:", "node: {name: n1}\npools:");
     let web = web().replace("spec:\n", "spec:\n  externalTrafficPolicy: Local\n");
     let slice =
         web_slice().replace("addresses: [\"10.0.0.1\"]", "addresses: [\"10.0.0.1\"]\n    nodeName: n2");
     let site = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &slice)]);
-    let warning = warned(&site, &["80/TCP of Service default/web on 203.0.113.1 has no backend"]);
-    assert!(
-        warning.contains("externalTrafficPolicy Local: node n1 has no endpoint, there are endpoints on n2"),
-        "{warning}"
-    );
-    assert!(warning.starts_with(&format!("manifests/web.yaml:{}:", line_of(&web, "Local"))), "{warning}");
     let packet = ["--proto", "tcp", "--src", "198.51.100.7:40000", "--dst", "203.0.113.1:80"];
     let explained = site.run(&[&["explain", "-c", "gateway.yaml"], &packet[..]].concat());
     assert!(
         explained.out.contains("default/web: externalTrafficPolicy Local: node n1 has no endpoint"),
         "{}",
         explained.out
-    );
-}
-
-#[test]
-fn a_vip_as_an_endpoint_is_reported_at_the_endpoint() {
-    let slice = web_slice().replace("10.0.0.2", "203.0.113.1");
-    let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let warning = warned(&site, &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"]);
-    assert!(
-        warning.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "203.0.113.1"))),
-        "{warning}"
-    );
-}
-
-#[test]
-fn a_slice_with_an_empty_service_name_is_reported_at_the_label() {
-    let slice = web_slice().replace("service-name: web", "service-name: \"\"");
-    let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let warning = warned(&site, &["EndpointSlice default/web-v4 belongs to no Service", "is empty"]);
-    assert!(
-        warning.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "service-name"))),
-        "{warning}"
     );
 }
 
@@ -265,14 +191,6 @@ fn bytes_that_are_not_utf8_are_reported_with_line_and_column() {
         (ran.code, ran.out),
         (2, format!("gateway.yaml:{line}:3: error: not UTF-8: the byte 0xff; accepted: UTF-8 text\n"))
     );
-}
-
-#[test]
-fn a_second_address_in_a_status_is_reported() {
-    let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2}]}}\n";
-    let site = Site::new(GATEWAY, &[("web.yaml", &(web() + status)), ("slice.yaml", &web_slice())]);
-    let warning = warned(&site, &["address 203.0.113.2 in the status of Service default/web is not served"]);
-    assert!(warning.contains("manifests/web.yaml:"), "{warning}");
 }
 
 #[test]

@@ -254,10 +254,70 @@ const MISTAKES: &[Mistake] = &[
         &["EndpointSlice default/web-v4", "belongs to no Service"],
     ),
     warned(
+        "an empty name of the Service in the label of a slice",
+        &[(SLICE, "service-name: web", "service-name: \"\"")],
+        (SLICE, "service-name"),
+        &["EndpointSlice default/web-v4 belongs to no Service", "is empty"],
+    ),
+    warned(
+        "a VIP as an endpoint",
+        &[(SLICE, "10.0.0.2", "203.0.113.1")],
+        (SLICE, "203.0.113.1"),
+        &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"],
+    ),
+    warned(
+        "a loopback address as an endpoint",
+        &[(SLICE, "10.0.0.1", "127.0.0.1")],
+        (SLICE, "127.0.0.1"),
+        &["endpoint 127.0.0.1", "loopback"],
+    ),
+    refused(
+        "a backend that no route leads to",
+        &[(GATEWAY_FILE, "{to: \"0.0.0.0/0\", via: \"192.0.2.1\"}, ", "")],
+        (WEB, "name: http"),
+        &["10.0.0.1:80", "no route leads to it"],
+    ),
+    warned(
+        "a second address of a family in a status",
+        &[(
+            WEB,
+            "spec:\n",
+            "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2}]}}\nspec:\n",
+        )],
+        (WEB, "203.0.113.2"),
+        &["address 203.0.113.2 in the status of Service default/web is not served"],
+    ),
+    warned(
+        "policy Local with endpoints on other nodes only",
+        &[
+            (GATEWAY_FILE, BGP, "node: {name: n1}\npools:\n"),
+            (WEB, "spec:\n", "spec:\n  externalTrafficPolicy: Local\n"),
+            (SLICE, "addresses: [\"10.0.0.1\"]", "addresses: [\"10.0.0.1\"]\n    nodeName: n2"),
+        ],
+        (WEB, "Local"),
+        &[
+            "80/TCP of Service default/web on 203.0.113.1 has no backend",
+            "externalTrafficPolicy Local: node n1 has no endpoint, there are endpoints on n2",
+        ],
+    ),
+    warned(
+        "a kind that the gateway does not read",
+        &[(
+            SLICE,
+            "apiVersion: discovery.k8s.io/v1",
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n---\napiVersion: discovery.k8s.io/v1",
+        )],
+        (SLICE, "apiVersion: apps/v1"),
+        &["the gateway does not read kind Deployment"],
+    ),
+    warned(
         "a port of another name in the slice",
-        &[(SLICE, "name: http", "name: web")],
+        &[(SLICE, "{name: http, port: 80}", "{name: web, port: 8080}")],
         (SLICE, "ports:"),
-        &["needs http"],
+        &[
+            "has web/8080, dns/53/UDP, but Service default/web needs http",
+            "; accepted: a port named http, protocol TCP",
+        ],
     ),
     refused(
         "the same object in two places",
