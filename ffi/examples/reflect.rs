@@ -1,8 +1,8 @@
-//! Attaches a device, prints its properties, and for some seconds sends every frame back to its sender.
+//! Attaches a device, prints its properties, and sends every frame back to its sender for some seconds.
 //!
 //! `cargo run -p dpdk --example reflect -- DEVICE [QUEUES [SECONDS [HUGEPAGES-MIB]]]`, for instance as root
-//! `net_af_packet,iface=eth1,qpairs=2 2`. There is one pinned thread per queue, as for workers. Use it for a first test
-//! of a NIC. It is also the smallest program that shows how to use this crate.
+//! `net_af_packet,iface=eth1,qpairs=2 2`. Like workers, it uses one pinned thread per queue. Use it for a first test of
+//! a NIC; it is also the smallest program that shows how to use this crate.
 
 use std::error::Error;
 use std::thread;
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Swaps the addresses of Ethernet and of IPv4 until the time is over, and prints what it received.
+/// Swaps the Ethernet and IPv4 addresses until the time is over, and prints what it received.
 fn reflect(mut rx: RxQueue, mut tx: TxQueue, until: Instant) {
     let mut burst = Burst::<32>::new();
     let (mut received, mut sent, mut tagged, mut longest) = (0, 0, 0, 0);

@@ -19,7 +19,7 @@ pub fn pin(cpu: usize) -> Result<(), LcoreError> {
     affinity.apply().map_err(failed)
 }
 
-/// The CPUs that this thread may run on, ascending.
+/// The CPUs that this thread may run on, in ascending order.
 #[must_use]
 pub fn usable_cpus() -> Vec<usize> {
     let set = Affinity::of_this_thread().0;
@@ -46,7 +46,7 @@ impl Affinity {
     }
 
     pub(crate) fn restore(&self) {
-        // The set was read from this thread a moment ago, so the kernel accepts it. An error has no remedy.
+        // The set was read from this thread a moment ago, so the kernel accepts it. Nothing can be done about an error.
         let _ = self.apply();
     }
 

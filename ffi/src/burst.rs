@@ -1,9 +1,9 @@
-//! A burst: the frames that a worker processes together.
+//! A burst: frames that a worker processes together.
 //!
-//! [`Burst`] is a fixed array of owned mbufs, without heap memory. It dereferences to `[Mbuf]`. A worker has one for
-//! each queue: RX appends to it, TX takes from its front.
+//! [`Burst`] is a fixed array of owned mbufs, without heap memory. It dereferences to `[Mbuf]`. A worker has one per
+//! queue: RX appends to it, TX takes from its front.
 //!
-//! Invariant: a burst owns its mbufs. Those that TX did not accept stay in it, in order; dropping it frees them.
+//! Invariant: a burst owns its mbufs. Those that TX refuses stay in it, in order; dropping it frees them.
 
 use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -38,10 +38,10 @@ impl<const N: usize> Burst<N> {
         Self(ArrayVec::new())
     }
 
-    /// The number of mbufs that it has room for.
+    /// The number of mbufs that can still be added.
     #[inline]
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         self.0.remaining_capacity()
     }
 
@@ -67,16 +67,16 @@ impl<const N: usize> Burst<N> {
         self.0.pop()
     }
 
-    /// Removes a range, in order. Mbufs that the caller does not consume are freed.
+    /// Removes a range, in order. Mbufs that the caller doesn't consume are freed.
     #[inline]
     pub fn drain(&mut self, range: impl RangeBounds<usize>) -> impl Iterator<Item = Mbuf> + '_ {
         self.0.drain(range)
     }
 
-    /// Removes the mbuf at `index` and replaces it by the last one.
+    /// Removes the mbuf at `index` and replaces it with the last one.
     ///
     /// # Panics
-    /// When `index` is not below the length.
+    /// If `index` is not below the length.
     #[inline]
     pub fn swap_remove(&mut self, index: usize) -> Mbuf {
         self.0.swap_remove(index)
@@ -102,7 +102,7 @@ impl<const N: usize> Burst<N> {
         }
     }
 
-    /// The free places behind the last mbuf.
+    /// The unused entries after the last mbuf.
     #[inline]
     pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<Mbuf>] {
         let len = self.0.len();
@@ -111,16 +111,16 @@ impl<const N: usize> Burst<N> {
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().add(len).cast(), N - len) }
     }
 
-    /// Adds the first `count` of the free places to the burst.
+    /// Adds the first `count` unused entries to the burst.
     ///
     /// # Safety
-    /// They hold valid mbufs that nobody else owns.
+    /// They are valid mbufs that nobody else owns.
     ///
     /// # Panics
-    /// If `count` exceeds the number of free places.
+    /// If `count` exceeds the number of unused entries.
     #[inline]
     pub(crate) unsafe fn assume_filled(&mut self, count: usize) {
-        assert!(count <= self.room(), "C filled no more than the places it was given");
+        assert!(count <= self.remaining(), "C filled no more entries than it was given");
         // SAFETY: by the precondition, and `count` fits.
         unsafe { self.0.set_len(self.0.len() + count) };
     }
@@ -148,7 +148,7 @@ impl<const N: usize> Burst<N> {
         }
     }
 
-    /// The array in the form that burst functions expect.
+    /// The array as burst functions expect it.
     #[inline]
     pub(crate) fn as_raw(&mut self) -> *mut *mut sys::rte_mbuf {
         const { assert!(mem::size_of::<Mbuf>() == mem::size_of::<*mut sys::rte_mbuf>()) };

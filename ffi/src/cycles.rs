@@ -1,13 +1,12 @@
 //! The clock of the packet path: the CPU's time stamp counter and its frequency.
 //!
-//! Must not contain calendar time, or a system call for each packet.
+//! Not here: calendar time, and anything that needs a system call per packet.
 //!
-//! Invariant: on the machines that DPDK supports, the counter has the same rate on all cores (`constant_tsc`).
+//! Invariant: on machines that DPDK supports, the counter runs at the same rate on all cores (`constant_tsc`).
 
 use dpdk_sys as sys;
 
-/// The current value of the time stamp counter, in cycles of [`hz`]. Costs some 20 cycles, and is not ordered against
-/// other instructions.
+/// The time stamp counter, in cycles of [`hz`]. Costs some 20 cycles, and is not ordered against other instructions.
 #[inline]
 #[must_use]
 pub fn now() -> u64 {
@@ -23,7 +22,7 @@ pub fn now() -> u64 {
     }
 }
 
-/// Cycles per second, as the EAL measured them at its start; 0 before that.
+/// Cycles per second, as measured when the EAL started; 0 before that.
 #[must_use]
 pub fn hz() -> u64 {
     // SAFETY: returns a global that rte_eal_init sets once.

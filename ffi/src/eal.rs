@@ -1,11 +1,11 @@
-//! The EAL of DPDK: typed configuration, one initialisation, clean-up when the last handle is dropped.
+//! DPDK's EAL: typed configuration, a single initialization, and clean-up when the last handle is dropped.
 //!
-//! Every pool, port and ring holds an [`Eal`], so they are removed before the clean-up. The EAL is started so that it
-//! creates no files (`--in-memory`, or `--no-shconf` without hugepages) and no socket: nothing remains, however the
-//! process ends.
+//! Every pool, port and ring owns an [`Eal`] handle, so they are removed before the clean-up. The EAL is started in
+//! such a way that it creates no files (`--in-memory`, or `--no-shconf` without hugepages) and no socket: nothing
+//! remains, however the process ends.
 //!
-//! Invariant: the calling thread keeps its CPU affinity. `rte_eal_init` would pin it, and all threads that it starts
-//! later.
+//! Invariant: the calling thread keeps its CPU affinity. `rte_eal_init` would pin it, and with it all threads that it
+//! starts later.
 
 use std::ffi::{CString, c_char};
 use std::fmt;
@@ -18,7 +18,7 @@ use dpdk_sys as sys;
 use crate::affinity;
 use crate::error::{EalError, Errno};
 
-/// A handle on the initialised EAL; the EAL is cleaned up when the last one is dropped.
+/// A handle to the initialized EAL, which is cleaned up when the last handle is dropped.
 ///
 /// ```no_run
 /// use dpdk::{Eal, EalConfig, Memory};
@@ -27,14 +27,14 @@ use crate::error::{EalError, Errno};
 /// # Ok::<(), dpdk::EalError>(())
 /// ```
 #[derive(Clone)]
-pub struct Eal(#[expect(dead_code, reason = "held for its drop")] Arc<Initialised>);
+pub struct Eal(#[expect(dead_code, reason = "owned for its drop")] Arc<Initialised>);
 
 /// How to start the EAL.
 #[derive(Clone, Debug)]
 pub struct EalConfig {
     /// The source of packet memory.
     pub memory: Memory,
-    /// The CPUs of the main lcore, which does the EAL's own housekeeping. If empty, it uses all CPUs of the process.
+    /// The CPUs of the main lcore, which does the EAL's housekeeping. If empty, it uses all CPUs of the process.
     /// Workers are not listed here: they are threads that register themselves ([`crate::Lcore`]).
     pub main_cpus: Vec<usize>,
     /// The PCI devices to probe.
@@ -42,9 +42,9 @@ pub struct EalConfig {
     /// Virtual devices to create at the start, in the syntax of `--vdev`. [`crate::Port::attach`] can also create them
     /// later.
     pub vdevs: Vec<String>,
-    /// The lowest level of messages that DPDK logs, to standard error and syslog.
+    /// The lowest level of messages that DPDK logs to standard error and syslog.
     pub log_level: LogLevel,
-    /// `--file-prefix`. It matters only if several DPDK processes share a run directory.
+    /// `--file-prefix`. Only relevant if several DPDK processes share a run directory.
     pub file_prefix: Option<String>,
 }
 
@@ -56,7 +56,7 @@ pub enum Memory {
         /// MiB allocated at the start. More is allocated on demand while the kernel has any.
         mib: u32,
     },
-    /// Plain pages (`--no-huge`): works everywhere, but not for NICs that do DMA by physical address.
+    /// Plain pages (`--no-huge`): work everywhere, except for NICs that do DMA by physical address.
     NoHuge {
         /// MiB in total. No more is allocated later.
         mib: u32,
@@ -99,10 +99,10 @@ impl Default for EalConfig {
 }
 
 impl Eal {
-    /// Starts the EAL. It can be called once per process.
+    /// Starts the EAL. Can be called once per process.
     ///
     /// # Errors
-    /// If it was started before, or if `rte_eal_init` fails (not enough hugepages, a vdev that does not exist).
+    /// If it was started before, or if `rte_eal_init` fails (too few hugepages, an unknown vdev).
     pub fn init(config: &EalConfig) -> Result<Self, EalError> {
         let arguments = config.arguments();
         let argv = arguments
@@ -132,7 +132,7 @@ impl Eal {
         Ok(eal)
     }
 
-    /// The version of the DPDK that is linked, as `DPDK 22.11.4`.
+    /// The version of the linked DPDK, such as `DPDK 22.11.4`.
     #[must_use]
     pub fn version() -> String {
         // SAFETY: returns a NUL-terminated string that lives as long as the process.
@@ -146,7 +146,7 @@ impl fmt::Debug for Eal {
     }
 }
 
-/// Set at the first attempt, and never cleared: rte_eal_init cannot be repeated, not even after a clean-up.
+/// Set at the first attempt and never cleared: rte_eal_init can't be repeated, not even after a clean-up.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Proof that rte_eal_init has succeeded and rte_eal_cleanup has not been called.
@@ -154,21 +154,21 @@ struct Initialised;
 
 impl Drop for Initialised {
     fn drop(&mut self) {
-        // SAFETY: initialised, and nobody else holds a handle: no pool, port, ring or registered lcore is left, for
-        // each of them holds one. A failure of it has no remedy.
+        // SAFETY: initialised, and no other handle exists: no pool, port, ring or registered lcore is left, because
+        // each of them owns one. Nothing can be done about a failure.
         unsafe { sys::rte_eal_cleanup() };
         remove_empty_run_directory();
     }
 }
 
 impl EalConfig {
-    /// The command line for `rte_eal_init`, program name included.
+    /// The command line for `rte_eal_init`, including the program name.
     fn arguments(&self) -> Vec<String> {
         let cpus = if self.main_cpus.is_empty() { affinity::usable_cpus() } else { self.main_cpus.clone() };
         let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
         let mut arguments: Vec<String> = vec![
             "dpdk".to_owned(),
-            // One lcore, number 0, that may run on any of these CPUs.
+            // One lcore, number 0, which may run on any of these CPUs.
             format!("--lcores=0@({})", cpus.join(",")),
             "--no-telemetry".to_owned(),
             format!("--log-level={}", self.log_level as u32),
@@ -178,8 +178,8 @@ impl EalConfig {
                 arguments.push("--in-memory".to_owned());
                 mib
             }
-            // `--no-huge` implies the legacy memory mode, which excludes `--in-memory`. `--no-shconf` has the remaining
-            // effect of the latter.
+            // `--no-huge` implies the legacy memory mode, which excludes `--in-memory`. `--no-shconf` covers the rest
+            // of what that does.
             Memory::NoHuge { mib } => {
                 arguments.extend(["--no-huge".to_owned(), "--no-shconf".to_owned()]);
                 mib
@@ -187,7 +187,7 @@ impl EalConfig {
         };
         arguments.extend(["-m".to_owned(), mib.to_string()]);
         match &self.pci {
-            // Without PCI devices physical addresses are not needed, and virtual ones do not require root.
+            // Without PCI devices, physical addresses are not needed, and virtual ones don't require root.
             Pci::None => arguments.extend(["--no-pci".to_owned(), "--iova-mode=va".to_owned()]),
             Pci::Allow(list) => {
                 for address in list {
@@ -217,7 +217,7 @@ impl EalConfig {
     }
 }
 
-/// The EAL creates its run directory (`/var/run/dpdk/PREFIX`) even in memory-only mode, where it stays empty.
+/// The EAL creates its run directory (`/var/run/dpdk/PREFIX`) even in memory-only mode, and leaves it empty.
 fn remove_empty_run_directory() {
     // SAFETY: returns a static buffer, NUL-terminated, that is written once in rte_eal_init and only read after.
     let path = unsafe { std::ffi::CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_say_what_the_configuration_says() {
+    fn arguments_reflect_the_configuration() {
         let config = EalConfig {
             memory: Memory::Hugepages { mib: 64 },
             main_cpus: vec![0],

@@ -1,21 +1,21 @@
-//! Errors, with texts that tell an operator what to do.
+//! Errors, with messages that help an operator fix the cause.
 //!
 //! Contains [`Errno`] (DPDK's error number with its text) and one error type for each operation that can fail. Each
 //! names the object (port, pool, argument), the request, and what would have been accepted.
 //!
-//! Invariant: the errors of the packet path ([`PoolExhausted`], [`NoRoom`]) have no contents and cost nothing.
+//! Invariant: the errors of the packet path ([`PoolExhausted`], [`NoSpace`]) are empty types without cost.
 
 use std::ffi::CStr;
 use std::fmt;
 
 use dpdk_sys as sys;
 
-/// An error number of the EAL or of a driver (`rte_errno`), shown with the text of `rte_strerror`.
+/// An error number of the EAL or of a driver (`rte_errno`), displayed with the text of `rte_strerror`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(i32);
 
 impl Errno {
-    /// The number, positive, as in `errno.h`.
+    /// The positive number, as in `errno.h`.
     #[must_use]
     pub fn code(self) -> i32 {
         self.0
@@ -58,16 +58,16 @@ impl std::error::Error for Errno {}
 /// Why the EAL did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EalError {
-    /// The EAL starts once per process, and cannot start again after its clean-up.
+    /// The EAL starts once per process, and can't start again after its clean-up.
     #[error("the EAL was already initialised in this process")]
     AlreadyInitialised,
     /// An argument contains a NUL byte, which C does not accept.
-    #[error("EAL argument {0:?} holds a NUL byte")]
+    #[error("EAL argument {0:?} contains a NUL byte")]
     Argument(String),
     /// `rte_eal_init` failed.
     #[error("the EAL did not start: {source}; arguments: {arguments}{hint}")]
     Init {
-        /// The command line that was used, for an attempt by hand (`dpdk-testpmd ARGUMENTS`).
+        /// The command line, to try it by hand (`dpdk-testpmd ARGUMENTS`).
         arguments: String,
         /// A likely remedy, or empty.
         hint: &'static str,
@@ -89,34 +89,32 @@ pub enum PoolError {
         /// The accepted range.
         accepted: String,
     },
-    /// `rte_pktmbuf_pool_create` failed, in most cases for lack of memory.
+    /// `rte_pktmbuf_pool_create` failed, usually for lack of memory.
     #[error(
-        "mbuf pool of {mbufs} mbufs with {data_room} bytes each: {source}; give the EAL more memory, or ask for fewer"
+        "mbuf pool of {mbufs} mbufs with {data_room} bytes each: {source}; give the EAL more memory, or request fewer"
     )]
     Create {
         /// The requested number of mbufs.
         mbufs: u32,
-        /// The size of each, headroom included, in bytes.
+        /// The size of each in bytes, including the headroom.
         data_room: u32,
         /// `rte_errno`.
         source: Errno,
     },
-    /// A port returns sent mbufs without looking at their pool ([`crate::PortConfig::fast_free`]).
-    #[error(
-        "mbuf pool: a port was started with the promise that there is no other pool; create all pools first"
-    )]
+    /// A port returns sent mbufs without checking their pool ([`crate::PortConfig::fast_free`]).
+    #[error("mbuf pool: a running port relies on there being no other pool; create all pools first")]
     OnlyPool,
 }
 
-/// The pool has no mbuf left. The caller drops the packet or waits; nothing was allocated.
+/// The pool has no free mbuf. The caller drops the packet or waits; nothing was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the mbuf pool is exhausted")]
 pub struct PoolExhausted;
 
-/// The mbuf cannot grow or shrink by that amount. It is unchanged.
+/// The mbuf can't grow or shrink by that amount. It is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such room in the mbuf")]
-pub struct NoRoom;
+#[error("not enough space in the mbuf")]
+pub struct NoSpace;
 
 /// Why a port could not be attached, configured or queried.
 #[derive(Debug, thiserror::Error)]
@@ -128,7 +126,7 @@ pub enum PortError {
     Device {
         /// The string as given.
         device: String,
-        /// The fault.
+        /// The error.
         why: &'static str,
     },
     /// The driver rejected the device, or no driver supports it.
@@ -147,10 +145,10 @@ pub enum PortError {
     /// Another [`crate::Port`] uses it.
     #[error("port {0:?} is in use already")]
     InUse(String),
-    /// Handles of the port's queues still exist. Drop them first.
+    /// The port's queues still have handles. Drop them first.
     #[error("port {0:?}: its queues are still in use")]
     QueuesInUse(String),
-    /// A value of the configuration is out of the range of this port.
+    /// A value of the configuration is outside the range of this port.
     #[error("port {port:?}: {what} is {given}; accepted: {accepted}")]
     Config {
         /// The port.

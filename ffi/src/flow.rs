@@ -1,7 +1,7 @@
 //! How a NIC distributes frames to its queues: receive-side scaling.
 //!
 //! [`RssConfig`] and [`RssHash`] are the request. [`Rss`] is the actual setting (key, hashed fields, redirection
-//! table), from which software computes the queue of a frame. Not here: rte_flow rules, and the hash function.
+//! table), from which software can compute the queue of a frame. Not here: rte_flow rules, and the hash function.
 
 use std::ops::{BitAnd, BitOr};
 
@@ -14,7 +14,7 @@ pub struct RssHash(u64);
 impl RssHash {
     /// Nothing.
     pub const NONE: Self = Self(0);
-    /// Source and destination address, of IPv4 and IPv6, fragments included.
+    /// Source and destination addresses of IPv4 and IPv6, including fragments.
     pub const IP: Self = Self(
         sys::DPDK_SYS_RSS_IPV4
             | sys::DPDK_SYS_RSS_FRAG_IPV4
@@ -24,11 +24,11 @@ impl RssHash {
             | sys::DPDK_SYS_RSS_IPV6_OTHER
             | sys::DPDK_SYS_RSS_IPV6_EX,
     );
-    /// Addresses and ports of TCP, IPv4 and IPv6.
+    /// Addresses and ports of TCP over IPv4 and IPv6.
     pub const TCP: Self = Self(sys::DPDK_SYS_RSS_IPV4_TCP | sys::DPDK_SYS_RSS_IPV6_TCP);
-    /// Addresses and ports of UDP, IPv4 and IPv6.
+    /// Addresses and ports of UDP over IPv4 and IPv6.
     pub const UDP: Self = Self(sys::DPDK_SYS_RSS_IPV4_UDP | sys::DPDK_SYS_RSS_IPV6_UDP);
-    /// Addresses and ports of SCTP, IPv4 and IPv6.
+    /// Addresses and ports of SCTP over IPv4 and IPv6.
     pub const SCTP: Self = Self(sys::DPDK_SYS_RSS_IPV4_SCTP | sys::DPDK_SYS_RSS_IPV6_SCTP);
 
     /// Whether it contains any of `other`.
@@ -68,30 +68,30 @@ impl BitAnd for RssHash {
     }
 }
 
-/// The requested scaling. A NIC ignores what it does not support; [`crate::Port::rss`] returns the actual scaling.
+/// The requested RSS. A NIC ignores what it doesn't support; [`crate::Port::rss`] returns the actual setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssConfig {
     /// The hash key, as long as that of the NIC ([`crate::PortInfo::rss_key_len`]). `None` uses the driver's own.
     pub key: Option<Vec<u8>>,
     /// The headers to hash.
     pub hash: RssHash,
-    /// The redirection table, repeated as often as it fits into that of the NIC. `None` uses the driver's own.
+    /// The redirection table, repeated to fill that of the NIC. `None` uses the driver's own.
     pub table: Option<Vec<u16>>,
 }
 
 impl Default for RssConfig {
-    /// Addresses and ports of everything, with the driver's key.
+    /// Hashes all addresses and ports, with the driver's key.
     fn default() -> Self {
         Self { key: None, hash: RssHash::IP | RssHash::TCP | RssHash::UDP | RssHash::SCTP, table: None }
     }
 }
 
-/// The actual scaling of a port.
+/// The actual RSS setting of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rss {
     /// The Toeplitz key.
     pub key: Vec<u8>,
-    /// The headers that are hashed.
+    /// The hashed headers.
     pub hash: RssHash,
     /// The redirection table: a frame arrives at queue `table[hash % table.len()]`. Its length is a power of two.
     pub table: Vec<u16>,

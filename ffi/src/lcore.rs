@@ -1,7 +1,7 @@
-//! Threads registered with DPDK: a thread is pinned to a CPU, registers itself and gets an lcore number.
+//! Threads registered with DPDK: a thread pins itself to a CPU, registers itself and gets an lcore number.
 //!
-//! A mempool has a cache for each lcore, so workers allocate and free mbufs without shared memory. An unregistered
-//! thread uses the shared ring each time. Each worker calls this first.
+//! A mempool has a cache per lcore, so workers allocate and free mbufs without touching shared memory. An unregistered
+//! thread uses the shared ring each time. Each worker registers first.
 //!
 //! Invariant: an [`Lcore`] never leaves the thread that created it.
 
@@ -13,7 +13,7 @@ pub use crate::affinity::{pin, usable_cpus};
 use crate::eal::Eal;
 use crate::error::{Errno, LcoreError};
 
-/// This thread's registration with DPDK; dropped at the end of the thread's work.
+/// This thread's registration with DPDK; drop it when the thread has finished its work.
 ///
 /// ```
 /// let eal = dpdk::testing::eal();
@@ -37,7 +37,7 @@ impl Lcore {
     /// Makes this thread an lcore on the CPUs that it may currently run on. Pin it first ([`pin`]).
     ///
     /// # Errors
-    /// If the thread is already an lcore, or there are no more numbers (`RTE_MAX_LCORE`).
+    /// If the thread is already an lcore, or no lcore number is left (`RTE_MAX_LCORE`).
     pub fn register(eal: &Eal) -> Result<Self, LcoreError> {
         if let Some(id) = current() {
             return Err(LcoreError::Registered(id));
@@ -59,7 +59,7 @@ impl Lcore {
         Self::register(eal)
     }
 
-    /// The lcore number, which is not the number of the CPU.
+    /// The lcore number. It is not the number of the CPU.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id

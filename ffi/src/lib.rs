@@ -1,15 +1,15 @@
 //! Safe DPDK: the EAL, packet memory, ports and their queues, for one process that owns them all.
 //!
-//! Contains all `unsafe` code of the project except the cache prefetch of `tidegate-structures`; each block says why it is
-//! sound. Must not know VIPs, flows, Kubernetes, or anything else that DPDK does not know. The `dpdk` driver of the
-//! dataplane calls it, and tests do.
+//! Contains all `unsafe` code of the project except the cache prefetch of `tidegate-structures`; each block says why it
+//! is sound. Knows nothing of VIPs, flows or Kubernetes, only what DPDK knows. Used by the dataplane's `dpdk` driver,
+//! and by tests.
 //!
 //! May depend on: `dpdk-sys`.
 //!
 //! Invariant: an mbuf has exactly one owner, in Rust or in C, and returns to its pool when that owner drops it.
-//! Invariant: [`RxQueue::rx`], [`TxQueue::tx`], [`PktPool::alloc`] and the drop of an [`Mbuf`] make no system call
-//! of their own, allocate nothing from the heap and take no lock (a driver such as `net_af_packet` may still enter
-//! the kernel inside its burst function).
+//! Invariant: [`RxQueue::rx`], [`TxQueue::tx`], [`PktPool::alloc`] and dropping an [`Mbuf`] make no system call of
+//! their own, allocate nothing from the heap and take no lock. A driver such as `net_af_packet` may still enter the
+//! kernel in its burst function.
 //!
 //! ```
 //! use dpdk::{Burst, PktPool, PoolConfig, Port, PortConfig, testing};
@@ -47,7 +47,7 @@ pub mod testing;
 
 pub use burst::Burst;
 pub use eal::{Eal, EalConfig, LogLevel, Memory, Pci};
-pub use error::{EalError, Errno, LcoreError, NoRoom, PoolError, PoolExhausted, PortError, RingError};
+pub use error::{EalError, Errno, LcoreError, NoSpace, PoolError, PoolExhausted, PortError, RingError};
 pub use flow::{Rss, RssConfig, RssHash};
 pub use lcore::Lcore;
 pub use mbuf::{Checksum, Mbuf};

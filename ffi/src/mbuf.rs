@@ -1,10 +1,10 @@
 //! One frame in packet memory.
 //!
-//! [`Mbuf`] has the bytes, the room before and after them, and the flags of the NIC. It knows no protocols. Fields are
-//! read inline, at the offsets that `dpdk-sys` determined with `offsetof`; only freeing calls C.
+//! [`Mbuf`] gives access to the bytes, to the space before and after them, and to the flags of the NIC. It knows no
+//! protocols. Fields are read inline at the offsets that `dpdk-sys` determined with `offsetof`; only freeing calls C.
 //!
-//! Invariant: one owner. `Mbuf` is not `Clone`; giving it to C consumes it; dropping it returns it to its pool.
-//! Invariant: all mbufs here are direct and have a reference count of 1, so `&mut Mbuf` is the only access to the
+//! Invariant: one owner. `Mbuf` is not `Clone`; passing it to C consumes it; dropping it returns it to its pool.
+//! Invariant: all mbufs here are direct and have a reference count of 1, so `&mut Mbuf` gives exclusive access to the
 //! bytes.
 
 use std::fmt;
@@ -13,9 +13,9 @@ use std::ptr::NonNull;
 
 use dpdk_sys as sys;
 
-use crate::error::NoRoom;
+use crate::error::NoSpace;
 
-/// A frame in packet memory, owned.
+/// An owned frame in packet memory.
 ///
 /// It has the size and layout of a pointer to `rte_mbuf`: burst functions take an array of them.
 ///
@@ -40,7 +40,7 @@ unsafe impl Send for Mbuf {}
 // SAFETY: through `&Mbuf` everything is only read.
 unsafe impl Sync for Mbuf {}
 
-/// The result of the NIC's verification of a checksum (`RTE_MBUF_F_RX_*_CKSUM_*`).
+/// The NIC's verdict on a checksum (`RTE_MBUF_F_RX_*_CKSUM_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
     /// The NIC has not verified it.
@@ -49,8 +49,8 @@ pub enum Checksum {
     Good,
     /// It is wrong.
     Bad,
-    /// It is not in the packet, but the data are known to be intact (because they come from a virtual machine, for
-    /// example).
+    /// It is not in the packet, but the data are known to be intact, for example because they come from a virtual
+    /// machine.
     Absent,
 }
 
@@ -59,7 +59,7 @@ impl Mbuf {
     #[inline]
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: data_off + data_len <= buf_len holds in every mbuf (DPDK's drivers and this module keep it), so
+        // SAFETY: data_off + data_len <= buf_len in every mbuf (DPDK's drivers and this module keep it), so
         // the range lies in the buffer, which is mapped memory that nobody else writes while we own the mbuf.
         unsafe { std::slice::from_raw_parts(self.start(), usize::from(self.data_len())) }
     }
@@ -86,7 +86,7 @@ impl Mbuf {
     /// Length of the frame in bytes, over all segments.
     #[inline]
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "no caller asks whether a frame is empty")]
+    #[expect(clippy::len_without_is_empty, reason = "no caller needs to know whether a frame is empty")]
     pub fn len(&self) -> usize {
         self.pkt_len() as usize
     }
@@ -102,23 +102,23 @@ impl Mbuf {
     /// Joins the segments of the frame into one.
     ///
     /// # Errors
-    /// If the first segment has no room for the whole frame; the frame is then unchanged.
-    pub fn linearize(&mut self) -> Result<(), NoRoom> {
+    /// If the first segment has no space for the whole frame; the frame is then unchanged.
+    pub fn linearize(&mut self) -> Result<(), NoSpace> {
         if self.is_contiguous() {
             return Ok(());
         }
         // SAFETY: a valid mbuf that we own, as are its further segments, which it frees.
-        if unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } == 0 { Ok(()) } else { Err(NoRoom) }
+        if unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } == 0 { Ok(()) } else { Err(NoSpace) }
     }
 
-    /// Free bytes in front of the frame.
+    /// Free bytes before the frame.
     #[inline]
     #[must_use]
     pub fn headroom(&self) -> usize {
         usize::from(self.data_off())
     }
 
-    /// Free bytes behind the data of the first segment.
+    /// Free bytes after the data of the first segment.
     #[inline]
     #[must_use]
     pub fn tailroom(&self) -> usize {
@@ -127,19 +127,19 @@ impl Mbuf {
         usize::from(buf_len).saturating_sub(usize::from(self.data_off()) + usize::from(self.data_len()))
     }
 
-    /// Grows the frame by `count` bytes at its front and returns these bytes. Their contents are undefined; the caller
+    /// Grows the frame by `count` bytes at the front and returns these bytes. Their contents are undefined; the caller
     /// must write them.
     ///
     /// # Errors
     /// If the headroom is smaller.
     #[inline]
-    pub fn prepend(&mut self, count: usize) -> Result<&mut [u8], NoRoom> {
+    pub fn prepend(&mut self, count: usize) -> Result<&mut [u8], NoSpace> {
         let data_off = self.data_off();
         let Some(grow) = u16::try_from(count).ok().filter(|&grow| grow <= data_off) else {
-            return Err(NoRoom);
+            return Err(NoSpace);
         };
-        let data_len = self.data_len().checked_add(grow).ok_or(NoRoom)?;
-        let pkt_len = self.pkt_len().checked_add(u32::from(grow)).ok_or(NoRoom)?;
+        let data_len = self.data_len().checked_add(grow).ok_or(NoSpace)?;
+        let pkt_len = self.pkt_len().checked_add(u32::from(grow)).ok_or(NoSpace)?;
         self.set_data_off(data_off - grow);
         self.set_lengths(data_len, pkt_len);
         Ok(&mut self.data_mut()[..count])
@@ -150,29 +150,29 @@ impl Mbuf {
     /// # Errors
     /// If the first segment has fewer.
     #[inline]
-    pub fn trim_front(&mut self, count: usize) -> Result<(), NoRoom> {
+    pub fn trim_front(&mut self, count: usize) -> Result<(), NoSpace> {
         let data_len = self.data_len();
         let Some(shrink) = u16::try_from(count).ok().filter(|&shrink| shrink <= data_len) else {
-            return Err(NoRoom);
+            return Err(NoSpace);
         };
         self.set_data_off(self.data_off() + shrink);
         self.set_lengths(data_len - shrink, self.pkt_len() - u32::from(shrink));
         Ok(())
     }
 
-    /// Grows the frame by `count` bytes at its end and returns these bytes. Their contents are undefined; the caller
+    /// Grows the frame by `count` bytes at the end and returns these bytes. Their contents are undefined; the caller
     /// must write them.
     ///
     /// # Errors
     /// If the tailroom is smaller, or the frame has several segments.
     #[inline]
-    pub fn append(&mut self, count: usize) -> Result<&mut [u8], NoRoom> {
+    pub fn append(&mut self, count: usize) -> Result<&mut [u8], NoSpace> {
         if count > self.tailroom() || !self.is_contiguous() {
-            return Err(NoRoom);
+            return Err(NoSpace);
         }
         let old = self.data_len();
         // `count` is at most the tailroom, so the sum is at most buf_len, a u16.
-        let data_len = old + u16::try_from(count).map_err(|_| NoRoom)?;
+        let data_len = old + u16::try_from(count).map_err(|_| NoSpace)?;
         self.set_lengths(data_len, u32::from(data_len));
         Ok(&mut self.data_mut()[usize::from(old)..])
     }
@@ -182,12 +182,12 @@ impl Mbuf {
     /// # Errors
     /// If the frame is shorter, or has several segments.
     #[inline]
-    pub fn truncate(&mut self, len: usize) -> Result<(), NoRoom> {
+    pub fn truncate(&mut self, len: usize) -> Result<(), NoSpace> {
         let Some(keep) = u16::try_from(len).ok().filter(|&keep| keep <= self.data_len()) else {
-            return Err(NoRoom);
+            return Err(NoSpace);
         };
         if !self.is_contiguous() {
-            return Err(NoRoom);
+            return Err(NoSpace);
         }
         self.set_lengths(keep, u32::from(keep));
         Ok(())
@@ -212,7 +212,7 @@ impl Mbuf {
         Some(unsafe { self.field::<u32>(sys::DPDK_SYS_MBUF_HASH_RSS).read() })
     }
 
-    /// The 802.1Q tag, if the NIC or the kernel removed it from the frame: it is then not in [`Mbuf::data`].
+    /// The 802.1Q tag, if the NIC or the kernel removed it from the frame; [`Mbuf::data`] then doesn't contain it.
     #[inline]
     #[must_use]
     pub fn stripped_vlan(&self) -> Option<u16> {
@@ -223,7 +223,7 @@ impl Mbuf {
         Some(unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_VLAN_TCI).read() })
     }
 
-    /// The NIC's result for the IPv4 header checksum.
+    /// The NIC's verdict on the IPv4 header checksum.
     #[inline]
     #[must_use]
     pub fn ip_checksum(&self) -> Checksum {
@@ -235,7 +235,7 @@ impl Mbuf {
         }
     }
 
-    /// The NIC's result for the TCP, UDP or SCTP checksum.
+    /// The NIC's verdict on the TCP, UDP or SCTP checksum.
     #[inline]
     #[must_use]
     pub fn l4_checksum(&self) -> Checksum {
@@ -247,7 +247,7 @@ impl Mbuf {
         }
     }
 
-    /// Gives up ownership: the receiver of the pointer owns the mbuf.
+    /// Gives up ownership: whoever receives the pointer owns the mbuf.
     #[must_use = "the mbuf is lost to its pool unless somebody takes the pointer back"]
     pub fn into_raw(self) -> NonNull<sys::rte_mbuf> {
         ManuallyDrop::new(self).0
@@ -338,8 +338,8 @@ impl fmt::Debug for Mbuf {
     }
 }
 
-/// Defines a type that is an [`Mbuf`] under another name, for a crate that implements a foreign trait for it, with safe
-/// conversions between slices of the two.
+/// Defines a newtype of [`Mbuf`] for a crate that implements a foreign trait for it, with safe conversions between
+/// slices of the two.
 ///
 /// ```
 /// dpdk::mbuf_newtype! {
@@ -361,7 +361,7 @@ macro_rules! mbuf_newtype {
 
         #[allow(dead_code, reason = "not every user of the macro needs every part")]
         impl $name {
-            /// The same frames under this name.
+            /// The frames as this type.
             #[inline]
             #[must_use]
             $visibility fn slice_mut(mbufs: &mut [$crate::Mbuf]) -> &mut [Self] {
@@ -370,7 +370,7 @@ macro_rules! mbuf_newtype {
                 unsafe { &mut *(mbufs as *mut [Self]) }
             }
 
-            /// The same frame under this name.
+            /// The frame as this type.
             #[inline]
             #[must_use]
             $visibility fn ref_mut(mbuf: &mut $crate::Mbuf) -> &mut Self {

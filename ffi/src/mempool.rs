@@ -1,7 +1,7 @@
 //! Packet memory: pools of mbufs.
 //!
-//! Creates a pool, allocates mbufs from it, and reports its level. Dropping an mbuf returns it. The driver creates one
-//! pool for each NUMA node at the start; workers allocate mbufs for packets that they create.
+//! Creates a pool, allocates mbufs from it, and reports its fill level. Dropping an mbuf returns it. The driver creates
+//! one pool per NUMA node at the start; workers allocate mbufs for packets that they create.
 //!
 //! Invariant: the memory of a pool is freed only when every mbuf has returned and no lcore can still be returning one.
 //! Until then the pool waits in a list, so an [`Mbuf`] may outlive every [`PktPool`] handle.
@@ -20,7 +20,7 @@ use crate::error::{Errno, PoolError, PoolExhausted};
 use crate::lcore;
 use crate::mbuf::Mbuf;
 
-/// Bytes that every mbuf has before the frame, for headers to be prepended (`RTE_PKTMBUF_HEADROOM`).
+/// Bytes before the frame in every mbuf, for headers to be prepended (`RTE_PKTMBUF_HEADROOM`).
 pub const HEADROOM: u16 = sys::RTE_PKTMBUF_HEADROOM as u16;
 
 /// A pool of mbufs. The handle may be cloned and used from any thread.
@@ -41,7 +41,7 @@ pub struct PktPool(Arc<Pool>);
 /// The settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Number of mbufs; 2^n - 1 uses the memory best.
+    /// Number of mbufs; 2^n - 1 makes the best use of memory.
     pub mbufs: u32,
     /// Mbufs that each lcore caches, at most 512 and at most two thirds of `mbufs`; 0 for no cache.
     pub cache: u32,
@@ -72,9 +72,9 @@ impl PktPool {
         }
         let name = CString::new(format!("pktpool{}", NEXT.fetch_add(1, Ordering::Relaxed)))
             .expect("the name has no NUL byte");
-        // A small pool with a large cache would be refused, and one lcore's cache could hold all of its mbufs.
+        // DPDK refuses a small pool with a large cache, and one lcore's cache could contain all of its mbufs.
         let cache = config.cache.min(config.mbufs * 2 / 3);
-        let room = config.data_room + HEADROOM;
+        let buffer_len = config.data_room + HEADROOM;
         // SAFETY: the EAL is initialised (`eal`); the name is a C string that is copied; private size 0 is aligned.
         let raw = unsafe {
             sys::rte_pktmbuf_pool_create(
@@ -82,7 +82,7 @@ impl PktPool {
                 config.mbufs,
                 cache,
                 0,
-                room,
+                buffer_len,
                 config.socket.unwrap_or(sys::DPDK_SYS_SOCKET_ANY),
             )
         };
@@ -98,13 +98,13 @@ impl PktPool {
             }
             None => Err(PoolError::Create {
                 mbufs: config.mbufs,
-                data_room: u32::from(room),
+                data_room: u32::from(buffer_len),
                 source: Errno::last(),
             }),
         }
     }
 
-    /// Allocates one mbuf: empty, with the usual headroom.
+    /// Allocates one mbuf: empty, with the default headroom.
     ///
     /// # Errors
     /// If none is left.
@@ -119,18 +119,18 @@ impl PktPool {
         }
     }
 
-    /// Allocates as many mbufs as the burst has room for, all or none, and appends them.
+    /// Allocates as many mbufs as fit the burst, all or none, and appends them.
     ///
     /// # Errors
     /// If fewer are left; the burst is then unchanged.
     pub fn fill<const N: usize>(&self, burst: &mut Burst<N>) -> Result<(), PoolExhausted> {
-        let room = burst.spare();
-        let places = room.len();
+        let spare = burst.spare();
+        let places = spare.len();
         let count = u32::try_from(places).expect("a burst is small");
-        // SAFETY: the pool lives as long as this handle; `room` has place for `count` pointers. All or none: on 0
+        // SAFETY: the pool lives as long as this handle; `spare` has place for `count` pointers. All or none: on 0
         // all of them are valid, fresh and ours.
         unsafe {
-            if sys::rte_pktmbuf_alloc_bulk(self.0.raw.as_ptr(), room.as_mut_ptr().cast(), count) != 0 {
+            if sys::rte_pktmbuf_alloc_bulk(self.0.raw.as_ptr(), spare.as_mut_ptr().cast(), count) != 0 {
                 return Err(PoolExhausted);
             }
             burst.assume_filled(places);
@@ -144,23 +144,23 @@ impl PktPool {
         self.0.capacity
     }
 
-    /// The number of free mbufs, including those in caches of lcores. Exact only while no thread allocates or frees
-    /// any. It visits all lcores: for tests and statistics.
+    /// The number of free mbufs, including those in lcore caches. Exact only while no thread allocates or frees any.
+    /// Visits all lcores: for tests and statistics.
     #[must_use]
     pub fn available(&self) -> u32 {
         // SAFETY: the pool lives as long as this handle.
         unsafe { sys::rte_mempool_avail_count(self.as_ptr()) }
     }
 
-    /// Bytes for the frame in each mbuf, without headroom.
+    /// Bytes for the frame in each mbuf, without the headroom.
     #[must_use]
     pub fn data_room(&self) -> u16 {
         self.0.data_room
     }
 
-    /// A promise that every mbuf of this process is of this pool, for as long as it is held. `None` if there is another
-    /// pool.
-    pub(crate) fn if_only(&self) -> Option<OnlyPool> {
+    /// A guarantee that every mbuf of this process is from this pool, as long as the result exists. `None` if there is
+    /// another pool.
+    pub(crate) fn only_pool(&self) -> Option<OnlyPool> {
         free_what_waits();
         let mut count = count();
         (count.pools == 1).then(|| {
@@ -212,7 +212,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Drop for Pool {
-    /// No handle is left, so no mbufs are allocated any more. The pool is freed once all mbufs have been returned.
+    /// No handle is left, so no more mbufs are allocated. The pool is freed once all mbufs have been returned.
     fn drop(&mut self) {
         let parked = Parked { raw: self.raw, capacity: self.capacity, _eal: self.eal.clone() };
         WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(parked);
@@ -220,7 +220,7 @@ impl Drop for Pool {
     }
 }
 
-/// No other pool is created while one of these exists ([`PktPool::if_only`]).
+/// While one of these exists, no other pool is created ([`PktPool::only_pool`]).
 #[derive(Debug)]
 pub(crate) struct OnlyPool(());
 
@@ -233,7 +233,7 @@ impl Drop for OnlyPool {
 /// The pools of this process.
 #[derive(Debug)]
 struct Count {
-    /// Those that are not freed yet, with and without handles.
+    /// Pools that have not been freed, with and without handles.
     pools: usize,
     /// The number of [`OnlyPool`]s.
     relied_on: usize,
@@ -250,7 +250,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Pools without handles, which are usually freed soon.
 static WAITING: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
 
-/// A pool whose last handle was dropped. Mbufs that are still in use keep it (and the EAL) alive.
+/// A pool whose last handle was dropped. Mbufs in use keep it (and the EAL) alive.
 struct Parked {
     raw: NonNull<sys::rte_mempool>,
     capacity: u32,
@@ -263,8 +263,9 @@ unsafe impl Send for Parked {}
 impl Parked {
     /// Whether every mbuf has been returned and no thread can be in the middle of returning one.
     ///
-    /// rte_mempool counts an object as cached before it has written the pointer to the cache, so the count alone does
-    /// not show that the lcore has finished. It has if the cache belongs to this thread, or if its lcore has no thread.
+    /// rte_mempool counts an object as cached before it has written the pointer to the cache, so the count alone
+    /// doesn't show that the lcore has finished. It has if the cache belongs to this thread, or if its lcore has no
+    /// thread.
     fn is_quiet(&self) -> bool {
         let own = lcore::current();
         // SAFETY: the pool lives, for only `free_what_waits` frees it, and takes it off the list with that.
@@ -301,23 +302,23 @@ mod tests {
     use crate::testing;
 
     #[test]
-    fn a_promise_of_an_only_pool_is_given_only_while_there_is_one_and_keeps_others_from_being_created() {
+    fn only_pool_requires_a_single_pool_and_prevents_others() {
         let _serial = testing::serial();
         let config = PoolConfig { mbufs: 255, ..PoolConfig::default() };
         let create = || PktPool::new(testing::eal(), &config);
         let (pool, other) = (create().unwrap(), create().unwrap());
-        assert!(pool.if_only().is_none(), "there are two");
+        assert!(pool.only_pool().is_none(), "there are two");
         let kept = other.alloc().unwrap();
         drop(other);
-        assert!(pool.if_only().is_none(), "an mbuf of the other is left");
+        assert!(pool.only_pool().is_none(), "an mbuf of the other still exists");
         drop(kept);
-        let promise = pool.if_only().expect("the only pool");
+        let promise = pool.only_pool().expect("the only pool");
         assert!(matches!(create(), Err(PoolError::OnlyPool)));
         drop(promise);
         drop(create().unwrap());
     }
 
-    /// This test is here and not among the tests on virtual devices, because it briefly uses all memory of its process.
+    /// This test is here and not among those on virtual devices because it briefly uses all memory of its process.
     #[test]
     fn too_large_a_pool_is_an_error_and_gives_back_what_it_got() {
         let _serial = testing::serial();
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "mbuf pool of 16777216 mbufs with 2176 bytes each: Cannot allocate memory (error 12); give the EAL \
-             more memory, or ask for fewer"
+             more memory, or request fewer"
         );
         let pool =
             PktPool::new(testing::eal(), &PoolConfig { mbufs: 100_000, ..PoolConfig::default() }).unwrap();

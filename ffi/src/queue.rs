@@ -1,10 +1,10 @@
 //! The queues of a started port, which receive and send frames.
 //!
-//! [`RxQueue`] and [`TxQueue`] come from [`crate::Port::start`], one handle for each queue. A handle moves to the one
-//! worker that uses it.
+//! [`crate::Port::start`] returns [`RxQueue`] and [`TxQueue`], one handle per queue. A handle moves to the worker that
+//! uses it.
 //!
 //! Invariant: a queue has one handle, and `rx` and `tx` borrow it mutably, so two threads never poll one queue, which
-//! DPDK's drivers do not allow. The port cannot stop while a handle exists.
+//! DPDK's drivers don't allow. The port can't stop while a handle exists.
 
 use std::sync::Arc;
 
@@ -33,17 +33,17 @@ impl RxQueue {
         Self { device, queue }
     }
 
-    /// Appends waiting frames to the burst, as far as it has room. Returns how many. Never waits.
+    /// Appends received frames while the burst has capacity. Returns how many. Never waits.
     #[inline]
     pub fn rx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
-        let room = burst.spare();
-        let count = u16::try_from(room.len()).unwrap_or(u16::MAX);
+        let spare = burst.spare();
+        let count = u16::try_from(spare.len()).unwrap_or(u16::MAX);
         // SAFETY: the port is started and has this queue while `device` lives; nobody else polls the queue (one
-        // handle, borrowed mutably); `room` has place for `count` pointers. The driver fills the first `received`
+        // handle, borrowed mutably); `spare` has place for `count` pointers. The driver fills the first `received`
         // with mbufs of a PktPool, direct, with one reference, and ours.
         unsafe {
             let received =
-                sys::rte_eth_rx_burst(self.device.id(), self.queue, room.as_mut_ptr().cast(), count);
+                sys::rte_eth_rx_burst(self.device.id(), self.queue, spare.as_mut_ptr().cast(), count);
             burst.assume_filled(usize::from(received));
             usize::from(received)
         }
@@ -77,7 +77,7 @@ impl TxQueue {
             return 0;
         }
         // SAFETY: the port is started and has this queue while `device` lives; nobody else uses the queue (one
-        // handle, borrowed mutably); the burst holds `count` owned mbufs. The driver owns the first `sent` from then
+        // handle, borrowed mutably); the burst contains `count` owned mbufs. The driver owns the first `sent` from then
         // on and frees them when they are out.
         unsafe {
             let sent = sys::rte_eth_tx_burst(self.device.id(), self.queue, burst.as_raw(), count);

@@ -1,7 +1,7 @@
 //! Large arrays of words outside the heap: on huge pages, or in a file whose contents outlive the process.
 //!
-//! A region is never unmapped, so its words are `'static` and no owner has to outlive them. It is for memory that a
-//! process needs from its start to its end. Nothing is touched until it is used, or until [`Region::populate`].
+//! A region is never unmapped, so its words are `'static` and need no owner. It is for memory that a process needs
+//! until its end. Pages are not touched before they are used or [`Region::populate`] is called.
 //!
 //! Invariant: the words of a region are handed out once, by the function that maps it.
 
@@ -27,8 +27,8 @@ unsafe impl Sync for Region {}
 pub const HUGE_PAGE: usize = 2 << 20;
 
 impl Region {
-    /// Zeroed words. With `huge`, they are on huge pages that the system has reserved (`vm.nr_hugepages`). Otherwise the
-    /// kernel is asked for transparent huge pages.
+    /// Zeroed words. With `huge`, they are on huge pages reserved by the administrator (`vm.nr_hugepages`). Otherwise
+    /// transparent huge pages are requested.
     ///
     /// # Errors
     /// The error of the kernel; `ENOMEM` if there are not enough huge pages.
@@ -42,17 +42,17 @@ impl Region {
             return map(words, (words * 4).next_multiple_of(HUGE_PAGE), flags, -1);
         }
         let mapped = map(words, words * 4, flags | libc::MAP_NORESERVE, -1)?;
-        // A kernel without transparent huge pages returns an error, and uses small ones.
+        // A kernel without transparent huge pages returns an error and uses small ones.
         let _ = mapped.1.advise(libc::MADV_HUGEPAGE);
         Ok(mapped)
     }
 
-    /// The words of a file, which must be as long. Changes are in the file at once, also if the process is killed. A file
-    /// on hugetlbfs has huge pages.
+    /// The words of a file of at least this length. Changes reach the file at once, even if the process is killed. A
+    /// file on hugetlbfs has huge pages.
     ///
-    /// The file must be on a file system in memory, and nobody may shorten it: the kernel ends a process that uses a page
-    /// that is not there (`SIGBUS`). For the same reason the file must have its pages ([`Self::reserve`]) before the words
-    /// are used.
+    /// The file must be on a file system in memory and must not be shortened: the kernel kills a process that accesses
+    /// a missing page (`SIGBUS`). For the same reason, the file must have its pages ([`Self::reserve`]) before the
+    /// words are used.
     ///
     /// # Errors
     /// The error of the kernel, or `InvalidInput` if the file is shorter.
@@ -65,7 +65,7 @@ impl Region {
         if metadata.len() < bytes as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the mapping"));
         }
-        // On hugetlbfs this is the size of a huge page, of which mappings must be a multiple.
+        // On hugetlbfs this is the huge page size, of which mappings must be a multiple.
         let page = usize::try_from(metadata.blksize()).unwrap_or(4096);
         let bytes = if page >= HUGE_PAGE { bytes.next_multiple_of(page) } else { bytes };
         let mapped = map(words, bytes, libc::MAP_SHARED, file.as_raw_fd())?;
@@ -73,7 +73,7 @@ impl Region {
         Ok(mapped)
     }
 
-    /// Gives every page its memory now, so that no later access has to wait for the kernel. The contents stay.
+    /// Allocates every page now, so that no later access waits for the kernel. The contents stay.
     ///
     /// # Errors
     /// The error of the kernel; `EINVAL` before Linux 5.14.
@@ -81,7 +81,7 @@ impl Region {
         self.advise(MADV_POPULATE_WRITE)
     }
 
-    /// Keeps the pages in memory once they have been used: they are never written to swap.
+    /// Keeps pages in memory once they have been used: they are never swapped out.
     ///
     /// # Errors
     /// The error of the kernel; `ENOMEM` beyond `RLIMIT_MEMLOCK`.
@@ -93,7 +93,7 @@ impl Region {
         }
     }
 
-    /// Asks for the memory of this NUMA node for the pages that are not used yet, if it has some.
+    /// Requests memory of this NUMA node, if available, for pages that have not been used.
     ///
     /// # Errors
     /// The error of the kernel; `ENOSYS` without NUMA.
@@ -113,11 +113,12 @@ impl Region {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Replaces a file that has no page yet by plain zeroed memory at the same place. For a file that cannot get its pages.
+    /// Replaces a file that has no page with zeroed memory at the same address. For a file whose pages can't be
+    /// allocated.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has a page: its contents would be lost. Otherwise the error of the kernel.
-    pub fn leave_file(&self, file: &File) -> io::Result<()> {
+    /// `InvalidInput` if the file has a page, whose contents would be lost. Otherwise the error of the kernel.
+    pub fn detach_file(&self, file: &File) -> io::Result<()> {
         if file.metadata()?.blocks() > 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file has pages"));
         }
@@ -154,7 +155,7 @@ fn map(
     flags: libc::c_int,
     file: libc::c_int,
 ) -> io::Result<(&'static mut [u32], Region)> {
-    assert!(words > 0 && bytes >= words * 4, "a region has words, and room for them");
+    assert!(words > 0 && bytes >= words * 4, "a region has words, and the mapping contains them");
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: no address is requested, so the mapping takes none that is in use.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, file, 0) };
@@ -169,7 +170,7 @@ fn map(
     Ok((slice, Region { at, bytes }))
 }
 
-/// A file in memory for reading. Unlike a [`Region`] it ends with its owner.
+/// A file in memory for reading. Unlike a [`Region`], it is unmapped when dropped.
 #[derive(Debug)]
 pub struct Reading {
     at: NonNull<u32>,
@@ -183,7 +184,7 @@ unsafe impl Send for Reading {}
 unsafe impl Sync for Reading {}
 
 impl Reading {
-    /// The first `words` words of a file that nobody writes or shortens meanwhile.
+    /// The first `words` words of a file. The file must not be written or shortened meanwhile.
     ///
     /// # Errors
     /// The error of the kernel, or `InvalidInput` if the file is shorter or there are no words.
@@ -223,7 +224,7 @@ impl Drop for Reading {
     }
 }
 
-/// Gives a file in memory this length, and its pages, so that no later access fails for want of room.
+/// Sets the length of a file in memory and allocates its pages, so that no later access fails for lack of space.
 ///
 /// # Errors
 /// The error of the kernel; `ENOSPC` if the file system is full.
@@ -246,25 +247,25 @@ mod tests {
     use super::*;
     use std::fs::OpenOptions;
 
-    /// A file in memory that is removed at once.
+    /// A file in memory that is deleted at once.
     fn file(bytes: u64) -> File {
         let path =
             std::path::Path::new("/dev/shm").join(format!("tidegate-region-{}-{bytes}", std::process::id()));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
         let file = file.expect("a file in memory");
         std::fs::remove_file(&path).expect("it was made");
-        file.set_len(bytes).expect("room");
+        file.set_len(bytes).expect("there is space");
         file
     }
 
     #[test]
-    fn a_region_is_zeroed_and_aligned_and_keeps_its_contents_when_it_is_populated() {
+    fn a_region_is_zeroed_and_aligned_and_populating_keeps_its_contents() {
         let (words, region) = Region::anonymous(100_000, false).expect("memory");
         assert!(words.iter().all(|&word| word == 0) && words.as_ptr().addr().is_multiple_of(4096));
         words[99_999] = 7;
         region.populate().expect("Linux 5.14");
         assert_eq!((words[99_999], words[0], region.bytes()), (7, 0, 400_000));
-        // Without the right, or without NUMA, the kernel refuses.
+        // Without the permission, or without NUMA, the kernel refuses.
         let _ = (region.lock(), region.prefer_node(0));
         assert!(region.prefer_node(u16::MAX).is_err());
     }
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn the_words_of_a_file_are_in_the_file() {
         let file = file(8192);
-        reserve(&file, 8192).expect("room");
+        reserve(&file, 8192).expect("there is space");
         let (words, region) = Region::of_file(&file, 2048).expect("a mapping");
         region.populate().expect("Linux 5.14");
         words[2047] = 0x0123_4567;
@@ -281,15 +282,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_pages_can_be_left_and_one_with_pages_cannot() {
+    fn only_a_file_without_pages_can_be_replaced() {
         let file = file(8192);
         let (words, region) = Region::of_file(&file, 2048).expect("a mapping");
-        region.leave_file(&file).expect("it has no page");
+        region.detach_file(&file).expect("it has no page");
         words[5] = 9;
         let read = Reading::of_file(&file, 2048).expect("a mapping");
         assert_eq!((words[5], read[5]), (9, 0));
-        reserve(&file, 8192).expect("room");
-        assert!(region.leave_file(&file).is_err());
+        reserve(&file, 8192).expect("there is space");
+        assert!(region.detach_file(&file).is_err());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Passes mbufs from one thread to another: a bounded ring without locks.
+//! Passes mbufs from one thread to another: a bounded lock-free ring.
 //!
-//! A single-producer single-consumer `rte_ring` as a pair of ends. Workers use it for frames that another worker has to
-//! process; tests make ports of rings.
+//! A single-producer single-consumer `rte_ring` as a pair of ends. Workers use it for frames that another worker must
+//! process; tests build ports from rings.
 //!
-//! Invariant: each end has one handle, which is borrowed mutably to use it. Mbufs that are in the ring when both ends
-//! are gone are freed.
+//! Invariant: each end has one handle, which is borrowed mutably to use it. Mbufs left in the ring when both ends are
+//! dropped are freed.
 
 use std::ffi::CString;
 use std::fmt;
@@ -59,7 +59,7 @@ impl RingSender {
     #[inline]
     pub fn send<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let count = u32::try_from(burst.len()).expect("a burst is small");
-        // SAFETY: the ring lives as long as this end; we are its only producer; the burst holds `count` pointers. The
+        // SAFETY: the ring lives as long as this end; we are its only producer; the burst contains `count` pointers. The
         // ring owns the first `sent` of them from then on.
         unsafe {
             let sent = sys::rte_ring_enqueue_burst(
@@ -75,14 +75,14 @@ impl RingSender {
 }
 
 impl RingReceiver {
-    /// Moves as many mbufs to the burst as there are and it has room for. Returns how many.
+    /// Moves mbufs from the ring to the burst while the burst has capacity. Returns how many.
     #[inline]
     pub fn receive<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         self.0.drain_into(burst)
     }
 }
 
-/// A ring of mbufs. At any time at most one thread adds mbufs and at most one removes them.
+/// A ring of mbufs. At any time, at most one thread adds mbufs and at most one removes them.
 pub(crate) struct Ring {
     raw: NonNull<sys::rte_ring>,
     _eal: Eal,
@@ -103,7 +103,7 @@ impl Ring {
         }
         let name =
             CString::new(format!("ring{}", NEXT.fetch_add(1, Ordering::Relaxed))).expect("no NUL byte in it");
-        // With RING_F_EXACT_SZ, rte_ring itself rounds the size up.
+        // With RING_F_EXACT_SZ, rte_ring rounds the size up itself.
         let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ | sys::RING_F_EXACT_SZ;
         let socket = socket.unwrap_or(sys::DPDK_SYS_SOCKET_ANY);
         // SAFETY: the EAL is initialised (`eal`); the name is a C string that is copied.
@@ -121,14 +121,14 @@ impl Ring {
     /// The caller must be the only consumer.
     #[inline]
     fn drain_into<const N: usize>(&self, burst: &mut Burst<N>) -> usize {
-        let room = burst.spare();
-        let count = u32::try_from(room.len()).expect("a burst is small");
-        // SAFETY: the ring lives; the callers are its only consumer at this time; `room` has place for `count`
+        let spare = burst.spare();
+        let count = u32::try_from(spare.len()).expect("a burst is small");
+        // SAFETY: the ring lives; the callers are its only consumer at this time; `spare` has place for `count`
         // pointers, and what a ring gives are mbufs that a burst or a port gave it.
         unsafe {
             let received = sys::rte_ring_dequeue_burst(
                 self.raw.as_ptr(),
-                room.as_mut_ptr().cast(),
+                spare.as_mut_ptr().cast(),
                 count,
                 ptr::null_mut(),
             );
@@ -144,7 +144,7 @@ impl Drop for Ring {
         while self.drain_into(&mut burst) > 0 {
             burst.clear();
         }
-        // SAFETY: both ends are gone, and so is a port made of it (it holds the ring); it is empty.
+        // SAFETY: both ends are gone, and so is a port made of it (it owns the ring); it is empty.
         unsafe { sys::rte_ring_free(self.raw.as_ptr()) };
     }
 }

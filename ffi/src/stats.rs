@@ -1,11 +1,11 @@
 //! The counters of a port: the totals of `rte_eth_stats`.
 //!
-//! Not here: counters of single queues, which newer releases of DPDK removed from that struct, and what Tidegate counts
-//! itself.
+//! Not here: counters of single queues, which newer DPDK releases removed from that struct, and Tidegate's own
+//! counters.
 
 use dpdk_sys as sys;
 
-/// Totals since the port started or its counters were reset. A value that the driver does not count is 0.
+/// Totals since the port started or its counters were reset. A value that the driver doesn't count is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
     /// Frames received (`ipackets`).

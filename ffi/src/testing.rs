@@ -1,9 +1,9 @@
-//! Support for tests of this crate and of those that use it: one EAL for the process, and ports without NICs.
+//! Support for tests of this crate and of its users: one EAL for the process, and ports without NICs.
 //!
-//! Everything is the real DPDK; nothing imitates it. Neither root nor hugepages are needed. Tests of one process run on
-//! many threads and share the EAL; each creates its own ports and pools.
+//! Everything is real DPDK, without mocks. Neither root nor hugepages are needed. Tests of one process run on many
+//! threads and share the EAL; each creates its own ports and pools.
 //!
-//! Invariant: a test that reads what the whole process shares holds [`serial`].
+//! Invariant: a test that reads process-wide state must own [`serial`].
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -36,14 +36,14 @@ pub fn eal() -> &'static Eal {
     })
 }
 
-/// A lock for tests that must not run at the same time as others that hold it.
+/// A lock for tests that must not run at the same time.
 pub fn serial() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
     SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Two connected ports: frames sent on queue i of one are received on queue i of the other. Each direction of each
-/// queue holds `depth` frames; a full queue accepts no more.
+/// queue has capacity for `depth` frames.
 ///
 /// # Errors
 /// See [`Port::attach`].
@@ -60,7 +60,7 @@ pub fn port_pair(eal: &Eal, queues: u16, depth: u32) -> Result<(Port, Port), Por
     Ok((Port::of_rings(eal, &back, &there)?, Port::of_rings(eal, &there, &back)?))
 }
 
-/// The level of a pool, for a later comparison that shows that no mbuf was lost.
+/// The fill level of a pool, to check later that no mbuf was lost.
 ///
 /// ```
 /// use dpdk::{PktPool, PoolConfig, testing};
@@ -86,7 +86,7 @@ impl Level {
         Self { pool: pool.clone(), available: pool.available() }
     }
 
-    /// The number of mbufs that are missing now.
+    /// The number of mbufs that are currently missing.
     #[must_use]
     pub fn missing(&self) -> i64 {
         i64::from(self.available) - i64::from(self.pool.available())

@@ -1,6 +1,6 @@
-//! Finds libdpdk with pkg-config, generates its bindings with bindgen, compiles the wrappers of its static inline
-//! functions with cc, and passes on what to link. Only the names on the lists below are bound: all of them exist in
-//! 22.11, 23.11 and 24.11.
+//! Finds libdpdk with pkg-config, generates its bindings with bindgen, compiles wrappers of its static inline functions
+//! with cc, and emits the link options. Only the names listed below are bound; all of them exist in 22.11, 23.11 and
+//! 24.11.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -49,7 +49,7 @@ const TYPES: &[&str] = &[
     "rte_lcore_role_t",
 ];
 
-/// Types whose fields Rust never uses: their layout differs between releases.
+/// Types whose fields Rust never uses. Their layout differs between releases.
 const OPAQUE: &[&str] = &["rte_mbuf", "rte_mempool", "rte_ring", "rte_device", "rte_eth_link"];
 
 const CONSTANTS: &[&str] = &[
@@ -69,12 +69,12 @@ const CONSTANTS: &[&str] = &[
     "RING_F_EXACT_SZ",
 ];
 
-/// The shared objects that contain the bound functions. They include no drivers, since the EAL loads these from the
-/// directory that the distribution has built in. The exception is `rte_net_ring`, which has functions that tests use to
-/// create port pairs.
+/// The shared objects that contain the bound functions. Drivers are not included, since the EAL loads them from the
+/// directory that the distribution has built in. The exception is `rte_net_ring`, whose functions tests use to create
+/// port pairs.
 const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
 
-/// Libraries that were part of `rte_eal` in 22.11 and are separate in later releases (`rte_log` from 23.11 on).
+/// Libraries that were part of `rte_eal` in 22.11 and are separate in later releases (`rte_log` since 23.11).
 const LIBRARIES_OF_LATER_RELEASES: &[&str] = &["rte_log"];
 
 fn main() {

@@ -1,9 +1,9 @@
-//! The EAL from its start to its clean-up, in a separate process, because it can start only once in each.
+//! The EAL from start to clean-up, in a separate process because it can start only once per process.
 
 use dpdk::{Burst, Eal, EalConfig, EalError, LogLevel, Memory, PktPool, PoolConfig, Port, PortConfig};
 
 #[test]
-fn ports_and_frames_work_on_after_the_handles_on_the_eal_and_the_pool_are_dropped() {
+fn ports_and_frames_outlive_the_handles_on_eal_and_pool() {
     let config = EalConfig {
         memory: Memory::NoHuge { mib: 64 },
         vdevs: vec!["net_null0,size=100".to_owned()],
@@ -13,7 +13,7 @@ fn ports_and_frames_work_on_after_the_handles_on_the_eal_and_the_pool_are_droppe
     let eal = Eal::init(&config).unwrap();
     let pool = PktPool::new(&eal, &PoolConfig { mbufs: 511, ..PoolConfig::default() }).unwrap();
 
-    // The EAL creates it at its start; the test attaches it here.
+    // The EAL creates it when starting; the test attaches it here.
     let mut port = Port::attach(&eal, "net_null0").unwrap();
     drop(eal);
     let mut queues = port.start(&PortConfig::default(), &pool).unwrap();
@@ -23,8 +23,8 @@ fn ports_and_frames_work_on_after_the_handles_on_the_eal_and_the_pool_are_droppe
     burst[0].append(10).unwrap().fill(1);
     assert_eq!((burst[0].len(), burst[31].len()), (110, 100));
 
-    // All mbufs are returned. Then the last holder of the port, the pool and the EAL is dropped: they are closed, freed
-    // and cleaned up, in that order.
+    // All mbufs are returned. Then the last owners of the port, the pool and the EAL are dropped, which closes, frees
+    // and cleans them up in that order.
     drop(burst);
     drop(queues);
     assert!(matches!(Eal::init(&config), Err(EalError::AlreadyInitialised)));

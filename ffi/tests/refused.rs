@@ -3,7 +3,7 @@
 use dpdk::{Eal, EalConfig, EalError, LogLevel, Memory};
 
 #[test]
-fn an_eal_that_does_not_start_says_what_it_was_given() {
+fn an_eal_that_does_not_start_reports_its_arguments() {
     let config = EalConfig {
         memory: Memory::NoHuge { mib: 64 },
         vdevs: vec!["net_nosuch0,size=100".to_owned()],

@@ -2,7 +2,7 @@
 
 use crate::flow::RssConfig;
 
-/// How to set a port up.
+/// How to configure a port.
 #[derive(Clone, Debug)]
 pub struct PortConfig {
     /// Number of receive queues, and of transmit queues.
@@ -16,26 +16,27 @@ pub struct PortConfig {
     pub mtu: Option<u16>,
     /// The address to set, if the device supports it.
     pub mac: Option<[u8; 6]>,
-    /// Receive frames for any address.
+    /// Whether to receive frames for any address.
     pub promiscuous: bool,
-    /// Receive frames for any multicast group (neighbour solicitations go to such groups).
+    /// Whether to receive frames for any multicast group (neighbour solicitations use such groups).
     pub all_multicast: bool,
     /// How to distribute frames to several queues, if the device supports it.
     pub rss: RssConfig,
-    /// Let the device verify checksums if it can ([`crate::Mbuf::ip_checksum`], `l4_checksum`).
+    /// Whether the device verifies checksums if it can ([`crate::Mbuf::ip_checksum`], `l4_checksum`).
     pub verify_checksums: bool,
-    /// Let the device remove 802.1Q tags from frames if it can ([`crate::Mbuf::stripped_vlan`]).
+    /// Whether the device removes 802.1Q tags if it can ([`crate::Mbuf::stripped_vlan`]).
     pub strip_vlan: bool,
-    /// Let frames of several segments be sent ([`crate::Mbuf::is_contiguous`]). Without it, some drivers send faster, and of
-    /// such a frame only the first segment may be sent.
+    /// Whether frames of several segments can be sent ([`crate::Mbuf::is_contiguous`]). Without it, some drivers send
+    /// faster, but may send only the first segment of such a frame.
     pub send_segments: bool,
-    /// Let the device return sent mbufs to the pool of the port without looking at each (`MBUF_FAST_FREE`), if it can.
-    /// It is granted only while there is no other pool in the process, and no other can then be created.
+    /// Whether the device returns sent mbufs to the pool of the port without checking each (`MBUF_FAST_FREE`), if it
+    /// can. It is granted only while there is no other pool in the process, and prevents others from being created.
     pub fast_free: bool,
 }
 
 impl Default for PortConfig {
-    /// One queue of 1,024 descriptors each way, all multicast, RSS over addresses and ports, no offload except segments.
+    /// One queue of 1,024 descriptors in each direction, all multicast, RSS over addresses and ports, no offload except
+    /// segments.
     fn default() -> Self {
         Self {
             queues: 1,

@@ -1,10 +1,10 @@
 //! A device of the EAL: how it is attached, configured and removed.
 //!
-//! Contains the calls into ethdev's control side that change something, and the state that says which of them are
-//! allowed. Only [`super::Port`] calls them; queues hold the [`Device`] so that it is not removed.
+//! Contains the ethdev control calls that change something, and the state that determines which of them are allowed.
+//! Only [`super::Port`] calls them; queues own the [`Device`] so that it is not removed.
 //!
 //! Invariant: a `Device` is the only one for its port number; dropping it stops, closes and detaches the device.
-//! Invariant: one thread at a time attaches or detaches devices, because the EAL's device lists have no lock.
+//! Invariant: only one thread at a time attaches or detaches devices, because the EAL's device lists have no lock.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -30,13 +30,13 @@ pub(crate) struct Device {
     bus_device: *mut sys::rte_device,
     /// The number of receive queues while it runs; 0 when it is stopped.
     running_queues: u16,
-    /// The pool that its queues take mbufs from. Kept until the device is closed or set up again.
+    /// The pool that its queues allocate from. Kept until the device is closed or reconfigured.
     pool: Option<PktPool>,
-    /// Held while sent mbufs are returned to `pool` unseen.
+    /// Kept while sent mbufs are returned to `pool` unchecked.
     only_pool: Option<OnlyPool>,
-    /// Descriptors of each receive ring and of each transmit ring, as the device accepted them.
+    /// Descriptors of each receive and transmit ring, as the device accepted them.
     descriptors: (u16, u16),
-    /// The rings that it consists of, if any. Kept until it is closed.
+    /// The rings that it is built from, if any. Kept until it is closed.
     rings: Vec<Arc<Ring>>,
     _eal: Eal,
 }
@@ -148,12 +148,12 @@ impl Device {
         raw_info(self.id, &self.name)
     }
 
-    /// Turns a return value into an error that names the port and the operation.
+    /// Converts a return value to an error that names the port and the operation.
     pub(super) fn check(&self, what: &'static str, result: i32) -> Result<i32, PortError> {
         Errno::check(result).map_err(|source| PortError::Call { port: self.name.clone(), what, source })
     }
 
-    /// Like [`Device::check`], but ignores the error of a driver that does not support the operation.
+    /// Like [`Device::check`], but ignores the error of a driver that doesn't support the operation.
     fn check_if_supported(&self, what: &'static str, result: i32) -> Result<(), PortError> {
         match Errno::check(result) {
             Err(source) if is_unsupported(source) => Ok(()),
@@ -161,7 +161,7 @@ impl Device {
         }
     }
 
-    /// Sets a stopped port and its queues up. The caller has checked the values against the limits of the port.
+    /// Configures a stopped port and its queues. The caller has checked the values against the port's limits.
     pub(super) fn configure(&mut self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
         let info = self.raw_info()?;
         let mut conf = modes(config, &info);
@@ -174,7 +174,7 @@ impl Device {
         // The queues of an earlier configuration are stopped.
         self.only_pool = None;
         if config.fast_free && fast_free != 0 {
-            self.only_pool = pool.if_only();
+            self.only_pool = pool.only_pool();
         }
         if self.only_pool.is_some() {
             conf.txmode.offloads |= fast_free;
@@ -228,7 +228,7 @@ impl Device {
         }
     }
 
-    /// Starts a port that has been set up.
+    /// Starts a configured port.
     pub(super) fn start(&mut self, config: &PortConfig) -> Result<(), PortError> {
         // SAFETY: attached, configured, all of its queues set up.
         self.check("start", unsafe { sys::rte_eth_dev_start(self.id) })?;
@@ -250,20 +250,20 @@ impl Device {
         let Some(mut key) = config.rss.key.clone().filter(|_| config.queues > 1 && hash != 0) else {
             return Ok(());
         };
-        #[allow(clippy::needless_update, reason = "the struct has one more field from 23.11 on")]
+        #[allow(clippy::needless_update, reason = "since 23.11 the struct has one more field")]
         let mut conf = sys::rte_eth_rss_conf {
             rss_key: key.as_mut_ptr(),
             rss_key_len: u8::try_from(key.len()).unwrap_or(u8::MAX),
             rss_hf: hash,
             ..Default::default()
         };
-        // SAFETY: attached and started; the key has the length that the port asks for and outlives the call, which
+        // SAFETY: attached and started; the key has the length that the port requires and outlives the call, which
         // copies it.
         let result = unsafe { sys::rte_eth_dev_rss_hash_update(self.id, &mut conf) };
         self.check_if_supported("set the RSS key", result)
     }
 
-    /// Sets the RSS table, if the device has one that holds the given one a whole number of times.
+    /// Sets the RSS table, if the length of the device's table is a multiple of that of the given one.
     fn set_rss_table(&self, config: &PortConfig) -> Result<(), PortError> {
         let info = self.raw_info()?;
         let Some(table) = config.rss.table.as_ref().filter(|table| !table.is_empty() && config.queues > 1)
@@ -286,7 +286,7 @@ impl Device {
         self.check_if_supported("set the RSS table", result)
     }
 
-    /// Descriptors of each receive ring and of each transmit ring.
+    /// Descriptors of each receive and transmit ring.
     pub(super) fn descriptors(&self) -> (u16, u16) {
         self.descriptors
     }
@@ -328,23 +328,23 @@ impl Device {
             return Ok(());
         }
         if self.driver == "net_ring" && self.rings.is_empty() {
-            self.free_what_its_rings_hold(queues);
+            self.free_ring_contents(queues);
         }
         // SAFETY: attached and running; no thread is in a burst function, for no queue handle is out.
         self.check("stop", unsafe { sys::rte_eth_dev_stop(self.id) }).map(drop)
     }
 
-    /// Frees the mbufs in the rings of a net_ring. If it created its own rings, it frees them without freeing the mbufs
-    /// inside.
-    fn free_what_its_rings_hold(&self, queues: u16) {
+    /// Frees the mbufs in the rings of a net_ring. If the driver created the rings itself, it frees them without
+    /// freeing the mbufs inside.
+    fn free_ring_contents(&self, queues: u16) {
         for queue in 0..queues {
             loop {
                 let mut burst = Burst::<32>::new();
-                let room = burst.spare();
+                let spare = burst.spare();
                 // SAFETY: the port runs and has this queue, which nobody else polls, for no handle is out; there is
                 // place for 32 pointers; what is received is ours.
                 unsafe {
-                    let received = sys::rte_eth_rx_burst(self.id, queue, room.as_mut_ptr().cast(), 32);
+                    let received = sys::rte_eth_rx_burst(self.id, queue, spare.as_mut_ptr().cast(), 32);
                     burst.assume_filled(usize::from(received));
                 }
                 if burst.is_empty() {
@@ -357,7 +357,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // If the driver fails to stop, there is no remedy; closing it is still correct.
+        // If the driver fails to stop, nothing can be done; closing it is still correct.
         let _ = self.stop();
         let mut claimed = claimed();
         claimed.retain(|&id| id != self.id);
@@ -378,7 +378,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Rejects addresses that a single device cannot have.
+/// Rejects addresses that a single device can't have.
 pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     if mac[0] & 1 == 0 && mac != [0; 6] {
         return Ok(());
@@ -391,10 +391,10 @@ pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     })
 }
 
-/// A counter for names of devices without one.
+/// A counter for the names of devices without one.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// The ports that belong to a [`Device`]. Its lock also protects plugging and unplugging.
+/// The ports that belong to a [`Device`]. Its lock also protects attaching and detaching.
 fn claimed() -> MutexGuard<'static, Vec<u16>> {
     static CLAIMED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -415,7 +415,7 @@ impl DeviceString {
         let refuse = |why| Err(PortError::Device { device: text.to_owned(), why });
         let text = text.trim();
         if text.contains('\0') {
-            return refuse("it holds a NUL byte");
+            return refuse("it contains a NUL byte");
         }
         let (name, arguments) = match text.split_once(',') {
             Some((name, arguments)) => (name, Some(arguments)),
@@ -427,7 +427,7 @@ impl DeviceString {
                 return refuse("it is neither a driver's name nor a PCI address");
             }
             None if name.contains(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-') => {
-                return refuse("the driver's name holds a strange character");
+                return refuse("the driver's name contains an invalid character");
             }
             None => (
                 numbered(name),
@@ -472,8 +472,7 @@ fn pci_address(text: &str) -> Option<String> {
     good.then(|| format!("{domain}:{bus}:{device}.{function}").to_ascii_lowercase())
 }
 
-/// The port with this name, or with this name followed by a character that is not a digit (the first port of a PCI
-/// device).
+/// The port with this name, or with this name followed by a non-digit (the first port of a PCI device).
 fn port_named(name: &str) -> Option<u16> {
     ports().find(|&id| {
         port_name(id).is_some_and(|found| {
@@ -503,16 +502,16 @@ fn bus_device(id: u16) -> *mut sys::rte_device {
 
 fn raw_info(id: u16, name: &str) -> Result<sys::rte_eth_dev_info, PortError> {
     let mut info = sys::rte_eth_dev_info::default();
-    // SAFETY: any number may be asked; the struct is written, nothing is kept.
+    // SAFETY: any number may be queried; the struct is written, nothing is kept.
     Errno::check(unsafe { sys::rte_eth_dev_info_get(id, &mut info) }).map_err(|source| PortError::Call {
         port: name.to_owned(),
-        what: "ask what it can do",
+        what: "read its capabilities",
         source,
     })?;
     Ok(info)
 }
 
-/// Whether the driver does not support the operation, as opposed to failing at it.
+/// Whether the driver doesn't support the operation, as opposed to failing at it.
 fn is_unsupported(error: Errno) -> bool {
     error.code() == libc::ENOTSUP || error.code() == libc::ENOSYS
 }
@@ -522,7 +521,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_strings_are_told_apart() {
+    fn device_strings_are_distinguished() {
         let _eal = crate::testing::eal();
         let parse = |text: &str| DeviceString::parse(text).map(|device| (device.name, device.devargs));
         assert_eq!(parse("03:00.0").unwrap(), ("0000:03:00.0".into(), "0000:03:00.0".into()));

@@ -1,11 +1,11 @@
-//! Ports: NICs, and the virtual devices that take their place.
+//! Ports: NICs, and the virtual devices that replace them.
 //!
-//! [`Port`] attaches, configures and starts a device, and reports its properties and counters. `config` has the
+//! [`Port`] attaches, configures and starts a device, and reports its properties and counters. `config` contains the
 //! settings, `device` the calls into ethdev, [`crate::queue`] the packet path. The driver uses it on the control
 //! thread; workers only get the queues.
 //!
-//! Invariant: a port is reconfigured or stopped only when no queue handle is left, so no worker can be inside a burst
-//! function meanwhile. It is detached when the [`Port`] and all its queues are gone.
+//! Invariant: a port is reconfigured or stopped only when no queue handle is left, so no worker can be in a burst
+//! function meanwhile. It is detached when the [`Port`] and all its queues are dropped.
 
 mod config;
 mod device;
@@ -89,7 +89,7 @@ pub struct Link {
     pub mbps: Option<u32>,
 }
 
-/// What was agreed with the device of a started port.
+/// What was negotiated with the device of a started port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Negotiated {
     /// Descriptors of each receive ring; 0 before the first start.
@@ -102,11 +102,11 @@ pub struct Negotiated {
     pub tx_offloads: Vec<String>,
 }
 
-/// The maximum number of extended counters of a port that are read.
+/// Maximum number of extended counters read from a port.
 pub const EXTENDED_STATS_MAX: usize = 512;
 
 impl Port {
-    /// Takes a device: plugs it in, or uses it if the EAL found it at its start.
+    /// Takes a device: attaches it, or uses it if the EAL found it when starting.
     ///
     /// `device` is a vdev with its arguments (`net_af_packet0,iface=eth1,qpairs=2`; without a number it gets a free
     /// one) or a PCI address (`0000:03:00.0`), which must be in [`crate::Pci::Allow`].
@@ -117,7 +117,7 @@ impl Port {
         Self::of(Device::attach(eal, device)?)
     }
 
-    /// Creates a port from rings: it receives the contents of `rx[i]` on queue i, and frames sent on queue i go to
+    /// Creates a port from rings: it receives the contents of `rx[i]` on queue i, and frames sent on queue i enter
     /// `tx[i]`.
     pub(crate) fn of_rings(eal: &Eal, rx: &[Arc<Ring>], tx: &[Arc<Ring>]) -> Result<Self, PortError> {
         Self::of(Device::of_rings(eal, rx, tx)?)
@@ -132,7 +132,7 @@ impl Port {
             tx_queues_max: raw.max_tx_queues,
             mtu: mtu_range(&raw),
             rss_key_len: match raw.hash_key_size {
-                // A driver that does not report a length uses ethdev's usual one, and copies that many bytes.
+                // If a driver doesn't report a length, ethdev assumes the usual one and copies that many bytes.
                 0 if raw.flow_type_rss_offloads != 0 => USUAL_RSS_KEY_LEN,
                 len => usize::from(len),
             },
@@ -143,10 +143,10 @@ impl Port {
         Ok(Self { device: Arc::new(device), info })
     }
 
-    /// Configures the port, sets its queues up with mbufs from `pool`, and starts it. A running port is stopped first.
+    /// Configures the port, sets up its queues with mbufs from `pool`, and starts it. A running port is stopped first.
     ///
     /// # Errors
-    /// If queues of an earlier start are still held, if the device does not support the configuration (the error lists
+    /// If queues of an earlier start are still in use, if the device doesn't support the configuration (the error lists
     /// what it supports), or if a driver call fails. The port is then stopped.
     pub fn start(&mut self, config: &PortConfig, pool: &PktPool) -> Result<Queues, PortError> {
         self.check(config, pool)?;
@@ -160,10 +160,10 @@ impl Port {
         })
     }
 
-    /// Stops the port, which may be started again. Does nothing if the port is not running.
+    /// Stops the port, which may be started again. Does nothing if it isn't running.
     ///
     /// # Errors
-    /// If its queues are still held.
+    /// If its queues are still in use.
     pub fn stop(&mut self) -> Result<(), PortError> {
         self.exclusive()?.stop()
     }
@@ -200,7 +200,7 @@ impl Port {
         self.device.set_mac(mac)
     }
 
-    /// Bytes of the largest IP packet that it sends and receives.
+    /// The size in bytes of the largest IP packet that it sends and receives.
     ///
     /// # Errors
     /// If the driver cannot report it.
@@ -211,7 +211,7 @@ impl Port {
         Ok(mtu)
     }
 
-    /// Sets the size of the largest IP packet, in bytes. The driver of an interface of the kernel also sets it there.
+    /// Sets the size of the largest IP packet, in bytes. The driver of a kernel interface also sets it there.
     ///
     /// # Errors
     /// If the driver cannot set it.
@@ -221,7 +221,7 @@ impl Port {
         Ok(())
     }
 
-    /// State of the link, without waiting for it to settle.
+    /// The state of the link, without waiting for it to stabilize.
     ///
     /// # Errors
     /// If the driver cannot report it.
@@ -238,7 +238,7 @@ impl Port {
         }
     }
 
-    /// What was agreed with the device at its start.
+    /// What was negotiated with the device when it was started.
     ///
     /// # Errors
     /// If the driver cannot report it.
@@ -262,30 +262,30 @@ impl Port {
         })
     }
 
-    /// Its extended counters, by name: what the driver counts, and those of single queues. At most
+    /// Its extended counters by name: what the driver counts, and those of single queues, at most
     /// [`EXTENDED_STATS_MAX`]. It allocates, and some drivers wait for their device.
     ///
     /// # Errors
     /// If the driver fails to report them.
     pub fn extended_stats(&self) -> Result<Vec<(String, u64)>, PortError> {
         let none = std::ptr::null_mut();
-        // SAFETY: the port is ours and attached; without room the call only returns the number.
+        // SAFETY: the port is ours and attached; without arrays the call only returns the number.
         let len = self.device.check("count the extended counters", unsafe {
             sys::rte_eth_xstats_get_names(self.id(), none, 0)
         })?;
         let mut names = vec![sys::rte_eth_xstat_name::default(); usize::try_from(len).unwrap_or(0)];
         let mut values = vec![sys::rte_eth_xstat::default(); names.len()];
-        let room = u32::try_from(names.len()).unwrap_or(u32::MAX);
-        // SAFETY: the port is ours and attached; both arrays have room for `room` elements and outlive the calls.
+        let capacity = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        // SAFETY: the port is ours and attached; both arrays have `capacity` elements and outlive the calls.
         let (named, counted) = unsafe {
             (
-                sys::rte_eth_xstats_get_names(self.id(), names.as_mut_ptr(), room),
-                sys::rte_eth_xstats_get(self.id(), values.as_mut_ptr(), room),
+                sys::rte_eth_xstats_get_names(self.id(), names.as_mut_ptr(), capacity),
+                sys::rte_eth_xstats_get(self.id(), values.as_mut_ptr(), capacity),
             )
         };
         let named = self.device.check("name the extended counters", named)?;
         let counted = self.device.check("read the extended counters", counted)?;
-        // More than there is room for means that nothing was written.
+        // A number beyond the capacity means that nothing was written.
         let written = |count: i32| usize::try_from(count).ok().filter(|&count| count <= names.len());
         let (Some(named), Some(counted)) = (written(named), written(counted)) else { return Ok(Vec::new()) };
         let value = |value: &sys::rte_eth_xstat| {
@@ -317,8 +317,8 @@ impl Port {
         self.device.check("reset the counters", unsafe { sys::rte_eth_stats_reset(self.id()) }).map(drop)
     }
 
-    /// The actual receive-side scaling. `None` if the device has no RSS that it can report: then the queue at which a
-    /// frame arrives cannot be computed.
+    /// The actual RSS setting. `None` if the device can't report one: the queue at which a frame arrives is then
+    /// unknown.
     ///
     /// # Errors
     /// If the driver supports RSS but fails to report it. Call it on a started port.
@@ -357,7 +357,7 @@ impl Port {
         Arc::get_mut(&mut self.device).ok_or_else(|| PortError::QueuesInUse(self.info.name.clone()))
     }
 
-    /// Rejects a configuration that the device does not support, with an explanation, before any driver is called.
+    /// Rejects an unsupported configuration with an explanation, before any driver is called.
     fn check(&self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
         let refuse = |what, given: u64, accepted| {
             Err(PortError::Config { port: self.info.name.clone(), what, given, accepted })
@@ -371,12 +371,12 @@ impl Port {
                 let accepted = format!("{} to {}", self.info.mtu.start(), self.info.mtu.end());
                 return refuse("MTU", u64::from(mtu), accepted);
             }
-            let room = pool.data_room().saturating_sub(FRAME_OVERHEAD);
-            if mtu > room {
+            let data_room = pool.data_room().saturating_sub(FRAME_OVERHEAD);
+            if mtu > data_room {
                 return refuse(
                     "MTU",
                     u64::from(mtu),
-                    format!("up to {room}, for that is what the pool's mbufs hold"),
+                    format!("up to {data_room}, the data room of the pool's mbufs"),
                 );
             }
         }
@@ -405,15 +405,15 @@ fn names_of_bits(bits: u64, name: impl Fn(u64) -> *const std::ffi::c_char) -> Ve
     set.map(|bit| unsafe { std::ffi::CStr::from_ptr(name(bit)) }.to_string_lossy().into_owned()).collect()
 }
 
-/// Bytes of an RSS key if the driver does not report a length (net_null).
+/// Bytes of an RSS key if the driver doesn't report a length (net_null).
 const USUAL_RSS_KEY_LEN: usize = 40;
 
 /// Ethernet header and one 802.1Q tag. The FCS is never in memory.
 const FRAME_OVERHEAD: u16 = 14 + 4;
 
 /// The MTUs that rte_eth_dev_configure accepts: within the driver's own bounds, and such that the frame with header and
-/// FCS is not longer than the driver's longest frame (for net_af_packet of 22.11 that results in 1,500) and not shorter
-/// than the shortest of Ethernet.
+/// FCS is neither longer than the driver's longest frame (which gives 1,500 for net_af_packet of 22.11) nor shorter
+/// than the shortest Ethernet frame.
 fn mtu_range(info: &sys::rte_eth_dev_info) -> RangeInclusive<u16> {
     let overhead = match info.max_rx_pktlen.checked_sub(u32::from(info.max_mtu)) {
         Some(overhead) if overhead > 0 && info.max_mtu != u16::MAX => overhead,

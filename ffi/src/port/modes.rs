@@ -1,13 +1,13 @@
-//! The modes and offloads with which a port is configured: what the configuration asks for and the device offers.
+//! The modes and offloads of a port: what the configuration requests and the device supports.
 //!
-//! Promises: nothing here calls the device. An offload that it does not offer is left out.
+//! Promises: nothing here calls the device. An unsupported offload is left out.
 
 use dpdk_sys as sys;
 
 use super::config::PortConfig;
 
-/// The configuration of a device with this information, except for what lives only as long as the call: the RSS key, and
-/// the offload that depends on the pool.
+/// The configuration for a device with these capabilities, except for what only exists during the call: the RSS key,
+/// and the offload that depends on the pool.
 pub(super) fn modes(config: &PortConfig, info: &sys::rte_eth_dev_info) -> sys::rte_eth_conf {
     let mut conf = sys::rte_eth_conf::default();
     let rss = config.rss.hash.bits() & info.flow_type_rss_offloads;

@@ -5,7 +5,7 @@ use dpdk::{Burst, Port, PortConfig, RxQueue, TxQueue};
 
 use super::{bytes, frames, pool};
 
-/// Two started ports that are connected by one queue in each direction.
+/// Two started ports, connected by one queue in each direction.
 fn wire(pool: &dpdk::PktPool, depth: u32) -> (Port, Port, TxQueue, RxQueue) {
     let (mut left, mut right) = testing::port_pair(testing::eal(), 1, depth).unwrap();
     let tx = left.start(&PortConfig::default(), pool).unwrap().tx.remove(0);
@@ -72,9 +72,9 @@ fn receiving_appends_and_stops_at_a_full_burst() {
     let mut burst: Burst<20> = frames(&pool, 3);
     assert_eq!(rx.rx(&mut burst), 17);
     assert!(burst.is_full());
-    assert_eq!(burst[2].data(), bytes(2, 62), "those before are as they were");
+    assert_eq!(burst[2].data(), bytes(2, 62), "earlier frames are unchanged");
     assert_eq!(burst[3].data(), bytes(0, 60));
-    assert_eq!(rx.rx(&mut burst), 0, "no room");
+    assert_eq!(rx.rx(&mut burst), 0, "the burst is full");
     burst.clear();
     assert_eq!(rx.rx(&mut burst), 15);
     drop(burst);
@@ -126,7 +126,7 @@ fn whatever_is_done_with_a_burst_each_mbuf_is_freed_once() {
 }
 
 #[test]
-fn a_panic_while_a_burst_is_held_loses_nothing() {
+fn a_panic_while_owning_a_burst_loses_nothing() {
     let pool = pool();
     let level = Level::of(&pool);
     let burst: Burst = frames(&pool, 32);
@@ -173,7 +173,7 @@ fn null_device_receives_frames_until_the_pool_is_empty() {
 }
 
 #[test]
-fn capture_file_comes_in_and_goes_out_as_it_is() {
+fn capture_file_is_received_and_sent_unchanged() {
     let directory = std::env::temp_dir().join(format!("dpdk-pcap-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let (input, output) = (directory.join("in.pcap"), directory.join("out.pcap"));

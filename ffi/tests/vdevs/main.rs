@@ -1,7 +1,7 @@
 //! The wrappers on real DPDK drivers that need no NIC: net_ring, net_null and net_pcap, on plain pages.
 //!
 //! One process, many threads, one EAL. Each test has its own ports and pool. Most tests are about ownership: after each
-//! operation, the pool's level must be as before.
+//! operation, the pool's fill level must be as before.
 #![expect(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
 mod bursts;

@@ -1,7 +1,7 @@
-//! Room in mbufs: every limit holds, and a refused operation changes nothing.
+//! Space in mbufs: every limit is enforced, and a refused operation changes nothing.
 
 use dpdk::testing::Level;
-use dpdk::{Burst, Checksum, Mbuf, NoRoom};
+use dpdk::{Burst, Checksum, Mbuf, NoSpace};
 
 use super::{bytes, pool};
 
@@ -15,7 +15,7 @@ fn shape(mbuf: &Mbuf) -> (usize, usize, usize) {
 }
 
 #[test]
-fn fresh_mbuf_is_empty_between_its_rooms() {
+fn fresh_mbuf_is_empty_between_headroom_and_tailroom() {
     let pool = pool();
     let mbuf = pool.alloc().unwrap();
     assert_eq!(shape(&mbuf), (128, 0, 2048));
@@ -31,15 +31,15 @@ fn prepending_ends_where_the_headroom_ends() {
     mbuf.append(60).unwrap().copy_from_slice(&bytes(0, 60));
     mbuf.prepend(28).unwrap().fill(0xee);
     assert_eq!(shape(&mbuf), (100, 88, 1988));
-    assert_eq!(mbuf.prepend(101), Err(NoRoom));
-    assert_eq!(mbuf.prepend(usize::MAX), Err(NoRoom));
-    assert_eq!(mbuf.prepend(1 << 16), Err(NoRoom));
+    assert_eq!(mbuf.prepend(101), Err(NoSpace));
+    assert_eq!(mbuf.prepend(usize::MAX), Err(NoSpace));
+    assert_eq!(mbuf.prepend(1 << 16), Err(NoSpace));
     assert_eq!(shape(&mbuf), (100, 88, 1988));
     assert_eq!(mbuf.prepend(100).unwrap().len(), 100);
     assert_eq!(shape(&mbuf), (0, 188, 1988));
     assert_eq!(mbuf.data()[100..128], [0xee; 28]);
     assert_eq!(mbuf.data()[128..], bytes(0, 60));
-    assert_eq!(mbuf.prepend(1), Err(NoRoom));
+    assert_eq!(mbuf.prepend(1), Err(NoSpace));
     assert_eq!(mbuf.prepend(0).unwrap(), []);
 }
 
@@ -48,9 +48,9 @@ fn trimming_ends_where_the_frame_ends() {
     let pool = pool();
     let mut mbuf = pool.alloc().unwrap();
     mbuf.append(60).unwrap().copy_from_slice(&bytes(0, 60));
-    assert_eq!(mbuf.trim_front(61), Err(NoRoom));
-    assert_eq!(mbuf.trim_front(usize::MAX), Err(NoRoom));
-    assert_eq!(mbuf.truncate(61), Err(NoRoom));
+    assert_eq!(mbuf.trim_front(61), Err(NoSpace));
+    assert_eq!(mbuf.trim_front(usize::MAX), Err(NoSpace));
+    assert_eq!(mbuf.truncate(61), Err(NoSpace));
     assert_eq!(shape(&mbuf), (128, 60, 1988));
     mbuf.trim_front(14).unwrap();
     mbuf.truncate(20).unwrap();
@@ -58,7 +58,7 @@ fn trimming_ends_where_the_frame_ends() {
     assert_eq!(shape(&mbuf), (142, 20, 2014));
     mbuf.trim_front(20).unwrap();
     assert_eq!(shape(&mbuf), (162, 0, 2014));
-    assert_eq!(mbuf.trim_front(1), Err(NoRoom));
+    assert_eq!(mbuf.trim_front(1), Err(NoSpace));
     mbuf.truncate(0).unwrap();
 }
 
@@ -66,10 +66,10 @@ fn trimming_ends_where_the_frame_ends() {
 fn appending_ends_where_the_tailroom_ends() {
     let pool = pool();
     let mut mbuf = pool.alloc().unwrap();
-    assert_eq!(mbuf.append(2049), Err(NoRoom));
-    assert_eq!(mbuf.append(usize::MAX), Err(NoRoom));
+    assert_eq!(mbuf.append(2049), Err(NoSpace));
+    assert_eq!(mbuf.append(usize::MAX), Err(NoSpace));
     assert_eq!(mbuf.append(2048).unwrap().len(), 2048);
-    assert_eq!(mbuf.append(1), Err(NoRoom));
+    assert_eq!(mbuf.append(1), Err(NoSpace));
     assert_eq!(shape(&mbuf), (128, 2048, 0));
     mbuf.data_mut()[2047] = 7;
     assert_eq!(mbuf.data()[2047], 7);

@@ -1,4 +1,4 @@
-//! Pools: their limits, their end, and rings between threads.
+//! Pools: their limits, their lifetime, and rings between threads.
 
 use dpdk::testing::{self, Level};
 use dpdk::{Burst, PktPool, PoolConfig, PoolExhausted, ring};
@@ -25,7 +25,7 @@ fn empty_pool_is_an_error_and_recovers() {
 }
 
 #[test]
-fn configuration_errors_say_what_would_be_accepted() {
+fn configuration_errors_list_what_is_accepted() {
     let make = |config: &PoolConfig| PktPool::new(testing::eal(), config).unwrap_err().to_string();
     let base = PoolConfig::default();
     assert_eq!(
@@ -43,7 +43,7 @@ fn configuration_errors_say_what_would_be_accepted() {
 }
 
 #[test]
-fn small_pools_and_odd_rooms_work() {
+fn small_pools_and_odd_data_rooms_work() {
     let pool = PktPool::new(
         testing::eal(),
         &PoolConfig { mbufs: 1, cache: 512, data_room: 100, ..PoolConfig::default() },
@@ -87,7 +87,7 @@ fn an_mbuf_may_outlive_its_pool() {
 }
 
 #[test]
-fn ring_hands_over_what_it_has_room_for() {
+fn ring_hands_over_as_much_as_fits() {
     let pool = pool();
     let level = Level::of(&pool);
     let (mut sender, mut receiver) = ring::channel(testing::eal(), 10, None).unwrap();

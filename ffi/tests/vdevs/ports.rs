@@ -1,4 +1,4 @@
-//! Ports: accepted and refused settings, their life, and their information about themselves.
+//! Ports: accepted and refused settings, lifetime, and reported properties.
 
 use dpdk::testing::{self, Level};
 use dpdk::{Burst, PktPool, PoolConfig, Port, PortConfig, PortError, RssConfig, RssHash};
@@ -10,7 +10,7 @@ fn null() -> Port {
 }
 
 #[test]
-fn unknown_devices_are_refused_in_words() {
+fn unknown_devices_are_refused_with_a_message() {
     let attach = |device: &str| Port::attach(testing::eal(), device).unwrap_err().to_string();
     let error = attach("net_nosuch0,iface=eth1");
     assert!(error.starts_with("device \"net_nosuch0,iface=eth1\" cannot be attached: "), "{error}");
@@ -27,7 +27,7 @@ fn unknown_devices_are_refused_in_words() {
 }
 
 #[test]
-fn a_port_has_one_owner_and_is_free_when_that_one_goes() {
+fn a_port_has_one_owner_and_is_free_once_it_is_dropped() {
     let port = Port::attach(testing::eal(), "net_null70").unwrap();
     let error = Port::attach(testing::eal(), "net_null70,size=100").unwrap_err();
     assert!(matches!(&error, PortError::InUse(name) if name == "net_null70"), "{error}");
@@ -60,7 +60,7 @@ fn what_a_port_cannot_do_is_refused_with_what_it_can() {
     assert!(refuse(PortConfig { mtu: Some(10), ..base.clone() }).starts_with("MTU 10: "));
     assert_eq!(
         refuse(PortConfig { mtu: Some(9000), ..base.clone() }),
-        "MTU 9000: up to 2030, for that is what the pool's mbufs hold"
+        "MTU 9000: up to 2030, the data room of the pool's mbufs"
     );
     let rss = RssConfig { key: Some(vec![1; 7]), ..RssConfig::default() };
     assert_eq!(refuse(PortConfig { rss, ..base.clone() }), "length of the RSS key 7: 40 bytes");
@@ -71,7 +71,7 @@ fn what_a_port_cannot_do_is_refused_with_what_it_can() {
 }
 
 #[test]
-fn a_port_does_not_stop_while_a_queue_is_held() {
+fn a_port_does_not_stop_while_a_queue_is_owned() {
     let pool = pool();
     let mut port = null();
     let mut queues = port.start(&PortConfig::default(), &pool).unwrap();
@@ -118,7 +118,7 @@ fn queues_outlive_their_port_and_work_on() {
 }
 
 #[test]
-fn frames_that_wait_when_a_port_goes_are_freed() {
+fn frames_queued_when_a_port_is_dropped_are_freed() {
     let pool = pool();
     let level = Level::of(&pool);
 
@@ -183,7 +183,7 @@ fn mtu_may_be_as_large_as_the_mbufs() {
 }
 
 #[test]
-fn scaling_that_was_asked_for_is_in_force_and_told() {
+fn requested_rss_is_applied_and_reported() {
     let pool = pool();
     let mut port = null();
     let key: Vec<u8> = (0..40).collect();
@@ -208,7 +208,7 @@ fn a_port_without_scaling_reports_it_and_still_starts() {
 }
 
 #[test]
-fn a_port_says_what_was_agreed_and_segments_only_if_asked_for() {
+fn a_port_reports_what_was_negotiated_and_segments_only_on_request() {
     let pool = pool();
     let mut port = Port::attach(testing::eal(), "net_ring").unwrap();
     for send_segments in [true, false] {
@@ -218,7 +218,7 @@ fn a_port_says_what_was_agreed_and_segments_only_if_asked_for() {
         let agreed = port.negotiated().unwrap();
         assert_eq!((agreed.rx_descriptors, agreed.tx_descriptors), (512, 1024));
         assert_eq!(agreed.tx_offloads.contains(&"MULTI_SEGS".to_owned()), send_segments, "{agreed:?}");
-        // Other tests of this process have pools of their own, and net_ring has no such offload.
+        // Other tests of this process have their own pools, and net_ring lacks this offload.
         assert!(!agreed.tx_offloads.contains(&"MBUF_FAST_FREE".to_owned()), "{agreed:?}");
     }
 }

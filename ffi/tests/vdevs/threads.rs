@@ -1,4 +1,4 @@
-//! Workers: threads that register, pin themselves, and pass frames on; and pools that they share.
+//! Workers: threads that register, pin themselves and pass frames on, and the pools that they share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -88,11 +88,11 @@ fn frames_go_between_workers_and_none_is_lost() {
 }
 
 #[test]
-fn cycles_advance_at_the_rate_that_is_told() {
+fn cycles_advance_at_the_reported_rate() {
     let _eal = testing::eal();
     let (clock, start) = (std::time::Instant::now(), cycles::now());
     while clock.elapsed().as_millis() < 20 {}
     let measured = f64::from(u32::try_from(cycles::now() - start).unwrap()) / clock.elapsed().as_secs_f64();
-    let told = f64::from(u32::try_from(cycles::hz() / 1000).unwrap()) * 1000.0;
-    assert!((measured / told - 1.0).abs() < 0.2, "{measured} against {told}");
+    let reported = f64::from(u32::try_from(cycles::hz() / 1000).unwrap()) * 1000.0;
+    assert!((measured / reported - 1.0).abs() < 0.2, "{measured} against {reported}");
 }
