@@ -118,7 +118,7 @@ impl NetworkProber {
     /// The path to a target's VIP, if the target is checked there.
     fn way(&self, target: &Target) -> Option<(&Probes, ProbePath)> {
         let (at, probes) = (target.at_vip.as_ref()?, self.probes.as_deref()?);
-        Some((probes, probes.way(at.vip, target.address.ip(), at.mode, &at.tunnel)?))
+        Some((probes, probes.path(at.vip, target.address.ip(), at.mode, &at.tunnel)?))
     }
 }
 

@@ -1,21 +1,21 @@
-//! The faults of a capture, and their places.
+//! The errors of a capture, with their offsets.
 
 use std::io;
 
-/// A fault of a capture, and its place.
+/// An error in a capture, with its offset.
 #[derive(Debug, thiserror::Error)]
 #[error("capture, byte {offset}: {fault}")]
 pub struct PcapError {
     /// The offset of the faulty record in the file.
     pub offset: u64,
-    /// The fault.
+    /// The error.
     pub fault: Fault,
 }
 
-/// The possible faults of a capture.
+/// The possible errors in a capture.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The file has neither magic number.
+    /// The file has no known magic number.
     #[error("not a capture; accepted: pcap and pcapng")]
     NotACapture,
     /// An unknown version.
@@ -38,7 +38,7 @@ pub enum Fault {
         accepted: &'static str,
     },
     /// The two lengths of a pcapng block differ.
-    #[error("block length {0} at its beginning, {1} at its end")]
+    #[error("block length {0} at the start, {1} at the end")]
     BlockLengths(u32, u32),
     /// A packet of an interface that was not described.
     #[error("packet of interface {0}, which no block before it describes")]

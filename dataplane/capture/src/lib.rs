@@ -1,14 +1,14 @@
-//! Captures: reads and writes pcap and pcapng. `replay` reads users' files with it, and `capture` writes some.
+//! Reads and writes captures in pcap and pcapng. `replay` reads users' files, and `capture` writes files.
 //!
-//! Reads pcap in both byte orders with microseconds or nanoseconds, and pcapng with any number of interfaces. Only
-//! Ethernet captures: the pipeline begins at the Ethernet header. An error holds the offset of the record at fault, and
-//! a cut-off file gives its whole packets first. The writer gives the same bytes for the same packets, always.
+//! Reads pcap in both byte orders, with microseconds or nanoseconds, and pcapng with any number of interfaces. Only
+//! Ethernet captures: the pipeline starts at the Ethernet header. An error contains the offset of the faulty record,
+//! and a truncated file yields its whole packets first. Writing is deterministic: equal packets give equal bytes.
 //!
-//! Invariant: whatever the bytes, no panic, and no allocation beyond [`BLOCK_LEN_MAX`] at a time.
+//! Invariant: no input causes a panic, or an allocation beyond [`BLOCK_LEN_MAX`] at a time.
 //!
-//! Kept by hand: of the crates for this, pcap-file 2.0 ignores `if_tsresol`, its pre-release 3.0.0-rc.3 rejects an
-//! interface whose name is not UTF-8, and pcap-parser 0.17 refuses every binary `if_tsresol` and reads `if_tsoffset` as
-//! little endian in files of either byte order.
+//! Written by hand: of the existing crates, pcap-file 2.0 ignores `if_tsresol`, its pre-release 3.0.0-rc.3 rejects
+//! interface names that are not UTF-8, and pcap-parser 0.17 refuses every binary `if_tsresol` and reads `if_tsoffset`
+//! as little endian in files of either byte order.
 //!
 //! May depend on: nothing of Tidegate.
 #![deny(unsafe_code)]

@@ -3,14 +3,13 @@
 /// One packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Nanoseconds since the epoch. A pcapng simple packet has no time and takes that of the previous packet.
+    /// Nanoseconds since the epoch. A pcapng simple packet has no time and gets that of the previous packet.
     pub timestamp_ns: u64,
-    /// The interface, as an index into [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which has only
-    /// one.
+    /// The index of its interface in [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which has only one.
     pub interface: u32,
     /// The length on the wire in bytes. It exceeds `data.len()` if the capture truncated the packet.
     pub original_len: u32,
-    /// The frame, beginning with the Ethernet header.
+    /// The frame, starting with the Ethernet header.
     pub data: Vec<u8>,
 }
 

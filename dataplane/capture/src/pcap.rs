@@ -6,7 +6,7 @@ use super::error::{Fault, PcapError};
 use super::packet::{Interface, Packet, Resolution};
 use super::source::{Endian, LINK_TYPE_ETHERNET, Source};
 
-/// The content of a file header.
+/// The contents of a file header.
 #[derive(Debug)]
 pub(super) struct Pcap {
     endian: Endian,
@@ -14,7 +14,7 @@ pub(super) struct Pcap {
     pub(super) interface: Interface,
 }
 
-/// The byte order and resolution of a file that begins with `magic`; `None` if it is not pcap.
+/// The byte order and resolution of a file that starts with `magic`; `None` if it is not pcap.
 fn kind(magic: [u8; 4]) -> Option<(Endian, Resolution)> {
     match magic {
         [0xd4, 0xc3, 0xb2, 0xa1] => Some((Endian::Little, Resolution::Decimal(6))),
@@ -26,7 +26,7 @@ fn kind(magic: [u8; 4]) -> Option<(Endian, Resolution)> {
 }
 
 impl Pcap {
-    /// Reads the rest of the file header. Its first four bytes, `magic`, have already been read.
+    /// Reads the rest of the file header after `magic`, its first four bytes.
     pub(super) fn begin<R: Read>(magic: [u8; 4], source: &mut Source<R>) -> Result<Self, PcapError> {
         let Some((endian, resolution)) = kind(magic) else { return Err(source.fail(Fault::NotACapture)) };
         let h: [u8; 20] = source.array("file header")?;
@@ -43,7 +43,7 @@ impl Pcap {
         Ok(Self { endian, interface })
     }
 
-    /// The next packet, `None` at the end of the file.
+    /// The next packet; `None` at the end of the file.
     pub(super) fn next_packet<R: Read>(&self, source: &mut Source<R>) -> Result<Option<Packet>, PcapError> {
         let Some(h) = source.record_start::<16>("packet header")? else { return Ok(None) };
         let [seconds, fraction, len, original_len] =

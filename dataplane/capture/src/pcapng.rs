@@ -1,5 +1,5 @@
-//! The blocks of pcapng (draft-ietf-opsawg-pcapng): section header, interface description, enhanced, simple and the
-//! old packet block; all others are skipped, as the format requires.
+//! The blocks of pcapng (draft-ietf-opsawg-pcapng): section header, interface description, and the enhanced, simple and
+//! old packet blocks. All others are skipped, as the format requires.
 
 use std::io::Read;
 
@@ -7,7 +7,7 @@ use super::error::{Fault, PcapError};
 use super::packet::{Interface, Packet, Resolution};
 use super::source::{BLOCK_LEN_MAX, Endian, LINK_TYPE_ETHERNET, Source};
 
-/// The block type of a section header. It is a palindrome, so it is the same in both byte orders.
+/// The block type of a section header. It is a palindrome, so it is equal in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -20,7 +20,7 @@ const OPTION_IF_NAME: u16 = 2;
 const OPTION_IF_TSRESOL: u16 = 9;
 const OPTION_IF_TSOFFSET: u16 = 14;
 
-/// The section that is being read.
+/// The section being read.
 #[derive(Debug)]
 pub(super) struct PcapNg {
     endian: Endian,
@@ -40,7 +40,7 @@ fn section_header<R: Read>(source: &mut Source<R>) -> Result<Endian, PcapError> 
     let len = block_len(endian.u32(len), 28, source)?;
     let body = block_body(endian, len, 12, source)?;
     let (major, minor) = (endian.u16([body[0], body[1]]), endian.u16([body[2], body[3]]));
-    // The draft says that some programs wrote 1.2, and that it is read as 1.0.
+    // The draft says that some programs wrote 1.2, which is to be read as 1.0.
     if major != 1 || !matches!(minor, 0 | 2) {
         return Err(source.fail(Fault::Version(major, minor)));
     }
@@ -50,13 +50,13 @@ fn section_header<R: Read>(source: &mut Source<R>) -> Result<Endian, PcapError> 
 /// Checks the length of a block, which is at least `min`.
 fn block_len<R: Read>(len: u32, min: u32, source: &Source<R>) -> Result<u32, PcapError> {
     if len < min || len > BLOCK_LEN_MAX || !len.is_multiple_of(4) {
-        let accepted = "a multiple of 4, with room for the fixed part, at most 16 MiB";
+        let accepted = "a multiple of 4, that covers the fixed part, at most 16 MiB";
         return Err(source.fail(Fault::Length { what: "block", len, accepted }));
     }
     Ok(len)
 }
 
-/// The rest of a block of length `len` after its first `read` bytes, without the second length, which is checked.
+/// The rest of a block of length `len` after its first `read` bytes. Checks and removes the second length.
 fn block_body<R: Read>(
     endian: Endian,
     len: u32,
@@ -77,19 +77,19 @@ fn packet_data<R: Read>(padded: &[u8], len: u32, source: &Source<R>) -> Result<V
     match padded.get(..len as usize) {
         Some(data) => Ok(data.to_vec()),
         None => {
-            let accepted = "what its block holds";
+            let accepted = "at most the length of its block";
             Err(source.fail(Fault::Length { what: "packet", len, accepted }))
         }
     }
 }
 
 impl PcapNg {
-    /// Reads the section header at the beginning of a file, after its block type.
+    /// Reads the section header at the start of a file, after its block type.
     pub(super) fn begin<R: Read>(source: &mut Source<R>) -> Result<Self, PcapError> {
         Ok(Self { endian: section_header(source)?, interfaces: Vec::new(), last_timestamp_ns: 0 })
     }
 
-    /// The next packet, `None` at the end of the file.
+    /// The next packet; `None` at the end of the file.
     pub(super) fn next_packet<R: Read>(
         &mut self,
         source: &mut Source<R>,
@@ -97,7 +97,7 @@ impl PcapNg {
         while let Some(kind) = source.record_start::<4>("block")? {
             if kind == SECTION_HEADER {
                 self.endian = section_header(source)?;
-                // The numbers of interfaces are relative to the section.
+                // Interface numbers are relative to the section.
                 self.interfaces.clear();
                 continue;
             }

@@ -1,6 +1,6 @@
-//! Writes pcapng (draft-ietf-opsawg-pcapng): one section, any number of interfaces, a comment for each packet.
+//! Writes pcapng (draft-ietf-opsawg-pcapng): one section, any number of interfaces, and a comment per packet.
 //!
-//! `tidegate capture` writes its files with it. The reader of this crate and Wireshark read them.
+//! `tidegate capture` writes its files with it. This crate's reader and Wireshark can read them.
 
 use std::io::{self, Write};
 
@@ -29,7 +29,7 @@ pub enum Direction {
 /// One packet of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Captured<'a> {
-    /// The position of its interface in the list that the writer was made with.
+    /// The index of its interface in the list passed to the writer.
     pub interface: u32,
     /// Nanoseconds since 1970-01-01 00:00 UTC.
     pub timestamp_ns: u64,
@@ -39,7 +39,7 @@ pub struct Captured<'a> {
     pub bytes: &'a [u8],
     /// The length of the whole frame.
     pub len: u32,
-    /// What a person reads beside the packet. Empty: no comment.
+    /// A comment for people; empty for none.
     pub comment: &'a str,
 }
 
@@ -60,7 +60,7 @@ impl<W: Write> PcapngWriter<W> {
         body.extend(0x1a2b_3c4d_u32.to_le_bytes());
         body.extend(1_u16.to_le_bytes());
         body.extend(0_u16.to_le_bytes());
-        // The length of the section is not known.
+        // The length of the section is unknown.
         body.extend(u64::MAX.to_le_bytes());
         option(&mut body, OPTION_SHB_USERAPPL, program.as_bytes());
         option(&mut body, OPTION_END, &[]);
@@ -83,8 +83,7 @@ impl<W: Write> PcapngWriter<W> {
     /// Writes one packet.
     ///
     /// # Errors
-    /// `InvalidInput` for an interface that the file does not have, and for more bytes than [`PACKET_LEN_MAX`]; otherwise the
-    /// error of `inner`.
+    /// `InvalidInput` for an unknown interface or more than [`PACKET_LEN_MAX`] bytes; otherwise the error of `inner`.
     pub fn write(&mut self, packet: &Captured<'_>) -> io::Result<()> {
         let refuse = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         if packet.interface >= self.interfaces {
@@ -93,16 +92,16 @@ impl<W: Write> PcapngWriter<W> {
         let len = u32::try_from(packet.bytes.len())
             .ok()
             .filter(|len| *len <= PACKET_LEN_MAX)
-            .ok_or_else(|| refuse("the frame is longer than a capture may hold"))?;
+            .ok_or_else(|| refuse("the frame exceeds the maximum length in a capture"))?;
         let mut body = Vec::with_capacity(packet.bytes.len() + packet.comment.len() + 64);
         let time = packet.timestamp_ns;
-        // The format has the upper half of the time first.
+        // The upper half of the time comes first.
         for word in [packet.interface, (time >> 32) as u32, time as u32, len, packet.len.max(len)] {
             body.extend(word.to_le_bytes());
         }
         body.extend(packet.bytes);
         pad(&mut body);
-        // The length of an option has 16 bits.
+        // An option has a 16-bit length.
         let comment = &packet.comment.as_bytes()[..packet.comment.len().min(usize::from(u16::MAX))];
         if !comment.is_empty() {
             option(&mut body, OPTION_COMMENT, comment);
@@ -112,7 +111,7 @@ impl<W: Write> PcapngWriter<W> {
         self.block(ENHANCED_PACKET, &body)
     }
 
-    /// Flushes the inner writer, so that a reader of the file sees all packets written so far.
+    /// Flushes the inner writer, so that readers of the file see all packets written so far.
     ///
     /// # Errors
     /// The write to `inner` failed.
@@ -129,7 +128,7 @@ impl<W: Write> PcapngWriter<W> {
         Ok(self.inner)
     }
 
-    /// A block: type, length, body, and the length once more.
+    /// A block: type, length, body, and the length again.
     fn block(&mut self, kind: u32, body: &[u8]) -> io::Result<()> {
         let len = u32::try_from(body.len() + 12).expect("a frame and its options are below 4 GiB");
         self.inner.write_all(&kind.to_le_bytes())?;
@@ -141,14 +140,14 @@ impl<W: Write> PcapngWriter<W> {
 
 /// Adds an option of at most 65,535 bytes.
 fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    let len = u16::try_from(value.len()).expect("the caller has cut the value");
+    let len = u16::try_from(value.len()).expect("the caller has truncated the value");
     body.extend(code.to_le_bytes());
     body.extend(len.to_le_bytes());
     body.extend(value);
     pad(body);
 }
 
-/// Everything in a block begins at a multiple of four bytes.
+/// Everything in a block is aligned to four bytes.
 fn pad(body: &mut Vec<u8>) {
     body.resize(body.len().next_multiple_of(4), 0);
 }

@@ -9,7 +9,7 @@ use super::pcap::Pcap;
 use super::pcapng::{PcapNg, SECTION_HEADER};
 use super::source::Source;
 
-/// The format, and the parts of the file that are needed to interpret its packets.
+/// The format, and the state needed to interpret its packets.
 #[derive(Debug)]
 enum Format {
     Pcap(Pcap),
@@ -49,10 +49,10 @@ impl<R: Read> Reader<R> {
         Ok(Reader { source, format })
     }
 
-    /// The next packet, `None` at the end of the file.
+    /// The next packet; `None` at the end of the file.
     ///
     /// # Errors
-    /// [`PcapError`]. Do not read any further after an error.
+    /// [`PcapError`]. Don't read any further after an error.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, PcapError> {
         match &mut self.format {
             Format::Pcap(pcap) => pcap.next_packet(&mut self.source),

@@ -1,18 +1,18 @@
-//! The bytes of a capture: byte order, offsets and limits, for both formats.
+//! The bytes of a capture, with byte order, offsets and limits, for both formats.
 
 use std::io::{self, Read};
 
 use super::error::{Fault, PcapError};
 
-/// The maximum length of a packet, the same as in tcpdump and Wireshark for Ethernet.
+/// The maximum length of a packet, as in tcpdump and Wireshark for Ethernet.
 pub const PACKET_LEN_MAX: u32 = 262_144;
-/// The maximum length of a pcapng block. Packet blocks are far shorter; those of statistics or secrets may be long.
+/// The maximum length of a pcapng block. Packet blocks are far shorter; those with statistics or secrets may be long.
 pub const BLOCK_LEN_MAX: u32 = 16 << 20;
 
 /// The link type of Ethernet in both formats.
 pub(super) const LINK_TYPE_ETHERNET: u32 = 1;
 
-/// The byte order of a file, or of a section of one.
+/// The byte order of a file or section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Endian {
     Little,

@@ -123,7 +123,7 @@ fn pcapng_simple_packet_takes_the_time_before_it_and_honours_snap_len() {
 }
 
 #[test]
-fn pcapng_new_section_forgets_interfaces_and_may_turn_the_byte_order() {
+fn pcapng_new_section_forgets_interfaces_and_may_swap_the_byte_order() {
     let (l, b) = (Endian::Little, Endian::Big);
     let start = [section(l), interface(l, 1, 0, &[]), section(b)].concat();
     let good = [start.clone(), interface(b, 1, 0, &[]), enhanced(b, 0, 1, FRAME)].concat();
@@ -170,7 +170,7 @@ fn cut_off_capture_gives_its_whole_packets_first() {
 }
 
 #[test]
-fn writer_refuses_what_pcap_cannot_hold() {
+fn writer_refuses_what_pcap_cannot_represent() {
     let mut w = Writer::new(Vec::new()).unwrap();
     assert!(w.write(u64::MAX, FRAME).is_err());
     assert!(w.write(0, &vec![0; PACKET_LEN_MAX as usize + 1]).is_err());

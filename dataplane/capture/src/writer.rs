@@ -39,8 +39,8 @@ impl<W: Write> Writer<W> {
         let len = u32::try_from(frame.len())
             .ok()
             .filter(|len| *len <= PACKET_LEN_MAX)
-            .ok_or_else(|| refuse("the frame is longer than a capture may hold"))?;
-        // The conversion is exact, because the remainder is below 10^9.
+            .ok_or_else(|| refuse("the frame exceeds the maximum length in a capture"))?;
+        // Exact, because the remainder is below 10^9.
         let nanoseconds = (timestamp_ns % 1_000_000_000) as u32;
         let mut header = [0; 16];
         for (at, word) in [seconds, nanoseconds, len, len].into_iter().enumerate() {

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::pipeline::{FlowNote, SharedFlows};
@@ -406,7 +406,7 @@ impl Run {
     /// Tells each gateway which flows in flux the other one remembers.
     fn share(&mut self) {
         for from in 0..2 {
-            let mut told: Vec<FlowNews> = Vec::new();
+            let mut told: Vec<FlowUpdate> = Vec::new();
             for lab in &mut self.gateways[from] {
                 // A walk begins after each change of the backends, and only then.
                 while lab

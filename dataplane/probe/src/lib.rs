@@ -1,21 +1,21 @@
-//! Probes of DSR backends at the VIP: connections of the kernel to a VIP, each sent to one chosen backend by the same
-//! method as packets of clients (link address or tunnel).
+//! Health probes of DSR backends at the VIP: connections of the kernel to a VIP, each sent to one chosen backend in the
+//! same way as client packets (link address or tunnel).
 //!
 //! A health check opens a socket between two addresses that only this host knows, [`Ends::near`] and [`Ends::far`], on
-//! a dedicated device (`probe_device` of `tidegate-dataplane`). The slow path takes the kernel's packets from that
-//! device, sets the gateway's own address as their source and the VIP as their destination, and sends them to the
-//! backend. Packets from the VIP take the reverse path. The near port identifies the connection. So the kernel needs no
-//! route to a VIP, and rules of the host for VIPs (such as those of a kube-proxy) do not affect a check.
+//! a dedicated device (`probe_device` of `tidegate-dataplane`). The slow path reads the kernel's packets from that
+//! device, sets the gateway's own address as the source and the VIP as the destination, and sends them to the backend.
+//! Packets from the VIP take the reverse path. The near port identifies the connection. So the kernel needs no route to
+//! a VIP, and host rules for VIPs (such as those of kube-proxy) don't affect a check.
 //!
-//! Workers are not involved, except that they pass a packet from a VIP to an own address to the slow path if it answers
-//! a packet of the host.
+//! Workers are not involved, except that they pass packets from a VIP to one of the gateway's own addresses to the slow
+//! path if they answer a packet of the host.
 //!
 //! May depend on: `tidegate-pipeline`, `tidegate-snapshot`, `tidegate-spec`, `tidegate-wire`.
 //!
-//! Health checks open flows here, and the slow path of `tidegate-dataplane` moves their packets; neither needs the other
-//! for that.
+//! Health checks open flows here, and the slow path of `tidegate-dataplane` moves their packets; neither depends on the
+//! other.
 //!
-//! Invariant: the only packets sent to a VIP or received from one are those of an open [`Flow`].
+//! Invariant: the only packets sent to a VIP or received from one belong to an open [`Flow`].
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -38,8 +38,8 @@ use tidegate_wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto, quote
 #[cfg(test)]
 mod tests;
 
-/// How long packets of a closed connection are still sent to its backend: the reset that closes it may be sent again
-/// for packets that were in flight.
+/// How long packets of a closed connection are still sent to its backend: the final reset may have to be repeated for
+/// packets in flight.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// The two addresses of one family between which a probe's socket is connected.
@@ -47,7 +47,7 @@ const AFTERWARDS: Duration = Duration::from_secs(3);
 pub struct Ends {
     /// The host's end.
     pub near: IpAddr,
-    /// The end that stands for the VIP.
+    /// The end that represents the VIP.
     pub far: IpAddr,
 }
 
@@ -89,7 +89,7 @@ impl ProbePath {
     }
 }
 
-/// The parts of the newest forwarding state that paths are derived from.
+/// The parts of the newest forwarding state that paths depend on.
 #[derive(Debug, Clone, Default)]
 struct Net {
     interfaces: Vec<InterfaceSpec>,
@@ -104,13 +104,13 @@ type Key = (Family, u8, u16);
 struct Entry {
     id: u64,
     port: u16,
-    way: ProbePath,
+    path: ProbePath,
 }
 
 #[derive(Debug, Default)]
 struct Flows {
     open: HashMap<Key, Entry>,
-    /// The closed connections that are not removed yet, the oldest first.
+    /// Closed connections that are still stored, oldest first.
     closed: VecDeque<(Instant, Key, u64)>,
 }
 
@@ -134,13 +134,13 @@ pub struct Flow<'p> {
 }
 
 impl Probes {
-    /// The device that sockets of probes are bound to; `None` if probes are not possible.
+    /// The device that probe sockets are bound to; `None` if probes are not possible.
     #[must_use]
     pub fn device(&self) -> Option<Arc<str>> {
         lock(&self.device).clone()
     }
 
-    /// Sets the device that sockets of probes are bound to from now on. Without one, probes are not possible.
+    /// Sets the device that probe sockets are bound to. Without one, probes are not possible.
     pub fn set_device(&self, name: Option<&str>) {
         *lock(&self.device) = name.map(Arc::from);
     }
@@ -152,10 +152,10 @@ impl Probes {
         *lock(&self.net) = Arc::new(net);
     }
 
-    /// The path to a VIP on a backend by a DSR mode, with these choices if it is a tunnel. `None` if there is no route, no own address of the VIP's family
-    /// that answers can be sent to, or no tunnel source, or if the mode is not a DSR mode.
+    /// The path to a VIP on a backend in a DSR mode, with these tunnel options. `None` without a route, an own address
+    /// of the VIP's family for the answers, or a tunnel source, and if the mode isn't a DSR mode.
     #[must_use]
-    pub fn way(
+    pub fn path(
         &self,
         vip: IpAddr,
         backend: IpAddr,
@@ -173,7 +173,7 @@ impl Probes {
             None if mode == ForwardingMode::DsrDscp && options.dscp != 0 => None,
             None => return None,
         };
-        // Prefers an own address on the link of the backend, because the backend certainly has a route to it.
+        // Prefers an own address on the backend's link, because the backend certainly has a route to it.
         let fits = |address: &IpAddr| address.is_ipv4() == vip.is_ipv4();
         let of = |spec: &InterfaceSpec| spec.addresses.iter().map(IpNet::addr).find(fits);
         let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(IpNet::addr);
@@ -192,13 +192,13 @@ impl Probes {
         })
     }
 
-    /// Sends the packets of the socket with this near port along this path, to this port of the VIP, from now on.
-    pub fn open(&self, protocol: u8, near_port: u16, port: u16, way: ProbePath) -> Flow<'_> {
+    /// Starts sending the packets of the socket with this near port along this path, to this port of the VIP.
+    pub fn open(&self, protocol: u8, near_port: u16, port: u16, path: ProbePath) -> Flow<'_> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let key = (family(way.vip), protocol, near_port);
+        let key = (family(path.vip), protocol, near_port);
         let mut flows = lock(&self.flows);
         flows.forget(Instant::now());
-        flows.open.insert(key, Entry { id, port, way });
+        flows.open.insert(key, Entry { id, port, path });
         self.count.store(flows.open.len(), Ordering::Relaxed);
         Flow { probes: self, key, id }
     }
@@ -208,9 +208,9 @@ impl Probes {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Rewrites a packet of the kernel, in a frame with any link addresses, to a packet to the VIP. Returns the
-    /// interface that it leaves by. `mac` returns the link address of a next hop. `None` if the packet belongs to no
-    /// probe, or its next hop is not known.
+    /// Rewrites a packet of the kernel, in a frame with any link addresses, to a packet to the VIP. Returns its egress
+    /// interface. `mac` returns the link address of a next hop. `None` if the packet belongs to no probe or its next
+    /// hop is unknown.
     pub fn outward<F: Frame>(
         &self,
         frame: &mut F,
@@ -218,38 +218,38 @@ impl Probes {
         note: impl FnOnce(&[u8]),
     ) -> Option<InterfaceIndex> {
         let Ok(Parsed::Ip(mut h)) = tidegate_wire::parse(frame.bytes()) else { return None };
-        let (way, port) = self.find(&h, h.src_port)?;
-        let ends = way.ends();
+        let (path, port) = self.find(&h, h.src_port)?;
+        let ends = path.ends();
         if (h.src.ip(), h.dst.ip(), h.dst_port) != (ends.near, ends.far, port) {
             return None;
         }
-        let destination = mac(way.interface, &way.next_hop)?;
-        let link = Link { source: way.source_mac, destination, vlan: way.vlan };
-        let own = Endpoint { addr: way.own.into(), port: h.src_port };
-        let vip = Endpoint { addr: way.vip.into(), port };
+        let destination = mac(path.interface, &path.next_hop)?;
+        let link = Link { source: path.source_mac, destination, vlan: path.vlan };
+        let own = Endpoint { addr: path.own.into(), port: h.src_port };
+        let vip = Endpoint { addr: path.vip.into(), port };
         fullnat::to_backend(frame, &mut h, &link, own, vip).ok()?;
         note(frame.bytes());
-        if let Some((sources, encapsulation)) = way.tunnel {
+        if let Some((sources, encapsulation)) = path.tunnel {
             let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame.bytes()) else { return None };
             let hash = tunnel::flow_hash(frame.bytes(), &h);
             let tunnel = Tunnel {
                 encapsulation,
                 source: sources.pick(hash),
-                destination: way.backend,
+                destination: path.backend,
                 flow_hash: hash as u32,
             };
             tunnel::forward(frame, &h, &link, &tunnel).ok()?;
         }
-        if let Some(dscp) = way.mark {
+        if let Some(dscp) = path.mark {
             let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame.bytes()) else { return None };
-            dsr_dscp::forward(frame, &h, &link, way.backend, dscp).ok()?;
+            dsr_dscp::forward(frame, &h, &link, path.backend, dscp).ok()?;
         }
-        Some(way.interface)
+        Some(path.interface)
     }
 
-    /// Rewrites a frame from the wire that answers a probe, or is an error about one, to a packet for the probe's
-    /// socket. Returns the bytes of the packet, without the Ethernet header. `None` if the frame belongs to no probe;
-    /// it is then unchanged.
+    /// Rewrites a frame from the wire that answers a probe, or is an ICMP error about one, to a packet for the probe's
+    /// socket. Returns the packet without the Ethernet header. `None` if the frame belongs to no probe; it is then
+    /// unchanged.
     pub fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
         let Ok(Parsed::Ip(mut h)) = tidegate_wire::parse(frame.bytes()) else { return None };
         let quoted = quote::parse(frame.bytes(), &h).ok()?;
@@ -257,19 +257,19 @@ impl Probes {
             Some(q) => ((q.src, q.src_port), (q.dst, q.dst_port), (q.family, q.proto, q.src_port)),
             None => ((h.dst, h.dst_port), (h.src, h.src_port), (h.family, h.proto, h.dst_port)),
         };
-        let (way, port) = self.entry(key_of)?;
-        // An error about a marked packet quotes it with the address of the backend.
-        let is_marked = quoted.is_some() && way.mark.is_some() && remote.0 == way.backend;
-        let is_remote = (remote.0.ip() == way.vip || is_marked) && remote.1 == port;
-        if local.0.ip() != way.own || !is_remote || h.dst.ip() != way.own {
+        let (path, port) = self.entry(key_of)?;
+        // An ICMP error about a marked packet quotes it with the address of the backend.
+        let is_marked = quoted.is_some() && path.mark.is_some() && remote.0 == path.backend;
+        let is_remote = (remote.0.ip() == path.vip || is_marked) && remote.1 == port;
+        if local.0.ip() != path.own || !is_remote || h.dst.ip() != path.own {
             return None;
         }
-        let ends = way.ends();
+        let ends = path.ends();
         let near = Endpoint { addr: ends.near.into(), port: local.1 };
         let far = Endpoint { addr: ends.far.into(), port };
-        let link = Link { source: way.source_mac, destination: way.source_mac, vlan: None };
+        let link = Link { source: path.source_mac, destination: path.source_mac, vlan: None };
         fullnat::to_client(frame, &mut h, &link, far, near).ok()?;
-        // The position of the quote in the frame may have changed.
+        // The quote may have moved within the frame.
         if quoted.is_some()
             && let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), &h)
         {
@@ -289,12 +289,12 @@ impl Probes {
             return None;
         }
         let flows = lock(&self.flows);
-        flows.open.get(&key).map(|entry| (entry.way.clone(), entry.port))
+        flows.open.get(&key).map(|entry| (entry.path.clone(), entry.port))
     }
 }
 
 impl Flows {
-    /// Removes connections that were closed long enough ago, unless their port is in use again.
+    /// Removes connections that were closed long enough ago, unless their port has been reused.
     fn forget(&mut self, now: Instant) {
         while let Some((at, key, id)) = self.closed.front().copied()
             && now.saturating_duration_since(at) >= AFTERWARDS

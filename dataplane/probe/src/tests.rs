@@ -58,7 +58,7 @@ fn framed(packet: &[u8]) -> Vec<u8> {
     [&[0; 12][..], &kind, packet].concat()
 }
 
-/// Sends a packet of the kernel. Returns the frame that leaves, with its headers.
+/// Sends a packet of the kernel. Returns the transmitted frame with its headers.
 fn outward(probes: &Probes, packet: &Builder) -> Option<(Vec<u8>, Headers)> {
     let mut frame = MemoryFrame::new(&packet.build());
     let mut noted = None;
@@ -77,14 +77,14 @@ fn socket(ip: IpAddr, port: u16) -> (IpAddr, u16) {
 }
 
 #[test]
-fn a_probe_goes_to_the_vip_by_the_link_address_of_its_backend_and_its_answer_comes_back() {
+fn a_probe_to_the_vip_uses_its_backends_link_address_and_gets_an_answer() {
     for (vip, backend, own) in [(VIP, "192.0.2.9", "192.0.2.2"), (VIP6, "2001:db8::9", "2001:db8::2")] {
         let probes = probes(Some(100));
-        let way = probes
-            .way(ip(vip), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
+        let path = probes
+            .path(ip(vip), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
             .expect("it is on the link");
-        let Ends { near, far } = way.ends();
-        let _flow = probes.open(proto::TCP, 40_001, 80, way);
+        let Ends { near, far } = path.ends();
+        let _flow = probes.open(proto::TCP, 40_001, 80, path);
         let syn = Builder::tcp(socket(near, 40_001), socket(far, 80)).flags(flags::SYN);
         let (frame, noted) = outward(&probes, &syn).expect("it is sent");
         let h = parsed(&frame);
@@ -98,7 +98,7 @@ fn a_probe_goes_to_the_vip_by_the_link_address_of_its_backend_and_its_answer_com
         assert_eq!(frame[l3..l3 + usize::from(h.ip_len())], expected, "with sound checksums");
 
         let answer = Builder::tcp((ip(vip), 80), (ip(own), 40_001)).flags(flags::SYN | flags::ACK);
-        let packet = inward(&probes, &answer.vlan(100)).expect("it is a probe's");
+        let packet = inward(&probes, &answer.vlan(100)).expect("it belongs to a probe");
         let expected =
             Builder::tcp(socket(far, 80), socket(near, 40_001)).flags(flags::SYN | flags::ACK).ttl(63);
         assert_eq!(packet, expected.packet());
@@ -106,13 +106,13 @@ fn a_probe_goes_to_the_vip_by_the_link_address_of_its_backend_and_its_answer_com
 }
 
 #[test]
-fn a_probe_goes_through_the_tunnel_to_its_backend() {
+fn a_probe_reaches_its_backend_through_the_tunnel() {
     let probes = probes(None);
-    let way = probes
-        .way(ip(VIP), ip("10.244.1.7"), ForwardingMode::DsrIpip, &TunnelOptions::default())
+    let path = probes
+        .path(ip(VIP), ip("10.244.1.7"), ForwardingMode::DsrIpip, &TunnelOptions::default())
         .expect("there is a route");
-    let Ends { near, far } = way.ends();
-    let _flow = probes.open(proto::TCP, 40_001, 80, way);
+    let Ends { near, far } = path.ends();
+    let _flow = probes.open(proto::TCP, 40_001, 80, path);
     let (frame, _) =
         outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
     let outer = parsed(&frame);
@@ -125,7 +125,7 @@ fn a_probe_goes_through_the_tunnel_to_its_backend() {
 }
 
 #[test]
-fn a_probe_goes_through_the_tunnel_that_its_service_has() {
+fn a_probe_uses_the_tunnel_type_of_its_service() {
     let options =
         TunnelOptions { gue_port: 5555, geneve_port: 5556, gre_key: Some(7), ..TunnelOptions::default() };
     for (mode, protocol, begins) in [
@@ -134,9 +134,9 @@ fn a_probe_goes_through_the_tunnel_that_its_service_has() {
         (ForwardingMode::DsrGeneve, proto::UDP, None),
     ] {
         let probes = probes(None);
-        let way = probes.way(ip(VIP), ip("10.244.1.7"), mode, &options).expect("there is a route");
-        let Ends { near, far } = way.ends();
-        let _flow = probes.open(proto::TCP, 40_001, 80, way);
+        let path = probes.path(ip(VIP), ip("10.244.1.7"), mode, &options).expect("there is a route");
+        let Ends { near, far } = path.ends();
+        let _flow = probes.open(proto::TCP, 40_001, 80, path);
         let (frame, _) =
             outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
         let outer = parsed(&frame);
@@ -159,11 +159,11 @@ fn a_probe_of_dsr_dscp_is_marked_and_an_error_about_it_reaches_the_socket() {
     let options = TunnelOptions { dscp: 46, ..TunnelOptions::default() };
     let probes = probes(None);
     let backend = ip("10.244.1.7");
-    let unmarked = probes.way(ip(VIP), backend, ForwardingMode::DsrDscp, &TunnelOptions::default());
+    let unmarked = probes.path(ip(VIP), backend, ForwardingMode::DsrDscp, &TunnelOptions::default());
     assert!(unmarked.is_none(), "the backend would not know the VIP");
-    let way = probes.way(ip(VIP), backend, ForwardingMode::DsrDscp, &options).expect("there is a route");
-    let Ends { near, far } = way.ends();
-    let _flow = probes.open(proto::TCP, 40_001, 80, way);
+    let path = probes.path(ip(VIP), backend, ForwardingMode::DsrDscp, &options).expect("there is a route");
+    let Ends { near, far } = path.ends();
+    let _flow = probes.open(proto::TCP, 40_001, 80, path);
     let (frame, _) =
         outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
     let h = parsed(&frame);
@@ -172,24 +172,24 @@ fn a_probe_of_dsr_dscp_is_marked_and_an_error_about_it_reaches_the_socket() {
 
     let packet = &frame[usize::from(h.l3)..usize::from(h.ip_end)];
     let error = Builder::icmp(ip("192.0.2.254"), ip("192.0.2.2"), 3, 1, [0; 4]).payload(packet);
-    let told = inward(&probes, &error).expect("it is about a probe");
-    let frame = framed(&told);
+    let inward_error = inward(&probes, &error).expect("it is about a probe");
+    let frame = framed(&inward_error);
     let quoted = quote::parse(&frame, &parsed(&frame)).expect("a sound quote").expect("an error");
     assert_eq!((quoted.src.ip(), quoted.dst.ip(), quoted.dst_port), (near, far, 80));
 }
 
 #[test]
-fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
+fn port_unreachable_from_a_vip_reaches_the_probe_socket() {
     for (vip, own, kind, code) in [(VIP, "192.0.2.2", 3, 3), (VIP6, "2001:db8::2", 1, 4)] {
         let probes = probes(None);
         let backend = if vip == VIP { "192.0.2.9" } else { "2001:db8::9" };
-        let way = probes
-            .way(ip(vip), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
+        let path = probes
+            .path(ip(vip), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
             .expect("it is on the link");
-        let Ends { near, far } = way.ends();
-        let _flow = probes.open(proto::UDP, 40_001, 53, way);
-        let asked = Builder::udp((ip(own), 40_001), (ip(vip), 53)).packet();
-        let error = Builder::icmp(ip(vip), ip(own), kind, code, [0; 4]).payload(&asked);
+        let Ends { near, far } = path.ends();
+        let _flow = probes.open(proto::UDP, 40_001, 53, path);
+        let request = Builder::udp((ip(own), 40_001), (ip(vip), 53)).packet();
+        let error = Builder::icmp(ip(vip), ip(own), kind, code, [0; 4]).payload(&request);
         let packet = inward(&probes, &error).expect("it is about a probe");
         let frame = framed(&packet);
         let h = parsed(&frame);
@@ -206,13 +206,13 @@ fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
 #[test]
 fn packets_of_no_probe_are_not_changed() {
     let probes = probes(None);
-    let way = || {
+    let path = || {
         probes
-            .way(ip(VIP), ip("192.0.2.9"), ForwardingMode::DsrL2, &TunnelOptions::default())
+            .path(ip(VIP), ip("192.0.2.9"), ForwardingMode::DsrL2, &TunnelOptions::default())
             .expect("it is on the link")
     };
-    let Ends { near, far } = way().ends();
-    let _flow = probes.open(proto::TCP, 40_001, 80, way());
+    let Ends { near, far } = path().ends();
+    let _flow = probes.open(proto::TCP, 40_001, 80, path());
     let others = [
         Builder::tcp((ip(VIP), 81), (ip("192.0.2.2"), 40_001)),
         Builder::tcp((ip(VIP), 80), (ip("192.0.2.2"), 40_002)),
@@ -233,18 +233,18 @@ fn packets_of_no_probe_are_not_changed() {
 }
 
 #[test]
-fn a_port_that_is_used_again_is_the_new_probe_s_and_closed_ones_are_forgotten() {
+fn a_reused_port_belongs_to_the_new_probe_and_closed_ones_are_forgotten() {
     let probes = probes(None);
-    let way = |backend| {
+    let path = |backend| {
         probes
-            .way(ip(VIP), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
+            .path(ip(VIP), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
             .expect("it is on the link")
     };
-    let first = probes.open(proto::TCP, 40_001, 80, way("192.0.2.9"));
+    let first = probes.open(proto::TCP, 40_001, 80, path("192.0.2.9"));
     let key = first.key;
     drop(first);
-    assert!(probes.entry(key).is_some(), "its reset still goes out");
-    let second = probes.open(proto::TCP, 40_001, 80, way("192.0.2.10"));
+    assert!(probes.entry(key).is_some(), "its reset is still sent");
+    let second = probes.open(proto::TCP, 40_001, 80, path("192.0.2.10"));
     lock(&probes.flows).forget(Instant::now() + AFTERWARDS);
     assert_eq!(probes.entry(key).expect("it is open").0.backend, Addr::from(ip("192.0.2.10")));
     drop(second);
@@ -253,15 +253,15 @@ fn a_port_that_is_used_again_is_the_new_probe_s_and_closed_ones_are_forgotten() 
 }
 
 #[test]
-fn without_a_way_there_is_no_probe() {
+fn without_a_path_there_is_no_probe() {
     let probes = probes(None);
-    let way =
-        |vip, backend, mode| probes.way(ip(vip), ip(backend), mode, &TunnelOptions::default()).is_some();
-    assert!(!way(VIP, "10.244.1.7", ForwardingMode::DsrL2), "it is on no link");
-    assert!(!way(VIP, "198.51.100.1", ForwardingMode::DsrIpip), "no route");
-    assert!(!way(VIP, "2001:db8::9", ForwardingMode::DsrIpip), "no IPv6 tunnel source");
-    assert!(!way(VIP, "192.0.2.9", ForwardingMode::Nat), "backends answer the gateway");
-    assert!(way(VIP6, "10.244.1.7", ForwardingMode::DsrIpip), "families may differ");
+    let path =
+        |vip, backend, mode| probes.path(ip(vip), ip(backend), mode, &TunnelOptions::default()).is_some();
+    assert!(!path(VIP, "10.244.1.7", ForwardingMode::DsrL2), "it is on no link");
+    assert!(!path(VIP, "198.51.100.1", ForwardingMode::DsrIpip), "no route");
+    assert!(!path(VIP, "2001:db8::9", ForwardingMode::DsrIpip), "no IPv6 tunnel source");
+    assert!(!path(VIP, "192.0.2.9", ForwardingMode::Nat), "backends answer the gateway");
+    assert!(path(VIP6, "10.244.1.7", ForwardingMode::DsrIpip), "families may differ");
     probes.set_device(None);
-    assert!(!way(VIP, "192.0.2.9", ForwardingMode::DsrL2), "no device");
+    assert!(!path(VIP, "192.0.2.9", ForwardingMode::DsrL2), "no device");
 }

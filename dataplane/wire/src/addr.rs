@@ -21,7 +21,7 @@ impl Addr {
     /// The IPv4 address of these 4 bytes in network order.
     #[inline]
     pub const fn v4(b: [u8; 4]) -> Addr {
-        // Written as one number, so that it is stored in two words: narrow stores would stall the wide loads that
+        // Written as one number so that it is stored in two words: narrow stores would stall the wide loads that
         // follow.
         Addr(((0xffff << 32) | u32::from_be_bytes(b) as u128).to_be_bytes())
     }
@@ -65,9 +65,9 @@ impl Addr {
         if self.is_v4() { self.0[12] & 0xf0 == 0xe0 } else { self.0[0] == 0xff }
     }
 
-    /// True when the address can be the address of one host, so that a packet with this source may be answered (RFC
-    /// 1812 4.3.2.7, RFC 4443 2.4). False for unspecified, loopback, multicast, and IPv4 0/8, 240/4 or broadcast
-    /// addresses. Directed broadcast and anycast addresses cannot be recognised by the address alone.
+    /// Whether this can be the address of a single host, so that a packet with this source may be answered (RFC 1812
+    /// 4.3.2.7, RFC 4443 2.4). False for unspecified, loopback, multicast, and IPv4 0/8, 240/4 or broadcast addresses.
+    /// Directed broadcast and anycast addresses can't be recognized by the address alone.
     pub fn is_single_host(&self) -> bool {
         if self.is_v4() {
             !matches!(self.0[12], 0 | 127 | 224..=255)

@@ -82,11 +82,11 @@ impl ArpPacket {
         p[14..18].copy_from_slice(&self.sender_ip.octets());
         p[18..24].copy_from_slice(&self.target_mac.0);
         p[24..28].copy_from_slice(&self.target_ip.octets());
-        SmallFrame::try_from(&out[..at + PACKET_LEN]).expect("46 bytes at most, the frame holds 128")
+        SmallFrame::try_from(&out[..at + PACKET_LEN]).expect("46 bytes at most, the frame has 128")
     }
 }
 
-/// The answer to a request for an address of ours, which is at `mac`. The caller has checked that the packet is a
+/// The answer to a request for one of our addresses, which is at `mac`. The caller has checked that the packet is a
 /// request and that `request.target_ip` is ours.
 pub fn reply(request: &ArpPacket, mac: MacAddr) -> SmallFrame {
     let answer = ArpPacket {
@@ -100,8 +100,8 @@ pub fn reply(request: &ArpPacket, mac: MacAddr) -> SmallFrame {
     answer.frame(request.sender_mac)
 }
 
-/// A request for `target`, sent to broadcast, or to `known` to check whether a neighbour is still there (RFC 1122
-/// 2.3.2.1 calls it unicast poll).
+/// A request for `target`, sent to broadcast, or to `known` to check whether a neighbour is still there (unicast poll
+/// of RFC 1122 2.3.2.1).
 pub fn request(
     mac: MacAddr,
     ip: Ipv4Addr,

@@ -1,8 +1,8 @@
 //! The Internet checksum: in full (RFC 1071) and by difference (RFC 1624).
 //!
-//! Both keep a 64-bit running sum of big-endian words and fold once at the end. The difference form uses equation 3
-//! of RFC 1624, `HC' = ~(~HC + ~m + m')`, which handles the two representations of zero: it gives 0xffff only if the
-//! full sum would. Callers: header writers, rewrites, reply builders.
+//! Both keep a 64-bit running sum of big-endian words and fold once at the end. The difference form uses equation 3 of
+//! RFC 1624, `HC' = ~(~HC + ~m + m')`, which handles the two representations of zero: the result is 0xffff only if the
+//! full sum would be. Used by header writers, rewrites and reply builders.
 //!
 //! Invariant: a sum is over whole 16-bit words; only the last slice added may have an odd length.
 
@@ -49,11 +49,11 @@ impl Sum {
     #[inline]
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Sum {
-        // Native-order lanes vectorise; one swap after folding gives the same sum (RFC 1071, 2 (B)).
-        let (lanes, tail) = bytes.as_chunks::<4>();
+        // Words in native order vectorize; one swap after folding gives an equal sum (RFC 1071, 2 (B)).
+        let (words, tail) = bytes.as_chunks::<4>();
         let mut sum: u64 = 0;
-        for lane in lanes {
-            sum += u64::from(u32::from_ne_bytes(*lane));
+        for word in words {
+            sum += u64::from(u32::from_ne_bytes(*word));
         }
         let mut last = [0; 4];
         last[..tail.len()].copy_from_slice(tail);
@@ -127,7 +127,7 @@ impl Delta {
         delta
     }
 
-    /// The delta of a replaced region whose folded sums before and after are known.
+    /// The delta of a replaced region with known folded sums before and after.
     #[inline]
     #[must_use]
     pub const fn sums(self, old: Sum, new: Sum) -> Delta {
@@ -150,7 +150,7 @@ impl Delta {
     }
 }
 
-/// The IPv4 header checksum after the TTL was decremented by one: [`Delta`] for that one change, in five instructions.
+/// The IPv4 header checksum after the TTL was decremented by one: [`Delta`] for that change, in five instructions.
 #[inline]
 pub const fn after_hop(check: u16) -> u16 {
     // ~m + m' of equation 3, for any TTL: 0xffff - 0x0100.
@@ -159,7 +159,7 @@ pub const fn after_hop(check: u16) -> u16 {
     !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// Adds end-around carries until 16 bits are left. A sum that is not 0 never folds to 0.
+/// Adds end-around carries until 16 bits are left. A nonzero sum never folds to 0.
 #[inline]
 const fn fold(mut sum: u64) -> u16 {
     sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -214,7 +214,7 @@ mod tests {
         }
 
         #[test]
-        fn sum_over_even_pieces_equals_the_whole(
+        fn sum_over_even_parts_equals_the_whole(
             bytes in proptest::collection::vec(any::<u8>(), 0..100), cut in 0usize..50,
         ) {
             let cut = (cut * 2).min(bytes.len() & !1);
@@ -222,7 +222,7 @@ mod tests {
             prop_assert_eq!(Sum::new().bytes(a).bytes(b).finish(), oracle(&bytes));
         }
 
-        /// 0x01 in front ensures that the data is not all zero, the one case without a unique checksum.
+        /// A leading 0x01 ensures that the data is not all zero, the only case without a unique checksum.
         #[test]
         fn difference_equals_the_full_sum(
             mut bytes in proptest::collection::vec(prop_oneof![Just(0u8), Just(0xff), any::<u8>()], 60),

@@ -1,14 +1,14 @@
-//! Fragments a packet (RFC 791 section 3.2, RFC 8200 section 4.5) for a link that it does not fit.
+//! Fragments a packet (RFC 791 section 3.2, RFC 8200 section 4.5) that exceeds the MTU of its link.
 //!
-//! An IPv6 packet is fragmented only behind the Fragment header that it begins with: the gateway writes one into
-//! outer packets that it may fragment. If an IPv4 packet in a tunnel may be fragmented, the inner packet is, and each
-//! fragment gets the tunnel's header: the receiver of the inner packet reassembles it, and routers on the path see
-//! whole packets (RFC 4459 section 3.3 compares the methods). If it may not, the outer packet is fragmented, and the
-//! end of the tunnel reassembles it. A fragment may be fragmented again. Identification and DF are kept. Options that
-//! must not be copied are only in the first fragment, and no-operations replace them in the others. The driver side
-//! calls it, because it has the memory for the fragments; the pipeline decides whether a packet may be fragmented.
+//! An IPv6 packet is fragmented only if it starts with a Fragment header, which the gateway writes to outer packets
+//! that may be fragmented. If an IPv4 packet in a tunnel may be fragmented, the inner packet is, and each fragment gets
+//! the tunnel's header: the receiver of the inner packet reassembles it, and routers on the path see whole packets (RFC
+//! 4459 section 3.3 compares the methods). If it may not, the outer packet is fragmented, and the end of the tunnel
+//! reassembles it. A fragment may be fragmented again. Identification and DF are kept. Options that must not be copied
+//! are only in the first fragment, and no-operations replace them in the others. The driver side calls it because it
+//! has the memory for the fragments; the pipeline decides whether a packet may be fragmented.
 //!
-//! Invariant: the fragments' data, by their offsets, is the packet's data, each byte once.
+//! Invariant: the fragments contain each byte of the packet's data once, at its offset.
 
 use super::checksum::{Sum, checksum};
 use super::ethernet::{self, ether_type};
@@ -27,7 +27,7 @@ const IPV6_HEADERS_LEN: usize = ipv6::HEADER_LEN + ipv6::FRAGMENT_HEADER_LEN;
 pub struct Cut {
     /// Offset of the outermost IP header in the frame.
     l3: usize,
-    /// Offset of the header of the packet to be cut. Without a tunnel it equals `l3`.
+    /// Offset of the header of the packet to fragment. Without a tunnel it equals `l3`.
     packet: usize,
     /// Offset of its data.
     data: usize,
@@ -38,11 +38,10 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// How to cut the packet at offset `packet` of a frame, so that no IP packet on the link is longer than `mtu`.
-    /// `packet` is the offset behind the Ethernet header, or behind the outer headers of a tunnel that follow it, which
-    /// this gateway wrote. `None` if the
-    /// frame has neither an IPv4 packet there nor an IPv6 packet that begins with a Fragment header, or if the MTU
-    /// leaves no room for 8 bytes of data.
+    /// How to fragment the packet at offset `packet` of a frame so that no IP packet on the link exceeds `mtu`.
+    /// `packet` is the offset after the Ethernet header, or after the outer headers of a tunnel that this gateway
+    /// wrote. `None` if there is neither an IPv4 packet nor an IPv6 packet that starts with a Fragment header, or if
+    /// the MTU leaves no space for 8 bytes of data.
     #[must_use]
     pub fn new(frame: &[u8], packet: usize, mtu: usize) -> Option<Self> {
         let tagged = *frame.get(12..14)? == ether_type::VLAN.to_be_bytes();
@@ -62,7 +61,7 @@ impl Cut {
 
     /// The number of fragments; one for a packet that fits.
     #[must_use]
-    pub fn pieces(&self) -> usize {
+    pub fn fragments(&self) -> usize {
         (self.end - self.data).div_ceil(self.step).max(1)
     }
 
@@ -86,7 +85,7 @@ impl Cut {
         if header[0] >> 4 == 6 {
             return self.write_ipv6(header, start, end);
         }
-        // The sum of two lengths in one frame, whose packet had a total length of 16 bits.
+        // The sum of two lengths in a frame whose packet had a 16-bit total length.
         let total_len = (header.len() + (end - start)) as u16;
         header[2..4].copy_from_slice(&total_len.to_be_bytes());
         let flags = u16::from_be_bytes([header[6], header[7]]);
@@ -101,7 +100,7 @@ impl Cut {
         self.write_outer(out, total_len);
     }
 
-    /// Sets the lengths and checksums of the headers in front of a packet of this length.
+    /// Sets the lengths and checksums of the headers before a packet of this length.
     fn write_outer(&self, frame: &mut [u8], packet_len: u16) {
         let outer_len = (self.packet - self.l3) as u16;
         let outer = &mut frame[self.l3..];
@@ -124,7 +123,7 @@ impl Cut {
             let (ip, datagram) = outer.split_at_mut(header_len);
             let len = len - header_len as u16;
             datagram[4..6].copy_from_slice(&len.to_be_bytes());
-            // Without a checksum it stays without one.
+            // A datagram without a checksum stays without one.
             if datagram[6..8] != [0, 0] {
                 datagram[6..8].fill(0);
                 let pseudo = Sum::new().bytes(&ip[8..]).u16(u16::from(proto::UDP)).u16(len);
@@ -153,7 +152,7 @@ impl Cut {
     }
 }
 
-/// Overwrites the options without the copied flag (RFC 791 section 3.1), which may only be in the first fragment.
+/// Overwrites options without the copied flag (RFC 791 section 3.1), which may only be in the first fragment.
 fn blank_options(options: &mut [u8]) {
     let mut at = 0;
     while at < options.len() {
@@ -190,31 +189,31 @@ mod tests {
         }
     }
 
-    fn pieces(frame: &[u8], packet: usize, mtu: usize) -> Vec<Vec<u8>> {
+    fn fragments(frame: &[u8], packet: usize, mtu: usize) -> Vec<Vec<u8>> {
         let cut = Cut::new(frame, packet, mtu).expect("it can be cut");
-        let piece = |n| {
+        let fragment = |n| {
             let mut out = vec![0; cut.frame_len(n)];
             cut.write(frame, n, &mut out);
             out
         };
-        (0..cut.pieces()).map(piece).collect()
+        (0..cut.fragments()).map(fragment).collect()
     }
 
     /// Reassembles the data of fragments by their offsets.
-    fn together(pieces: &[Vec<u8>]) -> (Vec<u8>, bool) {
+    fn together(fragments: &[Vec<u8>]) -> (Vec<u8>, bool) {
         let mut whole = Vec::new();
         let mut more = true;
-        for piece in pieces {
-            let h = headers(piece);
-            let header_end = usize::from(h.l3) + usize::from(piece[usize::from(h.l3)] & 0xf) * 4;
+        for fragment in fragments {
+            let h = headers(fragment);
+            let header_end = usize::from(h.l3) + usize::from(fragment[usize::from(h.l3)] & 0xf) * 4;
             let offset = match h.fragment {
                 Fragment::Later { offset, .. } => usize::from(offset),
                 _ => 0,
             };
-            let data = &piece[header_end..usize::from(h.ip_end)];
+            let data = &fragment[header_end..usize::from(h.ip_end)];
             whole.resize(whole.len().max(offset + data.len()), 0);
             whole[offset..offset + data.len()].copy_from_slice(data);
-            more = piece[20] & 0x20 != 0;
+            more = fragment[20] & 0x20 != 0;
         }
         (whole, more)
     }
@@ -225,10 +224,10 @@ mod tests {
     }
 
     #[test]
-    fn pieces_fit_and_make_the_packet_again() {
+    fn fragments_fit_and_reassemble_to_the_packet() {
         for (len, mtu) in [(1473, 1500), (60_000, 1500), (1400, 68), (1492, 1499), (100, 1500), (0, 68)] {
             let whole = udp(len).build();
-            let parts = pieces(&whole, 14, mtu);
+            let parts = fragments(&whole, 14, mtu);
             assert!(parts.iter().all(|part| usize::from(headers(part).ip_len()) <= mtu), "{len} {mtu}");
             assert_eq!(together(&parts), (whole[34..].to_vec(), false), "{len} {mtu}");
         }
@@ -237,15 +236,15 @@ mod tests {
     #[test]
     fn a_fragment_is_cut_at_its_offset_and_keeps_that_more_follow() {
         let whole = udp(3000).build();
-        let parts = pieces(&whole, 14, 1500);
-        let again: Vec<Vec<u8>> = parts.iter().flat_map(|part| pieces(part, 14, 576)).collect();
+        let parts = fragments(&whole, 14, 1500);
+        let again: Vec<Vec<u8>> = parts.iter().flat_map(|part| fragments(part, 14, 576)).collect();
         assert!(again.len() > 5 && again.iter().all(|part| headers(part).is_fragment()));
         assert_eq!(together(&again), (whole[34..].to_vec(), false));
-        assert!(together(&pieces(&parts[0], 14, 576)).1);
+        assert!(together(&fragments(&parts[0], 14, 576)).1);
     }
 
     #[test]
-    fn pieces_in_a_tunnel_have_its_header_with_their_length() {
+    fn fragments_in_a_tunnel_have_its_header_with_their_length() {
         let whole = udp(1472).build();
         let outer = Ipv4Header {
             total_len: 1520,
@@ -258,7 +257,7 @@ mod tests {
             dst: [10, 0, 0, 1].into(),
         };
         let frame = [&whole[..14], &outer.bytes(), &whole[14..]].concat();
-        let parts = pieces(&frame, 34, 1500);
+        let parts = fragments(&frame, 34, 1500);
         let inner: Vec<Vec<u8>> = parts
             .iter()
             .map(|part| {
@@ -273,11 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn options_that_are_not_copied_are_in_the_first_piece_only() {
+    fn options_that_are_not_copied_are_in_the_first_fragment_only() {
         // Record route (7, not copied), then router alert (148, copied).
         let options = [7, 7, 4, 0, 0, 0, 0, 148, 4, 0, 0, 0];
         let whole = udp(100).ip_options(&options).build();
-        let parts = pieces(&whole, 14, 100);
+        let parts = fragments(&whole, 14, 100);
         assert_eq!(parts[0][34..46], options);
         assert_eq!(parts[1][34..46], [1, 1, 1, 1, 1, 1, 1, 148, 4, 0, 0, 0]);
         assert_eq!(together(&parts), (whole[46..].to_vec(), false));
@@ -288,7 +287,7 @@ mod tests {
         let whole = Builder::udp("[2001:db8::7]:1", "[2001:db8::8]:2").payload_len(1232).build();
         let mut frame = [&whole[..54], &[0; 8], &whole[54..]].concat();
         ipv6::write_fragment_header(&mut frame[14..], 0x0102_0304);
-        let parts = pieces(&frame, 14, 1280);
+        let parts = fragments(&frame, 14, 1280);
         let mut data = Vec::new();
         for part in &parts {
             let h = headers(part);
@@ -305,7 +304,7 @@ mod tests {
     #[test]
     fn unsplittable_frames_are_not_changed() {
         let whole = udp(100).build();
-        assert_eq!(Cut::new(&whole, 14, 27), None, "no room for 8 bytes");
+        assert_eq!(Cut::new(&whole, 14, 27), None, "no space for 8 bytes");
         assert_eq!(Cut::new(&whole[..60], 14, 68), None, "the packet is longer than the frame");
         let v6 = Builder::udp("[2001:db8::7]:1", "[2001:db8::8]:2").payload_len(100).build();
         assert_eq!(Cut::new(&v6, 14, 100), None);

@@ -1,4 +1,4 @@
-//! The packet in the tunnel packet of another gateway: where it begins, and its ECN field (RFC 6040).
+//! Finds the packet in the tunnel packet of another gateway, and propagates its ECN field (RFC 6040).
 //!
 //! | | read | source |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | GRE | with and without a key; no checksum, no sequence numbers | RFC 2784, RFC 2890 |
 //! | Geneve, port 6081 | options that are not critical are skipped | RFC 8926 |
 //!
-//! Nothing here decides whose packets are opened.
+//! Whose packets are decapsulated is decided elsewhere.
 
 use super::checksum::{Delta, Sum};
 use super::encapsulation::{GENEVE_PORT, GUE_PORT};
@@ -15,17 +15,17 @@ use super::ethernet::ether_type;
 use super::headers::{Family, Headers, L4Checksum, proto};
 use super::{ipv4, udp};
 
-/// Why a tunnel packet is not opened.
+/// Why a tunnel packet is not decapsulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
     /// The outer packet is a fragment.
     #[error("the outer packet is a fragment")]
     Fragment,
-    /// The headers of the tunnel are truncated, or have something that is not read, or contain no IP packet.
+    /// The headers of the tunnel are truncated, have an unsupported format, or contain no IP packet.
     #[error("the headers of the tunnel cannot be read")]
     Headers,
-    /// The outer packet reports congestion, and the sender of the inner one does not know ECN (RFC 6040 section 4.2).
-    #[error("congestion on the way of a packet without ECN")]
+    /// The outer packet reports congestion, and the inner sender doesn't support ECN (RFC 6040 section 4.2).
+    #[error("congestion in the tunnel of a packet without ECN")]
     Congestion,
 }
 
@@ -70,7 +70,7 @@ pub fn inner(frame: &[u8], h: &Headers) -> Result<(usize, Family), Closed> {
     Ok((l4 + headers, found))
 }
 
-/// Takes over the congestion that the outer packet reports. `packet` is the inner one.
+/// Propagates congestion that the outer packet reports. `packet` is the inner one.
 ///
 /// # Errors
 /// [`Closed::Congestion`]; the packet is then unchanged.
@@ -104,8 +104,7 @@ fn ecn(outer: u8, inner: u8) -> Result<u8, Closed> {
     }
 }
 
-/// The bytes behind a UDP header with a correct checksum. Without one, IPv6 packets are not opened (RFC 8200 section
-/// 8.1).
+/// The bytes after a UDP header with a correct checksum. IPv6 packets without one are refused (RFC 8200 section 8.1).
 fn udp_payload<'p>(payload: &'p [u8], h: &Headers) -> Result<&'p [u8], Closed> {
     let Some(&[_, _, _, _, a, b, ..]) = payload.first_chunk::<{ udp::HEADER_LEN }>() else {
         return Err(Closed::Headers);
@@ -174,7 +173,7 @@ mod tests {
     ];
 
     #[test]
-    fn congestion_is_taken_over_as_the_rfc_says_and_dscp_stays() {
+    fn congestion_is_propagated_as_the_rfc_requires_and_dscp_stays() {
         for (inner, results) in FIGURE_4 {
             for (outer, expected) in [0b00, 0b10, 0b01, 0b11].into_iter().zip(results) {
                 let mut v4 = [0x45, 0xb8 | inner, 0, 20, 0, 0, 0, 0, 64, 17, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];

@@ -8,14 +8,15 @@
 //! | GRE | 4 bytes, 8 with a key | RFC 2784, RFC 2890 |
 //! | Geneve | UDP, 8 bytes of Geneve, an option of 12 bytes | RFC 8926 |
 //!
-//! The UDP source port follows the flow, from the ephemeral range (draft-ietf-intarea-gue-09 section 5.6.1, RFC 6335).
+//! The UDP source port depends on the flow and is in the ephemeral range (draft-ietf-intarea-gue-09 section 5.6.1, RFC
+//! 6335).
 //!
-//! UDP over IPv4 has no checksum (RFC 768). UDP over IPv6 has one: without it the receiver must be configured to accept
-//! that (RFC 6935), and a wrong outer address would not be detected (RFC 6936). The sum of a TCP, UDP or ICMP packet
-//! with its own correct checksum follows from its pseudo header, so that the payload is not read. If the packet's own
+//! UDP over IPv4 has no checksum (RFC 768). UDP over IPv6 has one: otherwise the receiver would have to be configured
+//! to accept its absence (RFC 6935), and a wrong outer address would go undetected (RFC 6936). The sum of a TCP, UDP or
+//! ICMP packet with a correct checksum follows from its pseudo header, so the payload is not read. If the packet's own
 //! checksum is wrong, so is the outer one, and the receiver drops the packet at the outer header instead of the inner.
 //!
-//! Nothing here chooses an encapsulation or a destination.
+//! The encapsulation and the destination are chosen elsewhere.
 
 use super::addr::Addr;
 use super::checksum::Sum;
@@ -51,9 +52,9 @@ const KEY_PRESENT: u16 = 0x2000;
 /// The two formats of GUE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum GueVariant {
-    /// A GUE header of 4 bytes without options, which names the protocol of the packet behind it.
+    /// A GUE header of 4 bytes without options, which names the protocol of the packet that follows.
     Header,
-    /// The packet directly behind the UDP header. Its first bits distinguish it from a GUE header.
+    /// The packet directly after the UDP header. Its first bits distinguish it from a GUE header.
     #[default]
     Direct,
 }
@@ -83,11 +84,11 @@ pub enum Encapsulation {
     },
     /// Generic routing encapsulation.
     Gre {
-        /// The key, if there is one.
+        /// The key, if any.
         key: Option<u32>,
     },
-    /// Generic network virtualization encapsulation, with the IP packet directly behind it and an option that
-    /// identifies the Service.
+    /// Generic network virtualization encapsulation, directly followed by the IP packet, with an option that identifies
+    /// the Service.
     Geneve {
         /// The UDP destination port.
         port: u16,
@@ -122,8 +123,7 @@ impl Vni {
 
 /// The identity of a Service in the option of Geneve: the 64-bit FNV-1a hash of `NAMESPACE/NAME`.
 ///
-/// It follows from the name alone, so that every gateway has the same one, before and after a restart, and a backend
-/// can compute it.
+/// It depends only on the name, so every gateway computes the same one, even after a restart, and so can a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ServiceIdentity([u8; 8]);
 
@@ -198,7 +198,7 @@ impl Encapsulation {
         }
     }
 
-    /// Writes the headers. `out` has [`Self::header_len`] bytes, and `inner` begins with the packet of `h` as it is
+    /// Writes the headers. `out` has [`Self::header_len`] bytes, and `inner` starts with the packet of `h` as it is
     /// sent.
     ///
     /// # Panics
@@ -272,10 +272,9 @@ fn write_geneve(
     write_udp(out, port, inner, h, ends);
 }
 
-/// Writes the UDP header in front of the rest of `out` and the packet.
+/// Writes the UDP header before the rest of `out` and the packet.
 fn write_udp(out: &mut [u8], port: u16, inner: &[u8], h: &Headers, ends: &Ends<'_>) {
-    // A packet that is longer than 65,535 bytes with its outer headers is fragmented, and each fragment gets its own
-    // length.
+    // A packet that exceeds 65,535 bytes with its outer headers is fragmented, and each fragment gets its own length.
     let len = (out.len() as u16).wrapping_add(h.ip_len());
     let header = UdpHeader { src_port: source_port(ends.flow_hash), dst_port: port, len };
     out[..udp::HEADER_LEN].copy_from_slice(&header.bytes());
@@ -287,8 +286,8 @@ fn write_udp(out: &mut [u8], port: u16, inner: &[u8], h: &Headers, ends: &Ends<'
     }
 }
 
-/// The folded sum of a packet. If it has a correct checksum of its own over all of its payload, only its headers are
-/// read: the sum of the payload is the complement of the pseudo header's sum.
+/// The folded sum of a packet. If it has a correct checksum over its whole payload, only its headers are read: the sum
+/// of the payload is the complement of the pseudo header's sum.
 fn sum_of(packet: &[u8], h: &Headers) -> u16 {
     let (l4, len) = (usize::from(h.l4 - u16::from(h.l3)), usize::from(h.ip_len()));
     let l4_len = (len - l4) as u32;
@@ -307,7 +306,7 @@ fn sum_of(packet: &[u8], h: &Headers) -> u16 {
     Sum::new().bytes(&packet[..len]).folded()
 }
 
-/// The headers behind an outer IP header, as far as a quote includes them.
+/// The headers after an outer IP header, as far as a quote includes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read {
     /// Bytes of the headers. The packet follows.

@@ -1,10 +1,10 @@
-//! `Headers`: the result of the header checks for one frame, in one cache line, so that no later stage parses again.
+//! `Headers`: the result of the header checks for one frame, in one cache line, so that later stages don't parse again.
 //!
 //! Offsets count from the first byte of the frame. Ports and lengths are in host order. Only `parse` writes it; every
 //! stage reads it. Nothing here reads a frame.
 //!
-//! Invariant: for the frame it was parsed from, `l3 < l4 <= ip_end <= frame.len()`, and the transport header to which
-//! `l4_checksum` refers is completely inside `l4..ip_end`.
+//! Invariant: for the frame it was parsed from, `l3 < l4 <= ip_end <= frame.len()`, and the transport header that
+//! `l4_checksum` refers to is completely inside `l4..ip_end`.
 
 use super::addr::Addr;
 use super::vlan::VlanId;
@@ -87,9 +87,8 @@ pub enum L4Checksum {
 
 /// One checked IP packet in an Ethernet frame.
 ///
-/// The order of the fields is chosen so that those that are equal in all usual packets are adjacent and are written at
-/// once. They are not grouped into structs by layer, because a group would break this order and add padding to the cache
-/// line.
+/// Fields that are equal in all usual packets are adjacent, so that they are written at once. They are not grouped into
+/// structs by layer, because that would break this order and add padding to the cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Headers {
@@ -117,7 +116,7 @@ pub struct Headers {
     pub src_port: u16,
     /// Destination port, or the identifier of an ICMP echo; 0 if there is none.
     pub dst_port: u16,
-    /// The final next header, which begins at `l4`. In a later fragment: the one that its fragment header names.
+    /// The final next header, which starts at `l4`. In a later fragment: the one that its fragment header names.
     pub proto: u8,
     /// TCP flags (`tcp::flags`); for SCTP the number of its `sctp::Kind`; 0 for other protocols.
     pub tcp_flags: u8,
@@ -152,8 +151,8 @@ impl Headers {
         matches!(self.fragment, Fragment::Later { .. })
     }
 
-    /// True for an ICMP or ICMPv6 error, which quotes the packet that it is about. False for later fragments, whose
-    /// type is not known.
+    /// Whether this is an ICMP or ICMPv6 error, which quotes the packet that it is about. False for later fragments,
+    /// whose type is not known.
     #[inline]
     pub const fn is_icmp_error(&self) -> bool {
         match self.l4_checksum {

@@ -1,7 +1,7 @@
 //! ICMP (RFC 792) and ICMPv6 (RFC 4443): errors that answer a packet, and echo replies built in place.
 //!
-//! An error is returned as the bytes to put in front of the quoted packet, so that the caller trims its frame and
-//! prepends, and copies nothing. The caller applies rate limits and chooses the source address.
+//! An error is returned as the bytes to put before the quoted packet, so that the caller trims its frame and prepends,
+//! and copies nothing. The caller applies rate limits and selects the source address.
 //!
 //! Invariant: [`error`] is called only after [`may_answer_with_icmp`] returned true.
 
@@ -61,7 +61,7 @@ impl Problem {
 }
 
 /// Whether an ICMP error may answer this packet (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443 2.4 (e)). It may not if the
-/// packet is an ICMP error or redirect or a later fragment, if its source is not one host's, or if either layer is
+/// packet is an ICMP error, a redirect or a later fragment, if its source is not a single host, or if either layer is
 /// addressed to a group. The exception for groups is packet-too-big in IPv6, which path MTU discovery of multicast
 /// needs. The caller must check directed broadcasts, since only it knows the prefixes.
 ///
@@ -149,12 +149,12 @@ fn icmp_header(h: &Headers, problem: Problem, from: Addr, icmp_len: u16, quote: 
     icmp
 }
 
-/// Turns an echo request, or the first fragment of one, into its reply, in place: addresses are swapped, the frame goes
-/// from `mac` back to the station that sent it, and the TTL is 64. Checksums are updated by difference, so a damaged
+/// Converts an echo request, or the first fragment of one, to its reply in place: addresses are swapped, the frame
+/// returns from `mac` to the station that sent it, and the TTL is 64. Checksums are updated by difference, so a damaged
 /// request gives an equally damaged reply.
 ///
-/// Returns false, and changes nothing, if it is not an echo request, is a later fragment, or its source or destination
-/// is not one host's address. IPv4 options stay.
+/// Returns false and changes nothing if it is not an echo request, is a later fragment, or its source or destination is
+/// not a single host. IPv4 options stay.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -177,11 +177,10 @@ pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     true
 }
 
-/// Turns a later fragment of an echo request into the same fragment of its reply, as [`echo_reply`] does with the
-/// first. Data and identification stay.
+/// Converts a later fragment of an echo request to that fragment of its reply, as [`echo_reply`] does with the first.
+/// Data and identification stay.
 ///
-/// Returns false, and changes nothing, if it is not a later fragment, or its source or destination is not one host's
-/// address.
+/// Returns false and changes nothing if it is not a later fragment, or its source or destination is not a single host.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.

@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791): the header check, and writing an outer header.
 //!
-//! Options are valid and not changed, except for source routes, which are refused. Padding behind the total length is
+//! Options are valid and not changed, except for source routes, which are refused. Padding after the total length is
 //! the Ethernet trailer and is ignored.
 
 use super::addr::Addr;
@@ -118,8 +118,8 @@ pub(super) fn dont_fragment(p: &[u8; HEADER_LEN]) -> bool {
     u16::from_be_bytes([p[6], p[7]]) & DONT_FRAGMENT != 0
 }
 
-/// The checksum check for a header of the usual length: five words, without a loop and independent of byte order (RFC
-/// 1071, 2 (B)).
+/// The checksum check for a header without options: five words, without a loop and independent of byte order (RFC 1071,
+/// 2 (B)).
 #[inline(always)]
 pub(super) fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
     let (words, _) = p.as_chunks::<4>();
@@ -129,7 +129,8 @@ pub(super) fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
     sum.is_multiple_of(0xffff)
 }
 
-/// Classifies a fragment of `len` bytes of `proto` at `offset`; `headers_len` bytes precede the payload once reassembled.
+/// Classifies a fragment of `len` bytes of `proto` at `offset`; `headers_len` bytes precede the payload after
+/// reassembly.
 #[cold]
 pub fn fragment(
     (id, proto): (u32, u8),
@@ -181,8 +182,8 @@ impl Ipv4Header {
     /// The 20 bytes, checksum included.
     #[inline]
     pub fn bytes(&self) -> [u8; HEADER_LEN] {
-        // The header is five words, summed as they are written: a sum over bytes that were stored one by one would wait
-        // for the stores.
+        // The header is summed while it is written as five words: a sum over bytes that were stored one by one would
+        // wait for the stores.
         let flags = if self.dont_fragment { DONT_FRAGMENT } else { 0 };
         let [src, dst] = [self.src.to_bits(), self.dst.to_bits()];
         let mut words = [

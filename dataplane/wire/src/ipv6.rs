@@ -2,8 +2,8 @@
 //!
 //! The walk covers hop-by-hop, routing, destination options, fragment and authentication headers. ESP, no-next-header
 //! and anything unknown end the walk and are the packet's protocol. Options are not checked: they are for the nodes
-//! to which they are addressed. A routing header with segments left is refused. Jumbograms (RFC 2675) do not fit
-//! Ethernet and fail the length check.
+//! that they are addressed to. A routing header with segments left is refused. Jumbograms (RFC 2675) don't fit Ethernet
+//! and fail the length check.
 //!
 //! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet contains.
 
@@ -21,12 +21,12 @@ pub const HEADER_LEN: usize = 40;
 /// Bytes of a Fragment header.
 pub const FRAGMENT_HEADER_LEN: usize = 8;
 
-/// Extension headers that are read before a packet is refused. RFC 8200 4.1 recommends orders with at most 7
-/// (hop-by-hop, destination options twice, routing, fragment, AH, ESP); 8 leaves room for one that it does not foresee.
+/// Maximum number of extension headers. RFC 8200 4.1 recommends orders with at most 7 (hop-by-hop, destination options
+/// twice, routing, fragment, AH, ESP); 8 allows for one more.
 pub const EXTENSION_HEADERS_MAX: usize = 8;
 
-/// Writes the Fragment header of an unfragmented packet behind a header that [`Ipv6Header::write`] wrote 8 bytes in
-/// front of the payload.
+/// Writes the Fragment header of an unfragmented packet after a header that [`Ipv6Header::write`] wrote 8 bytes before
+/// the payload.
 ///
 /// # Panics
 /// When `packet` is shorter than 48 bytes.
@@ -92,8 +92,8 @@ pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Mal
     })
 }
 
-/// Whether a checked packet has an authentication header (RFC 4302) in front of the transport header: its integrity
-/// check covers addresses and ports. False for IPv4, where the authentication header is the packet's protocol.
+/// Whether a checked packet has an authentication header (RFC 4302) before the transport header: its integrity check
+/// covers addresses and ports. False for IPv4, where the authentication header is the packet's protocol.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -129,12 +129,12 @@ pub struct Walk {
     pub proto: u8,
     /// Bytes of all extension headers.
     pub len: usize,
-    /// What the fragment header says, if there is one.
+    /// The fields of the fragment header, if there is one.
     pub fragment: Fragment,
 }
 
-/// Like [`walk`], for a packet that an ICMP error quotes and may truncate. A chain that passes the end is a truncated
-/// quote, and lengths of fragments are not checked.
+/// Like [`walk`], for a packet that an ICMP error quotes and may truncate. A chain beyond the end is a truncated quote,
+/// and lengths of fragments are not checked.
 pub(crate) fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
     walk_headers(next, payload, true).map_err(|reason| match reason {
         Malformed::Ipv6ExtensionTruncated => Malformed::QuoteTruncated,
@@ -142,7 +142,7 @@ pub(crate) fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
     })
 }
 
-/// Walks from the first extension header, of type `next`, at the beginning of `payload`.
+/// Walks from the first extension header, of type `next`, at the start of `payload`.
 #[cold]
 #[inline(never)]
 fn walk(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {

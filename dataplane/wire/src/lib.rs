@@ -1,18 +1,18 @@
 //! Frames: checked once, then read and rewritten through plain offsets.
 //!
 //! [`parse`] checks every header up to the transport header in one pass and returns a [`Headers`] of one cache line;
-//! no later stage parses again. Other functions rewrite a frame ([`rewrite`]), write outer headers ([`ipv4`],
-//! [`ipv6`], [`ethernet`]) or turn a frame into its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]). Policy,
-//! look-ups and counters are elsewhere. Callers: the pipeline and the forwarding modes.
+//! later stages don't parse again. Other functions rewrite a frame ([`rewrite`]), write outer headers ([`ipv4`],
+//! [`ipv6`], [`ethernet`]) or convert a frame to its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]). Policy,
+//! look-ups and counters are elsewhere. Used by the pipeline and the forwarding modes.
 //!
 //! `parse` refuses frames that no receiver could use, and source routes, which none should follow. It checks the IPv4
-//! header checksum. Transport checksums are left to the end host: rewrites are incremental, so a wrong one stays
+//! header checksum. Transport checksums are left to the end host: rewrites are incremental, so a wrong checksum stays
 //! wrong and is detected there.
 //!
-//! Invariant: no allocation, and no panic whatever the bytes are. Functions that take a frame with its `Headers`
-//! panic only if the two do not belong together, which is a mistake of the caller.
+//! Invariant: no allocation, and no panic for any input. Functions that take a frame with its `Headers` panic only if
+//! the two don't belong together, which is a bug of the caller.
 //!
-//! May depend on: nothing of Tidegate. The feature `testing` adds what tests, benches and fuzz runs share.
+//! May depend on: nothing of Tidegate. The feature `testing` adds code shared by tests, benches and fuzz runs.
 #![deny(unsafe_code)]
 
 pub mod addr;
@@ -68,11 +68,11 @@ pub enum Parsed {
 
 /// Checks all headers of an Ethernet frame.
 ///
-/// It is always inlined into its few callers, so that the `Headers` are written once, where the caller keeps them. A
-/// call and a copy double the time (see `transport`). About 12 ns for a TCP or UDP packet of either family in cache.
+/// Always inlined into its few callers, so that the `Headers` are written once, where the caller keeps them. A call and
+/// a copy double the time (see `transport`). About 12 ns for a TCP or UDP packet of either family in cache.
 ///
 /// # Errors
-/// The first reason, from the outermost header inwards, for which the frame cannot be used.
+/// The first reason, from the outermost header inwards, why the frame can't be used.
 ///
 /// # Examples
 /// ```

@@ -1,11 +1,11 @@
-//! The option "maximum segment size" of TCP (RFC 9293 section 3.7.1, RFC 6691): lowers it in a SYN.
+//! The TCP option "maximum segment size" (RFC 9293 section 3.7.1, RFC 6691): lowers it in a SYN.
 //!
-//! The option states the largest segment that the sender of the SYN accepts, without IP and TCP headers and without
+//! The option contains the largest segment that the sender of the SYN accepts, without IP and TCP headers and without
 //! options. A gateway may lower it so that segments fit a path whose "packet too big" messages get lost. It never
-//! raises it and adds no option: without one the other end sends segments that every path takes (536 and 1,220 bytes).
+//! raises it and adds no option: without one, the other end sends segments that fit every path (536 and 1,220 bytes).
 //!
-//! Invariant: at most the 40 bytes of options are read, malformed ones end the search, and the checksum is changed by
-//! difference.
+//! Invariant: only the up to 40 bytes of options are read, a malformed option ends the search, and the checksum is
+//! updated by difference.
 
 use super::checksum::Delta;
 use super::headers::Family;
@@ -43,9 +43,9 @@ pub fn most(family: Family, mtu: usize, limit: u16) -> u16 {
     limit.min(largest(family, mtu)).max(smallest(family))
 }
 
-/// Lowers the option of a segment, which begins with its TCP header, to `most`. Returns whether it changed.
+/// Lowers the option of a segment, which starts with its TCP header, to `most`. Returns whether it changed.
 ///
-/// A segment that is too short for its own header stays unchanged, as do options behind a malformed one.
+/// A segment that is too short for its own header stays unchanged, as do options after a malformed one.
 pub fn lower(segment: &mut [u8], most: u16) -> bool {
     let Some(&data_offset) = segment.get(12) else { return false };
     let header_len = usize::from(data_offset >> 4) * 4;
@@ -60,7 +60,7 @@ pub fn lower(segment: &mut [u8], most: u16) -> bool {
         let old = u16::from_be_bytes([header[value], header[value + 1]]);
         if old > most {
             header[value..value + 2].copy_from_slice(&most.to_be_bytes());
-            // At an odd offset the bytes are in two words, each at the other place of its word.
+            // At an odd offset the bytes are in two words, with swapped positions.
             let [old, new] = [old, most].map(|n| if value.is_multiple_of(2) { n } else { n.swap_bytes() });
             delta = delta.u16(old, new);
             changed = true;
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_segment_is_the_mtu_without_headers_and_never_below_what_every_host_takes() {
+    fn the_mss_is_the_mtu_without_headers_and_never_below_the_minimum() {
         assert_eq!(largest(Family::V4, 1500), 1460);
         assert_eq!(largest(Family::V6, 1500), 1440);
         assert_eq!(

@@ -128,7 +128,7 @@ pub fn multicast_mac(group: Ipv6Addr) -> MacAddr {
 /// All nodes of the link, ff02::1.
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// The advertisement that answers a solicitation for `target`, an address of ours, at `mac`. The caller has parsed
+/// The advertisement that answers a solicitation for `target`, one of our addresses, at `mac`. The caller has parsed
 /// `frame` to [`Ndp::Solicitation`] and checked that the target is ours. A probe from `::` is answered to all nodes
 /// (RFC 4861 7.2.4).
 ///
@@ -216,7 +216,7 @@ fn message(
         dst,
     }
     .write(&mut out[l2..]);
-    let mut frame = SmallFrame::try_from(&out[..l2 + l3]).expect("58 bytes at most, the frame holds 128");
-    frame.try_extend_from_slice(icmp).expect("90 bytes at most, the frame holds 128");
+    let mut frame = SmallFrame::try_from(&out[..l2 + l3]).expect("58 bytes at most, the frame has 128");
+    frame.try_extend_from_slice(icmp).expect("90 bytes at most, the frame has 128");
     frame
 }

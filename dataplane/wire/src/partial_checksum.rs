@@ -1,9 +1,9 @@
 //! Detects packets whose sender left the transport checksum to its NIC, although no NIC completed it.
 //!
-//! A kernel that relies on checksum offload writes only the sum of the pseudo header into the field (Linux calls the packet
-//! `CHECKSUM_PARTIAL`). On a veth pair or a virtual switch no hardware ever adds the rest. The receiving kernel is told so by a
-//! flag beside the packet; a poll-mode driver that reads from a packet socket doesn't pass that flag on, and a backend drops the
-//! packet without a word. One valid packet in 65,536 looks the same, so callers compare counts.
+//! A kernel that relies on checksum offload writes only the sum of the pseudo header into the field (Linux calls the
+//! packet `CHECKSUM_PARTIAL`). On a veth pair or a virtual switch, no hardware completes it. The receiving kernel knows
+//! from a flag in the packet's metadata; a poll-mode driver that reads from a packet socket doesn't pass that flag on,
+//! and a backend silently drops the packet. One valid packet in 65,536 looks alike, so callers compare counts.
 
 use super::checksum::Sum;
 use super::{Headers, L4Checksum, proto};
@@ -12,8 +12,8 @@ use super::{Headers, L4Checksum, proto};
 const OF_TCP: usize = 16;
 const OF_UDP: usize = 6;
 
-/// Whether the transport checksum of a whole TCP or UDP packet is only the sum of its pseudo header. `None` for other packets
-/// and for fragments.
+/// Whether the transport checksum of a whole TCP or UDP packet is only the sum of its pseudo header. `None` for other
+/// packets and for fragments.
 #[must_use]
 pub fn is_partial(frame: &[u8], h: &Headers) -> Option<bool> {
     if h.is_fragment() {

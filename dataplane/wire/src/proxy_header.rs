@@ -1,8 +1,8 @@
-//! The header of the PROXY protocol, which tells a backend the addresses of its client: version 1 in text, version 2
-//! in binary (haproxy.org, `proxy-protocol.txt`, of 2020/03/05). A TCP option that does the same, TOA ("TCP option
-//! address", the layout that the kernel modules of LVS FULLNAT and DPVS read), is written here too.
+//! The PROXY protocol header, which passes the client's address to a backend: version 1 in text, version 2 in binary
+//! (haproxy.org, `proxy-protocol.txt`, of 2020/03/05). The TCP option TOA serves the same purpose ("TCP option
+//! address", the layout that the kernel modules of LVS FULLNAT and DPVS read) and is written here too.
 //!
-//! The header of a connection is a pure function of its ends, so it can be written again for a retransmission.
+//! The header of a connection is a pure function of its endpoints, so it can be written again for a retransmission.
 
 use core::fmt::{self, Write};
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use super::tcp_options::kind;
 /// Bytes of the longest header: version 2 for IPv6 with all TLVs. The longest of version 1 has 104.
 pub const LEN_MAX: usize = 107;
 
-/// A header in the form in which it is sent.
+/// A header as it is sent.
 pub type ProxyHeader = ArrayVec<u8, LEN_MAX>;
 
-/// The version of the PROXY protocol, or the TCP option in its place.
+/// The version of the PROXY protocol, or the TCP option instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ProxyVersion {
@@ -27,7 +27,7 @@ pub enum ProxyVersion {
     V1 = 1,
     /// Binary, for TCP and UDP.
     V2 = 2,
-    /// No header: a TCP option of the client's first segments has the client's address and port.
+    /// No header: a TCP option in the client's first segments contains the client's address and port.
     Toa = 3,
 }
 
@@ -62,7 +62,7 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const TOA_LEN_V4: u8 = 8;
 const TOA_LEN_V6: u8 = 20;
 
-/// Version 2, command PROXY: the connection has the addresses that follow.
+/// Version 2, command PROXY: the addresses of the connection follow.
 const V2_PROXY: u8 = 0x21;
 
 /// Appends text to a header. The longest text fits.
@@ -74,8 +74,8 @@ impl Write for Text<'_> {
     }
 }
 
-/// The header of a connection from `client` to `vip` by the protocol with this IP number. Both ends have one family. A
-/// header of version 1 names TCP whatever the protocol is. That of TOA is the option.
+/// The header of a connection from `client` to `vip` by the protocol with this IP number. Both endpoints have the same
+/// family. A version 1 header names TCP for any protocol. For TOA, the result is the option.
 #[must_use]
 pub fn proxy_header(version: ProxyVersion, protocol: u8, client: Endpoint, vip: Endpoint) -> ProxyHeader {
     let mut header = ProxyHeader::new();

@@ -1,8 +1,8 @@
 //! The fields (TLVs) that follow the addresses in a header of the PROXY protocol version 2 (haproxy.org,
 //! `proxy-protocol.txt` of 2020/03/05, section 2.2).
 //!
-//! As the header itself, they are a pure function of the connection, so they can be written again for a retransmission.
-//! Their length depends only on which of them there are.
+//! Like the header, they are a pure function of the connection, so they can be written again for a retransmission.
+//! Their length depends only on which of them are present.
 
 use arrayvec::ArrayString;
 
@@ -15,8 +15,8 @@ const TYPE_UNIQUE_ID: u8 = 0x05;
 
 /// `PP2_TYPE_NOOP` (section 2.2.4): padding.
 const TYPE_NOOP: u8 = 0x04;
-/// The type and subtype with which load balancers of AWS report the endpoint of a virtual private cloud through which a
-/// client came: `PP2_TYPE_AWS` and `PP2_SUBTYPE_AWS_VPCE_ID` (their guide for network load balancers).
+/// The type and subtype with which AWS load balancers report the VPC endpoint that a client used: `PP2_TYPE_AWS` and
+/// `PP2_SUBTYPE_AWS_VPCE_ID` (AWS guide for network load balancers).
 const TYPE_AWS: u8 = 0xea;
 const SUBTYPE_AWS_VPCE_ID: u8 = 0x01;
 
@@ -27,11 +27,11 @@ const CRC32C_LEN: usize = 4;
 /// Bytes before the addresses: signature, version and command, family and transport, length.
 const FIXED_LEN: usize = 16;
 
-/// Bytes of the text of a [`VpceId`]: as many as an identifier of AWS has. The longest header then still has
+/// Maximum length of a [`VpceId`], that of an AWS identifier. The longest header then still has
 /// [`LEN_MAX`](super::proxy_header::LEN_MAX) bytes.
 pub const VPCE_ID_MAX: usize = 22;
 
-/// The text of the TLV for the endpoint of a virtual private cloud, such as `vpce-08d2bf15fac5001c9`.
+/// The text of the TLV for a VPC endpoint, such as `vpce-08d2bf15fac5001c9`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VpceId(ArrayString<VPCE_ID_MAX>);
 
@@ -64,8 +64,8 @@ impl ProxyTlvs {
     pub const UNIQUE_ID: Self = Self(1);
     /// A checksum of the header.
     pub const CRC32C: Self = Self(2);
-    /// A [`VpceId`], and padding behind it. A Service may get another text while connections begin, so the length of both
-    /// together is always the same.
+    /// A [`VpceId`] followed by padding. The text of a Service may change while connections are being established, so
+    /// the total length is constant.
     pub const VPCE_ID: Self = Self(4);
 
     /// The TLVs of both.
@@ -119,12 +119,12 @@ impl ProxyTlvs {
         self == Self::NONE
     }
 
-    /// Appends the TLVs to a header of version 2 that has none, and changes the length in the header. The longest such
-    /// header has 52 bytes, so there is room.
+    /// Appends the TLVs to a version 2 header without any, and updates the length in the header. Such a header has at
+    /// most 52 bytes, so the TLVs fit.
     pub fn append(self, header: &mut ProxyHeader, id: &UniqueId, vpce: &VpceId) {
         let mut put = |bytes: &[u8]| {
             let fits = header.try_extend_from_slice(bytes);
-            debug_assert!(fits.is_ok(), "the longest header of version 2 leaves room");
+            debug_assert!(fits.is_ok(), "the TLVs fit after the longest version 2 header");
         };
         if self.has(Self::UNIQUE_ID) {
             put(&[TYPE_UNIQUE_ID, 0, size_of::<UniqueId>() as u8]);
@@ -139,7 +139,7 @@ impl ProxyTlvs {
             put(&[0; VPCE_ID_MAX][..padding]);
         }
         if self.has(Self::CRC32C) {
-            // The sum is of the whole header, and its own field is zero meanwhile.
+            // The checksum covers the whole header, with its own field set to zero.
             put(&[TYPE_CRC32C, 0, CRC32C_LEN as u8, 0, 0, 0, 0]);
         }
         let len = header.len().saturating_sub(FIXED_LEN) as u16;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_of_the_header_with_zeros_in_its_place() {
+    fn the_checksum_covers_the_header_with_zeros_in_its_own_field() {
         let two = ProxyTlvs::CRC32C.and(ProxyTlvs::UNIQUE_ID);
         for tlvs in [ProxyTlvs::CRC32C, two, two.and(ProxyTlvs::VPCE_ID)] {
             let mut header = header("[2001:db8::7]:40000", "[2001:db8:1::5]:80", tlvs);

@@ -1,8 +1,8 @@
 //! The packet that an ICMP error quotes: reads it to find the flow, and rewrites it for NAT.
 //!
-//! A quote may be cut at any length, and its checksums may be those of another hop, so only the fields that the look-up
-//! needs are checked. RFC 792 guarantees 8 bytes behind the IP header: ports for TCP, UDP and SCTP, the identifier for
-//! echo.
+//! A quote may be truncated at any length, and its checksums may be those of another hop, so only the fields that the
+//! look-up needs are checked. RFC 792 guarantees 8 bytes after the IP header: ports for TCP, UDP and SCTP, the
+//! identifier for echo.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum};
@@ -66,11 +66,11 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Quote>, Malformed> {
 /// The contents of a quoted tunnel packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnelled {
-    /// Bytes of the quoted packet, outer header included, consistent in all headers.
+    /// Bytes of the quoted packet, including the outer header, consistent in all headers.
     pub ip_len: u16,
-    /// The headers behind the outer IP header.
+    /// The headers after the outer IP header.
     pub between: encapsulation::Read,
-    /// The inner packet, if the quote includes its ports: RFC 792 guarantees only 8 bytes behind the outer IP header.
+    /// The inner packet, if the quote includes its ports: RFC 792 guarantees only 8 bytes after the outer IP header.
     /// Offsets are not set.
     pub inner: Option<Quote>,
 }
@@ -102,8 +102,8 @@ pub fn tunnelled(frame: &[u8], h: &Headers, q: &Quote) -> Option<Tunnelled> {
     Some(Tunnelled { ip_len, between, inner })
 }
 
-/// The packet of this family and length in a tunnel, if the quote includes its ports. The outer `None` if it is not
-/// such a packet, as far as the quote shows.
+/// The packet of this family and length in a tunnel, if the quote includes its ports. The outer `None` if the quote
+/// shows that it isn't such a packet.
 fn inner_packet(packet: &[u8], family: Family, len: u16) -> Option<Option<Quote>> {
     let word = |at: usize| packet.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
     let (version, inner_len) = match family {
@@ -194,9 +194,9 @@ fn ipv6_header(packet: &[u8]) -> Result<Quote, Malformed> {
     })
 }
 
-/// Replaces source and/or destination of the quoted packet, as [`super::rewrite::translate`] does for a packet. It
-/// keeps correct the quoted IPv4 header checksum, the quoted transport checksum if the quote includes it, and the
-/// error's own checksum. A quoted SCTP checksum is not updated: receivers check the verification tag (RFC 9260 10).
+/// Replaces source and/or destination of the quoted packet, as [`super::rewrite::translate`] does for a packet. Updates
+/// the quoted IPv4 header checksum, the quoted transport checksum if the quote includes it, and the error's own
+/// checksum. A quoted SCTP checksum is not updated: receivers check the verification tag (RFC 9260 10).
 ///
 /// The addresses of the error itself do not change.
 ///
@@ -207,7 +207,7 @@ pub fn translate(frame: &mut [u8], h: &Headers, q: &mut Quote, src: Option<Endpo
         assert_eq!(endpoint.addr.is_v4(), q.family == Family::V4, "endpoints have the family of the quote");
     }
     let (l3, l4, end) = (usize::from(q.l3), usize::from(q.l4), usize::from(h.ip_end));
-    // Nothing behind the first 20 transport bytes changes. The quote begins at an even offset of the ICMP message.
+    // Nothing after the first 20 transport bytes changes. The quote starts at an even offset of the ICMP message.
     let region = l3..end.min(l4 + 20);
     let before = Sum::new().bytes(&frame[region.clone()]);
     let addresses = replace_addresses(&mut frame[l3..], q, src, dst);
@@ -220,8 +220,8 @@ pub fn translate(frame: &mut [u8], h: &Headers, q: &mut Quote, src: Option<Endpo
     *check = Delta::new().sums(before, after).apply(u16::from_be_bytes(*check)).to_be_bytes();
 }
 
-/// Changes the sequence number of a quoted TCP segment that is not a later fragment, and keeps the error's own checksum
-/// and, if the quote includes it, the quoted checksum correct. Nothing changes in other errors.
+/// Changes the sequence number of a quoted TCP segment that is not a later fragment, and updates the error's own
+/// checksum and, if the quote includes it, the quoted checksum. Other errors stay unchanged.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -247,7 +247,7 @@ pub fn set_sequence(frame: &mut [u8], h: &Headers, change: impl FnOnce(u32) -> u
     *check = Delta::new().sums(before, after).apply(u16::from_be_bytes(*check)).to_be_bytes();
 }
 
-/// Replaces addresses in the quoted IP header, which `ip` begins with. Returns the delta for the pseudo header.
+/// Replaces addresses in the quoted IP header at the start of `ip`. Returns the delta for the pseudo header.
 fn replace_addresses(ip: &mut [u8], q: &mut Quote, src: Option<Endpoint>, dst: Option<Endpoint>) -> Delta {
     let new_src = src.map_or(q.src, |e| e.addr);
     let new_dst = dst.map_or(q.dst, |e| e.addr);
@@ -268,7 +268,7 @@ fn replace_addresses(ip: &mut [u8], q: &mut Quote, src: Option<Endpoint>, dst: O
     delta
 }
 
-/// Replaces ports in the quoted transport header, which `l4` begins with. At least 8 bytes of it are present.
+/// Replaces ports in the quoted transport header at the start of `l4`, of which at least 8 bytes are present.
 fn replace_transport(
     l4: &mut [u8],
     q: &mut Quote,

@@ -1,8 +1,7 @@
 //! In-place changes of a checked packet: addresses and ports (NAT), hop limit, traffic class.
 //!
 //! Every change updates the checksums by difference, so a packet that arrives damaged leaves equally damaged and the
-//! end host detects it. The `Headers` are updated together with the frame. The forwarding modes choose the new
-//! values.
+//! end host detects it. The `Headers` are updated together with the frame. The forwarding modes choose the new values.
 //!
 //! Invariant: only the named fields and the checksums over them change (`tests/rewrites.rs` compares the bytes).
 
@@ -27,16 +26,17 @@ pub struct Endpoint {
 #[error("the checksum of a fragmented SCTP packet cannot be kept when the packet changes")]
 pub struct SctpFragment;
 
-/// Replaces source and/or destination, in the IP header and in TCP, UDP and SCTP ports. In later fragments it replaces
-/// only the addresses. An INIT or INIT ACK whose source is replaced no longer lists addresses, and none offers changes
-/// of addresses ([`sctp_parameters::hide`]). In an ICMP echo request `src.port` becomes the identifier, in a reply `dst.port` does.
+/// Replaces source and/or destination in the IP header and in TCP, UDP and SCTP ports. In later fragments it replaces
+/// only the addresses. An INIT or INIT ACK whose source is replaced no longer lists addresses, and none offers address
+/// changes ([`sctp_parameters::hide`]). In an ICMP echo request `src.port` becomes the identifier, in a reply
+/// `dst.port` does.
 ///
 /// # Errors
 /// [`SctpFragment`]; nothing has changed then.
 ///
 /// # Panics
 /// When `h` does not belong to this frame, or an endpoint has the other family.
-// A call for each packet of the NAT modes cost 12 instructions.
+// Inlined because a call per packet of the NAT modes cost 12 instructions.
 #[inline(always)]
 pub fn translate(
     frame: &mut [u8],
@@ -102,7 +102,7 @@ fn replace_v4(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<
     delta
 }
 
-/// Replaces IPv6 addresses. Returns the delta for the pseudo header. If a routing header had segments left, the pseudo
+/// Replaces IPv6 addresses. Returns the delta for the pseudo header. With segments left in a routing header, the pseudo
 /// header would contain its last address instead (RFC 8200 8.1), but such packets are addressed to a router on the
 /// path, never to a service.
 #[inline]
@@ -148,7 +148,7 @@ pub fn changes_sctp(frame: &[u8], h: &Headers, hides_source: bool, ports: (u16, 
 }
 
 /// CRC32c is linear: for two packets of one length, crc(a) ^ crc(b) depends only on a ^ b. Applying that difference to
-/// the received field keeps a damaged packet damaged; a newly computed CRC would hide the damage.
+/// the received field keeps a damaged packet damaged; a recomputed CRC would hide the damage.
 #[cold]
 #[inline(never)]
 fn translate_sctp(frame: &mut [u8], h: &mut Headers, hides_source: bool, (src, dst): (u16, u16)) {
@@ -218,14 +218,14 @@ pub fn set_dscp(frame: &mut [u8], h: &Headers, dscp: u8) {
     }
 }
 
-/// Decrements TTL or hop limit of the packet at the beginning of `packet`, whatever offset `h` has for it. `h` does not
-/// change. The hop limit must be above 1.
+/// Decrements TTL or hop limit of the packet at the start of `packet`, whatever its offset in `h`. `h` doesn't change.
+/// The hop limit must be above 1.
 ///
 /// # Panics
 /// When the packet is shorter than `h` requires.
 #[inline(always)]
 pub fn take_hop(packet: &mut [u8], h: &Headers) {
-    debug_assert!(h.ttl > 1, "packets whose hop limit ends here are answered");
+    debug_assert!(h.ttl > 1, "packets whose hop limit expires are answered");
     match h.family {
         Family::V4 => {
             let ip: &mut [u8; 20] = packet.first_chunk_mut().expect("parse saw a whole IPv4 header");

@@ -1,6 +1,6 @@
 //! SCTP (RFC 9260): the kind of a packet by its chunks, its tags, and its CRC32c. `transport` reads the common header.
 //!
-//! Only the first few chunks are read. A packet whose chunks are malformed is an ordinary one: the endpoint decides.
+//! Only the first few chunks are read. A packet with malformed chunks counts as an ordinary one: the endpoint decides.
 //!
 //! The CRC covers the ports but no pseudo header: it stays correct when addresses change, and needs a pass over the
 //! packet when ports change. Prefer forwarding modes that keep the ports.
@@ -20,13 +20,13 @@ pub fn crc32c(packet: &[u8]) -> [u8; 4] {
     crc32c::crc32c_append(crc, tail).to_le_bytes()
 }
 
-/// The meaning of a packet for its association.
+/// What a packet does to its association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
-    /// Neither begins nor ends an association: DATA, SACK, HEARTBEAT, COOKIE ACK, ERROR, and what is not known here.
+    /// Neither starts nor ends an association: DATA, SACK, HEARTBEAT, COOKIE ACK, ERROR, and unknown chunks.
     Plain = 0,
-    /// INIT, with verification tag 0 and nothing else in the packet's first chunk.
+    /// INIT, with verification tag 0 and no other chunk first in the packet.
     Init,
     /// INIT ACK.
     InitAck,
@@ -34,15 +34,15 @@ pub enum Kind {
     CookieEcho,
     /// SHUTDOWN or SHUTDOWN ACK.
     Shutdown,
-    /// ABORT or SHUTDOWN COMPLETE: the sender has no association any more.
+    /// ABORT or SHUTDOWN COMPLETE: the sender no longer has an association.
     End,
-    /// A packet of kind [`Self::Shutdown`] or [`Self::End`] whose verification tag is wrong or cannot be checked. The
-    /// flow tables use it; no packet has this kind by itself.
+    /// A packet of kind [`Self::Shutdown`] or [`Self::End`] whose verification tag is wrong or can't be checked. Only
+    /// the flow tables use it; no packet is parsed as this kind.
     Unproved = 8,
 }
 
 impl Kind {
-    /// The kind with this number; [`Self::Plain`] for a number of no kind.
+    /// The kind with this number; [`Self::Plain`] for unknown numbers.
     #[inline]
     #[must_use]
     pub fn from_bits(bits: u8) -> Self {
@@ -73,17 +73,17 @@ pub mod chunk {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
-/// Chunks that are examined for an ABORT or SHUTDOWN behind others. DATA never precedes these (RFC 9260 section 6.10).
+/// Chunks examined for an ABORT or SHUTDOWN after others. DATA never precedes these (RFC 9260 section 6.10).
 const CHUNKS_MAX: usize = 4;
 
 /// The length of an INIT or INIT ACK without parameters (RFC 9260 section 3.3.2).
 const INIT_LEN: usize = 20;
 
-/// Bit T of an ABORT or SHUTDOWN COMPLETE: its verification tag is the sender's own, because the sender has none of the
-/// receiver (RFC 9260 section 8.5.1).
+/// Bit T of an ABORT or SHUTDOWN COMPLETE: its verification tag is the sender's own, because the sender doesn't know
+/// the receiver's (RFC 9260 section 8.5.1).
 const T_BIT: u8 = 1;
 
-/// The kind of a packet, and whether the chunk that gives it has bit T. `packet` begins with the common header.
+/// The kind of a packet, and whether the chunk that determines it has bit T. `packet` starts with the common header.
 #[must_use]
 pub fn kind(packet: &[u8]) -> (Kind, bool) {
     let Some(mut rest) = packet.get(HEADER_LEN..) else { return (Kind::Plain, false) };
@@ -104,7 +104,7 @@ pub fn kind(packet: &[u8]) -> (Kind, bool) {
             chunk::DATA | chunk::INIT | chunk::INIT_ACK => break,
             _ => {}
         }
-        // A chunk is padded to a multiple of four bytes; its length has at least its own header.
+        // A chunk is padded to a multiple of four bytes; its length includes at least its own header.
         let Some(next) = rest.get(len.max(4).next_multiple_of(4)..) else { break };
         rest = next;
     }
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_chunk_is_found_behind_other_control_chunks_and_not_behind_data() {
+    fn an_ending_chunk_is_found_after_control_chunks_but_not_after_data() {
         assert_eq!(kind(&packet(5, &[&ABORT])), (Kind::End, false));
         assert_eq!(kind(&packet(5, &[&SACK, &[6, 1, 0, 4]])), (Kind::End, true));
         assert_eq!(kind(&packet(5, &[&SACK, &[7, 0, 0, 8, 0, 0, 0, 1]])), (Kind::Shutdown, false));
         assert_eq!(kind(&packet(5, &[&[0, 3, 0, 16], &[0; 12], &ABORT])), (Kind::Plain, false));
-        // Five bytes are padded to eight, and a length below four does not end the search in a loop.
+        // Five bytes are padded to eight, and a length below four doesn't cause an endless loop.
         assert_eq!(kind(&packet(5, &[&[4, 0, 0, 5, 1, 0, 0, 0], &ABORT])), (Kind::End, false));
         assert_eq!(kind(&packet(5, &[&[4, 0, 0, 0], &ABORT])), (Kind::End, false));
     }

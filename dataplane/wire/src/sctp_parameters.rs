@@ -1,14 +1,14 @@
 //! The parameters of an INIT or INIT ACK (RFC 9260 sections 3.3.2 and 3.3.3): the addresses of a multihomed endpoint.
 //!
 //! [`addresses`] reads the addresses that an endpoint lists. [`hide`] overwrites them in place, for an endpoint whose
-//! peer must not send to them because the gateway translates its address. The checksum is up to the caller.
+//! peer must not send to them because the gateway translates its address. The caller updates the checksum.
 //!
-//! Invariant: no parameter is read or written outside of its chunk and of the packet, and a bounded number is examined.
+//! Invariant: no parameter is read or written outside its chunk and the packet, and a bounded number is examined.
 
 use super::addr::Addr;
 use super::sctp::{HEADER_LEN, Kind, chunk};
 
-/// Parameters that are examined. RFC 9260, RFC 4895, RFC 5061 and RFC 6525 together have fewer kinds than that.
+/// Maximum number of parameters examined. RFC 9260, RFC 4895, RFC 5061 and RFC 6525 together define fewer kinds.
 const PARAMETERS_MAX: usize = 32;
 
 /// Length of the chunk header and the fixed fields of INIT and INIT ACK.
@@ -26,8 +26,8 @@ mod parameter {
     pub(super) const SET_PRIMARY: u16 = 0xc004;
     /// Supported Extensions (RFC 5061 section 4.2.7): a list of chunk types.
     pub(super) const EXTENSIONS: u16 = 0x8008;
-    /// Padding (RFC 4820 section 4). The upper bits of its type make a receiver that does not know it skip it without a
-    /// report (RFC 9260 section 3.2.1).
+    /// Padding (RFC 4820 section 4). The upper bits of its type make a receiver that doesn't know it skip it silently
+    /// (RFC 9260 section 3.2.1).
     pub(super) const PADDING: u16 = 0x8005;
 }
 
@@ -44,7 +44,7 @@ struct Parameter {
     value: core::ops::Range<usize>,
 }
 
-/// The parameters of the INIT or INIT ACK with which a packet begins. `packet` begins with the common header.
+/// The parameters of the INIT or INIT ACK with which a packet starts. `packet` starts with the common header.
 fn parameters(packet: &[u8]) -> impl Iterator<Item = Parameter> + use<> {
     let header = packet.get(HEADER_LEN..).and_then(|chunk| chunk.first_chunk::<4>());
     let end = match header {
@@ -53,7 +53,7 @@ fn parameters(packet: &[u8]) -> impl Iterator<Item = Parameter> + use<> {
         }
         _ => 0,
     };
-    // The headers of the parameters, so that the iterator does not borrow the packet.
+    // The headers of the parameters, so that the iterator doesn't borrow the packet.
     let mut found = arrayvec::ArrayVec::<Parameter, PARAMETERS_MAX>::new();
     let mut at = HEADER_LEN + FIXED_LEN;
     while let Some(&[k, l, a, b]) = packet.get(..end).and_then(|p| p.get(at..)).and_then(<[u8]>::first_chunk)
@@ -68,7 +68,7 @@ fn parameters(packet: &[u8]) -> impl Iterator<Item = Parameter> + use<> {
     found.into_iter()
 }
 
-/// The addresses that the sender of an INIT or INIT ACK lists, as they are: none if it has only the address of its packet.
+/// The addresses that the sender of an INIT or INIT ACK lists; none if it only uses the address of its packet.
 pub fn addresses(packet: &[u8]) -> impl Iterator<Item = Addr> {
     parameters(packet).filter_map(|one| {
         let value = packet.get(one.value)?;
@@ -105,9 +105,9 @@ pub fn would_hide(packet: &[u8], addresses: bool) -> bool {
     })
 }
 
-/// Overwrites what the sender of an INIT or INIT ACK says about its own addresses, if `addresses`, and in any case that it
-/// supports changes of addresses (RFC 5061): the messages for that contain addresses, and they are authenticated, so
-/// that the gateway cannot translate them. The length stays. A parameter with an address becomes a Padding parameter.
+/// Overwrites the sender's addresses in an INIT or INIT ACK, if `addresses`, and in any case its support for address
+/// changes (RFC 5061): those messages contain addresses and are authenticated, so the gateway can't translate them. The
+/// length stays. A parameter with an address becomes a Padding parameter.
 pub fn hide(packet: &mut [u8], addresses: bool) {
     for one in parameters(packet) {
         match one.kind {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_addresses_become_padding_of_the_same_length_and_no_change_of_addresses_is_supported() {
+    fn hidden_addresses_become_padding_and_address_changes_are_unsupported() {
         let mut packet = init(&[&TYPES, &V4, &EXTENSIONS, &v6()]);
         assert!(would_hide(&packet, true) && would_hide(&packet, false));
         hide(&mut packet, true);
@@ -188,7 +188,7 @@ mod tests {
         let request = [&[0xc0, 4, 0, 16, 0, 0, 0, 1][..], &V4].concat();
         let mut packet = init(&[&TYPES, &request]);
         assert!(would_hide(&packet, true) && !would_hide(&packet, false));
-        assert_eq!(addresses(&packet).count(), 0, "it is no address that the sender lists");
+        assert_eq!(addresses(&packet).count(), 0, "the sender doesn't list it as its address");
         hide(&mut packet, true);
         assert_eq!(packet, init(&[&TYPES, &[0x80, 5, 0, 16], &[0; 12]]));
     }

@@ -59,11 +59,11 @@ pub fn segment(frame: &[u8], h: &Headers) -> Option<Segment> {
     })
 }
 
-/// The reset that answers a segment for which there is no connection (RFC 9293 3.5.2, group 1), sent from `mac` back to
-/// the station that sent the frame.
+/// The reset that answers a segment without a connection (RFC 9293 3.5.2, group 1), sent from `mac` back to the station
+/// that sent the frame.
 ///
 /// `None` if no reset may be sent: for other protocols, for resets and fragments, and if the source or destination is
-/// not one host's address.
+/// not a single host.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -91,7 +91,7 @@ pub fn reset(frame: &[u8], h: &Headers, mac: MacAddr) -> Option<SmallFrame> {
     let mut out = [0; 18 + 40 + HEADER_LEN];
     let l3 = answer_headers(&mut out, frame, h, mac, proto::TCP, HEADER_LEN as u16);
     out[l3..l3 + HEADER_LEN].copy_from_slice(&tcp);
-    Some(SmallFrame::try_from(&out[..l3 + HEADER_LEN]).expect("78 bytes at most, the frame holds 128"))
+    Some(SmallFrame::try_from(&out[..l3 + HEADER_LEN]).expect("78 bytes at most, the frame has 128"))
 }
 
 /// Writes the Ethernet and IP headers of an answer from `h.dst` to `h.src`, and returns the offset of its payload.

@@ -1,6 +1,6 @@
 //! The options of a TCP header (RFC 9293 section 3.2): a walk over them, and the kinds that the gateway changes.
 //!
-//! Invariant: no panic whatever the bytes are. The walk ends at the first option whose length is not valid.
+//! Invariant: no panic for any input. The walk ends at the first option with an invalid length.
 
 use core::ops::Range;
 
@@ -25,12 +25,12 @@ pub mod kind {
 pub struct TcpOption {
     /// Its kind.
     pub kind: u8,
-    /// Its bytes among the options, with kind and length.
+    /// Its bytes within the options, including kind and length.
     pub range: Range<usize>,
 }
 
-/// The next option from `at` on, in `options`, the bytes between the first 20 of the header and the data. Padding is
-/// left out. `None` at the end, or if the next length is not valid. Continue at the end of its range.
+/// The next option at or after `at` in `options`, the bytes between the first 20 of the header and the data. Padding is
+/// skipped. `None` at the end, or if the next length is invalid. Continue at the end of its range.
 #[must_use]
 pub fn next_option(options: &[u8], mut at: usize) -> Option<TcpOption> {
     while *options.get(at)? == kind::NOP {

@@ -5,7 +5,7 @@ use super::headers::{Family, L4Checksum, proto};
 use super::malformed::Malformed;
 use super::sctp;
 
-/// The content of the transport header; the fields are those of `Headers`.
+/// The contents of the transport header; the fields are those of `Headers`.
 #[derive(Clone, Copy)]
 pub(crate) struct Transport {
     pub(crate) src_port: u16,
@@ -28,12 +28,12 @@ impl Transport {
     };
 }
 
-/// Checks the transport header at the beginning of `payload`, which ends with the IP packet, and sets its fields in
-/// `t`. `whole` is false for a first fragment.
+/// Checks the transport header at the start of `payload`, which ends with the IP packet, and sets its fields in `t`.
+/// `whole` is false for a first fragment.
 ///
-/// It is always inlined, so that `t` stays in registers and the caller writes each header field once, at its final
-/// place. A value that is built in parts in memory and then copied, such as a `Result` with a struct, stalls: the wide
-/// loads of the copy wait for the narrow stores. That took half of the time of `parse`.
+/// Always inlined, so that each header field is written once, at its final address. A value that is built in parts in
+/// memory and then copied, such as a `Result` with a struct, stalls: the wide loads of the copy wait for the narrow
+/// stores. That took half of the time of `parse`.
 #[inline(always)]
 pub(crate) fn parse(
     t: &mut Transport,

@@ -1,9 +1,9 @@
-//! A fast path of the header checks for untagged, unfragmented IPv4 packets without options, with TCP or UDP, and for such
-//! IPv6 packets without extension headers ([`check_v6`]).
+//! A fast path of the header checks for untagged, unfragmented IPv4 packets without options that carry TCP or UDP, and
+//! for such IPv6 packets without extension headers ([`check_v6`]).
 //!
-//! Nearly every packet is one. Its headers are at fixed offsets, so the checks of [`super::parse`] need no branch
-//! that traffic could mispredict (TCP and UDP may alternate) and everything stays in registers. It takes a third of
-//! the instructions of the full parser, which handles all other packets and all errors. The pipeline calls it.
+//! Nearly every packet matches. Its headers are at fixed offsets, so the checks of [`super::parse`] need no branch that
+//! traffic could mispredict (TCP and UDP may alternate). It takes a third of the instructions of the full parser, which
+//! handles all other packets and all errors. The pipeline calls it.
 //!
 //! Invariant: if this returns `Some`, `parse` returns the same headers (a property in `tests/checks.rs`).
 
@@ -76,8 +76,8 @@ pub fn parse(frame: &[u8]) -> Option<Headers> {
     })
 }
 
-/// The data of a usual packet that [`check`] or [`check_v6`] accepts, as the fast path of the pipeline needs it: addresses and
-/// ports are bytes of the packet, read as little-endian numbers. `A` is the number of words of an address: 1 or 4.
+/// A usual packet that [`check`] or [`check_v6`] accepts, as the pipeline's fast path needs it: addresses and ports are
+/// bytes of the packet, read as little-endian numbers. `A` is the number of words of an address: 1 or 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usual<const A: usize> {
     /// Source address.
@@ -100,7 +100,7 @@ impl<const A: usize> Default for Usual<A> {
     }
 }
 
-/// An address in the form of [`Usual`].
+/// An address in the format of [`Usual`].
 #[inline(always)]
 #[must_use]
 pub fn words<const A: usize>(addr: &Addr) -> [u32; A] {
@@ -108,7 +108,7 @@ pub fn words<const A: usize>(addr: &Addr) -> [u32; A] {
     std::array::from_fn(|n| u32::from_le_bytes(all[4 - A + n]))
 }
 
-/// The network of an address in the form of [`Usual`]: its /24, or its /56, as a number.
+/// The network of an address in the format of [`Usual`]: its /24 or /56, as a number.
 #[inline(always)]
 #[must_use]
 pub fn network<const A: usize>(address: &[u32; A]) -> u64 {
@@ -136,7 +136,7 @@ impl<const A: usize> Usual<A> {
     /// The offset of the transport header.
     pub const L4: usize = if A == 1 { L4 } else { L4_V6 };
 
-    /// Whether the packet may begin or end a connection: a TCP segment with SYN, FIN or RST.
+    /// Whether the packet may start or end a connection: a TCP segment with SYN, FIN or RST.
     #[inline(always)]
     #[must_use]
     pub fn controls(&self) -> bool {
@@ -157,7 +157,7 @@ impl<const A: usize> Usual<A> {
         ((self.ports >> 16) as u16).swap_bytes()
     }
 
-    /// The headers of the packet, from the frame in which it was checked. DF is left out: it is set.
+    /// The headers of the packet, from the frame in which it was checked. DF is not read: it counts as set.
     ///
     /// # Panics
     /// If the frame is another one and is shorter.
@@ -191,20 +191,20 @@ impl<const A: usize> Usual<A> {
     }
 }
 
-/// A usual packet in a frame to the station whose link address is this number ([`station_bits`]), with a hop limit above
-/// 1. `None` does not mean that the frame is invalid.
+/// A usual packet in a frame to the station whose link address is this number ([`station_bits`]), with a hop limit
+/// above 1. `None` doesn't mean that the frame is invalid.
 ///
-/// It accepts a part of the frames that [`parse`] accepts, for the same reasons (a property in `tests/checks.rs`), and
-/// keeps only what the fast path needs.
+/// It accepts a subset of the frames that [`parse`] accepts, for the same reasons (a property in `tests/checks.rs`),
+/// and keeps only what the fast path needs.
 #[inline(always)]
 #[must_use]
 pub fn check(frame: &[u8], station: u64) -> Option<Usual<1>> {
     let b: &[u8; LEN] = frame.first_chunk()?;
     // The ethertype of IPv4, then version 4 and a header of five words; neither MF nor an offset.
     let kind = (u32_at(b, 12) ^ 0x0045_0008) << 8;
-    let pieces = u32::from(u16_at(b, L3 + 6) & 0xff3f);
+    let fragment_field = u32::from(u16_at(b, L3 + 6) & 0xff3f);
     let other = (u64_at(b, 0) ^ station) << 16;
-    if u64::from(kind | pieces) | other != 0 {
+    if u64::from(kind | fragment_field) | other != 0 {
         return None;
     }
     let (ttl, proto) = (b[L3 + 8], b[L3 + 9]);
@@ -244,7 +244,7 @@ pub fn check_v6(frame: &[u8], station: u64) -> Option<Usual<4>> {
     }
     let (proto, hop_limit) = (b[L3 + 6], b[L3 + 7]);
     let is_tcp = proto == proto::TCP;
-    // The data offset and flags of TCP, or the length of UDP. A frame of UDP may end before the former.
+    // The data offset and flags of TCP, or the length of UDP. A UDP frame may end before the former.
     let at = select_unpredictable(is_tcp, L4_V6 + 12, L4_V6 + 4);
     let &[first, second] = frame.get(at..)?.first_chunk()?;
     // As in `parse`.

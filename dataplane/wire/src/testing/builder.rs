@@ -1,8 +1,8 @@
 //! Builds frames from short expressions: `Builder::tcp("192.0.2.1:1024", "203.0.113.5:443").flags(SYN).build()`.
 //!
 //! Lengths and checksums are correct unless a test falsifies one (`ip_len`, `l4_checksum`, ...). It shares only the
-//! checksum functions with `wire`, so a mistake in the header writers is detected. It is for tests and benches, and
-//! panics on invalid input.
+//! checksum functions with `wire`, so a bug in the header writers is detected. For tests and benches; it panics on
+//! invalid input.
 
 use crate::checksum::{Sum, checksum};
 use crate::{Addr, Family, MacAddr, proto, sctp};
@@ -403,7 +403,7 @@ impl Builder {
 
     fn ipv4(&self, src: [u8; 4], dst: [u8; 4], body: &[u8]) -> Vec<u8> {
         let header_len = 20 + self.ip.options.len();
-        assert!(header_len <= 60, "IPv4 has room for 40 bytes of options");
+        assert!(header_len <= 60, "IPv4 allows 40 bytes of options");
         let total = u16::try_from(header_len + body.len()).expect("the packet is at most 65,535 bytes long");
         let mut p = vec![self.falsified.version_ihl.unwrap_or(0x40 | (header_len / 4) as u8), self.ip.tos];
         p.extend(self.falsified.ip_len.unwrap_or(total).to_be_bytes());

@@ -1,7 +1,8 @@
-//! `decapsulate`: the receiver of a tunnel, written from the RFCs and not from [`crate::encapsulation`], for tests.
+//! `decapsulate`: the receiver of a tunnel for tests, written from the RFCs and independent of
+//! [`crate::encapsulation`].
 //!
-//! It is stricter than a receiver: every field that has one right value must have it. Checksums are computed word by
-//! word.
+//! It is stricter than a real receiver: a field with only one correct value must have it. Checksums are computed word
+//! by word.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -48,7 +49,7 @@ pub fn decapsulate(packet: &[u8]) -> Result<Decapsulated, String> {
             check_udp(packet, payload)?;
             outer.source_port = word(payload, 0);
             let (port, behind) = (word(payload, 2), &payload[8..]);
-            // Only Geneve has 12 bytes of options here: GUE has none.
+            // Only Geneve has 12 bytes of options here; GUE has none.
             if behind.first() == Some(&3) { geneve(port, behind)? } else { gue(port, behind)? }
         }
         other => return Err(format!("protocol {other}")),

@@ -1,7 +1,7 @@
 //! The fields of a frame by name, in order, for comparison and display.
 //!
-//! It does not use [`crate::parse`], because tests use it to check the rewrites. Every byte belongs to exactly one field;
-//! unnamed bytes are `payload`, `trailer` or `rest`.
+//! It doesn't use [`crate::parse`], because tests use it to check the rewrites. Every byte belongs to exactly one
+//! field; unnamed bytes are `payload`, `trailer` or `rest`.
 
 use crate::MacAddr;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -146,7 +146,8 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// Runs `walk` on the next `len` bytes. Bytes that it leaves are payload; bytes after them are the trailer.
+    /// Runs `walk` on the next `len` bytes. Bytes that it doesn't consume are payload; bytes after them are the
+    /// trailer.
     fn inside(&mut self, len: usize, walk: impl FnOnce(&mut Walk<'a>) -> Option<()>) {
         let (packet, trailer) = self.rest.split_at(len.min(self.rest.len()));
         self.rest = packet;

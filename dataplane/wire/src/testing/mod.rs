@@ -1,7 +1,7 @@
-//! Shared code of tests, benches and fuzz runs: frames from short expressions, their display and their comparison.
+//! Shared code of tests, benches and fuzz runs: builds, displays and compares frames.
 //!
-//! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature. The
-//! daemon does not contain it. It may therefore allocate, and the builder and the comparison may panic.
+//! Only compiled with the feature `testing`, which only dev-dependencies, the benches and `fuzz/` enable; the daemon
+//! doesn't contain it. It may therefore allocate, and the builder and the comparison may panic.
 
 pub mod builder;
 pub mod decapsulate;

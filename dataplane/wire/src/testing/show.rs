@@ -15,7 +15,7 @@ pub fn summary(frame: &[u8]) -> String {
             ArpOperation::Reply => {
                 format!("{} arp {} is at {}", stations(frame), arp.sender_ip, arp.sender_mac)
             }
-            _ => format!("{} arp who has {} tell {}", stations(frame), arp.target_ip, arp.sender_ip),
+            _ => format!("{} arp who has {}, from {}", stations(frame), arp.target_ip, arp.sender_ip),
         },
         Ok(Parsed::Ip(h)) => format!("{} {}", stations(frame), ip(&h)),
     }

@@ -212,13 +212,13 @@ fn read_ndp(frame: &[u8]) -> Ndp {
 #[test]
 fn solicitations_are_answered_by_advertisements() {
     let (ours, theirs) = ("2001:db8:1::5".parse().unwrap(), "2001:db8::1".parse().unwrap());
-    let ask = ndp::solicitation(CLIENT_MAC, theirs, ours, VlanId::new(4), None);
-    let h = ip(&ask);
+    let request = ndp::solicitation(CLIENT_MAC, theirs, ours, VlanId::new(4), None);
+    let h = ip(&request);
     assert_eq!(h.dst.to_string(), "ff02::1:ff00:5");
-    assert_eq!(ethernet::destination(&ask), MacAddr([0x33, 0x33, 0xff, 0, 0, 5]));
-    assert_eq!(read_ndp(&ask), Ndp::Solicitation { target: ours, source_mac: Some(CLIENT_MAC) });
+    assert_eq!(ethernet::destination(&request), MacAddr([0x33, 0x33, 0xff, 0, 0, 5]));
+    assert_eq!(read_ndp(&request), Ndp::Solicitation { target: ours, source_mac: Some(CLIENT_MAC) });
 
-    let answer = ndp::answer(&ask, &h, ours, OUR_MAC);
+    let answer = ndp::answer(&request, &h, ours, OUR_MAC);
     let a = ip(&answer);
     assert_eq!((a.src.ip(), a.dst.ip(), a.vlan, a.ttl), (ours.into(), theirs.into(), VlanId::new(4), 255));
     assert_eq!((ethernet::destination(&answer), ethernet::source(&answer)), (CLIENT_MAC, OUR_MAC));

@@ -30,10 +30,10 @@ fn solicitation(hop_limit: u8, body: &[u8]) -> Vec<u8> {
     Builder::icmp("2001:db8::1", "2001:db8::2", 135, 0, [0; 4]).ttl(hop_limit).payload(body).build()
 }
 
-/// A reason, and the one that a frame made for it was refused with.
+/// A reason, and the one with which a frame built for it was refused.
 type Case = (Malformed, Malformed);
 
-/// Of the link layer and ARP.
+/// Link layer and ARP.
 fn link_layer() -> Vec<Case> {
     use Malformed::*;
     let tcp4 = || Builder::tcp(C4, S4);
@@ -51,7 +51,7 @@ fn link_layer() -> Vec<Case> {
     ]
 }
 
-/// Of the IPv4 header.
+/// The IPv4 header.
 fn ipv4() -> Vec<Case> {
     use Malformed::*;
     let tcp4 = || Builder::tcp(C4, S4);
@@ -72,7 +72,7 @@ fn ipv4() -> Vec<Case> {
     ]
 }
 
-/// Of the IPv6 header and its extensions.
+/// The IPv6 header and its extensions.
 fn ipv6() -> Vec<Case> {
     use Malformed::*;
     let tcp6 = || Builder::tcp(C6, S6);
@@ -105,7 +105,7 @@ fn ipv6() -> Vec<Case> {
     ]
 }
 
-/// Of source routes and fragments, in both families.
+/// Source routes and fragments, in both families.
 fn routes_and_fragments() -> Vec<Case> {
     use Malformed::*;
     let tcp4 = || Builder::tcp(C4, S4);
@@ -134,7 +134,7 @@ fn routes_and_fragments() -> Vec<Case> {
     ]
 }
 
-/// Of the transport header.
+/// The transport header.
 fn transport() -> Vec<Case> {
     use Malformed::*;
     let tcp4 = || Builder::tcp(C4, S4);
@@ -157,7 +157,7 @@ fn transport() -> Vec<Case> {
     ]
 }
 
-/// Of the packet that an ICMP error quotes.
+/// The packet that an ICMP error quotes.
 fn quotes() -> Vec<Case> {
     use Malformed::*;
     let tcp4 = || Builder::tcp(C4, S4);
@@ -176,7 +176,7 @@ fn quotes() -> Vec<Case> {
     ]
 }
 
-/// Of a neighbour discovery message.
+/// Neighbour discovery messages.
 fn discovery() -> Vec<Case> {
     use Malformed::*;
     vec![
@@ -288,7 +288,7 @@ fn first_fragments_have_ports_and_later_ones_have_none() {
 }
 
 #[test]
-fn first_fragment_must_hold_the_whole_transport_header() {
+fn first_fragment_must_contain_the_whole_transport_header() {
     let frame = Builder::tcp(C4, S4).payload_len(40).build();
     let cut = fragments(&frame, 7, 16);
     assert_eq!(refused(&cut[0]), Malformed::TcpTruncated);
@@ -373,7 +373,7 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
 
 fn check_invariants(frame: &[u8]) {
     if let Some(h) = usual::parse(frame) {
-        assert_eq!(parse(frame), Ok(Parsed::Ip(h)), "the short cut and the whole parser agree");
+        assert_eq!(parse(frame), Ok(Parsed::Ip(h)), "the short cut and the full parser agree");
     }
     if let Ok(Parsed::Ip(h)) = parse(frame) {
         assert!(u16::from(h.l3) < h.l4 && h.l4 <= h.ip_end && usize::from(h.ip_end) <= frame.len());
@@ -384,7 +384,7 @@ fn check_invariants(frame: &[u8]) {
             _ => 8,
         };
         assert!(h.ip_end - h.l4 >= header);
-        // Every function that takes a frame with its headers must accept everything that `parse` accepts.
+        // Functions that take a frame with its headers must accept everything that `parse` accepts.
         let mut copy = frame.to_vec();
         let quoted = quote::parse(frame, &h);
         if let Ok(Some(mut q)) = quoted {
@@ -438,7 +438,7 @@ proptest! {
     }
 
     #[test]
-    fn the_short_cut_says_what_the_whole_parser_says(
+    fn the_short_cut_agrees_with_the_full_parser(
         udp in any::<bool>(), len in 0usize..40, trailer in 0usize..20, cut in 0usize..40,
         at in 12usize..50, byte in any::<u8>(), repair in any::<bool>(),
     ) {
@@ -476,12 +476,12 @@ proptest! {
         } else if let Ok(Parsed::Ip(h)) = whole {
             let plain = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
             let usual = plain && h.vlan.is_none() && h.family == Family::V4 && h.l4 == 34 && !h.is_fragment();
-            prop_assert!(!usual || frame.len() < 48, "a usual packet goes the long way: {:?}", h);
+            prop_assert!(!usual || frame.len() < 48, "a usual packet takes the slow path: {:?}", h);
         }
     }
 
     #[test]
-    fn the_short_cut_of_ipv6_says_what_the_parser_says(
+    fn the_short_cut_of_ipv6_agrees_with_the_parser(
         udp in any::<bool>(), len in 0usize..40, trailer in 0usize..20, cut in 0usize..40,
         at in 12usize..70, byte in any::<u8>(), mapped in 0u8..8,
     ) {

@@ -15,7 +15,7 @@ fn ip(frame: &[u8]) -> Headers {
     }
 }
 
-/// The same for answers, which are small frames.
+/// The bytes of an answer, which is a small frame.
 fn bytes(frame: &SmallFrame) -> &[u8] {
     frame
 }

@@ -1,4 +1,4 @@
-//! Tests of in-place changes. The builder creates the expected frame from scratch, with the same bytes and checksums.
+//! Tests of in-place changes. The builder creates the expected frame from scratch, with equal bytes and checksums.
 
 use super::*;
 use crate::testing::builder::fragments;
@@ -199,7 +199,7 @@ fn damaged_checksums_stay_damaged() {
         let mut good = b.payload(b"good").build();
         let mut h = ip(&good);
         translate(&mut good, &mut h, None, Some(endpoint(to))).unwrap();
-        assert_eq!(frame, good, "the error in the data is all that differs, so the checksum tells of it");
+        assert_eq!(frame, good, "the error in the data is all that differs, so the checksum detects it");
     }
 }
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_select::rendezvous::SeatHistory;
 use tidegate_spec::verdict::TransmitReason;
@@ -138,8 +138,8 @@ impl Gateway {
         });
     }
 
-    /// The updates that it sends.
-    fn updates(&mut self) -> Vec<FlowNews> {
+    /// What it has to tell.
+    fn news(&mut self) -> Vec<FlowUpdate> {
         let (mut all, lab) = (Vec::new(), &mut self.lab);
         while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}
         all
