@@ -1,9 +1,9 @@
-//! Time for workers: nanoseconds from the time stamp counter, without a system call.
+//! Time for workers: nanoseconds derived from the time stamp counter, without a system call.
 //!
-//! A [`Clock`] is created once and copied to every worker, so that all agree. The counter runs at one rate on all cores
-//! (`constant_tsc`), as on every machine that DPDK supports.
+//! A [`Clock`] is created once and copied to every worker, so that all agree. The counter runs at the same rate on all
+//! cores (`constant_tsc`), as on every machine that DPDK supports.
 //!
-//! Invariant: time never goes back for one worker: [`Clock::now`] is a monotonic function of the counter.
+//! Invariant: time never goes back for a worker: [`Clock::now`] is a monotonic function of the counter.
 
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,8 @@ impl Clock {
         Self { origin: cycles(), scale: u64::try_from(scale).expect("a counter faster than 1 Hz"), hz }
     }
 
-    /// A clock for the counter of this machine. The rate is the EAL's measurement. Without an EAL it is measured here
-    /// against the kernel's clock (takes 20 ms, exact to about 0.01 %).
+    /// A clock for the counter of this machine, at the rate measured by the EAL. Without an EAL, the rate is measured
+    /// against the kernel's clock (20 ms, accurate to about 0.01 %).
     #[must_use]
     pub fn calibrated() -> Self {
         match dpdk::cycles::hz() {
@@ -41,7 +41,7 @@ impl Clock {
         }
     }
 
-    /// The time now.
+    /// The current time.
     #[inline]
     #[must_use]
     pub fn now(&self) -> Now {
@@ -56,12 +56,12 @@ impl Clock {
         Now(self.nanos(cycles.saturating_sub(self.origin)))
     }
 
-    /// The number of nanoseconds that this number of cycles takes.
+    /// Converts cycles to nanoseconds.
     #[inline]
     #[must_use]
     pub fn nanos(&self, cycles: u64) -> u64 {
         let nanos = (u128::from(cycles) * u128::from(self.scale)) >> 32;
-        // A `u64` holds 584 years of nanoseconds.
+        // A `u64` is enough for 584 years of nanoseconds.
         nanos as u64
     }
 
@@ -72,8 +72,7 @@ impl Clock {
     }
 }
 
-/// The time of the kernel's clock that also counts while the machine is suspended. It takes no system call where the
-/// kernel maps its clock into the process (vDSO).
+/// The kernel's clock since boot, including suspend. Needs no system call where the kernel provides a vDSO.
 #[must_use]
 pub fn boot_time() -> BootTime {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -1,15 +1,15 @@
-//! Runs the pipeline on CPU cores: workers, drivers, publication of snapshots, neighbours, the path to the kernel.
+//! Runs the pipeline on CPU cores: workers, drivers, publication of snapshots, neighbours, and the path to the kernel.
 //!
-//! Callers: the control plane, through [`gateway`]; `tidegate replay`, through [`replay`]. Not allowed here:
-//! Kubernetes, configuration files, `unsafe` (which belongs to crate `dpdk`), decisions about packets (which belong
-//! to `tidegate_pipeline`). Read [`worker`] first: it is the loop that everything else serves.
+//! Used by the control plane through [`gateway`], and by `tidegate replay` through [`replay`]. Not allowed here:
+//! Kubernetes, configuration files, `unsafe` (which belongs to crate `dpdk`), and decisions about packets (which belong
+//! to `tidegate_pipeline`). Read [`worker`] first: everything else serves its loop.
 //!
 //! May depend on: the crates below `dataplane/`: `tidegate-pipeline` (decisions on packets), `tidegate-snapshot`,
 //! `tidegate-conntrack`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`, `tidegate-capture`, `tidegate-probe`
 //! (connections of health checks); and `dpdk`. May not: the control plane.
 //!
-//! Invariant: workers share nothing except bounded queues; a worker's loop takes no lock and allocates nothing, and
-//! the control plane never waits for a worker without a limit.
+//! Invariant: workers share nothing except bounded queues. A worker's loop takes no lock and allocates nothing, and the
+//! control plane never waits for a worker without a limit.
 #![forbid(unsafe_code)]
 
 pub mod clock;

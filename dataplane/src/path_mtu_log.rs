@@ -1,8 +1,8 @@
-//! Logs the path MTUs of tunnels that were learnt or have expired.
+//! Logs the path MTUs of tunnels that were reduced or have expired.
 //!
-//! Workers learn them ([`tidegate_snapshot::path_mtu`]) and write no log. The slow path compares the table with its last
-//! state, at once after a change, and then not again for [`PAUSE`], so that routers, or an attacker who forges their
-//! errors, cannot fill the log. Changes that are undone within a pause are not logged.
+//! Workers record them ([`tidegate_snapshot::path_mtu`]) but write no log. The slow path compares the table with its
+//! previous state: at once after a change, and then not again for [`PAUSE`], so that routers, or an attacker who forges
+//! their errors, can't fill the log. Changes that are undone within the pause are not logged.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,19 +11,19 @@ use std::time::Duration;
 use tidegate_snapshot::path_mtu::PathMtus;
 use tidegate_spec::now::Now;
 
-/// The minimum time between two reports.
+/// The minimum interval between two reports.
 pub const PAUSE: Duration = Duration::from_secs(10);
-/// The maximum number of backends that one report names. For the others it gives their number.
+/// Maximum number of backends named in one report. The rest is counted.
 pub const NAMED_MAX: usize = 8;
 
 /// A change of the path MTU to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// A router reported this MTU, which is smaller than before.
-    Learnt {
+    Reduced {
         /// The backend's address.
         backend: IpAddr,
-        /// Bytes of the largest packet, outer header included.
+        /// Bytes of the largest packet, including the outer header.
         mtu: u16,
     },
     /// The entry has expired, and the MTU of the link applies again.
@@ -33,25 +33,25 @@ pub enum Change {
     },
 }
 
-/// The path MTUs that have been reported.
+/// The path MTUs that have been logged.
 #[derive(Debug, Default)]
 pub struct PathMtuLog {
-    /// The MTU and its end, by backend.
+    /// The MTU and its expiry, by backend.
     logged: BTreeMap<IpAddr, (u16, Now)>,
     /// [`PathMtus::learnt`] at the last check.
-    learnt: u64,
-    /// The earliest end of the reported MTUs.
+    reductions: u64,
+    /// The earliest expiry of the logged MTUs.
     first_end: Option<Now>,
     not_before: Now,
 }
 
 impl PathMtuLog {
     /// Logs the changes.
-    pub fn turn(&mut self, now: Now, paths: &PathMtus) {
+    pub fn log(&mut self, now: Now, paths: &PathMtus) {
         let changes = self.changes(now, paths);
         for change in changes.iter().take(NAMED_MAX) {
             match change {
-                Change::Learnt { backend, mtu } => tracing::info!(
+                Change::Reduced { backend, mtu } => tracing::info!(
                     %backend,
                     mtu,
                     "a router reported a smaller path MTU to a backend: clients that send larger packets get an ICMP error"
@@ -72,23 +72,23 @@ impl PathMtuLog {
 
     /// The changes since the last report; empty within [`PAUSE`] after one.
     pub fn changes(&mut self, now: Now, paths: &PathMtus) -> Vec<Change> {
-        // Read before the table: MTUs learnt in between are reported at the next check.
-        let learnt = paths.learnt();
-        let is_news = learnt != self.learnt || self.first_end.is_some_and(|end| end <= now);
-        if !is_news || now < self.not_before {
+        // Read before the table: changes in between are reported at the next check.
+        let reductions = paths.learnt();
+        let has_changes = reductions != self.reductions || self.first_end.is_some_and(|end| end <= now);
+        if !has_changes || now < self.not_before {
             return Vec::new();
         }
         let known: BTreeMap<IpAddr, (u16, Now)> =
             paths.known(now).map(|path| (path.backend.ip(), (path.mtu, path.ends))).collect();
         let is_new = |&(backend, found): &(&IpAddr, &(u16, Now))| self.logged.get(backend) != Some(found);
-        let new = known.iter().filter(is_new).map(|(&backend, &(mtu, _))| Change::Learnt { backend, mtu });
-        // An entry that was evicted has not expired, and is learnt again when it is needed.
+        let new = known.iter().filter(is_new).map(|(&backend, &(mtu, _))| Change::Reduced { backend, mtu });
+        // An evicted entry has not expired, and is recorded again when needed.
         let is_over =
             |&(backend, &(_, end)): &(&IpAddr, &(u16, Now))| end <= now && !known.contains_key(backend);
         let over = self.logged.iter().filter(is_over).map(|(&backend, _)| Change::Expired { backend });
         let changes: Vec<Change> = new.chain(over).collect();
         self.first_end = known.values().map(|&(_, end)| end).min();
-        (self.logged, self.learnt) = (known, learnt);
+        (self.logged, self.reductions) = (known, reductions);
         if !changes.is_empty() {
             self.not_before = now.plus(PAUSE);
         }
@@ -107,34 +107,38 @@ mod tests {
         Addr::v4([192, 0, 2, n])
     }
 
-    fn learnt(n: u8, mtu: u16) -> Change {
-        Change::Learnt { backend: addr(n).ip(), mtu }
+    fn reductions(n: u8, mtu: u16) -> Change {
+        Change::Reduced { backend: addr(n).ip(), mtu }
     }
 
     const NOW: Now = Now(5_000_000_000);
 
     #[test]
-    fn a_learnt_or_expired_path_mtu_is_logged_once_and_a_burst_together() {
+    fn a_reduced_or_expired_path_mtu_is_logged_once_and_a_burst_together() {
         let (paths, mut log) = (PathMtus::default(), PathMtuLog::default());
         assert_eq!(log.changes(NOW, &paths), []);
         paths.learn(addr(1), 1400, NOW);
-        assert_eq!(log.changes(NOW, &paths), [learnt(1, 1400)]);
-        assert_eq!(log.changes(NOW.plus(PAUSE), &paths), [], "told once");
-        // Learnt within the pause, but late enough that the pause is over.
+        assert_eq!(log.changes(NOW, &paths), [reductions(1, 1400)]);
+        assert_eq!(log.changes(NOW.plus(PAUSE), &paths), [], "logged once");
+        // Recorded within the pause, but late enough that the pause is over.
         let later = NOW.plus(PAUSE * 2);
         paths.learn(addr(2), 1300, later);
-        assert_eq!(log.changes(later, &paths), [learnt(2, 1300)]);
+        assert_eq!(log.changes(later, &paths), [reductions(2, 1300)]);
         paths.learn(addr(1), 1380, later);
         paths.learn(addr(1), 1350, later);
         paths.learn(addr(3), 1200, later);
         assert_eq!(log.changes(later.plus(PAUSE / 2), &paths), [], "not so soon");
-        assert_eq!(log.changes(later.plus(PAUSE), &paths), [learnt(1, 1350), learnt(3, 1200)]);
+        assert_eq!(log.changes(later.plus(PAUSE), &paths), [reductions(1, 1350), reductions(3, 1200)]);
         let end = later.plus(LIFETIME);
         assert_eq!(log.changes(Now(end.0 - 1), &paths), []);
         let expired: Vec<_> = (1..=3).map(|n| Change::Expired { backend: addr(n).ip() }).collect();
         assert_eq!(log.changes(end, &paths), expired);
         assert_eq!(log.changes(end.plus(PAUSE), &paths), []);
         paths.learn(addr(1), 1350, end.plus(PAUSE));
-        assert_eq!(log.changes(end.plus(PAUSE), &paths), [learnt(1, 1350)], "the same again is news by then");
+        assert_eq!(
+            log.changes(end.plus(PAUSE), &paths),
+            [reductions(1, 1350)],
+            "the same value counts as new by then"
+        );
     }
 }

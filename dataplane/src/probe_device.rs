@@ -1,6 +1,6 @@
-//! The device that the sockets of probes use: a TUN of this process, with the near addresses.
+//! The TUN device of this process that probe sockets use, with the near addresses.
 //!
-//! Invariant: not persistent. The device, its addresses and routes are gone with the process, however it ends.
+//! Invariant: not persistent. The device, its addresses and routes disappear with the process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,10 +13,10 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::punt::netlink::Netlink;
 
-/// The names that are tried: another gateway in this network namespace may use the first ones.
+/// The names to try: another gateway in this network namespace may use the first ones.
 const NAMES: [&str; 4] = ["tg-probe", "tg-probe-2", "tg-probe-3", "tg-probe-4"];
 
-/// An open device. Never waits.
+/// An open device. Never blocks.
 pub struct ProbeDevice {
     device: SyncDevice,
     name: String,
@@ -27,7 +27,7 @@ pub struct ProbeDevice {
 
 impl ProbeDevice {
     /// Creates the device in this thread's network namespace, for packets of up to `mtu` bytes. A family that the
-    /// kernel does not support is left out.
+    /// kernel doesn't support is left out.
     ///
     /// # Errors
     /// The error of the kernel, if the device cannot be created or no address can be added.
@@ -44,7 +44,7 @@ impl ProbeDevice {
                 Ok(device) => {
                     device.set_nonblocking(true)?;
                     let mut this = Self { device, name: name.to_owned(), mtu, addresses: Vec::new() };
-                    this.addresses = this.give_addresses()?;
+                    this.addresses = this.add_addresses()?;
                     return Ok(this);
                 }
                 Err(error) => last = error,
@@ -53,11 +53,11 @@ impl ProbeDevice {
         Err(last)
     }
 
-    /// Creates a device like this one, which another program has deleted.
+    /// Recreates a device that another program has deleted.
     ///
     /// # Errors
-    /// Same as for [`ProbeDevice::create`].
-    pub fn make_anew(&self) -> io::Result<Self> {
+    /// As for [`ProbeDevice::create`].
+    pub fn recreate(&self) -> io::Result<Self> {
         Self::create(self.mtu)
     }
 
@@ -65,7 +65,7 @@ impl ProbeDevice {
     ///
     /// # Errors
     /// The error of the kernel.
-    pub fn give_missing_addresses(&self) -> io::Result<Vec<IpNet>> {
+    pub fn add_missing_addresses(&self) -> io::Result<Vec<IpNet>> {
         let index = self.device.if_index()?;
         let mut netlink = Netlink::open()?;
         let mut missing = Vec::new();
@@ -78,7 +78,7 @@ impl ProbeDevice {
     }
 
     /// Adds the addresses, and returns those that the kernel accepts.
-    fn give_addresses(&self) -> io::Result<Vec<IpNet>> {
+    fn add_addresses(&self) -> io::Result<Vec<IpNet>> {
         let index = self.device.if_index()?;
         let mut netlink = Netlink::open()?;
         let (mut given, mut refused) = (Vec::new(), None);
@@ -113,7 +113,7 @@ impl ProbeDevice {
         self.device.send(packet).map(drop)
     }
 
-    /// Reads a packet that the kernel sends, behind an Ethernet header without addresses. `None` if there is none now.
+    /// Reads a packet that the kernel sends, after an Ethernet header without addresses. `None` if there is none.
     ///
     /// # Errors
     /// When the device is gone.

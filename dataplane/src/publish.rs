@@ -1,26 +1,27 @@
-//! Snapshots to workers without locks: the publisher swaps a pointer, each worker sees it at its next burst.
+//! Publishes snapshots to workers without locks: the publisher swaps a pointer, and each worker sees it at its next
+//! burst.
 //!
-//! There is one [`Publisher`] (control side) and one [`Reader`] per worker. A value is sent to each worker through its
-//! own inbox with one place. A value that a worker releases returns through its own outbox and is dropped by the
-//! publisher. A worker pays one acquire load of a line that only the publisher writes per [`Reader::refresh`]. A worker
-//! that sleeps delays only the release of its own old value: the inbox keeps only the newest value.
+//! There is one [`Publisher`] (control side) and one [`Reader`] per worker. A value reaches each worker through its own
+//! inbox with one entry. A value that a worker releases returns through its own outbox, and the publisher drops it.
+//! [`Reader::refresh`] costs one acquire load of a line that only the publisher writes. A sleeping worker delays only
+//! the release of its own old value: the inbox keeps only the newest one.
 //!
-//! Invariant: no value is ever dropped on a worker while the publisher exists, and none is dropped while a worker can
-//! still read it (an `Arc` owns it; the protocol only determines *where* the last reference is dropped).
-//! Invariant: a reader's generation never goes back.
+//! Invariant: no value is dropped on a worker while the publisher exists, and none while a worker can still read it. An
+//! `Arc` owns it; the protocol only determines *where* the last reference is dropped.
+//! Invariant: a reader's generation never decreases.
 //!
-//! Checked by loom (`tests/loom_publish.rs`), which models the order of the atomics and of whole queue operations. Loom
-//! cannot see inside the queues: under loom they are mutexed one-place boxes. We rely on crossbeam for the same
-//! behaviour of its lock-free queues; `tests/publish.rs` exercises them with real threads.
+//! Checked by loom (`tests/loom_publish.rs`), which models the order of atomics and of whole queue operations. It can't
+//! see inside the queues: under loom, they are mutex-protected one-entry boxes. We rely on crossbeam's lock-free queues
+//! to behave alike; `tests/publish.rs` exercises them with real threads.
 
 use crossbeam::utils::CachePadded;
 
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
 
-/// The number of old values that an outbox can hold. Two can arrive between two calls of the publisher.
+/// Capacity of an outbox. Two values can arrive between two calls of the publisher.
 const OUTBOX: usize = 4;
 
-/// The side that creates values. It is owned by one thread (or behind the control plane's own lock).
+/// The side that creates values. Owned by one thread, or behind the control plane's own lock.
 #[derive(Debug)]
 pub struct Publisher<T> {
     current: Arc<T>,
@@ -28,7 +29,7 @@ pub struct Publisher<T> {
     channels: Vec<Arc<Channel<T>>>,
 }
 
-/// A worker's view; moved into its thread.
+/// A worker's view. It is moved to the worker's thread.
 ///
 /// ```
 /// use tidegate_dataplane::publish::Publisher;
@@ -55,7 +56,7 @@ struct Channel<T> {
     outbox: Queue<Arc<T>>,
     /// The generation that the worker uses. Only the worker writes it.
     applied: CachePadded<AtomicU64>,
-    /// Cleared when the reader is dropped, at a worker's end or panic.
+    /// Cleared when the reader is dropped, even by a panic.
     alive: AtomicBool,
 }
 
@@ -70,7 +71,7 @@ impl<T> Publisher<T> {
         }
     }
 
-    /// Creates another reader, which has the current value from the start.
+    /// Creates another reader, which starts with the current value.
     pub fn reader(&mut self) -> Reader<T> {
         let seen = self.generation();
         let channel = Arc::new(Channel {
@@ -88,29 +89,29 @@ impl<T> Publisher<T> {
         }
     }
 
-    /// The value that was published last.
+    /// The value published last.
     #[must_use]
     pub fn current(&self) -> &T {
         &self.current
     }
 
-    /// The value that was published last, to be kept for a longer time. The last holder drops it, and that is never a
-    /// worker: a worker returns its own reference to the publisher.
+    /// The value published last, to be kept for longer. The last owner drops it, which is never a worker: a worker
+    /// returns its reference to the publisher.
     #[must_use]
     pub fn share(&self) -> Arc<T> {
         Arc::clone(&self.current)
     }
 
-    /// The generation that was published last.
+    /// The generation published last.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Gives every live reader `value`. Returns at once; see [`Self::applied_generation`].
+    /// Passes `value` to every live reader. Returns at once; see [`Self::applied_generation`].
     ///
     /// # Panics
-    /// If `generation` is not above the last one: readers distinguish values by it.
+    /// If `generation` doesn't exceed the last one: readers distinguish values by it.
     pub fn publish(&mut self, generation: u64, value: T) {
         assert!(generation > self.generation(), "generations of published values grow");
         self.reclaim();
@@ -123,8 +124,8 @@ impl<T> Publisher<T> {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Drops, on this thread, the values that the workers have returned, and removes readers that are gone. Call it now
-    /// and then; [`Self::publish`] does it too.
+    /// Drops, on this thread, the values that workers have returned, and removes dropped readers. Call it regularly;
+    /// [`Self::publish`] does it too.
     pub fn reclaim(&mut self) {
         self.channels.retain(|channel| {
             // Read before the drain: a reader returns everything before it clears the flag.
@@ -160,7 +161,7 @@ impl<T> Publisher<T> {
 }
 
 impl<T> Reader<T> {
-    /// The value in use. It does not change before the next [`Self::refresh`].
+    /// The value in use. It doesn't change before the next [`Self::refresh`].
     #[inline]
     #[must_use]
     pub fn get(&self) -> &T {
@@ -174,7 +175,7 @@ impl<T> Reader<T> {
         self.seen
     }
 
-    /// Takes a newer value, if there is one, and returns whether there was. Costs one load if there is none.
+    /// Takes a newer value, if any. Returns whether there was one. Costs one load if there isn't.
     #[inline]
     pub fn refresh(&mut self) -> bool {
         self.generation.load(Ordering::Acquire) != self.seen && self.take()
@@ -183,7 +184,7 @@ impl<T> Reader<T> {
     #[cold]
     fn take(&mut self) -> bool {
         if self.channel.outbox.is_full() {
-            // The publisher has not emptied the outbox for a long time. The value in use stays until it has.
+            // The publisher hasn't emptied the outbox for a long time. The value in use stays until it has.
             return false;
         }
         // Empty if the value was taken together with an earlier one, before its generation was stored.
@@ -207,7 +208,7 @@ impl<T> Drop for Reader<T> {
 }
 
 impl<T> Channel<T> {
-    /// Returns a value to the publisher, which drops it. If the outbox is full at a worker's end, the value is dropped
+    /// Returns a value to the publisher, which drops it. If the outbox is full when the worker ends, it is dropped
     /// here.
     fn give_back(&self, value: Arc<T>) {
         drop(self.outbox.push(value));

@@ -1,11 +1,12 @@
-//! Runs the real pipeline over a capture: what the gateway would do with these packets, without ports, root or DPDK.
+//! Runs the real pipeline over a capture: what would the gateway do with these packets? Needs no ports, root or DPDK.
 //!
-//! It uses one worker, the capture's timestamps as the clock, and static neighbours only, and processes one packet
-//! after another in the order of the file. Flows expire between packets as the clock advances. `tidegate replay` and tests use it. A fragment that precedes the first one
-//! of its datagram waits for it as in the worker: its result is reported in its turn, and the frames that are sent
-//! because of it go to the output when they are sent, with the timestamp of the packet that ended the wait.
+//! One worker processes the packets in the order of the file, with the capture's timestamps as its clock and static
+//! neighbours only. Flows expire as the clock advances. A fragment that precedes the first one of its datagram waits
+//! for it, as in the worker: its result is reported in the order of the capture, and frames sent because of it are
+//! written when they are sent, with the timestamp of the packet that ended the wait. `tidegate replay` and tests use
+//! this module.
 //!
-//! Invariant: the result is a function of the spec and the capture alone: same input, same bytes out.
+//! Invariant: the result is a function of the spec and the capture alone: same input, same output bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -27,15 +28,15 @@ use tidegate_spec::verdict::Verdict;
 use tidegate_spec::{CompileError, ForwardingMode, Problem, SnapshotSpec};
 use tidegate_wire::cut::Cut;
 
-use crate::worker::pending_fragments::FragmentRoom;
+use crate::worker::pending_fragments::FragmentBuffer;
 
-/// The secret of the flow tables' hash. Any constant is suitable.
+/// The secret of the flow tables' hash. Any constant will do.
 const SEED: u64 = 0x7469_6465_6761_7465;
 
 /// The settings of the flow table of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowTable {
-    /// The number of flows to remember, in each kind of table.
+    /// The number of flows in each kind of table.
     pub entries: usize,
     /// The percentage of `entries` that one service port may use in a full table; 100 means no limit.
     pub service_percent: u8,
@@ -58,7 +59,7 @@ pub struct Replayed {
     pub backend: Option<SocketAddr>,
     /// The forwarding mode of the service.
     pub mode: Option<ForwardingMode>,
-    /// Whether its flow was known.
+    /// Whether its flow existed.
     pub flow: FlowNote,
     /// The frames that were sent because of it.
     pub frames: Vec<Vec<u8>>,
@@ -103,12 +104,12 @@ pub enum ReplayError {
     },
 }
 
-/// Runs a capture (pcap or pcapng) through a pipeline without flows. Frames that are sent go to `output` with the
-/// timestamp of the packet that caused them, and `each` is called for every packet in turn. Interface i of a pcapng is
-/// interface i of the spec; a pcap has only interface 0.
+/// Runs a capture (pcap or pcapng) through a pipeline without flows. Transmitted frames go to `output` with the
+/// timestamp of the packet that caused them, and `each` is called for every packet in order. Interface i of a pcapng is
+/// interface i of the spec; a pcap only has interface 0.
 ///
 /// # Errors
-/// [`ReplayError`]; the results before it have been written and reported.
+/// [`ReplayError`]; earlier results have been written and reported.
 pub fn replay<R: Read, W: Write>(
     spec: &SnapshotSpec,
     flow_table: FlowTable,
@@ -166,7 +167,7 @@ impl InOrder {
         match replayed.verdict {
             Verdict::Transmit { .. } => summary.transmitted += 1,
             Verdict::Punt(_) => summary.punted += 1,
-            // With one worker there are no hand-overs.
+            // A single worker never hands packets over.
             Verdict::HandOver(_) | Verdict::Drop(_) => summary.dropped += 1,
         }
         self.early.insert(replayed.n, replayed);
@@ -178,7 +179,7 @@ impl InOrder {
     }
 }
 
-/// A pipeline with its state, to be called packet by packet by callers without a capture file.
+/// A pipeline with its state, for callers that process packets one by one without a capture file.
 #[derive(Debug)]
 pub struct Replay {
     snapshot: Snapshot,
@@ -187,7 +188,7 @@ pub struct Replay {
     pipeline: Pipeline,
     out: BurstOutput,
     clock: Now,
-    fragments: FragmentRoom<HeldPacket>,
+    fragments: FragmentBuffer<PendingPacket>,
     /// The parts of the spec that were left out.
     pub problems: Vec<Problem>,
 }
@@ -213,13 +214,13 @@ impl Replay {
         if snapshot.has_sctp() {
             pipeline.associations().prepare();
         }
-        let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentRoom::new(0));
+        let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentBuffer::new(0));
         Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }
 
-    /// Processes one packet. A time before that of the previous packet counts as the latter. Returns the result for it,
-    /// and for packets that waited for it or whose wait has ended. If the packet itself must wait for its first
-    /// fragment, its result is not included.
+    /// Processes one packet. A timestamp before that of the previous packet counts as the latter. Returns its result,
+    /// and those of packets that waited for it or whose wait has timed out. If the packet itself must wait for its
+    /// first fragment, its result is not included.
     ///
     /// # Panics
     /// If the spec has no such interface.
@@ -229,32 +230,33 @@ impl Replay {
         self.clock = before.max(now);
         // A new replay has no flows, so the time before its first packet costs nothing.
         self.pipeline.age_between(before, self.clock);
-        // As a worker does in each turn. From the first packet on, so the tables count the loads of all flows.
+        // As a worker does in each loop iteration. From the first packet on, so the tables count the loads of all
+        // flows.
         self.pipeline.share_loads(&self.snapshot, &self.tallies, self.clock);
-        let expired: Vec<HeldPacket> = std::iter::from_fn(|| self.fragments.expire(self.clock)).collect();
-        let mut done: Vec<Replayed> = expired.into_iter().map(|held| held.replayed).collect();
+        let expired: Vec<PendingPacket> = std::iter::from_fn(|| self.fragments.expire(self.clock)).collect();
+        let mut done: Vec<Replayed> = expired.into_iter().map(|packet| packet.replayed).collect();
         let mut frames = [MemoryFrame::new(bytes)];
         let replayed = self.process(n, interface, &mut frames);
         let firsts = self.out.first_fragments.clone();
         match self.out.unknown_fragments.first().copied() {
             Some(unknown) => {
                 let [frame] = frames;
-                let given_up = self.fragments.hold(unknown.key, HeldPacket { frame, replayed }, self.clock);
-                done.extend(given_up.map(|held| held.replayed));
+                let evicted = self.fragments.push(unknown.key, PendingPacket { frame, replayed }, self.clock);
+                done.extend(evicted.map(|packet| packet.replayed));
             }
             None => done.push(replayed),
         }
         for first in firsts {
-            while let Some(HeldPacket { frame, replayed }) = self.fragments.release(&first.key) {
+            while let Some(PendingPacket { frame, replayed }) = self.fragments.release(&first.key) {
                 done.push(self.process(replayed.n, replayed.interface, &mut [frame]));
             }
         }
         done
     }
 
-    /// Ends the capture: returns the results of the packets that are still waiting.
+    /// Ends the capture and returns the results of the packets that are still waiting.
     pub fn finish(&mut self) -> Vec<Replayed> {
-        std::iter::from_fn(|| self.fragments.pop()).map(|held| held.replayed).collect()
+        std::iter::from_fn(|| self.fragments.pop()).map(|packet| packet.replayed).collect()
     }
 
     fn process(&mut self, n: u64, interface: InterfaceIndex, frames: &mut [MemoryFrame; 1]) -> Replayed {
@@ -265,10 +267,10 @@ impl Replay {
             Verdict::Transmit { .. } => sent(frames[0].bytes(), self.out.oversized.first()),
             _ => Vec::new(),
         };
-        self.told(n, interface, verdict, note, sent)
+        self.replayed(n, interface, verdict, note, sent)
     }
 
-    fn told(
+    fn replayed(
         &self,
         n: u64,
         interface: InterfaceIndex,
@@ -296,18 +298,18 @@ impl Replay {
 fn sent(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
     let cut = oversized.and_then(|one| Cut::new(frame, usize::from(one.packet), usize::from(one.mtu)));
     let Some(cut) = cut else { return vec![frame.to_vec()] };
-    let piece = |n| {
-        let mut piece = vec![0; cut.frame_len(n)];
-        cut.write(frame, n, &mut piece);
-        piece
+    let fragment = |n| {
+        let mut fragment = vec![0; cut.frame_len(n)];
+        cut.write(frame, n, &mut fragment);
+        fragment
     };
-    (0..cut.pieces()).map(piece).collect()
+    (0..cut.fragments()).map(fragment).collect()
 }
 
-/// A fragment that waits for its first fragment.
+/// A fragment waiting for the first fragment of its datagram.
 #[derive(Debug)]
-struct HeldPacket {
+struct PendingPacket {
     frame: MemoryFrame,
-    /// The result if the first fragment does not arrive.
+    /// The result if the first fragment doesn't arrive.
     replayed: Replayed,
 }

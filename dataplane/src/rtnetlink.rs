@@ -1,7 +1,7 @@
-//! Requests to the kernel by rtnetlink: one request, one answer or a list, no state.
+//! Requests to the kernel through rtnetlink: one request, one answer or a list, no state.
 //!
-//! Kept by hand: the `rtnetlink` crate needs an async runtime, which the dataplane does not have. The messages are
-//! those of `netlink-packet-route`.
+//! Written by hand because the `rtnetlink` crate needs an async runtime, which the dataplane doesn't have. Messages are
+//! from `netlink-packet-route`.
 
 use std::io;
 
@@ -29,7 +29,7 @@ impl Connection {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends a request, with these flags in addition to `NLM_F_REQUEST`, and returns the answer to it. `None` is an
+    /// Sends a request, with these flags in addition to `NLM_F_REQUEST`, and returns its answer. `None` is an
     /// acknowledgement.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Connection {
         self.send(message, flags)?;
         loop {
             let answer = self.receive()?;
-            // An answer that could not be read when it was due is still in the socket.
+            // An answer that could not be read in time may still be in the socket.
             if answer.header.sequence_number == self.sequence {
                 return Self::read(answer.payload);
             }
@@ -113,17 +113,17 @@ mod tests {
 
     use super::*;
 
-    fn question(name: &str) -> RouteNetlinkMessage {
+    fn link_request(name: &str) -> RouteNetlinkMessage {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
         RouteNetlinkMessage::GetLink(message)
     }
 
     #[test]
-    fn an_answer_that_nobody_read_is_not_taken_for_the_next_one() {
+    fn an_unread_answer_is_not_mistaken_for_the_next_one() {
         let mut connection = Connection::open().expect("netlink");
-        connection.send(question("no-such-link"), 0).expect("sent");
-        let answer = connection.request(question("lo"), 0).expect("an answer");
+        connection.send(link_request("no-such-link"), 0).expect("sent");
+        let answer = connection.request(link_request("lo"), 0).expect("an answer");
         let Some(RouteNetlinkMessage::NewLink(link)) = &answer else { panic!("not a link: {answer:?}") };
         assert_eq!(link.header.index, 1, "loopback");
     }

@@ -1,12 +1,12 @@
-//! The one thread besides the workers: it serves the kernel's taps with their routes, the resolver of neighbours, and
-//! the log of learnt path MTUs.
+//! The slow-path thread: serves the kernel's taps with their routes, the neighbour resolver, and the log of reduced
+//! path MTUs.
 //!
-//! Frames that workers punt are written to the interface's tap. Frames that the kernel sends there go to a worker to
-//! be sent. Reports of workers about neighbours go to the state machine, whose requests are sent in the same way.
-//! Workers neither wake this thread nor enter the kernel for it: it runs at least every [`WAIT_MAX`], which is the
+//! Frames that workers punt are written to the interface's tap. Frames that the kernel sends there are passed to a
+//! worker for transmission. Neighbour reports of workers go to the state machine, whose requests are sent the same way.
+//! Workers neither wake this thread nor enter the kernel for it. It runs at least every [`WAIT_MAX`], which is the
 //! longest wait of a punted frame on an idle gateway.
 //!
-//! Invariant: bounded work per turn for each of its duties, so that none starves another.
+//! Invariant: each duty does bounded work per loop iteration, so none starves another.
 
 use std::io;
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ use crate::drivers::FrameSource;
 use crate::links::{LinkState, Links};
 use crate::neighbors;
 use crate::neighbors::owned_addresses::Owned;
-use crate::neighbors::resolver::{Action, Resolver, Surroundings};
+use crate::neighbors::resolver::{Action, Resolver, ResolverContext};
 use crate::path_mtu_log::PathMtuLog;
 use crate::probe_device::ProbeDevice;
 use crate::punt::class::PuntClass;
@@ -46,79 +46,79 @@ use crate::punt::tap::Tap;
 use crate::worker::counters::Gauge;
 use crate::worker::{Exchange, Mailbox};
 
-/// The longest time that this thread sleeps.
+/// The longest sleep of this thread.
 pub const WAIT_MAX: Duration = Duration::from_millis(4);
 const WAIT_FIRST: Duration = Duration::from_millis(1);
-/// The maximum number of punted frames, of frames of one tap, and of events in one turn.
-const PER_TURN: usize = 256;
-/// Pause between two attempts to create a deleted tap again.
-const MAKE_ANEW_EVERY: Duration = Duration::from_secs(1);
+/// Maximum number of punted frames, of frames per tap, and of events per loop iteration.
+const PER_ITERATION: usize = 256;
+/// Interval between two attempts to recreate a deleted tap.
+const RECREATE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the addresses and routes of the taps are checked.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest frame of a tap: the largest IP packet, Ethernet header and tag.
 const FRAME_MAX: usize = 65_535 + 18;
 
 /// The counters of this thread. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct SlowPathCounters {
-    /// Turns of the loop.
-    pub turns: Counter,
+    /// Loop iterations.
+    pub iterations: Counter,
     /// How long frames for the kernel waited in their queue, in nanoseconds.
     pub punt_queue: Recorder,
     /// Frames written to the kernel.
     pub to_kernel: Counter,
-    /// Frames that the kernel did not accept, or that arrived on an interface without a tap.
+    /// Frames that the kernel refused, or that arrived on an interface without a tap.
     pub to_kernel_dropped: Counter,
-    /// Frames of the kernel that were passed to a worker.
+    /// Frames of the kernel passed to a worker.
     pub from_kernel: Counter,
-    /// Frames of the kernel that were dropped, because there was no memory or no room in the worker's queue.
+    /// Frames of the kernel dropped because memory or the worker's queue was exhausted.
     pub from_kernel_dropped: Counter,
-    /// Requests, probes and announcements that were sent.
+    /// Requests, probes and announcements sent.
     pub neighbor_frames: Counter,
-    /// Requests, probes and announcements that were dropped, because there was no memory or no room.
+    /// Requests, probes and announcements dropped because memory or the worker's queue was exhausted.
     pub neighbor_frames_dropped: Counter,
-    /// Neighbours that only packets need and that were refused, because all entries of the link and family are in use.
+    /// Neighbours needed only by packets that were refused because all entries of the link and family are in use.
     pub neighbors_refused: Gauge,
-    /// Neighbours that only packets need and that were evicted for newer ones.
+    /// Neighbours needed only by packets that were evicted for newer ones.
     pub neighbors_evicted: Gauge,
 }
 
 /// The parts of a forwarding state that the slow path needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outside {
+pub struct SlowPathState {
     /// The input of the resolver.
-    pub around: Surroundings,
+    pub context: ResolverContext,
     /// The routes for the kernel.
     pub routes: Routes,
     /// The configured neighbours, for the kernel.
     pub neighbors: FixedNeighbors,
 }
 
-impl Outside {
+impl SlowPathState {
     /// Derives the parts from a forwarding state. With `announce`, VIPs and SNAT addresses are announced.
     #[must_use]
     pub fn of(spec: &SnapshotSpec, announce: bool) -> Self {
-        let around = neighbors::surroundings(spec, announce);
-        let neighbors = neighbors::tap_neighbors(&around);
-        Self { routes: neighbors::tap_routes(spec, &around), neighbors, around }
+        let context = neighbors::resolver_context_of(spec, announce);
+        let neighbors = neighbors::tap_neighbors(&context);
+        Self { routes: neighbors::tap_routes(spec, &context), neighbors, context }
     }
 
-    /// Without the next hops that the snapshot has left out of a full table. They have no slots, and must not take
-    /// those of neighbours that packets request.
+    /// Removes the next hops that the snapshot left out of a full table. They have no table entries, and must not take
+    /// those of neighbours that packets need.
     #[must_use]
     pub fn without_left_out(mut self, spec: &SnapshotSpec, problems: &[Problem]) -> Self {
         for problem in problems.iter().filter(|problem| problem.is_lack_of_room()) {
             if let Problem::Backend { backend, .. } = problem
                 && spec.network.routes.iter().all(|route| route.via != backend.ip())
             {
-                self.around.next_hops.remove(&backend.ip());
+                self.context.next_hops.remove(&backend.ip());
             }
         }
         self
     }
 }
 
-/// The state that the thread keeps between turns.
+/// The state that the thread keeps between iterations.
 #[derive(Debug)]
 pub struct Memory {
     resolver: Resolver,
@@ -127,10 +127,10 @@ pub struct Memory {
     path_mtus: PathMtuLog,
     owned: Owned,
     buffer: Vec<u8>,
-    /// The earliest time of the next attempt to create a deleted tap again.
-    make_anew_at: Now,
+    /// The earliest time of the next attempt to recreate a deleted tap.
+    recreate_at: Now,
     /// When the addresses and routes of the taps are checked next.
-    look_at: Now,
+    check_at: Now,
 }
 
 impl Default for Memory {
@@ -142,8 +142,8 @@ impl Default for Memory {
             path_mtus: PathMtuLog::default(),
             owned: Owned::default(),
             buffer: vec![0; FRAME_MAX],
-            make_anew_at: Now(0),
-            look_at: Now(0),
+            recreate_at: Now(0),
+            check_at: Now(0),
         }
     }
 }
@@ -164,16 +164,16 @@ pub struct SlowPath<S: FrameSource> {
     pub source: S,
     /// The tap of each interface; `None` if the operator has disabled taps.
     pub taps: Vec<Option<Tap>>,
-    /// The host's connections to VIPs on one backend each.
+    /// The host's connections to VIPs, each on one backend.
     pub probes: Arc<Probes>,
     /// The device of the probes; `None` if it could not be created.
     pub probe_device: Option<ProbeDevice>,
-    /// The states of the interfaces: it reports interfaces that are up again, and learns of deleted taps.
+    /// The states of the interfaces. This thread handles interfaces that are up again, and reports deleted taps.
     pub links: Arc<Links>,
     /// The table for link addresses.
     pub table: Arc<NeighborTable>,
-    /// The parts of new forwarding states. Only the newest one counts.
-    pub outside: Arc<ArrayQueue<Outside>>,
+    /// The parts of new forwarding states. Only the newest one matters.
+    pub slow_path_state: Arc<ArrayQueue<SlowPathState>>,
     /// The counters.
     pub counters: Arc<SlowPathCounters>,
     /// The clock.
@@ -189,8 +189,8 @@ impl<S: FrameSource> SlowPath<S> {
         let mut memory = Memory::default();
         let mut wait = WAIT_FIRST;
         while !stop.load(Ordering::Relaxed) {
-            let worked = self.turn(&mut memory, self.clock.now());
-            self.counters.turns.add(1);
+            let worked = self.run_once(&mut memory, self.clock.now());
+            self.counters.iterations.add(1);
             if worked {
                 wait = WAIT_FIRST;
             } else {
@@ -201,8 +201,8 @@ impl<S: FrameSource> SlowPath<S> {
         Ok(())
     }
 
-    /// One turn of all duties. Returns whether there was anything to do.
-    pub fn turn(&mut self, memory: &mut Memory, now: Now) -> bool {
+    /// Runs one loop iteration. Returns whether there was work.
+    pub fn run_once(&mut self, memory: &mut Memory, now: Now) -> bool {
         let mut worked = self.punt();
         for n in 0..self.taps.len() {
             let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
@@ -212,34 +212,36 @@ impl<S: FrameSource> SlowPath<S> {
             let Some(tap) = &self.taps[n] else { continue };
             match self.send_for_kernel(interface, tap, &mut memory.buffer, now) {
                 Ok(any) => worked |= any,
-                Err(TapGone) => self.make_anew(n, memory, now),
+                Err(TapGone) => self.recreate(n, memory, now),
             }
             if self.links.wants_tap(interface) {
                 self.restore(n, memory);
             }
         }
-        memory.path_mtus.turn(now, self.table.path_mtus());
+        memory.path_mtus.log(now, self.table.path_mtus());
         worked |= self.send_probes(&mut memory.buffer, now);
         let Memory { resolver, routes, neighbors, owned, .. } = memory;
         let ownership = self.table.ownership();
-        if let Some(Outside { mut around, routes: wanted, neighbors: fixed }) = self.outside.pop() {
-            around.owned = owned.replace(&around, ownership);
-            let refused = self.act(&resolver.configure(now, around));
+        if let Some(SlowPathState { mut context, routes: wanted, neighbors: fixed }) =
+            self.slow_path_state.pop()
+        {
+            context.owned = owned.replace(&context, ownership);
+            let refused = self.act(&resolver.configure(now, context));
             resolver.count_refused(refused);
             routes.want(&wanted);
             if neighbors.want(fixed) {
-                memory.look_at = now;
+                memory.check_at = now;
             }
-        } else if let Some(owned) = owned.turned(ownership) {
+        } else if let Some(owned) = owned.changed(ownership) {
             resolver.own(now, owned);
             worked = true;
         }
-        worked |= routes.turn(&self.taps, now);
+        worked |= routes.apply(&self.taps, now);
         self.links.set_route_fault(routes.fault());
         worked |= self.resolve(resolver, now);
-        if now >= memory.look_at {
-            memory.look_at = now.plus(LOOK_EVERY);
-            self.look_after(memory);
+        if now >= memory.check_at {
+            memory.check_at = now.plus(CHECK_INTERVAL);
+            self.restore_changes(memory);
             self.links.set_neighbor_faults(memory.resolver.faults(now));
         }
         worked
@@ -250,7 +252,7 @@ impl<S: FrameSource> SlowPath<S> {
         let mut worked = false;
         let any_probe = self.probes.any();
         for class in PuntClass::ALL {
-            for _ in 0..class.per_turn() {
+            for _ in 0..class.per_iteration() {
                 let Some(mut punted) = self.exchange.punts.pop(class) else { break };
                 self.counters.punt_queue.record(self.clock.now().0.saturating_sub(punted.queued.0));
                 worked = true;
@@ -262,7 +264,7 @@ impl<S: FrameSource> SlowPath<S> {
                     count(taken, &self.counters.to_kernel, &self.counters.to_kernel_dropped);
                     continue;
                 }
-                self.exchange.advertisements.heard(self.clock.now(), punted.frame.bytes());
+                self.exchange.advertisements.received(self.clock.now(), punted.frame.bytes());
                 let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
                 let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
                 count(taken, &self.counters.to_kernel, &self.counters.to_kernel_dropped);
@@ -274,7 +276,7 @@ impl<S: FrameSource> SlowPath<S> {
     /// Sends packets of the host's connections to VIPs.
     fn send_probes(&mut self, buffer: &mut [u8], now: Now) -> bool {
         let Some(device) = &self.probe_device else { return false };
-        for n in 0..PER_TURN {
+        for n in 0..PER_ITERATION {
             match device.receive(buffer) {
                 Ok(Some(bytes)) => {
                     let sent = self.send_probe(bytes, now);
@@ -282,15 +284,14 @@ impl<S: FrameSource> SlowPath<S> {
                 }
                 Ok(None) => return n > 0,
                 Err(error) if Tap::is_gone(&error) => {
-                    let anew = device.make_anew();
+                    let anew = device.recreate();
                     match &anew {
-                        Ok(_) => tracing::warn!(
-                            device = device.name(),
-                            "the probe device was deleted: created again"
-                        ),
+                        Ok(_) => {
+                            tracing::warn!(device = device.name(), "the probe device was deleted: recreated")
+                        }
                         Err(error) => tracing::warn!(
                             device = device.name(), %error,
-                            "the probe device was deleted and cannot be created again: DSR backends are checked at \
+                            "the probe device was deleted and cannot be recreated: DSR backends are checked at \
                              their own addresses until the gateway restarts"
                         ),
                     }
@@ -312,7 +313,7 @@ impl<S: FrameSource> SlowPath<S> {
         let mac = |interface, next_hop: &_| {
             let mac = self.table.resolve(interface, next_hop);
             if mac.is_none() {
-                // A worker does the same. The kernel sends the packet again.
+                // As a worker does. The kernel retransmits the packet.
                 self.exchange.neighbor_reports.report(NeighborEvent::Wanted { interface, addr: *next_hop });
             }
             mac
@@ -323,16 +324,16 @@ impl<S: FrameSource> SlowPath<S> {
         mailbox.is_some_and(|mailbox| mailbox.inject(interface, frame).is_ok())
     }
 
-    /// Creates a deleted tap again, under its name, with its addresses and routes.
+    /// Recreates a deleted tap with its name, addresses and routes.
     #[cold]
-    fn make_anew(&mut self, n: usize, memory: &mut Memory, now: Now) {
-        if now < memory.make_anew_at {
+    fn recreate(&mut self, n: usize, memory: &mut Memory, now: Now) {
+        if now < memory.recreate_at {
             return;
         }
-        memory.make_anew_at = now.plus(MAKE_ANEW_EVERY);
+        memory.recreate_at = now.plus(RECREATE_INTERVAL);
         self.links.set_tap(n, LinkState::Gone);
         let Some(tap) = &mut self.taps[n] else { return };
-        match tap.make_anew() {
+        match tap.recreate() {
             // This state change causes the routes to be added again.
             Ok(()) => {
                 self.links.set_tap(n, LinkState::Up);
@@ -346,16 +347,17 @@ impl<S: FrameSource> SlowPath<S> {
     #[cold]
     fn restore(&self, n: usize, memory: &mut Memory) {
         let Some(tap) = &self.taps[n] else { return };
-        if let Err(error) = tap.give_addresses() {
+        if let Err(error) = tap.add_addresses() {
             tracing::warn!(%error, "an address of the tap is missing");
         }
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
     }
 
-    /// Restores what another program, such as a network configuration tool, has changed on the taps and the device of
-    /// probes: names, MAC addresses, MTUs, sysctls, addresses, routes and configured neighbours. Without them no health check works.
+    /// Restores what another program, such as a network configuration tool, has changed on the taps and the probe
+    /// device: names, MAC addresses, MTUs, sysctls, addresses, routes and configured neighbours. Health checks depend
+    /// on them.
     #[cold]
-    fn look_after(&self, memory: &mut Memory) {
+    fn restore_changes(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {
             let Some(tap) = tap else { continue };
             tap.restore_sysctls();
@@ -366,7 +368,7 @@ impl<S: FrameSource> SlowPath<S> {
                 }
                 Err(error) => tracing::debug!(%error, "the settings of the tap may be wrong"),
             }
-            match tap.give_missing_addresses() {
+            match tap.add_missing_addresses() {
                 Ok(missing) if missing.is_empty() => {}
                 Ok(missing) => {
                     tracing::warn!(tap = tap.name(), ?missing, "addresses of the tap were removed: restored");
@@ -379,7 +381,7 @@ impl<S: FrameSource> SlowPath<S> {
             }
         }
         if let Some(device) = &self.probe_device {
-            match device.give_missing_addresses() {
+            match device.add_missing_addresses() {
                 Ok(missing) if missing.is_empty() => {}
                 Ok(missing) => {
                     let device = device.name();
@@ -388,8 +390,8 @@ impl<S: FrameSource> SlowPath<S> {
                 Err(error) => tracing::debug!(%error, "an address of the probe device is missing"),
             }
         }
-        memory.routes.look_after(&self.taps);
-        memory.neighbors.look_after(&self.taps);
+        memory.routes.restore(&self.taps);
+        memory.neighbors.restore(&self.taps);
     }
 
     /// Sends the frames that the kernel has written to the taps.
@@ -400,7 +402,7 @@ impl<S: FrameSource> SlowPath<S> {
         buffer: &mut [u8],
         now: Now,
     ) -> Result<bool, TapGone> {
-        for n in 0..PER_TURN {
+        for n in 0..PER_ITERATION {
             match tap.receive(buffer) {
                 Ok(Some(frame)) => {
                     if let Some(mut answer) = self.answer_kernel(interface, frame) {
@@ -425,16 +427,16 @@ impl<S: FrameSource> SlowPath<S> {
         Ok(true)
     }
 
-    /// The answer to a request of the kernel for a neighbour whose link address is known here. So the request is not
-    /// sent on the wire, where a flood could cause its loss or that of the answer, and health checks would fail.
+    /// Answers a request of the kernel for a neighbour whose link address is known here, instead of sending it on the
+    /// wire, where a flood could cause the loss of request or answer and make health checks fail.
     fn answer_kernel(&self, interface: InterfaceIndex, frame: &[u8]) -> Option<SmallFrame> {
         let mac_of = |target: Addr| self.table.resolve(interface, &target);
         match tidegate_wire::parse(frame).ok()? {
             // A request without a sender address looks for another station with the same address (RFC 5227).
-            Parsed::Arp(asked)
-                if asked.operation == ArpOperation::Request && !asked.sender_ip.is_unspecified() =>
+            Parsed::Arp(request)
+                if request.operation == ArpOperation::Request && !request.sender_ip.is_unspecified() =>
             {
-                Some(arp::reply(&asked, mac_of(asked.target_ip.into())?))
+                Some(arp::reply(&request, mac_of(request.target_ip.into())?))
             }
             Parsed::Ip(h) => match ndp::parse(frame, &h).ok()?? {
                 Ndp::Solicitation { target, .. } if !h.src.ip().is_unspecified() => {
@@ -449,11 +451,14 @@ impl<S: FrameSource> SlowPath<S> {
     fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {
         let uses = |interface, address: IpAddr| self.table.take_use(interface, &address.into());
         let mut worked = false;
-        let news = &self.exchange.neighbor_reports;
-        // Wanted neighbours come first, because packets wait for them. Each kind has its own limit, so that a flood of
+        let reports = &self.exchange.neighbor_reports;
+        // Wanted neighbours come first because packets wait for them. Each kind has its own limit, so that a flood of
         // one kind leaves time for the others.
-        for (queue, most) in [(&news.wanted, PER_TURN), (&news.seen, PER_TURN), (&news.claimed, PER_TURN / 8)]
-        {
+        for (queue, most) in [
+            (&reports.wanted, PER_ITERATION),
+            (&reports.seen, PER_ITERATION),
+            (&reports.claimed, PER_ITERATION / 8),
+        ] {
             for _ in 0..most {
                 let Some(event) = queue.pop() else { break };
                 let actions = match event {
@@ -474,13 +479,13 @@ impl<S: FrameSource> SlowPath<S> {
         worked |= !actions.is_empty();
         let refused = self.act(&actions);
         resolver.count_refused(refused);
-        let (refused, evicted) = resolver.crowding();
+        let (refused, evicted) = resolver.refused_and_evicted();
         self.counters.neighbors_refused.set(refused);
         self.counters.neighbors_evicted.set(evicted);
         worked
     }
 
-    /// Carries out actions. Returns the number of neighbours for which the table had no room.
+    /// Carries out actions. Returns the number of neighbours that didn't fit the table.
     fn act(&self, actions: &[Action]) -> u64 {
         let mut refused = 0;
         for action in actions {
@@ -497,8 +502,8 @@ impl<S: FrameSource> SlowPath<S> {
                         tracing::warn!(
                             interface,
                             mac,
-                            "many addresses of the gateway are claimed: for up to 10 s, further claims of this station, or on \
-                             this interface, are answered and counted, but not logged"
+                            "many addresses of the gateway are claimed: for up to 10 s, further claims of this station or on \
+                             this interface are answered and counted, but not logged"
                         );
                     }
                 }
@@ -508,8 +513,8 @@ impl<S: FrameSource> SlowPath<S> {
         refused
     }
 
-    /// The worker that sends a frame. All frames to one address are sent by one worker, so that they stay in order, unless it
-    /// hangs.
+    /// The worker that sends a frame. All frames to an address use the same worker, so that they stay in order, unless
+    /// it hangs.
     fn mailbox_for(&self, bytes: &[u8]) -> Option<&Mailbox<S::Frame>> {
         let mailboxes = &self.exchange.mailboxes;
         let worker = match parse(bytes) {
@@ -539,7 +544,7 @@ impl<S: FrameSource> SlowPath<S> {
             .collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
-            // Only an error is reported: the device was deleted by another program. Sleep instead of spinning.
+            // Only an error is reported: another program deleted the device. Sleep instead of spinning.
             Ok(1..) if fds.iter().all(|fd| !fd.revents().contains(PollFlags::IN)) => std::thread::sleep(time),
             // A signal for the process only ends the wait early.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -1,7 +1,7 @@
-//! Synchronisation primitives in two forms: the real ones, and ones that loom can model (`--cfg loom`).
+//! Synchronization primitives in two forms: the real ones, and ones that loom can model (`--cfg loom`).
 //!
-//! [`crate::publish`] and [`crate::worker::mailbox`] use them; loom checks their protocols. Loom does not see inside
-//! the queues: there they are boxes that do each operation in one step.
+//! [`crate::publish`] and [`crate::worker::mailbox`] use them, and loom checks their protocols. Loom can't see inside
+//! the queues, so under loom each queue operation is one step.
 
 #[cfg(not(loom))]
 pub(crate) use real::*;
@@ -24,7 +24,7 @@ mod modelled {
     pub(crate) use loom::thread::{Thread, current};
     use std::collections::VecDeque;
 
-    /// Sleeps for ever, so that a lost wake-up is a deadlock, which loom reports.
+    /// Sleeps forever, so that a lost wake-up is a deadlock, which loom reports.
     pub(crate) fn park_timeout(_: std::time::Duration) {
         loom::thread::park();
     }

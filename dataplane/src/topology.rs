@@ -1,10 +1,9 @@
 //! Decides which core runs which worker, and which queues it owns: a pure function of the request and the hardware.
 //!
 //! Worker i runs on the i-th requested core and owns receive and transmit queue i of every port, so no queue has two
-//! owners and nothing is locked. Called once at the start, before any port is started.
+//! owners and nothing is locked. Called once, before any port is started.
 //!
-//! Invariant: nothing here queries the machine; its properties are an argument, and the same arguments give the same
-//! plan.
+//! Invariant: nothing here queries the machine; its properties are an argument, and equal arguments give equal plans.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use std::time::Duration;
 use tidegate_spec::ids::WorkerIndex;
 use tidegate_spec::limits::WORKERS_MAX;
 
-/// The properties of a machine that the placement of workers depends on.
+/// The machine properties that the placement of workers depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
     /// The CPUs that this process may use.
@@ -28,14 +27,14 @@ pub struct Cpu {
     pub numa: Option<u16>,
 }
 
-/// The properties of a port that the placement depends on.
+/// The port properties that the placement depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortOffer {
     /// The interface's name in the configuration.
     pub interface: String,
-    /// Receive queues that the driver can set up.
+    /// Receive queues that the driver supports.
     pub rx_queues_max: u16,
-    /// Transmit queues that the driver can set up.
+    /// Transmit queues that the driver supports.
     pub tx_queues_max: u16,
     /// The NUMA node of the device, if it has one.
     pub numa: Option<u16>,
@@ -44,40 +43,40 @@ pub struct PortOffer {
 /// The placement of workers and queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The place of worker i is at position i.
-    pub workers: Vec<WorkerPlace>,
+    /// Indexed by worker.
+    pub workers: Vec<WorkerPlacement>,
     /// Receive and transmit queues to set up on every port.
     pub queues_per_port: u16,
     /// CPUs for everything except workers.
     pub main_cpus: Vec<usize>,
-    /// Settings that work, but reduce performance.
+    /// Settings that work but reduce performance.
     pub warnings: Vec<String>,
 }
 
-/// The place of one worker. Its queue is number `worker` of every port.
+/// The placement of one worker. Its queue is number `worker` of every port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerPlace {
+pub struct WorkerPlacement {
     /// The worker.
     pub worker: WorkerIndex,
     /// The CPU that it is pinned to.
     pub core: usize,
-    /// That CPU's NUMA node, where its memory should be.
+    /// The NUMA node of that CPU, where its memory should be.
     pub numa: Option<u16>,
 }
 
-/// How a worker waits when there is nothing to do.
+/// How a worker waits when it has no work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Idle {
-    /// It polls without a pause: the lowest latency, and the core is always at 100 %.
+    /// It polls without a pause: lowest latency, and the core is always at 100 %.
     Poll,
     /// It spins, then yields, then sleeps for up to a millisecond.
     #[default]
     Adaptive,
-    /// As [`Idle::Adaptive`], with shorter sleeps: the ring of a NIC must not fill meanwhile.
+    /// Like [`Idle::Adaptive`] with shorter sleeps, so that the ring of a NIC doesn't fill up meanwhile.
     AdaptiveUpTo(Duration),
 }
 
-/// Why the workers cannot be placed.
+/// Why the workers can't be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
     /// At least one worker is required.
@@ -97,15 +96,15 @@ pub enum TopologyError {
         /// The core.
         core: usize,
     },
-    /// The CPU does not exist, or this process may not use it (cgroup, taskset).
+    /// The CPU doesn't exist, or this process may not use it (cgroup, taskset).
     #[error("dataplane.cores: there is no core {core} for this process; accepted: any of {usable:?}")]
     NoSuchCore {
         /// The requested core.
         core: usize,
-        /// The cores that can be used.
+        /// The usable cores.
         usable: Vec<usize>,
     },
-    /// Workers that never sleep would leave no core for control.
+    /// Workers that never sleep would leave no core for the control plane.
     #[error(
         "dataplane.cores takes every core ({cores:?}) and `idle: poll` never yields one; accepted: leave a core out \
          for everything else, or `idle: adaptive`"
@@ -134,7 +133,7 @@ pub enum TopologyError {
 /// Places one worker on each of `cores`.
 ///
 /// # Errors
-/// All faults, not only the first.
+/// All errors, not only the first.
 pub fn plan(
     cores: &[usize],
     idle: Idle,
@@ -149,23 +148,25 @@ pub fn plan(
         if idle == Idle::Poll {
             errors.push(TopologyError::NoCoreForControl { cores: cores.to_vec() });
         } else {
-            warnings.push("every core has a worker: the control plane shares them".to_owned());
+            warnings
+                .push("every core has a worker: the control plane shares them with the workers".to_owned());
             main_cpus = machine.ids().collect();
         }
     }
     if !errors.is_empty() {
         return Err(errors);
     }
-    let workers: Vec<WorkerPlace> = cores
+    let workers: Vec<WorkerPlacement> = cores
         .iter()
         .enumerate()
-        .map(|(n, &core)| WorkerPlace {
+        .map(|(n, &core)| WorkerPlacement {
             worker: WorkerIndex::try_from(n).expect("at most WORKERS_MAX cores, as checked"),
             core,
             numa: machine.numa_of(core),
         })
         .collect();
-    warnings.extend(workers.iter().flat_map(|place| ports.iter().filter_map(|port| far(place, port))));
+    warnings
+        .extend(workers.iter().flat_map(|placement| ports.iter().filter_map(|port| far(placement, port))));
     let queues_per_port = u16::try_from(workers.len()).expect("at most WORKERS_MAX, as checked");
     Ok(Plan { workers, queues_per_port, main_cpus, warnings })
 }
@@ -200,19 +201,19 @@ fn queue_errors(port: &PortOffer, workers: usize) -> impl Iterator<Item = Topolo
         })
 }
 
-/// Memory of another node costs about twice the latency per miss.
-fn far(place: &WorkerPlace, port: &PortOffer) -> Option<String> {
-    match (place.numa, port.numa) {
+/// Memory of another node costs about twice the latency per cache miss.
+fn far(placement: &WorkerPlacement, port: &PortOffer) -> Option<String> {
+    match (placement.numa, port.numa) {
         (Some(core), Some(device)) if core != device => Some(format!(
             "worker {} on core {} is on NUMA node {core}, interface {:?} on node {device}",
-            place.worker, place.core, port.interface
+            placement.worker, placement.core, port.interface
         )),
         _ => None,
     }
 }
 
 impl Machine {
-    /// The CPUs `ids` with their NUMA nodes as `/sys/devices/system/node` lists them. A machine without that directory
+    /// The CPUs `ids` with their NUMA nodes as listed in `/sys/devices/system/node`. A machine without that directory
     /// has no nodes.
     #[must_use]
     pub fn of_cpus(ids: &[usize]) -> Self {
@@ -228,7 +229,7 @@ impl Machine {
     }
 }
 
-/// Reads the NUMA node from the machine, which the pure part does not do: `/sys/devices/system/cpu/cpuN/nodeM`.
+/// Reads the NUMA node from `/sys/devices/system/cpu/cpuN/nodeM`, which the pure part doesn't do.
 fn numa_from_sysfs(cpu: usize) -> Option<u16> {
     let directory = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}"));
     std::fs::read_dir(directory)
@@ -252,8 +253,9 @@ mod tests {
     #[test]
     fn worker_i_sits_on_the_ith_core_and_control_gets_the_rest() {
         let plan = plan(&[3, 1], Idle::Poll, &machine(4), &[port(2)]).unwrap();
-        let places: Vec<_> = plan.workers.iter().map(|place| (place.worker, place.core)).collect();
-        assert_eq!(places, [(0, 3), (1, 1)]);
+        let placements: Vec<_> =
+            plan.workers.iter().map(|placement| (placement.worker, placement.core)).collect();
+        assert_eq!(placements, [(0, 3), (1, 1)]);
         assert_eq!((plan.queues_per_port, plan.main_cpus, plan.warnings.len()), (2, vec![0, 2], 0));
     }
 

@@ -1,9 +1,9 @@
-//! A gateway on a real kernel link: `net_af_packet` over veth in separate namespaces, two workers with two queues.
+//! A gateway on a real kernel link: `net_af_packet` over veth in separate namespaces, with two workers and two queues.
 //!
 //! The test creates two namespaces and runs itself again in each: as the gateway, and as the LAN with a client and a
-//! server. It needs root, iproute2 and ethtool, and reports if they are missing. Two settings are essential: veth must
-//! not leave checksums to hardware that does not exist (`ethtool -K tx off`), and the kernel must not answer on the
-//! port as well as on the tap (`punt::silence`).
+//! server. It needs root, iproute2 and ethtool, and says so if they are missing. Two settings are essential: veth must
+//! not leave checksums to hardware that doesn't exist (`ethtool -K tx off`), and the kernel must not answer on the port
+//! as well as on the tap (`punt::silence`).
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -27,7 +27,7 @@ fn two_workers_on_two_queues_serve_real_tcp_and_the_kernel_answers_once() {
     match std::env::var(ROLE).as_deref() {
         Ok("gateway") => gateway(),
         Ok("lan") => lan(),
-        _ => outside(),
+        _ => slow_path_state(),
     }
 }
 
@@ -88,7 +88,7 @@ impl Drop for Lab {
     }
 }
 
-/// The process is ended when this is dropped, so that a failing test leaves none behind.
+/// The process is killed when this is dropped, so that a failing test leaves none behind.
 struct Gateway(Child);
 
 impl Drop for Gateway {
@@ -98,24 +98,24 @@ impl Drop for Gateway {
     }
 }
 
-fn outside() {
+fn slow_path_state() {
     assert!(
         rustix::process::geteuid().is_root(),
-        "this test makes network namespaces and packet sockets: run it as root (make test does)"
+        "this test creates network namespaces and packet sockets: run it as root (make test does)"
     );
     let lab = Lab::new();
     let mut command = lab.again(&lab.gateway, "gateway");
     let mut gateway = Gateway(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-    let mut told = BufReader::new(gateway.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let ready = told.by_ref().find(|line| line.contains("READY"));
+    let mut output = BufReader::new(gateway.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let ready = output.by_ref().find(|line| line.contains("READY"));
     assert!(ready.is_some(), "the gateway did not come up: {:?}", gateway.0.wait());
 
     let lan = lab.again(&lab.lan, "lan").output().unwrap();
     assert!(lan.status.success(), "the LAN is unhappy:\n{}", text(&lan));
 
-    // The gateway stops at the end of its input. Its last lines are its counters.
+    // The gateway stops when its input ends. It prints its counters last.
     drop(gateway.0.stdin.take());
-    let rest: Vec<String> = told.collect();
+    let rest: Vec<String> = output.collect();
     assert!(gateway.0.wait().unwrap().success(), "{rest:?}");
     let count = |name: &str| -> u64 {
         let line = rest
@@ -125,14 +125,14 @@ fn outside() {
         line.split_whitespace().next().unwrap().parse().unwrap()
     };
     assert!(count("busy0=") > 0 && count("busy1=") > 0, "both workers had frames: {rest:?}");
-    assert!(count("hand_overs=") > 0, "replies came to the other worker too: {rest:?}");
+    assert!(count("hand_overs=") > 0, "replies arrived at the other worker too: {rest:?}");
     assert_eq!(count("connections="), u64::from(CONNECTIONS) * 2 + 2 * 5 * 5, "TCP and UDP: {rest:?}");
     let links = run("ip", &["-n", &lab.gateway, "link"]);
     let has_carrier = text(&links).lines().any(|line| line.contains("tg-") && line.contains("LOWER_UP"));
-    assert!(!has_carrier, "nobody reads the tap: {}", text(&links));
+    assert!(!has_carrier, "no process reads the tap: {}", text(&links));
     let sysctl =
         run("ip", &["netns", "exec", &lab.gateway, "cat", "/proc/sys/net/ipv4/conf/eth0/arp_ignore"]);
-    assert_eq!(text(&sysctl).trim(), "0", "the port is as it was");
+    assert_eq!(text(&sysctl).trim(), "0", "the setting of the port is restored");
 }
 
 fn gateway() {
@@ -227,7 +227,7 @@ fn lan() {
         }
     }
     for (own, n) in [("192.0.2.2:7", 0_u8), ("[2001:db8::2]:7", 1)] {
-        asked_once_answered_once(own, n);
+        requested_once_answered_once(own, n);
     }
     for (server, vip) in
         [("192.0.2.10:80", format!("{VIP_FULLNAT}:80")), ("[2001:db8::10]:80", "[2001:db8::101]:80".into())]
@@ -236,7 +236,7 @@ fn lan() {
     }
 }
 
-/// The kernel reassembles IPv4 before the port receives a packet, but it passes IPv6 fragments on individually.
+/// The kernel reassembles IPv4 before the port receives a packet, but passes IPv6 fragments on individually.
 fn large_datagrams_come_back_whole(server: &str, vip: &str) {
     let echo = UdpSocket::bind(server).unwrap();
     std::thread::spawn(move || {
@@ -264,9 +264,9 @@ fn large_datagrams_come_back_whole(server: &str, vip: &str) {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Datagrams to the gateway's own address reach its kernel by the tap, each exactly once, and the kernel's answers
+/// Datagrams to the gateway's own address reach its kernel through the tap, each exactly once, and the kernel's answers
 /// return.
-fn asked_once_answered_once(own: &str, n: u8) {
+fn requested_once_answered_once(own: &str, n: u8) {
     let socket = UdpSocket::bind(if n == 0 { "192.0.2.50:0" } else { "[2001:db8::10]:0" }).unwrap();
     socket.connect(own).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -277,7 +277,7 @@ fn asked_once_answered_once(own: &str, n: u8) {
         assert_eq!(buffer[..count], [n, round], "in order, and no answer twice");
     }
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    assert!(socket.recv(&mut buffer).is_err(), "{own} answered once more than it was asked");
+    assert!(socket.recv(&mut buffer).is_err(), "{own} answered more often than it was queried");
 }
 
 fn echo(mut stream: TcpStream) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::*;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-use tidegate_dataplane::topology::WorkerPlace;
+use tidegate_dataplane::topology::WorkerPlacement;
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::frame::Frame;
 use tidegate_pipeline::testing::Builder;
@@ -35,7 +35,7 @@ fn sticky(generation: u64, backends: std::ops::RangeInclusive<u8>) -> SnapshotSp
     spec
 }
 
-/// The link addresses of the backends of 40 clients that connect by this worker's queue, in turn.
+/// The link addresses of the backends of 40 clients that connect through this worker's queue, one after another.
 fn connect(wire: &MemoryPort, queue: usize, port: u16) -> Vec<MacAddr> {
     let one = |client: u8| {
         let (from, to) = (format!("192.0.2.{client}:{port}"), format!("{VIP_L2}:80"));
@@ -44,7 +44,7 @@ fn connect(wire: &MemoryPort, queue: usize, port: u16) -> Vec<MacAddr> {
         assert!(wire.offer(queue, &syn));
         let mut sent = None;
         wait_until("the SYN is forwarded", || {
-            // The gateway asks for its fixed neighbours by broadcast.
+            // The gateway requests its fixed neighbours by broadcast.
             sent = wire.take(queue).filter(|sent| ethernet::destination(sent.bytes()) != MacAddr::BROADCAST);
             // The link address of a fixed neighbour changes a moment after the state is applied.
             if sent.as_ref().is_some_and(|sent| ethernet::destination(sent.bytes()).0[4] != 1) {
@@ -59,16 +59,18 @@ fn connect(wire: &MemoryPort, queue: usize, port: u16) -> Vec<MacAddr> {
 }
 
 #[test]
-fn clients_of_one_worker_keep_their_backends_at_another_after_backends_came() {
+fn clients_keep_their_backends_across_workers_when_backends_are_added() {
     let (wire, ends) = memory::port(2, 64);
     let config = WorkerPoolConfig {
-        places: (0..2).map(|worker| WorkerPlace { worker, core: usize::from(worker), numa: None }).collect(),
+        placements: (0..2)
+            .map(|worker| WorkerPlacement { worker, core: usize::from(worker), numa: None })
+            .collect(),
         steering: Steering::Partition,
         ..WorkerPoolConfig::one_worker(0, 4096)
     };
     let queues = ends.into_iter().map(|end| vec![end]).collect();
-    let enter = |_: &WorkerPlace| Ok::<(), String>(());
-    // The first Service with affinity comes with a later state, as in a gateway.
+    let enter = |_: &WorkerPlacement| Ok::<(), String>(());
+    // As in a gateway, the first Service with affinity arrives with a later state.
     let worker_pool = WorkerPool::start(&config, queues, Heap, vec![None], &spec(1), enter, None).unwrap();
     let publish = |spec: &SnapshotSpec| {
         worker_pool.publish(spec).unwrap();

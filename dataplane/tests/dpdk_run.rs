@@ -1,4 +1,5 @@
-//! The real worker on real DPDK ports without NICs (`net_ring`, `net_null`, plain pages): every mbuf is returned.
+//! The real worker on real DPDK ports without NICs (`net_ring`, `net_null`, plain pages): every mbuf returns to its
+//! pool.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -11,7 +12,7 @@ use tidegate_dataplane::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource};
 use tidegate_dataplane::gateway::{
     Dataplane, DataplaneConfig, InterfaceConfig, StartError, WorkerPool, WorkerPoolConfig, interface_specs,
 };
-use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_dataplane::topology::{Idle, WorkerPlacement};
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_wire::{MacAddr, ethernet};
@@ -25,7 +26,7 @@ fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
         .map(|(rx, tx)| vec![DpdkQueue::new(rx, tx, pool.clone())])
         .collect();
     let config = WorkerPoolConfig {
-        places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
+        placements: vec![WorkerPlacement { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 1024,
         flow_service_percent: 50,
@@ -37,7 +38,8 @@ fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
         snat_is_released: false,
         main_cpus: Vec::new(),
     };
-    let enter = |_: &WorkerPlace| dpdk::Lcore::register(testing::eal()).map_err(|error| error.to_string());
+    let enter =
+        |_: &WorkerPlacement| dpdk::Lcore::register(testing::eal()).map_err(|error| error.to_string());
     WorkerPool::start(&config, queues, DpdkSource(pool.clone()), vec![None], &spec(1), enter, None).unwrap()
 }
 
@@ -45,11 +47,11 @@ fn pool() -> PktPool {
     PktPool::new(testing::eal(), &PoolConfig { mbufs: 8191, ..PoolConfig::default() }).unwrap()
 }
 
-/// The frames that came back from the gateway.
+/// Frames that returned from the gateway.
 #[derive(Default)]
 struct Back {
     forwarded: u64,
-    /// The gateway asks for its fixed neighbours by broadcast.
+    /// The gateway requests its fixed neighbours by broadcast.
     queries: u64,
 }
 
@@ -72,11 +74,11 @@ impl Back {
 }
 
 #[test]
-fn frames_cross_a_ring_port_and_every_mbuf_comes_home() {
+fn frames_cross_a_ring_port_and_every_mbuf_returns() {
     let pool = pool();
     let level = Level::of(&pool);
-    let (mut inside, mut outside) = testing::port_pair(testing::eal(), 1, 256).unwrap();
-    let mut wire = outside.start(&PortConfig::default(), &pool).unwrap();
+    let (mut inside, mut slow_path_state) = testing::port_pair(testing::eal(), 1, 256).unwrap();
+    let mut wire = slow_path_state.start(&PortConfig::default(), &pool).unwrap();
     let mut worker_pool = worker_pool(&mut inside, &pool);
 
     let kinds = [syn(4000, VIP_L2), stray(), syn(4001, "192.0.2.100"), syn(9, "192.0.2.200")];
@@ -115,8 +117,8 @@ fn frames_cross_a_ring_port_and_every_mbuf_comes_home() {
 
     drop((worker_pool, wire));
     inside.stop().unwrap();
-    outside.stop().unwrap();
-    drop((inside, outside));
+    slow_path_state.stop().unwrap();
+    drop((inside, slow_path_state));
     level.assert_restored();
 }
 
@@ -175,7 +177,7 @@ fn a_gateway_starts_publishes_and_stops_twice_on_the_same_device() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words_before_anything_runs() {
+fn an_impossible_configuration_is_refused_before_anything_runs() {
     let refused = |config: &DataplaneConfig| Dataplane::start_on(testing::eal(), config).unwrap_err();
     let mut many = config("net_ring");
     many.cores = dpdk::lcore::usable_cpus().into_iter().chain([4096]).collect();

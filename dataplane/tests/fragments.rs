@@ -1,5 +1,5 @@
-//! The real worker and fragments: fragments that arrive before the first one are held, whichever worker receives them,
-//! and given up after a time limit.
+//! Fragments in the real worker: those that arrive before the first one wait for it, whichever worker receives them,
+//! and are dropped after a time limit.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::*;
 use tidegate_dataplane::drivers::memory::{MemoryPort, MemoryQueue};
 use tidegate_dataplane::publish::Publisher;
-use tidegate_dataplane::worker::pending_fragments::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
+use tidegate_dataplane::worker::pending_fragments::{FRAMES_MAX, FRAMES_PER_DATAGRAM, WAIT_MAX};
 use tidegate_dataplane::worker::{Forwarding, Worker};
 use tidegate_pipeline::frame::{Frame, MemoryFrame};
 use tidegate_pipeline::testing::Builder;
@@ -44,12 +44,12 @@ impl Bench {
         Self { wire, workers, now: Now(1_000_000), _publisher: publisher }
     }
 
-    /// Runs every worker once, and returns the frames that they sent.
-    fn turn(&mut self) -> Vec<MemoryFrame> {
+    /// Runs every worker once and returns the frames that they sent.
+    fn run_once(&mut self) -> Vec<MemoryFrame> {
         let mut sent = Vec::new();
         for _ in 0..4 {
             for (n, worker) in self.workers.iter_mut().enumerate() {
-                worker.turn(self.now);
+                worker.run_once(self.now);
                 sent.extend(std::iter::from_fn(|| self.wire.take(n)));
             }
         }
@@ -58,7 +58,7 @@ impl Bench {
 
     fn receive(&mut self, worker: usize, frame: &[u8]) -> Vec<MemoryFrame> {
         assert!(self.wire.offer(worker, frame));
-        self.turn()
+        self.run_once()
     }
 
     fn drops(&self, why: Refusal) -> u64 {
@@ -115,14 +115,14 @@ fn fragments_that_wait_in_vain_are_dropped_in_time_and_counted_once() {
     for part in &parts[1..] {
         bench.receive(0, part);
     }
-    bench.now = bench.now.plus(HOLD_MAX / 2);
-    bench.turn();
+    bench.now = bench.now.plus(WAIT_MAX / 2);
+    bench.run_once();
     assert_eq!(bench.drops(Refusal::FragmentUnknown), 0);
-    bench.now = bench.now.plus(HOLD_MAX / 2);
-    bench.turn();
+    bench.now = bench.now.plus(WAIT_MAX / 2);
+    bench.run_once();
     assert_eq!(bench.drops(Refusal::FragmentUnknown), parts.len() as u64 - 1);
-    assert_eq!(bench.receive(0, &parts[0]).len(), 1, "the first goes on alone");
-    bench.turn();
+    assert_eq!(bench.receive(0, &parts[0]).len(), 1, "the first is forwarded alone");
+    bench.run_once();
     assert_eq!(bench.drops(Refusal::FragmentUnknown), parts.len() as u64 - 1);
 }
 
@@ -134,30 +134,30 @@ fn fragments_to_the_kernel_that_wait_in_vain_are_punted() {
     }
     let counters = Arc::clone(bench.workers[0].shared());
     assert_eq!(counters.counters.punts(PuntReason::Local), 0);
-    bench.now = bench.now.plus(HOLD_MAX);
-    bench.turn();
+    bench.now = bench.now.plus(WAIT_MAX);
+    bench.run_once();
     assert_eq!(counters.counters.punts(PuntReason::Local), 2);
 }
 
 #[test]
-fn held_fragments_are_bounded_and_the_newest_datagram_is_held() {
+fn waiting_fragments_are_bounded_and_the_newest_datagram_is_kept() {
     let mut bench = Bench::new(1);
-    let flood = 2 * HELD_MAX;
+    let flood = 2 * FRAMES_MAX;
     for id in 0..flood as u32 {
         bench.receive(0, &datagram(4000, VIP_L2, 2000, 1000 + id)[1]);
     }
-    assert_eq!(bench.drops(Refusal::FragmentUnknown), (flood - HELD_MAX) as u64);
+    assert_eq!(bench.drops(Refusal::FragmentUnknown), (flood - FRAMES_MAX) as u64);
     let parts = datagram(4000, VIP_L2, 3000, 7);
     assert!(bench.receive(0, &parts[1]).is_empty());
     assert_eq!(bench.receive(0, &parts[0]).len(), 2);
-    for _ in 0..=HELD_PER_DATAGRAM {
+    for _ in 0..=FRAMES_PER_DATAGRAM {
         bench.receive(0, &datagram(4000, VIP_L2, 3000, 8)[1]);
     }
-    assert_eq!(bench.receive(0, &datagram(4000, VIP_L2, 3000, 8)[0]).len(), 1 + HELD_PER_DATAGRAM);
+    assert_eq!(bench.receive(0, &datagram(4000, VIP_L2, 3000, 8)[0]).len(), 1 + FRAMES_PER_DATAGRAM);
 }
 
 #[test]
-fn fragments_that_arrive_at_several_workers_leave_by_one_snat_port_and_one_backend() {
+fn fragments_at_several_workers_use_one_snat_port_and_one_backend() {
     for vip in [VIP_L2, VIP_FULLNAT] {
         for port in 4000..4020_u16 {
             let mut bench = Bench::new(3);
@@ -181,7 +181,7 @@ fn fragments_that_arrive_at_several_workers_leave_by_one_snat_port_and_one_backe
 }
 
 #[test]
-fn a_frame_that_does_not_fit_its_link_is_sent_in_pieces_and_counted_once() {
+fn a_frame_that_exceeds_its_links_mtu_is_fragmented_and_counted_once() {
     let mut bench = Bench::new(1);
     let (from, to) = (format!("{CLIENT_IP}:4000"), format!("{VIP_FULLNAT}:80"));
     let whole = Builder::udp(from.as_str(), to.as_str()).dont_fragment(false).payload_len(60_000);
@@ -205,7 +205,7 @@ fn a_frame_that_does_not_fit_its_link_is_sent_in_pieces_and_counted_once() {
     for _ in 0..26 {
         assert!(bench.wire.offer(0, &whole));
     }
-    bench.workers[0].turn(bench.now);
+    bench.workers[0].run_once(bench.now);
     let (forwarded, _, no_buffer, full) = counts(&bench);
     assert_eq!((forwarded, no_buffer, full), (1 + 24, 1, 2));
 }

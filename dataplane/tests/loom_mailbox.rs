@@ -1,9 +1,8 @@
 //! Sleep and wake-up of a worker under loom: no interleaving loses an item that is added while the worker falls asleep.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p tidegate-dataplane --test loom_mailbox --release`. A lost wake-up is
-//! a deadlock here, because a sleep under loom has no time limit; with the real one, it costs a millisecond. Loom does
-//! not verify that the fences are necessary: its queues are boxes with a lock, which order more than crossbeam's
-//! queues.
+//! a deadlock here, because a sleep under loom has no time limit; in reality it costs a millisecond. Loom doesn't
+//! verify that the fences are necessary: its queues use a lock, which orders more than crossbeam's queues do.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 

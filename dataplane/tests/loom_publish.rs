@@ -60,7 +60,7 @@ fn worker_sees_only_whole_values_in_order_and_drops_none() {
 }
 
 #[test]
-fn applied_generation_means_that_the_old_value_has_come_home() {
+fn applied_generation_means_that_the_old_value_was_returned() {
     loom::model(|| {
         let (away, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let mut publisher = Publisher::new(1, value(1, &away, &dropped));

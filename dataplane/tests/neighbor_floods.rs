@@ -1,5 +1,5 @@
 //! The slow path, its resolver and the table that workers read, during floods from an attacker on the link: neighbours
-//! in use stay resolved all the time, and the entries of the flood are removed afterwards.
+//! in use stay resolved throughout, and the entries of the flood are removed afterwards.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -12,7 +12,7 @@ use crossbeam::queue::ArrayQueue;
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::Heap;
 use tidegate_dataplane::links::Links;
-use tidegate_dataplane::slow_path::{Memory, Outside, SlowPath};
+use tidegate_dataplane::slow_path::{Memory, SlowPath, SlowPathState};
 use tidegate_dataplane::worker::Exchange;
 use tidegate_pipeline::frame::{Frame, MemoryFrame};
 use tidegate_pipeline::pipeline::{NeighborEvent, Sighting};
@@ -39,8 +39,8 @@ impl Link {
         let table = Arc::new(NeighborTable::seeded(7));
         let (snapshot, _) = Snapshot::compile(&spec, None, &table).unwrap();
         let exchange = Arc::new(Exchange::new(1));
-        let outside = Arc::new(ArrayQueue::new(1));
-        outside.force_push(Outside::of(&spec, true));
+        let slow_path_state = Arc::new(ArrayQueue::new(1));
+        slow_path_state.force_push(SlowPathState::of(&spec, true));
         let slow_path = SlowPath {
             exchange: Arc::clone(&exchange),
             source: Heap,
@@ -49,7 +49,7 @@ impl Link {
             probe_device: None,
             links: Arc::new(Links::new(["uplink"])),
             table: Arc::clone(&table),
-            outside,
+            slow_path_state,
             counters: Arc::default(),
             clock: Clock::calibrated(),
         };
@@ -60,7 +60,7 @@ impl Link {
         self.exchange.neighbor_reports.report(NeighborEvent::Wanted { interface: 0, addr });
     }
 
-    fn hears(&self, addr: Addr, mac: MacAddr, how: Sighting) {
+    fn receives(&self, addr: Addr, mac: MacAddr, how: Sighting) {
         self.exchange.neighbor_reports.report(NeighborEvent::Seen {
             interface: 0,
             addr,
@@ -73,15 +73,15 @@ impl Link {
     fn run(&mut self, now: Now, here: &[(Addr, MacAddr)]) -> usize {
         let mut sent = 0;
         for _ in 0..64 {
-            self.slow_path.turn(&mut self.memory, now);
+            self.slow_path.run_once(&mut self.memory, now);
             while let Some((_, frame)) = self.exchange.mailboxes[0].next_injected() {
                 sent += 1;
-                let asked = match parse(frame.bytes()) {
+                let request = match parse(frame.bytes()) {
                     Ok(Parsed::Arp(packet)) => here.iter().find(|(addr, _)| *addr == packet.target_ip.into()),
                     _ => None,
                 };
-                if let Some(&(addr, mac)) = asked {
-                    self.hears(addr, mac, Sighting::Answer { overrides: true });
+                if let Some(&(addr, mac)) = request {
+                    self.receives(addr, mac, Sighting::Answer { overrides: true });
                 }
             }
         }
@@ -94,7 +94,7 @@ fn millis(millis: u64) -> Now {
 }
 
 #[test]
-fn neighbours_in_use_stay_resolved_through_a_flood_whose_slots_come_back() {
+fn neighbours_in_use_stay_resolved_through_a_flood() {
     let mut link = Link::new();
     let (client, backend) = (Addr::from(ip(CLIENT_IP)), Addr::from(ip(BACKEND_IP)));
     let here = [(client, CLIENT), (backend, BACKEND)];
@@ -118,11 +118,11 @@ fn neighbours_in_use_stay_resolved_through_a_flood_whose_slots_come_back() {
             // Unused source addresses, requests with such sources, and unsolicited answers.
             link.wants(v6(next()));
             link.wants(v4(next()));
-            link.hears(v6(next()), ATTACKER, Sighting::Request);
-            link.hears(v4(next()), ATTACKER, Sighting::Answer { overrides: true });
+            link.receives(v6(next()), ATTACKER, Sighting::Request);
+            link.receives(v4(next()), ATTACKER, Sighting::Answer { overrides: true });
         }
-        // Announcements for neighbours in use have no effect either, as long as the override flag is not set.
-        link.hears(backend, ATTACKER, Sighting::Announcement { overrides: false });
+        // Nor do announcements for neighbours in use have an effect, unless the override flag is set.
+        link.receives(backend, ATTACKER, Sighting::Announcement { overrides: false });
         let sent = link.run(now, &here);
         assert!(sent < 2_600, "{sent} frames in a second");
         assert_eq!(
@@ -139,5 +139,5 @@ fn neighbours_in_use_stay_resolved_through_a_flood_whose_slots_come_back() {
         link.run(millis(second * 1_000), &here);
         assert!(resolved(&link, client).is_some() && resolved(&link, backend).is_some());
     }
-    assert_eq!(link.table.usage(), before, "all of the flood's slots are free again");
+    assert_eq!(link.table.usage(), before, "all entries of the flood are free again");
 }

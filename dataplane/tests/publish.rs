@@ -1,5 +1,4 @@
-//! Publishing with real threads, for the parts that loom cannot test (crossbeam's queues, sleeping and panicking
-//! workers).
+//! Publishing with real threads, for what loom can't test (crossbeam's queues, sleeping and panicking workers).
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -88,7 +87,7 @@ fn workers_follow_thousands_of_values_and_free_none() {
 }
 
 #[test]
-fn a_panicking_worker_is_forgotten_and_its_value_comes_home() {
+fn a_panicking_worker_is_forgotten_and_its_value_returns() {
     let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let mut publisher = Publisher::new(1, Value::new(1, &counts));
     let reader = publisher.reader();
@@ -100,7 +99,7 @@ fn a_panicking_worker_is_forgotten_and_its_value_comes_home() {
     assert!(worker.join().is_err());
     publisher.publish(2, Value::new(2, &counts));
     assert_eq!(publisher.readers(), 1);
-    assert_eq!(publisher.applied_generation(), 1, "the live one has not looked yet");
+    assert_eq!(publisher.applied_generation(), 1, "the live one has not refreshed yet");
     drop(healthy);
     publisher.reclaim();
     assert_eq!((counts[0].load(Ordering::Relaxed), counts[1].load(Ordering::Relaxed)), (1, 0));

@@ -1,5 +1,5 @@
-//! Flow tables that outlive their gateway: the next one, with other numbers for the same Services, another number of
-//! workers or tables of another size, forwards both directions of the connections as before.
+//! Flow tables that survive their gateway: the next one, with other ids for the same Services, another number of
+//! workers or another table size, forwards both directions of the connections as before.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -16,7 +16,7 @@ use common::*;
 use tidegate_conntrack::NotRestored;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-use tidegate_dataplane::topology::WorkerPlace;
+use tidegate_dataplane::topology::WorkerPlacement;
 use tidegate_dataplane::worker::FlowFilter;
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::frame::{Frame, MemoryFrame};
@@ -24,7 +24,7 @@ use tidegate_pipeline::testing::Builder;
 use tidegate_spec::{ForwardingMode, SnapshotSpec};
 use tidegate_wire::{Headers, Parsed, parse, tcp};
 
-/// Connections of each mode.
+/// Connections per mode.
 const CONNECTIONS: u16 = 100;
 const VIP_NAT: &str = "192.0.2.102";
 
@@ -34,7 +34,7 @@ struct Running {
     workers: u8,
 }
 
-/// The Services of the test, of which `extra` come first and give all others different numbers.
+/// The Services of the test. `extra` more come first and give all others different ids.
 fn services(generation: u64, extra: usize) -> SnapshotSpec {
     let mut spec = spec(generation);
     spec.services.push(service(VIP_NAT, "nat", ForwardingMode::Nat).into());
@@ -46,11 +46,13 @@ fn services(generation: u64, extra: usize) -> SnapshotSpec {
 }
 
 impl Running {
-    /// A gateway without Services, as at the start of the daemon.
+    /// A gateway without Services, as when the daemon starts.
     fn start(directory: &Path, workers: u8, entries: usize) -> Self {
         let (wire, ends) = memory::port(usize::from(workers), 1024);
         let config = WorkerPoolConfig {
-            places: (0..workers).map(|n| WorkerPlace { worker: n, core: n.into(), numa: None }).collect(),
+            placements: (0..workers)
+                .map(|n| WorkerPlacement { worker: n, core: n.into(), numa: None })
+                .collect(),
             flow_entries: entries,
             flow_store: Some(directory.to_owned()),
             steering: if workers == 1 { Steering::Single } else { Steering::Partition },
@@ -59,17 +61,17 @@ impl Running {
         };
         let first = SnapshotSpec { services: Vec::new(), ..spec(1) };
         let queues = ends.into_iter().map(|end| vec![end]).collect();
-        let enter = |_: &WorkerPlace| Ok::<(), String>(());
+        let enter = |_: &WorkerPlacement| Ok::<(), String>(());
         let pool = WorkerPool::start(&config, queues, Heap, vec![None], &first, enter, None).unwrap();
         Self { wire, pool, workers }
     }
 
     fn publish(&self, spec: &SnapshotSpec) {
         self.pool.publish(spec).unwrap();
-        assert!(self.pool.wait_applied(spec.generation, Duration::from_secs(30)), "workers take it");
+        assert!(self.pool.wait_applied(spec.generation, Duration::from_secs(30)), "the workers apply it");
     }
 
-    /// Sends a frame through the gateway, and returns what leaves it. The gateway also asks for its fixed neighbours.
+    /// Sends a frame through the gateway and returns the result. The gateway also requests its fixed neighbours.
     fn pass(&self, frame: &[u8]) -> (Headers, Vec<u8>) {
         assert!(self.wire.offer(0, frame));
         let mut sent = None;
@@ -85,7 +87,7 @@ impl Running {
         sent.expect("it was waited for")
     }
 
-    /// What a client's packet becomes: its source and destination on the way to the backend.
+    /// Forwards a client's packet: its source and destination towards the backend.
     fn by_client(&self, port: u16, vip: &str, flags: u8) -> (String, String) {
         let (from, to) = (format!("{CLIENT_IP}:{port}"), format!("{vip}:80"));
         let (h, _) =
@@ -93,14 +95,14 @@ impl Running {
         (format!("{}:{}", h.src, h.src_port), format!("{}:{}", h.dst, h.dst_port))
     }
 
-    /// What a backend's packet to this address becomes.
+    /// Forwards a backend's packet to this address.
     fn by_backend(&self, to: &str, flags: u8) -> (String, String) {
         let from = format!("{BACKEND_IP}:80");
         let (h, _) = self.pass(&Builder::tcp(from.as_str(), to).mac(BACKEND, GATEWAY).flags(flags).build());
         (format!("{}:{}", h.src, h.src_port), format!("{}:{}", h.dst, h.dst_port))
     }
 
-    /// Opens the connections. Returns what packets of both directions become.
+    /// Opens the connections. Returns how packets of both directions are forwarded.
     fn open(&self) -> Vec<Connection> {
         let mut all = Vec::new();
         for n in 0..CONNECTIONS {
@@ -129,7 +131,7 @@ impl Running {
         }
     }
 
-    /// The number of restored flows and of those that are not, by reason, once all workers have restored theirs.
+    /// The number of restored flows, and of the others by reason, once all workers have finished.
     fn restored(&self) -> (u64, [u64; NotRestored::ALL.len()]) {
         let restoration = self.pool.restoration().unwrap();
         wait_until("flows are restored", || restoration.is_done());
@@ -154,7 +156,7 @@ fn runs(directory: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn both_directions_of_all_connections_continue_in_the_next_gateway_whatever_its_shape() {
+fn connections_continue_in_the_next_gateway_whatever_its_shape() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path();
     let all = usize::from(CONNECTIONS) * 3;
@@ -164,16 +166,16 @@ fn both_directions_of_all_connections_continue_in_the_next_gateway_whatever_its_
     assert_eq!(first.flows(), all);
     drop(first);
 
-    // The same shape, with other numbers for Services and backends.
+    // An equal shape, with other ids for Services and backends.
     let second = Running::start(path, 2, 4096);
     assert_eq!(second.flows(), 0, "nothing is known before there are Services");
     assert!(
-        !second.pool.restoration().unwrap().is_under_way(),
+        !second.pool.restoration().unwrap().is_in_progress(),
         "nothing is restored before there are Services"
     );
     second.publish(&services(2, 3));
     second.assert_continue(&open);
-    wait_until("it forwards", || !second.pool.restoration().unwrap().is_under_way());
+    wait_until("it forwards", || !second.pool.restoration().unwrap().is_in_progress());
     assert_eq!(second.restored(), (all as u64, [0; 9]));
     assert_eq!(
         runs(path),
@@ -191,7 +193,7 @@ fn both_directions_of_all_connections_continue_in_the_next_gateway_whatever_its_
 }
 
 #[test]
-fn a_gateway_that_ended_before_it_had_services_leaves_the_flows_of_its_predecessor() {
+fn a_gateway_without_services_leaves_the_flows_of_its_predecessor() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path();
     let first = Running::start(path, 1, 1024);
@@ -206,7 +208,7 @@ fn a_gateway_that_ended_before_it_had_services_leaves_the_flows_of_its_predecess
 }
 
 #[test]
-fn flows_of_services_backends_and_modes_that_are_gone_are_counted_and_not_misread() {
+fn flows_of_removed_services_backends_and_modes_are_counted() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path();
     let first = Running::start(path, 1, 1024);
@@ -233,7 +235,7 @@ fn flows_of_services_backends_and_modes_that_are_gone_are_counted_and_not_misrea
 }
 
 #[test]
-fn a_gateway_whose_flows_end_with_it_says_why() {
+fn a_gateway_that_cannot_keep_its_flows_reports_why() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let first = Running::start(directory.path(), 1, 1024);
     first.publish(&services(2, 0));
@@ -243,7 +245,7 @@ fn a_gateway_whose_flows_end_with_it_says_why() {
     assert!(why.contains("is in use by another process"), "{why}");
 }
 
-/// A tmpfs of 16 MiB, unmounted at its end.
+/// A tmpfs of 16 MiB, unmounted when dropped.
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
@@ -255,7 +257,7 @@ impl Tmpfs {
         Self(at)
     }
 
-    /// Uses all its memory.
+    /// Uses up its memory.
     fn fill(&self) {
         let mut file = File::create(self.0.path().join("fill")).unwrap();
         for size in [1 << 16, 1] {
@@ -266,7 +268,7 @@ impl Tmpfs {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // It is removed in the end, whatever this returns.
+        // The directory is removed in any case.
         let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
@@ -284,7 +286,7 @@ fn flows_continue_after_a_restart_on_a_full_tmpfs() {
     second.publish(&services(2, 3));
     second.assert_continue(&open);
     assert_eq!(second.restored(), (open.len() as u64, [0; 9]));
-    let why = second.pool.flows_not_kept().expect("there is no room for the files of the second");
+    let why = second.pool.flows_not_kept().expect("there is no space for the files of the second");
     assert!(why.contains("No space left on device"), "{why}");
     drop(second);
     std::fs::remove_file(tmpfs.0.path().join("fill")).unwrap();
@@ -292,7 +294,7 @@ fn flows_continue_after_a_restart_on_a_full_tmpfs() {
     assert_eq!(third.pool.flows_not_kept(), None);
 }
 
-/// Restarts a gateway whose files were changed meanwhile. Returns what it restored, and the refused tables.
+/// Restarts a gateway after its files were changed. Returns what it restored, and the number of rejected tables.
 fn restart_after(damage: impl FnOnce(&Path)) -> (u64, [u64; NotRestored::ALL.len()], u64) {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let first = Running::start(directory.path(), 1, 1024);

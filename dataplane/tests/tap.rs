@@ -1,7 +1,7 @@
 //! The path to the kernel and back with a real tap, in a separate network namespace, with ports in memory instead of
 //! the wire.
 //!
-//! The test runs itself again under `unshare --net`. It needs root, util-linux and iproute2, and reports if they are
+//! The test runs itself again under `unshare --net`. It needs root, util-linux and iproute2, and says so if they are
 //! missing.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
@@ -16,8 +16,8 @@ use ipnet::IpNet;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-use tidegate_dataplane::punt::tap::{Tap, TapConfig, remove_left};
-use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_dataplane::punt::tap::{Tap, TapConfig, remove_stale};
+use tidegate_dataplane::topology::{Idle, WorkerPlacement};
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::frame::{Frame, MemoryFrame};
 use tidegate_pipeline::testing::Builder;
@@ -36,7 +36,7 @@ fn the_kernel_is_reached_in_its_vlan_and_answers_through_the_port() {
     }
     assert!(
         rustix::process::geteuid().is_root(),
-        "this test makes a tap in a network namespace: run it as root (make test does)"
+        "this test creates a tap in a network namespace: run it as root (make test does)"
     );
     let mut again = Command::new("unshare");
     again
@@ -67,7 +67,7 @@ fn inside() {
 
     let (wire, ends) = memory::port(1, 64);
     let config = WorkerPoolConfig {
-        places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
+        placements: vec![WorkerPlacement { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 1024,
         flow_service_percent: 50,
@@ -87,11 +87,11 @@ fn inside() {
         ("10.0.0.0/24", "192.0.2.1"),
         ("::/0", "2001:db8::1"),
     ]);
-    // Neighbours that are known to the dataplane.
+    // Neighbours that the dataplane has resolved.
     let known = ["192.0.2.60", "2001:db8::60"].map(|ip| ip.parse::<IpAddr>().unwrap());
     first.network.neighbors.extend(known.map(|ip| NeighborSpec { ip, mac: BACKEND }));
     let queues = ends.into_iter().map(|end| vec![end]).collect();
-    let enter = |_: &WorkerPlace| Ok::<(), String>(());
+    let enter = |_: &WorkerPlacement| Ok::<(), String>(());
     let mut worker_pool =
         WorkerPool::start(&config, queues, Heap, vec![Some(tap)], &first, enter, None).unwrap();
 
@@ -123,11 +123,10 @@ fn only_taps_that_this_gateway_has_left_are_removed() {
     iproute(&["tuntap", "add", "tg-foreign", "mode", "tap"]);
     iproute(&["link", "add", "tg-veth", "type", "veth", "peer", "name", "tg-peer"]);
     iproute(&["link", "set", "tg-veth", "alias", own]);
-    // Another program has renamed it.
     drop(tap("renamed", own));
     iproute(&["link", "set", "tg-renamed", "down"]);
     iproute(&["link", "set", "tg-renamed", "name", "strange0"]);
-    let mut removed = remove_left(own, &["tg-kept"]).unwrap();
+    let mut removed = remove_stale(own, &["tg-kept"]).unwrap();
     removed.sort();
     assert_eq!(removed, ["strange0", "tg-left"]);
     let said = iproute(&["address"]);
@@ -142,17 +141,17 @@ fn only_taps_that_this_gateway_has_left_are_removed() {
     ] {
         assert_eq!(said.contains(&format!(" {name}: ")), is_there, "{name}: {said}");
     }
-    assert_eq!(remove_left(own, &["tg-kept"]).unwrap(), Vec::<String>::new());
+    assert_eq!(remove_stale(own, &["tg-kept"]).unwrap(), Vec::<String>::new());
 }
 
-/// The tap stays for daemons whose sockets are bound to it. Without a reader it has no carrier, and no route counts.
+/// The tap stays for daemons whose sockets are bound to it. Without a reader it has no carrier, and no route applies.
 fn the_next_process_continues_with_the_tap() {
     let index = || {
         let said = iproute(&["link", "show", "tg-uplink"]);
         said.split(':').next().map(str::to_owned).filter(|index| !index.is_empty())
     };
     let before = index().expect("the tap stays");
-    wait_until("the end of the carrier", || iproute(&["link", "show", "tg-uplink"]).contains("NO-CARRIER"));
+    wait_until("the loss of the carrier", || iproute(&["link", "show", "tg-uplink"]).contains("NO-CARRIER"));
     let said = iproute(&["route", "get", "192.0.2.77"]);
     assert!(!said.contains("tg-uplink"), "a route without a gateway leads to it: {said}");
     iproute(&["address", "add", "192.0.2.99/24", "dev", "tg-uplink"]);
@@ -194,8 +193,8 @@ fn a_host_is_answered(wire: &MemoryPort) {
 
     server.send_to(b"welcome", from).unwrap();
     // The kernel requests the client's link address first, and the test answers for the client.
-    let asked = sent(wire, |parsed| matches!(parsed, Parsed::Arp(packet) if packet.target_ip == client()));
-    assert_eq!(ethernet::destination(asked.bytes()), MacAddr::BROADCAST);
+    let request = sent(wire, |parsed| matches!(parsed, Parsed::Arp(packet) if packet.target_ip == client()));
+    assert_eq!(ethernet::destination(request.bytes()), MacAddr::BROADCAST);
     let answer = ArpPacket {
         operation: ArpOperation::Reply,
         sender_mac: CLIENT,
@@ -210,18 +209,20 @@ fn a_host_is_answered(wire: &MemoryPort) {
     assert!(back.bytes().ends_with(b"welcome"));
 }
 
-/// The kernel does not have to request addresses that the dataplane knows.
+/// The kernel's requests for addresses that the dataplane knows are answered locally.
 fn known_neighbors_need_no_request(wire: &MemoryPort, known: [IpAddr; 2]) {
     for (n, to) in (9..).zip(known) {
         let host = UdpSocket::bind(if to.is_ipv4() { "192.0.2.2:0" } else { "[2001:db8::2]:0" }).unwrap();
-        wait_until("a way to the neighbour", || host.send_to(b"check", (to, n)).is_ok());
+        wait_until("a route to the neighbour", || host.send_to(b"check", (to, n)).is_ok());
         let is_about = |parsed: &Parsed| match parsed {
             Parsed::Arp(packet) => IpAddr::from(packet.target_ip) == to,
             Parsed::Ip(h) => h.dst_port == n || to.is_ipv6() && h.icmp_type == 135,
             Parsed::Other => false,
         };
         let first = sent(wire, is_about);
-        let Ok(Parsed::Ip(h)) = parse(first.bytes()) else { panic!("the kernel asked the wire") };
+        let Ok(Parsed::Ip(h)) = parse(first.bytes()) else {
+            panic!("the kernel's request was sent on the wire")
+        };
         assert_eq!((h.dst.ip(), h.dst_port), (to, n));
         assert_eq!(ethernet::destination(first.bytes()), BACKEND);
     }
@@ -260,15 +261,15 @@ fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &Snap
     wait_until("the first routes again", || !has(&["route"], "10.244.") && has(&["-6", "route"], "default"));
 }
 
-/// Routes that cannot be made now are made later, and the reason is shown meanwhile.
+/// Routes that can't be added now are added later, and the reason is shown meanwhile.
 fn routes_wait_while_no_descriptor_is_free(worker_pool: &WorkerPool<MemoryFrame>, first: &SnapshotSpec) {
     let mut next = SnapshotSpec { generation: 4, ..first.clone() };
     next.network.routes = routes(&[("10.246.0.0/16", "192.0.2.1")]);
     let limit = getrlimit(Resource::Nofile);
-    // Standard input, output and error use the only numbers below the limit.
+    // Standard input, output and error use all numbers below the limit.
     setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
     worker_pool.publish(&next).unwrap();
-    wait_until("the trouble", || worker_pool.links().route_fault().is_some());
+    wait_until("the fault", || worker_pool.links().route_fault().is_some());
     let (why, _) = worker_pool.links().route_fault().unwrap();
     setrlimit(Resource::Nofile, limit).unwrap();
     assert!(why.contains("Too many open files"), "{why}");
@@ -276,12 +277,12 @@ fn routes_wait_while_no_descriptor_is_free(worker_pool: &WorkerPool<MemoryFrame>
         let said = iproute(&["route"]);
         said.contains("10.246.0.0/16 via 192.0.2.1 dev tg-uplink") && !said.contains("198.51.100.0/24")
     });
-    wait_until("the end of the trouble", || worker_pool.links().route_fault().is_none());
+    wait_until("the end of the fault", || worker_pool.links().route_fault().is_none());
     worker_pool.publish(&SnapshotSpec { generation: 5, ..first.clone() }).unwrap();
     wait_until("the first routes once more", || iproute(&["-6", "route"]).contains("default"));
 }
 
-/// Each of these changes would keep packets from the kernel, or let it send packets that are too large.
+/// Each of these changes would keep packets from the kernel, or let it send oversized packets.
 fn changed_settings_are_restored(tap: &Tap) {
     assert_eq!(tap.restore_settings().unwrap(), Vec::<String>::new());
     let [disable, filter] = ["ipv6/conf/tg-uplink/disable_ipv6", "ipv4/conf/tg-uplink/rp_filter"]
@@ -290,7 +291,7 @@ fn changed_settings_are_restored(tap: &Tap) {
         std::fs::write(sysctl, "1").unwrap();
     }
     iproute(&["address", "flush", "dev", "tg-uplink"]);
-    let missing = tap.give_missing_addresses().unwrap();
+    let missing = tap.add_missing_addresses().unwrap();
     assert_eq!(
         missing,
         ["192.0.2.2/24".parse::<IpNet>().unwrap()],
@@ -300,11 +301,12 @@ fn changed_settings_are_restored(tap: &Tap) {
     for sysctl in [&disable, &filter] {
         assert_eq!(std::fs::read_to_string(sysctl).unwrap().trim(), "0", "{sysctl}");
     }
-    assert_eq!(tap.give_missing_addresses().unwrap(), ["2001:db8::2/64".parse::<IpNet>().unwrap()]);
+    assert_eq!(tap.add_missing_addresses().unwrap(), ["2001:db8::2/64".parse::<IpNet>().unwrap()]);
     iproute(&["link", "set", "tg-uplink", "address", "02:00:00:00:0e:99"]);
     iproute(&["link", "set", "tg-uplink", "mtu", "9000"]);
     assert_eq!(tap.restore_settings().unwrap(), ["MAC address 02:00:00:00:0e:99", "MTU 9000"]);
-    // A rule of udev for a NIC with the same address may rename the tap. Older kernels do so only while it is down.
+    // A udev rule for a NIC with the same address may rename the tap. Older kernels rename a device only while it is
+    // down.
     for what in ["tg-uplink down", "tg-uplink name other0", "other0 up"] {
         let arguments: Vec<_> = ["link", "set"].into_iter().chain(what.split(' ')).collect();
         iproute(&arguments);
@@ -312,7 +314,7 @@ fn changed_settings_are_restored(tap: &Tap) {
     assert_eq!(tap.restore_settings().unwrap(), ["name other0"]);
     assert_eq!(tap.restore_settings().unwrap(), Vec::<String>::new());
     // A device that was down has lost its IPv6 address.
-    tap.give_missing_addresses().unwrap();
+    tap.add_missing_addresses().unwrap();
 }
 
 fn the_slow_path_restores_the_settings_of_the_tap() {
@@ -332,15 +334,15 @@ fn iproute(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A client whose link address the dataplane does not know.
+/// A client whose link address the dataplane doesn't know.
 fn client() -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, 51)
 }
 
-/// The first sent frame that matches. All frames carry the tag.
+/// The first transmitted frame that matches. All frames carry the tag.
 fn sent(wire: &MemoryPort, is: impl Fn(&Parsed) -> bool) -> MemoryFrame {
     let mut found = None;
-    wait_until("the frame looked for", || {
+    wait_until("a matching frame", || {
         while let Some(frame) = wire.take(0) {
             assert_eq!(frame.bytes()[12..16], [0x81, 0, 0, 100], "every frame is tagged");
             if parse(frame.bytes()).is_ok_and(|parsed| is(&parsed)) {

@@ -1,5 +1,5 @@
-//! The real worker and the real pipeline with ports in memory: the treatment of frames when queues are full, when
-//! another worker holds the flow, when the forwarding state changes, and at the end.
+//! The real worker and pipeline with ports in memory: how frames are handled when queues are full, when another worker
+//! owns the flow, when the forwarding state changes, and when the worker stops.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -17,11 +17,11 @@ use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
 use tidegate_dataplane::gateway::{OnFailure, OnHang, WorkerPool, WorkerPoolConfig, WorkerState};
 use tidegate_dataplane::punt::class::PuntClass;
-use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_dataplane::topology::{Idle, WorkerPlacement};
 use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
 use tidegate_dataplane::worker::rings::HANDED_OVER_MAX;
 use tidegate_dataplane::worker::watch::{VerdictKind, WATCHES_MAX, Watch, WatchFilter, WatchedPacket};
-use tidegate_dataplane::worker::{FlowFilter, Question};
+use tidegate_dataplane::worker::{FlowFilter, Query};
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::frame::{Frame, MemoryFrame};
 use tidegate_pipeline::pipeline::NeighborEvent;
@@ -36,18 +36,18 @@ fn bench(workers: u8, depth: usize) -> Bench {
 }
 
 impl Bench {
-    fn turn(&mut self, worker: usize) {
-        self.turn_at(worker, 1);
+    fn run_once(&mut self, worker: usize) {
+        self.run_once_at(worker, 1);
     }
 
-    fn turn_at(&mut self, worker: usize, millis: u64) {
-        self.workers[worker].turn(Now(millis * 1_000_000));
+    fn run_once_at(&mut self, worker: usize, millis: u64) {
+        self.workers[worker].run_once(Now(millis * 1_000_000));
     }
 
-    /// Records that the resolver has found this neighbour.
-    fn learn(&self, address: &str, mac: MacAddr) {
-        let slot = self.neighbors.intern(0, ip(address).into()).unwrap();
-        assert!(self.neighbors.set_resolved(slot, mac));
+    /// Records that the resolver has resolved this neighbour.
+    fn resolve(&self, address: &str, mac: MacAddr) {
+        let entry = self.neighbors.intern(0, ip(address).into()).unwrap();
+        assert!(self.neighbors.set_resolved(entry, mac));
     }
 
     fn drops(&self, worker: usize, why: Refusal) -> u64 {
@@ -56,11 +56,11 @@ impl Bench {
 }
 
 #[test]
-fn a_frame_goes_to_its_backend_and_is_counted_on_its_way() {
+fn a_frame_reaches_its_backend_and_is_counted() {
     let mut bench = bench(1, 64);
     let frame = syn(4000, VIP_L2);
     assert!(bench.wire.offer(0, &frame));
-    bench.turn(0);
+    bench.run_once(0);
     let sent = bench.wire.take(0).expect("forwarded");
     assert_eq!((ethernet::destination(sent.bytes()), ethernet::source(sent.bytes())), (BACKEND, GATEWAY));
     let shared = bench.workers[0].shared();
@@ -79,7 +79,7 @@ fn frames_beyond_a_full_transmit_queue_are_dropped_and_counted() {
         for n in 0..8 {
             assert!(bench.wire.offer(0, &syn(4000 + burst * 8 + n, VIP_L2)));
         }
-        bench.turn(0);
+        bench.run_once(0);
     }
     assert_eq!(bench.drops(0, Refusal::TxQueueFull), 16);
     assert_eq!(bench.workers[0].shared().counters.transmits(TransmitReason::Forward), 8);
@@ -89,16 +89,16 @@ fn frames_beyond_a_full_transmit_queue_are_dropped_and_counted() {
 }
 
 #[test]
-fn frames_for_a_port_without_link_are_dropped_by_their_own_reason_and_flows_go_on_after_it() {
+fn frames_for_a_port_without_link_are_dropped_and_flows_continue_later() {
     let mut bench = bench(1, 64);
     bench.wire.set_link(0, false);
     assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
-    bench.turn(0);
+    bench.run_once(0);
     assert_eq!((bench.drops(0, Refusal::LinkDown), bench.drops(0, Refusal::TxQueueFull)), (1, 0));
     assert!(bench.wire.take(0).is_none());
     bench.wire.set_link(0, true);
     assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
-    bench.turn(0);
+    bench.run_once(0);
     assert!(bench.wire.take(0).is_some());
     assert_eq!(bench.drops(0, Refusal::LinkDown), 1);
 }
@@ -106,31 +106,31 @@ fn frames_for_a_port_without_link_are_dropped_by_their_own_reason_and_flows_go_o
 #[test]
 fn a_full_punt_queue_drops_and_counts_further_frames() {
     let mut bench = bench(1, 64);
-    let (room, extra) = (PuntClass::Other.queue_max(), 50);
-    for _ in 0..room + extra {
+    let (capacity, extra) = (PuntClass::Other.queue_max(), 50);
+    for _ in 0..capacity + extra {
         assert!(bench.wire.offer(0, &stray()));
-        bench.turn(0);
+        bench.run_once(0);
     }
     let shared = bench.workers[0].shared();
-    assert_eq!(shared.counters.punts(PuntReason::NotIp), room as u64);
+    assert_eq!(shared.counters.punts(PuntReason::NotIp), capacity as u64);
     assert_eq!(bench.drops(0, Refusal::PuntQueueFull), extra as u64);
     let punted = bench.exchange.punts.pop(PuntClass::Other).unwrap();
     assert_eq!((punted.interface, punted.frame.bytes()), (0, &stray()[..]));
 }
 
 #[test]
-fn an_answer_from_a_vip_reaches_the_kernel_only_if_the_host_has_asked_there() {
+fn a_packet_from_a_vip_reaches_the_kernel_only_as_an_answer() {
     let mut bench = bench(1, 64);
     let vip = "192.0.2.100:80";
     let answer = Builder::tcp(vip, "192.0.2.2:40001").flags(tcp::flags::SYN | tcp::flags::ACK);
     let answer = answer.mac(BACKEND, GATEWAY).build();
     assert!(bench.wire.offer(0, &answer));
-    bench.turn(0);
+    bench.run_once(0);
     assert_eq!(bench.drops(0, Refusal::BadSource), 1);
-    let asked = Builder::tcp("192.0.2.2:40001", vip).flags(tcp::flags::SYN);
-    bench.exchange.host_connections.note(Now(0), &asked.build());
+    let request = Builder::tcp("192.0.2.2:40001", vip).flags(tcp::flags::SYN);
+    bench.exchange.host_connections.note(Now(0), &request.build());
     assert!(bench.wire.offer(0, &answer));
-    bench.turn(0);
+    bench.run_once(0);
     assert_eq!(bench.exchange.punts.pop(PuntClass::Answer).unwrap().frame.bytes(), &answer[..]);
     assert_eq!(bench.drops(0, Refusal::BadSource), 1);
 }
@@ -148,30 +148,30 @@ fn a_flood_for_the_kernel_is_limited_and_answers_to_the_host_pass_it() {
             assert!(bench.wire.offer(0, &stray()));
         }
         assert!(bench.wire.offer(0, &answer));
-        bench.turn_at(0, milli);
-        bench.turn_at(0, milli);
+        bench.run_once_at(0, milli);
+        bench.run_once_at(0, milli);
         // The kernel accepts a few frames at a time.
         (0..8).for_each(|_| drop(bench.exchange.punts.pop(PuntClass::Other)));
         answered += u64::from(bench.exchange.punts.pop(PuntClass::Answer).is_some());
     }
-    assert_eq!(answered, 1_000, "each of them, on the turn that it came");
+    assert_eq!(answered, 1_000, "each of them, in the iteration in which it arrived");
     let (limited, full) = (bench.drops(0, Refusal::PuntRateLimited), bench.drops(0, Refusal::PuntQueueFull));
-    let counters = &bench.workers[0].shared().turns.punts[PuntClass::Other as usize];
+    let counters = &bench.workers[0].shared().loop_counters.punts[PuntClass::Other as usize];
     assert_eq!((counters.rate_limited.value(), counters.queue_full.value()), (limited, full));
     assert!(limited > 28_000 && full > 1_000 && limited + full + counters.passed.value() == 40_000);
 }
 
-/// Sends SYNs to a worker's queue until one begins a flow on that worker. Returns the client's port and the local port
+/// Sends SYNs to a worker's queue until one creates a flow on that worker. Returns the client's port and the local port
 /// of the flow.
 fn open_fullnat(bench: &mut Bench, worker: usize) -> (u16, u16) {
     let mut try_port = |port: u16| {
         assert!(bench.wire.offer(worker, &syn(port, VIP_FULLNAT)));
-        bench.turn(worker);
+        bench.run_once(worker);
         bench.wire.take(worker).map(|sent| (port, sent))
     };
-    let (client, sent) = (5000..5100).find_map(&mut try_port).expect("half of the flows are its own");
+    let (client, sent) = (5000..5100).find_map(&mut try_port).expect("it owns half of the flows");
     // Remove the frames that it handed over to the other worker.
-    bench.turn(1 - worker);
+    bench.run_once(1 - worker);
     while bench.wire.take(1 - worker).is_some() {}
     let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
     assert_eq!((headers.src.ip(), headers.dst.ip()), (ip(SNAT), ip(BACKEND_IP)));
@@ -190,11 +190,11 @@ fn a_reply_at_the_wrong_worker_is_handed_over_to_the_worker_with_the_flow() {
     let (client, port) = open_fullnat(&mut bench, 1);
     let received = bench.workers[1].shared().counters.interface(0).rx_packets.value();
     assert!(bench.wire.offer(0, &reply(port)));
-    bench.turn(0);
+    bench.run_once(0);
     assert!(bench.wire.take(0).is_none());
     assert_eq!(bench.workers[0].shared().counters.hand_overs(), 1);
-    bench.turn(1);
-    let sent = bench.wire.take(1).expect("worker 1 holds the flow");
+    bench.run_once(1);
+    let sent = bench.wire.take(1).expect("worker 1 owns the flow");
     let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
     assert_eq!((headers.src.ip(), headers.src_port), (ip(VIP_FULLNAT), 80));
     assert_eq!((headers.dst.ip(), headers.dst_port), (ip(CLIENT_IP), client));
@@ -207,7 +207,7 @@ fn a_reply_at_the_wrong_worker_is_handed_over_to_the_worker_with_the_flow() {
 }
 
 #[test]
-fn a_worker_sends_the_replies_of_an_established_flow_itself_although_another_worker_holds_it() {
+fn a_worker_sends_replies_of_an_established_flow_that_another_owns() {
     let mut bench = bench(2, 64);
     let (client, port) = open_fullnat(&mut bench, 1);
     let (from, vip) = (format!("{CLIENT_IP}:{client}"), format!("{VIP_FULLNAT}:80"));
@@ -217,18 +217,18 @@ fn a_worker_sends_the_replies_of_an_established_flow_itself_although_another_wor
         Builder::tcp(backend.as_str(), local.as_str()).mac(BACKEND, GATEWAY).flags(tcp::flags::ACK).build();
     for (worker, frame) in [(0, &reply(port)), (1, &ack), (0, &data)] {
         assert!(bench.wire.offer(worker, frame));
-        bench.turn(worker);
-        bench.turn(1);
+        bench.run_once(worker);
+        bench.run_once(1);
     }
-    bench.turn(0);
+    bench.run_once(0);
     assert_eq!(bench.workers[0].shared().counters.hand_overs(), 2, "the SYN ACK and the first data");
-    let by_holder = std::iter::from_fn(|| bench.wire.take(1)).last().unwrap();
-    // Longer than the idle timeout of the service: the reports of worker 0 keep the flow.
+    let by_owner = std::iter::from_fn(|| bench.wire.take(1)).last().unwrap();
+    // Longer than the idle timeout of the service: the reports of worker 0 keep the flow alive.
     for half_seconds in 1..2_000 {
         assert!(bench.wire.offer(0, &data));
-        bench.turn_at(0, half_seconds * 500);
-        bench.turn_at(1, half_seconds * 500);
-        assert_eq!(bench.wire.take(0).unwrap().bytes(), by_holder.bytes());
+        bench.run_once_at(0, half_seconds * 500);
+        bench.run_once_at(1, half_seconds * 500);
+        assert_eq!(bench.wire.take(0).unwrap().bytes(), by_owner.bytes());
     }
     assert_eq!(bench.workers[0].shared().counters.hand_overs(), 2);
 }
@@ -253,7 +253,7 @@ fn no_cache_line_of_counters_is_written_by_two_workers() {
     }
     assert!(seen.len() > 4 * 8, "{} lines", seen.len());
     assert!(bench.workers.iter().all(|worker| align_of_val(&**worker.shared()) >= 64));
-    bench.turn(0);
+    bench.run_once(0);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_full_ring_between_workers_drops_and_counts_further_frames() {
     let extra = 40;
     for _ in 0..HANDED_OVER_MAX + extra {
         assert!(bench.wire.offer(0, &reply(port)));
-        bench.turn(0);
+        bench.run_once(0);
     }
     assert_eq!(bench.workers[0].shared().counters.hand_overs(), HANDED_OVER_MAX as u64);
     assert_eq!(bench.drops(0, Refusal::HandOverRingFull), extra as u64);
@@ -276,18 +276,18 @@ fn injected_frames_leave_as_they_are_and_are_no_traffic_of_a_service() {
         bench.exchange.mailboxes[0].inject(0, MemoryFrame::new(&stray())).unwrap();
     }
     bench.exchange.mailboxes[0].inject(9, MemoryFrame::new(&stray())).unwrap();
-    bench.turn(0);
-    let turns = &bench.workers[0].shared().turns;
+    bench.run_once(0);
+    let counters = &bench.workers[0].shared().loop_counters;
     assert_eq!(
-        (turns.injected.value(), turns.injected_dropped.value()),
+        (counters.injected.value(), counters.injected_dropped.value()),
         (2, 2),
         "a full queue, and no such port"
     );
     assert_eq!(bench.wire.take(0).unwrap().bytes(), stray());
-    assert_eq!(turns.frames.value(), 0);
+    assert_eq!(counters.frames.value(), 0);
 }
 
-/// A gateway that knows no neighbour.
+/// A gateway without a resolved neighbour.
 fn alone() -> SnapshotSpec {
     let mut spec = spec(1);
     spec.network.neighbors.clear();
@@ -295,13 +295,13 @@ fn alone() -> SnapshotSpec {
 }
 
 #[test]
-fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() {
+fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order() {
     let mut bench = Bench::of(&alone(), 1, 64);
     for port in [4000, 4001, 4002] {
         assert!(bench.wire.offer(0, &syn(port, VIP_L2)));
     }
     assert!(bench.wire.offer(0, &syn(4003, VIP_FULLNAT)));
-    bench.turn_at(0, 1);
+    bench.run_once_at(0, 1);
     let counted = |bench: &Bench| {
         let shared = bench.workers[0].shared();
         let interface = shared.counters.interface(0);
@@ -309,15 +309,15 @@ fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() 
         (interface.rx_packets.value(), sent, bench.drops(0, Refusal::NeighborUnresolved))
     };
     assert!(bench.wire.take(0).is_none());
-    assert_eq!(counted(&bench), (4, 0, 0), "nobody has told their end yet");
+    assert_eq!(counted(&bench), (4, 0, 0), "their outcomes are not final yet");
     let wanted = NeighborEvent::Wanted { interface: 0, addr: ip(BACKEND_IP).into() };
     assert_eq!(
         (bench.exchange.neighbor_reports.wanted.pop(), bench.exchange.neighbor_reports.wanted.pop()),
         (Some(wanted), None)
     );
 
-    bench.learn(BACKEND_IP, BACKEND);
-    bench.turn_at(0, 3);
+    bench.resolve(BACKEND_IP, BACKEND);
+    bench.run_once_at(0, 3);
     for (port, vip) in [(4000, VIP_L2), (4001, VIP_L2), (4002, VIP_L2)] {
         let sent = bench.wire.take(0).expect("it waited");
         assert_eq!(ethernet::destination(sent.bytes()), BACKEND);
@@ -326,7 +326,7 @@ fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() 
     }
     assert!(bench.wire.take(0).is_some() && bench.wire.take(0).is_none());
     assert_eq!(counted(&bench), (4, 4, 0), "each frame once");
-    assert_eq!(bench.workers[0].shared().turns.frames.value(), 4);
+    assert_eq!(bench.workers[0].shared().loop_counters.frames.value(), 4);
 }
 
 #[test]
@@ -335,37 +335,37 @@ fn a_reply_to_an_unresolved_client_waits_too() {
     spec.network.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
     let mut bench = Bench::of(&spec, 2, 64);
     let (_, port) = open_fullnat(&mut bench, 1);
-    // It arrives at the other worker first, and waits at the worker with its flow.
+    // It arrives at the other worker first, and waits at the owner of its flow.
     assert!(bench.wire.offer(0, &reply(port)));
-    bench.turn_at(0, 2);
-    bench.turn_at(1, 2);
+    bench.run_once_at(0, 2);
+    bench.run_once_at(1, 2);
     assert_eq!((bench.wire.take(1).is_some(), bench.drops(1, Refusal::NeighborUnresolved)), (false, 0));
-    bench.learn(CLIENT_IP, CLIENT);
-    bench.turn_at(1, 3);
+    bench.resolve(CLIENT_IP, CLIENT);
+    bench.run_once_at(1, 3);
     let sent = bench.wire.take(1).expect("it waited");
     assert_eq!(ethernet::destination(sent.bytes()), CLIENT);
     assert_eq!(bench.workers[1].shared().counters.transmits(TransmitReason::Reply), 1);
 }
 
 #[test]
-fn frames_that_waited_too_long_and_those_without_room_are_dropped_for_their_reason() {
+fn frames_that_wait_too_long_or_exceed_the_queue_are_dropped() {
     let mut bench = Bench::of(&alone(), 1, 64);
     let extra = 5;
     for n in 0..FRAMES_PER_NEIGHBOR + extra {
         assert!(bench.wire.offer(0, &syn(4000 + n as u16, VIP_L2)));
     }
-    bench.turn_at(0, 1);
-    assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), extra as u64, "no room");
-    bench.turn_at(0, 1000);
+    bench.run_once_at(0, 1);
+    assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), extra as u64, "the queue is full");
+    bench.run_once_at(0, 1000);
     assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), extra as u64, "not over yet");
-    bench.turn_at(0, 1002);
+    bench.run_once_at(0, 1002);
     let all = (FRAMES_PER_NEIGHBOR + extra) as u64;
     assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), all);
-    bench.learn(BACKEND_IP, BACKEND);
-    bench.turn_at(0, 1003);
-    assert!(bench.wire.take(0).is_none(), "what was dropped does not come back");
+    bench.resolve(BACKEND_IP, BACKEND);
+    bench.run_once_at(0, 1003);
+    assert!(bench.wire.take(0).is_none(), "a dropped frame does not return");
     assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
-    bench.turn_at(0, 1004);
+    bench.run_once_at(0, 1004);
     assert!(bench.wire.take(0).is_some());
 }
 
@@ -392,8 +392,8 @@ fn the_first_packet_to_a_neighbour_arrives_once_that_one_has_answered() {
     wait_until("forwarded", || {
         while let Some(frame) = wire.take(0) {
             match parse(frame.bytes()) {
-                Ok(Parsed::Arp(asked)) if IpAddr::from(asked.target_ip) == ip(BACKEND_IP) => {
-                    assert!(wire.offer(0, &arp::reply(&asked, BACKEND)));
+                Ok(Parsed::Arp(request)) if IpAddr::from(request.target_ip) == ip(BACKEND_IP) => {
+                    assert!(wire.offer(0, &arp::reply(&request, BACKEND)));
                 }
                 Ok(Parsed::Ip(_)) => forwarded = Some(frame),
                 _ => {}
@@ -439,8 +439,8 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
     on_failure: Option<&OnFailure>,
 ) -> WorkerPool<MemoryFrame> {
     let config = WorkerPoolConfig {
-        places: (0..workers)
-            .map(|worker| WorkerPlace { worker, core: usize::from(worker), numa: None })
+        placements: (0..workers)
+            .map(|worker| WorkerPlacement { worker, core: usize::from(worker), numa: None })
             .collect(),
         idle: Idle::Adaptive,
         flow_entries: 4096,
@@ -453,13 +453,13 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
         snat_is_released: false,
         main_cpus: Vec::new(),
     };
-    let enter = |_: &WorkerPlace| Ok::<(), String>(());
+    let enter = |_: &WorkerPlacement| Ok::<(), String>(());
     WorkerPool::start(&config, queues, Heap, vec![None], first, enter, on_failure).unwrap()
 }
 
 #[test]
 fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
-    // The queue is longer than the number of offered frames, so none is dropped for lack of room.
+    // The queue is longer than the number of offered frames, so none is dropped.
     let (wire, worker_pool) = worker_pool(2, 8192, None);
     let mut offered = 0_u64;
     let mut taken = 0_u64;
@@ -507,7 +507,7 @@ fn a_spec_that_cannot_be_is_refused_and_the_last_one_stays() {
 }
 
 #[test]
-fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() {
+fn ports_in_use_are_counted_while_the_worker_runs() {
     let (wire, worker_pool) = worker_pool(2, 256, None);
     for n in 0..100 {
         assert!(wire.offer(n as usize % 2, &syn(2000 + n, VIP_FULLNAT)));
@@ -521,19 +521,19 @@ fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() 
     let ports = worker_pool.snat_ports(std::time::Duration::from_secs(20));
     assert_eq!(ports.len(), 1, "{ports:?}");
     let opening = ports[0].ports.iter().find(|(phase, _)| *phase == Phase::Opening);
-    assert_eq!(opening, Some(&(Phase::Opening, 100)), "the first reading is of now");
+    assert_eq!(opening, Some(&(Phase::Opening, 100)), "the first reading is current");
     assert_eq!(ports[0].address, ip(SNAT).into());
     assert_eq!(ports[0].ports.iter().map(|(_, count)| count).sum::<u64>(), 100);
     let services = worker_pool.service_stats();
     let translated = services.iter().find(|service| service.name == "translated").unwrap();
     assert_eq!(ports[0].backend, translated.backends[0].id);
-    // A caller that does not wait gets the last count. The next count is current again.
+    // A caller that doesn't wait gets the last count. The next count is current again.
     assert_eq!(worker_pool.snat_ports(std::time::Duration::ZERO), ports);
     assert_eq!(worker_pool.snat_ports(std::time::Duration::from_secs(20)), ports);
 }
 
 #[test]
-fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many_of_its_client() {
+fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many() {
     let (wire, worker_pool) = worker_pool(1, 256, None);
     for n in 0..100 {
         assert!(wire.offer(0, &syn(2000 + n, VIP_L2)));
@@ -595,7 +595,7 @@ impl PortQueue for Broken {
     }
 }
 
-/// A device whose driver does not return while it is stuck.
+/// A device whose driver blocks while it is stuck.
 struct Sticky(Arc<AtomicBool>);
 
 impl PortQueue for Sticky {
@@ -618,11 +618,11 @@ impl PortQueue for Sticky {
 }
 
 #[test]
-fn a_worker_that_hangs_is_noticed_passed_over_and_given_up_and_may_go_on() {
-    let (told, heard) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
+fn a_hung_worker_is_detected_bypassed_and_given_up_and_may_recover() {
+    let (changes, failures) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
     let stuck = [false, false].map(|one| Arc::new(AtomicBool::new(one)));
     let mut worker_pool = start(2, stuck.iter().map(|one| vec![Sticky(Arc::clone(one))]).collect(), None);
-    let (count, listener) = (Arc::clone(&told), Arc::clone(&heard));
+    let (count, listener) = (Arc::clone(&changes), Arc::clone(&failures));
     let on_hang: OnHang = Arc::new(move || {
         count.fetch_add(1, Ordering::Relaxed);
     });
@@ -630,62 +630,62 @@ fn a_worker_that_hangs_is_noticed_passed_over_and_given_up_and_may_go_on() {
     worker_pool.watch_threads(Vec::new(), on_hang, Some(on_failure)).unwrap();
     assert!(worker_pool.healthy() && worker_pool.hung().is_empty());
     stuck[0].store(true, Ordering::Relaxed);
-    wait_until("noticed", || !worker_pool.healthy() && told.load(Ordering::Relaxed) == 1);
+    wait_until("noticed", || !worker_pool.healthy() && changes.load(Ordering::Relaxed) == 1);
     let states = |pool: &WorkerPool<MemoryFrame>| pool.worker_states().collect::<Vec<_>>();
     assert_eq!(states(&worker_pool), [WorkerState::Hung, WorkerState::Running]);
     assert!(worker_pool.hung()[0].0.contains("worker 0 hangs"), "{:?}", worker_pool.hung());
     let exchange = worker_pool.exchange();
     let of_first = exchange.mailbox_or_next(0).unwrap();
-    assert!(std::ptr::eq(of_first, &exchange.mailboxes[1]), "the kernel's frames go by the other worker");
-    wait_until("given up", || !heard.lock().unwrap().is_empty());
-    assert_eq!(heard.lock().unwrap()[0].thread, "worker 0");
+    assert!(std::ptr::eq(of_first, &exchange.mailboxes[1]), "the kernel's frames use the other worker");
+    wait_until("given up", || !failures.lock().unwrap().is_empty());
+    assert_eq!(failures.lock().unwrap()[0].thread, "worker 0");
     stuck[0].store(false, Ordering::Relaxed);
-    wait_until("healthy again", || worker_pool.healthy() && told.load(Ordering::Relaxed) == 2);
+    wait_until("healthy again", || worker_pool.healthy() && changes.load(Ordering::Relaxed) == 2);
     assert_eq!(worker_pool.stats().workers.iter().map(|one| one.hangs).collect::<Vec<_>>(), [1, 0]);
     worker_pool.stop();
 }
 
 #[test]
 fn a_panicking_worker_is_detected_reported_and_does_not_block_anything() {
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let listener = Arc::clone(&heard);
+    let failures = Arc::new(Mutex::new(Vec::new()));
+    let listener = Arc::clone(&failures);
     let on_failure: OnFailure = Arc::new(move |failure| listener.lock().unwrap().push(failure.clone()));
     let mut worker_pool = start(1, vec![vec![Broken(Arc::default())]], Some(&on_failure));
-    wait_until("noticed", || !worker_pool.healthy() && !heard.lock().unwrap().is_empty());
+    wait_until("noticed", || !worker_pool.healthy() && !failures.lock().unwrap().is_empty());
     assert_eq!(worker_pool.worker_states().collect::<Vec<_>>(), [WorkerState::Failed]);
-    assert_eq!(heard.lock().unwrap()[0].message, "the device is on fire");
+    assert_eq!(failures.lock().unwrap()[0].message, "the device is on fire");
     worker_pool.publish(&spec(2)).unwrap();
     assert_eq!(worker_pool.applied_generation(), 2, "no live worker has anything older");
     worker_pool.stop();
 }
 
 #[test]
-fn turns_with_work_are_recorded_by_each_worker_and_turns_without_are_not() {
+fn each_worker_records_iterations_with_work_and_no_others() {
     let (wire, worker_pool) = worker_pool(2, 64, None);
     let frames = 200;
     for n in 0..frames {
         assert!(wire.offer(0, &syn(1024 + n, VIP_L2)));
         wait_until("forwarded", || wire.take(0).is_some());
     }
-    let turns = || worker_pool.stats().turns;
-    wait_until("the last turn is recorded", || {
-        turns()[0].count() > 0 && worker_pool.stats().workers[0].frames == 200
+    let iterations = || worker_pool.stats().iterations;
+    wait_until("the last iteration is recorded", || {
+        iterations()[0].count() > 0 && worker_pool.stats().workers[0].frames == 200
     });
-    let turns = turns();
-    assert_eq!(turns.len(), 2);
-    // Each frame was offered alone. A turn may also have checked flows against a new snapshot.
-    assert!((1..=u64::from(frames) + 2).contains(&turns[0].count()), "{:?}", turns[0]);
-    assert!(turns[1].count() <= 2, "the other worker had nothing to do: {:?}", turns[1]);
-    for one in &turns {
+    let iterations = iterations();
+    assert_eq!(iterations.len(), 2);
+    // Each frame was offered alone. An iteration may also have checked flows against a new snapshot.
+    assert!((1..=u64::from(frames) + 2).contains(&iterations[0].count()), "{:?}", iterations[0]);
+    assert!(iterations[1].count() <= 2, "the other worker had nothing to do: {:?}", iterations[1]);
+    for one in &iterations {
         let least = one.buckets().first().map_or(0, |&(nanos, _)| nanos);
         let greatest = one.buckets().last().map_or(0, |&(nanos, _)| nanos);
-        // The values of buckets are up to 1/32 above the counted values.
+        // Values of histogram buckets are up to 1/32 above the counted values.
         assert!(one.sum() <= greatest * one.count() && one.sum() * 32 >= least * one.count() * 31 - 64);
     }
 }
 
 #[test]
-fn the_time_that_each_frame_for_the_kernel_waits_for_the_slow_path_is_recorded() {
+fn the_queueing_time_of_frames_for_the_kernel_is_recorded() {
     let (wire, worker_pool) = worker_pool(1, 64, None);
     for _ in 0..20 {
         assert!(wire.offer(0, &stray()));
@@ -699,15 +699,15 @@ fn the_time_that_each_frame_for_the_kernel_waits_for_the_slow_path_is_recorded()
     assert!(longest < 30_000_000_000, "{waits:?}");
 }
 
-/// Begins a watch at the first worker.
+/// Starts a watch at the first worker.
 fn watch(bench: &mut Bench, filter: WatchFilter, records: usize, snap: usize) -> Arc<Watch> {
     let watch = Arc::new(Watch::new(filter, records, snap));
-    bench.exchange.mailboxes[0].ask(Question::Watch(Arc::clone(&watch))).unwrap();
-    bench.turn(0);
+    bench.exchange.mailboxes[0].query(Query::Watch(Arc::clone(&watch))).unwrap();
+    bench.run_once(0);
     watch
 }
 
-/// What a watch has recorded.
+/// The packets that a watch has recorded.
 fn recorded(watch: &Watch) -> Vec<WatchedPacket> {
     let mut packets = Vec::new();
     watch.take(usize::MAX, |packet| packets.push(packet.clone()));
@@ -715,7 +715,7 @@ fn recorded(watch: &Watch) -> Vec<WatchedPacket> {
 }
 
 #[test]
-fn a_watched_packet_is_recorded_as_it_came_and_as_it_left_with_its_verdict() {
+fn a_watched_packet_is_recorded_as_received_and_sent_with_its_verdict() {
     let mut bench = bench(1, 64);
     let host = Some(ip(VIP_L2).into());
     let all = watch(&mut bench, WatchFilter::default(), 8, 2_048);
@@ -726,7 +726,7 @@ fn a_watched_packet_is_recorded_as_it_came_and_as_it_left_with_its_verdict() {
     for frame in &frames {
         assert!(bench.wire.offer(0, frame));
     }
-    bench.turn(0);
+    bench.run_once(0);
     let packets = recorded(&all);
     assert_eq!(packets.len(), 3);
     for (packet, frame) in packets.iter().zip(&frames) {
@@ -745,48 +745,48 @@ fn a_watched_packet_is_recorded_as_it_came_and_as_it_left_with_its_verdict() {
 }
 
 #[test]
-fn a_watch_that_nobody_reads_loses_records_and_no_packets() {
+fn an_unread_watch_loses_records_but_no_packets() {
     let mut bench = bench(1, 64);
     let full = watch(&mut bench, WatchFilter::default(), 2, 64);
     for n in 0..5 {
         assert!(bench.wire.offer(0, &syn(4000 + n, VIP_L2)));
     }
-    bench.turn(0);
+    bench.run_once(0);
     assert_eq!(std::iter::from_fn(|| bench.wire.take(0)).count(), 5);
     assert_eq!((full.lost(), recorded(&full).len()), (3, 2));
     assert!(bench.wire.offer(0, &syn(4100, VIP_L2)));
-    bench.turn(0);
-    assert_eq!((full.lost(), recorded(&full).len()), (3, 1), "records are used again");
+    bench.run_once(0);
+    assert_eq!((full.lost(), recorded(&full).len()), (3, 1), "records are reused");
 }
 
 #[test]
-fn ended_watches_are_forgotten_and_make_room_for_others() {
+fn ended_watches_are_forgotten_and_others_can_start() {
     let mut bench = bench(1, 64);
     let watches: Vec<_> =
         (0..WATCHES_MAX).map(|_| watch(&mut bench, WatchFilter::default(), 2, 64)).collect();
     watches[0].end();
     let next = watch(&mut bench, WatchFilter::default(), 2, 64);
     assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
-    bench.turn(0);
+    bench.run_once(0);
     assert_eq!(recorded(&next).len(), 1);
     assert_eq!((recorded(&watches[0]).len(), Arc::strong_count(&watches[0])), (0, 1), "the worker has none");
     watches.iter().chain([&next]).for_each(|watch| watch.end());
     assert!(bench.wire.offer(0, &syn(4001, VIP_L2)));
-    bench.turn(0);
+    bench.run_once(0);
     assert!(watches.iter().chain([&next]).all(|watch| Arc::strong_count(watch) == 1));
 }
 
 #[test]
-fn a_packet_that_waits_for_its_next_hop_is_recorded_as_waiting_and_again_when_it_leaves() {
+fn a_packet_that_waits_is_recorded_as_waiting_and_again_when_sent() {
     let mut bench = Bench::of(&alone(), 1, 64);
     let all = watch(&mut bench, WatchFilter::default(), 8, 64);
     assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
-    bench.turn_at(0, 2);
+    bench.run_once_at(0, 2);
     let packets = recorded(&all);
     assert_eq!((packets.len(), packets[0].waits), (1, true));
     assert_eq!(packets[0].verdict, Refusal::NeighborUnresolved.into());
-    bench.learn(BACKEND_IP, BACKEND);
-    bench.turn_at(0, 3);
+    bench.resolve(BACKEND_IP, BACKEND);
+    bench.run_once_at(0, 3);
     let packets = recorded(&all);
     assert_eq!((packets.len(), packets[0].waits, packets[0].sent_len > 0), (1, false, true));
 }
@@ -797,12 +797,12 @@ fn a_packet_that_is_handed_over_is_recorded_by_the_worker_that_decides() {
     let (_, port) = open_fullnat(&mut bench, 1);
     let watches = [0, 1].map(|worker: usize| {
         let one = Arc::new(Watch::new(WatchFilter::default(), 8, 64));
-        bench.exchange.mailboxes[worker].ask(Question::Watch(Arc::clone(&one))).unwrap();
-        bench.turn(worker);
+        bench.exchange.mailboxes[worker].query(Query::Watch(Arc::clone(&one))).unwrap();
+        bench.run_once(worker);
         one
     });
     assert!(bench.wire.offer(0, &reply(port)));
-    bench.turn_at(0, 2);
-    bench.turn_at(1, 2);
+    bench.run_once_at(0, 2);
+    bench.run_once_at(1, 2);
     assert_eq!(watches.each_ref().map(|watch| recorded(watch).len()), [0, 1]);
 }

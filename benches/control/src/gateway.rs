@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-use tidegate_dataplane::topology::WorkerPlace;
+use tidegate_dataplane::topology::WorkerPlacement;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
 use tidegate_pipeline::frame::MemoryFrame;
@@ -26,8 +26,8 @@ pub fn worker_pool(core: usize) -> Result<(WorkerPool<MemoryFrame>, MemoryPort)>
     let config = WorkerPoolConfig { main_cpus: others, ..WorkerPoolConfig::one_worker(core, 65_536) };
     let (wire, ends) = memory::port(1, 4096);
     let first = SnapshotSpec { network: world::settings().network, ..SnapshotSpec::default() };
-    let enter = |place: &WorkerPlace| {
-        pin(&[place.core]);
+    let enter = |placement: &WorkerPlacement| {
+        pin(&[placement.core]);
         Ok::<(), String>(())
     };
     let worker_pool = WorkerPool::start(&config, vec![ends], Heap, vec![None], &first, enter, None)?;

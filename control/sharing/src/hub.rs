@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_conntrack::flow_record::{FlowNews, Walks};
+use tidegate_conntrack::flow_record::{FlowUpdate, Walks};
 
 use crate::allowance::Allowance;
 use crate::crypt::{Entropy, Keys, Random, Side};
@@ -280,8 +280,8 @@ impl Hub {
     }
 
     /// Adds a message of a worker for all peers that are up.
-    pub fn tell(&mut self, news: &FlowNews, now: Duration) {
-        let is_relayed = matches!(news, FlowNews::Is(record) if record.is_relayed);
+    pub fn tell(&mut self, news: &FlowUpdate, now: Duration) {
+        let is_relayed = matches!(news, FlowUpdate::Is(record) if record.is_relayed);
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             if !is_relayed || now.saturating_sub(session.began) < YOUNG {
                 session.tell(&Message::Flow(*news));

@@ -12,7 +12,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
+use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate, Translation};
 use tidegate_conntrack::{SideState, Splice, Stream, TagPair};
 use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, Protocol, ServiceKey};
 use tidegate_wire::Addr;
@@ -22,7 +22,7 @@ use tidegate_wire::rewrite::Endpoint;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
     /// About a flow.
-    Flow(FlowNews),
+    Flow(FlowUpdate),
     /// About a recent change of the backends of a Service.
     Change(ServiceKey, BackendChange),
     /// About the exchange itself.
@@ -142,13 +142,13 @@ fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>)
     out.extend(u32::try_from(change.left().as_millis()).unwrap_or(u32::MAX).to_be_bytes());
 }
 
-fn write_flow(news: &FlowNews, out: &mut Vec<u8>) {
+fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
     let name = news.name();
     let vip = Endpoint { addr: name.service.vip.into(), port: name.service.port };
     let mut flags = flag(!vip.addr.is_v4(), VIP_V6) | flag(!name.client.addr.is_v4(), CLIENT_V6);
     match news {
-        FlowNews::Gone(_) => flags |= GONE,
-        FlowNews::Is(record) => {
+        FlowUpdate::Gone(_) => flags |= GONE,
+        FlowUpdate::Is(record) => {
             flags |= flag(!record.backend.addr.is_v4(), BACKEND_V6) | flag(record.is_relayed, RELAYED);
             if let Some(translation) = &record.translation {
                 flags |= TRANSLATED | flag(translation.stream.is_some(), STREAM);
@@ -159,7 +159,7 @@ fn write_flow(news: &FlowNews, out: &mut Vec<u8>) {
     out.extend([flags, name.service.protocol.number()]);
     endpoint(&vip, out);
     endpoint(&name.client, out);
-    let FlowNews::Is(record) = news else { return };
+    let FlowUpdate::Is(record) = news else { return };
     endpoint(&record.backend, out);
     out.push(record.client.number());
     if let Some(translation) = &record.translation {
@@ -233,12 +233,12 @@ fn read_millis(bytes: &mut &[u8]) -> Option<Duration> {
 }
 
 /// Reads what follows the VIP.
-fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowNews> {
+fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowUpdate> {
     let client = read_endpoint(bytes, flags & CLIENT_V6 != 0)?;
     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
     let name = FlowName { service, client };
     if flags & GONE != 0 {
-        return (flags & !(GONE | VIP_V6 | CLIENT_V6) == 0).then_some(FlowNews::Gone(name));
+        return (flags & !(GONE | VIP_V6 | CLIENT_V6) == 0).then_some(FlowUpdate::Gone(name));
     }
     let backend = read_endpoint(bytes, flags & BACKEND_V6 != 0)?;
     let client = read_state(bytes)?;
@@ -274,7 +274,7 @@ fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) ->
     };
     let idle_ms = u32::from_be_bytes(take(bytes)?);
     let is_relayed = flags & RELAYED != 0;
-    Some(FlowNews::Is(FlowRecord { name, backend, client, translation, tags, idle_ms, is_relayed }))
+    Some(FlowUpdate::Is(FlowRecord { name, backend, client, translation, tags, idle_ms, is_relayed }))
 }
 
 fn read_state(bytes: &mut &[u8]) -> Option<SideState> {
@@ -382,7 +382,7 @@ mod tests {
         prop_oneof![8 => news().prop_map(Message::Flow), 2 => change(), 1 => walk, 1 => snat()]
     }
 
-    fn news() -> impl Strategy<Value = FlowNews> {
+    fn news() -> impl Strategy<Value = FlowUpdate> {
         any::<[bool; 4]>().prop_flat_map(|[vip, client, backend, translated]| {
             let name = (endpoint(vip), endpoint(client), protocol()).prop_map(|(vip, client, protocol)| {
                 FlowName { service: ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port }, client }
@@ -406,10 +406,10 @@ mod tests {
                 .prop_map(
                     |(name, backend, client, translation, tags, idle_ms, is_relayed, is_gone)| {
                         if is_gone {
-                            FlowNews::Gone(name)
+                            FlowUpdate::Gone(name)
                         } else {
                             let is_sctp = name.service.protocol == Protocol::Sctp;
-                            FlowNews::Is(FlowRecord {
+                            FlowUpdate::Is(FlowRecord {
                                 name,
                                 backend,
                                 client,

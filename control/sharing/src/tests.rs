@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate_conntrack::SideState;
 use tidegate_conntrack::flow_record::Walks;
-use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord};
+use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate};
 use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, Protocol, ServiceKey};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
@@ -37,10 +37,10 @@ fn address(n: usize) -> SocketAddr {
 }
 
 /// A message about flow `n` with a value: the backend's port. The age says by which life of its gateway it was sent.
-fn record(n: u16, value: u16, life: u32) -> FlowNews {
+fn record(n: u16, value: u16, life: u32) -> FlowUpdate {
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let client = Endpoint { addr: Addr::v4([198, 51, 100, 7]), port: n };
-    FlowNews::Is(FlowRecord {
+    FlowUpdate::Is(FlowRecord {
         name: FlowName { service, client },
         backend: Endpoint { addr: Addr::v4([10, 0, 0, 1]), port: value },
         client: SideState::from_number(2).unwrap(),
@@ -176,8 +176,8 @@ impl World {
             let changes = &mut gateway.changes;
             gateway.hub.pass_on(|message| {
                 let record = match message {
-                    Message::Flow(FlowNews::Is(record)) => record,
-                    Message::Flow(FlowNews::Gone(_)) => return true,
+                    Message::Flow(FlowUpdate::Is(record)) => record,
+                    Message::Flow(FlowUpdate::Gone(_)) => return true,
                     Message::Change(service, change) => {
                         changes.push((*service, *change));
                         return true;
@@ -525,12 +525,12 @@ fn a_peer_of_an_earlier_version_is_told_of_no_sctp_and_no_affinity_and_of_all_el
         world.restart(1);
         world.run(Duration::from_secs(10));
         let gateway = &mut world.gateways[0];
-        let FlowNews::Is(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
+        let FlowUpdate::Is(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
         flow.name.service.protocol = Protocol::Sctp;
-        let FlowNews::Is(mut affinity) = record(0, 80, gateway.life) else { panic!("a flow") };
+        let FlowUpdate::Is(mut affinity) = record(0, 80, gateway.life) else { panic!("a flow") };
         affinity.client = SideState::from_number(4).unwrap();
         for news in [flow, affinity] {
-            gateway.hub.tell(&FlowNews::Is(news), world.now + gateway.offset);
+            gateway.hub.tell(&FlowUpdate::Is(news), world.now + gateway.offset);
         }
         world.tell(0, 8, 80);
         world.run(Duration::from_secs(1));
@@ -762,7 +762,7 @@ fn workers_that_are_busy_hold_the_peer_back_and_lose_nothing() {
         world.now += Duration::from_millis(5);
         world.exchange();
         world.gateways[1].hub.pass_on(|message| {
-            let Message::Flow(FlowNews::Is(record)) = message else { return true };
+            let Message::Flow(FlowUpdate::Is(record)) = message else { return true };
             if room > 0 {
                 learnt.insert(record.name.client.port, record.backend.port);
                 room -= 1;

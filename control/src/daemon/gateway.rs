@@ -166,7 +166,7 @@ impl Gateway {
     /// supervisor's watchdog, and who asks `/watchdog`, that the loop goes on.
     async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
         loop {
-            let looks = self.state.dataplane.looks();
+            let looks = self.state.dataplane.watchdog_checks();
             self.state.main_loop.progress.seen(looks);
             supervisor.goes_on(looks);
             if let Some(what) = self.vital.ended() {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_announce::snat::SnatRoutes;
-use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_sharing::{Hub, PeerStatus, Snat};
 
@@ -61,8 +61,8 @@ struct Use {
 struct Uses(BTreeMap<IpAddr, Use>);
 
 impl Uses {
-    fn note(&mut self, news: &FlowNews, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
-        let FlowNews::Is(record) = news else { return };
+    fn note(&mut self, news: &FlowUpdate, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
+        let FlowUpdate::Is(record) = news else { return };
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
         // With mode `nat`, the source is the client.
@@ -122,7 +122,7 @@ impl SnatExchange {
     }
 
     /// Notes which SNAT address a flow has that is used here.
-    pub(super) fn note(&mut self, news: &FlowNews, now: Duration) {
+    pub(super) fn note(&mut self, news: &FlowUpdate, now: Duration) {
         let (own, stays) = (&self.own.addresses, &self.stays);
         self.uses.note(news, now, |address| own.contains(address) || stays.contains(address));
     }
@@ -199,12 +199,12 @@ mod tests {
     use tidegate_sharing::PeerState;
 
     /// An established flow that uses the SNAT address of gateway 2.
-    fn flow(has_replies: bool) -> FlowNews {
+    fn flow(has_replies: bool) -> FlowUpdate {
         let endpoint = |addr| Endpoint { addr: Addr::v4(addr), port: 40_000 };
         let established = SideState::from_number(2).filter(|state| state.is_established());
         let established = established.expect("a state of TCP");
         let service = ServiceKey { vip: [203, 0, 113, 1].into(), protocol: Protocol::Tcp, port: 80 };
-        FlowNews::Is(FlowRecord {
+        FlowUpdate::Is(FlowRecord {
             name: FlowName { service, client: endpoint([198, 51, 100, 7]) },
             backend: endpoint([10, 0, 0, 1]),
             client: established,

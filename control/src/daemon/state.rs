@@ -209,12 +209,12 @@ impl State {
         self.generations().applied > 0
             && !self.restores()
             && dataplane.healthy()
-            && dataplane.links().troubles().is_empty()
+            && dataplane.links().faults().is_empty()
     }
 
     /// Whether workers still restore the flows of the process before, and forward nothing meanwhile.
     pub(super) fn restores(&self) -> bool {
-        self.dataplane.restoration().is_some_and(Restoration::is_under_way)
+        self.dataplane.restoration().is_some_and(Restoration::is_in_progress)
     }
 
     /// Whether the newest state is published, and every worker forwards by it.
@@ -427,7 +427,7 @@ impl State {
 
     /// Interfaces that cannot carry packets, as text for display.
     pub(super) fn link_troubles(&self) -> Vec<String> {
-        with_times(self.dataplane.links().troubles())
+        with_times(self.dataplane.links().faults())
     }
 
     /// Devices that were renamed in the kernel, as text for display.

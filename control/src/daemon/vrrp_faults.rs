@@ -53,7 +53,7 @@ pub(super) fn faults(
     is_closed: bool,
     advertised: &[Advertised],
 ) -> Vec<String> {
-    let heard = advertised.iter().filter_map(|one| one.heard).map(|(age, _)| age).min();
+    let heard = advertised.iter().filter_map(|one| one.received).map(|(age, _)| age).min();
     let of_group = |one: &Reported| {
         let why = match one.state {
             GroupState::Unknown if !strangers.is_empty() => {
@@ -83,7 +83,7 @@ pub(super) fn faults(
     };
     let is_master = groups.iter().any(|one| one.state == GroupState::Master);
     let contested = advertised.iter().filter(|one| is_master && one.contested >= Some(CONTESTED_MAX));
-    let contested = contested.filter_map(|one| Some((one.router, one.heard?.1)));
+    let contested = contested.filter_map(|one| Some((one.router, one.received?.1)));
     let two_owners = contested.map(|(router, from)| {
         format!(
             "layer 2: VRRP: {from} also sends advertisements for virtual router {router}: two gateways answer for the same \
@@ -104,7 +104,7 @@ mod tests {
     fn advertised(heard: u64, contested: Option<u64>) -> Vec<Advertised> {
         let from = "192.0.2.2".parse().expect("an address");
         let heard = Some((Duration::from_secs(heard), from));
-        vec![Advertised { router: 51, heard, contested: contested.map(Duration::from_secs) }]
+        vec![Advertised { router: 51, received: heard, contested: contested.map(Duration::from_secs) }]
     }
 
     fn has(found: &[String], part: &str) -> bool {

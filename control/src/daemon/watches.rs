@@ -17,7 +17,7 @@ use tidegate_admin_api::{
 };
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::watch::{
-    PacketWatch, VerdictKind, WATCHES_MAX, WatchFilter, WatchedPacket, Why,
+    PacketWatch, VerdictKind, VerdictReason, WATCHES_MAX, WatchFilter, WatchedPacket,
 };
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_snapshot::Snapshot;
@@ -181,11 +181,11 @@ fn filter(snapshot: &Snapshot, interfaces: &[String], query: &WatchQuery) -> Res
 }
 
 /// The reasons of this name.
-fn reasons(name: &str) -> Result<Arc<[Why]>, AdminError> {
-    let transmit = TransmitReason::ALL.iter().map(|&why| (why.as_str(), Why::Transmit(why)));
-    let punt = PuntReason::ALL.iter().map(|&why| (why.as_str(), Why::Punt(why)));
-    let drop = DropReason::all().map(|why| (why.as_str(), Why::Drop(why)));
-    let found: Arc<[Why]> =
+fn reasons(name: &str) -> Result<Arc<[VerdictReason]>, AdminError> {
+    let transmit = TransmitReason::ALL.iter().map(|&why| (why.as_str(), VerdictReason::Transmit(why)));
+    let punt = PuntReason::ALL.iter().map(|&why| (why.as_str(), VerdictReason::Punt(why)));
+    let drop = DropReason::all().map(|why| (why.as_str(), VerdictReason::Drop(why)));
+    let found: Arc<[VerdictReason]> =
         transmit.chain(punt).chain(drop).filter(|(one, _)| *one == name).map(|(_, why)| why).collect();
     if found.is_empty() {
         return Err(AdminError::BadRequest(format!(
@@ -228,14 +228,14 @@ fn row(
         Verdict::Drop(why) => (VerdictName::Drop.as_str(), why.as_str(), None),
         Verdict::HandOver(_) => ("hand-over", "hand_over", None),
     };
-    let (source_port, destination_port) = packet.ends.and_then(|ends| ends.ports).unzip();
+    let (source_port, destination_port) = packet.endpoints.and_then(|ends| ends.ports).unzip();
     WatchedRow {
         timestamp_ns,
         worker: packet.worker,
         interface: name(packet.interface),
-        protocol: packet.ends.map(|ends| ends.protocol.map_or_else(|| "ARP".to_owned(), protocol)),
-        source: packet.ends.map(|ends| end(ends.source, source_port)),
-        destination: packet.ends.map(|ends| end(ends.destination, destination_port)),
+        protocol: packet.endpoints.map(|ends| ends.protocol.map_or_else(|| "ARP".to_owned(), protocol)),
+        source: packet.endpoints.map(|ends| end(ends.source, source_port)),
+        destination: packet.endpoints.map(|ends| end(ends.destination, destination_port)),
         verdict: verdict.to_owned(),
         reason: reason.to_owned(),
         waits: packet.waits,

@@ -64,14 +64,14 @@ pub struct Translation {
 
 /// What a gateway sends to the others about its flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlowNews {
+pub enum FlowUpdate {
     /// A flow, as it is now.
     Is(FlowRecord),
     /// A flow that has left the table of its gateway.
     Gone(FlowName),
 }
 
-impl FlowNews {
+impl FlowUpdate {
     /// Which flow it is about.
     #[must_use]
     pub fn name(&self) -> &FlowName {

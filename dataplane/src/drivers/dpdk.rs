@@ -1,16 +1,16 @@
 //! DPDK ports: the queues of a started port as [`PortQueue`]s, mbufs as the pipeline's frames.
 //!
-//! Mbufs move between `dpdk`'s bursts and the worker's batches by pointer: 32 of them cost some 10 ns each way.
+//! Mbufs move between `dpdk`'s bursts and the worker's batches by pointer: 32 of them cost some 10 ns in each
+//! direction.
 //!
-//! `net_af_packet` always joins its sockets to a fanout with `PACKET_FANOUT_FLAG_DEFRAG`: the kernel reassembles IPv4
-//! datagrams before we see them, and passes each on as one frame of up to 64 KiB. Such a port receives into its own
-//! pool with buffers of that size ([`Large`]). Frames larger than the link's MTU are fragmented again at once, so that
-//! the pipeline, taps and hand-overs see the packets as on the wire. All other frames are copied to a buffer of the
-//! usual size. TCP with DF is not changed: it was never fragmented, but consists of segments that the kernel merged
-//! (GRO).
+//! `net_af_packet` always joins its sockets to a fanout group with `PACKET_FANOUT_FLAG_DEFRAG`: the kernel reassembles
+//! IPv4 datagrams first, and passes each on as one frame of up to 64 KiB. Such a port receives into its own pool with
+//! buffers of that size ([`Large`]). Frames that exceed the MTU of the link are fragmented again at once, so that the
+//! pipeline, taps and hand-overs see packets as on the wire. All other frames are copied to normal buffers. TCP with DF
+//! is not changed: it was never fragmented, but consists of segments that the kernel merged (GRO).
 //!
-//! Invariant: a frame handed to the pipeline is contiguous. A frame that arrives in several mbufs is joined if the
-//! first has room for all of it, and dropped otherwise.
+//! Invariant: a frame passed to the pipeline is contiguous. A frame that arrives in several mbufs is linearized if the
+//! first one has enough tailroom, and dropped otherwise.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Frame for DpdkFrame {
 
     #[inline]
     fn shrink_front(&mut self, count: usize) {
-        self.0.trim_front(count).expect("no more is taken off than there is");
+        self.0.trim_front(count).expect("no more is removed than the frame has");
     }
 
     #[inline]
@@ -64,10 +64,10 @@ impl Frame for DpdkFrame {
     }
 }
 
-/// The two handles that [`dpdk::Port::start`] returns for a queue number.
+/// The receive and the transmit queue that [`dpdk::Port::start`] returns for a queue number.
 pub type QueuePair = (RxQueue, TxQueue);
 
-/// The receive queue and the transmit queue with the same number of one port.
+/// The receive queue and the transmit queue of one port with the same number.
 #[derive(Debug)]
 pub struct DpdkQueue {
     /// `None` while the port is closed.
@@ -80,7 +80,7 @@ pub struct DpdkQueue {
     large: Option<Large>,
 }
 
-/// The receiving side of a port whose frames may be larger than the MTU of its link.
+/// The receive side of a port whose frames may exceed the MTU of its link.
 #[derive(Debug)]
 struct Large {
     mtu: u16,
@@ -95,21 +95,21 @@ impl DpdkQueue {
         Self::behind(Arc::default(), (rx, tx), pool)
     }
 
-    /// A queue of a port that may be closed and opened again.
+    /// A queue of a port that may be closed and reopened.
     #[must_use]
     pub fn behind(gate: Arc<Gate<QueuePair>>, queues: QueuePair, pool: PktPool) -> Self {
         Self { queues: Some(queues), gate, received: Burst::new(), sending: Burst::new(), pool, large: None }
     }
 
-    /// Sets the queue up for a port that receives into a pool of large buffers, and has this MTU.
+    /// Configures the queue for a port that receives into a pool of large buffers and has this MTU.
     #[must_use]
     pub fn with_large_frames(self, mtu: u16) -> Self {
-        // Fragments must also fit the usual buffers.
-        let room = self.pool.data_room().saturating_sub(ethernet::HEADER_LEN_MAX as u16);
-        Self { large: Some(Large { mtu: mtu.min(room), cutting: None }), ..self }
+        // Fragments must also fit normal buffers.
+        let max = self.pool.data_room().saturating_sub(ethernet::HEADER_LEN_MAX as u16);
+        Self { large: Some(Large { mtu: mtu.min(max), cutting: None }), ..self }
     }
 
-    /// Receives frames of any size, and copies them to buffers of the usual size if they fit.
+    /// Receives frames of any size, and copies them to normal buffers if they fit.
     fn rx_large(&mut self, mtu: u16, batch: &mut FrameBatch<DpdkFrame>) -> usize {
         let mut cutting = self.large.as_mut().and_then(|large| large.cutting.take());
         if cutting.is_none()
@@ -122,15 +122,15 @@ impl DpdkQueue {
         while !batch.is_full() {
             if let Some((whole, cut, n)) = &mut cutting {
                 match filled(&self.pool, cut.frame_len(*n), |out| cut.write(whole.data(), *n, out)) {
-                    Some(piece) => batch.push(piece),
+                    Some(fragment) => batch.push(fragment),
                     // Without this fragment, the rest of the datagram is useless.
                     None => {
                         unusable += 1;
-                        *n = cut.pieces();
+                        *n = cut.fragments();
                     }
                 }
                 *n += 1;
-                if *n >= cut.pieces() {
+                if *n >= cut.fragments() {
                     cutting = None;
                 }
                 continue;
@@ -167,7 +167,7 @@ fn cut_again(frame: &[u8], mtu: u16) -> Option<Cut> {
     wanted.then(|| Cut::new(frame, usize::from(h.l3), usize::from(mtu))).flatten()
 }
 
-/// A frame of the pool, written by `write`.
+/// A new frame from the pool, filled by `write`.
 fn filled(pool: &PktPool, len: usize, write: impl FnOnce(&mut [u8])) -> Option<DpdkFrame> {
     let mut mbuf = pool.alloc().ok()?;
     write(mbuf.append(len).ok()?);
@@ -179,8 +179,8 @@ impl PortQueue for DpdkQueue {
 
     #[inline]
     fn rx(&mut self, batch: &mut FrameBatch<DpdkFrame>) -> usize {
-        if self.gate.asks() {
-            self.gate.answer(&mut self.queues);
+        if self.gate.has_request() {
+            self.gate.respond(&mut self.queues);
         }
         if let Some(Large { mtu, .. }) = self.large {
             return self.rx_large(mtu, batch);
@@ -201,7 +201,7 @@ impl PortQueue for DpdkQueue {
 
     #[inline]
     fn tx(&mut self, batch: &mut FrameBatch<DpdkFrame>) -> usize {
-        // A packet socket without a link keeps frames and sends them later, or makes the driver wait.
+        // Without a link, a packet socket keeps frames to send them later, or blocks the driver.
         if !self.can_send() {
             return 0;
         }
@@ -224,7 +224,7 @@ impl PortQueue for DpdkQueue {
     }
 }
 
-/// Mbufs for threads that are not workers.
+/// Mbufs for threads other than workers.
 #[derive(Debug, Clone)]
 pub struct DpdkSource(pub PktPool);
 

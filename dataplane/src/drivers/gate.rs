@@ -1,8 +1,8 @@
-//! Lets a worker release a port's queue and get a new one, without a lock and without waiting.
+//! Makes a worker release a port's queue and accept a new one, lock-free and without waiting.
 //!
-//! A device can disappear and return while the gateway runs: its port is closed and opened again, which is allowed
-//! only while no worker holds a queue of it. Each queue of each port has one [`Gate`]: the thread that watches links
-//! sends a request, and the worker sees it at its next burst and answers. Both sides only store and load a byte.
+//! A device can disappear and return while the gateway runs: its port is closed and reopened, which requires that no
+//! worker owns one of its queues. Each queue of each port has one [`Gate`]: the watching thread sets a request, and the
+//! worker sees it at its next burst and responds. Both sides only store and load a byte.
 //!
 //! Invariant: only one side leaves each stage. The watching thread leaves `Open`, `Mute` and `Released`; the worker
 //! leaves `Release` and `Offered`.
@@ -11,23 +11,23 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 
-/// The stage of the exchange between the two sides.
+/// The stage of the exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
     /// The worker receives and sends.
     Open = 0,
-    /// There is no link: the worker receives the remaining frames, and sends nothing.
+    /// No link: the worker receives remaining frames and sends nothing.
     Mute = 1,
-    /// The worker is asked to release its queue.
+    /// The worker must release its queue.
     Release = 2,
-    /// The worker holds no queue.
+    /// The worker owns no queue.
     Released = 3,
     /// A new queue is ready for the worker.
     Offered = 4,
 }
 
-/// The gate of one queue. `Q` is the queue of a port that a worker holds.
+/// The gate of one queue. `Q` is the queue of a port that a worker owns.
 #[derive(Debug)]
 pub struct Gate<Q> {
     stage: AtomicU8,
@@ -35,14 +35,14 @@ pub struct Gate<Q> {
 }
 
 impl<Q> Default for Gate<Q> {
-    /// The worker has its queue, and the link is up.
+    /// The worker owns its queue, and the link is up.
     fn default() -> Self {
         Self { stage: AtomicU8::new(Stage::Open as u8), offered: ArrayQueue::new(1) }
     }
 }
 
 impl<Q> Gate<Q> {
-    /// The stage now.
+    /// The current stage.
     #[inline]
     #[must_use]
     pub fn stage(&self) -> Stage {
@@ -55,41 +55,41 @@ impl<Q> Gate<Q> {
         }
     }
 
-    /// Whether the worker must act. One load; called once per burst.
+    /// Whether the worker must respond. One load per burst.
     #[inline]
     #[must_use]
-    pub fn asks(&self) -> bool {
+    pub fn has_request(&self) -> bool {
         matches!(self.stage(), Stage::Release | Stage::Offered)
     }
 
-    /// Sets whether the link is up. Does nothing while the worker holds no queue. Called by the watching thread.
+    /// Sets whether the link is up. Does nothing while the worker owns no queue. Called by the watching thread.
     pub fn set_link(&self, up: bool) {
         if matches!(self.stage(), Stage::Open | Stage::Mute) {
             self.set(if up { Stage::Open } else { Stage::Mute });
         }
     }
 
-    /// Asks the worker to release its queue. Called by the watching thread, while the worker holds one.
+    /// Requests the queue from the worker. Called by the watching thread while the worker owns one.
     pub fn release(&self) {
-        debug_assert!(self.is_held(), "a queue that is on its way is not asked back");
+        debug_assert!(self.is_owned(), "a queue that is being handed over can't be requested");
         self.set(Stage::Release);
     }
 
-    /// Hands the worker a new queue. The worker sends once [`Self::set_link`] allows it. Called by the watching thread,
-    /// while the worker holds none.
+    /// Hands the worker a new queue. The worker sends once [`Self::set_link`] allows it. Called by the watching thread
+    /// while the worker owns none.
     pub fn offer(&self, queue: Q) {
         debug_assert_eq!(self.stage(), Stage::Released, "a worker has one queue of a port");
         drop(self.offered.force_push(queue));
         self.set(Stage::Offered);
     }
 
-    /// Whether the worker holds a queue and has no request pending.
+    /// Whether the worker owns a queue and no request is pending.
     #[must_use]
-    pub fn is_held(&self) -> bool {
+    pub fn is_owned(&self) -> bool {
         matches!(self.stage(), Stage::Open | Stage::Mute)
     }
 
-    /// Whether the worker holds no queue.
+    /// Whether the worker owns no queue.
     #[must_use]
     pub fn is_released(&self) -> bool {
         self.stage() == Stage::Released
@@ -97,15 +97,15 @@ impl<Q> Gate<Q> {
 
     /// Carries out the pending request. Called by the worker.
     #[cold]
-    pub fn answer(&self, held: &mut Option<Q>) {
+    pub fn respond(&self, queue: &mut Option<Q>) {
         match self.stage() {
             Stage::Release => {
                 // The queue is dropped before the other side can see the new stage.
-                drop(held.take());
+                drop(queue.take());
                 self.set(Stage::Released);
             }
             Stage::Offered => {
-                *held = self.offered.pop();
+                *queue = self.offered.pop();
                 self.set(Stage::Mute);
             }
             Stage::Open | Stage::Mute | Stage::Released => {}
@@ -124,33 +124,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_goes_back_before_the_next_one_comes_and_sends_only_when_the_link_is_up() {
+    fn a_queue_is_released_before_the_next_is_offered_and_mute_until_link_up() {
         let (gate, queue) = (Gate::default(), Arc::new(()));
-        let mut held = Some(Arc::clone(&queue));
-        assert!(!gate.asks() && gate.is_held());
+        let mut owned = Some(Arc::clone(&queue));
+        assert!(!gate.has_request() && gate.is_owned());
         gate.release();
-        assert!(gate.asks() && !gate.is_released());
+        assert!(gate.has_request() && !gate.is_released());
         gate.set_link(true);
         assert_eq!(gate.stage(), Stage::Release, "the link of a port that closes does not matter");
-        gate.answer(&mut held);
-        assert_eq!((held.is_none(), Arc::strong_count(&queue), gate.is_released()), (true, 1, true));
+        gate.respond(&mut owned);
+        assert_eq!((owned.is_none(), Arc::strong_count(&queue), gate.is_released()), (true, 1, true));
         gate.offer(queue);
-        assert!(!gate.is_held());
-        gate.answer(&mut held);
-        assert_eq!((held.is_some(), gate.stage()), (true, Stage::Mute));
+        assert!(!gate.is_owned());
+        gate.respond(&mut owned);
+        assert_eq!((owned.is_some(), gate.stage()), (true, Stage::Mute));
         gate.set_link(true);
         assert_eq!(gate.stage(), Stage::Open);
     }
 
     #[test]
-    fn two_threads_pass_queues_to_and_fro_and_none_is_held_twice() {
+    fn two_threads_exchange_queues_and_none_is_owned_twice() {
         let (gate, queue) = (Arc::new(Gate::<Arc<()>>::default()), Arc::new(()));
         let worker = {
-            let (gate, mut held) = (Arc::clone(&gate), Some(Arc::clone(&queue)));
+            let (gate, mut queue) = (Arc::clone(&gate), Some(Arc::clone(&queue)));
             std::thread::spawn(move || {
                 while Arc::strong_count(&gate) > 1 {
-                    if gate.asks() {
-                        gate.answer(&mut held);
+                    if gate.has_request() {
+                        gate.respond(&mut queue);
                     }
                 }
             })
@@ -160,9 +160,9 @@ mod tests {
             while !gate.is_released() {
                 std::hint::spin_loop();
             }
-            assert_eq!(Arc::strong_count(&queue), 1, "the worker has let go");
+            assert_eq!(Arc::strong_count(&queue), 1, "the worker has released it");
             gate.offer(Arc::clone(&queue));
-            while !gate.is_held() {
+            while !gate.is_owned() {
                 std::hint::spin_loop();
             }
         }

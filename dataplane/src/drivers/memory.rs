@@ -1,10 +1,9 @@
-//! Ports in memory: bounded queues of plain frames, for tests and benches of the real worker.
+//! Ports in memory: bounded queues of plain frames, to test and measure the real worker.
 //!
-//! [`port`] returns the worker's ends, one [`MemoryQueue`] per worker, and a [`MemoryPort`] for the test, which
-//! stands for the wire: the worker receives what the test puts into a queue, and the test takes what the worker
-//! sends.
+//! [`port`] returns the worker's ends, one [`MemoryQueue`] per worker, and a [`MemoryPort`] for the test, which acts as
+//! the wire: the worker receives what the test puts into a queue, and the test takes what the worker sends.
 //!
-//! Invariant: both directions are bounded, so that full transmit queues and partial sends happen here as on a NIC.
+//! Invariant: both directions are bounded, so full transmit queues and partial sends occur as on a NIC.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +31,7 @@ struct Wires {
     starved: Arc<AtomicBool>,
 }
 
-/// Makes a port with `queues` queues of `depth` frames in each direction.
+/// Creates a port with `queues` queues of `depth` frames in each direction.
 #[must_use]
 pub fn port(queues: usize, depth: usize) -> (MemoryPort, Vec<MemoryQueue>) {
     let queues: Vec<Wires> = (0..queues)
@@ -66,7 +65,7 @@ impl MemoryPort {
         self.queues[queue].from_worker.pop()
     }
 
-    /// Removes the link of a queue, or restores it.
+    /// Takes the link of a queue down, or restores it.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -74,7 +73,7 @@ impl MemoryPort {
         self.queues[queue].link_lost.store(!up, Ordering::Relaxed);
     }
 
-    /// Sets whether the worker lacks memory for the fragments of frames that it sends through this queue.
+    /// Sets whether the worker lacks memory for fragments that it sends through this queue.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -109,10 +108,10 @@ impl PortQueue for MemoryQueue {
         if !self.can_send() {
             return 0;
         }
-        let room = self.0.from_worker.capacity() - self.0.from_worker.len();
-        let count = room.min(batch.len());
+        let free = self.0.from_worker.capacity() - self.0.from_worker.len();
+        let count = free.min(batch.len());
         for frame in batch.drain(..count) {
-            // This end is the only one that pushes, so the room is still there.
+            // Only this end pushes, so the capacity is still there.
             self.0.from_worker.push(frame).expect("only the worker fills its transmit queue");
         }
         count
@@ -132,7 +131,7 @@ impl PortQueue for MemoryQueue {
     }
 }
 
-/// Frames from the heap.
+/// Allocates frames on the heap.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Heap;
 

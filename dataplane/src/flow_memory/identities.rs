@@ -1,11 +1,11 @@
-//! The names of services and backends beside stored flow tables: a table has only their numbers, which differ between
+//! The names of services and backends, stored beside the flow tables. A table has only ids, which differ between
 //! processes.
 //!
-//! The file is a list of records of 32 bytes. The publisher appends the new ids of a snapshot before workers get it, so no
-//! flow has an id that the file lacks, unless a write failed ([`Identities::is_whole`]). When most records are of former objects,
-//! the file is written anew. Beside it, [`Seats`] records weights.
+//! The file is a list of 32-byte records. The publisher appends the new ids of a snapshot before workers use it, so
+//! every id of a flow is in the file unless a write failed ([`Identities::is_whole`]). When most records are obsolete,
+//! the file is rewritten. [`Seats`] records weights in a file of its own.
 //!
-//! Invariant: flows of ids behind a damaged record are not restored, and count as damaged.
+//! Invariant: flows whose ids follow a damaged record are not restored, and count as damaged.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,7 +36,7 @@ struct Record {
     proto: u8,
     port: u16,
     id: u32,
-    /// The service of a backend. For a service, [`owner_mark`] of its Service; 0 if an older version has written it.
+    /// For a backend, its service. For a service, the [`owner_mark`] of its Service; 0 in files of older versions.
     of: u32,
     addr: Addr,
 }
@@ -81,33 +81,33 @@ impl Record {
     }
 }
 
-/// The names of this process's ids, and the weights of its backends.
+/// The recorded names of this process's ids, and the weights of its backends.
 #[derive(Debug)]
 pub(super) struct Identities {
     log: RecordLog<RECORD>,
     seats: Seats,
-    /// Whether the files have everything. Otherwise they are written anew for the next snapshot.
+    /// Whether the files are complete. If not, they are rewritten with the next snapshot.
     is_whole: bool,
 }
 
 impl Identities {
-    /// Empty files in this directory.
+    /// Creates empty files in this directory.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         let (log, seats) = (RecordLog::create(directory.join(FILE))?, Seats::create(directory)?);
         Ok(Self { log, seats, is_whole: true })
     }
 
-    /// Whether the files have everything that they were told.
+    /// Whether the files are complete.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Keeps when the weights changed that an earlier process has recorded.
+    /// Keeps the times of weight changes that an earlier process recorded.
     pub(super) fn continue_from(&mut self, ports: &BTreeMap<ServiceKey, EarlierPort>) {
         self.seats.continue_from(ports);
     }
 
-    /// Adds what the previous snapshot did not have. After a failure it adds everything of the snapshot.
+    /// Records what is new since the previous snapshot; everything if an earlier write failed.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let written = if self.is_whole {
             self.add(snapshot).and_then(|()| self.seats.add(snapshot))
@@ -132,7 +132,7 @@ impl Identities {
         self.log.append(&bytes)
     }
 
-    /// Writes the file anew, with the objects of this snapshot only. The flows of others are not forwarded any more.
+    /// Rewrites the file with the objects of this snapshot only. Flows of other objects are no longer forwarded.
     fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let mut bytes = Vec::new();
         for (service, info) in snapshot.services() {
@@ -144,17 +144,17 @@ impl Identities {
     }
 }
 
-/// The records of the file, and whether those are all.
+/// The records of the file, and whether the file is undamaged.
 fn records(directory: &Path) -> io::Result<(Vec<Record>, bool)> {
     record_log::read(&directory.join(FILE), Record::read)
 }
 
-/// The service ports of an earlier process, which ended this long ago, if that is known. A backend that left there is among
-/// them until another one has its place in the tables.
+/// The service ports of an earlier process, which ended this long ago, if known. They include backends that were
+/// leaving and whose index no other backend has reused.
 pub(super) fn ports(directory: &Path, ended: Option<Duration>) -> io::Result<Vec<EarlierPort>> {
     let (records, _) = records(directory)?;
     let of_kind = |kind: u8| records.iter().filter(move |record| record.kind == kind);
-    // A later holder of an index replaces an earlier one.
+    // A later record of an index replaces an earlier one.
     let mut services: BTreeMap<usize, (u32, EarlierPort)> = BTreeMap::new();
     let mut newest: BTreeMap<ServiceKey, u32> = BTreeMap::new();
     for record in of_kind(SERVICE) {
@@ -165,7 +165,7 @@ pub(super) fn ports(directory: &Path, ended: Option<Duration>) -> io::Result<Vec
         services.insert(ServiceId::from_raw(record.id).index(), (record.id, port));
         newest.insert(key, record.id);
     }
-    // A Service that is gone may still have the record of a key that another one has now.
+    // A removed Service may still have a record with a key that another one uses now.
     services.retain(|_, (id, port)| newest.get(&port.key) == Some(id));
     let backends: BTreeMap<usize, &Record> =
         of_kind(BACKEND).map(|record| (BackendId::from_raw(record.id).index(), record)).collect();
@@ -184,17 +184,17 @@ pub(super) fn ports(directory: &Path, ended: Option<Duration>) -> io::Result<Vec
     Ok(ports)
 }
 
-/// The ids of an earlier process, with their successors in a snapshot.
+/// The ids of an earlier process, with their equivalents in a snapshot.
 pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownIds> {
     let (records, is_whole) = records(directory)?;
     let mut known = if is_whole { KnownIds::default() } else { KnownIds::damaged() };
     if !is_whole {
         tracing::warn!(
             path = %directory.display(), records = records.len(),
-            "the record of Services and backends of an earlier process is damaged: flows of the missing ones end"
+            "the file with Services and backends of an earlier process is damaged: flows of the missing ones are lost"
         );
     }
-    // By index: the whole id and its successor. A later holder of an index replaces an earlier one.
+    // By index: the whole id and its equivalent. A later record of an index replaces an earlier one.
     let mut services: Vec<Option<(ServiceId, ServiceId)>> = Vec::new();
     for record in records.iter().filter(|record| record.kind == SERVICE) {
         let then = ServiceId::from_raw(record.id);
@@ -211,7 +211,7 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
         let service = services.get(of.index()).copied().flatten().filter(|(id, _)| *id == of);
         let backends = service.and_then(|(_, now)| snapshot.service_info(now)).map(|info| &info.backends);
         let key = (record.addr, record.port);
-        // They are in this order.
+        // Backends are in this order.
         let found = backends.and_then(|all| {
             let at = all.binary_search_by_key(&key, |one| (one.address, one.port)).ok()?;
             Some(all[at].id)
@@ -221,7 +221,7 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
     Ok(known)
 }
 
-/// Whether the process of this directory has published nothing, so that its tables are empty.
+/// Whether the process of this directory published nothing, so that its tables are empty.
 pub(super) fn is_empty(directory: &Path) -> bool {
     std::fs::metadata(directory.join(FILE)).map_or(true, |file| file.len() < RECORD as u64)
 }
@@ -265,7 +265,7 @@ mod tests {
         let gone = service("203.0.113.1:80", &["10.0.0.11:80"]);
         let then = compile(vec![web.clone().into(), gone.into()]);
         assert!(is_empty(directory.path()));
-        Identities::create(directory.path()).expect("a file").follow(&then).expect("room");
+        Identities::create(directory.path()).expect("a file").follow(&then).expect("there is space");
         assert!(!is_empty(directory.path()));
         let now = compile(vec![service("203.0.113.9:80", &["10.0.0.12:80", "10.0.0.13:80"]).into()]);
         let shown = format!("{:?}", known(directory.path(), &now).expect("a file"));
@@ -296,9 +296,9 @@ mod tests {
         };
         let mut file = Identities::create(directory.path()).expect("a file");
         let first = compile(&["10.0.0.11:80"], None);
-        file.follow(&first).expect("room");
+        file.follow(&first).expect("there is space");
         let second = compile(&["10.0.0.11:80", "10.0.0.12:80"], Some(&first));
-        // As on a file system that is full.
+        // As on a full file system.
         file.log.break_off();
         let beside = directory.path().join(FILE).with_extension("new");
         std::fs::create_dir(&beside).expect("ours");
@@ -308,16 +308,16 @@ mod tests {
         file.follow(&third).expect_err("nor anew");
         std::fs::remove_dir(&beside).expect("ours");
         assert!(!file.is_whole() && backends() == 1);
-        file.follow(&third).expect("room");
+        file.follow(&third).expect("there is space");
         assert!(file.is_whole() && backends() == 3);
         let all = ["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80", "10.0.0.14:80"];
         let fourth = compile(&all, Some(&third));
-        file.follow(&fourth).expect("room");
-        assert_eq!(backends(), 4, "it goes on behind them");
+        file.follow(&fourth).expect("there is space");
+        assert_eq!(backends(), 4, "new records are appended");
     }
 
     #[test]
-    fn the_next_process_learns_the_backends_of_the_last_one_without_those_whose_place_another_has() {
+    fn the_next_process_reads_backends_except_those_whose_index_was_reused() {
         let directory = tempfile::tempdir().expect("a directory");
         let service =
             |backends: &[&str]| lab::service(ForwardingMode::Nat, Protocol::Tcp, "203.0.113.9:80", backends);
@@ -327,11 +327,11 @@ mod tests {
         };
         let mut file = Identities::create(directory.path()).expect("a file");
         let first = compile(&["10.0.0.11:80", "10.0.0.12:80"], None);
-        file.follow(&first).expect("room");
+        file.follow(&first).expect("there is space");
         let second = compile(&["10.0.0.12:80"], Some(&first));
-        file.follow(&second).expect("room");
+        file.follow(&second).expect("there is space");
         let third = compile(&["10.0.0.12:80", "10.0.0.13:80"], Some(&second));
-        file.follow(&third).expect("room");
+        file.follow(&third).expect("there is space");
         let [port] = &*ports(directory.path(), None).expect("a file") else { panic!("one service port") };
         let (spec, mut backends) = (service(&[]), port.backends.clone());
         backends.sort_unstable();

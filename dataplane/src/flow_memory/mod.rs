@@ -1,10 +1,10 @@
-//! Where the flow tables of the workers are in memory, and when they get it.
+//! Places the flow tables of the workers in memory, and allocates their pages in time.
 //!
-//! Each worker's tables are mapped when it starts, near its NUMA node and protected from swap. They take memory only when
-//! the first Service needs them: [`FlowMemory::prepare`] gives a table all its pages before the workers get a snapshot
-//! with such a Service, so that no packet waits for the kernel to zero a page.
+//! The tables of a worker are mapped when it starts, near its NUMA node and locked against swapping. They take memory
+//! only when the first Service needs them: [`FlowMemory::prepare`] allocates all pages of a table before workers get
+//! the snapshot with that Service, so that no packet waits for the kernel to zero a page.
 //!
-//! With a [`Store`] the tables are files in memory, which the next process reads ([`Restoration`]).
+//! With a [`Store`], the tables are files in memory that the next process reads ([`Restoration`]).
 //!
 //! Invariant: nothing here runs on the packet path. [`FlowMemory::prepare`] runs on the publisher's thread.
 
@@ -28,15 +28,15 @@ use tidegate_wire::Family;
 
 use crate::gateway::threads::OnFailure;
 
-pub use restoration::{Outliving, Restoration, Restored};
+pub use restoration::{FlowPersistence, Restoration, Restored};
 pub use store::{Shape, Store, StoreError};
 
-/// The pages of a table.
+/// The page size of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// Huge pages that the system reserves (`vm.nr_hugepages`).
+    /// Huge pages reserved by the administrator (`vm.nr_hugepages`).
     Huge,
-    /// Transparent huge pages, as far as the kernel has them.
+    /// Transparent huge pages, as far as the kernel provides them.
     Transparent,
     /// Pages of 4 KiB.
     Small,
@@ -59,7 +59,7 @@ impl Pages {
 pub struct TableMemoryStats {
     /// The pages of the tables.
     pub pages: Pages,
-    /// Bytes of the tables that have their pages, without those that no Service has needed.
+    /// Allocated bytes. Tables that no Service has needed yet are not included.
     pub bytes: usize,
 }
 
@@ -71,7 +71,7 @@ struct Placed {
     part: Part,
     region: Region,
     pages: Pages,
-    /// The file that the array is in.
+    /// The file that backs the array.
     file: Option<File>,
     is_prepared: bool,
 }
@@ -79,15 +79,15 @@ struct Placed {
 /// The memory of the flow tables of all workers.
 #[derive(Debug)]
 pub struct FlowMemory {
-    /// Whether reserved huge pages suffice for the tables of all workers.
+    /// Whether the reserved huge pages suffice for the tables of all workers.
     has_huge_pages: bool,
     store: Option<Store>,
-    /// Whether a table got no memory from here.
+    /// Whether a table is on the heap instead.
     is_on_heap: AtomicBool,
     placed: Mutex<Vec<Placed>>,
 }
 
-/// The memory of one worker's tables, for their construction.
+/// Provides the memory of one worker's tables.
 #[derive(Debug)]
 pub struct Provider<'a> {
     memory: &'a FlowMemory,
@@ -96,8 +96,8 @@ pub struct Provider<'a> {
 }
 
 impl FlowMemory {
-    /// Memory for the tables of this many workers, each for `entries` flows. With `huge`, reserved huge pages are used if
-    /// there are enough for all of them. With a store, the tables are its files instead.
+    /// Memory for the tables of this many workers, each for `entries` flows. With `huge`, uses reserved huge pages if
+    /// there are enough for all tables. With a store, the tables are its files instead.
     #[must_use]
     pub fn new(workers: usize, entries: usize, huge: bool, store: Option<Store>) -> Self {
         let wanted = workers.saturating_mul(entries).saturating_mul(ENTRY_BYTES);
@@ -111,8 +111,8 @@ impl FlowMemory {
         Provider { memory: self, worker, node }
     }
 
-    /// Gives the tables that the Services of a snapshot need all their pages, and records the names of its ids and the
-    /// weights of backends. Call it before workers get the snapshot.
+    /// Allocates all pages of the tables that the Services of a snapshot need, and records the names of its ids and the
+    /// weights of its backends. Call it before workers get the snapshot.
     pub fn prepare(&self, snapshot: &Snapshot) {
         if let Some(store) = &self.store {
             store.follow(snapshot);
@@ -150,7 +150,7 @@ impl FlowMemory {
             return Ok((words, region, pages, Some(file)));
         }
         if self.has_huge_pages {
-            // Another program may have taken the pages since.
+            // Another program may have taken the pages in the meantime.
             if let Ok((words, region)) = Region::anonymous(words, true) {
                 return Ok((words, region, Pages::Huge, None));
             }
@@ -159,38 +159,38 @@ impl FlowMemory {
         Region::anonymous(words, false).map(|(words, region)| (words, region, pages, None))
     }
 
-    /// The word in which a worker keeps its clock for the next process.
+    /// Two words in which a worker keeps its clock for the next process.
     pub(crate) fn clock(&self, worker: u8) -> Option<&'static mut [u32]> {
         let clock = self.store.as_ref()?.clock(worker)?;
         clock.inspect_err(|error| tracing::warn!(worker, %error, "the ages of flows will be inexact")).ok()
     }
 
-    /// Whether a table that should outlive the process has other memory, because there was no room for its file.
+    /// Whether a table that should outlive the process doesn't, because its file didn't fit the directory.
     #[must_use]
-    pub fn lacks_room(&self) -> bool {
+    pub fn lacks_space(&self) -> bool {
         let is_elsewhere = |one: &Placed| one.is_prepared && one.file.is_none();
         let is_on_heap = self.is_on_heap.load(Ordering::Relaxed);
         self.store.is_some() && (is_on_heap || self.placed().iter().any(is_elsewhere))
     }
 
-    /// Whether the next process will not know some Services and backends, because they could not be recorded.
+    /// Whether some Services and backends could not be recorded for the next process.
     #[must_use]
     pub fn lacks_records(&self) -> bool {
         self.store.as_ref().is_some_and(|store| !store.is_recorded())
     }
 
-    /// Why this process has no directory for its tables although there is one for the gateway.
+    /// Why this process has no directory for its tables although the gateway has one.
     #[must_use]
-    pub fn trouble(&self) -> Option<&StoreError> {
-        self.store.as_ref().and_then(Store::trouble)
+    pub fn error(&self) -> Option<&StoreError> {
+        self.store.as_ref().and_then(Store::error)
     }
 
-    /// The service ports of earlier processes, each with its backends. Call it before [`Self::restoration`].
+    /// The service ports of earlier processes with their backends. Call it before [`Self::restoration`].
     pub(crate) fn earlier_ports(&self) -> Vec<EarlierPort> {
         self.store.as_ref().map_or_else(Vec::new, Store::earlier_ports)
     }
 
-    /// What earlier processes have left. `on_failure` is called if the restoration fails.
+    /// Starts restoring the flows of earlier processes. `on_failure` is called if that fails.
     pub(crate) fn restoration(
         &mut self,
         shape: Shape,
@@ -198,11 +198,11 @@ impl FlowMemory {
     ) -> Option<Arc<Restoration>> {
         let store = self.store.as_mut()?;
         let new = Restoration::new(std::mem::take(&mut store.earlier), store.refused, shape, on_failure);
-        new.inspect_err(|error| tracing::warn!(%error, "cannot restore flows: there is no thread")).ok()
+        new.inspect_err(|error| tracing::warn!(%error, "cannot start the thread that restores flows")).ok()
     }
 }
 
-/// The words of an array, and where they are.
+/// The words of an array, and how they are mapped.
 type Mapped = (&'static mut [u32], Region, Pages, Option<File>);
 
 impl Placed {
@@ -216,13 +216,13 @@ impl Placed {
         {
             tracing::warn!(
                 worker, table, part, %error,
-                "there is no room for the file of a flow table: its flows end with this process"
+                "no space for the file of a flow table: its flows will be lost on a restart"
             );
-            // Without its pages, the file would end the process at the first flow.
-            match region.leave_file(backed) {
+            // A file without pages would crash the process at the first flow.
+            match region.detach_file(backed) {
                 Ok(()) => (*file, *pages) = (None, Pages::Small),
                 Err(error) => {
-                    tracing::error!(worker, table, part, %error, "cannot replace the file by other memory");
+                    tracing::error!(worker, table, part, %error, "cannot replace the file with other memory");
                 }
             }
         }
@@ -234,11 +234,11 @@ impl Placed {
                 mib = region.bytes() >> 20,
                 pages = pages.as_str(),
                 outlives_process = file.is_some(),
-                "flow table has its memory"
+                "flow table allocated"
             ),
             Err(error) => tracing::warn!(
                 worker, table, part, %error,
-                "cannot allocate the whole flow table in advance: its pages are allocated when packets need them"
+                "cannot preallocate the whole flow table: pages are allocated on first use"
             ),
         }
     }
@@ -246,7 +246,7 @@ impl Placed {
 
 impl TableMemory for Provider<'_> {
     fn provide(&mut self, table: TableKind, part: Part, words: usize) -> Option<&'static mut [u32]> {
-        // Only few flows have streams and splices.
+        // Few flows have streams and splices.
         if part != Part::Entries && self.memory.store.is_none() {
             return None;
         }
@@ -273,8 +273,7 @@ impl TableMemory for Provider<'_> {
     }
 }
 
-/// Bytes that the entries of all four tables take for each flow that a worker can remember
-/// ([`FlowTables::new`](tidegate_conntrack::FlowTables::new)).
+/// Bytes per flow that the entries of all four tables take ([`FlowTables::new`](tidegate_conntrack::FlowTables::new)).
 const ENTRY_BYTES: usize = 32 + 48 + 96 + 192;
 
 /// The tables that the Services of a snapshot need.
@@ -286,7 +285,7 @@ fn kinds(snapshot: &Snapshot) -> Vec<TableKind> {
             Family::V4 => (TableKind::DsrV4, TableKind::NatV4),
             Family::V6 => (TableKind::DsrV6, TableKind::NatV6),
         };
-        // Affinity is in the table of DSR flows.
+        // Session affinity is in the table of DSR flows.
         for (kind, is_needed) in [(dsr, service.mode.is_dsr() || affinity), (nat, !service.mode.is_dsr())] {
             if is_needed && !found.contains(&kind) {
                 found.push(kind);

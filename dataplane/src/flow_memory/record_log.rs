@@ -1,15 +1,15 @@
-//! A file of records of one length, each with a checksum: one process appends to it, and the next one reads it.
+//! A file of fixed-length records with checksums: one process appends to it, the next one reads it.
 //!
-//! Invariant: a record that is incomplete or changed ends the list.
+//! Invariant: reading stops at an incomplete or changed record.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The file is written anew when it has more than twice as many records as it needs, and this many more.
+/// The file is rewritten when it has more than twice the records that it needs, plus this many.
 const SLACK: usize = 65_536;
-/// The bytes of a checksum, the last ones of each record.
+/// The length of the checksum at the end of each record.
 const SUM: usize = 4;
 
 /// A file of records of `RECORD` bytes.
@@ -21,14 +21,14 @@ pub(super) struct RecordLog<const RECORD: usize> {
 }
 
 impl<const RECORD: usize> RecordLog<RECORD> {
-    /// An empty file.
+    /// Creates an empty file.
     pub(super) fn create(path: PathBuf) -> io::Result<Self> {
         let file = open(&path)?;
         Ok(Self { path, file, records: 0 })
     }
 
-    /// Whether the file is to be written anew instead of appending this many bytes. `needed` counts the records that it
-    /// would have then.
+    /// Whether to rewrite the file instead of appending this many bytes. `needed` counts the records that it would then
+    /// have.
     pub(super) fn is_too_long(&self, more: usize, needed: impl FnOnce() -> usize) -> bool {
         let records = self.records + more / RECORD;
         records > SLACK && records > 2 * needed() + SLACK
@@ -41,18 +41,18 @@ impl<const RECORD: usize> RecordLog<RECORD> {
         Ok(())
     }
 
-    /// Writes the file anew, with these records only.
+    /// Rewrites the file with these records only.
     pub(super) fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
         let new = self.path.with_extension("new");
         let mut file = open(&new)?;
-        // What a full directory has taken would leave no room for others.
+        // A partial file in a full directory would take space from others.
         file.write_all(bytes).inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         std::fs::rename(&new, &self.path)?;
         (self.file, self.records) = (file, bytes.len() / RECORD);
         Ok(())
     }
 
-    /// Makes every further write fail, as on a file system that is full.
+    /// Makes all further writes fail, as on a full file system.
     #[cfg(test)]
     pub(super) fn break_off(&mut self) {
         self.file = File::open(&self.path).expect("it is there");
@@ -63,19 +63,19 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
-/// Appends the checksum to a record that began at `start`.
+/// Appends the checksum to a record that starts at `start`.
 pub(super) fn seal(to: &mut Vec<u8>, start: usize) {
     let sum = crc32c::crc32c(&to[start..]);
     to.extend(sum.to_le_bytes());
 }
 
-/// The content of a record without its checksum; `None` if it was changed.
+/// The contents of a record without its checksum; `None` if the checksum is wrong.
 pub(super) fn unseal<const RECORD: usize>(record: &[u8; RECORD]) -> Option<&[u8]> {
     let (content, sum) = record.split_at(RECORD - SUM);
     (crc32c::crc32c(content).to_le_bytes() == sum).then_some(content)
 }
 
-/// The records of a file, and whether those are all.
+/// The records of a file, and whether the file is undamaged.
 pub(super) fn read<T, const RECORD: usize>(
     path: &Path,
     parse: impl Fn(&[u8; RECORD]) -> Option<T>,

@@ -1,8 +1,8 @@
-//! Brings the flows of earlier processes into the tables of the workers, once the first Services are known.
+//! Restores the flows of earlier processes to the tables of the workers, once the first Services are known.
 //!
-//! The publisher calls [`Restoration::begin`] with the first snapshot that has Services; each worker calls
-//! [`Restoration::restore`] when it takes that snapshot, before it forwards a packet by it. A thread collects the counts
-//! and then removes the files.
+//! The publisher calls [`Restoration::begin`] with the first snapshot that has Services. Each worker calls
+//! [`Restoration::restore`] with that snapshot before it forwards packets by it. A thread collects the counts and then
+//! removes the files.
 //!
 //! Invariant: files are removed only after every worker has restored its flows.
 
@@ -22,42 +22,42 @@ use super::boot_clock::{clock_difference, kernel_ms};
 use super::identities;
 use super::store::{Earlier, Shape, remove};
 
-/// What became of the flows of earlier processes, as far as workers have restored theirs.
+/// Results of restoring the flows of earlier processes, so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Restored {
-    /// Their flows.
+    /// Flows by result.
     pub counts: RestoreCounts,
-    /// Tables that are refused as a whole: single damaged ones, and all those of a process, counted as one, of another version
-    /// or from before a boot.
+    /// Tables rejected as a whole: each damaged one counts, and a process of another version or from before a reboot
+    /// counts once.
     pub refused_tables: u64,
-    /// The longest time that a worker has needed, in which it forwarded nothing.
+    /// The longest time that a worker took; it forwarded nothing meanwhile.
     pub took: Duration,
-    /// Whether all workers have restored theirs.
+    /// Whether all workers have restored their flows.
     pub is_done: bool,
 }
 
 /// The flows of earlier processes.
 #[derive(Debug)]
 pub struct Restoration {
-    /// Empty once their flows are in the tables.
+    /// Empty once all flows are restored.
     earlier: RwLock<Vec<Earlier>>,
     shape: Shape,
-    /// For each of `earlier`, the ids of the first snapshot with Services, and its generation.
+    /// The ids for each of `earlier`, and the generation of the first snapshot with Services.
     known: OnceLock<(u64, Vec<KnownIds>)>,
-    /// Whether each worker has restored its flows.
+    /// Whether every worker has restored its flows.
     is_restored: AtomicBool,
-    /// Whether the counts have been collected and the files removed.
+    /// Whether the counts are collected and the files removed.
     is_done: AtomicBool,
     found: Mutex<Restored>,
     results: Mutex<Option<Sender<(RestoreCounts, Duration)>>>,
 }
 
 impl Restoration {
-    /// The flows of these processes, for workers of this shape. The tables of `refused` more are not read. `on_failure` is
-    /// called if the thread that removes the files panics.
+    /// Restores the flows of these processes for workers of this shape. The tables of `refused` more were rejected.
+    /// `on_failure` is called if the thread that removes the files panics.
     ///
     /// # Errors
-    /// The thread that removes the files cannot be started.
+    /// If the thread that removes the files can't be started.
     pub(super) fn new(
         earlier: Vec<Earlier>,
         refused: u64,
@@ -83,25 +83,25 @@ impl Restoration {
         Ok(new)
     }
 
-    /// Whether there is nothing to restore any more.
+    /// Whether nothing is left to restore.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Acquire)
     }
 
-    /// Whether a worker restores flows or is about to: it has Services, and forwards nothing yet.
+    /// Whether workers are restoring flows or are about to, and don't forward yet.
     #[must_use]
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_in_progress(&self) -> bool {
         self.known.get().is_some() && !self.is_restored.load(Ordering::Acquire)
     }
 
-    /// What became of the flows, as far as workers have restored theirs.
+    /// The results so far.
     #[must_use]
     pub fn found(&self) -> Restored {
         *self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Translates the ids of earlier processes, if this is the first snapshot with Services. Call it before workers get
+    /// Translates the ids of earlier processes if this is the first snapshot with Services. Call it before workers get
     /// the snapshot.
     pub(crate) fn begin(&self, snapshot: &Snapshot) {
         let earlier = self.earlier();
@@ -110,15 +110,15 @@ impl Restoration {
         }
         let known = earlier.iter().map(|one| {
             identities::known(&one.path, snapshot).unwrap_or_else(|error| {
-                tracing::warn!(path = %one.path.display(), %error, "the flows of an earlier process are not restored");
+                tracing::warn!(path = %one.path.display(), %error, "cannot restore the flows of an earlier process");
                 KnownIds::default()
             })
         });
-        // Publications follow each other under a lock, so nobody else sets it.
+        // Publications are serialized by a lock, so nothing else sets it.
         let _ = self.known.set((snapshot.generation(), known.collect()));
     }
 
-    /// Restores the flows of a worker, if its snapshot is the first with Services or a later one. Returns whether it was.
+    /// Restores the flows of a worker if its snapshot has Services. Returns whether it did.
     pub fn restore(&self, worker: u8, pipeline: &mut Pipeline, snapshot: &Snapshot, now: Now) -> bool {
         let Some((generation, known)) = self.known.get() else { return false };
         if snapshot.generation() < *generation {
@@ -127,7 +127,7 @@ impl Restoration {
         let begun = Instant::now();
         let mut counts = RestoreCounts::default();
         for (earlier, ids) in self.earlier().iter().zip(known) {
-            // Flows of another shape may be in any table.
+            // If the shape differs, flows may be in any table.
             let all = 0..earlier.workers();
             let own = usize::from(worker)..usize::from(worker) + 1;
             for of in if earlier.is_alike(&self.shape) { own } else { all } {
@@ -166,7 +166,7 @@ impl Restoration {
             restored = sum.restored,
             not_restored = not_restored.join(" "),
             took_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
-            "flows of the earlier process are restored"
+            "restored flows of the earlier process"
         );
         // Every worker has read them.
         let earlier = std::mem::take(&mut *self.earlier.write().unwrap_or_else(PoisonError::into_inner));
@@ -177,22 +177,22 @@ impl Restoration {
     }
 }
 
-/// Starts the thread that collects the counts. Nobody joins it, and without it the gateway would never be ready.
+/// Starts the thread that collects the counts. Nothing joins it, and without it the gateway would never be ready.
 fn start(collect: impl FnOnce() + Send + 'static, on_failure: Option<OnFailure>) -> std::io::Result<()> {
-    let body = move || guarded("restoration of flows", on_failure.as_ref(), collect);
+    let body = move || guarded("flow restoration", on_failure.as_ref(), collect);
     std::thread::Builder::new().name("tg-restored".to_owned()).spawn(body).map(drop)
 }
 
-/// A worker's part in this.
+/// A worker's part in keeping flows across a restart.
 #[derive(Debug, Default)]
-pub struct Outliving {
+pub struct FlowPersistence {
     /// The flows of earlier processes, until the worker has restored its own.
     pub restoration: Option<Arc<Restoration>>,
-    /// The words in which the worker keeps the difference of the kernel's clock and its own, and when it last ran.
+    /// Two words: the kernel's clock minus the worker's, and when the worker last ran.
     pub clock: Option<&'static mut [u32]>,
 }
 
-impl Outliving {
+impl FlowPersistence {
     /// Whether flows may have to be restored.
     #[inline]
     #[must_use]
@@ -200,7 +200,7 @@ impl Outliving {
         self.restoration.is_some()
     }
 
-    /// Restores the flows of a worker, when its snapshot has Services.
+    /// Restores the flows of a worker once its snapshot has Services.
     #[cold]
     pub fn restore(&mut self, worker: u8, pipeline: &mut Pipeline, snapshot: &Snapshot, now: Now) {
         let is_over = |all: &Arc<Restoration>| all.is_done() || all.restore(worker, pipeline, snapshot, now);
@@ -227,12 +227,13 @@ mod tests {
     #[test]
     fn a_panic_of_the_thread_is_reported() {
         let (report, reports) = channel();
-        let on_failure: OnFailure =
-            Arc::new(move |failure: &WorkerFailure| report.send(failure.clone()).expect("it is heard"));
+        let on_failure: OnFailure = Arc::new(move |failure: &WorkerFailure| {
+            report.send(failure.clone()).expect("the test receives it")
+        });
         start(|| panic!("on purpose"), Some(on_failure)).expect("it starts");
         let failure = reports.recv().expect("it is reported");
         let expected =
-            WorkerFailure { thread: "restoration of flows".to_owned(), message: "on purpose".to_owned() };
+            WorkerFailure { thread: "flow restoration".to_owned(), message: "on purpose".to_owned() };
         assert_eq!(failure, expected);
     }
 }

@@ -1,7 +1,7 @@
-//! The weights of backends beside stored flow tables, for Services that follow their seats (`docs/selection.md`, "Flows in
-//! flux"): the next process compares them with those that it finds, so it knows which flows had another owner.
+//! The weights of backends, stored beside the flow tables, for Services that follow their seats (`docs/selection.md`,
+//! "Flows in flux"). The next process compares them with the current weights to find the flows that had another owner.
 //!
-//! Invariant: like the ids, weights are recorded before workers get the snapshot.
+//! Invariant: weights are recorded before workers get the snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,14 +19,15 @@ use tidegate_structures::chunked::Chunked;
 use super::boot_clock::kernel_ms;
 use super::record_log::{RecordLog, read, seal, unseal};
 
-/// VIP, protocol, a zero, port; mark of the Service; backend: address and port; weight, former weight; time; checksum.
+/// VIP, protocol, a zero, port; owner mark of the Service; backend address and port; weight, former weight; time;
+/// checksum.
 const RECORD: usize = 16 + 1 + 1 + 2 + 4 + 16 + 2 + 2 + 2 + 4 + 4;
 /// The name of the file.
 const FILE: &str = "seats";
 
-/// The weight of each backend, and its weight before a recent change.
+/// The current weight of each backend, and its weight before a recent change.
 type Weights = BTreeMap<SocketAddr, (u16, u16)>;
-/// When the weights of backends changed, by [`kernel_ms`]. Others have not changed lately.
+/// When the weights of backends changed, by [`kernel_ms`]. Backends without an entry have not changed recently.
 type Changes = BTreeMap<SocketAddr, u32>;
 
 /// The weights of a service port, if its Service follows its seats.
@@ -43,7 +44,7 @@ fn weights(service: &ServiceSpec) -> Weights {
     all
 }
 
-/// A record: the last one about a backend of a port counts.
+/// A record. The last one of a backend and port applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Record {
     key: ServiceKey,
@@ -95,7 +96,7 @@ impl Record {
         })
     }
 
-    /// What it means to a process at `now`, by [`kernel_ms`].
+    /// The change as seen at `now`, by [`kernel_ms`].
     fn seat(&self, now: u32) -> EarlierSeat {
         let &Self { backend, weight, former, .. } = self;
         EarlierSeat {
@@ -113,7 +114,7 @@ pub(super) struct Seats {
     log: RecordLog<RECORD>,
     /// The service ports of the last snapshot.
     last: Chunked<SharedService>,
-    /// The service ports whose weights have been recorded.
+    /// The service ports whose weights are recorded.
     recorded: BTreeMap<ServiceKey, Recorded>,
 }
 
@@ -127,18 +128,18 @@ struct Recorded {
     by: Recorder,
 }
 
-/// Who has recorded weights.
+/// The process that recorded the weights.
 #[derive(Debug)]
 enum Recorder {
-    /// This process, of this service port.
+    /// This process, for this service port.
     Own(SharedService),
     /// An earlier process, which ended at this time by [`kernel_ms`]. They are not in the file.
     Earlier(u32),
 }
 
 impl Recorded {
-    /// The weights of a service port, and when they changed. Those that differ from the record `before` have changed now, or
-    /// after the end of the process that recorded them.
+    /// The weights of a service port, and when they changed. A weight that differs from the record `before` has changed
+    /// now, or after the process that recorded it ended.
     fn new(service: &SharedService, before: Option<&Self>) -> Self {
         let owner = owner_mark(&service.namespace, &service.name);
         let before = before.filter(|before| before.owner == owner);
@@ -159,12 +160,12 @@ impl Recorded {
         Self { owner, weights, changes, by: Recorder::Own(service.clone()) }
     }
 
-    /// Whether this process has recorded this service port as it is.
+    /// Whether this process has recorded this service port unchanged.
     fn is_of(&self, service: &SharedService) -> bool {
         matches!(&self.by, Recorder::Own(own) if own.is_same(service))
     }
 
-    /// Appends what differs from the record `before`: weights, and zeros for backends that have none any more.
+    /// Appends the differences from the record `before`: new weights, and zeros for removed backends.
     fn append(&self, key: ServiceKey, before: Option<&Self>, bytes: &mut Vec<u8>) {
         let in_file = before.filter(|before| matches!(before.by, Recorder::Own(_)));
         if in_file.is_some_and(|before| (before.owner, &before.weights) == (self.owner, &self.weights)) {
@@ -181,16 +182,16 @@ impl Recorded {
 }
 
 impl Seats {
-    /// An empty file in this directory.
+    /// Creates an empty file in this directory.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         let log = RecordLog::create(directory.join(FILE))?;
         Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new() })
     }
 
-    /// Keeps when the weights changed that an earlier process has recorded.
+    /// Keeps the times of weight changes that an earlier process recorded.
     pub(super) fn continue_from(&mut self, ports: &BTreeMap<ServiceKey, EarlierPort>) {
         let now = kernel_ms();
-        // The truncation is intended: only differences count.
+        // Truncation is intended: only differences matter.
         let then = |ago: Duration| now.wrapping_sub(ago.as_millis() as u32);
         for (key, port) in ports.iter().filter(|(_, port)| !port.seats.is_empty()) {
             let (owner, by) = (port.owner, Recorder::Earlier(then(port.ended)));
@@ -227,7 +228,7 @@ impl Seats {
         Ok(())
     }
 
-    /// Writes the file anew.
+    /// Rewrites the file.
     pub(super) fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let (mut bytes, mut recorded) = (Vec::new(), Vec::new());
         for service in snapshot.specs().iter() {
@@ -238,7 +239,7 @@ impl Seats {
             }
         }
         self.log.replace(&bytes)?;
-        // Ports of the earlier process may still come.
+        // Ports of the earlier process may still follow.
         self.recorded.retain(|_, one| matches!(one.by, Recorder::Earlier(_)));
         self.recorded.extend(recorded);
         self.last = snapshot.specs().clone();
@@ -246,7 +247,7 @@ impl Seats {
     }
 }
 
-/// The records that the file needs, at most.
+/// The maximum number of records that the file needs.
 fn count(snapshot: &Snapshot) -> usize {
     let most = |service: &SharedService| match &service.flow_tracking {
         FlowTracking::Always => 0,
@@ -257,10 +258,11 @@ fn count(snapshot: &Snapshot) -> usize {
     snapshot.specs().iter().map(most).sum()
 }
 
-/// Adds the weights of an earlier process to its service ports. A port that another Service had then gets none.
+/// Adds the weights that an earlier process recorded to its service ports, except ports that belonged to another
+/// Service.
 pub(super) fn add_to(ports: &mut [EarlierPort], directory: &Path) -> io::Result<()> {
     let (records, _) = match read(&directory.join(FILE), Record::read) {
-        // An older version has no such file.
+        // Older versions have no such file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read?,
     };
@@ -319,17 +321,17 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_learns_the_last_weights_of_the_services_that_follow_them() {
+    fn the_next_process_reads_the_last_weights_of_services_that_follow_seats() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut seats = Seats::create(directory.path()).expect("a file");
         let mut previous = None;
-        let mut learnt = |service: ServiceSpec, is_anew: bool| {
+        let mut stored = |service: ServiceSpec, is_rewritten: bool| {
             let key = service.key;
             let spec = SnapshotSpec { services: vec![service.into()], ..lab::spec() };
             let snapshot =
                 Snapshot::compile(&spec, previous.as_ref(), &NeighborTable::new()).expect("it compiles").0;
-            let written = if is_anew { seats.rewrite(&snapshot) } else { seats.add(&snapshot) };
-            written.expect("room");
+            let written = if is_rewritten { seats.rewrite(&snapshot) } else { seats.add(&snapshot) };
+            written.expect("there is space");
             previous = Some(snapshot);
             let owner = owner_mark("default", "web");
             let mut ports =
@@ -340,14 +342,18 @@ mod tests {
         };
         let (one, two) = ("10.0.0.11:80", "10.0.0.12:80");
         let seat = |backend: &str, weight, former| (backend.to_owned(), weight, former);
-        assert_eq!(learnt(service("web", &[one, two], None), false), []);
-        assert_eq!(learnt(service("web", &[one, two], Some(&[])), false), [seat(one, 1, 1), seat(two, 1, 1)]);
+        assert_eq!(stored(service("web", &[one, two], None), false), []);
+        assert_eq!(stored(service("web", &[one, two], Some(&[])), false), [seat(one, 1, 1), seat(two, 1, 1)]);
         let moved: &[_] = &[(one, 1), (two, 0)];
-        assert_eq!(learnt(service("web", &[two], Some(moved)), false), [seat(one, 0, 1), seat(two, 1, 0)]);
-        assert_eq!(learnt(service("web", &[two], Some(moved)), true), [seat(one, 0, 1), seat(two, 1, 0)]);
-        assert_eq!(learnt(service("web", &[two], Some(&[])), false), [seat(two, 1, 1)], "the window is over");
-        assert_eq!(learnt(service("other", &[two], Some(&[])), false), [], "another Service has the port");
-        assert_eq!(learnt(service("web", &[two], None), false), [], "it follows its seats no longer");
+        assert_eq!(stored(service("web", &[two], Some(moved)), false), [seat(one, 0, 1), seat(two, 1, 0)]);
+        assert_eq!(stored(service("web", &[two], Some(moved)), true), [seat(one, 0, 1), seat(two, 1, 0)]);
+        assert_eq!(stored(service("web", &[two], Some(&[])), false), [seat(two, 1, 1)], "the window is over");
+        assert_eq!(
+            stored(service("other", &[two], Some(&[])), false),
+            [],
+            "the port belongs to another Service"
+        );
+        assert_eq!(stored(service("web", &[two], None), false), [], "it no longer follows its seats");
     }
 
     #[test]
@@ -363,18 +369,18 @@ mod tests {
             key: service.key,
             owner: owner_mark(&service.namespace, &service.name),
             backends: Vec::new(),
-            // 11 has come before the end, and 12 has left after it.
+            // 11 was added before the process ended, and 12 was removed afterwards.
             seats: vec![seat(11, 1, 0, 90), seat(12, 1, 1, 0)],
             ended: Duration::from_secs(20),
         };
         let spec = SnapshotSpec { services: vec![service.into()], ..lab::spec() };
         let snapshot = Snapshot::compile(&spec, None, &NeighborTable::new()).expect("it compiles").0;
-        for is_anew in [false, true] {
+        for is_rewritten in [false, true] {
             let directory = tempfile::tempdir().expect("a directory");
             let mut seats = Seats::create(directory.path()).expect("a file");
             seats.continue_from(&[(port.key, port.clone())].into());
-            let written = if is_anew { seats.rewrite(&snapshot) } else { seats.add(&snapshot) };
-            written.expect("room");
+            let written = if is_rewritten { seats.rewrite(&snapshot) } else { seats.add(&snapshot) };
+            written.expect("there is space");
             let mut ports = [EarlierPort { seats: Vec::new(), ..port.clone() }];
             add_to(&mut ports, directory.path()).expect("a file");
             let [first, second] = &*ports[0].seats else { panic!("two seats: {:?}", ports[0].seats) };

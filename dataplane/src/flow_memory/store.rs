@@ -1,19 +1,19 @@
-//! The directory in which flow tables outlive the process.
+//! The directory in which flow tables survive a restart of the process.
 //!
 //! ```text
-//! DIRECTORY/lock              held by the process that uses the directory
-//! DIRECTORY/run-N/about       what the tables of the N-th process are: form, number of workers, secret, checksum
-//! DIRECTORY/run-N/identities  the services and backends of its ids
+//! DIRECTORY/lock              locked by the process that uses the directory
+//! DIRECTORY/run-N/about       format, number of workers, secret and checksum of the N-th process
+//! DIRECTORY/run-N/identities  its services and backends by id
 //! DIRECTORY/run-N/seats       the weights of backends of Services that follow their seats
 //! DIRECTORY/run-N/WORKER-TABLE-PART    the words of an array
 //! DIRECTORY/run-N/WORKER-clock         two words: the kernel's clock minus the worker's, and the kernel's when the worker
 //!                                      last ran, in milliseconds
 //! ```
 //!
-//! Each process makes a directory of its own and reads those of its predecessors, which it removes when their flows are in
-//! its tables. So a process that is killed at any moment, also while it restores flows, leaves all of them to the next.
+//! Each process creates its own directory and reads those of its predecessors, which it removes after restoring their
+//! flows. A process that is killed at any moment, even while it restores flows, leaves all of them to the next one.
 //!
-//! Invariant: what another version, another machine or another boot has written is refused with the reason, and removed.
+//! Invariant: files of another version, machine or boot are rejected with the reason, and removed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -36,19 +36,19 @@ use tidegate_spec::now::Now;
 use super::boot_clock::{clock_difference, kernel_ms};
 use super::identities::{self, Identities};
 
-/// The first line of `about`. A change of this file's form changes the number.
+/// The first line of `about`. A change of the format changes the number.
 const TITLE: &str = "tidegate flow tables 1";
 
-/// Runs of earlier processes that are read, the newest first. Others are from processes that ended before they had
+/// The maximum number of earlier runs to read, newest first. More exist only if processes ended before they had
 /// restored the flows of their predecessors.
 const RUNS_MAX: usize = 4;
 
-/// What determines which worker has a flow, and where a table has its entries.
+/// What determines which worker owns a flow, and where its entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// The number of workers.
     pub workers: usize,
-    /// The number of flows that a worker remembers.
+    /// The number of flows per worker.
     pub entries: usize,
     /// How packets find their worker.
     pub steering: Steering,
@@ -56,7 +56,7 @@ pub struct Shape {
     pub seed: u64,
 }
 
-/// Why flow tables do not outlive this process.
+/// Why flow tables do not survive a restart.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The directory is not in memory.
@@ -70,13 +70,13 @@ pub enum StoreError {
         /// `f_type` of statfs(2).
         found: u64,
     },
-    /// Another process has it.
+    /// Another process uses the directory.
     #[error("{} is in use by another process: a gateway with the same metadata.name", .path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
     },
-    /// Others may write to it.
+    /// Others may write to the directory.
     #[error(
         "{} belongs to user {owner} with mode {mode:o}; accepted: a directory of this user that nobody else can write to",
         .path.display()
@@ -94,25 +94,25 @@ pub enum StoreError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// The fault.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// The directory of the gateway: that of this process, and those of earlier ones.
+/// The directory of the gateway: the run of this process, and those of earlier ones.
 #[derive(Debug)]
 pub struct Store {
-    /// The directory of this process, or why there is none. The flows of earlier processes are restored without it.
+    /// The run of this process, or why there is none. Flows of earlier processes are restored without it.
     own: Result<Own, StoreError>,
-    /// Locked as long as the process lives.
+    /// Locked while the process lives.
     _lock: File,
-    /// The tables of earlier processes, the newest first.
+    /// The tables of earlier processes, newest first.
     pub(super) earlier: Vec<Earlier>,
-    /// Tables that are refused as a whole: one by one, or all those of an earlier process.
+    /// Tables rejected as a whole, one by one or all those of an earlier process.
     pub(super) refused: u64,
 }
 
-/// The directory of this process.
+/// The run of this process.
 #[derive(Debug)]
 struct Own {
     run: PathBuf,
@@ -125,28 +125,28 @@ pub(super) struct Earlier {
     pub(super) path: PathBuf,
     shape: About,
     workers: Vec<EarlierWorker>,
-    /// Tables that cannot be read.
+    /// Tables that can't be read.
     refused: u64,
 }
 
-/// The arrays of one worker: table by table, its parts.
+/// The arrays of one worker: the parts of each table.
 #[derive(Debug)]
 struct EarlierWorker {
     parts: [[Option<Reading>; 3]; 4],
     /// The kernel's clock minus the worker's, in milliseconds.
     clock: u32,
-    /// When it last ran, by [`kernel_ms`]; `None` if that isn't known.
+    /// When it last ran, by [`kernel_ms`], if known.
     last: Option<u32>,
 }
 
 const PARTS: [Part; 3] = [Part::Entries, Part::Streams, Part::Splices];
 
 impl Store {
-    /// Opens the directory of a gateway and makes one for this process. If that fails, the flows of earlier processes are
-    /// still read ([`Self::trouble`]).
+    /// Opens the directory of a gateway and creates a run for this process. If only that fails, the flows of earlier
+    /// processes are still read ([`Self::error`]).
     ///
     /// # Errors
-    /// [`StoreError`]. The tables of earlier processes that cannot be used are no error: they are logged and removed.
+    /// [`StoreError`]. Unusable tables of earlier processes are not an error: they are logged and removed.
     pub fn open(directory: &Path, shape: &Shape, now: Now) -> Result<Self, StoreError> {
         let fault = |path: &Path| {
             let path = path.to_owned();
@@ -174,7 +174,7 @@ impl Store {
                 }
                 Ok(None) => remove(&path),
                 Err(why) => {
-                    tracing::warn!(path = %path.display(), reason = why, "the flows of an earlier process are not restored");
+                    tracing::warn!(path = %path.display(), reason = why, "cannot restore the flows of an earlier process");
                     refused += 1;
                     remove(&path);
                 }
@@ -188,12 +188,12 @@ impl Store {
         Ok(Self { own, _lock: lock, earlier, refused })
     }
 
-    /// Why this process has no directory of its own, so that its flows end with it.
-    pub fn trouble(&self) -> Option<&StoreError> {
+    /// Why this process has no run of its own, so that its flows don't survive a restart.
+    pub fn error(&self) -> Option<&StoreError> {
         self.own.as_ref().err()
     }
 
-    /// The service ports of earlier processes, each with its backends; of several processes the newest counts.
+    /// The service ports of earlier processes with their backends; the newest process wins.
     pub(super) fn earlier_ports(&self) -> Vec<EarlierPort> {
         let mut ports = BTreeMap::new();
         for earlier in self.earlier.iter().rev() {
@@ -201,7 +201,7 @@ impl Store {
                 Ok(all) => ports.extend(all.into_iter().map(|port| (port.key, port))),
                 Err(error) => tracing::warn!(
                     path = %earlier.path.display(), %error,
-                    "cannot read the backends of an earlier process: flows of those that have left end"
+                    "cannot read the backends of an earlier process: flows of removed backends are lost"
                 ),
             }
         }
@@ -218,7 +218,7 @@ impl Store {
         let was_whole = identities.is_whole();
         match identities.follow(snapshot) {
             Err(error) if was_whole => {
-                tracing::warn!(%error, "cannot record new Services, backends and weights: their flows end with this process");
+                tracing::warn!(%error, "cannot record new Services, backends and weights: their flows will be lost on a restart");
             }
             Ok(()) if !was_whole => tracing::info!("all Services and backends are recorded again"),
             _ => {}
@@ -231,7 +231,7 @@ impl Store {
         self.own.as_ref().is_ok_and(is_whole)
     }
 
-    /// A file with room for the words of an array, without pages; `None` if the process has no directory.
+    /// Creates a sparse file for the words of an array; `None` if the process has no run.
     pub(super) fn file(
         &self,
         worker: u8,
@@ -244,8 +244,8 @@ impl Store {
         Some(file.and_then(|file| file.set_len(words as u64 * 4).map(|()| file)))
     }
 
-    /// The words in which a worker keeps the difference of the kernel's clock and its own, and when it last ran; `None` if
-    /// the process has no directory.
+    /// Two words: the kernel's clock minus the worker's, and when the worker last ran. `None` if the process has no
+    /// run.
     pub(super) fn clock(&self, worker: u8) -> Option<io::Result<&'static mut [u32]>> {
         let path = self.own.as_ref().ok()?.run.join(clock_name(worker));
         let clock = || {
@@ -257,7 +257,7 @@ impl Store {
         Some(clock())
     }
 
-    /// Whether the directory's file system has transparent huge pages for those who ask (`mount -o huge=advise`).
+    /// Whether the file system provides transparent huge pages on request (`mount -o huge=advise`).
     pub(super) fn has_huge_pages(&self) -> bool {
         let (Ok(own), Ok(mounts)) = (&self.own, fs::read_to_string("/proc/self/mounts")) else {
             return false;
@@ -283,7 +283,7 @@ impl Own {
 }
 
 impl Earlier {
-    /// Opens the tables of an earlier process; `None` if it had no flows. The error is the reason why they are refused.
+    /// Opens the tables of an earlier process; `None` if it had no flows. The error says why they are rejected.
     fn open(path: &Path) -> Result<Option<Self>, String> {
         let text = fs::read_to_string(path.join("about"));
         if identities::is_empty(path) && !has_used_tables(path) {
@@ -294,7 +294,7 @@ impl Earlier {
         let mut refused = 0;
         let mut worker = |worker: u8| {
             let clock = File::open(path.join(clock_name(worker))).and_then(|file| Reading::of_file(&file, 2));
-            // A worker that has not run has no flows. An older version has no second word.
+            // A worker that never ran has no flows. Older versions have no second word.
             let [clock, last] =
                 clock.map_or([None; 2], |words| [0, 1].map(|at| Some(words[at]).filter(|&word| word != 0)));
             let clock = clock.unwrap_or(shape.clock);
@@ -315,7 +315,7 @@ impl Earlier {
                     };
                     tracing::warn!(
                         path = %path.display(), worker, table = table.as_str(), part = part.as_str(), reason = why,
-                        "the flows of a stored table are not restored"
+                        "cannot restore the flows of a stored table"
                     );
                     refused += 1;
                     None
@@ -327,12 +327,12 @@ impl Earlier {
         Ok(Some(Self { path: path.to_owned(), shape, workers, refused }))
     }
 
-    /// Whether each worker receives the packets that it received there.
+    /// Whether packets reach the same worker as they did there.
     pub(super) fn is_alike(&self, shape: &Shape) -> bool {
         self.shape.workers == shape.workers && self.shape.steering == fingerprint(&shape.steering)
     }
 
-    /// How long ago it ended; `None` if that isn't known.
+    /// How long ago it ended, if known.
     fn ended(&self) -> Option<Duration> {
         let now = kernel_ms();
         let ago = self.workers.iter().filter_map(|worker| Some(now.wrapping_sub(worker.last?))).min()?;
@@ -393,7 +393,7 @@ impl About {
         text
     }
 
-    /// Reads the file. The error is the reason why the tables are refused.
+    /// Parses the file. The error says why the tables are rejected.
     fn read(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let title = lines.next().unwrap_or_default();
@@ -414,11 +414,11 @@ impl About {
         };
         let form = field("form")?;
         if form != STORED_FORM {
-            return Err(format!("the tables have the form {form:?}; this version reads {STORED_FORM:?}"));
+            return Err(format!("the tables have the format {form:?}; this version reads {STORED_FORM:?}"));
         }
         let (found, boot_now) = (field("boot")?, boot());
         if found != boot_now {
-            return Err("the machine has been started since".to_owned());
+            return Err("the machine was rebooted".to_owned());
         }
         let workers = number("workers", field("workers")?, 10)?;
         let entries = number("entries", field("entries")?, 10)?;
@@ -438,12 +438,12 @@ impl About {
     }
 }
 
-/// A number for the way in which packets find their worker.
+/// A number that identifies how packets find their worker.
 fn fingerprint(steering: &Steering) -> u64 {
     u64::from(crc32c::crc32c(format!("{steering:?}").as_bytes()))
 }
 
-/// Whether a table in the directory has been used. A clock has a page, too, but no table has the name of one.
+/// Whether a table in the run has been used. A clock file has a page, too, but its name is not that of a table.
 fn has_used_tables(run: &Path) -> bool {
     let is_used = |(worker, table): (u8, TableKind)| {
         let file = fs::metadata(run.join(file_name(worker, table, Part::Entries)));
@@ -452,12 +452,12 @@ fn has_used_tables(run: &Path) -> bool {
     (0..=u8::MAX).any(|worker| TableKind::ALL.into_iter().any(|table| is_used((worker, table))))
 }
 
-/// The identity of the running kernel.
+/// The identity of the current boot.
 fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// The directories of earlier processes, the newest first.
+/// The runs of earlier processes, newest first.
 fn runs(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut runs = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -546,7 +546,7 @@ mod tests {
         let why = About::read(&other).expect_err("refused");
         assert!(why.contains("\"0: dsr-v4\"") && why.contains(STORED_FORM), "{why}");
         let other = About { boot: "another".to_owned(), ..about }.text();
-        assert!(About::read(&other).expect_err("refused").contains("has been started since"));
+        assert!(About::read(&other).expect_err("refused").contains("was rebooted"));
     }
 
     #[test]
@@ -580,8 +580,8 @@ mod tests {
         let store = Store::open(directory.path(), &shape(), Now(0)).expect("it opens");
         assert_eq!((names(), store.earlier.len()), (vec!["lock".into(), "run-2".into()], 0));
         drop(store);
-        fs::write(directory.path().join("run-2/identities"), [0; 64]).expect("room");
-        fs::write(directory.path().join("run-2/about"), "tidegate flow tables 0\n").expect("room");
+        fs::write(directory.path().join("run-2/identities"), [0; 64]).expect("there is space");
+        fs::write(directory.path().join("run-2/about"), "tidegate flow tables 0\n").expect("there is space");
         let store = Store::open(directory.path(), &shape(), Now(0)).expect("it opens");
         assert_eq!((names(), store.earlier.len()), (vec!["lock".into(), "run-3".into()], 0));
     }

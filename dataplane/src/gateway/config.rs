@@ -1,4 +1,4 @@
-//! The settings of a gateway, and the errors of its start: the control plane's side of the facade.
+//! The settings of a gateway and the errors of starting it, as the control plane sees them.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,40 +16,40 @@ use crate::punt::sysctl_guard::SysctlGuardError;
 use crate::punt::tap::TapError;
 use crate::topology::{Idle, TopologyError};
 
-/// The settings of a gateway: the section `dataplane` of the configuration file, validated.
+/// The settings of a gateway: section `dataplane` of the configuration file, validated.
 #[derive(Clone)]
 pub struct DataplaneConfig {
-    /// Dedicated cores, one worker each.
+    /// Dedicated cores, one per worker.
     pub cores: Vec<usize>,
     /// How workers wait.
     pub idle: Idle,
     /// The source of packet memory.
     pub memory: dpdk::Memory,
-    /// The number of flows that each worker remembers.
+    /// The number of flows per worker.
     pub flow_entries_per_core: usize,
     /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
-    /// The directory in which flow tables outlive the process, on tmpfs; `None` if they do not.
+    /// The directory on tmpfs in which flow tables survive a restart; `None` if they don't.
     pub flow_store: Option<PathBuf>,
-    /// The ports; the position is the interface index.
+    /// The ports, indexed by interface.
     pub interfaces: Vec<InterfaceConfig>,
     /// The initial routes, also for the kernel's taps, until the first forwarding state replaces them.
     pub routes: Vec<RouteSpec>,
-    /// Whether the kernel gets a tap for each interface. Without taps, punted frames are dropped.
+    /// Whether the kernel gets a tap per interface. Without taps, punted frames are dropped.
     pub taps: bool,
-    /// A text that no other gateway of the host has. Taps that an earlier process has left with it are removed if no
-    /// interface has them any more; `None`: they stay.
+    /// A text that no other gateway of the host has. Taps that an earlier process left with it are removed unless an
+    /// interface still uses them. `None` keeps them.
     pub tap_mark: Option<String>,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// Other gateways answer for the SNAT addresses until [`Ownership::release_snat`] ends that: after a start, they have
-    /// the flows.
+    /// After a start, other gateways answer for the SNAT addresses because they have the flows, until
+    /// [`Ownership::release_snat`] ends that.
     ///
     /// [`Ownership::release_snat`]: tidegate_spec::ownership::Ownership::release_snat
     pub snat_is_released: bool,
     /// Called when a thread of the gateway ends unexpectedly, or a worker or the slow path hangs for good.
     pub on_failure: Option<OnFailure>,
-    /// Called when what affects readiness has changed: the state of an interface or its tap, or a thread hangs or goes on.
+    /// Called when readiness may have changed: the state of an interface or its tap, or a thread hangs or recovers.
     pub on_change: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
@@ -64,7 +64,7 @@ impl std::fmt::Debug for DataplaneConfig {
 }
 
 impl Default for DataplaneConfig {
-    /// One adaptive worker on core 0, 256 MiB of plain pages, 65,536 flows, and no interfaces, taps and announcements.
+    /// One adaptive worker on core 0, 256 MiB of plain pages, 65,536 flows, and no interfaces, taps or announcements.
     fn default() -> Self {
         Self {
             cores: vec![0],
@@ -92,17 +92,17 @@ pub struct InterfaceConfig {
     pub name: String,
     /// A DPDK vdev with its arguments, or a PCI address.
     pub device: String,
-    /// The address to use instead of the device's own.
+    /// The MAC address to use instead of the device's own.
     pub mac: Option<MacAddr>,
     /// The MTU to use instead of the device's own, in bytes of an IP packet.
     pub mtu: Option<u16>,
-    /// 802.1Q tag of all frames.
+    /// The 802.1Q tag of all frames.
     pub vlan: Option<u16>,
     /// Its own addresses with their on-link prefixes.
     pub addresses: Vec<IpNet>,
 }
 
-/// One port as it was started.
+/// One port as started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceState {
     /// Its name in the configuration.
@@ -111,20 +111,20 @@ pub struct InterfaceState {
     pub device: String,
     /// The driver, such as `net_af_packet`.
     pub driver: String,
-    /// The address in use.
+    /// The MAC address in use.
     pub mac: MacAddr,
     /// Bytes of the largest IP packet.
     pub mtu: u16,
-    /// The name of its tap, if there is one.
+    /// The name of its tap, if any.
     pub tap: Option<String>,
-    /// What was agreed with the device.
+    /// What was negotiated with the device.
     pub negotiated: NegotiatedPort,
 }
 
-/// What was agreed with the device of a port at its start.
+/// What was negotiated with the device when the port was started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NegotiatedPort {
-    /// Receive queues, and as many transmit queues: one of each for each worker.
+    /// Receive queues, and as many transmit queues: one of each per worker.
     pub queues: u16,
     /// Descriptors of each receive ring.
     pub rx_descriptors: u16,
@@ -144,15 +144,15 @@ pub enum RssReport {
     /// It has one queue.
     #[default]
     OneQueue,
-    /// The driver does not say.
+    /// The driver doesn't report it.
     Unknown,
     /// By a Toeplitz hash of addresses and ports.
     Hash {
-        /// Whether it has the key of the gateway, and not one of its own.
+        /// Whether it uses the key of the gateway instead of its own.
         gateway_key: bool,
-        /// Whether ports of TCP and UDP are hashed, in both families.
+        /// Whether TCP and UDP ports are hashed, in both families.
         tcp_udp: bool,
-        /// Whether ports of SCTP are hashed, in both families.
+        /// Whether SCTP ports are hashed, in both families.
         sctp: bool,
     },
 }
@@ -176,10 +176,10 @@ impl std::fmt::Display for RssReport {
     }
 }
 
-/// Why a gateway did not start. All earlier steps of the start have been undone.
+/// Why a gateway did not start. All earlier steps have been undone.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Cores and queues do not match. Each fault is on a separate line.
+    /// Cores and queues don't match. Each error is on a separate line.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Topology(Vec<TopologyError>),
     /// DPDK did not start.
@@ -193,10 +193,10 @@ pub enum StartError {
     Port {
         /// The interface's name.
         interface: String,
-        /// The fault.
+        /// The error.
         source: dpdk::PortError,
     },
-    /// A packet socket could not be opened, and the limit of locked memory may be the reason.
+    /// A packet socket could not be opened, probably because of the limit on locked memory.
     #[error(
         "interface {interface:?}: {source}; this process may lock {limit} bytes of memory (RLIMIT_MEMLOCK), and its packet sockets lock \
          64 MiB for each queue and direction; accepted: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited`, or the capability \
@@ -205,7 +205,7 @@ pub enum StartError {
     LockedMemory {
         /// The interface's name.
         interface: String,
-        /// The fault.
+        /// The error.
         source: dpdk::PortError,
         /// The limit in bytes.
         limit: u64,
@@ -220,15 +220,15 @@ pub enum StartError {
         /// The devices of the network namespace.
         existing: Vec<String>,
     },
-    /// Another gateway has the device.
+    /// Another gateway uses the device.
     #[error("interface {interface:?}: {why}")]
     Lock {
         /// The interface's name.
         interface: String,
-        /// The reason, with the holder if it is known.
+        /// The reason, with the owner if known.
         why: LockError,
     },
-    /// Changes of the kernel's interfaces, or the workers, cannot be watched.
+    /// Changes of the kernel's interfaces, or the workers, can't be monitored.
     #[error("cannot watch links and workers: {0}")]
     Watch(io::Error),
     /// An 802.1Q tag is invalid.

@@ -1,6 +1,6 @@
 //! Device strings of the configuration: their kind, and the arguments that a gateway adds.
 //!
-//! Pure functions of text. Which device a string names, for locks and links, is in [`crate::links`].
+//! Pure functions of text. See [`crate::links`] for the device that a string names, its lock and its link.
 
 /// The device string with the name that its port was given.
 pub(super) fn renamed(devargs: &str, name: &str) -> String {
@@ -10,32 +10,32 @@ pub(super) fn renamed(devargs: &str, name: &str) -> String {
     }
 }
 
-/// `net_af_packet` creates a fixed number of queue pairs, by default one. This requests as many as there are workers.
+/// `net_af_packet` creates one queue pair by default. This requests one per worker.
 pub(super) fn with_queues(device: &str, workers: usize) -> String {
     let wants = device.starts_with("net_af_packet") && !device.contains("qpairs=") && workers > 1;
     if wants { format!("{device},qpairs={workers}") } else { device.to_owned() }
 }
 
-/// Bytes of an mbuf for frames of any size: with its headroom the maximum that DPDK's 16 bits can express.
-pub(super) const LARGE_ROOM: u16 = 65_376;
+/// Bytes of an mbuf for frames of any size: with its headroom, the maximum of DPDK's 16-bit lengths.
+pub(super) const LARGE_DATA_ROOM: u16 = 65_376;
 
-/// The size of a memory block that holds a whole number of such buffers and of pages: the driver expects the buffers to
-/// be contiguous.
-const LARGE_BLOCK: usize = 32 * (LARGE_ROOM as usize + 32);
+/// The size of a memory block with a whole number of such buffers and of pages: the driver expects the buffers to be
+/// contiguous.
+const LARGE_BLOCK: usize = 32 * (LARGE_DATA_ROOM as usize + 32);
 const _: () = assert!(LARGE_BLOCK.is_multiple_of(4096));
 
-/// `net_af_packet` delivers datagrams that the kernel has reassembled. Its ring gets places for the largest of these,
-/// unless its arguments set a size. The size of a place must be a multiple of 16 bytes. 512 places in each direction
-/// take 64 MiB of the kernel's memory for each queue.
+/// `net_af_packet` delivers datagrams that the kernel has reassembled. Unless its arguments set a frame size, its ring
+/// gets frames for the largest of these. The size must be a multiple of 16 bytes. 512 frames per direction take 64 MiB
+/// of kernel memory per queue.
 pub(super) fn with_large_frames(device: &str) -> String {
     if takes_large_frames(device) {
-        format!("{device},framesz={},blocksz={LARGE_BLOCK}", LARGE_ROOM + 32)
+        format!("{device},framesz={},blocksz={LARGE_BLOCK}", LARGE_DATA_ROOM + 32)
     } else {
         device.to_owned()
     }
 }
 
-/// Whether a device delivers frames larger than the MTU, and its arguments leave the size of places to us.
+/// Whether a device delivers frames larger than the MTU, and its arguments don't set the frame size.
 pub(super) fn takes_large_frames(device: &str) -> bool {
     device.starts_with("net_af_packet") && !device.contains("framesz=") && !device.contains("blocksz=")
 }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn af_packet_gets_a_queue_pair_for_each_worker_unless_told() {
+    fn af_packet_gets_a_queue_pair_per_worker_unless_configured() {
         assert_eq!(with_queues("net_af_packet,iface=eth1", 2), "net_af_packet,iface=eth1,qpairs=2");
         assert_eq!(
             with_queues("net_af_packet0,iface=eth1,qpairs=4", 2),
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn af_packet_gets_room_for_the_largest_datagram_unless_told() {
+    fn af_packet_frames_fit_the_largest_datagram_unless_configured() {
         assert_eq!(
             with_large_frames("net_af_packet,iface=eth1"),
             "net_af_packet,iface=eth1,framesz=65408,blocksz=2093056"
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_told_apart() {
+    fn devices_are_distinguished() {
         assert!(
             is_pci("0000:03:00.0") && is_pci("03:00.0,arg=1") && !is_pci("net_ring0,nodeaction=a:0:CREATE")
         );

@@ -5,13 +5,13 @@ use std::io;
 use tidegate_spec::CompileError;
 use tidegate_spec::ids::WorkerIndex;
 
-/// Why a forwarding state was not published. The last good one stays.
+/// Why a forwarding state was not published. The previous one stays in use.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     /// The spec does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The generation is not higher than the published one.
+    /// The generation doesn't exceed the published one.
     #[error("generation {given} is not above the published one, {published}")]
     Generation {
         /// The generation of the spec.
@@ -19,7 +19,7 @@ pub enum PublishError {
         /// The published generation.
         published: u64,
     },
-    /// The spec names other interfaces than the gateway has.
+    /// The spec has other interfaces than the gateway.
     #[error("the spec has {given} interfaces, the gateway {ports}")]
     Interfaces {
         /// The number of interfaces in the spec.
@@ -32,7 +32,7 @@ pub enum PublishError {
 /// Why the threads did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerPoolError {
-    /// The first forwarding state does not compile.
+    /// The first forwarding state doesn't compile.
     #[error(transparent)]
     Publish(#[from] PublishError),
     /// A thread could not be created.

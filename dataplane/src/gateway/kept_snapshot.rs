@@ -1,6 +1,6 @@
-//! [`KeptSnapshot`]: the forwarding state in use, kept for a comparison with one that is compiled from scratch.
+//! [`KeptSnapshot`]: the forwarding state in use, kept to be compared with one compiled from scratch.
 //!
-//! A comparison takes longer than a look-up ([`WorkerPool::with_snapshot`]), and must not delay a publication. If it
+//! A comparison takes longer than a look-up ([`WorkerPool::with_snapshot`]) and must not delay a publication. If it
 //! finds a difference, [`WorkerPool::publish_from_scratch`] gives the workers the correct state.
 
 use std::sync::Arc;
@@ -12,32 +12,32 @@ use tidegate_structures::difference::{self, Difference};
 
 use super::error::PublishError;
 use super::worker_pool::{Published, WorkerPool};
-use crate::slow_path::Outside;
+use crate::slow_path::SlowPathState;
 use crate::worker::Forwarding;
 
-/// A forwarding state that was in use, and the data to compare it with. Drop it on a thread of usual priority: if the
-/// workers have a newer state by then, the drop frees the slots of its next hops, under the lock that publications and
-/// the resolver wait for.
+/// A forwarding state that was in use, and the data to compare it with. Drop it on a thread of normal priority: if the
+/// workers have a newer state by then, the drop frees neighbour entries under the lock that publications and the
+/// resolver need.
 #[derive(Debug)]
 pub struct KeptSnapshot {
     forwarding: crate::sync::Arc<Forwarding>,
     neighbors: Arc<NeighborTable>,
-    outside: Arc<Outside>,
+    slow_path_state: Arc<SlowPathState>,
     announce: bool,
 }
 
 impl KeptSnapshot {
-    /// Compares with a computation from scratch from the same spec: the tables of the workers ([`Snapshot::compare`]),
-    /// and the state given to the slow path.
+    /// Compares with a compile of the same spec from scratch: the tables of the workers ([`Snapshot::compare`]), and
+    /// the state passed to the slow path.
     ///
-    /// `None` if a neighbour table was full: the parts left out then depend on earlier snapshots.
+    /// `None` if a neighbour table was full: what was left out then depends on earlier snapshots.
     #[must_use]
     pub fn compare(&self, spec: &SnapshotSpec) -> Option<Vec<Difference>> {
         let mut found = self.forwarding.snapshot.compare(spec, &self.neighbors)?;
-        // The configured neighbours for the kernel follow from `around`.
-        let Outside { around, routes, neighbors: _ } = Outside::of(spec, self.announce);
-        found.extend(difference::of("outside.around", &self.outside.around, &around));
-        found.extend(difference::of("outside.routes", &self.outside.routes, &routes));
+        // The configured neighbours for the kernel follow from `context`.
+        let SlowPathState { context, routes, neighbors: _ } = SlowPathState::of(spec, self.announce);
+        found.extend(difference::of("outside.around", &self.slow_path_state.context, &context));
+        found.extend(difference::of("outside.routes", &self.slow_path_state.routes, &routes));
         Some(found)
     }
 }
@@ -50,16 +50,16 @@ impl<F> WorkerPool<F> {
         KeptSnapshot {
             forwarding: control.publisher.share(),
             neighbors: Arc::clone(&self.neighbors),
-            outside: Arc::clone(&control.outside),
+            slow_path_state: Arc::clone(&control.slow_path_state),
             announce: self.announce,
         }
     }
 
-    /// Like [`WorkerPool::publish`], but compiles everything except ids from scratch. It replaces a snapshot that was
+    /// Like [`WorkerPool::publish`], but compiles everything except ids from scratch. Replaces a snapshot that was
     /// revised incorrectly.
     ///
     /// # Errors
-    /// Same as for [`WorkerPool::publish`].
+    /// As for [`WorkerPool::publish`].
     pub fn publish_from_scratch(&self, spec: &SnapshotSpec) -> Result<Published, PublishError> {
         self.publish_by(spec, Snapshot::compile_from_scratch)
     }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     fn parts(found: Option<Vec<Difference>>) -> Vec<String> {
-        found.expect("there is room").into_iter().map(|difference| difference.part).collect()
+        found.expect("the tables are not full").into_iter().map(|difference| difference.part).collect()
     }
 
     /// The backends of the service port in the workers' snapshot, with their ids.
@@ -112,12 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_missed_a_change_is_found_and_workers_get_the_one_from_scratch() {
+    fn a_snapshot_that_missed_a_change_is_replaced_by_one_from_scratch() {
         let pool = worker_pool(&spec(1, &["10.0.0.1"]));
         let first = backends(&pool);
         let second = spec(2, &["10.0.0.1", "10.0.0.2"]);
         pool.publish_by(&second, missing_a_change).expect("it compiles");
-        assert_eq!(backends(&pool), first, "this is the fault");
+        assert_eq!(backends(&pool), first, "the change is missing");
         let found = parts(pool.keep_snapshot().compare(&second));
         assert!(found.contains(&"ports[0]".to_owned()), "{found:?}");
 
@@ -125,20 +125,20 @@ mod tests {
         let third = SnapshotSpec { generation: 3, ..second };
         assert_eq!(pool.publish_from_scratch(&third).expect("it compiles").problems, []);
         let healed = backends(&pool);
-        assert_eq!(healed[0], first[0], "flows of the backend that stays go on");
+        assert_eq!(healed[0], first[0], "flows of the remaining backend continue");
         assert_eq!(healed[1].0, "10.0.0.2");
-        assert!(pool.wait_applied(3, Duration::from_secs(10)), "the worker takes it");
+        assert!(pool.wait_applied(3, Duration::from_secs(10)), "the worker applies it");
         assert_eq!(parts(pool.keep_snapshot().compare(&third)), Vec::<String>::new());
     }
 
     #[test]
-    fn a_slow_path_that_was_not_told_of_a_next_hop_is_found_and_told() {
+    fn a_slow_path_that_missed_a_next_hop_is_detected_and_updated() {
         let pool = worker_pool(&spec(1, &["10.0.0.1"]));
         let second = spec(2, &["10.0.0.1", "10.0.0.77"]);
         pool.publish(&second).expect("it compiles");
         assert_eq!(parts(pool.keep_snapshot().compare(&second)), Vec::<String>::new());
         // As if the revision had reported no change for the slow path.
-        pool.control().outside = Arc::new(Outside::of(&spec(1, &["10.0.0.1"]), true));
+        pool.control().slow_path_state = Arc::new(SlowPathState::of(&spec(1, &["10.0.0.1"]), true));
         assert_eq!(parts(pool.keep_snapshot().compare(&second)), ["outside.around"]);
         let third = SnapshotSpec { generation: 3, ..second };
         pool.publish_from_scratch(&third).expect("it compiles");
@@ -160,17 +160,17 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_snapshot_outlives_its_successors_and_frees_its_next_hops_when_it_is_dropped() {
+    fn dropping_a_kept_snapshot_frees_its_next_hops_after_later_publications() {
         let pool = worker_pool(&spec(1, &["10.0.0.1", "10.0.0.77"]));
         let kept = pool.keep_snapshot();
-        // The services are removed, so the compile is not a revision, which would share next hops.
+        // Removing the services forces a full compile. A revision would share next hops.
         let empty = |generation| SnapshotSpec { generation, services: Vec::new(), ..lab::spec() };
         let next_hops = || pool.neighbors().usage().next_hops;
         let before = next_hops();
         pool.publish(&empty(2)).expect("no publication waits for it");
-        assert!(pool.wait_applied(2, Duration::from_secs(10)), "the worker takes it");
+        assert!(pool.wait_applied(2, Duration::from_secs(10)), "the worker applies it");
         pool.reclaim();
-        assert_eq!(next_hops(), before, "the comparison looks at them");
+        assert_eq!(next_hops(), before, "the comparison reads them");
         assert_eq!(parts(kept.compare(&spec(1, &["10.0.0.1", "10.0.0.77"]))), Vec::<String>::new());
         drop(kept);
         assert_eq!(next_hops(), before - 1);

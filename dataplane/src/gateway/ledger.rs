@@ -1,11 +1,11 @@
-//! The counts of services and backends over successive snapshots.
+//! Counts of services and backends across snapshots.
 //!
-//! A worker counts by index in its [`Tallies`]. A snapshot that needs more indices gets larger tallies, and an index is
-//! reused for another service after its first one is removed. So the count of a service is the sum over all tallies of
-//! each worker, minus that sum at the time when the id was first seen.
+//! A worker counts by index in its [`Tallies`]. A snapshot that needs more indices gets larger tallies, and the index
+//! of a removed service is reused. So the count of a service is the sum over all tallies of each worker, minus that sum
+//! when its id was first seen.
 //!
-//! Invariant: the counts of an id that exists never fall. Packets that workers count for the previous id of an index,
-//! until they apply the new snapshot, are counted for the new id.
+//! Invariant: the counts of an id never decrease while it exists. Packets that a worker counts for the previous id of
+//! an index before it applies the new snapshot are attributed to the new id.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use tidegate_spec::ids::{BackendId, ServiceId};
 pub(super) struct Ledger {
     /// All tallies that each worker has had. Capacities double, so there are at most a few dozen.
     history: Vec<Vec<Arc<Tallies>>>,
-    /// The sums at the time when the holder of an index was first seen, by index of the id.
+    /// The sums when the current id of an index was first seen, by index.
     services: Vec<[Traffic; 2]>,
     backends: Vec<u64>,
 }
@@ -28,8 +28,8 @@ impl Ledger {
         Self { history: vec![Vec::new(); workers], services: Vec::new(), backends: Vec::new() }
     }
 
-    /// The tallies to publish with a snapshot. The counts of its new ids start at zero. Call it once for every
-    /// snapshot, in their order, because each snapshot names only the ids that its predecessor did not have.
+    /// The tallies to publish with a snapshot. The counts of its new ids start at zero. Call it for every snapshot, in
+    /// order, because each snapshot lists only the ids that its predecessor lacked.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> Vec<Arc<Tallies>> {
         let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
         self.services.resize(services.max(self.services.len()), Default::default());
@@ -46,14 +46,14 @@ impl Ledger {
                 for_services >= services && for_backends >= backends
             });
             if !enough {
-                let room = |count: usize| count.next_power_of_two().max(64);
-                worker.push(Arc::new(Tallies::with_capacity(room(services), room(backends))));
+                let capacity = |count: usize| count.next_power_of_two().max(64);
+                worker.push(Arc::new(Tallies::with_capacity(capacity(services), capacity(backends))));
             }
         }
         self.history.iter().map(|worker| Arc::clone(worker.last().expect("made above"))).collect()
     }
 
-    /// What was forwarded for a service port, by direction.
+    /// Traffic of a service port, by direction.
     pub(super) fn service(&self, id: ServiceId) -> [Traffic; 2] {
         let base = self.services.get(id.index()).copied().unwrap_or_default();
         combine(self.service_sum(id), base, u64::saturating_sub)
@@ -70,8 +70,8 @@ impl Ledger {
         present.filter(|tallies| tallies.is_set_aside(id.index())).count()
     }
 
-    /// Sampled packets to a service port with a partial checksum. It may include those to an earlier service of the index:
-    /// only its growth counts.
+    /// Sampled packets to a service port with a partial checksum. They may include packets to an earlier service of the
+    /// index, so only the increase is meaningful.
     pub(super) fn partial(&self, id: ServiceId) -> u64 {
         self.all().map(|tallies| tallies.partial(id.index())).sum()
     }

@@ -1,17 +1,17 @@
-//! The facade that the control plane uses: a gateway over DPDK ports, from start to orderly stop.
+//! The facade for the control plane: a gateway over DPDK ports, from start to orderly stop.
 //!
 //! [`Dataplane::start`] starts DPDK, ports, taps and threads; [`Dataplane::publish`] publishes a forwarding state to
-//! the workers; everything else reads. The parts behind it that do not know DPDK are the [`worker_pool`].
+//! the workers; everything else reads. Everything that doesn't depend on DPDK is in [`worker_pool`].
 //!
-//! Invariant: nothing here waits for a worker without a limit, except [`Dataplane::stop`], which waits for one turn
-//! of each worker's loop. After it, or after a failed start, no thread, port, tap or packet memory is left.
+//! Invariant: nothing here waits for a worker without a limit, except [`Dataplane::stop`], which waits for one loop
+//! iteration of each worker. After it, or after a failed start, no thread, port, tap or packet memory is left.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device_string::{LARGE_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
+use device_string::{LARGE_DATA_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
 use ports::{DESCRIPTORS, Started};
 use rustix::process::{Resource, getrlimit};
@@ -24,12 +24,12 @@ use crate::drivers::dpdk::{DpdkFrame, DpdkSource};
 use crate::links::device_state;
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
-use crate::links::{Device, Life, OtherName, PortResources, WatchThread, Watched, WatchedPort, silence};
+use crate::links::{Device, OtherName, PortResources, Stage, WatchThread, Watched, WatchedPort, silence};
 use crate::punt::class::PuntClass;
-use crate::punt::tap::{Tap, TapConfig, remove_left};
+use crate::punt::tap::{Tap, TapConfig, remove_stale};
 use crate::topology::{self, Idle, Machine, Plan, PortOffer};
 use crate::worker::mailbox::INJECTED_MAX;
-use crate::worker::pending_fragments::HELD_MAX;
+use crate::worker::pending_fragments::FRAMES_MAX;
 use crate::worker::pending_neighbor::PARKED_MAX;
 use crate::worker::rings::handed_over_max;
 
@@ -39,11 +39,11 @@ pub mod error;
 pub mod kept_snapshot;
 mod ledger;
 mod ports;
-mod pulse;
 mod slow_path_handle;
 pub mod snat_usage;
 pub mod stats;
 pub mod threads;
+mod watchdog;
 mod window;
 pub mod worker_handle;
 pub mod worker_pool;
@@ -54,18 +54,18 @@ pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, NegotiatedPor
 pub use dpdk::Memory;
 pub use error::{PublishError, WorkerPoolError};
 pub use kept_snapshot::KeptSnapshot;
-pub use pulse::OnHang;
 pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
 };
 pub use threads::{OnFailure, WorkerFailure};
+pub use watchdog::OnHang;
 pub use worker_handle::{WorkerState, WorkerStats};
 pub use worker_pool::{Published, WorkerPool, WorkerPoolConfig};
 
 /// A running gateway. It dereferences to its [`WorkerPool`].
 ///
-/// On drop, it first stops opening and closing ports, then ends the threads, and then closes the ports.
+/// On drop, it first stops opening and closing ports, then ends the threads, then closes the ports.
 #[derive(Debug)]
 pub struct Dataplane {
     watch: Option<WatchThread>,
@@ -82,7 +82,7 @@ impl Dataplane {
     /// # Errors
     /// [`StartError`].
     pub fn start(config: &DataplaneConfig) -> Result<Self, StartError> {
-        let plan = place(config, &[])?;
+        let plan = plan_workers(config, &[])?;
         let pci: Vec<String> =
             config.interfaces.iter().map(|one| one.device.clone()).filter(|name| is_pci(name)).collect();
         let eal = Eal::init(&EalConfig {
@@ -103,7 +103,7 @@ impl Dataplane {
         let mut ports = attach(eal, config)?;
         let offers: Vec<PortOffer> =
             config.interfaces.iter().zip(&ports).map(|(one, port)| offer(one, port)).collect();
-        let plan = place(config, &offers)?;
+        let plan = plan_workers(config, &offers)?;
         let pool = PktPool::new(eal, &pool_config(config, &plan))?;
         let large = large_pool_config(config, &plan).map(|config| PktPool::new(eal, &config)).transpose()?;
         let Started { queues, mut interfaces, gates, configs, steering, warnings } =
@@ -116,7 +116,7 @@ impl Dataplane {
             watched.push(WatchedPort {
                 devargs: renamed(&device_string(one, config), &port.info().name),
                 pool: large.as_ref().filter(|_| takes_large_frames(&one.device)).unwrap_or(&pool).clone(),
-                life: Life::Open(port),
+                stage: Stage::Open(port),
                 sysctl_guard: silence(&one.device, &device, lock.as_ref(), other_name.as_ref())?,
                 device,
                 bound,
@@ -138,8 +138,8 @@ impl Dataplane {
         let first = first_spec(config, &interfaces);
         let enter = {
             let eal = eal.clone();
-            move |place: &topology::WorkerPlace| {
-                Lcore::register_on(&eal, place.core).map_err(|error| error.to_string())
+            move |plan_workers: &topology::WorkerPlacement| {
+                Lcore::register_on(&eal, plan_workers.core).map_err(|error| error.to_string())
             }
         };
         let source = DpdkSource(pool.clone());
@@ -152,11 +152,11 @@ impl Dataplane {
             tracing::warn!("{warning}");
         }
         let (warnings, main_cpus) = ([plan.warnings, warnings].concat(), plan.main_cpus);
-        let tell: OnHang = config.on_change.clone().unwrap_or_else(|| Arc::new(|| ()));
+        let notify: OnHang = config.on_change.clone().unwrap_or_else(|| Arc::new(|| ()));
         worker_pool
-            .watch_threads(main_cpus.clone(), Arc::clone(&tell), config.on_failure.clone())
+            .watch_threads(main_cpus.clone(), Arc::clone(&notify), config.on_failure.clone())
             .map_err(StartError::Watch)?;
-        worker_pool.links().on_change(Box::new(move || tell()));
+        worker_pool.links().on_change(Box::new(move || notify()));
         let resources = PortResources { eal: eal.clone() };
         let links = Arc::clone(worker_pool.links());
         let watched =
@@ -166,31 +166,31 @@ impl Dataplane {
         Ok(Self { watch: Some(watch), worker_pool, interfaces, warnings, main_cpus, pool })
     }
 
-    /// The ports as they were started. The control plane takes MAC addresses and MTUs from here.
+    /// The ports as started. The control plane reads MAC addresses and MTUs here.
     #[must_use]
     pub fn interfaces(&self) -> &[InterfaceState] {
         &self.interfaces
     }
 
-    /// Settings that work, but reduce performance.
+    /// Settings that work but reduce performance.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The CPUs without a worker. The control plane should keep its threads on these.
+    /// The CPUs without a worker. The control plane should keep its threads on them.
     #[must_use]
     pub fn main_cpus(&self) -> &[usize] {
         &self.main_cpus
     }
 
-    /// The number of all packet buffers, and of those that are free now.
+    /// The number of all packet buffers, and of free ones.
     #[must_use]
     pub fn buffers(&self) -> (u32, u32) {
         (self.pool.capacity(), self.pool.available())
     }
 
-    /// Ends all threads, closes ports and taps. Dropping does the same.
+    /// Ends all threads, and closes ports and taps. Dropping does the same.
     pub fn stop(self) {
         drop(self);
     }
@@ -200,7 +200,7 @@ impl Drop for Dataplane {
     fn drop(&mut self) {
         let watched = self.watch.take().and_then(WatchThread::end);
         self.worker_pool.stop();
-        // No worker holds a queue any more, so the ports close here.
+        // Workers have released all queues, so the ports close here.
         drop(watched);
     }
 }
@@ -226,7 +226,7 @@ pub fn interface_specs(config: &DataplaneConfig, interfaces: &[InterfaceState]) 
     config.interfaces.iter().zip(interfaces).map(spec).collect()
 }
 
-fn place(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartError> {
+fn plan_workers(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartError> {
     let machine = Machine::of_cpus(&dpdk::lcore::usable_cpus());
     topology::plan(&config.cores, config.idle, &machine, offers).map_err(StartError::Topology)
 }
@@ -235,7 +235,7 @@ fn place(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartEr
 struct Claimed {
     device: Device,
     lock: Option<DeviceLock>,
-    /// The kernel's name of its interface, if the configuration has an alternative name.
+    /// The kernel's name of its interface, if the configuration uses an alternative name.
     other_name: Option<OtherName>,
     /// The kernel's index of its interface.
     bound: Option<u32>,
@@ -277,7 +277,8 @@ fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> 
         let interface = || one.name.clone();
         Port::attach(eal, &device_string(one, config)).map_err(|source| {
             match getrlimit(Resource::Memlock).current {
-                // Its rings are locked in memory (MAP_LOCKED), which the kernel refuses by "not permitted" or "unavailable".
+                // Its rings are locked in memory (MAP_LOCKED), which the kernel refuses with "not permitted" or
+                // "unavailable".
                 Some(limit) if one.device.starts_with("net_af_packet") => {
                     StartError::LockedMemory { interface: interface(), source, limit }
                 }
@@ -288,7 +289,7 @@ fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> 
     config.interfaces.iter().map(attach).collect()
 }
 
-/// The device string with all its arguments.
+/// The device string with all arguments.
 fn device_string(one: &InterfaceConfig, config: &DataplaneConfig) -> String {
     with_large_frames(&with_queues(&one.device, config.cores.len()))
 }
@@ -303,37 +304,37 @@ fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
     }
 }
 
-/// Large mbufs for the ports that need them. A burst of them is filled and emptied at a time; a few may be in use by
-/// the worker.
+/// Large mbufs for the ports that need them. A burst of them is filled and emptied at a time; the worker may use a few
+/// more.
 fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig> {
     let ports = config.interfaces.iter().filter(|one| takes_large_frames(&one.device)).count();
     let queues = u32::try_from(ports * plan.workers.len()).unwrap_or(u32::MAX);
     (queues > 0).then(|| PoolConfig {
         mbufs: (128 * queues).next_power_of_two() - 1,
         cache: 16,
-        data_room: LARGE_ROOM,
-        socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
+        data_room: LARGE_DATA_ROOM,
+        socket: plan.workers.first().and_then(|plan_workers| plan_workers.numa).map(i32::from),
     })
 }
 
-/// Enough mbufs for every place that can hold one at the same time, so that none of them starves another.
+/// Enough mbufs for every queue and ring to be full at the same time, so that none starves another.
 fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let defaults = PoolConfig::default();
     let (workers, ports) = (plan.workers.len(), config.interfaces.len());
     let rings = workers * ports * 2 * usize::from(DESCRIPTORS);
     let in_hand = workers * (ports + 2) * BURST;
-    // A cache may hold half as many again before it is flushed.
+    // A cache may contain half as many again before it is flushed.
     let cached = workers * defaults.cache as usize * 3 / 2;
     let queued =
-        workers * (handed_over_max(workers) + INJECTED_MAX + PARKED_MAX + HELD_MAX) + PuntClass::QUEUED_MAX;
+        workers * (handed_over_max(workers) + INJECTED_MAX + PARKED_MAX + FRAMES_MAX) + PuntClass::QUEUED_MAX;
     let wanted = rings + in_hand + cached + queued;
     let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
     PoolConfig {
-        // DPDK recommends a power of two minus one, to save a ring of pointers; rounding up could take twice as many
+        // DPDK recommends a power of two minus one, to save a ring of pointers; rounding up could double the number of
         // mbufs.
         mbufs: u32::try_from((wanted + 1).next_multiple_of(1024) - 1).unwrap_or(u32::MAX),
         data_room: defaults.data_room.max(mtu_max.saturating_add(64)),
-        socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
+        socket: plan.workers.first().and_then(|plan_workers| plan_workers.numa).map(i32::from),
         ..defaults
     }
 }
@@ -346,7 +347,7 @@ fn worker_pool_config(
     steering: Steering,
 ) -> WorkerPoolConfig {
     WorkerPoolConfig {
-        places: plan.workers.clone(),
+        placements: plan.workers.clone(),
         idle,
         flow_entries: config.flow_entries_per_core,
         flow_service_percent: config.flow_service_percent,
@@ -398,7 +399,7 @@ fn open_taps(
     }
     if let Some(mark) = &config.tap_mark {
         let kept: Vec<&str> = taps.iter().flatten().map(Tap::name).collect();
-        match remove_left(mark, &kept) {
+        match remove_stale(mark, &kept) {
             Ok(removed) if removed.is_empty() => {}
             Ok(removed) => {
                 tracing::info!(taps = ?removed, "removed taps of interfaces that the configuration no longer has");
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_covers_every_place_where_a_frame_can_be() {
+    fn the_pool_covers_every_queue_that_can_contain_frames() {
         let interface = InterfaceConfig {
             name: "uplink".into(),
             device: "net_null".into(),
@@ -434,7 +435,7 @@ mod tests {
         let plan = topology::plan(&[0], config.idle, &machine, &[]).unwrap();
         let pool = pool_config(&config, &plan);
         assert!(
-            pool.mbufs as usize > 2 * 1024 + INJECTED_MAX + PARKED_MAX + HELD_MAX + PuntClass::QUEUED_MAX
+            pool.mbufs as usize > 2 * 1024 + INJECTED_MAX + PARKED_MAX + FRAMES_MAX + PuntClass::QUEUED_MAX
         );
         assert!(pool.data_room >= 9064);
     }

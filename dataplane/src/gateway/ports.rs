@@ -1,10 +1,10 @@
-//! Starts the ports of a gateway, and asks each driver what it has made of the configuration.
+//! Starts the ports of a gateway, and reads back how each driver has applied the configuration.
 //!
-//! Every port gets the same RSS key and the same redirection table, so that a packet arrives at the same worker by
-//! whichever port. What counts is what the drivers report afterwards: if all of them hash addresses and ports alike,
-//! workers compute where packets arrive ([`Steering::Rss`]); otherwise they hand packets over.
+//! Every port gets the same RSS key and redirection table, so that a packet reaches the same worker through any port.
+//! The drivers' reports decide: if all of them hash addresses and ports alike, workers can compute where packets arrive
+//! ([`Steering::Rss`]); otherwise they hand packets over.
 //!
-//! Not here: devices, their locks, and what happens when one is lost ([`crate::links`]).
+//! Devices, their locks and their loss are in [`crate::links`].
 //!
 //! Invariant: a driver that refuses the key or the table still starts, with its own.
 
@@ -24,9 +24,9 @@ use crate::links::open_port;
 use crate::topology::{Idle, Plan};
 use crate::worker::idle::sleep_for_ring;
 
-/// The RSS key of every port; a port takes as many bytes as its key has. The hash of two IPv6 addresses and two ports uses
-/// the first 40 bytes only. The key is fixed, so that a gateway that starts again computes the same workers. The first 40
-/// bytes are those of the verification suite of RSS (Microsoft), the others repeat them.
+/// The RSS key of every port; a port uses as many bytes as its key has. The hash of two IPv6 addresses and two ports
+/// uses only the first 40 bytes. The key is constant, so that a restarted gateway computes the same workers. The first
+/// 40 bytes are those of Microsoft's RSS verification suite, and the rest repeats them.
 const RSS_KEY: [u8; 64] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
     0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
@@ -47,15 +47,15 @@ pub(super) struct Started {
     pub(super) interfaces: Vec<InterfaceState>,
     /// Indexed by interface, then by worker.
     pub(super) gates: Vec<Vec<Arc<Gate<QueuePair>>>>,
-    /// The configuration that each interface was started with.
+    /// The configuration of each interface.
     pub(super) configs: Vec<PortConfig>,
     /// How packets find their worker.
     pub(super) steering: Steering,
-    /// What works, and reduces performance.
+    /// Settings that work but reduce performance.
     pub(super) warnings: Vec<String>,
 }
 
-/// Starts every port, and distributes its queues to the workers.
+/// Starts every port and distributes its queues to the workers.
 pub(super) fn start(
     config: &DataplaneConfig,
     ports: &mut [Port],
@@ -126,22 +126,22 @@ pub(super) fn start(
     Ok(Started { queues: by_worker, interfaces, gates: all_gates, configs, steering, warnings })
 }
 
-/// How packets find their worker if the ports, each with this RSS, have several queues; with a warning if a device does not
-/// distribute packets as the others do.
+/// How packets find their worker if ports with this RSS have several queues, with a warning if a device distributes
+/// packets differently from the others.
 fn steering_of(read: &[Option<dpdk::Rss>], config: &DataplaneConfig) -> (Steering, Option<String>) {
     match common(read) {
         Ok(rss) => (Steering::Rss(Box::new(rss)), None),
         Err((at, why)) => {
-            // Most virtual devices do not say how they distribute packets.
-            let is_told = config.interfaces.iter().any(|one| is_pci(&one.device));
-            let interface = config.interfaces.get(at).filter(|_| is_told);
+            // Most virtual devices don't report how they distribute packets.
+            let is_pci_port = config.interfaces.iter().any(|one| is_pci(&one.device));
+            let interface = config.interfaces.get(at).filter(|_| is_pci_port);
             (Steering::Partition, interface.map(|one| warning(one, why)))
         }
     }
 }
 
-/// How workers wait: a NIC has a ring that must not overflow while they sleep. The rings of other devices are the
-/// kernel's, or those of another process.
+/// How workers wait: the ring of a NIC must not overflow while they sleep. Rings of other devices belong to the kernel
+/// or another process.
 pub(super) fn idle(config: &DataplaneConfig, ports: &[Port]) -> Idle {
     let nics = config.interfaces.iter().zip(ports).filter(|(one, _)| is_pci(&one.device));
     let sleep = |port: &Port| {
@@ -155,7 +155,7 @@ pub(super) fn idle(config: &DataplaneConfig, ports: &[Port]) -> Idle {
     }
 }
 
-/// Starts a port; if its driver refuses key or table, with its own.
+/// Starts a port. If its driver refuses the key or the table, the port uses its own.
 fn open(
     port: &mut Port,
     config: &mut PortConfig,
@@ -172,18 +172,18 @@ fn open(
     Ok(queues)
 }
 
-/// The key for a port whose key has this length.
+/// The key for a port with this key length.
 fn key_of(len: usize) -> Option<Vec<u8>> {
     (RSS_KEY_USED..=RSS_KEY.len()).contains(&len).then(|| RSS_KEY[..len].to_vec())
 }
 
-/// A table for all ports: that of the port with the shortest, which fits into the others a whole number of times.
+/// A table for all ports: that of the port with the shortest, which fits a whole number of times into the others.
 fn common_table(lens: impl Iterator<Item = u16>, queues: u16) -> Option<Vec<u16>> {
     let len = lens.filter(|&len| len > 0).min()?;
     (queues > 1 && len.is_power_of_two() && len >= queues).then(|| (0..len).map(|n| n % queues).collect())
 }
 
-/// What the driver reports.
+/// The driver's report.
 fn report(queues: u16, rss: Option<&dpdk::Rss>) -> RssReport {
     match rss {
         _ if queues == 1 => RssReport::OneQueue,
@@ -196,10 +196,10 @@ fn report(queues: u16, rss: Option<&dpdk::Rss>) -> RssReport {
     }
 }
 
-/// Why workers cannot compute where packets arrive.
+/// Why workers can't compute where packets arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Obstacle {
-    /// The driver does not say how it distributes packets.
+enum RssConflict {
+    /// The driver doesn't report how it distributes packets.
     Unknown,
     /// The ports of TCP or UDP are not hashed.
     Fields,
@@ -207,20 +207,20 @@ enum Obstacle {
     Differs,
 }
 
-/// The scaling of all ports, or the first port that prevents it.
-fn common(read: &[Option<dpdk::Rss>]) -> Result<Rss, (usize, Obstacle)> {
+/// The RSS configuration of all ports, or the first port that differs.
+fn common(read: &[Option<dpdk::Rss>]) -> Result<Rss, (usize, RssConflict)> {
     let mut common: Option<Rss> = None;
     for (at, rss) in read.iter().enumerate() {
-        let Some(rss) = rss else { return Err((at, Obstacle::Unknown)) };
+        let Some(rss) = rss else { return Err((at, RssConflict::Unknown)) };
         if !rss.hash.contains(RssHash::TCP | RssHash::UDP) {
-            return Err((at, Obstacle::Fields));
+            return Err((at, RssConflict::Fields));
         }
         let queues: Result<Vec<u8>, _> = rss.table.iter().map(|&queue| u8::try_from(queue)).collect();
         let (Some(key), Ok(queues)) = (rss.key.get(..RSS_KEY_USED), queues) else {
-            return Err((at, Obstacle::Unknown));
+            return Err((at, RssConflict::Unknown));
         };
         if !queues.len().is_power_of_two() {
-            return Err((at, Obstacle::Unknown));
+            return Err((at, RssConflict::Unknown));
         }
         let sctp_ports = rss.hash.contains(RssHash::SCTP);
         let this = Rss { key: key.to_vec(), queues, sctp_ports };
@@ -230,23 +230,23 @@ fn common(read: &[Option<dpdk::Rss>]) -> Result<Rss, (usize, Obstacle)> {
                 let queues = if first.queues.len() < this.queues.len() { this.queues } else { first.queues };
                 Rss { queues, sctp_ports: first.sctp_ports && sctp_ports, key: first.key }
             }
-            Some(_) => return Err((at, Obstacle::Differs)),
+            Some(_) => return Err((at, RssConflict::Differs)),
         });
     }
-    common.ok_or((0, Obstacle::Unknown))
+    common.ok_or((0, RssConflict::Unknown))
 }
 
-/// Whether two tables give the same queue for each hash. Their lengths are powers of two.
+/// Whether two tables map each hash to the same queue. Their lengths are powers of two.
 fn is_same_table(one: &[u8], other: &[u8]) -> bool {
     let len = one.len().max(other.len());
     one.iter().cycle().zip(other.iter().cycle()).take(len).all(|(one, other)| one == other)
 }
 
-fn warning(one: &InterfaceConfig, why: Obstacle) -> String {
+fn warning(one: &InterfaceConfig, why: RssConflict) -> String {
     let why = match why {
-        Obstacle::Unknown => "its driver does not report how it distributes packets to queues",
-        Obstacle::Fields => "it does not hash the ports of TCP and UDP",
-        Obstacle::Differs => "its RSS key or table differs from that of the first interface",
+        RssConflict::Unknown => "its driver does not report how it distributes packets to queues",
+        RssConflict::Fields => "it does not hash the ports of TCP and UDP",
+        RssConflict::Differs => "its RSS key or table differs from that of the first interface",
     };
     format!(
         "interface {:?}: {why}: workers hand packets of nat and fullnat flows over to each other",
@@ -264,19 +264,19 @@ mod tests {
     }
 
     #[test]
-    fn ports_with_keys_and_tables_of_different_lengths_have_one_scaling_if_the_hashes_are_equal() {
+    fn keys_and_tables_of_different_lengths_can_yield_equal_hashes() {
         let long = dpdk::Rss { key: RSS_KEY[..52].to_vec(), ..rss(&[0, 1, 2, 0, 0, 1, 2, 0]) };
         let found = common(&[Some(rss(&[0, 1, 2, 0])), Some(long.clone())]).expect("they are equal");
         assert_eq!((found.queues, found.key.len()), (vec![0, 1, 2, 0, 0, 1, 2, 0], 40));
         assert!(found.sctp_ports);
         let other = Some(rss(&[0, 1, 2, 1]));
-        assert_eq!(common(&[Some(long.clone()), other]), Err((1, Obstacle::Differs)));
+        assert_eq!(common(&[Some(long.clone()), other]), Err((1, RssConflict::Differs)));
         let mut key = long.clone();
         key.key[39] ^= 1;
-        assert_eq!(common(&[Some(long.clone()), Some(key)]), Err((1, Obstacle::Differs)));
-        assert_eq!(common(&[Some(long.clone()), None]), Err((1, Obstacle::Unknown)));
+        assert_eq!(common(&[Some(long.clone()), Some(key)]), Err((1, RssConflict::Differs)));
+        assert_eq!(common(&[Some(long.clone()), None]), Err((1, RssConflict::Unknown)));
         let addresses = dpdk::Rss { hash: RssHash::IP | RssHash::TCP, ..long };
-        assert_eq!(common(&[Some(addresses)]), Err((0, Obstacle::Fields)));
+        assert_eq!(common(&[Some(addresses)]), Err((0, RssConflict::Fields)));
     }
 
     #[test]

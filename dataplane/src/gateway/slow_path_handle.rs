@@ -1,4 +1,4 @@
-//! The thread of the slow path, as the worker pool starts it, informs it and ends it.
+//! The thread of the slow path: how the worker pool starts, informs and ends it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use std::time::SystemTime;
 use crossbeam::queue::ArrayQueue;
 
 use super::error::WorkerPoolError;
-use super::pulse::{Pulse, SLOW_PATH_HANGS, Watched};
 use super::threads::{OnFailure, WorkerFailure, confine, join, spawn};
+use super::watchdog::{SLOW_PATH_HANGS, ThreadHealth, Watched};
 use crate::drivers::FrameSource;
-use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
+use crate::slow_path::{SlowPath, SlowPathCounters, SlowPathState};
 
-/// What people call the thread.
+/// The thread's name in logs.
 const NAME: &str = "slow path";
 
 /// The handle of the thread.
@@ -22,30 +22,30 @@ pub(super) struct SlowPathHandle {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     is_alive: Arc<AtomicBool>,
-    pulse: Arc<Pulse>,
+    health: Arc<ThreadHealth>,
     counters: Arc<SlowPathCounters>,
     /// The newest forwarding state, as far as the slow path needs it.
-    outside: Arc<ArrayQueue<Outside>>,
+    slow_path_state: Arc<ArrayQueue<SlowPathState>>,
 }
 
 impl SlowPathHandle {
-    /// The handle of a thread that has not started. It begins with the forwarding state `first`.
-    pub(super) fn new(first: Outside) -> Self {
-        let outside = ArrayQueue::new(1);
-        outside.force_push(first);
+    /// The handle of a thread that has not started. Its initial forwarding state is `first`.
+    pub(super) fn new(first: SlowPathState) -> Self {
+        let slow_path_state = ArrayQueue::new(1);
+        slow_path_state.force_push(first);
         Self {
             thread: None,
             stop: Arc::default(),
             is_alive: Arc::new(AtomicBool::new(true)),
-            pulse: Arc::default(),
+            health: Arc::default(),
             counters: Arc::default(),
-            outside: Arc::new(outside),
+            slow_path_state: Arc::new(slow_path_state),
         }
     }
 
     /// The queue of new forwarding states, for the thread.
-    pub(super) fn outside(&self) -> Arc<ArrayQueue<Outside>> {
-        Arc::clone(&self.outside)
+    pub(super) fn slow_path_state(&self) -> Arc<ArrayQueue<SlowPathState>> {
+        Arc::clone(&self.slow_path_state)
     }
 
     /// The counters, for the thread.
@@ -53,14 +53,14 @@ impl SlowPathHandle {
         Arc::clone(&self.counters)
     }
 
-    /// What the thread counts.
+    /// The thread's counters.
     pub(super) fn counters(&self) -> &SlowPathCounters {
         &self.counters
     }
 
     /// Passes on a new forwarding state.
-    pub(super) fn tell(&self, outside: Outside) {
-        self.outside.force_push(outside);
+    pub(super) fn notify(&self, slow_path_state: SlowPathState) {
+        self.slow_path_state.force_push(slow_path_state);
     }
 
     /// Starts the thread on these CPUs; on any if there are none. `on_failure` is called if it ends unexpectedly.
@@ -98,36 +98,36 @@ impl SlowPathHandle {
         Ok(())
     }
 
-    /// Whether the thread has not failed and does not hang.
-    pub(super) fn is_well(&self) -> bool {
-        self.is_alive.load(Ordering::Acquire) && !self.pulse.is_hung()
+    /// Whether the thread runs and doesn't hang.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.is_alive.load(Ordering::Acquire) && !self.health.is_hung()
     }
 
-    /// Since when it hangs, if it does.
+    /// When it started to hang, if it does.
     pub(super) fn hung_since(&self) -> Option<SystemTime> {
-        self.pulse.hung_since()
+        self.health.hung_since()
     }
 
-    /// How often it has begun to hang.
+    /// How often it has started to hang.
     pub(super) fn hangs(&self) -> u64 {
-        self.pulse.hangs()
+        self.health.hangs()
     }
 
-    /// What the watch over hanging threads needs.
+    /// What the watchdog needs.
     pub(super) fn watched(&self) -> Watched {
         let (is_alive, counters) = (Arc::clone(&self.is_alive), Arc::clone(&self.counters));
-        let turns = move || is_alive.load(Ordering::Acquire).then(|| counters.turns.value());
+        let iterations = move || is_alive.load(Ordering::Acquire).then(|| counters.iterations.value());
         Watched {
             name: NAME.to_owned(),
-            pulse: Arc::clone(&self.pulse),
-            turns: Box::new(turns),
+            health: Arc::clone(&self.health),
+            iterations: Box::new(iterations),
             thread: Arc::default(),
             hangs_after: SLOW_PATH_HANGS,
-            tell: Box::new(|_| ()),
+            notify: Box::new(|_| ()),
         }
     }
 
-    /// Ends the thread, and waits for it.
+    /// Ends the thread and waits for it.
     pub(super) fn stop(&mut self) {
         self.stop.store(true, Ordering::Release);
         join(self.thread.take());

@@ -1,8 +1,8 @@
-//! The number of local ports of `fullnat` in use, by SNAT address and backend, for metrics.
+//! Local ports of `fullnat` in use, by SNAT address and backend, for metrics.
 //!
-//! Nothing is counted per packet: on request, workers walk their tables, a few buckets per turn. The reader waits for
-//! them with a time limit. If they have not finished by then, it gets the previous count, and the current count
-//! continues for the next reader.
+//! Nothing is counted per packet. On request, workers walk their tables, some hash buckets per loop iteration. The
+//! reader waits for them with a time limit. If they don't finish in time, it gets the previous count, and the next
+//! reader continues the current one.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -26,7 +26,7 @@ pub struct SnatPortStats {
     pub ports: [(Phase, u64); 4],
 }
 
-/// The last count, and the current one.
+/// The last finished count, and the current one.
 #[derive(Debug, Default)]
 pub(super) struct SnatUsage(Mutex<Counting>);
 
@@ -35,20 +35,20 @@ pub(super) type Answer = Receiver<Vec<Option<SnatPorts>>>;
 
 #[derive(Debug, Default)]
 struct Counting {
-    under_way: bool,
-    asked: Vec<Answer>,
+    in_progress: bool,
+    answers: Vec<Answer>,
     found: Vec<Vec<Option<SnatPorts>>>,
     last: Vec<SnatPortStats>,
 }
 
 impl Counting {
-    /// Collects answers until `until`. The count ends when all workers have answered, or cannot answer any more.
+    /// Collects answers until `until`. The count is finished when all workers have answered or can't answer any more.
     fn collect(&mut self, until: Instant) {
-        if !self.under_way {
+        if !self.in_progress {
             return;
         }
-        let Self { asked, found, .. } = self;
-        asked.retain(|answer| match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        let Self { answers, found, .. } = self;
+        answers.retain(|answer| match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(counts) => {
                 found.push(counts);
                 false
@@ -56,8 +56,8 @@ impl Counting {
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => false,
         });
-        if asked.is_empty() {
-            self.under_way = false;
+        if answers.is_empty() {
+            self.in_progress = false;
             self.last = self.sum();
         }
     }
@@ -82,16 +82,16 @@ impl Counting {
 }
 
 impl SnatUsage {
-    /// The number of ports in use. `ask` sends the request to all workers that can be asked. If they do not finish
-    /// within `wait`, the result is the last finished count; it is empty before the first.
-    pub(super) fn read(&self, wait: Duration, ask: impl FnOnce() -> Vec<Answer>) -> Vec<SnatPortStats> {
+    /// The number of ports in use. `query` sends the request to all available workers. If they don't finish within
+    /// `wait`, the result is the last finished count, which is empty at first.
+    pub(super) fn read(&self, wait: Duration, query: impl FnOnce() -> Vec<Answer>) -> Vec<SnatPortStats> {
         let until = Instant::now() + wait;
         let mut counting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Answers that an earlier reader did not wait for.
+        // Answers that an earlier reader didn't wait for.
         counting.collect(Instant::now());
-        if !counting.under_way {
-            counting.asked = ask();
-            counting.under_way = true;
+        if !counting.in_progress {
+            counting.answers = query();
+            counting.in_progress = true;
         }
         counting.collect(until);
         counting.last.clone()

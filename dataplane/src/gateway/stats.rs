@@ -1,7 +1,7 @@
-//! The counters of a gateway, summed over its workers: plain values for metrics and tables.
+//! The counters of a gateway, summed over its workers, as plain values for metrics and tables.
 //!
-//! They are read from counters with one writer each, at any time, by any thread; only control's own ledger is locked.
-//! Each number was correct a moment ago, but not all at the same moment.
+//! Any thread may read them at any time; only the control plane's ledger is locked. Each value was correct a moment
+//! ago, but not all at the same moment.
 
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use super::worker_handle::WorkerStats;
 use super::worker_pool::WorkerPool;
 use crate::flow_memory::{Restoration, Restored};
 use crate::punt::class::{ClassCounters, PuntClass};
-use crate::worker::{Question, SnatQuestion};
+use crate::worker::{Query, SnatPortQuery};
 
-/// The maximum number of pairs of a SNAT address and a backend that are counted. Further pairs are left out.
+/// Maximum number of counted pairs of a SNAT address and a backend. Further pairs are ignored.
 const PAIRS_MAX: usize = 1 << 16;
 
 /// All counters of a gateway.
@@ -42,39 +42,39 @@ pub struct Stats {
     pub punts: Vec<(PuntReason, u64)>,
     /// Frames handed over between workers.
     pub hand_overs: u64,
-    /// Of a sample of packets, those that arrived at the worker that RSS computes. 0 where it is not computed.
+    /// Sampled packets that arrived at the worker that RSS computes; 0 if it isn't computed.
     pub arrivals_as_computed: u64,
-    /// Of the sample, those that arrived at another worker.
+    /// Sampled packets that arrived at another worker.
     pub arrivals_elsewhere: u64,
     /// Indexed by worker.
     pub workers: Vec<WorkerStats>,
-    /// The durations of the turns of each worker's loop that had work, in nanoseconds, indexed by worker.
-    pub turns: Vec<Durations>,
+    /// Durations of loop iterations with work, in nanoseconds, indexed by worker.
+    pub iterations: Vec<Durations>,
     /// How long frames for the kernel waited in their queue, in nanoseconds.
     pub punt_queue: Durations,
-    /// Flows that left their table, by reason.
+    /// Flows removed from the tables, by reason.
     pub evictions: Vec<(EvictionReason, u64)>,
     /// New flows refused because all flows that could have been evicted were established.
     pub flows_refused: u64,
     /// How often a worker set a backend aside because it refused or ignored new connections.
     pub backends_set_aside: u64,
-    /// How often one of these answered again.
+    /// How often a backend that was set aside accepted connections again.
     pub backends_returned: u64,
-    /// Resets and ICMP errors that were not sent because of a limit, by kind.
+    /// Resets and ICMP errors suppressed by a rate limit, by kind.
     pub answers_suppressed: Vec<(AnswerKind, u64)>,
     /// How often an ICMP error reduced the path MTU of a tunnel.
-    pub path_mtus_learnt: u64,
+    pub path_mtus_received: u64,
     /// The slow path.
     pub slow_path: SlowPathStats,
-    /// Frames for the kernel, by their class.
+    /// Frames for the kernel, by class.
     pub punt_classes: Vec<(PuntClass, PuntClassStats)>,
     /// The usage of the table of next hops.
     pub neighbors: NeighborUsage,
-    /// The flows of earlier processes; `None` if flow tables end with the process.
+    /// The flows of earlier processes; `None` if flow tables don't survive a restart.
     pub restored: Option<Restored>,
 }
 
-/// One interface, as counted by its workers.
+/// One interface, as counted by the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InterfaceStats {
     /// Frames received.
@@ -87,9 +87,9 @@ pub struct InterfaceStats {
     pub tx_bytes: u64,
     /// Packets in which another station claimed an address of ours.
     pub address_conflicts: u64,
-    /// Packets of a sample whose transport checksum was looked at.
+    /// Sampled packets whose transport checksum was checked.
     pub checksums_sampled: u64,
-    /// Of the sample, those whose checksum the sender left to its NIC, and no NIC completed.
+    /// Sampled packets whose sender left the checksum to its NIC, and no NIC completed it.
     pub checksums_partial: u64,
 }
 
@@ -109,25 +109,25 @@ pub struct PuntClassStats {
 pub struct SlowPathStats {
     /// Frames written to the kernel.
     pub to_kernel: u64,
-    /// Frames that the kernel did not accept.
+    /// Frames that the kernel refused.
     pub to_kernel_dropped: u64,
-    /// Frames of the kernel that were passed to workers.
+    /// Frames of the kernel passed to workers.
     pub from_kernel: u64,
-    /// Frames of the kernel that were dropped, because there was no memory or no room.
+    /// Frames of the kernel dropped because memory or queue capacity was exhausted.
     pub from_kernel_dropped: u64,
-    /// Requests, probes and announcements that were sent.
+    /// Requests, probes and announcements sent.
     pub neighbor_frames: u64,
-    /// Neighbours that only packets need and that were refused, because all entries of their share are in use.
+    /// Neighbours needed only by packets that were refused because all entries of their share are in use.
     pub neighbors_refused: u64,
-    /// Neighbours that only packets need and that were evicted for newer ones.
+    /// Neighbours needed only by packets that were evicted for newer ones.
     pub neighbors_evicted: u64,
     /// Frames of the kernel and of the resolver that workers sent.
     pub injected: u64,
-    /// Frames of the kernel and of the resolver that were dropped because the transmit queue was full.
+    /// Frames of the kernel and of the resolver dropped because the transmit queue was full.
     pub injected_dropped: u64,
-    /// Whether its thread runs and does not hang.
-    pub is_well: bool,
-    /// How often its thread has begun to hang.
+    /// Whether its thread runs and doesn't hang.
+    pub is_healthy: bool,
+    /// How often its thread has started to hang.
     pub hangs: u64,
 }
 
@@ -146,7 +146,7 @@ pub struct ServiceStats {
     pub port_name: String,
     /// Its forwarding mode.
     pub mode: ForwardingMode,
-    /// What was forwarded, by [`Direction`](tidegate_snapshot::counters::Direction).
+    /// Traffic, by [`Direction`](tidegate_snapshot::counters::Direction).
     pub traffic: [Traffic; 2],
     /// Sampled packets to it whose sender left the checksum to its NIC.
     pub partial_checksums: u64,
@@ -163,9 +163,9 @@ pub struct BackendStats {
     pub address: Addr,
     /// Its port.
     pub port: u16,
-    /// New flows given to it.
+    /// New flows assigned to it.
     pub connections: u64,
-    /// The number of workers that have set it aside, because it refused or ignored new connections.
+    /// The number of workers that have set it aside because it refused or ignored new connections.
     pub set_aside: usize,
 }
 
@@ -190,7 +190,7 @@ impl<F> WorkerPool<F> {
         let nanos = |cycles| self.clock().nanos(cycles);
         let of_class = |class: PuntClass| {
             let count = |read: fn(&ClassCounters) -> &Counter| {
-                sum(&|shared| read(&shared.turns.punts[class as usize]).value())
+                sum(&|shared| read(&shared.loop_counters.punts[class as usize]).value())
             };
             PuntClassStats {
                 passed: count(|counters| &counters.passed),
@@ -212,29 +212,34 @@ impl<F> WorkerPool<F> {
                 .map(|&why| (why, sum(&|shared| shared.counters.punts(why))))
                 .collect(),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
-            arrivals_as_computed: sum(&|shared| shared.turns.arrivals_as_computed.value()),
-            arrivals_elsewhere: sum(&|shared| shared.turns.arrivals_elsewhere.value()),
+            arrivals_as_computed: sum(&|shared| shared.loop_counters.arrivals_as_computed.value()),
+            arrivals_elsewhere: sum(&|shared| shared.loop_counters.arrivals_elsewhere.value()),
             workers: handles
                 .iter()
-                .map(|handle| handle.stats(self.flow_memory().of_worker(handle.place.worker)))
+                .map(|handle| handle.stats(self.flow_memory().of_worker(handle.placement.worker)))
                 .collect(),
-            turns: handles.iter().map(|one| one.shared.turns.busy.read().convert(nanos)).collect(),
+            iterations: handles
+                .iter()
+                .map(|one| one.shared.loop_counters.busy.read().convert(nanos))
+                .collect(),
             punt_queue: slow.punt_queue.read(),
             evictions: EvictionReason::ALL
                 .iter()
-                .map(|&why| (why, sum(&|shared| shared.turns.evictions[why as usize].value())))
+                .map(|&why| (why, sum(&|shared| shared.loop_counters.evictions[why as usize].value())))
                 .collect(),
-            flows_refused: sum(&|shared| shared.turns.flows_refused.value()),
-            backends_set_aside: sum(&|shared| shared.turns.backends_set_aside.value()),
-            backends_returned: sum(&|shared| shared.turns.backends_returned.value()),
+            flows_refused: sum(&|shared| shared.loop_counters.flows_refused.value()),
+            backends_set_aside: sum(&|shared| shared.loop_counters.backends_set_aside.value()),
+            backends_returned: sum(&|shared| shared.loop_counters.backends_returned.value()),
             answers_suppressed: AnswerKind::ALL
                 .iter()
-                .map(|&kind| (kind, sum(&|shared| shared.turns.answers_suppressed[kind.index()].value())))
+                .map(|&kind| {
+                    (kind, sum(&|shared| shared.loop_counters.answers_suppressed[kind.index()].value()))
+                })
                 .collect(),
             punt_classes: PuntClass::ALL.map(|class| (class, of_class(class))).into(),
             neighbors: self.neighbors().usage(),
             restored: self.restoration().map(Restoration::found),
-            path_mtus_learnt: self.neighbors().path_mtus().learnt(),
+            path_mtus_received: self.neighbors().path_mtus().learnt(),
             slow_path: SlowPathStats {
                 to_kernel: slow.to_kernel.value(),
                 to_kernel_dropped: slow.to_kernel_dropped.value(),
@@ -243,15 +248,15 @@ impl<F> WorkerPool<F> {
                 neighbor_frames: slow.neighbor_frames.value(),
                 neighbors_refused: slow.neighbors_refused.value(),
                 neighbors_evicted: slow.neighbors_evicted.value(),
-                injected: sum(&|shared| shared.turns.injected.value()),
-                injected_dropped: sum(&|shared| shared.turns.injected_dropped.value()),
-                is_well: self.slow_path().is_well(),
+                injected: sum(&|shared| shared.loop_counters.injected.value()),
+                injected_dropped: sum(&|shared| shared.loop_counters.injected_dropped.value()),
+                is_healthy: self.slow_path().is_healthy(),
                 hangs: self.slow_path().hangs(),
             },
         }
     }
 
-    /// The counts of the services of the published snapshot, since each of them was created.
+    /// The counts of the services of the published snapshot, since each was created.
     #[must_use]
     pub fn service_stats(&self) -> Vec<ServiceStats> {
         let control = self.control();
@@ -296,11 +301,11 @@ impl<F> WorkerPool<F> {
         backends.filter(|&id| control.ledger.set_aside(id) > 0).collect()
     }
 
-    /// The service ports that are under a SYN flood at a worker, which answers it with SYN cookies: namespace, name and
-    /// key, sorted by key.
+    /// The service ports under SYN flood at a worker, which then sends SYN cookies: namespace, name and key, sorted by
+    /// key.
     #[must_use]
     pub fn flooded_services(&self) -> Vec<(String, String, ServiceKey)> {
-        if self.handles().iter().all(|handle| handle.shared.turns.services_under_flood.value() == 0) {
+        if self.handles().iter().all(|handle| handle.shared.loop_counters.services_under_flood.value() == 0) {
             return Vec::new();
         }
         let control = self.control();
@@ -309,32 +314,32 @@ impl<F> WorkerPool<F> {
         flooded.map(|(_, info)| (info.namespace.clone(), info.name.clone(), info.key)).collect()
     }
 
-    /// The secret by which the published snapshot chooses backends, if there is one.
+    /// The secret by which the published snapshot selects backends, if any.
     #[must_use]
     pub fn selection_key(&self) -> Option<SelectionKey> {
         self.control().publisher.current().snapshot.policy().selection_key
     }
 
-    /// The number of local ports in use. If the workers do not finish the count within `wait`, the result is the last
-    /// finished count; it is empty before the first.
+    /// The number of local ports in use. If the workers don't finish within `wait`, the result is the last finished
+    /// count, which is empty at first.
     #[must_use]
     pub fn snat_ports(&self, wait: Duration) -> Vec<SnatPortStats> {
-        self.snat_usage().read(wait, || self.ask_for_ports())
+        self.snat_usage().read(wait, || self.query_ports())
     }
 
-    /// Asks all workers that can be asked.
-    fn ask_for_ports(&self) -> Vec<Answer> {
+    /// Queries all available workers.
+    fn query_ports(&self) -> Vec<Answer> {
         let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
         if pairs == 0 {
             return Vec::new();
         }
         let mailboxes = self.exchange().mailboxes.iter();
-        let asked = mailboxes.filter_map(|mailbox| {
+        let answers = mailboxes.filter_map(|mailbox| {
             let (reply, answer) = sync_channel(1);
-            let question = Question::SnatPorts(SnatQuestion::new(pairs, reply));
-            mailbox.ask(question).ok().map(|()| answer)
+            let query = Query::SnatPorts(SnatPortQuery::new(pairs, reply));
+            mailbox.query(query).ok().map(|()| answer)
         });
-        asked.collect()
+        answers.collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the threads of a gateway have in common: their start, their end, their CPUs, and how a failure is reported.
+//! Helpers for the threads of a gateway: starting, ending, pinning them, and reporting failures.
 
 use std::any::Any;
 use std::io;
@@ -10,19 +10,19 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::error::WorkerPoolError;
 
-/// The failure of a thread of the dataplane: it ended unexpectedly, or it is a worker or the slow path and hangs for good.
+/// The failure of a dataplane thread: it ended unexpectedly, or it is a worker or the slow path and hangs for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerFailure {
-    /// `worker 0`, `slow path`, `link watcher`, `restoration of flows` or `watch over hanging threads`.
+    /// `worker 0`, `slow path`, `link watcher`, `flow restoration` or `thread watchdog`.
     pub thread: String,
-    /// The message of its panic, or what it does.
+    /// The message of its panic, or a description of the failure.
     pub message: String,
 }
 
 /// Called when a thread of the dataplane fails. If it has ended, it is called on that thread.
 pub type OnFailure = Arc<dyn Fn(&WorkerFailure) + Send + Sync>;
 
-/// Restricts this thread to these CPUs. With an empty list, nothing changes.
+/// Restricts this thread to these CPUs. An empty list changes nothing.
 pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
@@ -32,8 +32,8 @@ pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Runs the body of a thread that the gateway needs. If it panics, that is logged, and `on_failure` is called: without the
-/// thread the gateway would say that all is well, with links or workers that nobody looks at, or would never be ready.
+/// Runs the body of a thread that the gateway depends on. A panic is logged and passed to `on_failure`: without the
+/// thread, the gateway would report healthy links and workers that nothing monitors, or never be ready.
 pub(crate) fn guarded(name: &str, on_failure: Option<&OnFailure>, body: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
     let failure = WorkerFailure { thread: name.to_owned(), message: message_of(panic.as_ref()) };
@@ -62,7 +62,7 @@ pub(crate) fn spawn(
 
 pub(crate) fn join(thread: Option<JoinHandle<()>>) {
     if let Some(thread) = thread {
-        // Panics of the worker are caught and reported; a panic that arrives here is from the callback.
+        // Panics of the worker are already reported; this one is from the callback.
         let _ = thread.join();
     }
 }
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// What is reported when a guarded thread with this body has ended.
+    /// What is reported when a guarded thread with this body ends.
     fn reported(body: impl FnOnce() + Send + 'static) -> Vec<WorkerFailure> {
         let reports = Arc::new(Mutex::new(Vec::new()));
         let of_thread = Arc::clone(&reports);

@@ -1,10 +1,10 @@
-//! Notices that a worker or the slow path hangs: that it is alive and does not come back to the beginning of its loop.
+//! Detects a worker or slow path that hangs: its thread exists but its loop makes no progress.
 //!
-//! A thread looks at the numbers of their turns [`CHECK_EVERY`]. The worker pool shows what it found
-//! ([`Pulse::is_hung`]); only this thread writes it.
+//! A thread compares the iteration counters every [`CHECK_EVERY`]. The worker pool reports the result
+//! ([`ThreadHealth::is_hung`]), which only this thread writes.
 //!
-//! Invariant: checks decide, not a clock. If the whole process was stopped, or the machine was paused, no thread has made a
-//! turn, but this one has not looked either. So nothing hangs when they go on.
+//! Invariant: checks are counted, not time. If the process was stopped or the machine paused, no thread has made
+//! progress, but nothing was checked either, so no thread counts as hung afterwards.
 
 use std::io;
 use std::sync::Arc;
@@ -14,77 +14,78 @@ use std::time::{Duration, SystemTime};
 
 use super::threads::{OnFailure, WorkerFailure, confine, guarded};
 
-/// How often the turns are looked at.
+/// Interval between two checks.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
-/// A worker without a turn in so many checks hangs. A worker makes a turn at least every few milliseconds, and even a busy
-/// machine runs it many times in this time.
+/// A worker without progress in this many checks hangs. It runs an iteration at least every few milliseconds, and even
+/// a busy machine schedules it many times in this period.
 pub(super) const WORKER_HANGS: u32 = 4;
-/// The same if the kernel does not let the worker run, because others use its core. It forwards too little then, but goes on.
+/// The limit for a worker that the kernel doesn't run because others use its core. It forwards too little then, but
+/// isn't stuck.
 const STARVED_HANGS: u32 = 20;
-/// The same for the slow path, which may wait for the kernel to take thousands of routes.
+/// The limit for the slow path, which may wait while the kernel installs thousands of routes.
 pub(super) const SLOW_PATH_HANGS: u32 = 30;
-/// After so many checks without a turn the thread is given up, unless it waits for a core.
+/// A thread without progress in this many checks is given up, unless it waits for a core.
 const GIVEN_UP: u32 = 50;
 
-/// What is known of one thread.
+/// The state of one thread.
 #[derive(Debug, Default)]
-pub(super) struct Pulse {
-    /// Since when it hangs, in milliseconds since 1970; 0 if it does not.
+pub(super) struct ThreadHealth {
+    /// When it started to hang, in milliseconds since 1970; 0 if it doesn't.
     since: AtomicU64,
-    /// How often it has begun to hang.
+    /// How often it has started to hang.
     hangs: AtomicU64,
 }
 
-impl Pulse {
+impl ThreadHealth {
     pub(super) fn is_hung(&self) -> bool {
         self.since.load(Ordering::Acquire) != 0
     }
 
-    /// Since when it hangs, if it does.
+    /// When it started to hang, if it does.
     pub(super) fn hung_since(&self) -> Option<SystemTime> {
         let since = self.since.load(Ordering::Acquire);
         (since != 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(since))
     }
 
-    /// How often it has begun to hang.
+    /// How often it has started to hang.
     pub(super) fn hangs(&self) -> u64 {
         self.hangs.load(Ordering::Relaxed)
     }
 }
 
-/// A thread that is watched.
+/// A monitored thread.
 pub(super) struct Watched {
-    /// What people call it (`worker 0`).
+    /// Its name in logs (`worker 0`).
     pub(super) name: String,
-    pub(super) pulse: Arc<Pulse>,
-    /// The number of its turns; `None` while none is expected: it starts, restores flows, or has ended.
-    pub(super) turns: Box<dyn Fn() -> Option<u64> + Send>,
-    /// Its number in the kernel, where waiting for a core does not count at once; 0 elsewhere and before it runs.
+    pub(super) health: Arc<ThreadHealth>,
+    /// Its iteration counter; `None` while no progress is expected: it starts, restores flows, or has ended.
+    pub(super) iterations: Box<dyn Fn() -> Option<u64> + Send>,
+    /// Its thread id, used to distinguish waiting for a core from hanging; 0 before it runs.
     pub(super) thread: Arc<AtomicU32>,
-    /// The number of checks without a turn after which it hangs.
+    /// It hangs after this many checks without progress.
     pub(super) hangs_after: u32,
     /// Called with whether it hangs, when that changes.
-    pub(super) tell: Box<dyn Fn(bool) + Send>,
+    pub(super) notify: Box<dyn Fn(bool) + Send>,
 }
 
-/// Called when a thread begins or ceases to hang, on the thread that noticed it.
+/// Called when a thread starts or stops hanging, on the thread that detected it.
 pub type OnHang = Arc<dyn Fn() + Send + Sync>;
 
-/// The watching thread.
+/// The monitoring thread.
 #[derive(Debug)]
-pub(super) struct PulseThread {
+pub(super) struct Watchdog {
     thread: JoinHandle<()>,
     stop: Arc<AtomicBool>,
-    /// How often it has looked at all threads.
-    looks: Arc<AtomicU64>,
+    /// Completed rounds of checks.
+    checks: Arc<AtomicU64>,
 }
 
-impl PulseThread {
-    /// Starts it on these CPUs; on any if there are none. `on_failure` is called if a watched thread is given up, or if this
-    /// one panics.
+impl Watchdog {
+    /// Starts the watchdog on these CPUs; on any if there are none. `on_failure` is called if a monitored thread is
+    /// given up, or if the watchdog itself panics.
     ///
     /// # Errors
-    /// The thread cannot be created.
+    /// If the thread can't be created.
     pub(super) fn start(
         watched: Vec<Watched>,
         cpus: Vec<usize>,
@@ -92,17 +93,17 @@ impl PulseThread {
         on_failure: Option<OnFailure>,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let looks = Arc::<AtomicU64>::default();
-        let (stopped, looked) = (Arc::clone(&stop), Arc::clone(&looks));
+        let checks = Arc::<AtomicU64>::default();
+        let (stopped, checked) = (Arc::clone(&stop), Arc::clone(&checks));
         let body = move || {
-            guarded("watch over hanging threads", on_failure.as_ref(), || {
+            guarded("thread watchdog", on_failure.as_ref(), || {
                 if let Err(error) = confine(&cpus) {
-                    tracing::warn!(?cpus, %error, "cannot keep the watch over workers off their cores");
+                    tracing::warn!(?cpus, %error, "cannot keep the watchdog off the cores of the workers");
                 }
                 let mut checks: Vec<Check> = watched.into_iter().map(Check::new).collect();
                 while !stopped.load(Ordering::Acquire) {
                     let changed = checks.iter_mut().fold(false, |any, check| {
-                        let found = check.look();
+                        let found = check.run();
                         if found == Found::GivenUp
                             && let Some(fail) = &on_failure
                         {
@@ -113,25 +114,25 @@ impl PulseThread {
                     if changed {
                         on_hang();
                     }
-                    looked.fetch_add(1, Ordering::Relaxed);
+                    checked.fetch_add(1, Ordering::Relaxed);
                     std::thread::park_timeout(CHECK_EVERY);
                 }
             });
         };
-        let thread = std::thread::Builder::new().name("tg-pulse".to_owned()).spawn(body)?;
-        Ok(Self { thread, stop, looks })
+        let thread = std::thread::Builder::new().name("tg-watchdog".to_owned()).spawn(body)?;
+        Ok(Self { thread, stop, checks })
     }
 
-    /// How often it has looked at all threads.
-    pub(super) fn looks(&self) -> u64 {
-        self.looks.load(Ordering::Relaxed)
+    /// How often all threads have been checked.
+    pub(super) fn checks(&self) -> u64 {
+        self.checks.load(Ordering::Relaxed)
     }
 
     /// Ends the thread and waits for it.
     pub(super) fn end(self) {
         self.stop.store(true, Ordering::Release);
         self.thread.thread().unpark();
-        // A panic of the callback for failures was reported by the hook.
+        // A panic of the failure callback was already reported.
         let _ = self.thread.join();
     }
 }
@@ -143,10 +144,10 @@ fn given_up() -> String {
 /// The checks of one thread.
 struct Check {
     of: Watched,
-    /// The turns at the last check.
-    turns: Option<u64>,
-    /// Checks since it made a turn.
-    without: u32,
+    /// Its iteration counter at the last check.
+    iterations: Option<u64>,
+    /// Checks since it made progress.
+    stalled: u32,
     /// Its CPU time at the first of them.
     cpu_time: Option<Duration>,
     is_hung: bool,
@@ -157,48 +158,48 @@ struct Check {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// It has begun or ceased to hang.
+    /// It has started or stopped hanging.
     Changed,
-    /// It has hung for so long that only a new process helps.
+    /// It has hung for so long that only a restart of the process helps.
     GivenUp,
 }
 
 impl Check {
     fn new(of: Watched) -> Self {
-        Self { of, turns: None, without: 0, cpu_time: None, is_hung: false, is_given_up: false }
+        Self { of, iterations: None, stalled: 0, cpu_time: None, is_hung: false, is_given_up: false }
     }
 
-    fn look(&mut self) -> Found {
-        let turns = (self.of.turns)();
-        let goes_on = turns.is_none() || turns != self.turns;
-        self.turns = turns;
-        if goes_on {
-            (self.without, self.is_given_up) = (0, false);
+    fn run(&mut self) -> Found {
+        let iterations = (self.of.iterations)();
+        let has_progressed = iterations.is_none() || iterations != self.iterations;
+        self.iterations = iterations;
+        if has_progressed {
+            (self.stalled, self.is_given_up) = (0, false);
             return self.change(false);
         }
-        self.without = self.without.saturating_add(1);
-        if self.without == 1 {
+        self.stalled = self.stalled.saturating_add(1);
+        if self.stalled == 1 {
             self.cpu_time = usage(self.of.thread.load(Ordering::Relaxed)).map(|(time, _)| time);
         }
         if !self.is_hung
-            && self.without >= self.of.hangs_after
-            && (self.without >= STARVED_HANGS || !self.is_starved())
+            && self.stalled >= self.of.hangs_after
+            && (self.stalled >= STARVED_HANGS || !self.is_starved())
         {
             return self.change(true);
         }
         // A new process would not get a core either.
-        if self.without >= GIVEN_UP && !self.is_given_up && !self.is_starved() {
+        if self.stalled >= GIVEN_UP && !self.is_given_up && !self.is_starved() {
             self.is_given_up = true;
             return Found::GivenUp;
         }
         Found::Nothing
     }
 
-    /// Whether it would go on if it had a core.
+    /// Whether it only lacks a core.
     fn is_starved(&self) -> bool {
         let usage = usage(self.of.thread.load(Ordering::Relaxed));
         let Some((before, (time, is_runnable))) = self.cpu_time.zip(usage) else { return false };
-        let enough = CHECK_EVERY * (self.without - 1) / 4;
+        let enough = CHECK_EVERY * (self.stalled - 1) / 4;
         is_runnable && time.saturating_sub(before) < enough
     }
 
@@ -207,23 +208,25 @@ impl Check {
             return Found::Nothing;
         }
         self.is_hung = is_hung;
-        let Watched { name, pulse, tell, .. } = &self.of;
+        let Watched { name, health, notify, .. } = &self.of;
         if is_hung {
-            let since = SystemTime::now() - CHECK_EVERY * self.without;
+            let since = SystemTime::now() - CHECK_EVERY * self.stalled;
             let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            pulse.since.store(u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1), Ordering::Release);
-            pulse.hangs.fetch_add(1, Ordering::Relaxed);
+            health
+                .since
+                .store(u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1), Ordering::Release);
+            health.hangs.fetch_add(1, Ordering::Relaxed);
             tracing::error!(thread = name, "the thread hangs: the gateway is not ready");
         } else {
-            pulse.since.store(0, Ordering::Release);
-            tracing::info!(thread = name, "the thread goes on");
+            health.since.store(0, Ordering::Release);
+            tracing::info!(thread = name, "the thread makes progress again");
         }
-        tell(is_hung);
+        notify(is_hung);
         Found::Changed
     }
 }
 
-/// The CPU time of a thread of this process, and whether it runs or would run if it had a core.
+/// The CPU time of a thread of this process, and whether it is running or runnable.
 fn usage(thread: u32) -> Option<(Duration, bool)> {
     if thread == 0 {
         return None;
@@ -239,97 +242,101 @@ fn usage(thread: u32) -> Option<(Duration, bool)> {
 mod tests {
     use super::*;
 
-    fn check(turns: &Arc<AtomicU64>) -> (Check, Arc<Pulse>) {
-        let (pulse, turns) = (Arc::<Pulse>::default(), Arc::clone(turns));
-        // The highest number stands for a thread from which no turn is expected.
-        let read = move || Some(turns.load(Ordering::Relaxed)).filter(|&turns| turns != u64::MAX);
+    fn check(iterations: &Arc<AtomicU64>) -> (Check, Arc<ThreadHealth>) {
+        let (health, iterations) = (Arc::<ThreadHealth>::default(), Arc::clone(iterations));
+        // The maximum stands for a thread that is not expected to make progress.
+        let read =
+            move || Some(iterations.load(Ordering::Relaxed)).filter(|&iterations| iterations != u64::MAX);
         let of = Watched {
             name: "worker 0".into(),
-            pulse: Arc::clone(&pulse),
-            turns: Box::new(read),
+            health: Arc::clone(&health),
+            iterations: Box::new(read),
             thread: Arc::default(),
             hangs_after: WORKER_HANGS,
-            tell: Box::new(|_| ()),
+            notify: Box::new(|_| ()),
         };
-        (Check::new(of), pulse)
+        (Check::new(of), health)
     }
 
     #[test]
-    fn a_thread_hangs_after_some_checks_without_a_turn_and_is_given_up_once_after_many() {
-        let turns = Arc::new(AtomicU64::new(7));
-        let (mut check, pulse) = check(&turns);
-        assert_eq!(check.look(), Found::Nothing, "the first look finds a number that it does not know");
-        let found: Vec<Found> = (0..2 * GIVEN_UP).map(|_| check.look()).collect();
+    fn a_thread_without_progress_hangs_and_is_given_up_once_much_later() {
+        let iterations = Arc::new(AtomicU64::new(7));
+        let (mut check, health) = check(&iterations);
+        assert_eq!(check.run(), Found::Nothing, "the first check has nothing to compare with");
+        let found: Vec<Found> = (0..2 * GIVEN_UP).map(|_| check.run()).collect();
         let at = |wanted| -> Vec<usize> { (0..found.len()).filter(|&n| found[n] == wanted).collect() };
         assert_eq!(at(Found::Changed), [WORKER_HANGS as usize - 1]);
         assert_eq!(at(Found::GivenUp), [GIVEN_UP as usize - 1]);
-        assert!(pulse.is_hung() && pulse.hung_since().is_some_and(|since| since < SystemTime::now()));
-        turns.store(8, Ordering::Relaxed);
-        assert_eq!((check.look(), check.look()), (Found::Changed, Found::Nothing));
-        assert_eq!((pulse.is_hung(), pulse.hangs()), (false, 1));
+        assert!(health.is_hung() && health.hung_since().is_some_and(|since| since < SystemTime::now()));
+        iterations.store(8, Ordering::Relaxed);
+        assert_eq!((check.run(), check.run()), (Found::Changed, Found::Nothing));
+        assert_eq!((health.is_hung(), health.hangs()), (false, 1));
     }
 
     #[test]
-    fn a_thread_from_which_no_turn_is_expected_does_not_hang() {
-        let turns = Arc::new(AtomicU64::new(u64::MAX));
-        let (mut check, pulse) = check(&turns);
-        assert!((0..2 * GIVEN_UP).all(|_| check.look() == Found::Nothing) && !pulse.is_hung());
-        turns.store(1, Ordering::Relaxed);
-        let looks = (0..WORKER_HANGS).filter(|_| check.look() != Found::Nothing).count();
-        assert_eq!(looks, 0, "its time begins with the first turn that is expected");
+    fn a_thread_that_need_not_progress_does_not_hang() {
+        let iterations = Arc::new(AtomicU64::new(u64::MAX));
+        let (mut check, health) = check(&iterations);
+        assert!((0..2 * GIVEN_UP).all(|_| check.run() == Found::Nothing) && !health.is_hung());
+        iterations.store(1, Ordering::Relaxed);
+        let checks = (0..WORKER_HANGS).filter(|_| check.run() != Found::Nothing).count();
+        assert_eq!(checks, 0, "it is checked from the first expected iteration");
     }
 
     #[test]
-    fn the_watch_counts_its_looks() {
-        let watch = PulseThread::start(Vec::new(), Vec::new(), Arc::new(|| ()), None).expect("a thread");
-        while watch.looks() < 2 {
+    fn the_watchdog_counts_its_checks() {
+        let watch = Watchdog::start(Vec::new(), Vec::new(), Arc::new(|| ()), None).expect("a thread");
+        while watch.checks() < 2 {
             std::thread::yield_now();
         }
         watch.end();
     }
 
     #[test]
-    fn a_watch_that_panics_reports_its_own_failure() {
+    fn a_watchdog_that_panics_reports_its_own_failure() {
         let watched = Watched {
             name: "worker 0".into(),
-            pulse: Arc::default(),
-            turns: Box::new(|| -> Option<u64> { panic!("on purpose") }),
+            health: Arc::default(),
+            iterations: Box::new(|| -> Option<u64> { panic!("on purpose") }),
             thread: Arc::default(),
             hangs_after: WORKER_HANGS,
-            tell: Box::new(|_| ()),
+            notify: Box::new(|_| ()),
         };
         let (report, reported) = std::sync::mpsc::channel();
-        let on_failure: OnFailure =
-            Arc::new(move |failure: &WorkerFailure| report.send(failure.clone()).expect("it is heard"));
-        let watch = PulseThread::start(vec![watched], Vec::new(), Arc::new(|| ()), Some(on_failure));
+        let on_failure: OnFailure = Arc::new(move |failure: &WorkerFailure| {
+            report.send(failure.clone()).expect("the test receives it")
+        });
+        let watch = Watchdog::start(vec![watched], Vec::new(), Arc::new(|| ()), Some(on_failure));
         let failure = reported.recv_timeout(Duration::from_secs(60)).expect("it is reported");
         let WorkerFailure { thread, message } = &failure;
-        assert_eq!((thread.as_str(), message.as_str()), ("watch over hanging threads", "on purpose"));
+        assert_eq!((thread.as_str(), message.as_str()), ("thread watchdog", "on purpose"));
         watch.expect("a thread").end();
     }
 
     #[test]
-    fn a_thread_that_waits_for_a_core_hangs_later_than_one_that_sleeps_or_spins() {
-        let turns = Arc::new(AtomicU64::new(7));
+    fn a_thread_waiting_for_a_core_hangs_later_than_one_sleeping_or_spinning() {
+        let iterations = Arc::new(AtomicU64::new(7));
         let hangs_at = |thread: u32, cpu_time: Duration| {
-            let (mut check, _) = check(&turns);
+            let (mut check, _) = check(&iterations);
             check.of.thread.store(thread, Ordering::Relaxed);
             (0..2 * STARVED_HANGS).find(|_| {
-                let found = check.look();
+                let found = check.run();
                 check.cpu_time = check.cpu_time.map(|_| cpu_time);
                 found == Found::Changed
             })
         };
-        // This thread runs. Its CPU time is compared with one that it had before, or will not have soon.
+        // This thread runs. Its CPU time is compared with a past and with a future value.
         let this = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         assert_eq!(hangs_at(this, Duration::MAX), Some(STARVED_HANGS), "it has not used the core");
         let (stop, sleeping) = std::sync::mpsc::channel::<()>();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (notify, thread_id) = std::sync::mpsc::channel();
         let sleeper = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).expect("it is heard");
+            notify
+                .send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
+                .expect("the test receives it");
             sleeping.recv().expect_err("nothing is sent");
         });
-        let thread = told.recv().expect("its number");
+        let thread = thread_id.recv().expect("its number");
         while usage(thread).is_none_or(|(_, is_runnable)| is_runnable) {
             std::thread::yield_now();
         }

@@ -1,14 +1,14 @@
-//! How busy a worker is, over a time that is long enough to be meaningful.
+//! How busy a worker is, over a period long enough to be meaningful.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Readings of a worker's cycles. Ratios are over a time that is long enough to be meaningful and short enough to be
-/// current. The most frequent reader determines that time.
+/// Readings of a worker's cycles. Ratios cover a period that is long enough to be meaningful and short enough to be
+/// current. The most frequent reader determines it.
 #[derive(Debug, Default)]
 pub(super) struct Window(Mutex<Option<(Reading, Reading)>>);
 
-/// The shortest time that a ratio covers.
+/// The shortest period that a ratio covers.
 const WINDOW_MIN: Duration = Duration::from_secs(1);
 
 /// One reading.
@@ -21,11 +21,11 @@ pub(super) struct Reading {
 }
 
 impl Window {
-    /// (busy ratio, cycles per packet) since the previous reading, or since the start for the first.
+    /// Busy ratio and cycles per packet since the previous reading, or since the start for the first.
     pub(super) fn ratios(&self, now: Reading) -> (f64, f64) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let zero = Reading { at: now.at, busy: 0, idle: 0, frames: 0 };
-        let (older, newer) = held.get_or_insert((zero, now));
+        let (older, newer) = readings.get_or_insert((zero, now));
         if now.at.duration_since(newer.at) >= WINDOW_MIN {
             (*older, *newer) = (*newer, now);
         }
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_in_a_hurry_share_one_window() {
+    fn frequent_readers_share_one_window() {
         let window = Window::default();
         let start = Instant::now();
         let reading =

@@ -1,6 +1,6 @@
-//! One worker of a worker pool, seen from outside: its thread, its state, its figures.
+//! One worker of a worker pool as seen from outside: its thread, state and statistics.
 //!
-//! The [`super::worker_pool`] starts workers, queries them and waits for their end. Nothing here knows what they
+//! The [`super::worker_pool`] starts workers, queries them and waits for them to end. Nothing here depends on what they
 //! forward.
 //!
 //! Invariant: if a thread ends unexpectedly, the state is `Failed` and the callback has been called.
@@ -18,12 +18,12 @@ use tidegate_pipeline::pipeline::CookieCounts;
 use tidegate_spec::ids::WorkerIndex;
 
 use super::error::WorkerPoolError;
-use super::pulse::{Pulse, WORKER_HANGS, Watched};
 use super::threads::{OnFailure, WorkerFailure, join, message_of, spawn};
+use super::watchdog::{ThreadHealth, WORKER_HANGS, Watched};
 use super::window::{Reading, Window};
 use crate::drivers::PortQueue;
 use crate::flow_memory::TableMemoryStats;
-use crate::topology::WorkerPlace;
+use crate::topology::WorkerPlacement;
 use crate::worker::{Shared, Worker};
 
 /// The state of a worker's thread.
@@ -36,13 +36,13 @@ pub enum WorkerState {
     Running = 1,
     /// It ended on request.
     Stopped = 2,
-    /// It ended by a panic, or never entered its loop.
+    /// It panicked, or never entered its loop.
     Failed = 3,
-    /// It is in its loop, and makes no progress.
+    /// It is in its loop but makes no progress.
     Hung = 4,
 }
 
-/// The figures of one worker.
+/// The statistics of one worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkerStats {
     /// The worker.
@@ -51,52 +51,52 @@ pub struct WorkerStats {
     pub core: usize,
     /// The state of its thread.
     pub state: WorkerState,
-    /// Share of its time with work, 0 to 1, over the last second or more.
+    /// The fraction of time with work, 0 to 1, over the last second or more.
     pub busy_ratio: f64,
-    /// Cycles per frame over the same time, in turns that had work; 0 without traffic.
+    /// Cycles per frame over that period, in iterations with work; 0 without traffic.
     pub cycles_per_packet: f64,
-    /// Frames that passed through its pipeline since the start.
+    /// Frames processed by its pipeline since the start.
     pub frames: u64,
     /// The number of flows in its tables.
     pub flows: u64,
-    /// The memory that its flow tables have.
+    /// The memory of its flow tables.
     pub flow_memory: TableMemoryStats,
-    /// Events for the resolver that were lost. The next packet creates them again.
+    /// Events for the resolver that were lost. The next packet repeats them.
     pub neighbor_events_lost: u64,
-    /// What became of its SYN cookies.
+    /// Results of its SYN cookies.
     pub syn_cookies: CookieCounts,
-    /// Services that use SYN cookies on it because they are under flood.
+    /// Services under SYN flood, for which it sends SYN cookies.
     pub services_under_flood: u64,
-    /// How often it has begun to hang.
+    /// How often it has started to hang.
     pub hangs: u64,
 }
 
 /// One worker as seen by other threads.
 pub(super) struct WorkerHandle {
-    pub(super) place: WorkerPlace,
+    pub(super) placement: WorkerPlacement,
     pub(super) shared: Arc<Shared>,
     state: Arc<AtomicU8>,
-    pulse: Arc<Pulse>,
-    /// The number of the thread in the kernel; 0 until it runs.
+    health: Arc<ThreadHealth>,
+    /// The thread id; 0 until it runs.
     tid: Arc<AtomicU32>,
     window: Window,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The channel on which a new worker reports its start.
+/// The channel on which a new worker reports that it has started.
 pub(super) struct Readiness {
     worker: WorkerIndex,
     answer: Receiver<Result<(), String>>,
 }
 
 impl WorkerHandle {
-    /// Starts the worker's thread. The thread first calls `enter`, and keeps the result until the worker ends. It then
-    /// calls `make` to create the worker, so that the worker's memory is on its own NUMA node.
+    /// Starts the worker's thread. The thread first calls `enter` and keeps the result until the worker ends. It then
+    /// creates the worker with `make`, so that the worker's memory is on its own NUMA node.
     ///
     /// # Errors
     /// [`WorkerPoolError::Thread`].
     pub(super) fn start<Q: PortQueue + 'static, G>(
-        place: WorkerPlace,
+        placement: WorkerPlacement,
         shared: Arc<Shared>,
         enter: impl FnOnce() -> Result<G, String> + Send + 'static,
         make: impl FnOnce() -> Worker<Q> + Send + 'static,
@@ -106,74 +106,74 @@ impl WorkerHandle {
         let state = Arc::new(AtomicU8::new(WorkerState::Starting as u8));
         let tid: Arc<AtomicU32> = Arc::default();
         let number = Arc::clone(&tid);
-        let life = Life { worker: place.worker, state: Arc::clone(&state), on_failure };
-        let (tell, answer) = sync_channel(1);
+        let thread_state = ThreadState { worker: placement.worker, state: Arc::clone(&state), on_failure };
+        let (notify, answer) = sync_channel(1);
         let body = move || {
             number.store(gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
-            life.live(&tell, enter, make, &stop);
+            thread_state.run(&notify, enter, make, &stop);
         };
-        let thread = spawn(&format!("tg-worker-{}", place.worker), body)?;
-        let (pulse, window) = (Arc::default(), Window::default());
-        let handle = Self { place, shared, state, pulse, tid, window, thread: Some(thread) };
-        Ok((handle, Readiness { worker: place.worker, answer }))
+        let thread = spawn(&format!("tg-worker-{}", placement.worker), body)?;
+        let (health, window) = (Arc::default(), Window::default());
+        let handle = Self { placement, shared, state, health, tid, window, thread: Some(thread) };
+        Ok((handle, Readiness { worker: placement.worker, answer }))
     }
 
-    /// What the watch over hanging threads needs. `tell` is called with whether the worker hangs, when that changes.
-    pub(super) fn watched(&self, tell: Box<dyn Fn(bool) + Send>) -> Watched {
+    /// What the watchdog needs. `notify` is called with whether the worker hangs, when that changes.
+    pub(super) fn watched(&self, notify: Box<dyn Fn(bool) + Send>) -> Watched {
         let (state, shared) = (Arc::clone(&self.state), Arc::clone(&self.shared));
-        let turns = move || {
+        let iterations = move || {
             let is_in_loop = state.load(Ordering::Acquire) == WorkerState::Running as u8;
-            // It restores millions of flows in one turn.
-            let is_expected = is_in_loop && shared.turns.restoring.value() == 0;
-            is_expected.then(|| shared.turns.turns.value())
+            // Restoring millions of flows takes one iteration.
+            let is_expected = is_in_loop && shared.loop_counters.restoring.value() == 0;
+            is_expected.then(|| shared.loop_counters.iterations.value())
         };
         Watched {
-            name: format!("worker {}", self.place.worker),
-            pulse: Arc::clone(&self.pulse),
-            turns: Box::new(turns),
+            name: format!("worker {}", self.placement.worker),
+            health: Arc::clone(&self.health),
+            iterations: Box::new(iterations),
             thread: Arc::clone(&self.tid),
             hangs_after: WORKER_HANGS,
-            tell,
+            notify,
         }
     }
 
-    /// Since when it hangs, if it does.
+    /// When it started to hang, if it does.
     pub(super) fn hung_since(&self) -> Option<SystemTime> {
-        self.pulse.hung_since()
+        self.health.hung_since()
     }
 
-    /// Waits for the end of the worker, which was asked to stop.
+    /// Waits for the worker to end, after the stop request.
     pub(super) fn join(&mut self) {
         join(self.thread.take());
     }
 
     pub(super) fn stats(&self, flow_memory: TableMemoryStats) -> WorkerStats {
-        let turns = &self.shared.turns;
-        let (busy, idle) = (turns.busy.sum(), turns.idle_cycles.value());
-        let frames = turns.frames.value();
+        let iterations = &self.shared.loop_counters;
+        let (busy, idle) = (iterations.busy.sum(), iterations.idle_cycles.value());
+        let frames = iterations.frames.value();
         let (busy_ratio, cycles_per_packet) =
             self.window.ratios(Reading { at: Instant::now(), busy, idle, frames });
-        let [sent, accepted, refused] = [0, 1, 2].map(|n| turns.syn_cookies[n].value());
+        let [sent, accepted, refused] = [0, 1, 2].map(|n| iterations.syn_cookies[n].value());
         WorkerStats {
-            worker: self.place.worker,
-            core: self.place.core,
+            worker: self.placement.worker,
+            core: self.placement.core,
             state: self.state(),
             busy_ratio,
             cycles_per_packet,
             frames,
-            flows: turns.flows.value(),
+            flows: iterations.flows.value(),
             flow_memory,
-            neighbor_events_lost: turns.neighbor_events_lost.value(),
+            neighbor_events_lost: iterations.neighbor_events_lost.value(),
             syn_cookies: CookieCounts { sent, accepted, refused },
-            services_under_flood: turns.services_under_flood.value(),
-            hangs: self.pulse.hangs(),
+            services_under_flood: iterations.services_under_flood.value(),
+            hangs: self.health.hangs(),
         }
     }
 
     pub(super) fn state(&self) -> WorkerState {
         match self.state.load(Ordering::Acquire) {
             0 => WorkerState::Starting,
-            1 if self.pulse.is_hung() => WorkerState::Hung,
+            1 if self.health.is_hung() => WorkerState::Hung,
             1 => WorkerState::Running,
             2 => WorkerState::Stopped,
             _ => WorkerState::Failed,
@@ -185,30 +185,30 @@ impl Readiness {
     /// Waits until the worker is in its loop.
     ///
     /// # Errors
-    /// [`WorkerPoolError::Worker`] with the reason, if it does not enter its loop.
+    /// [`WorkerPoolError::Worker`] with the reason, if it doesn't enter its loop.
     pub(super) fn wait(self) -> Result<(), WorkerPoolError> {
         let message = match self.answer.recv_timeout(START_TIMEOUT) {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(message)) => message,
             Err(RecvTimeoutError::Timeout) => format!("not ready after {START_TIMEOUT:?}"),
-            Err(RecvTimeoutError::Disconnected) => "it panicked while its tables were made".to_owned(),
+            Err(RecvTimeoutError::Disconnected) => "it panicked while creating its tables".to_owned(),
         };
         Err(WorkerPoolError::Worker { worker: self.worker, message })
     }
 }
 
-/// The maximum time for the creation of a worker's tables: zeroing a gigabyte takes a second.
+/// The time limit for creating a worker's tables: zeroing a gigabyte takes a second.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The state of one worker's thread.
-struct Life {
+/// Reports the state of one worker's thread.
+struct ThreadState {
     worker: WorkerIndex,
     state: Arc<AtomicU8>,
     on_failure: Option<OnFailure>,
 }
 
-impl Life {
-    fn live<Q: PortQueue, G>(
+impl ThreadState {
+    fn run<Q: PortQueue, G>(
         &self,
         ready: &SyncSender<Result<(), String>>,
         enter: impl FnOnce() -> Result<G, String>,
@@ -216,10 +216,10 @@ impl Life {
         stop: &AtomicBool,
     ) {
         let _place = match enter() {
-            Ok(place) => place,
+            Ok(placement) => placement,
             Err(message) => {
                 self.set(WorkerState::Failed);
-                // The starter waits with a limit and may have stopped waiting.
+                // The starter waits with a limit and may have given up.
                 let _ = ready.send(Err(message));
                 return;
             }

@@ -1,15 +1,15 @@
-//! The state of a device that survives a crash: the process that uses it, and the original values of sysctls that it
+//! Device state that survives a crash: the process that uses the device, and the original values of the sysctls that it
 //! changed.
 //!
-//! There is a small file below [`DIRECTORY`] for each device. It is written when the device is locked and removed when
-//! it is released. After a `kill -9` the file remains, and the next process reads the original values from it.
+//! Each device has a small file below [`DIRECTORY`]. It is written when the device is locked and removed when it is
+//! released. After a `kill -9` the file remains, and the next process reads the original values from it.
 //!
-//! A device belongs to a network namespace, and the file's name begins with the inode number of that namespace. When
-//! the namespace no longer exists, neither do its devices and their sysctls, and the kernel later reuses the number.
-//! [`sweep`] removes such files at each start of a gateway, and only if it is certain ([`namespaces::gone`]).
+//! A device belongs to a network namespace, and the file name begins with the inode number of that namespace. When the
+//! namespace is deleted, so are its devices and their sysctls, and the kernel later reuses the number. [`sweep`]
+//! removes such files when a gateway starts, but only if the namespace is certain to be gone ([`namespaces::gone`]).
 //!
-//! Invariant: nothing depends on the file existing or being correct. Without it, the current value of a sysctl counts
-//! as the original, and the kernel keeps the lock ([`super::lock`]).
+//! Invariant: nothing depends on the file being present or correct. Without it, the current value of a sysctl counts as
+//! the original one. The kernel keeps the lock ([`super::lock`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ pub struct Record {
 
 /// The contents of a record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct RecordContents {
     /// The process that locked the device.
     pub pid: Option<u32>,
     /// The sysctls that it changed, with their original values.
@@ -44,7 +44,7 @@ impl Record {
     }
 
     pub(crate) fn within(directory: &Path, device: &str) -> Self {
-        // Devices of two namespaces may have the same name.
+        // Devices in two namespaces may have the same name.
         let namespace = own_namespace();
         let device: String = device
             .chars()
@@ -55,8 +55,8 @@ impl Record {
 
     /// The contents of the file; empty if there is none.
     #[must_use]
-    pub fn read(&self) -> Kept {
-        let mut kept = Kept::default();
+    pub fn read(&self) -> RecordContents {
+        let mut kept = RecordContents::default();
         for line in fs::read_to_string(&self.path).unwrap_or_default().lines() {
             match line.split_once(' ') {
                 Some(("pid", pid)) => kept.pid = pid.parse().ok(),
@@ -69,14 +69,14 @@ impl Record {
         kept
     }
 
-    /// Writes the file. If that is not possible (a read-only `/run`), a crash leaves the sysctls changed for good.
-    pub fn write(&self, kept: &Kept) {
+    /// Writes the file. If that fails (a read-only `/run`), a crash leaves the sysctls changed for good.
+    pub fn write(&self, kept: &RecordContents) {
         let mut text = kept.pid.map(|pid| format!("pid {pid}\n")).unwrap_or_default();
         for (path, value) in &kept.sysctls {
             text.push_str(&format!("{} {}\n", path.display(), value.trim()));
         }
-        // The suffix is appended instead of replacing an extension: the PCI addresses of two functions of a NIC differ
-        // only there.
+        // Appends the suffix instead of replacing an extension, because the PCI addresses of two functions of a NIC
+        // differ only there.
         let mut new = self.path.clone().into_os_string();
         new.push(".new");
         let written = self
@@ -92,19 +92,19 @@ impl Record {
 
     /// Removes the file, and the directory if that was the last file.
     pub fn remove(&self) {
-        // A file that cannot be removed does no harm.
+        // A file that can't be removed does no harm.
         let _ = fs::remove_file(&self.path);
         let _ = self.path.parent().map(fs::remove_dir);
     }
 }
 
-/// Removes the records of devices whose network namespace no longer exists. If that cannot be determined, all records
+/// Removes the records of devices whose network namespace no longer exists. If that can't be determined, all records
 /// stay.
 pub fn sweep() {
     sweep_within(Path::new(DIRECTORY));
 }
 
-/// A file and its inode number. A record that is written again is a different file.
+/// A file and its inode number. A rewritten record is a different file.
 type Found = (PathBuf, u64);
 
 fn sweep_within(directory: &Path) {
@@ -157,12 +157,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nothing_is_left_of_a_record_that_was_removed() {
+    fn a_record_reads_back_and_leaves_nothing_when_removed() {
         let directory = std::env::temp_dir().join(format!("tidegate-record-{}", std::process::id()));
         let record = Record::within(&directory, "netdev/eth0:1");
-        assert_eq!(record.read(), Kept::default());
+        assert_eq!(record.read(), RecordContents::default());
         let sysctl = PathBuf::from("/proc/sys/net/ipv4/conf/eth0/rp_filter");
-        let kept = Kept { pid: Some(7), sysctls: vec![(sysctl, "2".to_owned())] };
+        let kept = RecordContents { pid: Some(7), sysctls: vec![(sysctl, "2".to_owned())] };
         record.write(&kept);
         assert_eq!(record.read(), kept);
         record.remove();
@@ -173,7 +173,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("tidegate-functions-{}", std::process::id()));
         let records = ["0000:03:00.0", "0000:03:00.1"].map(|device| Record::within(&directory, device));
         for (record, pid) in records.iter().zip(1..) {
-            record.write(&Kept { pid: Some(pid), sysctls: Vec::new() });
+            record.write(&RecordContents { pid: Some(pid), sysctls: Vec::new() });
         }
         assert_eq!(records.each_ref().map(|record| record.read().pid), [Some(1), Some(2)]);
         records.iter().for_each(Record::remove);
@@ -184,8 +184,8 @@ mod tests {
     fn only_records_of_namespaces_that_are_gone_are_swept() {
         let directory = std::env::temp_dir().join(format!("tidegate-sweep-{}", std::process::id()));
         let own = Record::within(&directory, "eth0");
-        own.write(&Kept::default());
-        // No namespace has this number: the numbers begin at 0xf0000000.
+        own.write(&RecordContents::default());
+        // No namespace has this number: numbers start at 0xf0000000.
         let (gone, foreign) = (directory.join("7-eth0"), directory.join("notes"));
         fs::write(&gone, "pid 1\n").expect("written");
         fs::write(&foreign, "").expect("written");

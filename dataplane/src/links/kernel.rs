@@ -1,8 +1,7 @@
-//! The state of the kernel's interfaces, by rtnetlink.
+//! The state of the kernel's interfaces, read through rtnetlink.
 //!
-//! [`Kernel::link`] queries one interface by name, [`Kernel::link_at`] by index; [`Events`] wakes a waiter when any
-//! interface changes. The content of an event is not read: the waiter queries again, so that a lost event only costs
-//! time.
+//! [`Kernel::link`] queries an interface by name, [`Kernel::link_at`] by index; [`Events`] wakes a waiter when any
+//! interface changes. The contents of an event are ignored: the waiter queries again, so a lost event only costs time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,13 +18,13 @@ use crate::rtnetlink::Connection;
 /// One interface of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelLink {
-    /// Its name. One that is found by an alternative name has another.
+    /// Its name, which differs from the queried one if that is an alternative name.
     pub name: String,
-    /// Its index. An interface that is created again under the same name has a different one.
+    /// Its index. An interface recreated under the same name has a different one.
     pub index: u32,
     /// Its state; never [`LinkState::Gone`].
     pub state: LinkState,
-    /// Bytes of the largest IP packet that it accepts; `None` if the kernel does not report it.
+    /// The maximum size of an IP packet in bytes; `None` if the kernel doesn't report it.
     pub mtu: Option<u32>,
     /// Its MAC address; `None` if it has none.
     pub mac: Option<MacAddr>,
@@ -44,27 +43,27 @@ impl Kernel {
         Connection::open().map(Self)
     }
 
-    /// The interface that has this name, or this alternative name; `None` if there is none.
+    /// The interface with this name or alternative name, if any.
     ///
     /// # Errors
-    /// All other errors of the kernel.
+    /// Any other error of the kernel.
     pub fn link(&mut self, name: &str) -> io::Result<Option<KernelLink>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        self.ask(message)
+        self.query(message)
     }
 
-    /// The interface with this index, whatever its name is now; `None` if there is none.
+    /// The interface with this index, whatever its name, if any.
     ///
     /// # Errors
-    /// All other errors of the kernel.
+    /// Any other error of the kernel.
     pub fn link_at(&mut self, index: u32) -> io::Result<Option<KernelLink>> {
         let mut message = LinkMessage::default();
         message.header.index = index;
-        self.ask(message)
+        self.query(message)
     }
 
-    fn ask(&mut self, message: LinkMessage) -> io::Result<Option<KernelLink>> {
+    fn query(&mut self, message: LinkMessage) -> io::Result<Option<KernelLink>> {
         match self.0.request(RouteNetlinkMessage::GetLink(message), 0) {
             Ok(Some(RouteNetlinkMessage::NewLink(link))) => {
                 let (index, state) = (link.header.index, state_of(link.header.flags));
@@ -111,7 +110,7 @@ fn state_of(flags: LinkFlags) -> LinkState {
     }
 }
 
-/// A subscription to the kernel's notifications of changed interfaces.
+/// A subscription to the kernel's notifications of interface changes.
 #[derive(Debug)]
 pub struct Events(Socket);
 
@@ -137,7 +136,7 @@ impl Events {
         loop {
             buffer.clear();
             match self.0.recv(&mut buffer, 0) {
-                // Some notifications were lost: the next query sees the changes.
+                // Some notifications were lost. The next query returns the current state.
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
                 Err(_) => return,
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_tell_down_from_no_carrier() {
+    fn flags_distinguish_down_from_no_carrier() {
         assert_eq!(state_of(LinkFlags::empty()), LinkState::Down);
         assert_eq!(state_of(LinkFlags::Up), LinkState::NoCarrier);
         assert_eq!(state_of(LinkFlags::Up | LinkFlags::Running), LinkState::Up);

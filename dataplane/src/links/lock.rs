@@ -1,16 +1,16 @@
-//! Lets only one gateway use a device: the second one is refused, whatever names its interfaces have.
+//! Ensures that only one gateway uses a device, whatever its interfaces are called.
 //!
-//! The lock is a socket in the abstract namespace, which the kernel keeps for each network namespace. So two gateways
-//! in different namespaces may have devices with the same name, and a process leaves no lock behind, however it ends.
-//! The device's [`Record`] names the process that has the lock.
+//! The lock is an abstract socket, which the kernel keeps per network namespace. So gateways in different namespaces
+//! may have devices with the same name, and a process never leaves a lock behind. The device's [`Record`] names the
+//! process that owns the lock.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use super::device_state::{Kept, Record};
+use super::device_state::{Record, RecordContents};
 
-/// A lock on a device, held until it is dropped.
+/// A lock on a device, released when dropped.
 #[derive(Debug)]
 pub struct DeviceLock {
     record: Record,
@@ -20,15 +20,15 @@ pub struct DeviceLock {
 /// Why a device could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds the lock.
+    /// Another process owns the lock.
     #[error(
         "{device} is in use by {}; accepted: a device that no other gateway in this network namespace has",
-        holder(*pid)
+        owner(*pid)
     )]
     InUse {
-        /// The device, as the kernel calls it.
+        /// The kernel's name of the device.
         device: String,
-        /// The process that holds it, if known.
+        /// The process that owns it, if known.
         pid: Option<u32>,
     },
     /// The lock socket could not be created.
@@ -42,14 +42,14 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// Whether another process holds the device.
+    /// Whether another process uses the device.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         matches!(self, Self::InUse { .. })
     }
 }
 
-fn holder(pid: Option<u32>) -> String {
+fn owner(pid: Option<u32>) -> String {
     match pid {
         Some(pid) if pid == std::process::id() => "another interface of this configuration".to_owned(),
         Some(pid) => format!("another gateway, process {pid}"),
@@ -58,18 +58,18 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl DeviceLock {
-    /// Locks the device with this name of the kernel or the PCI bus.
+    /// Locks the device with this kernel name or PCI address.
     ///
     /// # Errors
-    /// If another gateway holds it, or this gateway holds it for another interface.
+    /// If another gateway, or another interface of this one, uses the device.
     pub fn take(device: &str) -> Result<Self, LockError> {
         let record = Record::of(device);
         let socket = SocketAddr::from_abstract_name(format!("tidegate/device/{device}"))
             .and_then(|address| UnixListener::bind_addr(&address));
         match socket {
             Ok(socket) => {
-                // The original values that a crashed process recorded are kept, so that they can be restored.
-                record.write(&Kept { pid: Some(std::process::id()), ..record.read() });
+                // Original values that a crashed process recorded are kept, so that they can be restored.
+                record.write(&RecordContents { pid: Some(std::process::id()), ..record.read() });
                 Ok(Self { record, _socket: socket })
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -79,7 +79,7 @@ impl DeviceLock {
         }
     }
 
-    /// The record, which outlives the process.
+    /// The record, which survives the process.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
@@ -101,14 +101,14 @@ mod tests {
     #[test]
     fn a_device_is_locked_once_and_free_after_its_lock_is_dropped() {
         let name = format!("test-{}", std::process::id());
-        let lock = DeviceLock::take(&name).expect("nobody has it");
+        let lock = DeviceLock::take(&name).expect("it is free");
         let refused = DeviceLock::take(&name).expect_err("it is taken");
         assert!(
             refused.is_in_use() && refused.to_string().contains("another interface of this"),
             "{refused}"
         );
         drop(lock);
-        // A process that another test starts at this moment has a copy of the socket until it executes its program.
+        // A process spawned by another test at this moment inherits the socket until it executes its program.
         let end = Instant::now() + Duration::from_secs(10);
         let mut again = DeviceLock::take(&name);
         while again.as_ref().is_err_and(LockError::is_in_use) && Instant::now() < end {

@@ -1,7 +1,7 @@
-//! Whether each interface can carry frames: its port's link, and the tap that stands for it in the kernel.
+//! Whether each interface can carry frames: the link of its port, and its tap in the kernel.
 //!
-//! [`Links`] is the table that everyone may read; the watching thread ([`watch`]) and the slow path write it. A
-//! change of state is logged here once, counted, and reported to the callback ([`Links::on_change`]).
+//! Any thread may read the table [`Links`]; the watching thread ([`watch`]) and the slow path write it. A change of
+//! state is logged here once, counted, and reported to the callback ([`Links::on_change`]).
 //!
 //! Invariant: a worker never reads this; workers are informed through their [`crate::drivers::gate`].
 
@@ -22,19 +22,19 @@ pub mod namespaces;
 mod port;
 mod watch;
 
-pub(crate) use port::{Device, Life, OtherName, PortResources, WatchedPort, open_port, silence};
+pub(crate) use port::{Device, OtherName, PortResources, Stage, WatchedPort, open_port, silence};
 pub(crate) use watch::{WatchThread, Watched};
 
-/// State of a port or a tap.
+/// The state of a port or a tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
     /// Frames pass.
     Up,
-    /// The device is set down.
+    /// The device is administratively down.
     Down,
-    /// The device is up, and has no carrier.
+    /// The device is up but has no carrier.
     NoCarrier,
-    /// There is no such device.
+    /// The device doesn't exist.
     Gone,
 }
 
@@ -68,18 +68,18 @@ impl fmt::Display for LinkState {
     }
 }
 
-/// A state, its start, and the number of changes.
+/// A state, when it started, and the number of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// The state now.
+    /// The current state.
     pub state: LinkState,
-    /// The start of the state.
+    /// When the state started.
     pub since: SystemTime,
     /// How often the state has changed since the start.
     pub transitions: u64,
 }
 
-/// How long a tap that was deleted and created again is shown.
+/// How long a tap that was deleted and recreated is reported.
 const RECREATED_SHOWN: Duration = Duration::from_secs(600);
 
 /// One interface.
@@ -91,17 +91,17 @@ pub struct InterfaceLink {
     pub port: LinkStatus,
     /// The tap: its name and state; `None` without taps.
     pub tap: Option<(String, LinkStatus)>,
-    /// Why a port that is gone was not opened again at the last attempt.
+    /// Why reopening a port whose device was gone failed last time.
     pub fault: Option<String>,
-    /// The MTU of the device is smaller than the one in use, and could not be set back.
+    /// Set if the MTU of the device is smaller than the one in use and could not be restored.
     pub short_mtu: Option<ShortMtu>,
-    /// The MAC address of the device is not the one in use, and could not be set back.
+    /// Set if the MAC address of the device is not the one in use and could not be restored.
     pub other_mac: Option<OtherMac>,
-    /// The device was renamed in the kernel, and is still in use.
+    /// Set if the device was renamed in the kernel but is still in use.
     pub renamed: Option<Renamed>,
     /// How often another program has changed the MAC address of the device since the start.
     pub mac_changes: u64,
-    /// When the tap was last created again, because another program had deleted it.
+    /// When the tap was last recreated because another program had deleted it.
     pub tap_recreated: Option<(Instant, SystemTime)>,
 }
 
@@ -112,7 +112,7 @@ pub struct ShortMtu {
     pub device: u32,
     /// The MTU in use, in bytes: `dataplane.interfaces[].mtu`, or the device's own at the start.
     pub used: u16,
-    /// When it was first seen.
+    /// When it was first observed.
     pub since: SystemTime,
 }
 
@@ -123,24 +123,24 @@ pub struct OtherMac {
     pub device: MacAddr,
     /// The address in use: `dataplane.interfaces[].mac`, or the device's own at the start.
     pub used: MacAddr,
-    /// When another address was first seen.
+    /// When it was first observed.
     pub since: SystemTime,
 }
 
-/// A device that has another name in the kernel than in the configuration.
+/// A device whose name in the kernel differs from the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renamed {
     /// The name in `dataplane.interfaces[].device`.
     pub from: String,
-    /// The name that it has now.
+    /// The current name.
     pub to: String,
-    /// When another name was first seen.
+    /// When it was first observed.
     pub since: SystemTime,
 }
 
 impl InterfaceLink {
-    /// The reasons why this interface cannot carry frames, each with its start; empty if it can.
-    pub fn troubles(&self) -> impl Iterator<Item = (String, SystemTime)> + '_ {
+    /// The reasons why this interface can't carry frames, each with its start; empty if it can.
+    pub fn faults(&self) -> impl Iterator<Item = (String, SystemTime)> + '_ {
         let is_down = |status: &LinkStatus| status.state != LinkState::Up;
         let port = Some(&self.port).filter(|port| is_down(port)).map(|port| {
             let fault = self.fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
@@ -169,12 +169,12 @@ impl InterfaceLink {
     }
 }
 
-/// What the driver of an open port reported last, at most a second or two ago.
+/// The latest report of an open port's driver, at most a second or two old.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortReport {
     /// The speed of the link in megabits per second, if known.
     pub mbps: Option<u32>,
-    /// Its counters by name, at most [`dpdk::EXTENDED_STATS_MAX`]. They begin at 0 when the port is opened.
+    /// Its counters by name, at most [`dpdk::EXTENDED_STATS_MAX`]. They start at 0 when the port is opened.
     pub stats: Vec<(String, u64)>,
 }
 
@@ -187,18 +187,18 @@ pub struct Links {
     table: Mutex<Vec<InterfaceLink>>,
     /// Indexed by interface.
     reports: Mutex<Vec<PortReport>>,
-    /// Why the routes of the taps cannot be changed, and since when.
+    /// Why the routes of the taps can't be changed, and since when.
     route_fault: Mutex<Option<(String, SystemTime)>>,
-    /// What stations on the links say against the configuration.
+    /// Contradictions between the configuration and stations on the links.
     neighbor_faults: Mutex<Vec<NeighborFault>>,
     wants: Vec<Wants>,
     on_change: OnceLock<OnChange>,
 }
 
-/// Pending tasks of the slow path for an interface that is up again.
+/// Pending slow-path tasks for an interface that is up again.
 #[derive(Debug, Default)]
 struct Wants {
-    /// Announce our addresses, and request the neighbours again.
+    /// Announce our addresses and request the neighbours again.
     announce: AtomicBool,
     /// Restore the addresses and routes of the tap.
     tap: AtomicBool,
@@ -232,8 +232,8 @@ impl Links {
     }
 
     /// Sets the callback for changes. Only the first call has an effect.
-    pub fn on_change(&self, tell: OnChange) {
-        drop(self.on_change.set(tell));
+    pub fn on_change(&self, notify: OnChange) {
+        drop(self.on_change.set(notify));
     }
 
     /// A copy of the table, indexed by interface.
@@ -242,14 +242,14 @@ impl Links {
         self.table().clone()
     }
 
-    /// The reasons why interfaces cannot carry frames, each with its start.
+    /// The reasons why interfaces can't carry frames, each with its start.
     #[must_use]
-    pub fn troubles(&self) -> Vec<(String, SystemTime)> {
-        self.table().iter().flat_map(|link| link.troubles().collect::<Vec<_>>()).collect()
+    pub fn faults(&self) -> Vec<(String, SystemTime)> {
+        self.table().iter().flat_map(|link| link.faults().collect::<Vec<_>>()).collect()
     }
 
-    /// The devices that were renamed in the kernel, each with the time. Frames pass all the same, so they are not among
-    /// [`Links::troubles`].
+    /// The devices that were renamed in the kernel, each with the time. Frames still pass, so [`Links::faults`]
+    /// doesn't include them.
     #[must_use]
     pub fn renamed(&self) -> Vec<(String, SystemTime)> {
         let sentence = |link: &InterfaceLink| {
@@ -264,15 +264,15 @@ impl Links {
         self.table().iter().filter_map(sentence).collect()
     }
 
-    /// The taps that another program has deleted lately, each with the time. The gateway has created them again, so they are not
-    /// among [`Links::troubles`], but programs that were bound to them have lost their sockets.
+    /// The taps that another program deleted recently, each with the time. The gateway has recreated them, so
+    /// [`Links::faults`] doesn't include them, but programs that were bound to them have lost their sockets.
     #[must_use]
     pub fn recreated_taps(&self) -> Vec<(String, SystemTime)> {
         let sentence = |link: &InterfaceLink| {
             let (_, since) = link.tap_recreated.filter(|(at, _)| at.elapsed() < RECREATED_SHOWN)?;
             let (tap, _) = link.tap.as_ref()?;
             let what = format!(
-                "tap {tap} of interface {:?} was deleted by another program and created again: programs that use it, such as \
+                "tap {tap} of interface {:?} was deleted by another program and recreated: programs that use it, such as \
                  keepalived or a BGP daemon, must be restarted",
                 link.name
             );
@@ -281,28 +281,28 @@ impl Links {
         self.table().iter().filter_map(sentence).collect()
     }
 
-    /// What the drivers reported last, indexed by interface.
+    /// The latest reports of the drivers, indexed by interface.
     #[must_use]
     pub fn port_reports(&self) -> Vec<PortReport> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Why the kernel's routes through the taps cannot be changed, with its start. Frames of interfaces pass all the
-    /// same, so this is not among [`Links::troubles`].
+    /// Why the kernel's routes through the taps can't be changed, and since when. Frames still pass, so
+    /// [`Links::faults`] doesn't include it.
     #[must_use]
     pub fn route_fault(&self) -> Option<(String, SystemTime)> {
         let fault = self.route_fault.lock().unwrap_or_else(PoisonError::into_inner);
         let sentence = |(why, since): &(String, SystemTime)| {
             let what = format!(
                 "the gateway cannot change the kernel's routes through its taps, so its health checks may take \
-                 another way than packets; it tries again every second: {why}"
+                 another path than packets; it retries every second: {why}"
             );
             (what, *since)
         };
         fault.as_ref().map(sentence)
     }
 
-    /// Records why the kernel's routes through the taps cannot be changed, or with `None` that they can.
+    /// Records why the kernel's routes through the taps can't be changed; `None` if they can.
     pub(crate) fn set_route_fault(&self, why: Option<&str>) {
         let mut fault = self.route_fault.lock().unwrap_or_else(PoisonError::into_inner);
         if fault.as_ref().map(|(last, _)| last.as_str()) == why {
@@ -310,7 +310,7 @@ impl Links {
         }
         match why {
             Some(why) => {
-                tracing::warn!(why, "the routes of the taps cannot be changed: the gateway tries again");
+                tracing::warn!(why, "cannot change the routes of the taps: the gateway retries");
             }
             None => tracing::info!("the routes of the taps can be changed again"),
         }
@@ -318,18 +318,18 @@ impl Links {
         *fault = why.map(|why| (why.to_owned(), since));
     }
 
-    /// What stations on the links say against the configuration, as of some seconds ago.
+    /// Contradictions between the configuration and stations on the links, some seconds old.
     #[must_use]
     pub fn neighbor_faults(&self) -> Vec<NeighborFault> {
         self.neighbor_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets what stations on the links say against the configuration.
+    /// Sets the contradictions between the configuration and stations on the links.
     pub(crate) fn set_neighbor_faults(&self, faults: Vec<NeighborFault>) {
         *self.neighbor_faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
-    /// Records what the driver of this interface's port reports.
+    /// Records the report of this interface's driver.
     pub(crate) fn set_port_report(&self, interface: usize, report: PortReport) {
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = reports.get_mut(interface) {
@@ -345,13 +345,13 @@ impl Links {
         }
     }
 
-    /// Sets the state of this interface's port. `fault` is the reason why it was not opened again.
+    /// Sets the state of this interface's port. `fault` is the reason why it could not be reopened.
     pub(crate) fn set_port(&self, interface: usize, state: LinkState, fault: Option<String>) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
-        let is_news = fault != link.fault;
-        if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            tracing::warn!(interface = link.name, %fault, "the port cannot be opened again yet");
+        let is_new = fault != link.fault;
+        if let Some(fault) = fault.as_ref().filter(|_| is_new) {
+            tracing::warn!(interface = link.name, %fault, "cannot reopen the port yet");
         }
         link.fault = fault;
         let name = link.name.clone();
@@ -371,8 +371,8 @@ impl Links {
         self.notify();
     }
 
-    /// Records that the device of this interface has a smaller MTU (first) than is in use (second), or with `None` that
-    /// it does not.
+    /// Records that the MTU of this interface's device (first) is smaller than the one in use (second); `None` if it
+    /// isn't.
     pub(crate) fn set_short_mtu(&self, interface: usize, short: Option<(u32, u16)>) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -395,14 +395,13 @@ impl Links {
         self.notify();
     }
 
-    /// Logs that the device of this interface had a smaller MTU than is in use, and that the MTU was restored.
-    pub(crate) fn mtu_set_back(&self, interface: usize, from: u32, to: u16) {
+    /// Logs that the MTU of this interface's device was smaller than the one in use, and was restored.
+    pub(crate) fn mtu_restored(&self, interface: usize, from: u32, to: u16) {
         let name = self.table().get(interface).map(|link| link.name.clone());
         tracing::warn!(interface = name, from, to, "the MTU of the device was too small: restored");
     }
 
-    /// Records that the device of this interface has another MAC address (first) than the one in use (second), or with
-    /// `None` that it does not.
+    /// Records that the MAC address of this interface's device (first) is not the one in use (second); `None` if it is.
     pub(crate) fn set_other_mac(&self, interface: usize, other: Option<(MacAddr, MacAddr)>) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -426,8 +425,8 @@ impl Links {
         self.notify();
     }
 
-    /// Records that the device of this interface has another name in the kernel (second) than in the configuration
-    /// (first), or with `None` that it does not.
+    /// Records that this interface's device has another name in the kernel (second) than in the configuration (first);
+    /// `None` if it hasn't.
     pub(crate) fn set_renamed(&self, interface: usize, renamed: Option<(&str, &str)>) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -446,13 +445,15 @@ impl Links {
                 "the device was renamed, and is still in use: the gateway cannot start again before the device has \
                  the former name, or dataplane.interfaces[].device the new one"
             ),
-            None => tracing::info!(interface = name, "no device with another name is in use any more"),
+            None => tracing::info!(
+                interface = name,
+                "the device in use has its configured name again, or is gone"
+            ),
         }
     }
 
-    /// Counts and logs that the device of this interface had another MAC address than the one in use, and that the
-    /// address was restored.
-    pub(crate) fn mac_set_back(&self, interface: usize, from: MacAddr, to: MacAddr) {
+    /// Counts and logs that the MAC address of this interface's device was not the one in use, and was restored.
+    pub(crate) fn mac_restored(&self, interface: usize, from: MacAddr, to: MacAddr) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
         link.mac_changes += 1;
@@ -484,7 +485,7 @@ impl Links {
         self.notify();
     }
 
-    /// Records that the tap of this interface was deleted by another program and created again.
+    /// Records that another program deleted the tap of this interface and that it was recreated.
     pub(crate) fn note_recreated(&self, interface: usize) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -493,7 +494,7 @@ impl Links {
         drop(table);
         tracing::warn!(
             interface = name,
-            "the tap was deleted by another program and created again: programs that use it must be restarted"
+            "the tap was deleted by another program and recreated: programs that use it must be restarted"
         );
     }
 
@@ -508,8 +509,8 @@ impl Links {
     }
 
     fn notify(&self) {
-        if let Some(tell) = self.on_change.get() {
-            tell();
+        if let Some(notify) = self.on_change.get() {
+            notify();
         }
     }
 
@@ -533,7 +534,7 @@ fn change(status: &mut LinkStatus, state: LinkState) -> bool {
     true
 }
 
-/// Clears a flag and returns whether it was set. Costs one load while it is not set.
+/// Clears a flag and returns whether it was set. Costs one load if it isn't.
 fn take(flag: &AtomicBool) -> bool {
     flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel)
 }
@@ -546,79 +547,79 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_with_a_smaller_mtu_is_a_trouble_until_it_is_large_enough() {
+    fn a_smaller_mtu_is_reported_until_it_is_large_enough() {
         let links = Links::new(["uplink"]);
         links.set_short_mtu(0, Some((1400, 1500)));
         let since = links.report()[0].short_mtu.map(|short| short.since);
         links.set_short_mtu(0, Some((1300, 1500)));
-        let (trouble, time) = links.troubles().remove(0);
-        assert!(trouble.contains("1300") && trouble.contains("1500") && Some(time) == since, "{trouble}");
+        let (fault, time) = links.faults().remove(0);
+        assert!(fault.contains("1300") && fault.contains("1500") && Some(time) == since, "{fault}");
         links.set_short_mtu(0, None);
-        assert!(links.troubles().is_empty());
+        assert!(links.faults().is_empty());
     }
 
     #[test]
-    fn a_device_with_another_mac_address_is_a_trouble_until_it_has_its_own_again_and_each_change_counts() {
+    fn another_mac_address_is_reported_until_restored_and_changes_count() {
         let links = Links::new(["uplink"]);
         let [used, first, second] = [2, 3, 4].map(|last| MacAddr([2, 0, 0, 0, 0, last]));
         links.set_other_mac(0, Some((first, used)));
         let since = links.report()[0].other_mac.map(|other| other.since);
         links.set_other_mac(0, Some((first, used)));
         links.set_other_mac(0, Some((second, used)));
-        let (trouble, time) = links.troubles().remove(0);
-        assert!(trouble.contains(&used.to_string()) && trouble.contains(&second.to_string()), "{trouble}");
+        let (fault, time) = links.faults().remove(0);
+        assert!(fault.contains(&used.to_string()) && fault.contains(&second.to_string()), "{fault}");
         assert_eq!((Some(time), links.report()[0].mac_changes), (since, 2));
         links.set_other_mac(0, None);
-        links.mac_set_back(0, first, used);
-        assert_eq!((links.troubles(), links.report()[0].mac_changes), (Vec::new(), 3));
+        links.mac_restored(0, first, used);
+        assert_eq!((links.faults(), links.report()[0].mac_changes), (Vec::new(), 3));
     }
 
     #[test]
-    fn a_renamed_device_is_told_with_both_names_and_leaves_the_interface_usable() {
+    fn a_renamed_device_is_reported_with_both_names_and_stays_usable() {
         let links = Links::new(["lan", "uplink"]);
         links.set_renamed(1, Some(("eth1", "wan0")));
         let (_, since) = links.renamed().remove(0);
         links.set_renamed(1, Some(("eth1", "wan1")));
         let (what, time) = links.renamed().remove(0);
         assert!(["\"uplink\"", "eth1", "wan1"].iter().all(|name| what.contains(name)), "{what}");
-        assert!(time == since && links.troubles().is_empty());
+        assert!(time == since && links.faults().is_empty());
         links.set_renamed(1, None);
         assert!(links.renamed().is_empty());
     }
 
     #[test]
-    fn routes_that_cannot_be_changed_are_told_with_their_start_and_leave_the_interfaces_usable() {
+    fn a_route_fault_is_reported_with_its_start_and_interfaces_stay_usable() {
         let links = Links::new(["uplink"]);
         links.set_route_fault(Some("Too many open files"));
         let (_, since) = links.route_fault().expect("a fault");
         links.set_route_fault(Some("No buffer space available"));
         let (what, time) = links.route_fault().expect("a fault");
         assert!(what.contains("No buffer space available") && time == since, "{what}");
-        assert!(links.troubles().is_empty());
+        assert!(links.faults().is_empty());
         links.set_route_fault(None);
         assert_eq!(links.route_fault(), None);
     }
 
     #[test]
-    fn each_change_is_counted_and_told_once_and_names_what_is_wrong() {
-        let (links, told) = (Links::new(["uplink"]), Arc::new(AtomicU32::new(0)));
-        let count = Arc::clone(&told);
+    fn each_change_is_counted_and_reported_once_with_its_reason() {
+        let (links, notified) = (Links::new(["uplink"]), Arc::new(AtomicU32::new(0)));
+        let count = Arc::clone(&notified);
         links.on_change(Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
         }));
         links.has_tap(0, "tg-uplink");
-        assert!(links.troubles().is_empty());
+        assert!(links.faults().is_empty());
         links.set_port(0, LinkState::NoCarrier, None);
         links.set_port(0, LinkState::NoCarrier, None);
         links.set_tap(0, LinkState::Gone);
-        let troubles: Vec<_> = links.troubles().into_iter().map(|(what, _)| what).collect();
+        let faults: Vec<_> = links.faults().into_iter().map(|(what, _)| what).collect();
         let tap = "tap tg-uplink of interface \"uplink\" is gone";
-        assert_eq!(troubles, ["interface \"uplink\" has no carrier", tap]);
-        assert_eq!((told.load(Ordering::Relaxed), links.wants_announcement(0)), (2, false));
+        assert_eq!(faults, ["interface \"uplink\" has no carrier", tap]);
+        assert_eq!((notified.load(Ordering::Relaxed), links.wants_announcement(0)), (2, false));
         links.set_port(0, LinkState::Gone, Some("no such device".to_owned()));
-        assert_eq!(links.troubles()[0].0, "interface \"uplink\" is gone: no such device");
+        assert_eq!(links.faults()[0].0, "interface \"uplink\" is gone: no such device");
         links.set_port(0, LinkState::Up, None);
-        assert_eq!((links.report()[0].port.transitions, told.load(Ordering::Relaxed)), (3, 4));
+        assert_eq!((links.report()[0].port.transitions, notified.load(Ordering::Relaxed)), (3, 4));
         assert_eq!((links.wants_announcement(0), links.wants_announcement(0)), (true, false));
     }
 }

@@ -1,11 +1,11 @@
-//! Determines which network namespaces no longer exist, as far as one process can know.
+//! Determines which network namespaces no longer exist, as far as a process can know.
 //!
-//! The kernel has no list of them. A namespace exists as long as a thread is in it, a file descriptor is open on it, or
-//! a mount refers to it (`ip netns add`). [`gone`] examines all three, for every process, in `/proc`. It names a
-//! namespace only if it could examine everything: a process in its own PID namespace (a container) does not see the
-//! others, and one without `CAP_SYS_PTRACE` cannot inspect them.
+//! The kernel has no list of network namespaces. One exists while a thread is in it, a file descriptor refers to it, or
+//! a mount refers to it (`ip netns add`). [`gone`] examines all three in `/proc`, for every process. It reports a
+//! namespace as gone only if it could examine everything: a process in its own PID namespace (a container) can't see
+//! the others, and one without `CAP_SYS_PTRACE` can't inspect them.
 //!
-//! It cannot see a namespace that is held only by a socket, by a descriptor in transit through a socket, by a
+//! It can't see a namespace that is kept alive only by a socket, by a descriptor in transit through a socket, by a
 //! descriptor of a thread with its own descriptor table, or by an init (process 1) that it may not inspect. No gateway
 //! runs in such a namespace.
 
@@ -15,13 +15,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::{fs, str};
 
-/// The first PID namespace, which contains all processes: `PROC_PID_INIT_INO` of linux/proc_ns.h.
+/// The initial PID namespace, which contains all processes: `PROC_PID_INIT_INO` of linux/proc_ns.h.
 const ALL_PROCESSES: &str = "pid:[4026531836]";
 
-/// The network namespaces among `candidates`, given by inode number, that no longer exist.
+/// The network namespaces among `candidates` (inode numbers) that no longer exist.
 ///
 /// # Errors
-/// If this process cannot see every process, or not all descriptors and mounts of one.
+/// If this process can't see every process, or all descriptors and mounts of one.
 pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
     let (proc, first) = (Path::new("/proc"), Path::new("/proc/1"));
     if fs::read_link(proc.join("self/ns/pid"))? != Path::new(ALL_PROCESSES) {
@@ -45,34 +45,34 @@ pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
 struct Search {
     /// The namespaces that have not been found yet.
     left: BTreeSet<u64>,
-    /// Mount namespaces that have been examined, each with the root from which it was examined.
+    /// Examined mount namespaces, each with the root from which it was examined.
     mounts: HashSet<(PathBuf, PathBuf)>,
 }
 
 impl Search {
     fn process(&mut self, process: &Path) -> io::Result<()> {
-        for thread in while_it_lives(process, numbered(&process.join("task")))?.unwrap_or_default() {
-            if let Some(link) = while_it_lives(&thread, fs::read_link(thread.join("ns/net")))? {
+        for thread in if_exists(process, numbered(&process.join("task")))?.unwrap_or_default() {
+            if let Some(link) = if_exists(&thread, fs::read_link(thread.join("ns/net")))? {
                 self.saw(&link);
             }
             let view = fs::read_link(thread.join("ns/mnt"))
                 .and_then(|namespace| Ok((namespace, fs::read_link(thread.join("root"))?)));
-            let is_new = while_it_lives(&thread, view)?.is_some_and(|view| self.mounts.insert(view));
-            if is_new && let Some(text) = while_it_lives(&thread, fs::read(thread.join("mountinfo")))? {
+            let is_new = if_exists(&thread, view)?.is_some_and(|view| self.mounts.insert(view));
+            if is_new && let Some(text) = if_exists(&thread, fs::read(thread.join("mountinfo")))? {
                 self.mounts(&text);
             }
         }
         let files = fs::read_dir(process.join("fd")).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        for file in while_it_lives(process, files)?.unwrap_or_default() {
+        for file in if_exists(process, files)?.unwrap_or_default() {
             // A file that is closed during the search is not an error.
-            if let Some(link) = while_it_lives(&file.path(), fs::read_link(file.path()))? {
+            if let Some(link) = if_exists(&file.path(), fs::read_link(file.path()))? {
                 self.saw(&link);
             }
         }
         Ok(())
     }
 
-    /// The fourth field of a line is the root of the mount. For a namespace it is the target of a link to it.
+    /// The fourth field of a line is the root of the mount. For a namespace, it is the target of a link to it.
     fn mounts(&mut self, text: &[u8]) {
         for line in text.split(|&byte| byte == b'\n') {
             if let Some(root) =
@@ -83,7 +83,7 @@ impl Search {
         }
     }
 
-    /// Removes the namespace that a link `net:[4026532008]` names from the list.
+    /// Removes from the list the namespace that a link `net:[4026532008]` names.
     fn saw(&mut self, link: &Path) {
         let inode =
             link.to_str().and_then(|text| text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok());
@@ -93,8 +93,8 @@ impl Search {
     }
 }
 
-/// The result for `path`; `None` if it no longer exists. The kernel has several errors for that.
-fn while_it_lives<T>(path: &Path, found: io::Result<T>) -> io::Result<Option<T>> {
+/// The result for `path`; `None` if it no longer exists, for which the kernel has several errors.
+fn if_exists<T>(path: &Path, found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// No namespace has this number: the numbers begin at 0xf0000000.
+    /// No namespace has this number: numbers start at 0xf0000000.
     const NONE: u64 = 7;
 
     fn assert_lives(inode: u64, why: &str) {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(found, [NONE].into(), "{why}");
     }
 
-    /// A process in its own network namespace, with the inode number of that.
+    /// A process in its own network namespace, with that namespace's inode number.
     fn process_in_a_new_namespace() -> (Child, u64) {
         let ours = fs::metadata("/proc/self/ns/net").expect("there is one").ino();
         let child = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().expect("unshare runs");

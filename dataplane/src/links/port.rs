@@ -1,14 +1,14 @@
-//! One port that is closed when its device is gone and opened again when the device is back.
+//! A port that is closed when its device disappears and reopened when the device is back.
 //!
-//! A packet socket is bound to the interface on which it was opened, not to its name: an interface that is deleted
-//! and created again needs a new socket. So the port is closed as soon as that interface no longer exists, or another
-//! one has the name, and opened again with the same settings as at the start (queues, address, MTU, settings of the
-//! kernel). In between, workers release their queues through their [`Gate`]s; flows, services and neighbours stay.
-//! Only devices that are interfaces of the kernel are opened again. For others only the link is read from their
-//! driver. While the interface only has another name, the port stays open.
+//! A packet socket is bound to the interface on which it was opened, not to its name: an interface that is deleted and
+//! recreated needs a new socket. So the port is closed as soon as its interface no longer exists or another one has the
+//! name, and reopened with the settings of the start (queues, address, MTU, kernel settings). In between, workers
+//! release their queues through their [`Gate`]s; flows, services and neighbours stay. Only devices that are kernel
+//! interfaces are reopened. For others, only the link is read from the driver. While the interface is merely renamed,
+//! the port stays open.
 //!
-//! Invariant: nothing here waits for a worker. A turn does what is possible, and returns whether it should be called
-//! again soon.
+//! Invariant: nothing here waits for a worker. A check does what is possible, and returns whether it should be repeated
+//! soon.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,15 +24,15 @@ use crate::drivers::dpdk::QueuePair;
 use crate::drivers::gate::Gate;
 use crate::punt::sysctl_guard::{SysctlGuard, SysctlGuardError};
 
-/// Pause between two attempts to open a port whose device exists.
+/// Interval between two attempts to open a port whose device exists.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The type of a device string.
+/// What a device string names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// An existing interface of the kernel, with its name.
+    /// An existing kernel interface.
     Kernel(String),
-    /// An interface of the kernel that the driver creates, with its name.
+    /// A kernel interface that the driver creates.
     Made(String),
     /// A NIC by its PCI address.
     Pci(String),
@@ -41,7 +41,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// The device of a device string of the configuration.
+    /// The device that a device string of the configuration names.
     pub(crate) fn of(device: &str) -> Self {
         let iface = device.split(',').find_map(|argument| argument.strip_prefix("iface=")).map(str::to_owned);
         let name = device.split(',').next().unwrap_or(device);
@@ -67,7 +67,7 @@ impl Device {
         }
     }
 
-    /// The name of its interface in the kernel.
+    /// The name of its kernel interface.
     fn kernel_name(&self) -> Option<&str> {
         match self {
             Self::Kernel(name) | Self::Made(name) => Some(name),
@@ -76,8 +76,8 @@ impl Device {
     }
 }
 
-/// The kernel's name of an interface that the configuration calls by another one, and the lock on it: the interface was
-/// renamed, or the configuration has an alternative name of it.
+/// The current kernel name of an interface that the configuration calls differently, and the lock on that name: the
+/// interface was renamed, or the configuration uses an alternative name.
 #[derive(Debug)]
 pub(crate) struct OtherName {
     name: String,
@@ -85,7 +85,7 @@ pub(crate) struct OtherName {
 }
 
 impl OtherName {
-    /// Locks the name of the device's interface; `None` if the device has the lock on it.
+    /// Locks the name of the device's interface; `None` if the lock of the device covers it.
     pub(crate) fn of(device: &Device, link: &KernelLink) -> Result<Option<Self>, LockError> {
         if device.kernel_name() == Some(link.name.as_str()) {
             return Ok(None);
@@ -95,7 +95,7 @@ impl OtherName {
     }
 }
 
-/// Silences the kernel on an interface that it shares with a port. The sysctls are below the kernel's name of it.
+/// Silences the kernel on an interface that it shares with a port, under the kernel's name of the interface.
 pub(crate) fn silence(
     devargs: &str,
     device: &Device,
@@ -125,13 +125,13 @@ pub(crate) fn open_port(
 /// A port with its device. Fields are dropped in order, so the port is dropped before the guards of its device.
 #[derive(Debug)]
 pub(crate) struct WatchedPort {
-    /// The port and its stage.
-    pub(crate) life: Life,
+    /// The port and its lifecycle stage.
+    pub(crate) stage: Stage,
     /// What the device string names.
     pub(crate) device: Device,
-    /// The device string with the name that the port has.
+    /// The device string with the name of the port.
     pub(crate) devargs: String,
-    /// The kernel's index of the interface that the port was opened on.
+    /// The index of the kernel interface that the port was opened on.
     pub(crate) bound: Option<u32>,
     /// The gates of its queues, one for each worker.
     pub(crate) gates: Vec<Arc<Gate<QueuePair>>>,
@@ -145,7 +145,7 @@ pub(crate) struct WatchedPort {
     pub(crate) mtu: u16,
     /// Silences the kernel on the interface.
     pub(crate) sysctl_guard: Option<SysctlGuard>,
-    /// The name that the device's interface has now, if it is not that of the configuration.
+    /// The current name of the device's interface, if it differs from the configuration.
     pub(crate) other_name: Option<OtherName>,
     /// Keeps other gateways from using the device.
     pub(crate) lock: Option<DeviceLock>,
@@ -153,12 +153,12 @@ pub(crate) struct WatchedPort {
     pub(crate) retry_at: Option<Instant>,
 }
 
-/// The stage of a port.
+/// The lifecycle stage of a port.
 #[derive(Debug)]
-pub(crate) enum Life {
+pub(crate) enum Stage {
     /// Workers use the port.
     Open(Port),
-    /// The device is gone, and workers may still hold queues.
+    /// The device is gone, and workers may still own queues.
     Closing(Port),
     /// There is no port.
     Closed,
@@ -173,8 +173,8 @@ pub(crate) struct PortResources {
 }
 
 impl WatchedPort {
-    /// Checks the device and makes the pending changes. Returns whether to call it again soon.
-    pub(crate) fn turn(
+    /// Checks the device and applies pending changes. Returns whether to call it again soon.
+    pub(crate) fn check(
         &mut self,
         interface: usize,
         kernel: &mut Kernel,
@@ -191,45 +191,45 @@ impl WatchedPort {
             }
         };
         loop {
-            match mem::replace(&mut self.life, Life::Closed) {
-                Life::Open(mut port) => {
+            match mem::replace(&mut self.stage, Stage::Closed) {
+                Stage::Open(mut port) => {
                     if let Some(state) = self.state(&port, found.as_ref()) {
                         let link = found.as_ref().and_then(Option::as_ref);
                         let short = self.short_mtu(&mut port, interface, kernel, link, links);
                         let other = self.other_mac(&mut port, interface, kernel, link, links);
                         self.report(interface, state, short, other, links);
                         links.set_renamed(interface, self.names().filter(|_| is_renamed));
-                        self.life = Life::Open(port);
+                        self.stage = Stage::Open(port);
                         return false;
                     }
                     links.set_port(interface, LinkState::Gone, None);
                     links.set_renamed(interface, None);
                     self.gates.iter().for_each(|gate| gate.release());
-                    self.life = Life::Closing(port);
+                    self.stage = Stage::Closing(port);
                 }
-                Life::Closing(port) => {
+                Stage::Closing(port) => {
                     if !self.gates.iter().all(|gate| gate.is_released()) {
-                        self.life = Life::Closing(port);
+                        self.stage = Stage::Closing(port);
                         return true;
                     }
                     drop(port);
-                    self.let_go(kernel);
+                    self.release_sysctls(kernel);
                 }
-                Life::Closed => {
+                Stage::Closed => {
                     let link = found.as_ref().and_then(Option::as_ref);
                     match self.reopen(interface, link, links, resources, now) {
-                        Some(port) => self.life = Life::Opening(port),
+                        Some(port) => self.stage = Stage::Opening(port),
                         None => return false,
                     }
                 }
-                Life::Opening(port) => {
-                    if !self.gates.iter().all(|gate| gate.is_held()) {
-                        self.life = Life::Opening(port);
+                Stage::Opening(port) => {
+                    if !self.gates.iter().all(|gate| gate.is_owned()) {
+                        self.stage = Stage::Opening(port);
                         return true;
                     }
-                    self.life = Life::Open(port);
+                    self.stage = Stage::Open(port);
                     if !matches!(found, Some(Some(_))) {
-                        // The driver has just created its interface. The next turn finds it.
+                        // The driver has just created its interface. The next check finds it.
                         return true;
                     }
                 }
@@ -237,9 +237,9 @@ impl WatchedPort {
         }
     }
 
-    /// Asks the driver of an open port for its counters. If it fails, the last ones stay.
+    /// Reads the counters of an open port from its driver. If that fails, the last ones stay.
     pub(crate) fn read_counters(&self, interface: usize, links: &Links) {
-        let Life::Open(port) = &self.life else { return };
+        let Stage::Open(port) = &self.stage else { return };
         match port.extended_stats() {
             Ok(stats) => {
                 let mbps = port.link().ok().filter(|link| link.up).and_then(|link| link.mbps);
@@ -250,22 +250,22 @@ impl WatchedPort {
     }
 
     /// Keeps the kernel silent on the interface.
-    pub(crate) fn look_after_sysctls(&self) {
+    pub(crate) fn restore_sysctls(&self) {
         if let Some(guard) = &self.sysctl_guard {
-            guard.look_after();
+            guard.restore_changed();
         }
     }
 
-    /// The device's interface of the kernel, and whether it was renamed. The outer `None` is for a device that is none,
-    /// the inner one for a name that belongs to no interface.
+    /// The device's kernel interface, and whether it was renamed. The outer `None` is for a device that has none, the
+    /// inner one if no interface has the name.
     ///
-    /// A renamed interface counts only while the port is open on it: a port that is opened needs the name. The
-    /// interface of `net_tap` does not count at all, because its driver creates it again.
+    /// A renamed interface counts only while the port is open on it, because opening a port needs the name. The
+    /// interface of `net_tap` doesn't count at all, because its driver recreates it.
     fn find(&self, kernel: &mut Kernel) -> io::Result<(Option<Option<KernelLink>>, bool)> {
         let Some(name) = self.device.kernel_name() else { return Ok((None, false)) };
         let found = kernel.link(name)?;
-        match (&self.device, &self.life, self.bound) {
-            (Device::Kernel(_), Life::Open(_), Some(index)) if found.is_none() => {
+        match (&self.device, &self.stage, self.bound) {
+            (Device::Kernel(_), Stage::Open(_), Some(index)) if found.is_none() => {
                 let renamed = kernel.link_at(index)?;
                 let is_renamed = renamed.is_some();
                 Ok((Some(renamed), is_renamed))
@@ -274,12 +274,12 @@ impl WatchedPort {
         }
     }
 
-    /// The name of the configuration, and the other one that the interface has now.
+    /// The configured name, and the different current name of the interface.
     fn names(&self) -> Option<(&str, &str)> {
         Some((self.device.kernel_name()?, self.other_name.as_ref()?.name.as_str()))
     }
 
-    /// Follows the interface to the name that it has now: locks that name, and moves the sysctl guard there.
+    /// Follows the interface to its current name: locks that name, and moves the sysctl guard there.
     fn follow(&mut self, link: &KernelLink) -> Result<(), LockError> {
         let name = self.other_name.as_ref().map(|other| other.name.as_str()).or(self.device.kernel_name());
         if name == Some(link.name.as_str()) {
@@ -294,9 +294,9 @@ impl WatchedPort {
         Ok(())
     }
 
-    /// Restores the sysctls of the interface that the port was open on, under the name that it has now, or forgets them
-    /// if it no longer exists.
-    fn let_go(&mut self, kernel: &mut Kernel) {
+    /// Restores the sysctls of the interface that the port was open on, under its current name, or forgets them if it
+    /// no longer exists.
+    fn release_sysctls(&mut self, kernel: &mut Kernel) {
         let link = self.bound.and_then(|index| kernel.link_at(index).ok().flatten());
         match (self.sysctl_guard.take(), link) {
             (Some(guard), Some(link)) => guard.restore(&link.name),
@@ -306,7 +306,7 @@ impl WatchedPort {
         self.other_name = None;
     }
 
-    /// Tells workers and `links` about an open port.
+    /// Informs workers and `links` about an open port.
     fn report(
         &self,
         interface: usize,
@@ -321,8 +321,7 @@ impl WatchedPort {
         links.set_port(interface, state, None);
     }
 
-    /// Opens a closed port if its device is there and an attempt is due. `found` is the device's interface of the
-    /// kernel.
+    /// Opens a closed port if its device exists and an attempt is due. `found` is the device's kernel interface.
     fn reopen(
         &mut self,
         interface: usize,
@@ -347,7 +346,7 @@ impl WatchedPort {
                 Some(port)
             }
             Err(fault) => {
-                // The kernel may have the interface until the next attempt.
+                // The kernel may use the interface until the next attempt.
                 self.sysctl_guard = None;
                 self.other_name = None;
                 links.set_port(interface, LinkState::Gone, Some(fault));
@@ -359,7 +358,7 @@ impl WatchedPort {
     /// The link state of an open port; `None` if the port's device is gone.
     fn state(&mut self, port: &Port, found: Option<&Option<KernelLink>>) -> Option<LinkState> {
         match found {
-            // If a driver cannot report its link, the link counts as up.
+            // If a driver can't report its link, the link counts as up.
             None => Some(match port.link() {
                 Ok(link) if !link.up => LinkState::NoCarrier,
                 _ => LinkState::Up,
@@ -372,9 +371,9 @@ impl WatchedPort {
                     return None;
                 }
                 match self.follow(link) {
-                    // Two ports on one interface would both receive each frame.
+                    // Two ports on one interface would both receive every frame.
                     Err(error) if error.is_in_use() => {
-                        tracing::warn!(%error, "a device was renamed, and cannot be used any longer");
+                        tracing::warn!(%error, "a device was renamed to a name that another gateway uses: it is closed");
                         return None;
                     }
                     Err(error) => tracing::debug!(%error, "cannot follow a renamed device yet"),
@@ -385,8 +384,8 @@ impl WatchedPort {
         }
     }
 
-    /// The MTU of the device, if it is smaller than the one in use and cannot be restored: the kernel then silently
-    /// drops larger packets. A configured MTU is set on the device, here as at the start.
+    /// The MTU of the device, if it is smaller than the one in use and can't be restored: the kernel then silently
+    /// drops larger packets. A configured MTU is set on the device, as at the start.
     fn short_mtu(
         &self,
         port: &mut Port,
@@ -402,18 +401,18 @@ impl WatchedPort {
             let set = port.set_mtu(self.mtu);
             let now = kernel.link_at(found.index).ok().flatten();
             if set.is_ok() && now.is_some_and(|link| is_short(&link).is_none()) {
-                links.mtu_set_back(interface, short, self.mtu);
+                links.mtu_restored(interface, short, self.mtu);
                 return None;
             }
         }
         Some((short, self.mtu))
     }
 
-    /// The MAC address of the device, if it is not the one in use and cannot be restored: the device then does not
-    /// accept frames to the gateway. A configured address is set on the device, here as at the start.
+    /// The MAC address of the device, if it is not the one in use and can't be restored: the device then ignores frames
+    /// to the gateway. A configured address is set on the device, as at the start.
     ///
-    /// The gateway does not adopt the new address: neighbours, the tap and the forwarding state have the old one. The
-    /// interface of `net_tap` is not checked: it is the other end of a link, and may have an address of its own.
+    /// The gateway doesn't adopt the new address, because neighbours, the tap and the forwarding state have the old
+    /// one. The interface of `net_tap` is not checked: it is the other end of a link, with its own address.
     fn other_mac(
         &self,
         port: &mut Port,
@@ -425,11 +424,11 @@ impl WatchedPort {
         let found = found.filter(|_| matches!(self.device, Device::Kernel(_)))?;
         let other = |link: &KernelLink| link.mac.filter(|mac| *mac != self.mac);
         other(found)?;
-        let ask = |kernel: &mut Kernel| kernel.link_at(found.index).ok().flatten().as_ref().and_then(other);
-        // What was found may be older than the port, and opening the port has set the address.
-        let device = ask(kernel)?;
-        if self.config.mac.is_some() && port.set_mac(self.mac.0).is_ok() && ask(kernel).is_none() {
-            links.mac_set_back(interface, device, self.mac);
+        let query = |kernel: &mut Kernel| kernel.link_at(found.index).ok().flatten().as_ref().and_then(other);
+        // `found` may be older than the port, and opening the port has set the address.
+        let device = query(kernel)?;
+        if self.config.mac.is_some() && port.set_mac(self.mac.0).is_ok() && query(kernel).is_none() {
+            links.mac_restored(interface, device, self.mac);
             return None;
         }
         Some(device)
@@ -464,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_told_apart() {
+    fn devices_are_distinguished() {
         let kernel = Device::Kernel("eth1".to_owned());
         assert_eq!(Device::of("net_af_packet0,iface=eth1,qpairs=2"), kernel);
         assert_eq!(Device::of("net_af_xdp,iface=eth1"), kernel);
@@ -478,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_kernel_is_locked_too_if_the_configuration_has_another_one() {
+    fn the_kernel_name_is_locked_too_if_the_configured_one_differs() {
         let [device, other] = ["alt", "own"].map(|name| format!("tg-{name}-{}", std::process::id()));
         let link = |name: &str| KernelLink {
             name: name.to_owned(),
@@ -489,8 +488,8 @@ mod tests {
         };
         let kernel = Device::Kernel(device.clone());
         assert!(OtherName::of(&kernel, &link(&device)).expect("no lock is needed").is_none());
-        let held = OtherName::of(&kernel, &link(&other)).expect("nobody has it").expect("another name");
+        let lock = OtherName::of(&kernel, &link(&other)).expect("it is free").expect("another name");
         assert!(DeviceLock::take(&other).is_err_and(|refused| refused.is_in_use()));
-        drop(held);
+        drop(lock);
     }
 }

@@ -1,10 +1,10 @@
 //! The thread that watches ports and taps.
 //!
-//! It sleeps until the kernel reports a change of any interface, or for half a second (for drivers that must be polled,
-//! and for retries), and then checks everything.
+//! It sleeps until the kernel reports an interface change, or for half a second (for drivers that must be polled, and
+//! for retries), and then checks everything.
 //!
-//! Invariant: it owns all ports while it runs, and returns them at its end, also after a panic: nothing else opens or closes
-//! one, and workers may still use their queues.
+//! Invariant: it owns all ports while it runs, and returns them at its end, even after a panic: nothing else opens or
+//! closes a port, and workers may still use their queues.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,14 +20,14 @@ use super::port::{PortResources, WatchedPort};
 use super::{LinkState, Links};
 use crate::gateway::threads::{OnFailure, confine, guarded};
 
-/// The longest time that it sleeps. Announcements are withdrawn a moment after a lost link is seen.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often the counters of the drivers and the sysctls are read.
+/// The longest sleep. After a lost link is detected, announcements are withdrawn a moment later.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// How often driver counters and sysctls are read.
 const COUNTERS_EVERY: Duration = Duration::from_secs(1);
-/// How long it sleeps while a worker must still release or accept a queue of a port.
-const LOOK_SOON: Duration = Duration::from_millis(1);
-/// Changes within this time are handled together: other interfaces of the host may change all the time.
-const SETTLE: Duration = Duration::from_millis(5);
+/// How long it sleeps while a worker still has to release or accept a queue.
+const CHECK_SOON: Duration = Duration::from_millis(1);
+/// Changes within this time are handled together, because other interfaces of the host may change all the time.
+const BATCH_DELAY: Duration = Duration::from_millis(5);
 
 /// Everything that the thread watches.
 pub(crate) struct Watched {
@@ -60,7 +60,7 @@ impl WatchThread {
     ) -> io::Result<Self> {
         let (mut kernel, events) = (Kernel::open()?, Events::open()?);
         let (stop, wake) = (Arc::new(AtomicBool::new(false)), Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?));
-        watched.turn(&mut kernel);
+        watched.check(&mut kernel);
         let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake));
         let body = move || {
             guarded("link watcher", on_failure.as_ref(), || {
@@ -68,9 +68,9 @@ impl WatchThread {
                     tracing::warn!(?cpus, %error, "cannot keep the link watcher off the cores of the workers");
                 }
                 while !stopped.load(Ordering::Acquire) {
-                    let soon = watched.turn(&mut kernel);
-                    if wait(&events, &woken, if soon { LOOK_SOON } else { LOOK_EVERY }) {
-                        std::thread::sleep(SETTLE);
+                    let soon = watched.check(&mut kernel);
+                    if wait(&events, &woken, if soon { CHECK_SOON } else { CHECK_INTERVAL }) {
+                        std::thread::sleep(BATCH_DELAY);
                         events.drain();
                     }
                 }
@@ -84,13 +84,13 @@ impl WatchThread {
     /// Ends the thread. Returns what it watched, unless its callback has panicked.
     pub(crate) fn end(self) -> Option<Watched> {
         self.stop.store(true, Ordering::Release);
-        // If the write fails, the thread wakes by itself within a second.
+        // If the write fails, the thread wakes up within a second.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         self.thread.join().ok()
     }
 }
 
-/// Waits for events, for the stop request, or until the time is over. Returns whether there were events.
+/// Waits for events, the stop request or the timeout. Returns whether there were events.
 fn wait(events: &Events, wake: &OwnedFd, time: Duration) -> bool {
     let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
     let mut fds = [fd(events.as_fd()), fd(wake.as_fd())];
@@ -111,17 +111,17 @@ fn wait(events: &Events, wake: &OwnedFd, time: Duration) -> bool {
 
 impl Watched {
     /// Checks everything once. Returns whether to do so again soon.
-    fn turn(&mut self, kernel: &mut Kernel) -> bool {
+    fn check(&mut self, kernel: &mut Kernel) -> bool {
         let now = Instant::now();
         let mut soon = false;
         for (interface, port) in self.ports.iter_mut().enumerate() {
-            soon |= port.turn(interface, kernel, &self.links, &self.resources, now);
+            soon |= port.check(interface, kernel, &self.links, &self.resources, now);
         }
         if self.counters_at <= now {
             self.counters_at = now + COUNTERS_EVERY;
             for (interface, port) in self.ports.iter().enumerate() {
                 port.read_counters(interface, &self.links);
-                port.look_after_sysctls();
+                port.restore_sysctls();
             }
         }
         for (interface, tap) in self.taps.iter().enumerate() {

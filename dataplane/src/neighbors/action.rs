@@ -1,4 +1,4 @@
-//! The actions that the neighbour state machine returns to its driver.
+//! The actions that the neighbour state machine requests from its driver.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ pub enum Action {
         /// The complete frame.
         frame: SmallFrame,
     },
-    /// A neighbour is needed: workers report packets about it.
+    /// A neighbour is needed: create its table entry, so that workers report packets for it.
     Allocate {
         /// Its interface.
         interface: InterfaceIndex,
@@ -30,7 +30,7 @@ pub enum Action {
         address: IpAddr,
         /// The link address.
         mac: MacAddr,
-        /// Where the link address comes from.
+        /// The source of the link address.
         how: Known,
     },
     /// A neighbour is no longer needed.
@@ -39,10 +39,10 @@ pub enum Action {
         interface: InterfaceIndex,
         /// The neighbour.
         address: IpAddr,
-        /// Whether configuration gave its link address.
+        /// Whether its link address was configured.
         fixed: bool,
     },
-    /// Another station claims an address of ours. This must be logged.
+    /// Another station claims one of our addresses. The driver logs it.
     Conflict {
         /// Its interface.
         interface: InterfaceIndex,
@@ -50,20 +50,20 @@ pub enum Action {
         address: IpAddr,
         /// The claimant.
         mac: Option<MacAddr>,
-        /// Whether an announcement has answered the claim.
+        /// Whether an announcement has defended the address.
         defended: bool,
         /// Whether further claims of this station, or on this link, are not logged for a while.
         is_last: bool,
     },
 }
 
-/// Where a link address comes from.
+/// The source of a link address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
-    /// From configuration: no answer changes it.
+    /// Configuration: no answer changes it.
     Fixed,
-    /// From an answer to a request of ours.
+    /// An answer to our own request.
     Confirmed,
-    /// From an unsolicited packet.
+    /// An unsolicited packet.
     Unconfirmed,
 }

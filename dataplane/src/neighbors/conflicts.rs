@@ -1,14 +1,14 @@
-//! Other stations that claim one of our addresses: when to defend it, and when to log it (RFC 5227 section 2.4).
+//! Other stations that claim one of our addresses: when to defend it, and when to log the claim (RFC 5227 section 2.4).
 //!
-//! Each claim is counted where it is received. This file decides which of them is answered by an announcement and
-//! which is logged: at most one of each for an address in [`DEFEND_INTERVAL`]. So two gateways that announce the same
-//! VIP on one link do not answer each other without end: the second claim within the interval gets no answer.
+//! Each claim is counted where it is received. This module decides which one is answered by an announcement and which
+//! one is logged: at most one of each per address in [`DEFEND_INTERVAL`]. Two gateways that announce the same VIP on
+//! one link therefore don't answer each other forever.
 //!
 //! A station that claims many addresses, such as a router with proxy ARP for a whole network, must not hide the claims
-//! of others. So each of our addresses has an entry on each link, and each station has a part of the log lines.
+//! of others. So each of our addresses has an entry per link, and each station has a quota of log lines.
 //!
-//! Invariant: the memory is bounded; while [`REMEMBERED_MAX`] addresses are in dispute on a link, further ones there
-//! are only counted.
+//! Invariant: memory is bounded. While [`REMEMBERED_MAX`] addresses are disputed on a link, further ones are only
+//! counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,33 +22,31 @@ use super::key::Key;
 
 /// The minimum interval between two defences of an address (RFC 5227 section 1.1).
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// The maximum number of addresses in dispute that are remembered for one link. Only addresses of ours are claimed, so
-/// a gateway with fewer of them never reaches it. It takes some 6 MB.
+/// Maximum number of disputed addresses remembered per link, some 6 MB. Only our addresses are recorded, so a gateway
+/// with fewer addresses never reaches it.
 pub(super) const REMEMBERED_MAX: usize = 65_536;
-/// The maximum number of claims of one station that are logged in [`DEFEND_INTERVAL`].
+/// Maximum number of logged claims per station in [`DEFEND_INTERVAL`].
 pub(super) const LOGGED_PER_STATION: usize = 16;
-/// The maximum number of claims on one link that are logged in [`DEFEND_INTERVAL`]. A station can forge the link
-/// addresses of many.
+/// Maximum number of logged claims per link in [`DEFEND_INTERVAL`], because a station can forge many link addresses.
 pub(super) const LOGGED_MAX: usize = 128;
 
 /// Whether a claim is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Logged {
-    /// It is logged.
     Yes,
-    /// It is logged, and further ones of its station, or of its link, are not.
+    /// It is logged, and further claims of its station or link are not.
     Last,
-    /// The log has enough of its station or its link.
+    /// Not logged: the quota of its station or link is used up.
     No,
 }
 
-/// The addresses in dispute, by link.
+/// The disputed addresses, by link.
 #[derive(Debug, Default)]
 pub(super) struct Conflicts(BTreeMap<InterfaceIndex, Disputes>);
 
 impl Conflicts {
-    /// Whether this claim of a station is the first one of this address in its interval. If so, it is answered, and
-    /// logged as the result says.
+    /// Whether this is the first claim on the address in its interval. If so, it is answered, and logged as the result
+    /// says.
     pub(super) fn first(
         &mut self,
         now: Now,
@@ -60,7 +58,7 @@ impl Conflicts {
     }
 }
 
-/// The addresses in dispute on one link.
+/// The disputed addresses on one link.
 #[derive(Debug, Default)]
 struct Disputes {
     until: BTreeMap<IpAddr, Now>,
@@ -91,7 +89,7 @@ impl Disputes {
 struct Log {
     until: Now,
     lines: usize,
-    /// Each station here has at least one of the lines.
+    /// Each station listed here has logged at least one line.
     by_station: BTreeMap<Option<MacAddr>, usize>,
 }
 
@@ -153,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_stations_fill_the_log_of_their_link_only_and_leave_each_address_its_defence() {
+    fn forged_stations_fill_only_their_links_log_and_addresses_stay_defended() {
         let mut conflicts = Conflicts::default();
         let now = Now(1_000_000_000_000);
         let claims: Vec<_> =

@@ -1,6 +1,6 @@
 //! Neighbours, each with its timer and its position in an LRU list.
 //!
-//! Invariant: an entry, its timer and its position change together ([`Entries::put`], [`Entries::take`]).
+//! Invariant: an entry, its timer and its list position change together ([`Entries::put`], [`Entries::take`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,32 +9,32 @@ use tidegate_wire::MacAddr;
 
 use super::key::Key;
 use super::lru_lists::{LruList, LruLists, share_of};
-use crate::rate::Bucket;
+use crate::rate::TokenBucket;
 
-/// Frames a second, and at once, for next hops of routes and backends.
+/// Frames a second and burst for next hops of routes and backends.
 const PINNED_RATE: (u32, u32) = (20_000, 256);
-/// Frames a second, and at once, for neighbours that packets are sent to.
+/// Frames a second and burst for neighbours in use.
 const USED_RATE: (u32, u32) = (5_000, 256);
-/// Frames a second, and at once, for addresses that have not answered, of one interface and family.
+/// Frames a second and burst for addresses that have not answered, per interface and family.
 const REQUESTED_RATE: (u32, u32) = (1_000, 128);
 
-/// Timers that share a budget of frames.
+/// Timers that share a frame budget.
 #[derive(Debug)]
 pub(super) struct TimerQueue {
     pub(super) timers: BTreeSet<(Now, Key)>,
-    pub(super) budget: Bucket,
+    pub(super) budget: TokenBucket,
 }
 
 /// The timer queue of next hops of routes and backends.
 pub(super) const PINNED: usize = 0;
-/// The timer queue of neighbours that packets are sent to.
+/// The timer queue of neighbours in use.
 pub(super) const USED: usize = 1;
-/// The first timer queue of addresses that have not answered. There is one for each share.
+/// The first timer queue of addresses that have not answered; one queue per share.
 pub(super) const REQUESTED: usize = 2;
 
 impl TimerQueue {
     fn new((rate, burst): (u32, u32)) -> Self {
-        Self { timers: BTreeSet::new(), budget: Bucket::new(rate, burst) }
+        Self { timers: BTreeSet::new(), budget: TokenBucket::new(rate, burst) }
     }
 }
 
@@ -42,12 +42,12 @@ impl TimerQueue {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) state: State,
-    /// The link address, if it is known. It is then in the workers' table.
+    /// The link address, if known. It is then in the workers' table.
     pub(super) mac: Option<MacAddr>,
-    /// Whether the table marks it as given by an answer.
+    /// Whether the table marks it as confirmed by an answer.
     pub(super) confirmed: bool,
-    /// Its LRU list, and the time by which it is ordered there. `None` for a next hop of a route or backend, which is
-    /// never evicted.
+    /// Its LRU list, and the time that determines its order there. `None` for a next hop of a route or backend, which
+    /// is never evicted.
     pub(super) lru: Option<(LruList, Now)>,
     pub(super) needed_at: Now,
     pub(super) requested_at: Now,
@@ -61,12 +61,12 @@ pub(super) struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Fixed,
-    /// It has not answered yet, or does not answer any more.
+    /// It has not answered, or no longer answers.
     Incomplete {
         tries: u8,
     },
     Reachable,
-    /// Known, and not confirmed recently.
+    /// Known, but not confirmed recently.
     Stale,
     Probing {
         tries: u8,
@@ -97,7 +97,7 @@ impl Entry {
 pub(super) struct Entries {
     by_key: BTreeMap<Key, Entry>,
     pub(super) lru_lists: LruLists,
-    /// Timers by purpose: pinned next hops, neighbours in use, then one queue for each share of requested ones.
+    /// Timers by purpose: pinned next hops, neighbours in use, then one queue per share of requested addresses.
     pub(super) timer_queues: Vec<TimerQueue>,
 }
 
@@ -113,14 +113,14 @@ impl Entries {
         self.by_key.get(key).copied()
     }
 
-    /// Records that a packet needs it now. Returns the entry, if there is one.
+    /// Records that a packet needs it. Returns the entry, if any.
     pub(super) fn note_needed(&mut self, key: &Key, now: Now) -> Option<Entry> {
         let entry = self.by_key.get_mut(key)?;
         entry.needed_at = now;
         Some(*entry)
     }
 
-    /// All entries, ordered by interface, then by address.
+    /// All entries, ordered by interface and address.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Entry)> {
         self.by_key.iter()
     }
@@ -131,8 +131,7 @@ impl Entries {
         self.timer_queues.resize_with(REQUESTED + interfaces * 2, || TimerQueue::new(REQUESTED_RATE));
     }
 
-    /// Inserts or replaces an entry with its timer and its position in an LRU list. Only this and [`Self::take`] change
-    /// them.
+    /// Inserts or replaces an entry with its timer and list position. Only this and [`Self::take`] change them.
     pub(super) fn put(&mut self, key: Key, entry: Entry) {
         self.take(key);
         if let Some((list, since)) = entry.lru {
@@ -144,7 +143,7 @@ impl Entries {
         self.by_key.insert(key, entry);
     }
 
-    /// Removes an entry with its timer and its position in an LRU list.
+    /// Removes an entry with its timer and list position.
     pub(super) fn take(&mut self, key: Key) -> Option<Entry> {
         let entry = self.by_key.remove(&key)?;
         if let Some((list, since)) = entry.lru {

@@ -1,8 +1,8 @@
-//! What the link says against the configuration: other stations with our addresses, and configured neighbours with
-//! another link address.
+//! Contradictions between the configuration and the link: other stations that use our addresses, and configured
+//! neighbours with another link address.
 //!
-//! A fault lasts while it is seen again and again, and [`KEPT`] longer. Nothing here changes what is forwarded: the
-//! operator decides who is right.
+//! A fault lasts while it is observed, and [`KEPT`] longer. Forwarding doesn't change: the operator decides which side
+//! is right.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,13 +14,13 @@ use tidegate_wire::MacAddr;
 
 use super::key::Key;
 
-/// How long a fault is reported after it was last seen. Probes and checks are sent every 15 s, and any of them may be
-/// lost.
+/// How long a fault is reported after it was last observed. Probes and checks are sent every 15 s, and any of them may
+/// be lost.
 const KEPT: Duration = Duration::from_secs(50);
-/// The maximum number of faults. Only our own addresses and configured neighbours can have one.
+/// Maximum number of faults. Only our own addresses and configured neighbours can have one.
 const FAULTS_MAX: usize = 4_096;
 
-/// A contradiction between the configuration and what a station on the link said.
+/// A contradiction between the configuration and a station on the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NeighborFault {
     /// A neighbour with a configured link address answers with another one.
@@ -31,23 +31,23 @@ pub enum NeighborFault {
         address: IpAddr,
         /// The configured link address, which packets use.
         configured: MacAddr,
-        /// The link address of the answer.
+        /// The link address that it answered with.
         answered: MacAddr,
     },
-    /// Another station says that it has an address of ours.
+    /// Another station claims one of our addresses.
     Claimed {
         /// The interface.
         interface: InterfaceIndex,
         /// Our address.
         address: IpAddr,
-        /// The claimant, if it said so.
+        /// The claimant, if known.
         mac: Option<MacAddr>,
-        /// A neighbour that has this link address.
+        /// A neighbour with this link address.
         neighbor: Option<IpAddr>,
     },
 }
 
-/// The faults that were seen lately.
+/// Recently observed faults.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     other_macs: BTreeMap<Key, (MacAddr, Now)>,
@@ -76,8 +76,8 @@ impl Faults {
         }
     }
 
-    /// The faults that are not over. `configured` is the link address that the configuration gives a neighbour now, and
-    /// `known` the neighbours with their link addresses.
+    /// The current faults. `configured` is the link address that the configuration assigns to a neighbour, and `known`
+    /// lists neighbours with their link addresses.
     pub(super) fn current(
         &mut self,
         now: Now,

@@ -1,14 +1,13 @@
-//! The neighbours that only packets need, in bounded shares, and which of them is evicted for another.
+//! Neighbours needed only by packets, in bounded shares, and which of them is evicted for another.
 //!
-//! Each interface has a share for each family, so that a flood on one of them does not affect the others. Each share
-//! has four LRU lists, each with its own capacity: addresses that wait for their first request; requested addresses
-//! that have not answered; stations that requested our address and to which nothing was sent yet; and neighbours that
-//! are in use or were used recently. A flood of packets to unused addresses fills the first list. It fills the second
-//! no faster than requests are sent, so that a request is not forgotten before its answer arrives. A flood of forged
-//! requests fills the third. None of these floods affects the last list, from which an entry that packets used within
-//! [`IN_USE`] is never evicted.
+//! Each interface has one share per family, so a flood on one doesn't affect the others. Each share has four LRU lists,
+//! each with its own capacity: addresses waiting for their first request; requested addresses that have not answered;
+//! stations that requested our address and have not been used; and neighbours in use. A flood of packets to unused
+//! addresses fills the first list. It fills the second only as fast as requests are sent, so a request isn't forgotten
+//! before its answer arrives. A flood of forged requests fills the third. No flood affects the last list, from which an
+//! entry used within [`IN_USE`] is never evicted.
 //!
-//! Invariant: every operation takes time in the logarithm of the entries; none examines all of them.
+//! Invariant: every operation takes logarithmic time; none examines all entries.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use tidegate_spec::now::Now;
 
 use super::key::Key;
 
-/// A neighbour that a packet was sent to within this time is not evicted.
+/// A neighbour used within this time is not evicted.
 pub(super) const IN_USE: Duration = Duration::from_secs(60);
 
 /// The LRU list of an entry.
@@ -26,9 +25,9 @@ pub(super) const IN_USE: Duration = Duration::from_secs(60);
 pub(super) enum LruList {
     /// A packet needs it, and no request was sent yet.
     Pending,
-    /// Requested, without an answer so far.
+    /// Requested, no answer so far.
     Requested,
-    /// The neighbour sent its link address in a request for ours, and has not been used yet.
+    /// It sent its link address in a request for ours, and has not been used yet.
     Unused,
     /// Packets were sent to it, or it has answered.
     Used,
@@ -37,13 +36,13 @@ pub(super) enum LruList {
 /// The share of one interface and family.
 #[derive(Debug, Default)]
 struct Share {
-    /// Ordered by the time at which they were added.
+    /// Ordered by insertion time.
     pending: BTreeSet<(Now, Key)>,
     /// Ordered by the time of the first request.
     requested: BTreeSet<(Now, Key)>,
-    /// Ordered by the time at which they were added.
+    /// Ordered by insertion time.
     unused: BTreeSet<(Now, Key)>,
-    /// Ordered by the time of the last known use.
+    /// Ordered by the last known use.
     used: BTreeSet<(Now, Key)>,
 }
 
@@ -51,7 +50,7 @@ struct Share {
 #[derive(Debug, Default)]
 pub(super) struct LruLists {
     shares: Vec<Share>,
-    /// The maximum number of entries of one share.
+    /// Maximum number of entries per share.
     share_max: usize,
 }
 
@@ -68,7 +67,7 @@ impl LruLists {
     }
 
     /// The capacity of a list in one share: half of the share for entries in use, a quarter for stations that requested
-    /// our address, and a quarter for addresses whose link address is not known, before and after the first request.
+    /// our address, and a quarter for addresses without a known link address, before and after the first request.
     pub(super) fn capacity(&self, list: LruList) -> usize {
         match list {
             LruList::Pending | LruList::Requested => self.share_max / 8,
@@ -77,19 +76,19 @@ impl LruLists {
         }
     }
 
-    /// Whether the list, in the share of this neighbour, can take one more entry.
+    /// Whether the list of this neighbour's share has space for another entry.
     pub(super) fn has_capacity(&mut self, key: &Key, list: LruList) -> bool {
         let capacity = self.capacity(list);
         self.set(key, list).is_some_and(|set| set.len() < capacity)
     }
 
-    /// Whether the list, in the share of this neighbour, is more than half full.
+    /// Whether the list of this neighbour's share is more than half full.
     pub(super) fn is_crowded(&mut self, key: &Key, list: LruList) -> bool {
         let capacity = self.capacity(list);
         self.set(key, list).is_some_and(|set| set.len() * 2 > capacity)
     }
 
-    /// The entry at the head of the list, which would be evicted first, with its time.
+    /// The entry that would be evicted first, with its time.
     pub(super) fn oldest(&mut self, key: &Key, list: LruList) -> Option<(Now, Key)> {
         self.set(key, list)?.first().copied()
     }

@@ -1,11 +1,10 @@
 //! Link addresses of next hops: converts a forwarding state to the input of the state machine, and carries out its
 //! actions.
 //!
-//! The machine is [`resolver`]; the slow path drives it. Here a [`SnapshotSpec`] becomes the [`Surroundings`] of the
-//! machine, and received link addresses are written to the table that workers read.
+//! The state machine is [`resolver`]; the slow path drives it. This module converts a [`SnapshotSpec`] to its
+//! [`ResolverContext`], and writes resolved link addresses to the table that workers read.
 //!
-//! Invariant: the slow path is the only writer of link addresses, besides the compile of a snapshot, which creates
-//! entries.
+//! Invariant: only the slow path writes link addresses, and only it and the snapshot compiler create entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -29,11 +28,11 @@ mod resolver_context;
 mod vip_probes;
 
 use crate::punt;
-use resolver::{Action, Known, Link, Surroundings};
+use resolver::{Action, Known, Link, ResolverContext};
 
 /// The part of a forwarding state that the resolver needs. With `announce`, VIPs and SNAT addresses are announced.
 #[must_use]
-pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
+pub fn resolver_context_of(spec: &SnapshotSpec, announce: bool) -> ResolverContext {
     let network = &spec.network;
     let links = network.interfaces.iter().map(|interface| Link {
         mac: interface.mac,
@@ -47,13 +46,12 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
         let layer2 = vips.entry(service.key.vip).or_insert(service.layer2);
         *layer2 = service.layer2.min(*layer2);
     }
-    // Most backends are Pods behind routers. They are left out here, since the look-up of each remaining one costs
-    // more.
+    // Most backends are Pods behind routers. They are skipped here because each remaining one costs a look-up.
     let networks: Vec<IpNet> = network.interface_addresses().copied().collect();
     let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
     let own = |address: &IpAddr| network.interface_addresses().any(|net| net.addr() == *address);
     let routers: BTreeSet<IpAddr> = network.routes.iter().map(|route| route.via).collect();
-    // The next hop of a route is another host, whatever else has its address in the spec.
+    // The next hop of a route is another host, whatever else the spec says about its address.
     let is_announced = |address: &IpAddr| announce && !own(address) && !routers.contains(address);
     let always = vips.iter().filter(|(_, layer2)| **layer2 == Layer2::Always).map(|(vip, _)| *vip);
     let shared = vips.iter().filter_map(|(vip, layer2)| match layer2 {
@@ -61,7 +59,7 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
         _ => None,
     });
     let has_vip = spec.services.iter().filter(|service| service.mode.is_dsr());
-    Surroundings {
+    ResolverContext {
         probed: has_vip.map(|service| service.key.vip).collect(),
         interfaces: links.collect(),
         fixed: network.neighbors.iter().map(|neighbor| (neighbor.ip, neighbor.mac)).collect(),
@@ -71,37 +69,37 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
             .chain(backends)
             .filter(|address| on_link(address) && !own(address))
             .collect(),
-        // The kernel's side of the tap answers and announces the interfaces' own addresses.
+        // The kernel answers for and announces the interfaces' own addresses on the tap.
         owned: always.chain(network.snat_addresses.iter().copied()).filter(is_announced).collect(),
         snat: network.snat_addresses.iter().copied().filter(is_announced).collect(),
         shared: shared.filter(|(address, _)| is_announced(address)).collect(),
     }
 }
 
-/// The routes of a forwarding state with the interface of their router, as the kernel gets them on its taps. A router
-/// that is in no network of an interface has no route, as in the snapshot.
+/// The routes of a forwarding state with the interface of their router, for the kernel's taps. A router outside all
+/// interface networks has no route, as in the snapshot.
 #[must_use]
-pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::Routes {
-    let next_hop = |via: IpAddr| Some((around.interface_of(via)?, via));
+pub fn tap_routes(spec: &SnapshotSpec, context: &ResolverContext) -> punt::routes::Routes {
+    let next_hop = |via: IpAddr| Some((context.interface_of(via)?, via));
     spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), next_hop(route.via)?))).collect()
 }
 
-/// The configured neighbours of a forwarding state with their interface, as the kernel gets them on its taps. So health
-/// checks use the same link address as packets, also if it is wrong.
+/// The configured neighbours of a forwarding state with their interface, for the kernel's taps, so that health checks
+/// use the same link address as packets, even a wrong one.
 #[must_use]
-pub fn tap_neighbors(around: &Surroundings) -> punt::fixed_neighbors::FixedNeighbors {
-    let fixed = around.fixed.iter();
-    fixed.filter_map(|&(address, mac)| Some(((around.interface_of(address)?, address), mac))).collect()
+pub fn tap_neighbors(context: &ResolverContext) -> punt::fixed_neighbors::FixedNeighbors {
+    let fixed = context.fixed.iter();
+    fixed.filter_map(|&(address, mac)| Some(((context.interface_of(address)?, address), mac))).collect()
 }
 
-/// Applies an action to the table. Returns false if the table is full. The neighbour then stays unresolved until a
-/// packet requests it again, and that is logged.
+/// Applies an action to the table. Returns false, and logs it, if the table is full. The neighbour then stays
+/// unresolved until another packet needs it.
 #[must_use]
 pub fn apply(table: &NeighborTable, action: &Action) -> bool {
     match *action {
         Action::Allocate { interface, address } => return intern(table, interface, address).is_some(),
         Action::Update { interface, address, mac, how } => {
-            tracing::debug!(interface, %address, %mac, ?how, "neighbor found");
+            tracing::debug!(interface, %address, %mac, ?how, "neighbor resolved");
             let Some(id) = intern(table, interface, address) else { return false };
             match how {
                 Known::Fixed => table.set_static(id, mac),
@@ -192,39 +190,39 @@ mod tests {
     }
 
     #[test]
-    fn vips_that_routes_lead_here_are_not_announced_and_own_addresses_are_the_kernels() {
-        assert_eq!(Vec::from_iter(surroundings(&spec(), true).owned), [ip("203.0.113.1")]);
-        assert!(surroundings(&spec(), false).owned.is_empty());
+    fn routed_vips_are_not_announced_and_own_addresses_belong_to_the_kernel() {
+        assert_eq!(Vec::from_iter(resolver_context_of(&spec(), true).owned), [ip("203.0.113.1")]);
+        assert!(resolver_context_of(&spec(), false).owned.is_empty());
     }
 
     #[test]
-    fn the_next_hop_of_a_route_is_announced_by_nobody_but_the_router() {
+    fn the_next_hop_of_a_route_is_announced_only_by_its_router() {
         use tidegate_spec::ownership::OwnerKey;
         let mut spec = spec();
         spec.network.snat_addresses = vec![ip("192.0.2.10"), ip("192.0.2.3")];
         spec.services.push(service("192.0.2.10", Layer2::Always, "192.0.2.20").into());
         spec.services.push(service("198.51.100.1", Layer2::Owned(OwnerKey::new(7)), "192.0.2.20").into());
-        let around = surroundings(&spec, true);
-        assert_eq!(Vec::from_iter(around.owned), [ip("192.0.2.3"), ip("203.0.113.1")]);
-        assert!(around.shared.is_empty());
+        let context = resolver_context_of(&spec, true);
+        assert_eq!(Vec::from_iter(context.owned), [ip("192.0.2.3"), ip("203.0.113.1")]);
+        assert!(context.shared.is_empty());
     }
 
     #[test]
-    fn a_vip_of_several_gateways_is_announced_by_its_owner_and_a_silent_one_by_nobody() {
+    fn a_shared_vip_is_announced_by_its_owner_and_a_silent_one_by_no_gateway() {
         use tidegate_spec::ownership::OwnerKey;
         let (key, mut spec) = (OwnerKey::new(7), spec());
         spec.services.push(service("203.0.113.5", Layer2::Silent, "192.0.2.20").into());
         spec.services.push(service("203.0.113.6", Layer2::Answered, "192.0.2.20").into());
         spec.services.push(service("203.0.113.6", Layer2::Owned(key), "192.0.2.20").into());
-        let around = surroundings(&spec, true);
-        assert_eq!(Vec::from_iter(around.owned), [ip("203.0.113.1")]);
-        assert_eq!(Vec::from_iter(around.shared), [(ip("203.0.113.6"), key)]);
+        let context = resolver_context_of(&spec, true);
+        assert_eq!(Vec::from_iter(context.owned), [ip("203.0.113.1")]);
+        assert_eq!(Vec::from_iter(context.shared), [(ip("203.0.113.6"), key)]);
     }
 
     #[test]
     fn next_hops_are_the_routers_and_backends_on_a_link() {
         assert_eq!(
-            Vec::from_iter(surroundings(&spec(), true).next_hops),
+            Vec::from_iter(resolver_context_of(&spec(), true).next_hops),
             [ip("192.0.2.10"), ip("192.0.2.20")]
         );
     }
@@ -232,7 +230,7 @@ mod tests {
     #[test]
     fn the_kernel_gets_the_routes_whose_router_is_on_a_link() {
         let spec = spec();
-        let routes = tap_routes(&spec, &surroundings(&spec, true));
+        let routes = tap_routes(&spec, &resolver_context_of(&spec, true));
         assert_eq!(Vec::from_iter(routes), [("10.244.0.0/24".parse().unwrap(), (0, ip("192.0.2.10")))]);
     }
 
@@ -244,7 +242,7 @@ mod tests {
         let (client, other) = (ip("192.0.2.77"), ip("192.0.2.78"));
         let mac = MacAddr([2, 0, 0, 0, 0, 9]);
         let mut resolver = resolver::Resolver::default();
-        assert!(resolver.configure(Now(0), surroundings(&spec(), false)).len() > 1);
+        assert!(resolver.configure(Now(0), resolver_context_of(&spec(), false)).len() > 1);
         assert!(apply(&table, &Action::Allocate { interface: 0, address: other }));
         let unused = |_, _| false;
         let wanted = resolver.wanted(Now(1), 0, client);
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_the_snapshot_left_out_is_no_next_hop_of_the_resolver_and_a_router_stays_one() {
+    fn a_backend_left_out_of_the_snapshot_is_no_next_hop_but_a_router_stays() {
         use tidegate_spec::{BackendProblem, Problem};
         let spec = spec();
         let left_out = |address| Problem::Backend {
@@ -269,7 +267,7 @@ mod tests {
             reason: BackendProblem::NeighborTableFull,
         };
         let problems = [left_out("192.0.2.20"), left_out("192.0.2.10")];
-        let outside = crate::slow_path::Outside::of(&spec, true).without_left_out(&spec, &problems);
-        assert_eq!(Vec::from_iter(outside.around.next_hops), [ip("192.0.2.10")]);
+        let outside = crate::slow_path::SlowPathState::of(&spec, true).without_left_out(&spec, &problems);
+        assert_eq!(Vec::from_iter(outside.context.next_hops), [ip("192.0.2.10")]);
     }
 }

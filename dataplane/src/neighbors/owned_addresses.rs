@@ -1,9 +1,8 @@
-//! Which addresses are ours at this moment: those of a forwarding state that are always ours, those whose key the
-//! gateway owns now, its SNAT addresses unless it has released them, and those of other gateways that it has taken
-//! over.
+//! Which addresses the gateway currently answers for: addresses of the forwarding state that are always its own, those
+//! whose key it owns, its SNAT addresses unless released, and those taken over from other gateways.
 //!
-//! The slow path checks this before each round of announcements, so a gateway whose time as an owner is over announces
-//! nothing more. Pure, except that [`Ownership`] reads its clock.
+//! The slow path checks this before each round of announcements, so a gateway whose ownership has expired stops
+//! announcing. Pure, except that [`Ownership`] reads its clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,48 +10,48 @@ use std::sync::Arc;
 
 use tidegate_spec::ownership::{OwnerKey, Ownership};
 
-use super::resolver_context::Surroundings;
+use super::resolver_context::ResolverContext;
 
 /// The addresses that may be ours.
 #[derive(Debug, Default)]
 pub(crate) struct Owned {
     always: BTreeSet<IpAddr>,
     shared: BTreeMap<IpAddr, OwnerKey>,
-    /// The keys of `shared`, with whether the gateway owned them at the last look.
+    /// The keys of `shared`, and whether the gateway owned them at the last check.
     keys: BTreeMap<OwnerKey, bool>,
-    /// The gateway's SNAT addresses, which are among `always`.
+    /// The gateway's SNAT addresses, which are included in `always`.
     snat: BTreeSet<IpAddr>,
     has_released_snat: bool,
     taken_over: Arc<BTreeSet<IpAddr>>,
 }
 
 impl Owned {
-    /// Replaces all of them. Returns those that are ours now.
-    pub(crate) fn replace(&mut self, around: &Surroundings, ownership: &Ownership) -> BTreeSet<IpAddr> {
-        self.always.clone_from(&around.owned);
-        self.shared.clone_from(&around.shared);
-        self.snat.clone_from(&around.snat);
-        self.look_at_snat(ownership);
+    /// Replaces all addresses. Returns those that are currently ours.
+    pub(crate) fn replace(&mut self, context: &ResolverContext, ownership: &Ownership) -> BTreeSet<IpAddr> {
+        self.always.clone_from(&context.owned);
+        self.shared.clone_from(&context.shared);
+        self.snat.clone_from(&context.snat);
+        self.check_snat(ownership);
         let keys: BTreeSet<OwnerKey> = self.shared.values().copied().collect();
         let now = ownership.now();
         self.keys = keys.into_iter().map(|key| (key, ownership.owns_at(key, now))).collect();
         self.now()
     }
 
-    /// Those that are ours now, if that has changed since the last look.
-    pub(crate) fn turned(&mut self, ownership: &Ownership) -> Option<BTreeSet<IpAddr>> {
+    /// The addresses that are currently ours, if that has changed since the last check.
+    pub(crate) fn changed(&mut self, ownership: &Ownership) -> Option<BTreeSet<IpAddr>> {
         let (now, mut has_turned) = (ownership.now(), false);
         for (key, owns) in &mut self.keys {
             let is_owned = ownership.owns_at(*key, now);
             has_turned |= *owns != is_owned;
             *owns = is_owned;
         }
-        has_turned |= self.look_at_snat(ownership);
+        has_turned |= self.check_snat(ownership);
         has_turned.then(|| self.now())
     }
 
-    /// Returns whether the SNAT addresses that are ours have changed since the last look.
-    fn look_at_snat(&mut self, ownership: &Ownership) -> bool {
+    /// Returns whether the SNAT addresses that are ours have changed since the last check.
+    fn check_snat(&mut self, ownership: &Ownership) -> bool {
         let (released, taken_over) = (!ownership.answers_for_snat(), ownership.taken_over());
         let is_same = released == self.has_released_snat
             && (Arc::ptr_eq(&taken_over, &self.taken_over) || taken_over == self.taken_over);
@@ -79,20 +78,20 @@ mod tests {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
         let ownership = Ownership::by(|| BootTime(10));
         let (mine, other) = (OwnerKey::new(1), OwnerKey::new(2));
-        let around = Surroundings {
+        let context = ResolverContext {
             owned: BTreeSet::from([ip("10.0.0.1")]),
             shared: BTreeMap::from([(ip("10.0.0.2"), mine), (ip("10.0.0.3"), other)]),
-            ..Surroundings::default()
+            ..ResolverContext::default()
         };
         let mut owned = Owned::default();
-        assert_eq!(Vec::from_iter(owned.replace(&around, &ownership)), [ip("10.0.0.1")]);
-        assert_eq!(owned.turned(&ownership), None);
+        assert_eq!(Vec::from_iter(owned.replace(&context, &ownership)), [ip("10.0.0.1")]);
+        assert_eq!(owned.changed(&ownership), None);
         assert!(ownership.grant(mine, BootTime(11)));
-        let now = owned.turned(&ownership).expect("it has changed");
+        let now = owned.changed(&ownership).expect("it has changed");
         assert_eq!(Vec::from_iter(now), [ip("10.0.0.1"), ip("10.0.0.2")]);
-        assert_eq!(owned.turned(&ownership), None, "once");
+        assert_eq!(owned.changed(&ownership), None, "once");
         assert!(ownership.grant(mine, BootTime(10)));
-        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![ip("10.0.0.1")]));
+        assert_eq!(owned.changed(&ownership).map(Vec::from_iter), Some(vec![ip("10.0.0.1")]));
     }
 
     #[test]
@@ -100,17 +99,17 @@ mod tests {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
         let ownership = Ownership::by(|| BootTime(10));
         let (vip, snat, other) = (ip("10.0.0.1"), ip("10.0.0.2"), ip("10.0.0.3"));
-        let around =
-            Surroundings { owned: [vip, snat].into(), snat: [snat].into(), ..Surroundings::default() };
+        let context =
+            ResolverContext { owned: [vip, snat].into(), snat: [snat].into(), ..ResolverContext::default() };
         let mut owned = Owned::default();
-        assert_eq!(Vec::from_iter(owned.replace(&around, &ownership)), [vip, snat]);
+        assert_eq!(Vec::from_iter(owned.replace(&context, &ownership)), [vip, snat]);
         ownership.release_snat(true);
-        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![vip]));
-        assert_eq!(owned.turned(&ownership), None, "once");
+        assert_eq!(owned.changed(&ownership).map(Vec::from_iter), Some(vec![vip]));
+        assert_eq!(owned.changed(&ownership), None, "once");
         ownership.take_over(&Arc::new([other].into()), BootTime(11));
-        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![vip, other]));
+        assert_eq!(owned.changed(&ownership).map(Vec::from_iter), Some(vec![vip, other]));
         ownership.release_snat(false);
         ownership.take_over(&Arc::default(), BootTime(11));
-        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![vip, snat]));
+        assert_eq!(owned.changed(&ownership).map(Vec::from_iter), Some(vec![vip, snat]));
     }
 }

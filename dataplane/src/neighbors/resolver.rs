@@ -1,16 +1,16 @@
 //! The neighbour state machine: which link addresses are requested, refreshed, accepted and removed.
 //!
-//! Pure: `now` is an argument; frames to send and changes of the table are returned as [`Action`]s. The thread that
-//! drives it is in [`super`]. The states are those of RFC 4861 section 7.3, for ARP too. The transitions are those of
-//! its section 7.2.5: only an answer to our own request makes an entry reachable, and an advertisement without the
-//! override flag replaces nothing.
+//! Pure: `now` is an argument; frames to send and table changes are returned as [`Action`]s. The thread that drives it
+//! is in [`super`]. The states are those of RFC 4861 section 7.3, for ARP too, and the transitions those of section
+//! 7.2.5: only an answer to our own request makes an entry reachable, and an advertisement without the override flag
+//! replaces nothing.
 //!
-//! Next hops of routes and backends are pinned: they are requested before any packet needs them, and nothing evicts
-//! them. Next hops that only packets need have their own shares ([`lru_lists`](super::lru_lists)). Each kind has its
-//! own budget of frames, so that none delays another.
+//! Next hops of routes and backends are pinned: they are requested before any packet needs them, and never evicted.
+//! Next hops needed only by packets have their own shares ([`lru_lists`](super::lru_lists)). Each kind has its own
+//! frame budget, so none delays another.
 //!
-//! Invariant: information from unknown stations about unneeded addresses changes nothing, unless the stations request
-//! one of our addresses. Invariant: entries and frames are bounded; an event costs the logarithm of the entries.
+//! Invariant: information about unneeded addresses from unknown stations changes nothing, unless the station requests
+//! one of our addresses. Entries and frames are bounded; an event costs logarithmic time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -30,43 +30,42 @@ use super::vip_probes::{self, VipProbes};
 
 pub use super::action::{Action, Known};
 pub use super::key::Key;
-pub use super::resolver_context::{Link, Surroundings};
+pub use super::resolver_context::{Link, ResolverContext};
 
-/// How long an answer is valid before it is confirmed again (RFC 4861 REACHABLE_TIME).
+/// How long an answer is valid before it is refreshed (RFC 4861 REACHABLE_TIME).
 pub const REACHABLE: Duration = Duration::from_secs(30);
 /// How long an unconfirmed link address is used before it is probed (RFC 4861 DELAY_FIRST_PROBE_TIME).
 pub const DELAY: Duration = Duration::from_secs(5);
-/// How long a neighbour that receives no packets is remembered, unless it is evicted.
+/// How long an unused neighbour is remembered, unless it is evicted.
 pub const IDLE_MAX: Duration = Duration::from_secs(600);
-/// Minimum pause between two changes of a link address by packets that we did not request.
+/// Minimum interval between two changes of a link address by unsolicited packets.
 pub const LOCKED: Duration = Duration::from_secs(1);
-/// First pause between requests for an address that has not answered. It doubles up to [`RETRY_MAX`].
+/// First interval between requests for an address that doesn't answer. It doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_millis(250);
-/// Longest pause between requests.
+/// Longest interval between requests.
 pub const RETRY_MAX: Duration = Duration::from_secs(30);
-/// Pause between the probes of an entry in use (RFC 4861 RETRANS_TIMER).
+/// Interval between probes of an entry in use (RFC 4861 RETRANS_TIMER).
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// The number of unicast probes, followed by as many broadcast ones, after which an entry that no packet uses is
-/// removed (RFC 4861 MAX_UNICAST_SOLICIT). An entry in use is kept, and probed less and less often, down to once in
-/// [`RETRY_MAX`].
+/// The number of unicast probes, followed by as many broadcast probes, after which an unused entry is removed (RFC 4861
+/// MAX_UNICAST_SOLICIT). An entry in use stays, and is probed less and less often, down to once in [`RETRY_MAX`].
 pub const PROBES: u8 = 3;
 /// The number of requests after which an address that packets no longer need is removed. Needed ones are requested less
 /// and less often, without an end.
 const TRIES_FOR_TRAFFIC: u8 = 5;
-/// The maximum number of frames of each kind in one tick, so that a large change does not fill the inject queue.
+/// Maximum number of frames of each kind per tick, so that a large change doesn't fill the inject queue.
 pub const FRAMES_PER_TICK: usize = 64;
-/// The maximum number of timers of one kind that one tick examines.
+/// Maximum number of timers of one kind examined per tick.
 const TIMERS_PER_TICK: usize = 512;
-/// The maximum number of entries examined to find one to evict.
+/// Maximum number of entries examined to find one to evict.
 const EVICTION_TRIES: usize = 8;
 
 /// Whether packets were sent to a neighbour since the last call.
 pub type Uses<'a> = &'a dyn Fn(InterfaceIndex, IpAddr) -> bool;
 
-/// The neighbours that are needed, and their states.
+/// The needed neighbours and their states.
 #[derive(Debug, Default)]
 pub struct Resolver {
-    around: Surroundings,
+    context: ResolverContext,
     entries: Entries,
     announcements: Announcements,
     conflicts: Conflicts,
@@ -78,20 +77,20 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Applies a new configuration: reports fixed neighbours and requests next hops at once, releases neighbours that
-    /// are no longer needed, and announces our new addresses.
-    pub fn configure(&mut self, now: Now, around: Surroundings) -> Vec<Action> {
+    /// Applies a new configuration: reports fixed neighbours, requests next hops, releases neighbours that are no
+    /// longer needed, and announces our new addresses.
+    pub fn configure(&mut self, now: Now, context: ResolverContext) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.announcements.of_new(now, &self.around.owned, &around);
-        self.around = around;
+        self.announcements.of_new(now, &self.context.owned, &context);
+        self.context = context;
         let fixed = self.fixed();
         let pinned: BTreeSet<Key> = self
-            .around
+            .context
             .next_hops
             .iter()
-            .filter_map(|&address| Some((self.around.interface_of(address)?, address)))
+            .filter_map(|&address| Some((self.context.interface_of(address)?, address)))
             .collect();
-        let interfaces = self.around.interfaces.len();
+        let interfaces = self.context.interfaces.len();
         let gone = |key: &Key, entry: &Entry| {
             let was_fixed = entry.state == State::Fixed && !fixed.contains_key(key);
             let unpinned = entry.is_pinned() && entry.state != State::Fixed && !pinned.contains(key);
@@ -117,21 +116,21 @@ impl Resolver {
         actions
     }
 
-    /// Applies a change of the addresses that are ours: announces those that became ours, and no longer those that
-    /// ceased to be.
+    /// Applies a change of the addresses that are ours: starts announcing the new ones and stops announcing the removed
+    /// ones.
     pub fn own(&mut self, now: Now, owned: BTreeSet<IpAddr>) {
-        let before = std::mem::replace(&mut self.around.owned, owned);
-        self.announcements.of_new(now, &before, &self.around);
+        let before = std::mem::replace(&mut self.context.owned, owned);
+        self.announcements.of_new(now, &before, &self.context);
     }
 
-    /// Handles a packet that waits for this neighbour, or was dropped and will be sent again.
+    /// Handles a packet that waits for this neighbour, or was dropped and will be retransmitted.
     pub fn wanted(&mut self, now: Now, interface: InterfaceIndex, address: IpAddr) -> Vec<Action> {
         let (mut actions, key) = (Vec::new(), (interface, address));
-        if usize::from(interface) >= self.around.interfaces.len() || !is_host(address) {
+        if usize::from(interface) >= self.context.interfaces.len() || !is_host(address) {
             return actions;
         }
-        // A request was already sent; the timer of the entry paces further ones. The worker did not find the neighbour
-        // in the table, which may have been full before.
+        // A request was already sent, and the timer of the entry paces further ones. The worker didn't find the
+        // neighbour in the table, which may have been full before.
         if let Some(entry) = self.entries.note_needed(&key, now) {
             actions.push(match (entry.state, entry.mac) {
                 (_, None) => Action::Allocate { interface, address },
@@ -151,8 +150,7 @@ impl Resolver {
         actions
     }
 
-    /// Handles a packet with the link address of a neighbour. `mac` is `None` in a solicited advertisement that omits
-    /// it.
+    /// Handles a packet with the link address of a neighbour. `mac` is `None` in a solicited advertisement without one.
     pub fn seen(
         &mut self,
         now: Now,
@@ -162,7 +160,7 @@ impl Resolver {
         uses: Uses<'_>,
     ) -> Vec<Action> {
         let (mut actions, key) = (Vec::new(), (interface, address));
-        let ours = |mac: MacAddr| self.around.interfaces.iter().any(|link| link.mac == mac);
+        let ours = |mac: MacAddr| self.context.interfaces.iter().any(|link| link.mac == mac);
         if !is_host(address) || mac.is_some_and(|mac| !mac.is_unicast() || ours(mac)) {
             return actions;
         }
@@ -176,17 +174,16 @@ impl Resolver {
         actions
     }
 
-    /// Handles the claim of another station on one of our addresses.
+    /// Handles a claim of another station on one of our addresses.
     pub fn claimed(&mut self, now: Now, (interface, address): Key, mac: Option<MacAddr>) -> Vec<Action> {
         self.faults.claimed(now, (interface, address), mac);
         let Some(logged) = self.conflicts.first(now, (interface, address), mac) else { return Vec::new() };
-        let announced = self.around.owned.contains(&address);
-        // Another gateway that took a SNAT address over by mistake is silent by then, and announces nothing when it
-        // stops.
-        if announced && self.around.snat.contains(&address) {
+        let announced = self.context.owned.contains(&address);
+        // A gateway that took over a SNAT address by mistake is silent by then, and announces nothing when it stops.
+        if announced && self.context.snat.contains(&address) {
             self.announcements.later(now.plus(DEFEND_INTERVAL), interface, address);
         }
-        let defence = announced.then(|| self.around.announcement(interface, address)).flatten();
+        let defence = announced.then(|| self.context.announcement(interface, address)).flatten();
         let defended = defence.is_some();
         let send = defence.map(|frame| Action::Send { interface, frame });
         let is_last = logged == Logged::Last;
@@ -194,10 +191,10 @@ impl Resolver {
         send.into_iter().chain((logged != Logged::No).then_some(said)).collect()
     }
 
-    /// Handles a link that is up again, and may be a different one: announces our addresses there, and requests every
-    /// neighbour on it again at once. Known link addresses stay in use meanwhile.
+    /// Handles a link that is up again, possibly a different one: announces our addresses and requests all its
+    /// neighbours again. Known link addresses stay in use meanwhile.
     pub fn link_up(&mut self, now: Now, interface: InterfaceIndex) {
-        self.announcements.again(now, interface, &self.around);
+        self.announcements.again(now, interface, &self.context);
         let entries: Vec<(Key, Entry)> = self
             .entries
             .iter()
@@ -217,14 +214,14 @@ impl Resolver {
     /// Sends all frames that are due.
     pub fn tick(&mut self, now: Now, uses: Uses<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.announcements.send(now, FRAMES_PER_TICK, &self.around, &mut actions);
-        self.vip_probes.send(now, &self.around, &mut actions);
+        self.announcements.send(now, FRAMES_PER_TICK, &self.context, &mut actions);
+        self.vip_probes.send(now, &self.context, &mut actions);
         self.ticks = self.ticks.wrapping_add(1);
         let shares = self.entries.timer_queues.len().saturating_sub(REQUESTED);
         self.run_timer_queue(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
         self.run_timer_queue(now, USED, FRAMES_PER_TICK, uses, &mut actions);
         for n in 0..shares {
-            // The shares are served round-robin. Together they send no more than one of the other queues.
+            // Shares are served round-robin. Together they send no more than one of the other queues.
             let queue = REQUESTED + (self.ticks + n) % shares;
             self.run_timer_queue(now, queue, (FRAMES_PER_TICK / shares).max(1), uses, &mut actions);
         }
@@ -237,17 +234,17 @@ impl Resolver {
         let timer_queues = self.entries.timer_queues.iter();
         let timers =
             timer_queues.filter_map(|queue| Some(queue.timers.first()?.0.max(queue.budget.ready_at())));
-        timers.chain(self.announcements.due()).chain(self.vip_probes.due(&self.around)).min()
+        timers.chain(self.announcements.due()).chain(self.vip_probes.due(&self.context)).min()
     }
 
-    /// Neighbours with a known link address: for `status`.
+    /// Neighbours with a known link address, for `status`.
     pub fn known(&self) -> impl Iterator<Item = (InterfaceIndex, IpAddr, MacAddr)> + '_ {
         self.entries
             .iter()
             .filter_map(|(&(interface, address), entry)| Some((interface, address, entry.mac?)))
     }
 
-    /// What stations on the links say against the configuration.
+    /// Contradictions between the configuration and stations on the links.
     pub fn faults(&mut self, now: Now) -> Vec<NeighborFault> {
         let entries = &self.entries;
         let configured = |key: &Key| entries.get(key).filter(|one| one.state == State::Fixed)?.mac;
@@ -260,14 +257,14 @@ impl Resolver {
         self.entries.iter().filter(|(_, entry)| entry.mac.is_none()).map(|(&key, _)| key)
     }
 
-    /// The number of neighbours refused because all entries of their share are in use, and of those evicted, since the
+    /// The numbers of neighbours refused because all entries of their share are in use, and of those evicted, since the
     /// start.
     #[must_use]
-    pub fn crowding(&self) -> (u64, u64) {
+    pub fn refused_and_evicted(&self) -> (u64, u64) {
         (self.refused, self.evicted)
     }
 
-    /// Counts a neighbour for which the table had no free entry. The next packet to it is another attempt.
+    /// Counts a neighbour for which the table had no free entry. The next packet to it tries again.
     pub fn count_refused(&mut self, neighbors: u64) {
         self.refused += neighbors;
     }
@@ -285,10 +282,10 @@ impl Resolver {
         }
     }
 
-    /// Handles a station that is not needed yet and requests one of our addresses: its link address will be ready for
-    /// the packets that it is about to send (RFC 826, RFC 4861 7.2.3).
+    /// Handles a station that isn't needed yet and requests one of our addresses: its link address will be ready for
+    /// the packets that follow (RFC 826, RFC 4861 7.2.3).
     fn add_unused(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
-        let on_link = self.around.interface_of(key.1).is_none_or(|interface| interface == key.0);
+        let on_link = self.context.interface_of(key.1).is_none_or(|interface| interface == key.0);
         if !on_link || !self.evict_if_full(now, &key, LruList::Unused, uses, actions) {
             return;
         }
@@ -310,7 +307,7 @@ impl Resolver {
         uses: Uses<'_>,
         actions: &mut Vec<Action>,
     ) {
-        // A packet that claims to be an answer counts as one only if a request is pending; otherwise any station could
+        // A packet that claims to be an answer counts as one only if a request is pending. Otherwise any station could
         // confirm any address.
         let requested = matches!(entry.state, State::Incomplete { tries: 1.. } | State::Probing { .. });
         let (answers, overrides) = match how {
@@ -332,7 +329,7 @@ impl Resolver {
                 }
                 return;
             }
-            // A flood of announcements must not change the address back and forth. An answer may change it.
+            // A flood of announcements must not flip the address back and forth. An answer may change it.
             (_, Some(_), _, Some(_)) if locked && !answers => return,
             (_, Some(_), _, Some(mac)) => mac,
         };
@@ -354,7 +351,7 @@ impl Resolver {
         }
     }
 
-    /// The LRU list of an entry with a link address; `None` if that list is full.
+    /// The LRU list of an entry with a known link address; `None` if that list is full.
     fn list_when_known(
         &mut self,
         now: Now,
@@ -371,8 +368,8 @@ impl Resolver {
         }
     }
 
-    /// The LRU list of an entry without a link address that is requested now. `None` if it was requested before, and so
-    /// many others wait for their first request that it must not be requested again.
+    /// The LRU list of an entry whose link address is being requested. `None` if it was requested before and too many
+    /// others wait for their first request.
     fn list_when_requested(
         &mut self,
         now: Now,
@@ -392,7 +389,7 @@ impl Resolver {
         }
     }
 
-    /// Evicts an entry of a full list, if one may be evicted. Returns whether the list can take one more.
+    /// Evicts an entry of a full list if possible. Returns whether the list has space for another entry.
     fn evict_if_full(
         &mut self,
         now: Now,
@@ -420,7 +417,7 @@ impl Resolver {
         self.entries.lru_lists.has_capacity(key, list)
     }
 
-    /// Handles packets that were sent to this neighbour since the last check.
+    /// Handles packets sent to this neighbour since the last check.
     fn note_use(&mut self, now: Now, key: Key, actions: &mut Vec<Action>, uses: Uses<'_>) {
         let Some(entry) = self.entries.get(&key) else { return };
         let list = match entry.lru {
@@ -455,11 +452,11 @@ impl Resolver {
         }
     }
 
-    /// Handles an expired timer of an entry. Returns whether that sent a frame.
+    /// Handles the expired timer of an entry. Returns whether that sent a frame.
     fn expire(&mut self, now: Now, key: Key, uses: Uses<'_>, actions: &mut Vec<Action>) -> bool {
         let Some(entry) = self.entries.get(&key) else { return false };
         match entry.state {
-            // Nothing changes its link address, but the operator should know if it has another one.
+            // Its link address stays, but the operator should know if it uses another one.
             State::Fixed => {
                 self.send_request(key, None, actions);
                 self.put(key, Entry { requested_at: now, due: Some(now.plus(vip_probes::EVERY)), ..entry });
@@ -482,9 +479,9 @@ impl Resolver {
                 self.put(key, Entry { state, lru, requested_at: now, due: Some(now.plus(pause)), ..entry });
                 true
             }
-            State::Reachable | State::Stale => self.look_at_use(now, key, entry, uses, actions),
-            // A flood loses answers, so a good link address stays in use while packets are sent there. Health checks
-            // decide whether a backend is alive, and one that has moved answers a broadcast probe.
+            State::Reachable | State::Stale => self.check_use(now, key, entry, uses, actions),
+            // A flood causes answers to be lost, so a good link address stays in use while packets are sent there.
+            // Health checks decide whether a backend is alive, and one that has moved answers a broadcast probe.
             State::Probing { tries } if tries < 2 * PROBES || entry.is_pinned() || uses(key.0, key.1) => {
                 self.probe(now, key, entry, tries, actions)
             }
@@ -495,8 +492,8 @@ impl Resolver {
         }
     }
 
-    /// Probes a known neighbour that is in use, and removes it after a long idle time.
-    fn look_at_use(
+    /// Probes a known neighbour in use, and removes it after a long idle time.
+    fn check_use(
         &mut self,
         now: Now,
         key: Key,
@@ -533,16 +530,16 @@ impl Resolver {
     }
 
     fn send_request(&self, key: Key, known: Option<MacAddr>, actions: &mut Vec<Action>) {
-        if let Some(frame) = self.around.request(key, known) {
+        if let Some(frame) = self.context.request(key, known) {
             actions.push(Action::Send { interface: key.0, frame });
         }
     }
 
     fn fixed(&self) -> BTreeMap<Key, MacAddr> {
-        self.around
+        self.context
             .fixed
             .iter()
-            .filter_map(|&(address, mac)| Some(((self.around.interface_of(address)?, address), mac)))
+            .filter_map(|&(address, mac)| Some(((self.context.interface_of(address)?, address), mac)))
             .collect()
     }
 
@@ -562,7 +559,8 @@ fn is_host(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast() && !address.is_loopback()
 }
 
-/// 30 s and up to 8 s more depending on the address, so that a thousand neighbours are not all requested in one second.
+/// 30 s, plus up to 8 s depending on the address, so that a thousand neighbours aren't all requested in the same
+/// second.
 fn reachable_time(address: IpAddr) -> Duration {
     let last = match address {
         IpAddr::V4(address) => address.octets()[3],

@@ -10,21 +10,21 @@ use tidegate_wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
 
 /// The properties of the gateway that the resolver needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct ResolverContext {
     /// The interfaces, by index.
     pub interfaces: Vec<Link>,
     /// Neighbours whose link address is configured and never requested.
     pub fixed: Vec<(IpAddr, MacAddr)>,
-    /// Next hops of routes, and backends. Those on-link are resolved before the first packet needs them.
+    /// Next hops of routes, and backends. Those on a link are resolved before the first packet needs them.
     pub next_hops: BTreeSet<IpAddr>,
-    /// SNAT addresses, and the VIPs that the gateway has now. New ones are announced.
+    /// SNAT addresses, and VIPs that the gateway currently answers for. New ones are announced.
     pub owned: BTreeSet<IpAddr>,
     /// The SNAT addresses among them. The driver removes them while the gateway has released them.
     pub snat: BTreeSet<IpAddr>,
-    /// VIPs that backends have too (DSR): while they are in `owned`, the gateway checks that no backend answers for
+    /// VIPs that backends have too (DSR). While they are in `owned`, the gateway checks that no backend answers for
     /// them.
     pub probed: BTreeSet<IpAddr>,
-    /// VIPs that the gateway has while it owns their key. The driver adds them to `owned`.
+    /// VIPs that the gateway answers for while it owns their key. The driver adds them to `owned`.
     pub shared: BTreeMap<IpAddr, OwnerKey>,
 }
 
@@ -33,13 +33,13 @@ pub struct Surroundings {
 pub struct Link {
     /// Our link address on it.
     pub mac: MacAddr,
-    /// The 802.1Q tag of frames sent.
+    /// The 802.1Q tag of transmitted frames.
     pub vlan: Option<VlanId>,
     /// Its own addresses with their on-link prefixes.
     pub addresses: Vec<IpNet>,
 }
 
-impl Surroundings {
+impl ResolverContext {
     /// The interface whose link contains an address: the one with the longest matching prefix.
     pub(super) fn interface_of(&self, address: IpAddr) -> Option<InterfaceIndex> {
         let on_link = self.interfaces.iter().enumerate().flat_map(|(n, link)| {
@@ -52,7 +52,7 @@ impl Surroundings {
         InterfaceIndex::try_from(n).ok()
     }
 
-    /// A request for the link address of a neighbour. With `known`, it is a unicast request that confirms that address.
+    /// A request for the link address of a neighbour. With `known`, it is a unicast request to confirm that address.
     pub(super) fn request(
         &self,
         (interface, address): (InterfaceIndex, IpAddr),
@@ -67,8 +67,8 @@ impl Surroundings {
         })
     }
 
-    /// A probe for other stations with one of our addresses (RFC 5227 section 2.1.1, RFC 4862 section 5.4.2): without a
-    /// sender's address, so that it changes nobody's cache.
+    /// A probe for other stations with one of our addresses (RFC 5227 section 2.1.1, RFC 4862 section 5.4.2). It has no
+    /// sender address, so that it changes no cache.
     pub(super) fn probe(&self, interface: InterfaceIndex, address: IpAddr) -> Option<SmallFrame> {
         let link = self.interfaces.get(usize::from(interface))?;
         Some(match address {
@@ -77,7 +77,7 @@ impl Surroundings {
         })
     }
 
-    /// An announcement on this link of one of our addresses.
+    /// An announcement of one of our addresses on this link.
     pub(super) fn announcement(&self, interface: InterfaceIndex, address: IpAddr) -> Option<SmallFrame> {
         let link = self.interfaces.get(usize::from(interface))?;
         Some(match address {
@@ -86,8 +86,8 @@ impl Surroundings {
         })
     }
 
-    /// The links on which one of our addresses is announced: its own link, or all links if it is on none (it is routed
-    /// here). Stations that have it in a cache then update their entry.
+    /// The links on which one of our addresses is announced: its own link, or all links if the address is on none and
+    /// routed to us. Stations that have cached it update their entry.
     pub(super) fn announced_on(&self, address: IpAddr) -> Vec<InterfaceIndex> {
         match self.interface_of(address) {
             Some(interface) => vec![interface],
@@ -97,7 +97,7 @@ impl Surroundings {
 }
 
 impl Link {
-    /// Our address in the target's prefix, or any of ours on this link. If there is none, the result makes an ARP probe
+    /// Our address in the target's prefix, or any of ours on this link. Without any, the request becomes an ARP probe
     /// (RFC 5227 2.1.1).
     fn source_v4(&self, target: Ipv4Addr) -> Ipv4Addr {
         self.source(IpAddr::V4(target))
@@ -105,7 +105,7 @@ impl Link {
             .unwrap_or(Ipv4Addr::UNSPECIFIED)
     }
 
-    /// Like [`Self::source_v4`]. For link-local targets, and if there is no other address, it is the link-local address
+    /// Like [`Self::source_v4`]. For link-local targets, or without another address, it is the link-local address
     /// derived from the MAC (RFC 4291 appendix A), which the kernel's side of the tap has too.
     fn source_v6(&self, target: Ipv6Addr) -> Ipv6Addr {
         let link_local = || link_local(self.mac);

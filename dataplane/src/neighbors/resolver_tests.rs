@@ -10,13 +10,13 @@ const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const OTHER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 
-fn around() -> Surroundings {
+fn context() -> ResolverContext {
     let link = Link {
         mac: OURS,
         vlan: None,
         addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
     };
-    Surroundings { interfaces: vec![link], ..Surroundings::default() }
+    ResolverContext { interfaces: vec![link], ..ResolverContext::default() }
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -40,7 +40,7 @@ fn requests(actions: &[Action]) -> Vec<(MacAddr, ArpPacket)> {
         .collect()
 }
 
-/// Runs the machine's timers up to `until`, and returns everything it did with the times. No packet uses a neighbour.
+/// Runs the machine's timers up to `until` and returns all actions with their times. No packet uses a neighbour.
 fn run(resolver: &mut Resolver, until: Now) -> Vec<(Now, Action)> {
     run_with(resolver, until, &UNUSED)
 }
@@ -73,7 +73,7 @@ fn update(address: IpAddr, mac: MacAddr, how: Known) -> Action {
 /// A pinned neighbour that has answered.
 fn pinned(address: IpAddr, mac: MacAddr) -> Resolver {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), Surroundings { next_hops: [address].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { next_hops: [address].into(), ..context() });
     resolver.tick(at(0), &UNUSED);
     assert_eq!(answer(&mut resolver, at(10), address, mac), [update(address, mac, Known::Confirmed)]);
     resolver
@@ -102,7 +102,7 @@ fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
 #[test]
 fn a_needed_neighbour_is_requested_and_its_answer_stored() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let allocate = [Action::Allocate { interface: 0, address: ip("192.0.2.1") }];
     assert_eq!(resolver.wanted(at(5), 0, ip("192.0.2.1")), allocate);
     let actions = resolver.tick(at(5), &UNUSED);
@@ -123,7 +123,7 @@ fn a_needed_neighbour_is_requested_and_its_answer_stored() {
 #[test]
 fn ipv6_neighbours_are_solicited_at_their_group() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     resolver.wanted(at(0), 0, ip("2001:db8::1"));
     let actions = resolver.tick(at(0), &UNUSED);
     let [Action::Send { interface: 0, frame }] = &actions[..] else { panic!("one frame: {actions:?}") };
@@ -140,7 +140,7 @@ fn ipv6_neighbours_are_solicited_at_their_group() {
 #[test]
 fn packets_about_unneeded_neighbours_change_nothing() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     for host in 1..=200 {
         let address = IpAddr::from([192, 0, 2, host]);
         assert!(answer(&mut resolver, at(1), address, OTHER).is_empty());
@@ -150,9 +150,9 @@ fn packets_about_unneeded_neighbours_change_nothing() {
 }
 
 #[test]
-fn a_host_that_requests_our_address_is_known_before_its_first_packet_and_probed_once_used() {
+fn a_host_that_requests_our_address_is_stored_and_probed_once_used() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let client = ip("192.0.2.77");
     let actions = receive(&mut resolver, at(0), client, OTHER, Sighting::Request);
     assert_eq!(actions, [update(client, OTHER, Known::Unconfirmed)]);
@@ -160,7 +160,7 @@ fn a_host_that_requests_our_address_is_known_before_its_first_packet_and_probed_
         receive(&mut resolver, at(0), ip("198.51.100.7"), OTHER, Sighting::Request).len() == 1,
         "by a route"
     );
-    assert!(run(&mut resolver, at(60_000)).is_empty(), "no packet uses it, so nobody asks");
+    assert!(run(&mut resolver, at(60_000)).is_empty(), "no packet uses it, so it is not probed");
     let requested: Vec<Action> =
         run_with(&mut resolver, at(65_000), &USED).into_iter().map(|(_, action)| action).collect();
     assert_eq!(requests(&requested)[0].0, OTHER, "a probe");
@@ -170,7 +170,7 @@ fn a_host_that_requests_our_address_is_known_before_its_first_packet_and_probed_
 #[test]
 fn a_neighbour_that_is_not_used_is_not_probed_and_released_in_the_end() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     on_demand(&mut resolver, at(0), ip("192.0.2.7"), OTHER);
     let story: Vec<Action> = run(&mut resolver, at(700_000)).into_iter().map(|(_, action)| action).collect();
     let released = Action::Release { interface: 0, address: ip("192.0.2.7"), fixed: false };
@@ -182,7 +182,7 @@ fn a_neighbour_that_is_not_used_is_not_probed_and_released_in_the_end() {
 fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
     let mut resolver = Resolver::default();
     let backend = ip("192.0.2.10");
-    resolver.configure(at(0), Surroundings { next_hops: [backend].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { next_hops: [backend].into(), ..context() });
     resolver.tick(at(0), &UNUSED);
     answer(&mut resolver, at(1), backend, ROUTER);
     let clients: Vec<IpAddr> = hosts([192, 0, 2, 100], 100).collect();
@@ -208,9 +208,9 @@ fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
 }
 
 #[test]
-fn a_flood_of_unused_addresses_leaves_each_request_the_time_for_its_answer() {
+fn a_flood_of_unused_addresses_leaves_requests_time_for_answers() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let mut flood = hosts([10, 0, 0, 1], 200_000);
     let (mut requested, mut answered) = (Vec::new(), 0);
     for milli in 1_000..3_000 {
@@ -231,9 +231,9 @@ fn a_flood_of_unused_addresses_leaves_each_request_the_time_for_its_answer() {
 }
 
 #[test]
-fn while_addresses_wait_for_their_first_request_no_other_is_requested_again() {
+fn first_requests_come_before_repeated_ones() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let (early, mut flood) = (ip("192.0.2.7"), hosts([10, 0, 0, 1], 200_000));
     resolver.wanted(at(999), 0, early);
     let mut requested = Vec::new();
@@ -246,13 +246,13 @@ fn while_addresses_wait_for_their_first_request_no_other_is_requested_again() {
     }
     let distinct: BTreeSet<IpAddr> = requested.iter().copied().collect();
     assert_eq!((distinct.len(), distinct.contains(&early)), (requested.len(), true));
-    assert!(resolver.crowding().1 > 100_000, "and the others are counted");
+    assert!(resolver.refused_and_evicted().1 > 100_000, "and the others are counted");
 }
 
 #[test]
-fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that_are_used() {
+fn forged_requests_evict_neither_known_nor_newly_used_neighbours() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let clients: Vec<IpAddr> = hosts([192, 0, 2, 100], 50).collect();
     clients.iter().for_each(|&client| on_demand(&mut resolver, at(0), client, OTHER));
     let newcomer = ip("192.0.2.99");
@@ -276,7 +276,7 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
 #[test]
 fn idle_neighbours_are_evicted_and_those_in_use_are_not() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let capacity = u32::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
     // Not faster than the rate limit of requests.
     for (n, client) in (0..).zip(hosts([10, 0, 0, 1], capacity)) {
@@ -289,7 +289,7 @@ fn idle_neighbours_are_evicted_and_those_in_use_are_not() {
         resolver.seen(now, (0, late), Some(OTHER), ANSWER, uses)
     };
     assert_eq!(arrives(&mut resolver, at(10_000), &USED).len(), 1, "released again");
-    assert!(!is_known(&resolver, late) && resolver.crowding().0 == 1);
+    assert!(!is_known(&resolver, late) && resolver.refused_and_evicted().0 == 1);
     assert!(hosts([10, 0, 0, 1], capacity).all(|client| is_known(&resolver, client)));
     arrives(&mut resolver, at(200_000), &UNUSED);
     assert!(is_known(&resolver, late), "one that was idle for minutes was evicted");
@@ -298,7 +298,7 @@ fn idle_neighbours_are_evicted_and_those_in_use_are_not() {
 #[test]
 fn a_dead_address_is_requested_less_and_less_often_while_packets_need_it() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     let mut sent = Vec::new();
     for milli in (0..120_000).step_by(50) {
         resolver.wanted(at(milli), 0, ip("192.0.2.7"));
@@ -308,7 +308,7 @@ fn a_dead_address_is_requested_less_and_less_often_while_packets_need_it() {
 }
 
 #[test]
-fn requests_for_what_does_not_answer_are_limited_and_delay_no_probe_of_a_backend() {
+fn requests_for_dead_addresses_are_limited_and_delay_no_backend_probe() {
     let mut resolver = pinned(ip("192.0.2.1"), ROUTER);
     let mut sent = 0;
     for milli in 20_000..32_000_u64 {
@@ -340,7 +340,7 @@ fn only_a_requested_answer_makes_a_neighbour_reachable() {
             assert!(receive(&mut resolver, at(second * 1_000), router, ROUTER, how).is_empty());
         }
     }
-    assert_eq!(resolver.due(), Some(probe), "it is probed as if nobody had said anything");
+    assert_eq!(resolver.due(), Some(probe), "it is probed as if nothing had arrived");
     run(&mut resolver, probe);
     assert!(receive(&mut resolver, probe, router, ROUTER, ANNOUNCEMENT).is_empty());
     assert_eq!(resolver.due(), Some(probe.plus(PROBE_INTERVAL)), "still probing");
@@ -363,7 +363,7 @@ fn an_advertisement_without_override_only_triggers_a_probe() {
 }
 
 #[test]
-fn an_unsolicited_move_is_followed_probed_and_not_repeated_within_a_second() {
+fn an_unsolicited_move_is_followed_and_probed_once_a_second_at_most() {
     let router = ip("192.0.2.1");
     let mut resolver = pinned(router, ROUTER);
     let moved = receive(&mut resolver, at(1_000), router, OTHER, ANNOUNCEMENT);
@@ -378,10 +378,10 @@ fn an_unsolicited_move_is_followed_probed_and_not_repeated_within_a_second() {
 }
 
 #[test]
-fn a_claim_of_our_address_is_defended_once_in_ten_seconds_and_never_without_announcements() {
+fn a_claim_is_defended_every_ten_seconds_and_never_without_announcements() {
     let mut resolver = Resolver::default();
     let (vip, quiet) = (ip("192.0.2.100"), ip("192.0.2.101"));
-    resolver.configure(at(0), Surroundings { owned: [vip].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { owned: [vip].into(), ..context() });
     run(&mut resolver, at(10_000));
     let mut defended = 0;
     for milli in (20_000..60_000).step_by(10) {
@@ -403,10 +403,10 @@ fn a_claim_of_our_address_is_defended_once_in_ten_seconds_and_never_without_anno
 }
 
 #[test]
-fn a_claim_is_defended_and_reported_while_another_station_claims_thousands_of_our_addresses() {
+fn a_claim_is_defended_while_another_station_claims_thousands() {
     let mut resolver = Resolver::default();
     let vips: Vec<IpAddr> = hosts([10, 0, 0, 1], 5_000).collect();
-    resolver.configure(at(0), Surroundings { owned: vips.iter().copied().collect(), ..around() });
+    resolver.configure(at(0), ResolverContext { owned: vips.iter().copied().collect(), ..context() });
     let (last, others) = vips.split_last().unwrap();
     let (mut defended, mut reported) = (0, 0);
     for &vip in others {
@@ -422,20 +422,20 @@ fn a_claim_is_defended_and_reported_while_another_station_claims_thousands_of_ou
 #[test]
 fn requests_back_off_and_traffic_alone_gives_up() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     resolver.wanted(at(0), 0, ip("192.0.2.7"));
     let story = run(&mut resolver, at(60_000));
     let sent = story.iter().filter(|(_, action)| matches!(action, Action::Send { .. }));
     let times: Vec<u64> = sent.map(|(now, _)| now.0 / 1_000_000).collect();
     assert_eq!(times, [0, 250, 750, 1750, 3750]);
-    assert_eq!(resolver.unresolved().count(), 0, "forgotten; the next packet asks anew");
+    assert_eq!(resolver.unresolved().count(), 0, "forgotten; the next packet requests it again");
 }
 
 #[test]
-fn configured_next_hops_are_requested_before_any_packet_and_never_given_up() {
+fn configured_next_hops_are_requested_early_and_never_given_up() {
     let mut resolver = Resolver::default();
     let next_hops = [ip("192.0.2.1"), ip("198.51.100.1")].into();
-    resolver.configure(at(0), Surroundings { next_hops, ..around() });
+    resolver.configure(at(0), ResolverContext { next_hops, ..context() });
     assert_eq!(requests(&resolver.tick(at(0), &UNUSED)).len(), 1, "only the one that is on a link");
     let sent = run(&mut resolver, at(300_000));
     let last = sent.last().unwrap().0;
@@ -444,9 +444,9 @@ fn configured_next_hops_are_requested_before_any_packet_and_never_given_up() {
 }
 
 #[test]
-fn a_silent_next_hop_stays_in_use_while_it_is_probed_and_is_found_on_another_machine() {
+fn a_silent_next_hop_stays_in_use_and_is_found_on_another_machine() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), Surroundings { next_hops: [ip("192.0.2.1")].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { next_hops: [ip("192.0.2.1")].into(), ..context() });
     resolver.tick(at(0), &UNUSED);
     answer(&mut resolver, at(10), ip("192.0.2.1"), ROUTER);
     assert!(run(&mut resolver, at(30_000)).is_empty(), "believed for 30 s");
@@ -473,7 +473,7 @@ fn a_silent_next_hop_stays_in_use_while_it_is_probed_and_is_found_on_another_mac
 #[test]
 fn an_answer_to_a_probe_renews_without_touching_the_table() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), Surroundings { next_hops: [ip("192.0.2.1")].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { next_hops: [ip("192.0.2.1")].into(), ..context() });
     resolver.tick(at(0), &UNUSED);
     answer(&mut resolver, at(10), ip("192.0.2.1"), ROUTER);
     let due = resolver.due().unwrap();
@@ -483,9 +483,9 @@ fn an_answer_to_a_probe_renews_without_touching_the_table() {
 }
 
 #[test]
-fn a_neighbour_that_moves_is_followed_but_never_to_a_group_or_to_ourselves() {
+fn a_moving_neighbour_is_followed_but_never_to_a_group_or_to_us() {
     let mut resolver = Resolver::default();
-    resolver.configure(at(0), around());
+    resolver.configure(at(0), context());
     resolver.wanted(at(0), 0, ip("192.0.2.1"));
     answer(&mut resolver, at(1), ip("192.0.2.1"), ROUTER);
     assert!(answer(&mut resolver, at(2), ip("192.0.2.1"), MacAddr::BROADCAST).is_empty());
@@ -498,10 +498,10 @@ fn fixed_neighbours_are_published_at_once_and_cannot_be_replaced() {
     let mut resolver = Resolver::default();
     let fixed = vec![(ip("192.0.2.1"), ROUTER)];
     let next_hops = [ip("192.0.2.1")].into();
-    let actions = resolver.configure(at(0), Surroundings { fixed, next_hops, ..around() });
+    let actions = resolver.configure(at(0), ResolverContext { fixed, next_hops, ..context() });
     assert_eq!(actions, [update(ip("192.0.2.1"), ROUTER, Known::Fixed)]);
     assert!(answer(&mut resolver, at(1), ip("192.0.2.1"), OTHER).is_empty());
-    let actions = resolver.configure(at(2), around());
+    let actions = resolver.configure(at(2), context());
     assert_eq!(actions, [Action::Release { interface: 0, address: ip("192.0.2.1"), fixed: true }]);
 }
 
@@ -509,7 +509,7 @@ fn fixed_neighbours_are_published_at_once_and_cannot_be_replaced() {
 fn a_fixed_neighbour_that_answers_with_another_mac_is_a_fault() {
     let mut resolver = Resolver::default();
     let router = ip("192.0.2.1");
-    let with = |mac| Surroundings { fixed: vec![(router, mac)], ..around() };
+    let with = |mac| ResolverContext { fixed: vec![(router, mac)], ..context() };
     resolver.configure(at(0), with(ROUTER));
     let requested = resolver.tick(at(0), &UNUSED);
     assert_eq!((requests(&requested)[0].0, requests(&requested).len()), (MacAddr::BROADCAST, 1));
@@ -533,7 +533,7 @@ fn a_vip_of_backends_is_probed_and_who_answers_is_a_fault_with_a_name() {
     let elsewhere = ip("192.0.2.101");
     let (owned, next_hops) = ([vip].into(), [backend].into());
     let probed = [vip, elsewhere].into();
-    resolver.configure(at(0), Surroundings { owned, next_hops, probed, ..around() });
+    resolver.configure(at(0), ResolverContext { owned, next_hops, probed, ..context() });
     resolver.tick(at(0), &UNUSED);
     answer(&mut resolver, at(1), backend, OTHER);
     let sent: Vec<Action> = run(&mut resolver, at(60_000)).into_iter().map(|(_, action)| action).collect();
@@ -545,18 +545,18 @@ fn a_vip_of_backends_is_probed_and_who_answers_is_a_fault_with_a_name() {
     let fault =
         NeighborFault::Claimed { interface: 0, address: vip, mac: Some(OTHER), neighbor: Some(backend) };
     assert_eq!(resolver.faults(at(60_002)), [fault]);
-    assert_eq!(resolver.faults(at(120_000)), [], "nobody claims it any more");
+    assert_eq!(resolver.faults(at(120_000)), [], "no station claims it any more");
 }
 
 #[test]
 fn removed_backends_are_forgotten_and_kept_ones_are_not_requested_again() {
     let mut resolver = Resolver::default();
     let (a, b) = (ip("192.0.2.10"), ip("192.0.2.11"));
-    resolver.configure(at(0), Surroundings { next_hops: [a, b].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { next_hops: [a, b].into(), ..context() });
     resolver.tick(at(0), &UNUSED);
     answer(&mut resolver, at(1), a, ROUTER);
     answer(&mut resolver, at(1), b, OTHER);
-    let actions = resolver.configure(at(2), Surroundings { next_hops: [a].into(), ..around() });
+    let actions = resolver.configure(at(2), ResolverContext { next_hops: [a].into(), ..context() });
     assert_eq!(actions, [Action::Release { interface: 0, address: b, fixed: false }]);
     assert!(resolver.tick(at(3), &UNUSED).is_empty());
 }
@@ -565,8 +565,8 @@ fn removed_backends_are_forgotten_and_kept_ones_are_not_requested_again() {
 fn new_vips_are_announced_a_few_times_and_old_ones_are_not() {
     let mut resolver = Resolver::default();
     let vip = ip("192.0.2.100");
-    resolver.configure(at(0), Surroundings { owned: [vip].into(), ..around() });
-    resolver.configure(at(1), Surroundings { owned: [vip, ip("2001:db8:1::1")].into(), ..around() });
+    resolver.configure(at(0), ResolverContext { owned: [vip].into(), ..context() });
+    resolver.configure(at(1), ResolverContext { owned: [vip, ip("2001:db8:1::1")].into(), ..context() });
     let sent = run(&mut resolver, at(60_000));
     assert_eq!(sent.len(), 6, "three for each");
     let actions: Vec<Action> = sent.into_iter().map(|(_, action)| action).collect();
@@ -582,12 +582,12 @@ fn new_vips_are_announced_a_few_times_and_old_ones_are_not() {
 fn a_restored_link_gets_our_announcements_and_requests_for_its_neighbours() {
     let mut resolver = Resolver::default();
     let (owned, next_hops) = ([ip("192.0.2.100")].into(), [ip("192.0.2.1"), ip("192.0.2.7")].into());
-    resolver.configure(at(0), Surroundings { owned, next_hops, ..around() });
+    resolver.configure(at(0), ResolverContext { owned, next_hops, ..context() });
     resolver.tick(at(0), &UNUSED);
     answer(&mut resolver, at(1), ip("192.0.2.1"), ROUTER);
     run(&mut resolver, at(60_000));
     assert!(resolver.due().is_some_and(|due| due > at(60_000)));
-    // The router has answered in the meantime. The other one never did and is requested every half minute by now.
+    // The router has answered in the meantime. The other one never did, and is requested only every 30 s by now.
     answer(&mut resolver, at(60_000), ip("192.0.2.1"), ROUTER);
     resolver.link_up(at(60_001), 0);
     let actions = resolver.tick(at(60_001), &UNUSED);

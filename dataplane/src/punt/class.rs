@@ -1,12 +1,12 @@
-//! Classes of frames for the kernel: each has its own queue and rate, so that a flood of one delays no other.
+//! Classes of frames for the kernel. Each has its own queue and rate, so a flood of one class doesn't delay the others.
 //!
-//! A worker determines the class of a frame only when the frame goes to the kernel. The slow path takes from the
-//! queues in the order of [`PuntClass::ALL`], a bounded number from each per turn.
+//! A worker determines the class only of frames that go to the kernel. The slow path reads the queues in the order of
+//! [`PuntClass::ALL`], a bounded number of frames from each per loop iteration.
 //!
-//! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`],
-//! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`HostConnections`]). A backend that is
-//! checked can send such answers at any rate, and so can many of them. So the sessions with routers have a class of their
-//! own, and a sender that is beyond its part of a class of answers gets only what the others leave ([`PuntRates`]).
+//! Invariant: an attacker's frames are in the classes of unsolicited traffic ([`PuntClass::Neighbor`],
+//! [`PuntClass::Other`] and [`PuntClass::Routing`]) unless they answer requests of the host ([`HostConnections`]). A
+//! backend under health checks, or many of them, can send such answers at any rate. So sessions with routers have their
+//! own class, and a sender that exceeds its quota of an answer class gets only what others leave ([`PuntRates`]).
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tidegate_wire::ndp::{self, Ndp};
 use tidegate_wire::{Addr, Headers, Parsed, proto, quote};
 
 use super::host_connections::{HostConnections, is_bgp};
-use crate::rate::Bucket;
+use crate::rate::TokenBucket;
 
 /// The class of a frame for the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ use crate::rate::Bucket;
 pub enum PuntClass {
     /// ARP and neighbour discovery packets that answer a request of the kernel.
     NeighborAnswer,
-    /// Packets of the BGP and BFD sessions of the host.
+    /// Packets of the host's BGP and BFD sessions.
     Session,
     /// Packets of other connections that the host opened, including health checks.
     Answer,
@@ -42,12 +42,12 @@ pub enum PuntClass {
 /// The limits of one class.
 struct Bounds {
     name: &'static str,
-    /// Frames a second over all workers, and frames at once.
+    /// Frames a second over all workers, and burst.
     rate: (u32, u32),
-    /// Frames that may wait for the slow path.
+    /// Capacity of the queue to the slow path.
     queue: usize,
-    /// Frames that one turn of the slow path takes.
-    per_turn: usize,
+    /// Frames that the slow path takes per loop iteration.
+    per_iteration: usize,
 }
 
 impl PuntClass {
@@ -56,7 +56,7 @@ impl PuntClass {
         [Self::NeighborAnswer, Self::Session, Self::Answer, Self::Routing, Self::Neighbor, Self::Other];
     /// The number of classes.
     pub const COUNT: usize = 6;
-    /// The number of frames of all classes that may wait at once.
+    /// Capacity of all queues together.
     pub const QUEUED_MAX: usize = {
         let (mut sum, mut n) = (0, 0);
         while n < Self::COUNT {
@@ -72,18 +72,18 @@ impl PuntClass {
         self.bounds().name
     }
 
-    /// The number of frames of the class that may wait.
+    /// Capacity of the class's queue.
     #[must_use]
     pub const fn queue_max(self) -> usize {
         self.bounds().queue
     }
 
-    pub(crate) const fn per_turn(self) -> usize {
-        self.bounds().per_turn
+    pub(crate) const fn per_iteration(self) -> usize {
+        self.bounds().per_iteration
     }
 
     const fn bounds(self) -> Bounds {
-        let (name, rate, queue, per_turn) = match self {
+        let (name, rate, queue, per_iteration) = match self {
             Self::NeighborAnswer => ("neighbor_answer", (5_000, 256), 256, 64),
             Self::Session => ("session", (40_000, 4_096), 512, 128),
             Self::Answer => ("answer", (100_000, 4_096), 1024, 256),
@@ -91,10 +91,10 @@ impl PuntClass {
             Self::Neighbor => ("neighbor", (2_000, 256), 256, 32),
             Self::Other => ("other", (10_000, 1_024), 512, 64),
         };
-        Bounds { name, rate, queue, per_turn }
+        Bounds { name, rate, queue, per_iteration }
     }
 
-    /// The class of a frame that goes to the kernel.
+    /// The class of a frame for the kernel.
     #[must_use]
     pub fn of(now: Now, frame: &[u8], own: &HostConnections) -> Self {
         match tidegate_wire::parse(frame) {
@@ -120,7 +120,7 @@ impl PuntClass {
     }
 
     fn of_neighbor(now: Now, sender: Addr, own: &HostConnections) -> Self {
-        if own.asked_for(now, sender) { Self::NeighborAnswer } else { Self::Neighbor }
+        if own.has_requested(now, sender) { Self::NeighborAnswer } else { Self::Neighbor }
     }
 }
 
@@ -159,7 +159,7 @@ impl<F> Default for Punts<F> {
 }
 
 impl<F> Punts<F> {
-    /// Hands a frame to the slow path. Returns it if the queue of its class is full.
+    /// Queues a frame for the slow path.
     ///
     /// # Errors
     /// The frame, if the queue is full.
@@ -173,12 +173,12 @@ impl<F> Punts<F> {
         self.queues[class as usize].pop()
     }
 
-    /// The number of free places of a class.
+    /// The free capacity of a class's queue.
     fn free_places(&self, class: PuntClass) -> usize {
         class.queue_max().saturating_sub(self.queues[class as usize].len())
     }
 
-    /// Whether half of the places of a class are taken.
+    /// Whether a class's queue is at least half full.
     fn is_half_full(&self, class: PuntClass) -> bool {
         self.free_places(class) * 2 <= class.queue_max()
     }
@@ -197,25 +197,25 @@ impl<F> Punts<F> {
     }
 }
 
-/// The number of buckets for senders. A sender has the bucket of a flood by a chance of one in this number.
+/// The number of hash buckets for senders. A sender collides with a flood with a probability of one in this number.
 const SENDERS: usize = 4096;
-/// A sender gets this part of the rate of [`PuntClass::Session`] before others count, or less if many senders use their
-/// parts ([`Price`]).
+/// A sender may use this fraction of the rate of [`PuntClass::Session`] regardless of others; less if many senders use
+/// their quotas ([`Price`]).
 const SENDER_PART: u32 = 16;
-/// How often the price of a class changes. The half of a class that only parts can use lasts for tens of milliseconds.
+/// How often the price of a class changes. The half of a class that is reserved for quotas lasts tens of milliseconds.
 const PRICE_EVERY: Duration = Duration::from_millis(5);
-/// The highest price. At it, the parts of all [`SENDERS`] are as much as the rate of [`PuntClass::Session`].
+/// The highest price. At this price, the quotas of all [`SENDERS`] add up to the rate of [`PuntClass::Session`].
 const PRICE_MAX: u32 = SENDERS as u32 / SENDER_PART;
 
-/// The number of tokens of its own bucket that a sender pays for a frame of one class.
+/// The number of tokens that a sender pays for a frame of one class.
 ///
-/// The price doubles while a quarter of the class or less is left and that does not become more, because the senders
-/// within their parts send more than the class can take. It falls slowly while more is left and that does not become
-/// less. So each of them has the same part, whatever their number, and a sender that needs less loses nothing.
+/// The price doubles while at most a quarter of the class is free and that doesn't increase: senders within their
+/// quotas send more than the class can take. It falls slowly while more is free and that doesn't decrease. So all of
+/// them have the same quota, whatever their number, and a sender that needs less loses nothing.
 #[derive(Debug, Clone, Copy)]
 struct Price {
     tokens: u32,
-    /// What was free at the last change.
+    /// The free supplies at the last change.
     free: [u64; 2],
     next_change: Now,
 }
@@ -223,7 +223,7 @@ struct Price {
 impl Price {
     const LOWEST: Self = Self { tokens: 1, free: [u64::MAX; 2], next_change: Now(0) };
 
-    /// The price now. `supplies` are the tokens of the class and the places in its queue: those free, and all.
+    /// The current price. `supplies` are the class's tokens and its queue entries, each as (free, total).
     fn at(&mut self, now: Now, supplies: [(u64, u64); 2]) -> u32 {
         if now < self.next_change {
             return self.tokens;
@@ -242,28 +242,28 @@ impl Price {
 
 /// The share of one worker in the rate of each class.
 ///
-/// Each sender of answers has a small rate that nobody else can use up. Beyond it, a sender gets frames through while
-/// half of the class is free: the rate of a long transfer is that of the class, and a flood leaves the other half. If
-/// so many senders flood that their small rates are more than the class can take, all of these become smaller.
+/// Each sender of answers has a small rate that no other sender can use up. Beyond it, its frames pass while half of
+/// the class is free: a long transfer gets the rate of the class, and a flood leaves the other half. If so many senders
+/// flood that their small rates exceed the class, all small rates shrink.
 #[derive(Debug)]
 pub struct PuntRates {
-    classes: [Bucket; PuntClass::COUNT],
-    /// Those of the classes of answers change.
+    classes: [TokenBucket; PuntClass::COUNT],
+    /// Only the prices of answer classes change.
     prices: [Price; PuntClass::COUNT],
-    /// By a hash of class and sender.
-    senders: Box<[Bucket]>,
+    /// Indexed by a hash of class and sender.
+    senders: Box<[TokenBucket]>,
     hasher: RandomState,
 }
 
 impl PuntRates {
-    /// The rates of one worker, given the number of workers.
+    /// The rates of one worker out of `workers`.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         // At most `WORKERS_MAX` workers.
         let workers = workers.max(1) as u32;
         let share = |class: PuntClass, parts: u32| {
             let (rate, burst) = class.bounds().rate;
-            Bucket::new((rate / parts).max(1), (burst / parts).max(1))
+            TokenBucket::new((rate / parts).max(1), (burst / parts).max(1))
         };
         Self {
             classes: PuntClass::ALL.map(|class| share(class, workers)),
@@ -273,12 +273,12 @@ impl PuntRates {
         }
     }
 
-    /// Whether one more frame of the class, this one, may be handed over to `punts` now.
+    /// Whether this frame of the class may be queued in `punts` now.
     pub fn take<F>(&mut self, class: PuntClass, frame: &[u8], punts: &Punts<F>, now: Now) -> bool {
         if matches!(class, PuntClass::Session | PuntClass::Answer)
             && let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame)
         {
-            // An error may come from any address, so it counts for the host that it is about.
+            // An ICMP error may come from any address, so it counts for the host that it is about.
             let sender = match quote::parse(frame, &h) {
                 Ok(Some(quoted)) => quoted.dst,
                 _ => h.src,
@@ -296,7 +296,7 @@ impl PuntRates {
         self.classes[class as usize].take(now)
     }
 
-    /// The position of a sender's bucket.
+    /// The index of a sender's token bucket.
     fn bucket_of(&self, class: PuntClass, sender: Addr) -> usize {
         // The remainder is below `SENDERS`.
         self.hasher.hash_one((class as u8, sender.bytes())) as usize % SENDERS
@@ -306,7 +306,7 @@ impl PuntRates {
 /// The counters of one class on one worker.
 #[derive(Debug, Default)]
 pub struct ClassCounters {
-    /// Handed to the slow path.
+    /// Queued for the slow path.
     pub passed: Counter,
     /// Dropped because the rate was exceeded.
     pub rate_limited: Counter,
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_told_apart_by_what_the_host_did_before() {
+    fn frames_are_classified_by_what_the_host_sent_before() {
         let own = HostConnections::default();
         let syn_ack = Builder::tcp("10.0.0.7:80", "192.0.2.2:40001").flags(flags::SYN | flags::ACK).build();
         assert_eq!(class(&own, &syn_ack), PuntClass::Other);
@@ -345,10 +345,10 @@ mod tests {
         assert_eq!(class(&own, &ssh), PuntClass::Other);
         let (host, router) = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
-        let told = arp::request(mac, router, host, None, None);
-        assert_eq!(class(&own, &told), PuntClass::Neighbor);
+        let foreign = arp::request(mac, router, host, None, None);
+        assert_eq!(class(&own, &foreign), PuntClass::Neighbor);
         own.note(Now(0), &arp::request(mac, host, router, None, None));
-        assert_eq!(class(&own, &told), PuntClass::NeighborAnswer);
+        assert_eq!(class(&own, &foreign), PuntClass::NeighborAnswer);
         assert_eq!(class(&own, &[0; 10]), PuntClass::Other);
     }
 
@@ -367,14 +367,14 @@ mod tests {
         assert_eq!(punts.pop(PuntClass::Answer).map(|punted| punted.frame), Some(7));
     }
 
-    /// An answer of this backend to a check.
+    /// An answer of this backend to a health check.
     fn answer(host: [u8; 4]) -> Vec<u8> {
         let from = format!("{}:80", std::net::Ipv4Addr::from(host));
         Builder::tcp(from.as_str(), "192.0.2.2:40001").flags(flags::ACK).build()
     }
 
     #[test]
-    fn a_sender_gets_the_whole_rate_of_a_class_and_leaves_room_when_others_send() {
+    fn a_sender_gets_the_whole_class_until_others_send() {
         let (punts, mut rates) = (Punts::<()>::default(), PuntRates::new(1));
         let flood = answer([10, 0, 0, 7]);
         let others: Vec<_> = (1..=20).map(|n| answer([10, 1, 0, n])).collect();
@@ -388,12 +388,12 @@ mod tests {
             }
         }
         assert!((90_000..=105_000).contains(&of_flood), "{of_flood}");
-        // One of the others may have the bucket of the flood by chance.
+        // Another sender may collide with the flood by chance.
         assert!(of_others >= 1_800, "{of_others} of 2,000");
     }
 
     #[test]
-    fn any_number_of_flooding_senders_leave_each_other_one_its_part() {
+    fn any_number_of_flooding_senders_leave_each_other_sender_its_quota() {
         let punts = Punts::<()>::default();
         for (class, floods) in [(PuntClass::Session, 17), (PuntClass::Session, 200), (PuntClass::Answer, 200)]
         {
@@ -401,7 +401,7 @@ mod tests {
             let floods: Vec<_> = (1..=floods).map(|n| [10, 0, 0, n]).collect();
             let bucket = |host| rates.bucket_of(class, Addr::v4(host));
             let taken: Vec<_> = floods.iter().map(|&host| bucket(host)).collect();
-            // By chance, one may have the bucket of a flood.
+            // Some may collide with a flood by chance.
             let others = (1..=20).map(|n| [10, 1, 0, n]).filter(|&host| !taken.contains(&bucket(host)));
             let others: Vec<_> = others.map(answer).collect();
             let floods: Vec<_> = floods.into_iter().map(answer).collect();
@@ -409,8 +409,7 @@ mod tests {
             for micro in 0..1_000_000 {
                 let now = Now(1_000_000_000 + micro as u64 * 1_000);
                 of_floods += u32::from(rates.take(class, &floods[micro % floods.len()], &punts, now));
-                // The parts become smaller during the first tenth of a second. Then each of the others has 50 frames a
-                // second.
+                // Quotas shrink during the first tenth of a second. Then each of the others has 50 frames a second.
                 if micro >= 100_000 && micro % 20_000 == 0 {
                     lost += others.iter().filter(|one| !rates.take(class, one, &punts, now)).count();
                 }
@@ -422,12 +421,12 @@ mod tests {
     }
 
     #[test]
-    fn parts_become_smaller_while_the_queue_is_nearly_full_and_grow_again_afterwards() {
+    fn quotas_shrink_while_the_queue_is_nearly_full_and_grow_again_later() {
         let (punts, mut rates) = (Punts::default(), PuntRates::new(1));
         let class = PuntClass::Session;
         for frame in 0..class.queue_max() * 3 / 4 {
             let queued = Punted { interface: 0, frame, queued: Now(0) };
-            punts.push(class, queued).expect("there is room");
+            punts.push(class, queued).expect("the queue is not full");
         }
         let price = |rates: &PuntRates| rates.prices[class as usize].tokens;
         let frame = answer([10, 0, 0, 7]);
@@ -446,22 +445,22 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_beyond_its_part_finds_no_room_in_a_queue_that_is_half_full_and_others_do() {
+    fn a_half_full_queue_accepts_only_senders_within_their_quota() {
         let (punts, mut rates) = (Punts::default(), PuntRates::new(1));
         let (class, now) = (PuntClass::Answer, Now(1_000_000_000));
         for frame in 0..class.queue_max() / 2 {
-            punts.push(class, Punted { interface: 0, frame, queued: now }).expect("there is room");
+            punts.push(class, Punted { interface: 0, frame, queued: now }).expect("the queue is not full");
         }
         let flood = answer([10, 0, 0, 7]);
         let passed = (0..1_000).filter(|_| rates.take(class, &flood, &punts, now)).count();
-        assert_eq!(passed, 256, "the part of one sender");
+        assert_eq!(passed, 256, "the quota of one sender");
         let quoted = Builder::tcp("192.0.2.2:40001", "10.0.0.7:80").packet();
         let errors = (1..=20_u8).map(|n| {
             let [router, host] = [[10, 2, 0, n], [192, 0, 2, 2]].map(std::net::IpAddr::from);
             Builder::icmp(router, host, 3, 1, [0; 4]).payload(&quoted).build()
         });
         let passed = errors.filter(|one| rates.take(class, one, &punts, now)).count();
-        assert_eq!(passed, 0, "errors about it are part of its flood");
+        assert_eq!(passed, 0, "errors about it count as its flood");
         let others = (1..=20).map(|n| answer([10, 1, 0, n]));
         let passed = others.filter(|one| rates.take(class, one, &punts, now)).count();
         assert!(passed >= 18, "{passed} of 20");

@@ -1,9 +1,9 @@
-//! The configured neighbours of the gateway as permanent neighbours of the kernel on its taps.
+//! The gateway's configured neighbours, as permanent neighbours of the kernel on the taps.
 //!
-//! The kernel would otherwise resolve them by itself, and a health check would pass at a backend that no packet reaches, because
-//! `dataplane.neighbors` has a wrong link address for it.
+//! Otherwise the kernel would resolve them itself, and a health check would pass for a backend that no packet reaches
+//! because `dataplane.neighbors` has a wrong link address for it.
 //!
-//! Invariant: only neighbours that were created here are removed.
+//! Invariant: only neighbours created here are removed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,20 +19,20 @@ use super::tap::Tap;
 /// Link addresses by interface and neighbour.
 pub type FixedNeighbors = BTreeMap<(InterfaceIndex, IpAddr), MacAddr>;
 
-/// The number of neighbours that are written at once.
-const PER_LOOK: usize = 256;
+/// Neighbours written per call.
+const PER_CALL: usize = 256;
 
-/// The neighbours that the kernel has from us, and those that it should have.
+/// The kernel's copy of the configured neighbours, and the wanted state.
 #[derive(Debug, Default)]
 pub struct TapNeighbors {
     wanted: FixedNeighbors,
     gone: Vec<(InterfaceIndex, IpAddr)>,
-    /// The last neighbour that was written; `None` to begin with the first.
+    /// The neighbour written last; `None` to start with the first.
     written: Option<(InterfaceIndex, IpAddr)>,
 }
 
 impl TapNeighbors {
-    /// Sets the neighbours that the kernel should have from now on. Returns whether that is a change.
+    /// Sets the neighbours that the kernel should have. Returns whether that is a change.
     pub fn want(&mut self, wanted: FixedNeighbors) -> bool {
         if wanted == self.wanted {
             return false;
@@ -42,9 +42,9 @@ impl TapNeighbors {
         true
     }
 
-    /// Writes some of the neighbours, those that the kernel has as well: another program may have removed or changed them. Each
-    /// call continues where the previous one stopped.
-    pub fn look_after(&mut self, taps: &[Option<Tap>]) {
+    /// Writes some of the neighbours, even if the kernel has them: another program may have removed or changed them.
+    /// Each call continues where the previous one stopped.
+    pub fn restore(&mut self, taps: &[Option<Tap>]) {
         if self.gone.is_empty() && self.wanted.is_empty() {
             return;
         }
@@ -56,11 +56,11 @@ impl TapNeighbors {
             }
         };
         for (interface, address) in std::mem::take(&mut self.gone) {
-            // Without it, the tap was created anew since, or another program has removed it.
+            // If it is missing, the tap was recreated, or another program has removed the neighbour.
             let _ = index(taps, interface).and_then(|index| netlink.remove_neighbor(index, address));
         }
         let from = self.written.take().map_or(Bound::Unbounded, Bound::Excluded);
-        for (&(interface, address), &mac) in self.wanted.range((from, Bound::Unbounded)).take(PER_LOOK) {
+        for (&(interface, address), &mac) in self.wanted.range((from, Bound::Unbounded)).take(PER_CALL) {
             self.written = Some((interface, address));
             let written = index(taps, interface).and_then(|index| netlink.put_neighbor(index, address, mac));
             if let Err(error) = written {

@@ -1,15 +1,14 @@
-//! Records the connections and requests of the host itself, as its frames through the taps show them. This
-//! distinguishes an answer to a health check, a BGP session or an ARP request of the kernel from a flood to the
-//! gateway's own address.
+//! Records the host's own connections and requests as seen on the taps. This distinguishes an answer to a health check,
+//! a BGP session or an ARP request of the kernel from a flood to the gateway's own address.
 //!
 //! The slow path records the frames that the kernel sends, and workers look up each frame for the kernel. A connection
-//! is recorded when the host opens it, and kept while the host sends on it. Answers of the host to other hosts are not
-//! recorded, because otherwise a flood of SYNs to an open port would raise its own class. The exception is a BGP
-//! session, which either side may open and which carries data only after a handshake. BFD is recorded by its port, because
-//! each side sends from a port of its own; a BFD daemon sends only to the peers of its configuration.
+//! is recorded when the host opens it and kept while the host sends on it. The host's answers to other hosts are not
+//! recorded, because a flood of SYNs to an open port would then raise its own class. The exception is a BGP session,
+//! which either side may open and which carries data only after a handshake. BFD is recorded by its port, because each
+//! side sends from its own port; a BFD daemon sends only to configured peers.
 //!
-//! Invariant: one writer, readers without locks, a fixed size. A connection whose record is lost still works: its
-//! packets are only in a class with more traffic.
+//! Invariant: one writer, lock-free readers, a fixed size. A connection whose record is lost still works: its packets
+//! are merely in a class with more traffic.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -23,11 +22,11 @@ use tidegate_wire::{Addr, Headers, Parsed, proto, quote};
 
 /// Sets of cells.
 const SETS: usize = 16_384;
-/// Cells of one set.
-const WAYS: usize = 4;
-/// How long a new connection of the host, or a request for a neighbour, is remembered after its first frame.
+/// Cells per set.
+const CELLS_PER_SET: usize = 4;
+/// How long a new connection of the host, or its request for a neighbour, is remembered after the first frame.
 const OPENING: Duration = Duration::from_secs(15);
-/// How long a connection is remembered after the host has sent on it again.
+/// How long a connection is remembered after the host last sent on it.
 const OPEN: Duration = Duration::from_secs(600);
 /// How long a connection is remembered after the host has closed it.
 const CLOSED: Duration = Duration::from_secs(5);
@@ -35,22 +34,22 @@ const CLOSED: Duration = Duration::from_secs(5);
 pub(super) const BGP_PORT: u16 = 179;
 /// The ports of BFD control packets: single hop (RFC 5881) and multihop (RFC 5883).
 const BFD_PORTS: [u16; 2] = [3784, 4784];
-/// The first of the ports that Linux assigns to clients on a host (default range).
+/// The first ephemeral port of Linux hosts (default range).
 const EPHEMERAL_MIN: u16 = 32_768;
-/// The pseudo protocol number of ARP and neighbour discovery.
+/// A pseudo protocol number for ARP and neighbour discovery.
 const LINK: u8 = 255;
 
 /// The connections of the host.
 #[derive(Debug)]
 pub struct HostConnections {
     /// Upper half: part of the hash. Lower half: the second at which the connection is forgotten.
-    cells: Box<[[AtomicU64; WAYS]]>,
+    cells: Box<[[AtomicU64; CELLS_PER_SET]]>,
     hasher: RandomState,
-    /// The UDP port from which the host talks to other gateways; 0 if it does not.
+    /// The UDP port from which the host talks to peer gateways; 0 if it doesn't.
     gateway_port: AtomicU16,
 }
 
-/// A connection by its ends: protocol, remote address and port, local port.
+/// The endpoints of a connection: protocol, remote address and port, local port.
 type Ends = (u8, Addr, u16, u16);
 
 impl Default for HostConnections {
@@ -64,12 +63,12 @@ impl Default for HostConnections {
 }
 
 impl HostConnections {
-    /// Sets the UDP port from which the host talks to other gateways. What they send in return is no flood.
-    pub fn talk_to_gateways_from(&self, port: u16) {
+    /// Sets the UDP port from which the host talks to peer gateways. Their replies then don't count as unsolicited.
+    pub fn set_gateway_port(&self, port: u16) {
         self.gateway_port.store(port, Ordering::Relaxed);
     }
 
-    /// Records what a frame of the kernel shows. Called by the slow path only.
+    /// Records a frame of the kernel. Only the slow path calls it.
     pub fn note(&self, now: Now, frame: &[u8]) {
         match tidegate_wire::parse(frame) {
             Ok(Parsed::Arp(packet)) if packet.operation == ArpOperation::Request => {
@@ -100,7 +99,7 @@ impl HostConnections {
             proto::UDP if BFD_PORTS.contains(&h.dst_port) => {
                 self.keep(now, (proto::UDP, h.dst, 0, h.dst_port), OPENING);
             }
-            // A health check: it sends one INIT, and one ABORT after the answer.
+            // A health check sends one INIT, and one ABORT after the answer.
             proto::SCTP => self.keep(now, ends, OPENING),
             proto::UDP
                 if h.src_port >= EPHEMERAL_MIN
@@ -114,21 +113,21 @@ impl HostConnections {
         }
     }
 
-    /// Whether a packet for the kernel belongs to a connection of the host, or is an error about one.
+    /// Whether a packet for the kernel belongs to a connection of the host, or is an ICMP error about one.
     #[must_use]
     pub fn has(&self, now: Now, frame: &[u8], h: &Headers) -> bool {
         if let Ok(Some(quoted)) = quote::parse(frame, h) {
             return self.knows(now, (quoted.proto, quoted.dst, quoted.dst_port, quoted.src_port));
         }
         if h.proto == proto::UDP && BFD_PORTS.contains(&h.dst_port) {
-            // A peer on the link sends with this hop limit (RFC 5881 section 5), and nobody farther away can.
+            // A peer on the link sends with this hop limit (RFC 5881 section 5), which nobody farther away can do.
             let is_near = h.dst_port != BFD_PORTS[0] || h.ttl == 255;
             return is_near && self.knows(now, (proto::UDP, h.src, 0, h.dst_port));
         }
         self.knows(now, (h.proto, h.src, h.src_port, h.dst_port))
     }
 
-    /// Whether a frame for the kernel belongs to a connection of the host, or is an error about one.
+    /// Whether a frame for the kernel belongs to a connection of the host, or is an ICMP error about one.
     #[must_use]
     pub fn is_answer(&self, now: Now, frame: &[u8]) -> bool {
         matches!(tidegate_wire::parse(frame), Ok(Parsed::Ip(h)) if self.has(now, frame, &h))
@@ -136,7 +135,7 @@ impl HostConnections {
 
     /// Whether the kernel has recently requested the link address of this neighbour.
     #[must_use]
-    pub fn asked_for(&self, now: Now, neighbor: Addr) -> bool {
+    pub fn has_requested(&self, now: Now, neighbor: Addr) -> bool {
         self.knows(now, (LINK, neighbor, 0, 0))
     }
 
@@ -155,7 +154,7 @@ impl HostConnections {
         let cells = &self.cells[set];
         let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let same = cells.iter().find(|cell| load(cell) >> 32 == tag);
-        // Otherwise the cell that is forgotten first, or is already.
+        // Otherwise the cell that expires first or already has.
         let first = || cells.iter().min_by_key(|cell| load(cell) & u64::from(u32::MAX));
         if let Some(cell) = same.or_else(first) {
             cell.store(tag << 32 | until, Ordering::Relaxed);
@@ -165,7 +164,7 @@ impl HostConnections {
     fn place(&self, ends: Ends) -> (usize, u64) {
         let (proto, remote, port, local) = ends;
         let hash = self.hasher.hash_one((proto, remote.bytes(), port, local));
-        // The low bits choose the set; the remainder is below `SETS`.
+        // The low bits select the set; the remainder is below `SETS`.
         (hash as usize % SETS, hash >> 32)
     }
 }
@@ -198,19 +197,19 @@ mod tests {
     const BACKEND: &str = "10.0.0.7:80";
 
     #[test]
-    fn gateways_that_the_host_talks_to_are_no_strangers() {
+    fn packets_of_peer_gateways_count_as_answers() {
         let (own, now) = (HostConnections::default(), Now(5_000_000_000));
         let from = Builder::udp("192.0.2.2:10358", "192.0.2.4:10358");
         let to = || Builder::udp("192.0.2.4:10358", "192.0.2.2:10358");
         own.note(now, &from.build());
-        assert!(!has(&own, now, to()), "nobody has said that this port is for gateways");
-        own.talk_to_gateways_from(10_358);
+        assert!(!has(&own, now, to()), "this port is not known to belong to a gateway");
+        own.set_gateway_port(10_358);
         own.note(now, &from.build());
         assert!(has(&own, now, to()));
         assert!(!has(&own, now, Builder::udp("192.0.2.9:10358", "192.0.2.2:10358")));
     }
 
-    #[allow(clippy::needless_pass_by_value, reason = "it is made where it is passed")]
+    #[allow(clippy::needless_pass_by_value, reason = "the caller builds it in place")]
     fn has(own: &HostConnections, now: Now, builder: Builder) -> bool {
         let frame = builder.build();
         let Ok(Parsed::Ip(h)) = parse(&frame) else { panic!("not IP") };
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_a_connection_that_the_host_opens_is_known_and_a_stranger_is_not() {
+    fn answers_to_the_hosts_connections_are_known_and_other_packets_are_not() {
         let own = HostConnections::default();
         let answer = || Builder::tcp(BACKEND, HOST).flags(flags::SYN | flags::ACK);
         assert!(!has(&own, at(1), answer()));
@@ -291,7 +290,7 @@ mod tests {
         assert!(!has(&own, at(1), Builder::icmp(router, host, 3, 4, [0, 0, 5, 0]).payload(&other)));
         let (ours, target) = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());
         own.note(at(1), &arp::request(MacAddr([2, 0, 0, 0, 0, 2]), ours, target, None, None));
-        assert!(own.asked_for(at(2), Addr::from(target)) && !own.asked_for(at(2), Addr::from(ours)));
+        assert!(own.has_requested(at(2), Addr::from(target)) && !own.has_requested(at(2), Addr::from(ours)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The alias, addresses, routes and permanent neighbours of a tap, set through rtnetlink.
 //!
-//! It is called at the start and with a new forwarding state, never per packet. Addresses carry [`PROTOCOL`], by which the
-//! next process recognises those that this one has left on the tap.
+//! Called at the start and with a new forwarding state, never per packet. Addresses carry [`PROTOCOL`], by which the
+//! next process recognizes those that this one left on the tap.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,11 +23,11 @@ use tidegate_wire::MacAddr;
 
 use crate::rtnetlink::Connection;
 
-/// Metric of routes through a tap. It is higher than the metrics that distributions use, so that the host's own routes
-/// keep precedence (its management network may have the default route).
+/// Metric of routes through a tap. It is higher than distributions use, so that the host's own routes take precedence
+/// (its management network may have the default route).
 pub const ROUTE_METRIC: u32 = 4096;
 
-/// The protocol number of addresses that a gateway has added (`IFA_PROTO`, Linux 5.18).
+/// The protocol number of addresses added by a gateway (`IFA_PROTO`, Linux 5.18).
 const PROTOCOL: AddressProtocol = AddressProtocol::Other(179);
 
 /// A netlink connection for addresses and routes.
@@ -43,8 +43,8 @@ impl Netlink {
         Connection::open().map(Self)
     }
 
-    /// Adds an address with its prefix, usable at once. Duplicate address detection, which would delay an IPv6 address
-    /// for a second or two, is disabled: the operator has assigned the address to the gateway.
+    /// Adds an address with its prefix, usable at once. Duplicate address detection would delay an IPv6 address by a
+    /// second or two, so it is disabled: the operator has assigned the address to the gateway.
     ///
     /// # Errors
     /// The error of the kernel, except "exists".
@@ -52,8 +52,7 @@ impl Netlink {
         self.request(address(if_index, net), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Adds an address if it is missing. Returns whether it was. If it exists, listeners for changes get no
-    /// notification.
+    /// Adds an address if it is missing. Returns whether it was. If it exists, no change notification is sent.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -61,7 +60,7 @@ impl Netlink {
         was_missing(self.request(address(if_index, net), NLM_F_CREATE | NLM_F_EXCL))
     }
 
-    /// Removes the addresses of an interface that a gateway has added, except these. Returns them.
+    /// Removes and returns the addresses of an interface that a gateway added, except these.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -85,17 +84,17 @@ impl Netlink {
         Ok(removed)
     }
 
-    /// Sets the alias of an interface: a text that the kernel keeps with it, whatever its name is.
+    /// Sets the alias of an interface: a text that stays with it when it is renamed.
     ///
     /// # Errors
-    /// The error of the kernel, also if the text is longer than 255 bytes.
+    /// The error of the kernel, for example if the text is longer than 255 bytes.
     pub fn set_alias(&mut self, if_index: u32, alias: &str) -> io::Result<()> {
         let mut message = link(if_index);
         message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
         self.request(RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    /// The taps that have this alias: the index and the name of each.
+    /// The taps with this alias, by index and name.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -124,8 +123,8 @@ impl Netlink {
         self.request(RouteNetlinkMessage::DelLink(link(if_index)), 0)
     }
 
-    /// Adds a route like [`Self::add_route`], if there is none to this prefix with [`ROUTE_METRIC`]. Returns whether
-    /// there was none.
+    /// Adds a route like [`Self::add_route`] unless there is one to this prefix with [`ROUTE_METRIC`]. Returns whether
+    /// it was added.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -134,7 +133,7 @@ impl Netlink {
         was_missing(self.request(message, NLM_F_CREATE | NLM_F_EXCL))
     }
 
-    /// Adds a route with a next hop on this interface, of either family, with [`ROUTE_METRIC`].
+    /// Adds a route with a next hop of either family on this interface, with [`ROUTE_METRIC`].
     ///
     /// # Errors
     /// The error of the kernel.
@@ -151,7 +150,7 @@ impl Netlink {
         self.request(RouteNetlinkMessage::DelRoute(route(if_index, to, via)), 0)
     }
 
-    /// Gives a neighbour on this interface a link address for good.
+    /// Sets a permanent link address for a neighbour on this interface.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -216,7 +215,7 @@ fn address(if_index: u32, net: IpNet) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewAddress(message)
 }
 
-/// Whether something was added: false if it existed.
+/// Whether something was added; false if it existed.
 fn was_missing(added: io::Result<()>) -> io::Result<bool> {
     match added {
         Ok(()) => Ok(true),
@@ -225,7 +224,7 @@ fn was_missing(added: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// A route with a next hop on an interface, of either family, with [`ROUTE_METRIC`].
+/// A route with a next hop of either family on an interface, with [`ROUTE_METRIC`].
 fn route(if_index: u32, to: IpNet, via: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header = RouteHeader {

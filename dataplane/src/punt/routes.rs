@@ -1,10 +1,10 @@
 //! The kernel's copy of the routes: the kernel routes the prefixes of the forwarding state through the taps, so that
 //! the gateway's own connections (health checks, the API server) take the same path as forwarded packets.
 //!
-//! [`TapRoutes`] receives the routes of each new forwarding state and changes the kernel's some at a time, driven by
-//! the slow path. A route that the kernel refuses is logged once and not tried again until it changes. While no change
-//! can be made at all, because the process has no descriptor left for example, the changes wait and
-//! [`TapRoutes::fault`] has the reason.
+//! [`TapRoutes`] receives the routes of each new forwarding state and applies some changes at a time, driven by the
+//! slow path. A route that the kernel refuses is logged once and not retried until it changes. While no change can be
+//! made, for example because the process is out of file descriptors, the changes stay pending and [`TapRoutes::fault`]
+//! returns the reason.
 //!
 //! Invariant: only routes created here are removed; those of the host are not touched (`netlink::ROUTE_METRIC`).
 
@@ -21,24 +21,24 @@ use tidegate_spec::now::Now;
 use super::netlink::Netlink;
 use super::tap::Tap;
 
-/// The destination of a route: the interface, and the router on its link.
+/// The target of a route: the interface, and the router on its link.
 pub type RouteTarget = (InterfaceIndex, IpAddr);
 
 /// Routes by prefix (without host bits).
 pub type Routes = BTreeMap<IpNet, RouteTarget>;
 
-/// The number of changes made at once: some 5 ms.
-const CHANGES_PER_TURN: usize = 256;
-/// Pause after an attempt that a shortage of the system has ended.
+/// The number of changes per loop iteration: some 5 ms.
+const CHANGES_PER_ITERATION: usize = 256;
+/// Interval between attempts while the system lacks resources.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The routes that the kernel has through the taps, and those that it should have.
+/// The kernel's routes through the taps, and the wanted state.
 #[derive(Debug, Default)]
 pub struct TapRoutes {
     have: Routes,
     pending: Vec<Change>,
-    /// The last route that was checked; `None` to begin with the first.
-    looked_at: Option<IpNet>,
+    /// The route checked last; `None` to start with the first.
+    checked: Option<IpNet>,
     /// Why no change could be made at the last attempt.
     fault: Option<String>,
     /// The earliest time of the next attempt.
@@ -47,13 +47,13 @@ pub struct TapRoutes {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// Adds a route. It replaces another route to the same prefix.
+    /// Adds a route, or replaces another route to the same prefix.
     Put(IpNet, RouteTarget),
     Remove(IpNet, RouteTarget),
 }
 
 impl TapRoutes {
-    /// Sets the routes that the kernel should have from now on.
+    /// Sets the routes that the kernel should have.
     pub fn want(&mut self, wanted: &Routes) {
         self.pending = changes(&self.have, wanted);
         // Changes are taken from the end.
@@ -63,17 +63,17 @@ impl TapRoutes {
     /// Records that the kernel has lost the routes through this interface, so that they are added again.
     pub fn lost(&mut self, interface: InterfaceIndex) {
         let lost = self.have.iter().filter(|(_, (by, _))| *by == interface);
-        let lost: Vec<_> = lost.map(|(&to, &way)| (to, way)).collect();
-        for (to, way) in lost {
+        let lost: Vec<_> = lost.map(|(&to, &target)| (to, target)).collect();
+        for (to, target) in lost {
             self.have.remove(&to);
-            // These changes are made before the waiting ones, which may be newer.
-            self.pending.push(Change::Put(to, way));
+            // These changes come before the pending ones, which may be newer.
+            self.pending.push(Change::Put(to, target));
         }
     }
 
     /// Restores routes that another program has removed from the kernel. Each call checks some of them and continues
-    /// where the previous call stopped.
-    pub fn look_after(&mut self, taps: &[Option<Tap>]) {
+    /// where the previous one stopped.
+    pub fn restore(&mut self, taps: &[Option<Tap>]) {
         if !self.pending.is_empty() {
             return;
         }
@@ -89,9 +89,10 @@ impl TapRoutes {
             }
         };
         self.fault = None;
-        let from = self.looked_at.take().map_or(Bound::Unbounded, Bound::Excluded);
-        for (&to, &(interface, via)) in self.have.range((from, Bound::Unbounded)).take(CHANGES_PER_TURN) {
-            self.looked_at = Some(to);
+        let from = self.checked.take().map_or(Bound::Unbounded, Bound::Excluded);
+        for (&to, &(interface, via)) in self.have.range((from, Bound::Unbounded)).take(CHANGES_PER_ITERATION)
+        {
+            self.checked = Some(to);
             let Some(tap) = taps.get(usize::from(interface)).and_then(Option::as_ref) else { continue };
             match tap.index().and_then(|index| netlink.add_missing_route(index, to, via)) {
                 Ok(false) => {}
@@ -106,8 +107,8 @@ impl TapRoutes {
         }
     }
 
-    /// Makes some of the pending changes. Returns whether it has tried to.
-    pub fn turn(&mut self, taps: &[Option<Tap>], now: Now) -> bool {
+    /// Applies some of the pending changes. Returns whether it tried to.
+    pub fn apply(&mut self, taps: &[Option<Tap>], now: Now) -> bool {
         if self.pending.is_empty() || now < self.retry_at {
             return false;
         }
@@ -121,28 +122,28 @@ impl TapRoutes {
         true
     }
 
-    /// Why the routes of the kernel cannot be read or changed now; the changes wait.
+    /// Why the kernel's routes can't be read or changed now. The changes stay pending.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
 
-    /// Makes some of the pending changes. An error means that none can be made now; the others stay pending.
+    /// Applies some of the pending changes. An error means that none can be applied now; the others stay pending.
     fn change_some(&mut self, taps: &[Option<Tap>]) -> io::Result<()> {
         let mut netlink = Netlink::open()?;
-        for _ in 0..CHANGES_PER_TURN {
+        for _ in 0..CHANGES_PER_ITERATION {
             let Some(&change) = self.pending.last() else { break };
-            let (Change::Put(to, way) | Change::Remove(to, way)) = change;
-            let (interface, via) = way;
+            let (Change::Put(to, target) | Change::Remove(to, target)) = change;
+            let (interface, via) = target;
             let tap = taps.get(usize::from(interface)).and_then(Option::as_ref);
             let index = match tap.map(Tap::index) {
-                // The look-up of the index needs a descriptor too.
+                // Looking up the index needs a file descriptor too.
                 Some(Err(error)) if is_shortage(&error) => return Err(error),
                 index => index,
             };
             self.pending.pop();
             match change {
-                Change::Put(..) => self.have.insert(to, way),
+                Change::Put(..) => self.have.insert(to, target),
                 Change::Remove(..) => self.have.remove(&to),
             };
             let (Some(tap), Some(index)) = (tap, index) else { continue };
@@ -164,7 +165,7 @@ impl TapRoutes {
     }
 }
 
-/// Whether the system lacks something that every change needs: descriptors, or memory.
+/// Whether the system lacks a resource that every change needs: file descriptors or memory.
 fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
@@ -179,13 +180,13 @@ fn is_absent(error: &io::Error) -> bool {
 /// The changes from one set of routes to another. New routes come first, so that a longer prefix that replaces a
 /// shorter one exists before the shorter one is removed.
 fn changes(have: &Routes, wanted: &Routes) -> Vec<Change> {
-    let put = wanted.iter().filter(|(to, way)| have.get(to) != Some(way));
-    let put = put.map(|(&to, &way)| Change::Put(to, way));
-    // An old route through another interface stays beside the new one, so it must be removed explicitly.
+    let put = wanted.iter().filter(|(to, target)| have.get(to) != Some(target));
+    let put = put.map(|(&to, &target)| Change::Put(to, target));
+    // An old route through another interface would stay beside the new one, so it must be removed explicitly.
     let gone = have
         .iter()
         .filter(|(to, (interface, _))| wanted.get(to).is_none_or(|(another, _)| another != interface));
-    put.chain(gone.map(|(&to, &way)| Change::Remove(to, way))).collect()
+    put.chain(gone.map(|(&to, &target)| Change::Remove(to, target))).collect()
 }
 
 #[cfg(test)]
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_changed_and_new_routes_come_before_old_ones_go() {
+    fn only_differences_are_applied_and_additions_precede_removals() {
         let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1"), ("10.0.1.0/24", 0, "192.0.2.2")]);
         let wanted = routes(&[
             ("10.0.0.0/24", 0, "192.0.2.1"),
@@ -217,17 +218,17 @@ mod tests {
     }
 
     #[test]
-    fn routes_that_an_interface_lost_are_made_again_and_no_others() {
+    fn only_routes_that_an_interface_lost_are_added_again() {
         let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1"), ("10.0.1.0/24", 1, "198.51.100.1")]);
         let mut kept = TapRoutes { have, ..TapRoutes::default() };
         kept.lost(1);
-        let way = (1, "198.51.100.1".parse().unwrap());
-        assert_eq!(kept.pending, [Change::Put("10.0.1.0/24".parse().unwrap(), way)]);
+        let target = (1, "198.51.100.1".parse().unwrap());
+        assert_eq!(kept.pending, [Change::Put("10.0.1.0/24".parse().unwrap(), target)]);
         assert_eq!(kept.have.len(), 1);
     }
 
     #[test]
-    fn a_router_is_replaced_in_place_and_a_route_by_another_interface_is_taken_away() {
+    fn a_router_is_replaced_in_place_and_another_interfaces_route_removed() {
         let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1")]);
         assert_eq!(changes(&have, &routes(&[("10.0.0.0/24", 0, "192.0.2.9")])).len(), 1);
         assert_eq!(changes(&have, &routes(&[("10.0.0.0/24", 1, "198.51.100.1")])).len(), 2);

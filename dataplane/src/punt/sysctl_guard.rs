@@ -1,23 +1,23 @@
-//! Silences the kernel on an interface that the gateway uses by `net_af_packet`.
+//! Silences the kernel on an interface that the gateway uses through `net_af_packet`.
 //!
-//! There the kernel also receives every frame, and it has the gateway's own addresses on the tap: it would answer
-//! twice, and forward packets that the gateway forwards. Sysctls of that one interface stop it behind the packet
-//! sockets: no answer to ARP, no IPv6, and a strict reverse path filter, which drops all IPv4 because every return
-//! route uses the tap. (`tc ... action drop` would be more direct, but not every kernel has the classifier.) Frames
-//! that the gateway sends are not affected.
+//! The kernel also receives every frame there, and it has the gateway's own addresses on the tap: it would answer
+//! twice, and forward packets that the gateway forwards. Sysctls of that interface prevent this: no answers to ARP, no
+//! IPv6, and a strict reverse path filter, which drops all IPv4 because every return route uses the tap. (`tc ...
+//! action drop` would be more direct, but not every kernel has the classifier.) Frames that the gateway sends are not
+//! affected.
 //!
-//! Other programs change them, often without the intention: a write to `all` sets the value of every interface. So they are
-//! looked at again and again ([`SysctlGuard::look_after`]). An interface that is renamed keeps its values, below its new
+//! Other programs change these sysctls, often unintentionally: a write to `all` sets the value of every interface. So
+//! they are checked regularly ([`SysctlGuard::restore_changed`]). A renamed interface keeps its values under its new
 //! name ([`SysctlGuard::follow`]).
 //!
 //! Invariant: the sysctls are restored on drop. Until then their original values are in the device's [`Record`], so
-//! that after a kill the next process restores those, and not the values that it finds.
+//! that after a kill the next process restores those instead of the values that it finds.
 
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::{io, mem};
 
-use crate::links::device_state::{Kept, Record};
+use crate::links::device_state::{Record, RecordContents};
 
 /// The sysctls to set, below `/proc/sys/net`. For the filters, the larger of the interface's value and that of `all`
 /// applies.
@@ -44,16 +44,16 @@ pub struct SysctlGuardError {
     source: io::Error,
 }
 
-/// Keeps the kernel silent on an interface until it is dropped.
+/// Keeps the kernel silent on an interface until dropped.
 #[derive(Debug)]
 pub struct SysctlGuard {
-    /// The name that the interface has now.
+    /// The current name of the interface.
     interface: String,
     /// Family, name and original value, in the order in which they were changed.
     before: Vec<(&'static str, &'static str, String)>,
     record: Record,
-    /// Whether the log has said that another program changes them. It may do so every second.
-    has_told: Cell<bool>,
+    /// Whether it was logged that another program changes them, which may happen every second.
+    has_logged: Cell<bool>,
 }
 
 impl SysctlGuard {
@@ -66,8 +66,8 @@ impl SysctlGuard {
     /// Silences the interface in this thread's network namespace. `record` is the record of its device.
     ///
     /// # Errors
-    /// When a sysctl cannot be written (no root, a read-only /proc). A sysctl that the kernel does not have, such as
-    /// those of IPv6 if that is compiled out, is skipped.
+    /// If a sysctl can't be written (no root, a read-only /proc). A sysctl that the kernel lacks, such as those of IPv6
+    /// if that is compiled out, is skipped.
     pub fn begin(interface: &str, record: &Record) -> Result<Self, SysctlGuardError> {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());
@@ -78,12 +78,12 @@ impl SysctlGuard {
                 before.push((family, name, found.trim().to_owned()));
                 changes.push((path, value));
             } else if let Some((_, original)) = left.iter().find(|(changed, _)| *changed == path) {
-                // A process that was killed had set it.
+                // A process that was killed had changed it.
                 before.push((family, name, original.clone()));
             }
         }
         let (interface, record) = (interface.to_owned(), record.clone());
-        let guard = Self { interface, before, record, has_told: Cell::new(false) };
+        let guard = Self { interface, before, record, has_logged: Cell::new(false) };
         guard.remember();
         for (path, value) in changes {
             std::fs::write(&path, value).map_err(|source| SysctlGuardError {
@@ -103,8 +103,8 @@ impl SysctlGuard {
         Ok(guard)
     }
 
-    /// Sets those again that another program has changed.
-    pub fn look_after(&self) {
+    /// Sets sysctls again that another program has changed.
+    pub fn restore_changed(&self) {
         for (family, name, value) in SYSCTLS {
             let path = path(&self.interface, family, name);
             let Ok(found) = std::fs::read_to_string(&path) else { continue };
@@ -113,35 +113,35 @@ impl SysctlGuard {
                 continue;
             }
             match std::fs::write(&path, value) {
-                Ok(()) if self.has_told.replace(true) => {
-                    tracing::debug!(path = %path.display(), found, value, "a sysctl was changed, and is set again");
+                Ok(()) if self.has_logged.replace(true) => {
+                    tracing::debug!(path = %path.display(), found, value, "a sysctl was changed: restored");
                 }
                 Ok(()) => tracing::warn!(
                     path = %path.display(), found, value,
-                    "another program has changed a sysctl of the interface, so that the kernel took the gateway's packets: set again"
+                    "another program changed a sysctl of the interface, so the kernel processed the gateway's packets: restored"
                 ),
                 Err(error) => {
-                    tracing::debug!(path = %path.display(), found, %error, "cannot set the sysctl again");
+                    tracing::debug!(path = %path.display(), found, %error, "cannot restore the sysctl");
                 }
             }
         }
     }
 
-    /// Follows the interface to another name. `record` is the record of that name, and gets the original values.
+    /// Follows the interface to another name. `record` is the record of that name and gets the original values.
     pub fn follow(&mut self, interface: &str, record: &Record) {
         interface.clone_into(&mut self.interface);
         let left = mem::replace(&mut self.record, record.clone());
         self.remember();
         // Another interface may get the former name.
-        left.write(&Kept { pid: Some(std::process::id()), sysctls: Vec::new() });
+        left.write(&RecordContents { pid: Some(std::process::id()), sysctls: Vec::new() });
     }
 
-    /// Restores the original values on the interface, which has this name now.
+    /// Restores the original values on the interface, which now has this name.
     pub fn restore(mut self, interface: &str) {
         interface.clone_into(&mut self.interface);
     }
 
-    /// Forgets the original values without restoring them: the interface no longer exists, and neither do its sysctls.
+    /// Forgets the original values without restoring them: the interface and its sysctls no longer exist.
     pub fn forget(mut self) {
         self.before.clear();
     }
@@ -151,7 +151,7 @@ impl SysctlGuard {
             (path(&self.interface, family, name), value.clone())
         };
         let sysctls = self.before.iter().map(original).collect();
-        self.record.write(&Kept { pid: Some(std::process::id()), sysctls });
+        self.record.write(&RecordContents { pid: Some(std::process::id()), sysctls });
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
             interface: "no-such-old".to_owned(),
             before: vec![("ipv4", "arp_ignore", "2".to_owned())],
             record: former.clone(),
-            has_told: Cell::new(false),
+            has_logged: Cell::new(false),
         };
         guard.remember();
         assert_eq!(former.read().sysctls, [(path("no-such-old", "ipv4", "arp_ignore"), "2".to_owned())]);

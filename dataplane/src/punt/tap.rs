@@ -1,18 +1,19 @@
-//! A kernel tap that mirrors an interface: same address, MTU and IP addresses (routes: [`super::routes`]), so that ssh,
-//! BGP daemons and the control plane's own health checks work through the gateway's own address.
+//! A kernel tap that mirrors an interface, with the same MAC address, MTU and IP addresses (routes: [`super::routes`]).
+//! It lets ssh, BGP daemons and the control plane's health checks use the gateway's own address.
 //!
 //! The tap carries untagged frames; the interface's 802.1Q tag is removed and added here. Without IFF_VNET_HDR the
-//! kernel passes complete frames: checksums are filled in, and no frame is larger than the MTU.
+//! kernel passes complete frames: checksums are filled in, and no frame exceeds the MTU.
 //!
-//! The device outlives the process, so that daemons whose sockets are bound to it (BGP, VRRP) keep them during a restart.
-//! The next process continues to use a device of its name that no process reads. When the process ends, however it ends,
-//! the kernel takes the carrier away, and routes through the device no longer count
+//! The device survives the process, so that daemons whose sockets are bound to it (BGP, VRRP) keep them during a
+//! restart. The next process adopts a device of its name that no process has open. When the process ends, for whatever
+//! reason, the kernel removes the carrier, and routes through the device no longer apply
 //! (`ignore_routes_with_linkdown`).
 //!
-//! [`TapConfig::mark`] is the alias of the device in the kernel. By it a gateway recognises the taps of interfaces that its
-//! configuration doesn't have any more ([`remove_left`]): their addresses would otherwise still be the host's.
+//! [`TapConfig::mark`] is the alias of the device. It identifies the taps of interfaces that the configuration no
+//! longer has ([`remove_stale`]), whose addresses would otherwise remain on the host.
 //!
-//! Invariant: after [`Tap::create`] a device that existed has no address or route of an earlier process that is not wanted.
+//! Invariant: after [`Tap::create`], a device that already existed has no unwanted address or route of an earlier
+//! process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,7 +25,7 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::netlink::Netlink;
 
-/// The maximum length of the name of a network device (IFNAMSIZ without the NUL).
+/// The maximum length of a network device name (IFNAMSIZ without the NUL).
 const NAME_MAX: usize = 15;
 
 /// The properties of a tap.
@@ -67,7 +68,7 @@ pub enum TapError {
     },
 }
 
-/// An open tap. Never waits.
+/// An open tap. Never blocks.
 pub struct Tap {
     device: SyncDevice,
     name: String,
@@ -80,7 +81,7 @@ impl std::fmt::Debug for Tap {
     }
 }
 
-/// The name of the tap of an interface: `tg-uplink`, cut to the length that the kernel accepts.
+/// The name of an interface's tap: `tg-uplink`, truncated to the kernel's limit.
 #[must_use]
 pub fn tap_name(interface: &str) -> String {
     format!("tg-{interface}").chars().filter(char::is_ascii).take(NAME_MAX).collect()
@@ -101,20 +102,21 @@ fn tap_names(interface: &str) -> impl Iterator<Item = String> {
     std::iter::once(name).chain(numbered)
 }
 
-/// Removes the taps with this mark, except those of these names and those that another process reads. Returns the names.
+/// Removes the taps with this mark, except those with these names and those that another process has open. Returns
+/// their names.
 ///
 /// # Errors
 /// The error of the kernel.
-pub fn remove_left(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
+pub fn remove_stale(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
     let mut netlink = Netlink::open()?;
     let mut removed = Vec::new();
     for (index, name) in netlink.taps_with_alias(mark)? {
         if kept.contains(&name.as_str()) {
             continue;
         }
-        // Only one process can have it open, so no other one begins to use it meanwhile.
+        // Only one process can have it open, so no other one starts using it meanwhile.
         let Ok(device) = builder(&name).build_sync() else { continue };
-        // Another program may have renamed it, so that this is a new device, which ends here.
+        // Another program may have renamed it. Then this is a new device, which is deleted when it is dropped.
         if device.if_index().is_ok_and(|opened| opened == index) {
             match netlink.remove_link(index) {
                 Ok(()) => removed.push(name),
@@ -127,14 +129,14 @@ pub fn remove_left(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
     Ok(removed)
 }
 
-/// A device that stays up or down as it is, if it exists.
+/// Describes a device. If it exists, it stays up or down as it is.
 fn builder(name: &str) -> DeviceBuilder {
     DeviceBuilder::new().name(name).layer(Layer::L2).packet_information(false).inherit_enable_state()
 }
 
 impl Tap {
-    /// Creates the device in this thread's network namespace, or takes over the one that an earlier process has left, adds
-    /// its addresses, and brings it up.
+    /// Creates the device in this thread's network namespace, or takes over the one that an earlier process left. Adds
+    /// its addresses and brings it up.
     ///
     /// # Errors
     /// The operation that failed, with the error of the kernel.
@@ -148,13 +150,13 @@ impl Tap {
                         tracing::warn!(
                             interface,
                             tap = name,
-                            "the usual name of the tap is in use: another name was chosen"
+                            "the usual name of the tap is in use: using another name"
                         );
                     }
                     let tap = Self { device, name, config: config.clone() };
                     tap.restore_sysctls();
                     tap.remove_stale_addresses()?;
-                    tap.give_addresses()?;
+                    tap.add_addresses()?;
                     return Ok(tap);
                 }
                 Err(source) if is_taken(&source) => taken = Some(source),
@@ -165,19 +167,18 @@ impl Tap {
         Err(TapError::Create { name: tap_name(&config.interface), source })
     }
 
-    /// Creates the device again under the same name, with its addresses, after another program has deleted it.
+    /// Recreates a device that another program has deleted, with the same name and addresses.
     ///
     /// # Errors
-    /// Same as for [`Tap::create`]. The old, unusable device then stays.
-    pub fn make_anew(&mut self) -> Result<(), TapError> {
+    /// As for [`Tap::create`]. The old, unusable device then stays.
+    pub fn recreate(&mut self) -> Result<(), TapError> {
         let failed = |source| TapError::Create { name: self.name.clone(), source };
         self.device = Self::device(&self.name, &self.config).map_err(failed)?;
         self.restore_sysctls();
-        self.give_addresses()
+        self.add_addresses()
     }
 
-    /// Removes the addresses of an earlier process that are not configured any more. Those that other programs have added
-    /// stay.
+    /// Removes addresses of an earlier process that are no longer configured. Those added by other programs stay.
     fn remove_stale_addresses(&self) -> Result<(), TapError> {
         let failed = |source| self.failed("remove the addresses of an earlier process".into(), source);
         let index = self.device.if_index().map_err(failed)?;
@@ -189,11 +190,11 @@ impl Tap {
         Ok(())
     }
 
-    /// Adds the addresses of the device that it does not have.
+    /// Adds the missing addresses of the device.
     ///
     /// # Errors
     /// The operation that failed, with the error of the kernel.
-    pub fn give_addresses(&self) -> Result<(), TapError> {
+    pub fn add_addresses(&self) -> Result<(), TapError> {
         let tap = self;
         let index = tap.device.if_index().map_err(|source| tap.failed("find its index".into(), source))?;
         let mut netlink = Netlink::open().map_err(|source| tap.failed("open netlink".into(), source))?;
@@ -208,8 +209,8 @@ impl Tap {
     /// Adds the addresses that another program has removed from the device, and returns them.
     ///
     /// # Errors
-    /// The operation that failed, with the error of the kernel, if no address was added.
-    pub fn give_missing_addresses(&self) -> Result<Vec<IpNet>, TapError> {
+    /// The failed operation with the error of the kernel, if no address was added.
+    pub fn add_missing_addresses(&self) -> Result<Vec<IpNet>, TapError> {
         let index = self.device.if_index().map_err(|source| self.failed("find its index".into(), source))?;
         let mut netlink = Netlink::open().map_err(|source| self.failed("open netlink".into(), source))?;
         let (mut missing, mut refused) = (Vec::new(), None);
@@ -217,7 +218,7 @@ impl Tap {
             match netlink.add_missing_address(index, net) {
                 Ok(true) => missing.push(net),
                 Ok(false) => {}
-                // Those of the other family may be possible.
+                // Addresses of the other family may still be added.
                 Err(source) => refused = Some(self.failed(format!("add address {net}"), source)),
             }
         }
@@ -227,7 +228,7 @@ impl Tap {
         }
     }
 
-    /// Sets the name, the MAC address and the MTU of the device again if another program has changed them. Returns what
+    /// Restores the name, the MAC address and the MTU of the device if another program has changed them. Returns what
     /// was found instead, as text.
     ///
     /// # Errors
@@ -255,8 +256,8 @@ impl Tap {
         Ok(found)
     }
 
-    /// Kernels before Linux 6.2 rename a device only while it is down. It then loses routes and IPv6 addresses, which are
-    /// restored as soon as it is seen up under its name.
+    /// Kernels before Linux 6.2 rename a device only while it is down. It then loses routes and IPv6 addresses, which
+    /// are restored as soon as it is up again under its name.
     fn rename_back(&self) -> io::Result<()> {
         match self.device.set_name(&self.name) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
@@ -269,18 +270,18 @@ impl Tap {
         }
     }
 
-    /// Sets the sysctls of the device if they have other values: of a new device, or because another program has changed
-    /// them. udev applies those of the host to a new device after this process has set them, so a change is nothing to
-    /// worry about. With a read-only `/proc`, the host's settings stay.
+    /// Sets the sysctls of the device if they have other values, because it is new or another program has changed them.
+    /// udev applies those of the host to a new device after this process has set them, so a change is harmless. With a
+    /// read-only `/proc`, the host's settings stay.
     ///
-    /// Clients may arrive through the tap although the route back to them uses another interface, so `rp_filter` is off;
-    /// the larger of its value and that of `conf/all` applies, and the operator controls the latter.
+    /// Packets of clients may arrive through the tap although the return route uses another interface, so `rp_filter`
+    /// is off. The larger of its value and that of `conf/all` applies, and the operator controls the latter.
     pub fn restore_sysctls(&self) {
         let has_v6 = self.config.addresses.iter().any(|net| net.addr().is_ipv6());
         let sysctls = [
             ("ipv4", "rp_filter", "0", true),
             ("ipv6", "disable_ipv6", "0", has_v6),
-            // Otherwise the addresses of others would go with one of ours in the same network.
+            // Otherwise, removing one of our addresses would remove those of other programs in the same network.
             ("ipv4", "promote_secondaries", "1", true),
             ("ipv4", "ignore_routes_with_linkdown", "1", true),
             ("ipv6", "ignore_routes_with_linkdown", "1", has_v6),
@@ -305,13 +306,13 @@ impl Tap {
     }
 
     fn device(name: &str, config: &TapConfig) -> io::Result<SyncDevice> {
-        // Up again at the end: while a device that exists is down, the kernel removes the routes and neighbours of the process
-        // that has left it.
+        // The device must end up enabled: while an existing device is down, the kernel removes the routes and
+        // neighbours that the previous process left.
         let device = builder(name).enable(false).mac_addr(config.mac.0).mtu(config.mtu).build_sync()?;
         if let Some(mark) = &config.mark {
             let marked = Netlink::open().and_then(|mut netlink| netlink.set_alias(device.if_index()?, mark));
             if let Err(error) = marked {
-                tracing::warn!(tap = name, %error, "cannot mark the tap: a gateway without this interface doesn't remove it");
+                tracing::warn!(tap = name, %error, "cannot mark the tap: it will not be removed when its interface is");
             }
         }
         device.enabled(true)?;
@@ -347,12 +348,12 @@ impl Tap {
         self.device.send(frame).map(drop)
     }
 
-    /// Reads a frame that the kernel sends, and adds the tag that it needs on the wire. `None` if there is none now.
+    /// Reads a frame that the kernel sends, and adds the tag that it needs on the wire. `None` if there is none.
     ///
     /// # Errors
     /// When the device is gone.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
-        // Room for the tag in front: the Ethernet addresses are moved there.
+        // Space for the tag in front: the Ethernet addresses are moved there.
         const TAG: usize = HEADER_LEN_MAX - HEADER_LEN;
         let len = match self.device.recv(&mut buffer[TAG..]) {
             Ok(len) => len,
@@ -377,13 +378,13 @@ impl AsFd for Tap {
     }
 }
 
-/// Whether a device could not be created because one of that name exists.
+/// Whether a device could not be created because its name is taken.
 fn is_taken(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::BUSY, Errno::EXIST, Errno::INVAL].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()))
 }
 
-/// The frame without its tag; a frame without one stays as it is.
+/// The frame without its tag. An untagged frame is returned as it is.
 fn untag(frame: &mut [u8]) -> &[u8] {
     const TAG: usize = HEADER_LEN_MAX - HEADER_LEN;
     if frame.len() < HEADER_LEN_MAX || frame[12..14] != ether_type::VLAN.to_be_bytes() {

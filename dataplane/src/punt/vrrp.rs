@@ -1,6 +1,6 @@
-//! The VRRP advertisements (RFC 9568) that pass the taps: those of other stations, and those of the host itself.
+//! The VRRP advertisements (RFC 9568) seen on the taps: those of other stations, and the host's own.
 //!
-//! The slow path records them. The control plane reads them to find a group without an owner, and one with two.
+//! The slow path records them. The control plane reads them to find a group without a master, or with two.
 //!
 //! Invariant: at most 256 virtual routers are remembered, one entry each.
 
@@ -16,7 +16,7 @@ use tidegate_wire::{Headers, Parsed};
 const VRRP: u8 = 112;
 /// Version 2 or 3, type 1 (advertisement).
 const ADVERTISEMENTS: [u8; 2] = [0x21, 0x31];
-/// Advertisements of one virtual router that are further apart than this are not of the same time.
+/// Two advertisements of a virtual router further apart than this are not simultaneous.
 const TOGETHER: Duration = Duration::from_secs(5);
 
 /// The advertisements of one virtual router.
@@ -25,8 +25,8 @@ pub struct Advertised {
     /// Its number (VRID).
     pub router: u8,
     /// The time since the last one of another station, and its address.
-    pub heard: Option<(Duration, IpAddr)>,
-    /// For how long another station and the host have both sent them.
+    pub received: Option<(Duration, IpAddr)>,
+    /// For how long both another station and the host have been sending them.
     pub contested: Option<Duration>,
 }
 
@@ -36,22 +36,22 @@ pub struct Advertisements(Mutex<BTreeMap<u8, Router>>);
 
 #[derive(Debug, Default)]
 struct Router {
-    heard: Option<(Now, IpAddr)>,
+    received: Option<(Now, IpAddr)>,
     sent: Option<Now>,
-    /// Since when both send.
+    /// Since when both have been sending.
     contested: Option<Now>,
 }
 
 impl Advertisements {
     /// Records a frame of another station.
-    pub fn heard(&self, now: Now, frame: &[u8]) {
+    pub fn received(&self, now: Now, frame: &[u8]) {
         let Some((router, from)) = advertisement(frame) else { return };
         let mut routers = self.routers();
         let router = routers.entry(router).or_default();
         let is_recent = |at: Now| now < at.plus(TOGETHER);
-        let both = router.sent.is_some_and(is_recent) && router.heard.is_some_and(|(at, _)| is_recent(at));
+        let both = router.sent.is_some_and(is_recent) && router.received.is_some_and(|(at, _)| is_recent(at));
         router.contested = both.then(|| router.contested.unwrap_or(now));
-        router.heard = Some((now, from));
+        router.received = Some((now, from));
     }
 
     /// Records a frame of the host.
@@ -61,17 +61,17 @@ impl Advertisements {
         }
     }
 
-    /// The virtual routers of which an advertisement passed.
+    /// The virtual routers with an advertisement.
     #[must_use]
     pub fn all(&self, now: Now) -> Vec<Advertised> {
         let since = |at: Now| Duration::from_nanos(now.0.saturating_sub(at.0));
         let recent = |at: Now| since(at) < TOGETHER;
         let of = |(&router, of): (&u8, &Router)| Advertised {
             router,
-            heard: of.heard.map(|(at, from)| (since(at), from)),
+            received: of.received.map(|(at, from)| (since(at), from)),
             contested: of
                 .contested
-                .filter(|_| of.sent.is_some_and(recent) && of.heard.is_some_and(|(at, _)| recent(at)))
+                .filter(|_| of.sent.is_some_and(recent) && of.received.is_some_and(|(at, _)| recent(at)))
                 .map(since),
         };
         self.routers().iter().map(of).collect()
@@ -82,8 +82,8 @@ impl Advertisements {
     }
 }
 
-/// The virtual router of an advertisement, and its sender; `None` for other frames, and for the last one of a master that
-/// ends (priority 0).
+/// The virtual router of an advertisement, and its sender; `None` for other frames, and for the last advertisement of a
+/// master that resigns (priority 0).
 fn advertisement(frame: &[u8]) -> Option<(u8, IpAddr)> {
     let Ok(Parsed::Ip(Headers { proto: VRRP, ttl: 255, l4, src, .. })) = tidegate_wire::parse(frame) else {
         return None;
@@ -116,15 +116,15 @@ mod tests {
         for second in 1..=20 {
             all.sent(at(second), &frame(1, 51, 100));
             if second >= 8 {
-                all.heard(at(second), &frame(2, 51, 90));
+                all.received(at(second), &frame(2, 51, 90));
             }
         }
         let of = |second| all.all(at(second)).into_iter().next().expect("one router");
         assert_eq!(of(20).contested, Some(Duration::from_secs(11)));
-        assert_eq!(of(22).heard, Some((Duration::from_secs(2), other)));
+        assert_eq!(of(22).received, Some((Duration::from_secs(2), other)));
         assert_eq!(of(26).contested, None, "neither sends any more");
-        // A master that hands over sends a last one before the other station begins.
-        all.heard(at(40), &frame(2, 51, 90));
+        // A master that hands over sends a last advertisement before the other station starts.
+        all.received(at(40), &frame(2, 51, 90));
         all.sent(at(41), &frame(1, 51, 100));
         assert_eq!(of(41).contested, None);
     }
@@ -132,12 +132,12 @@ mod tests {
     #[test]
     fn other_packets_and_the_end_of_a_master_are_no_advertisements() {
         let all = Advertisements::default();
-        all.heard(at(1), &frame(2, 51, 0));
+        all.received(at(1), &frame(2, 51, 0));
         let mut near = frame(2, 51, 100);
         near[22] = 254;
-        all.heard(at(1), &near);
-        all.heard(at(1), &frame(2, 51, 100)[..35]);
-        all.heard(at(1), &[]);
+        all.received(at(1), &near);
+        all.received(at(1), &frame(2, 51, 100)[..35]);
+        all.received(at(1), &[]);
         assert_eq!(all.all(at(1)), []);
     }
 }

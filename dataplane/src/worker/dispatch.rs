@@ -1,7 +1,7 @@
-//! Passes each frame of a burst on to where its verdict sends it: a port, the slow path, another worker, a place to wait,
-//! or the end.
+//! Sends each frame of a burst where its verdict says: to a port, the slow path, another worker or a waiting queue; or
+//! drops it.
 //!
-//! Promises: a frame is counted once, when its end is certain. No frame stays in the received batch.
+//! Promises: a frame is counted once, when its outcome is final. The received batch is empty afterwards.
 
 use tidegate_pipeline::frame::Frame;
 use tidegate_pipeline::pipeline::Arrival;
@@ -9,8 +9,8 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{Refusal, Verdict};
 use tidegate_wire::cut::Cut;
 
-use super::frame_ends::{give_up, punt, settle};
-use super::held_frames::{HeldFragment, MayWait, TooLong};
+use super::deferred_frames::{MayWait, PendingFragment, TooLong};
+use super::frame_ends::{count_unresolved, finish, punt};
 use super::rings::HandedOver;
 use super::transmit::Sending;
 use super::{Worker, index_of};
@@ -23,14 +23,14 @@ impl<Q: PortQueue> Worker<Q> {
             self;
         let interface = arrival.interface();
         let any_oversized = !out.oversized.is_empty();
-        let may_hold = may_wait == MayWait::Yes && !out.unknown_fragments.is_empty();
+        let may_defer = may_wait == MayWait::Yes && !out.unknown_fragments.is_empty();
         for ((n, frame), &verdict) in received.drain(..).enumerate().zip(&out.verdicts) {
-            if may_hold
+            if may_defer
                 && let Some(unknown) = out.unknown_fragments.iter().find(|one| usize::from(one.frame) == n)
             {
-                let held = HeldFragment { arrival, frame, verdict };
-                if let Some(given_up) = fragments.hold(unknown.key, held, now) {
-                    settle(parts, punt_rates, now, given_up);
+                let fragment = PendingFragment { arrival, frame, verdict };
+                if let Some(evicted) = fragments.push(unknown.key, fragment, now) {
+                    finish(parts, punt_rates, now, evicted);
                 }
                 continue;
             }
@@ -43,8 +43,8 @@ impl<Q: PortQueue> Worker<Q> {
                         continue;
                     }
                     let batch = &mut sending[usize::from(interface)];
-                    // At most `BURST` frames were added since the last flush, so there is room. The verdict is recorded
-                    // when the outcome is certain.
+                    // At most `BURST` frames were added since the last flush, so there is capacity. The verdict is
+                    // recorded when the outcome is final.
                     batch.frames.push(frame);
                     batch.why.push(Sending::Received(why));
                     continue;
@@ -55,7 +55,7 @@ impl<Q: PortQueue> Worker<Q> {
                 },
                 Verdict::HandOver(worker) => {
                     match parts.rings.hand_over(worker, arrival.handed_over(parts.worker), frame) {
-                        // The verdict is recorded when the frame is in the ring.
+                        // The verdict is recorded once the frame is in the ring.
                         Ok(()) => continue,
                         Err(_) => Refusal::HandOverRingFull.into(),
                     }
@@ -67,7 +67,7 @@ impl<Q: PortQueue> Worker<Q> {
                         && let Ok(dropped) =
                             pending_neighbor.park((one.interface, one.addr), arrival, frame, now)
                     {
-                        give_up(parts, dropped);
+                        count_unresolved(parts, dropped);
                         continue;
                     }
                     verdict
@@ -77,8 +77,8 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Sends the frames that wait for a port, and drops those that its queue does not accept. Returns whether it
-    /// accepted all.
+    /// Sends the frames queued for a port and drops those that its transmit queue refuses. Returns whether it accepted
+    /// all of them.
     #[inline]
     pub(super) fn flush(&mut self, port: usize) -> bool {
         let batch = &mut self.sending[port];
@@ -86,24 +86,24 @@ impl<Q: PortQueue> Worker<Q> {
             || batch.flush(&mut self.parts.ports[port], index_of(port), &self.parts.shared)
     }
 
-    /// Sends frames that do not fit their link as fragments. Each frame is counted once, as sent if all of its
-    /// fragments are.
+    /// Fragments and sends frames that exceed the MTU of their link. Each frame is counted once: as sent only if all
+    /// its fragments are.
     #[cold]
-    pub(super) fn send_in_pieces(&mut self) {
+    pub(super) fn send_fragments(&mut self) {
         for TooLong { interface, why, oversized, frame } in std::mem::take(&mut self.too_long) {
             let port = usize::from(interface);
             let cut = Cut::new(frame.bytes(), usize::from(oversized.packet), usize::from(oversized.mtu));
             let mut end = Verdict::Transmit { interface, why };
-            for n in 0..cut.map_or(0, |cut| cut.pieces()) {
+            for n in 0..cut.map_or(0, |cut| cut.fragments()) {
                 let Some(cut) = cut else { break };
-                let Some(mut piece) = self.parts.ports[port].spare(cut.frame_len(n)) else {
+                let Some(mut fragment) = self.parts.ports[port].spare(cut.frame_len(n)) else {
                     end = Refusal::NoBuffer.into();
                     break;
                 };
-                cut.write(frame.bytes(), n, piece.bytes_mut());
+                cut.write(frame.bytes(), n, fragment.bytes_mut());
                 let batch = &mut self.sending[port];
-                batch.frames.push(piece);
-                batch.why.push(Sending::Piece);
+                batch.frames.push(fragment);
+                batch.why.push(Sending::Fragment);
                 if batch.frames.is_full() && !self.flush(port) {
                     end = Refusal::TxQueueFull.into();
                     break;
@@ -116,7 +116,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Puts the frames of the burst that other workers must process into their rings.
+    /// Moves frames for other workers into their rings.
     #[inline]
     pub(super) fn send_handed_over(&mut self) {
         while let Some(HandedOver { to, sent, refused }) = self.parts.rings.send_next() {

@@ -1,4 +1,4 @@
-//! What a worker has in common with other threads: the published state, the queues, and the counters.
+//! State that a worker shares with other threads: the published tables, queues and counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,32 +14,31 @@ use crate::punt::class::Punts;
 use crate::punt::host_connections::HostConnections;
 use crate::punt::vrrp::Advertisements;
 
-/// The data published to workers: one forwarding state, and the tallies of each worker.
+/// The data published to workers.
 #[derive(Debug)]
 pub struct Forwarding {
     /// The compiled tables.
     pub snapshot: Snapshot,
-    /// Per-service and per-backend counts, one set for each worker. They are replaced when the snapshot needs larger
-    /// ones.
+    /// Counts per service and backend, one set per worker. Replaced when the snapshot needs larger ones.
     pub tallies: Vec<Arc<Tallies>>,
 }
 
-/// The queues between workers and all other threads. All workers share one set.
+/// The queues between workers and all other threads, shared by all workers.
 #[derive(Debug)]
 pub struct Exchange<F> {
-    /// One for each worker.
+    /// One per worker.
     pub mailboxes: Vec<Mailbox<F>>,
-    /// Whether each worker hangs. The watch over the threads writes it.
+    /// Whether each worker hangs. The watchdog writes it.
     pub hung: Vec<AtomicBool>,
     /// Frames for the kernel.
     pub punts: Punts<F>,
-    /// The host's own connections. The slow path writes them.
+    /// Connections that the host opened. The slow path writes them.
     pub host_connections: HostConnections,
-    /// The VRRP advertisements that pass the taps. The slow path writes them.
+    /// VRRP advertisements seen on the taps. The slow path writes them.
     pub advertisements: Advertisements,
-    /// Reports for the resolver.
+    /// Neighbour reports for the resolver.
     pub neighbor_reports: NeighborReports,
-    /// The queues to the thread that talks to other gateways, if flows are shared.
+    /// The queues to the thread that exchanges flows with peer gateways, if flow sharing is on.
     pub sharing: OnceLock<Arc<Sharing>>,
 }
 
@@ -58,15 +57,15 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The mailbox of a worker; if it hangs, that of the next one that does not.
+    /// The mailbox of a worker or, if it hangs, of the next worker that doesn't.
     #[must_use]
     pub fn mailbox_or_next(&self, worker: usize) -> Option<&Mailbox<F>> {
         let mut workers = (worker..self.mailboxes.len()).chain(0..worker);
-        let is_well = |&n: &usize| self.hung.get(n).is_some_and(|hung| !hung.load(Ordering::Relaxed));
-        self.mailboxes.get(workers.find(is_well).unwrap_or(worker))
+        let is_healthy = |&n: &usize| self.hung.get(n).is_some_and(|hung| !hung.load(Ordering::Relaxed));
+        self.mailboxes.get(workers.find(is_healthy).unwrap_or(worker))
     }
 
-    /// Frees all waiting frames, after the threads have ended.
+    /// Frees all queued frames. Call it after the threads have ended.
     pub fn drain(&self) {
         self.punts.drain();
         self.mailboxes.iter().for_each(Mailbox::drain);
@@ -76,8 +75,8 @@ impl<F> Exchange<F> {
 /// The data of a running worker that any thread may read.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// The verdicts on frames.
+    /// Verdicts on frames.
     pub counters: WorkerCounters,
-    /// The use of time.
-    pub turns: LoopCounters,
+    /// Loop statistics and other counters.
+    pub loop_counters: LoopCounters,
 }

@@ -1,14 +1,14 @@
-//! What a worker does when it has no work.
+//! How a worker waits when it has no work.
 //!
-//! `poll` spins. `adaptive` has steps: first some turns of spinning (a burst may be about to arrive), then some of
-//! yielding the core to other threads, then sleeps that double up to about a millisecond. The first turn with work
-//! returns to the first step, so a loaded worker never sleeps.
+//! `poll` spins. `adaptive` first spins for some iterations (a burst may be about to arrive), then yields the core to
+//! other threads, then sleeps, doubling the sleep up to about a millisecond. An iteration with work starts over with
+//! spinning, so a loaded worker never sleeps.
 //!
-//! A NIC writes to its receive ring while the worker sleeps, and drops what does not fit. [`sleep_for_ring`] gives the
-//! longest sleep in which at most half of the ring fills. No receive interrupts are used.
+//! A NIC fills its receive ring while the worker sleeps, and drops what doesn't fit. [`sleep_for_ring`] returns the
+//! longest sleep that fills at most half of the ring. Receive interrupts are not used.
 //!
-//! Invariant: a sleep is bounded by [`SLEEP_MAX`], so a worker always checks for snapshots and for its end. The
-//! kernel's timer slack adds about 60 µs to each; a worker with shorter sleeps turns it off ([`precise_sleeps`]).
+//! Invariant: a sleep lasts at most [`SLEEP_MAX`], so a worker always notices a new snapshot or a stop request. The
+//! kernel's timer slack adds about 60 µs to each sleep; a worker with shorter sleeps disables it ([`precise_sleeps`]).
 
 use std::time::Duration;
 
@@ -19,19 +19,18 @@ use crate::topology::Idle;
 /// The longest sleep requested.
 pub const SLEEP_MAX: Duration = Duration::from_millis(1);
 const SLEEP_FIRST: Duration = Duration::from_micros(20);
-/// Empty turns spent spinning: at about 100 ns a turn, some 20 µs.
+/// Empty iterations spent spinning: some 20 µs at about 100 ns each.
 const SPINS: u32 = 200;
-/// Empty turns spent yielding after that.
+/// Empty iterations spent yielding after that.
 const YIELDS: u32 = 50;
 
-/// The packets per second that one worker can work off at most: no ring must be larger than for this rate, whatever
-/// the speed of the link.
+/// The highest packet rate that one worker can process. A ring needs no slack beyond it, however fast the link is.
 const RATE_MAX: u64 = 10_000_000;
-/// Bits that a packet of the shortest length takes on a link, with preamble and gap (IEEE 802.3).
+/// Bits on the wire of the shortest Ethernet frame, with preamble and gap (IEEE 802.3).
 const SHORTEST_PACKET_BITS: u64 = 84 * 8;
 
-/// The longest sleep in which a NIC with this link fills at most half of a ring. `mbps` is the speed of the link in
-/// megabits per second, if it is known.
+/// The longest sleep in which a NIC fills at most half of its ring. `mbps` is the link speed in megabits per second, if
+/// known.
 #[must_use]
 pub fn sleep_for_ring(descriptors: u16, mbps: Option<u32>) -> Duration {
     let rate = mbps.map_or(RATE_MAX, |mbps| u64::from(mbps) * 1_000_000 / SHORTEST_PACKET_BITS);
@@ -39,26 +38,26 @@ pub fn sleep_for_ring(descriptors: u16, mbps: Option<u32>) -> Duration {
     Duration::from_nanos(nanos).min(SLEEP_MAX)
 }
 
-/// Lets the calling thread wake from short sleeps in time.
+/// Disables the timer slack of the calling thread.
 pub fn precise_sleeps() {
     if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
-        tracing::warn!(%error, "cannot turn the timer slack of a worker off: its sleeps are longer");
+        tracing::warn!(%error, "cannot disable the timer slack of a worker: its sleeps are longer");
     }
 }
 
-/// The current step. Each turn without work moves one step down.
+/// Selects the current step. Each empty iteration moves to the next one.
 #[derive(Debug)]
 pub struct Backoff {
     idle: Idle,
-    empty_turns: u32,
+    empty_iterations: u32,
     sleep: Duration,
 }
 
 impl Backoff {
-    /// Starts at the first step.
+    /// Starts with spinning.
     #[must_use]
     pub fn new(idle: Idle) -> Self {
-        let mut backoff = Self { idle, empty_turns: 0, sleep: SLEEP_FIRST };
+        let mut backoff = Self { idle, empty_iterations: 0, sleep: SLEEP_FIRST };
         backoff.reset();
         backoff
     }
@@ -70,17 +69,17 @@ impl Backoff {
         }
     }
 
-    /// Returns to the first step, after a turn with work.
+    /// Starts over after an iteration with work.
     #[inline]
     pub fn reset(&mut self) {
-        self.empty_turns = 0;
+        self.empty_iterations = 0;
         self.sleep = SLEEP_FIRST.min(self.sleep_max());
     }
 
-    /// Pauses and moves one step down, after a turn without work.
+    /// Pauses after an empty iteration, and moves to the next step.
     #[inline]
     pub fn pause<F>(&mut self, mailbox: &Mailbox<F>, rings: &Rings<F>) {
-        self.empty_turns = self.empty_turns.saturating_add(1);
+        self.empty_iterations = self.empty_iterations.saturating_add(1);
         match self.step() {
             Step::Spin => std::hint::spin_loop(),
             Step::Yield => std::thread::yield_now(),
@@ -92,9 +91,9 @@ impl Backoff {
     }
 
     fn step(&self) -> Step {
-        match (self.idle, self.empty_turns) {
+        match (self.idle, self.empty_iterations) {
             (Idle::Poll, _) | (_, ..=SPINS) => Step::Spin,
-            (_, turns) if turns <= SPINS + YIELDS => Step::Yield,
+            (_, iterations) if iterations <= SPINS + YIELDS => Step::Yield,
             _ => Step::Sleep(self.sleep),
         }
     }
@@ -124,7 +123,7 @@ mod tests {
             backoff.pause(&mailbox, rings);
         }
         assert_eq!(backoff.step(), Step::Yield);
-        backoff.empty_turns += 1;
+        backoff.empty_iterations += 1;
         assert_eq!(backoff.step(), Step::Sleep(SLEEP_FIRST));
         for _ in 0..8 {
             backoff.pause(&mailbox, rings);
@@ -136,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_sleep_fills_at_most_half_of_the_ring_of_a_nic() {
-        // 10 Gbit/s are 14.9 million packets a second, more than a worker can work off; 1 Gbit/s 1.5 million.
+        // 10 Gbit/s is 14.9 million packets a second, more than a worker can process; 1 Gbit/s is 1.5 million.
         assert_eq!(sleep_for_ring(1024, Some(10_000)), Duration::from_nanos(51_200));
         assert_eq!(sleep_for_ring(1024, None), sleep_for_ring(1024, Some(100_000)));
         let slow = sleep_for_ring(1024, Some(1_000));

@@ -1,10 +1,10 @@
-//! What other threads than workers send to a worker, frames to send and queries; and its sleep and wake-up.
+//! What other threads send to a worker (frames to transmit, and queries), and how it sleeps and is woken.
 //!
-//! The queues are bounded and without locks. Any thread may add items, and only the worker removes them. A thread that
-//! adds an item, here or to one of the [`rings`](super::rings) between workers, wakes a worker that sleeps: one system
-//! call per sleep, none while it runs.
+//! The queues are bounded and lock-free. Any thread may add items; only the worker removes them. A thread that adds an
+//! item here or to one of the [`rings`](super::rings) wakes the worker if it sleeps: one system call per sleep, none
+//! while it runs.
 //!
-//! The wake-up is checked by loom (`tests/loom_mailbox.rs`).
+//! Loom checks the wake-up (`tests/loom_mailbox.rs`).
 //!
 //! Invariant: no thread waits here. A full queue returns the item, and the caller counts it.
 
@@ -13,42 +13,42 @@ use std::time::Duration;
 
 use tidegate_spec::ids::InterfaceIndex;
 
-use super::Question;
+use super::Query;
 use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_timeout};
 
-/// Frames from the kernel and the resolver that may wait here.
+/// Maximum number of queued frames from the kernel and the resolver.
 pub const INJECTED_MAX: usize = 1024;
-/// Queries that may wait here.
-pub const QUESTIONS_MAX: usize = 8;
+/// Maximum number of queued queries.
+pub const QUERIES_MAX: usize = 8;
 
-/// The items that wait for one worker.
+/// The items queued for one worker.
 #[derive(Debug)]
 pub struct Mailbox<F> {
     injected: Queue<(InterfaceIndex, F)>,
-    questions: Queue<Question>,
+    queries: Queue<Query>,
     sleeping: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 impl<F> Mailbox<F> {
-    /// An empty mailbox, for a worker that is not started yet.
+    /// An empty mailbox for a worker that has not started.
     #[must_use]
     pub fn new() -> Self {
         Self::with_capacity(INJECTED_MAX)
     }
 
-    /// An empty mailbox with another limit of frames.
+    /// An empty mailbox for this many frames.
     #[must_use]
     pub fn with_capacity(injected: usize) -> Self {
         Self {
             injected: Queue::new(injected),
-            questions: Queue::new(QUESTIONS_MAX),
+            queries: Queue::new(QUERIES_MAX),
             sleeping: AtomicBool::new(false),
             thread: OnceLock::new(),
         }
     }
 
-    /// Makes this worker send a frame, unchanged, on `interface`.
+    /// Queues a frame to be sent unchanged on `interface`.
     ///
     /// # Errors
     /// The frame, if the queue is full.
@@ -58,12 +58,12 @@ impl<F> Mailbox<F> {
         Ok(())
     }
 
-    /// Sends a query to the worker, which answers it between bursts.
+    /// Queues a query, which the worker answers between bursts.
     ///
     /// # Errors
-    /// The query, if too many are waiting.
-    pub fn ask(&self, question: Question) -> Result<(), Question> {
-        self.questions.push(question)?;
+    /// The query, if the queue is full.
+    pub fn query(&self, query: Query) -> Result<(), Query> {
+        self.queries.push(query)?;
         self.wake();
         Ok(())
     }
@@ -71,8 +71,8 @@ impl<F> Mailbox<F> {
     /// Wakes the worker if it sleeps.
     #[inline]
     pub fn wake(&self) {
-        // Pairs with the store in `begin_sleep`: either the worker sees the new item, or this thread sees that it
-        // sleeps.
+        // Pairs with the store in `begin_sleep`: either the worker sees the new item, or this thread sees that the
+        // worker sleeps.
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) {
             self.unpark();
@@ -88,19 +88,19 @@ impl<F> Mailbox<F> {
         }
     }
 
-    /// Frees all waiting frames.
+    /// Frees all queued frames.
     pub fn drain(&self) {
         while self.injected.pop().is_some() {}
     }
 
     /// The worker's thread calls this before its first sleep.
     pub fn belongs_to_this_thread(&self) {
-        // A second call comes from the same thread: a worker has only one.
+        // Only the first call has an effect; later calls come from the same thread.
         let _ = self.thread.set(current());
     }
 
-    /// Sleeps until another thread wakes the worker, at most for this time, and not at all if an item is waiting here or
-    /// `others_are_empty` returns false. Called by the worker.
+    /// Sleeps until another thread wakes the worker or `at_most` has passed. Returns at once if an item is queued here
+    /// or `others_are_empty` returns false. Only the worker calls it.
     pub fn sleep(&self, at_most: Duration, others_are_empty: impl FnOnce() -> bool) {
         if self.begin_sleep(others_are_empty) {
             park_timeout(at_most);
@@ -108,7 +108,7 @@ impl<F> Mailbox<F> {
         }
     }
 
-    /// Announces that the worker is about to sleep. Returns false if an item is waiting.
+    /// Announces that the worker is about to sleep. Returns false if an item is queued.
     fn begin_sleep(&self, others_are_empty: impl FnOnce() -> bool) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -123,7 +123,7 @@ impl<F> Mailbox<F> {
         self.sleeping.store(false, Ordering::Relaxed);
     }
 
-    /// The next frame to be sent unchanged. Called by the worker.
+    /// The next frame to send unchanged. Only the worker calls it.
     #[inline]
     #[must_use]
     pub fn next_injected(&self) -> Option<(InterfaceIndex, F)> {
@@ -131,14 +131,14 @@ impl<F> Mailbox<F> {
     }
 
     #[inline]
-    pub(super) fn next_question(&self) -> Option<Question> {
-        self.questions.pop()
+    pub(super) fn next_query(&self) -> Option<Query> {
+        self.queries.pop()
     }
 
-    /// Whether the mailbox is empty. A few loads; called once per turn of the loop.
+    /// Whether the mailbox is empty. Costs a few loads per loop iteration.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.injected.is_empty() && self.questions.is_empty()
+        self.injected.is_empty() && self.queries.is_empty()
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_keeps_the_worker_awake_and_is_bounded() {
+    fn queued_items_keep_the_worker_awake_and_are_bounded() {
         let mailbox = Mailbox::with_capacity(1);
         assert!(mailbox.begin_sleep(|| true));
         mailbox.end_sleep();

@@ -1,15 +1,14 @@
-//! One worker: run to completion on one core, from receive queues through the pipeline to transmit queues.
+//! One worker: runs to completion on one core, from receive queues through the pipeline to transmit queues.
 //!
-//! Each turn of the loop takes the newest forwarding state once, then, port by port, receives a burst, runs it through
-//! `tidegate_pipeline`'s pipeline, sends the frames that the queues accept and counts the rest as drops. After the ports,
-//! the worker processes frames that other workers handed over, frames to be sent for the kernel and the resolver, and
-//! one query. Callers: [`crate::gateway`] creates workers and runs each on its own thread; tests run them on
-//! [`drivers::memory`].
+//! Each loop iteration picks up the newest forwarding state. For each port it then receives a burst, runs it through
+//! `tidegate_pipeline`, sends the frames that the queues accept and counts the rest as drops. After the ports, the
+//! worker processes frames that other workers handed over, frames to send for the kernel and the resolver, and one
+//! query. [`crate::gateway`] creates workers and runs each on its own thread; tests run them on [`drivers::memory`].
 //!
 //! Invariant: a received frame is counted as exactly one of transmitted, punted, handed over or dropped. A frame that
 //! waits for the link address of its next hop ([`pending_neighbor`]) or for the first fragment of its datagram
-//! ([`pending_fragments`]) is counted once it has stopped waiting.
-//! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
+//! ([`pending_fragments`]) is counted when the wait is over.
+//! Invariant: no lock, no allocation and no system call per packet, except inside a driver.
 //!
 //! [`drivers::memory`]: crate::drivers::memory
 
@@ -31,10 +30,10 @@ use crate::punt::class::PuntRates;
 use crate::topology::Idle;
 
 pub mod counters;
+mod deferred_frames;
 mod dispatch;
 pub mod exchange;
 mod frame_ends;
-mod held_frames;
 pub mod idle;
 pub mod mailbox;
 pub mod neighbor_reports;
@@ -54,49 +53,49 @@ mod worker_resources;
 pub use counters::LoopCounters;
 pub use exchange::{Exchange, Forwarding, Shared};
 pub use mailbox::Mailbox;
-pub use queries::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
+pub use queries::{FlowFilter, FlowQuery, Query, SnatPortQuery, SnatPorts};
 pub use sharing_queues::Sharing;
 pub use worker_resources::WorkerParts;
 
-use frame_ends::{give_up, settle};
-use held_frames::{HeldFragment, MayWait, TooLong};
+use deferred_frames::{MayWait, PendingFragment, TooLong};
+use frame_ends::{count_unresolved, finish};
 use idle::{Backoff, precise_sleeps};
 use neighbor_reports::Recent;
-use pending_fragments::FragmentRoom;
+use pending_fragments::FragmentBuffer;
 use pending_neighbor::{PendingNeighborQueue, Released};
 use transmit::{Sending, TxBatch};
 use watch::Watches;
 
-/// One worker.
+/// A worker: its resources, and the state that it keeps between bursts.
 #[derive(Debug)]
 pub struct Worker<Q: PortQueue> {
     parts: WorkerParts<Q>,
     received: FrameBatch<Q::Frame>,
     out: BurstOutput,
     sending: Vec<TxBatch<Q::Frame>>,
-    /// Frames of the burst that must be sent in fragments.
+    /// Frames of the burst that must be fragmented.
     too_long: ArrayVec<TooLong<Q::Frame>, BURST>,
     /// Frames whose next hop is being resolved.
     pending_neighbor: PendingNeighborQueue<Q::Frame>,
-    /// Fragments whose first fragment was not seen yet.
-    fragments: FragmentRoom<HeldFragment<Q::Frame>>,
-    /// The last reports to the resolver.
+    /// Fragments whose first fragment has not arrived.
+    fragments: FragmentBuffer<PendingFragment<Q::Frame>>,
+    /// The latest reports to the resolver.
     reported: Recent,
-    /// The limits on frames for the kernel.
+    /// Rate limits for frames to the kernel.
     punt_rates: PuntRates,
-    /// The query that is being answered.
-    asked: Option<Question>,
-    /// What operators watch.
+    /// The query in progress.
+    current_query: Option<Query>,
+    /// Packet captures requested by operators.
     watches: Watches,
-    turn: u32,
+    run_once: u32,
     /// Bursts received from ports.
     bursts: u32,
-    /// Whether known flows are being checked against changed source ranges.
+    /// Whether existing flows are still being checked against changed source ranges.
     rechecking: bool,
 }
 
 impl<Q: PortQueue> Worker<Q> {
-    /// A worker that has not started.
+    /// Creates a worker. It doesn't run yet.
     #[must_use]
     pub fn new(parts: WorkerParts<Q>) -> Self {
         let sending = parts.ports.iter().map(|_| TxBatch::new()).collect();
@@ -108,18 +107,18 @@ impl<Q: PortQueue> Worker<Q> {
             sending,
             too_long: ArrayVec::new(),
             pending_neighbor: PendingNeighborQueue::default(),
-            fragments: FragmentRoom::new(RandomState::new().hash_one(0)),
+            fragments: FragmentBuffer::new(RandomState::new().hash_one(0)),
             reported: Recent::default(),
             punt_rates,
-            asked: None,
+            current_query: None,
             watches: Watches::default(),
-            turn: 0,
+            run_once: 0,
             bursts: 0,
             rechecking: true,
         }
     }
 
-    /// Runs until `stop` is set, which it checks once per turn. Call it on the worker's own thread.
+    /// Runs until `stop` is set, which it checks once per iteration. Call it on the worker's own thread.
     pub fn run(&mut self, stop: &AtomicBool) {
         self.mailbox().belongs_to_this_thread();
         if matches!(self.parts.idle, Idle::AdaptiveUpTo(_)) {
@@ -128,38 +127,38 @@ impl<Q: PortQueue> Worker<Q> {
         let mut backoff = Backoff::new(self.parts.idle);
         let mut started = cycles();
         while !stop.load(Ordering::Relaxed) {
-            let worked = self.turn(self.parts.clock.at(started));
+            let worked = self.run_once(self.parts.clock.at(started));
             let ended = cycles();
-            let turns = &self.parts.shared.turns;
-            turns.turns.add(1);
+            let iterations = &self.parts.shared.loop_counters;
+            iterations.iterations.add(1);
             if worked {
-                turns.busy.record(ended.saturating_sub(started));
+                iterations.busy.record(ended.saturating_sub(started));
                 backoff.reset();
                 started = ended;
             } else {
                 backoff.pause(self.mailbox(), &self.parts.rings);
                 let resumed = cycles();
-                self.parts.shared.turns.idle_cycles.add(resumed.saturating_sub(started));
+                self.parts.shared.loop_counters.idle_cycles.add(resumed.saturating_sub(started));
                 started = resumed;
             }
         }
         let waiting = self.pending_neighbor.clear();
-        give_up(&self.parts, waiting);
+        count_unresolved(&self.parts, waiting);
         let now = self.parts.clock.now();
-        while let Some(held) = self.fragments.pop() {
-            settle(&self.parts, &mut self.punt_rates, now, held);
+        while let Some(fragment) = self.fragments.pop() {
+            finish(&self.parts, &mut self.punt_rates, now, fragment);
         }
     }
 
-    /// One turn of the loop, at time `now`. Returns whether there was anything to do.
-    pub fn turn(&mut self, now: Now) -> bool {
+    /// Runs one loop iteration at time `now`. Returns whether there was work.
+    pub fn run_once(&mut self, now: Now) -> bool {
         self.rechecking |= self.parts.forwarding.refresh();
         let mut worked = false;
-        if self.parts.outliving.is_waiting() {
+        if self.parts.persistence.is_waiting() {
             let Forwarding { snapshot, .. } = self.parts.forwarding.get();
-            let restoring = &self.parts.shared.turns.restoring;
+            let restoring = &self.parts.shared.loop_counters.restoring;
             restoring.set(1);
-            self.parts.outliving.restore(self.parts.worker, &mut self.parts.pipeline, snapshot, now);
+            self.parts.persistence.restore(self.parts.worker, &mut self.parts.pipeline, snapshot, now);
             restoring.set(0);
         }
         if self.rechecking {
@@ -173,11 +172,11 @@ impl<Q: PortQueue> Worker<Q> {
             worked |= self.receive(now, port);
         }
         if !self.parts.rings.is_empty() {
-            self.learn_reports(now);
+            self.receive_reports(now);
             self.take_handed_over(now);
             worked = true;
         }
-        if !self.mailbox().is_empty() || self.asked.is_some() {
+        if !self.mailbox().is_empty() || self.current_query.is_some() {
             self.send_injected();
             self.answer(now);
             worked = true;
@@ -185,22 +184,22 @@ impl<Q: PortQueue> Worker<Q> {
         if !self.pending_neighbor.is_empty() {
             worked |= self.unpark(now);
         }
-        while let Some(held) = self.fragments.expire(now) {
-            settle(&self.parts, &mut self.punt_rates, now, held);
+        while let Some(fragment) = self.fragments.expire(now) {
+            finish(&self.parts, &mut self.punt_rates, now, fragment);
             worked = true;
         }
         if self.parts.exchange.sharing.get().is_some() {
             worked |= self.share_flows(now);
         }
         self.parts.pipeline.age(now);
-        self.turn = self.turn.wrapping_add(1);
-        if self.turn.is_multiple_of(TURNS_PER_REPORT) {
+        self.run_once = self.run_once.wrapping_add(1);
+        if self.run_once.is_multiple_of(ITERATIONS_PER_REPORT) {
             self.report_counts(now);
         }
         worked
     }
 
-    /// Its counters.
+    /// The data that other threads may read.
     #[must_use]
     pub fn shared(&self) -> &Arc<Shared> {
         &self.parts.shared
@@ -224,13 +223,13 @@ impl<Q: PortQueue> Worker<Q> {
         let counters = self.parts.shared.counters.interface(interface);
         counters.rx_packets.add((self.received.len() + unusable) as u64);
         counters.rx_bytes.add(self.received.iter().map(|frame| frame.bytes().len() as u64).sum());
-        self.parts.shared.turns.frames.add(self.received.len() as u64);
+        self.parts.shared.loop_counters.frames.add(self.received.len() as u64);
         self.sample(interface);
         self.process(now, Arrival::Wire(interface), MayWait::Yes);
         true
     }
 
-    /// Runs the received batch through the pipeline, and passes each frame on to its destination.
+    /// Runs the received batch through the pipeline, then dispatches each frame.
     #[inline]
     fn process(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
         let parts = &mut self.parts;
@@ -250,26 +249,26 @@ impl<Q: PortQueue> Worker<Q> {
             self.watches.end(&self.out, &self.received, may_wait != MayWait::No);
         }
         self.dispatch(now, arrival, may_wait);
-        self.tell_resolver(now);
+        self.report_to_resolver(now);
         for port in 0..self.sending.len() {
             self.flush(port);
         }
         self.send_handed_over();
         if !self.too_long.is_empty() {
-            self.send_in_pieces();
+            self.send_fragments();
         }
         if !self.out.first_fragments.is_empty() {
-            self.tell_of_first_fragments(now);
+            self.report_first_fragments(now);
         }
         if self.parts.pipeline.has_ended_paths() {
-            self.tell_of_ended_paths();
+            self.report_ended_paths();
         }
         if !self.out.flow_copies.is_empty() || !self.out.flow_uses.is_empty() {
-            self.tell_of_copies(arrival);
+            self.send_flow_copies(arrival);
         }
     }
 
-    /// Processes up to a burst of frames from each other worker, whose flows this worker holds.
+    /// Processes up to a burst of frames from each other worker. This worker owns their flows.
     fn take_handed_over(&mut self, now: Now) {
         for from in 0..self.parts.rings.workers() {
             let mut taken = 0;
@@ -277,13 +276,13 @@ impl<Q: PortQueue> Worker<Q> {
                 && let Some(arrival) = self.parts.rings.take_frames(from, &mut self.received)
             {
                 taken += self.received.len();
-                self.parts.shared.turns.frames.add(self.received.len() as u64);
+                self.parts.shared.loop_counters.frames.add(self.received.len() as u64);
                 self.process(now, arrival, MayWait::Yes);
             }
         }
     }
 
-    /// Processes frames whose next hop is now known once more, and drops those that waited too long.
+    /// Processes frames whose next hop has been resolved, and drops those that waited too long.
     #[cold]
     fn unpark(&mut self, now: Now) -> bool {
         let mut any = false;
@@ -292,7 +291,7 @@ impl<Q: PortQueue> Worker<Q> {
             let mut frames = match released {
                 Released::Resolved(frames) => frames.into_iter().peekable(),
                 Released::Expired(frames) => {
-                    give_up(&self.parts, frames.len());
+                    count_unresolved(&self.parts, frames.len());
                     continue;
                 }
             };
@@ -314,7 +313,7 @@ impl<Q: PortQueue> Worker<Q> {
             let Some((interface, frame)) = self.mailbox().next_injected() else { break };
             let port = usize::from(interface);
             let Some(batch) = self.sending.get_mut(port) else {
-                self.parts.shared.turns.injected_dropped.add(1);
+                self.parts.shared.loop_counters.injected_dropped.add(1);
                 continue;
             };
             batch.frames.push(frame);
@@ -326,19 +325,19 @@ impl<Q: PortQueue> Worker<Q> {
     }
 
     fn answer(&mut self, now: Now) {
-        let question = self.asked.take().or_else(|| self.mailbox().next_question());
-        self.asked = match question {
-            Some(Question::Watch(watch)) => {
+        let query = self.current_query.take().or_else(|| self.mailbox().next_query());
+        self.current_query = match query {
+            Some(Query::Watch(watch)) => {
                 self.watches.add(watch);
                 None
             }
-            other => other.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now)),
+            other => other.and_then(|query| query.step(self.parts.pipeline.flows_mut(), now)),
         };
     }
 }
 
-/// The number of turns between two reports of the pipeline's own counts. A report costs a few cycles per turn.
-const TURNS_PER_REPORT: u32 = 64;
+/// Iterations between two reports of the pipeline's counts. A report costs a few cycles per iteration.
+const ITERATIONS_PER_REPORT: u32 = 64;
 
 fn index_of(port: usize) -> InterfaceIndex {
     InterfaceIndex::try_from(port).expect("at most INTERFACES_MAX ports")

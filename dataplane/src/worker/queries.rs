@@ -1,9 +1,9 @@
-//! Queries to a running worker, and how it answers without stopping.
+//! Queries to a running worker, answered without stopping it.
 //!
-//! A listing of flows is built a few hundred buckets per turn, in memory that the caller has reserved, and sent
-//! through a channel that the caller may have dropped by then.
+//! A listing of flows examines a few hundred hash buckets per loop iteration. Its memory was reserved by the caller,
+//! and the result goes through a channel that the caller may have dropped by then.
 //!
-//! Invariant: nothing here waits or allocates on the worker (a listing stops at its limit, which is its capacity).
+//! Invariant: nothing here waits or allocates on the worker. A listing stops at its limit, which is its capacity.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -15,27 +15,27 @@ use tidegate_wire::Addr;
 
 use super::watch::Watch;
 
-/// Buckets examined per turn: some 10 µs.
-const BUCKETS_PER_TURN: u64 = 256;
+/// Hash buckets examined per step: some 10 µs.
+const BUCKETS_PER_STEP: u64 = 256;
 
 /// A query with the channel for its answer.
 #[derive(Debug)]
-pub enum Question {
-    /// A listing of flows.
-    Flows(FlowQuestion),
-    /// A count of the local ports in use.
-    SnatPorts(SnatQuestion),
-    /// Copies of packets, from now on.
+pub enum Query {
+    /// Lists flows.
+    Flows(FlowQuery),
+    /// Counts the local ports in use.
+    SnatPorts(SnatPortQuery),
+    /// Starts copying packets.
     Watch(Arc<Watch>),
 }
 
-impl Question {
-    /// Examines a few more buckets. Returns the query while there are more.
-    pub(super) fn go_on(self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+impl Query {
+    /// Examines more hash buckets. Returns the query if it isn't finished.
+    pub(super) fn step(self, flows: &mut FlowTables, now: Now) -> Option<Self> {
         match self {
-            Self::Flows(question) => question.go_on(flows, now).map(Self::Flows),
-            Self::SnatPorts(question) => question.go_on(flows, now).map(Self::SnatPorts),
-            // The worker itself begins it, at once.
+            Self::Flows(query) => query.step(flows, now).map(Self::Flows),
+            Self::SnatPorts(query) => query.step(flows, now).map(Self::SnatPorts),
+            // The worker starts it itself.
             Self::Watch(_) => None,
         }
     }
@@ -54,26 +54,25 @@ pub struct SnatPorts {
 
 /// A query for the local ports in use, with the counts so far.
 #[derive(Debug)]
-pub struct SnatQuestion {
-    /// A hash table with linear probing. Its length is a power of two, at least twice the number of pairs that it may
-    /// hold.
+pub struct SnatPortQuery {
+    /// A hash table with linear probing. Its length is a power of two, at least twice the maximum number of pairs.
     counts: Vec<Option<SnatPorts>>,
-    held: usize,
+    used: usize,
     cursor: u64,
     reply: SyncSender<Vec<Option<SnatPorts>>>,
 }
 
-impl SnatQuestion {
-    /// Counts up to `pairs` pairs of a SNAT address and a backend, and leaves out the rest. Allocates the memory here,
-    /// on the caller's thread. The channel must have room for one answer.
+impl SnatPortQuery {
+    /// Counts up to `pairs` pairs of a SNAT address and a backend; further pairs are ignored. Allocates on the caller's
+    /// thread. The channel needs capacity for one answer.
     #[must_use]
     pub fn new(pairs: usize, reply: SyncSender<Vec<Option<SnatPorts>>>) -> Self {
-        Self { counts: vec![None; 2 * pairs.max(1).next_power_of_two()], held: 0, cursor: 0, reply }
+        Self { counts: vec![None; 2 * pairs.max(1).next_power_of_two()], used: 0, cursor: 0, reply }
     }
 
     fn count(&mut self, flow: &FlowView) {
         let FlowKind::Nat { source, .. } = flow.kind else { return };
-        // With `nat` the client's address does not change.
+        // `nat` doesn't change the client's address.
         if flow.expired || source == flow.client {
             return;
         }
@@ -89,23 +88,23 @@ impl SnatQuestion {
             }
             at = (at + 1) & mask;
         }
-        if self.held < half {
+        if self.used < half {
             let mut ports = [0; 4];
             ports[phase_index(flow.phase)] = 1;
             self.counts[at] = Some(SnatPorts { backend: flow.backend, address: source, ports });
-            self.held += 1;
+            self.used += 1;
         }
     }
 
-    fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
-        let next = flows.scan(self.cursor, BUCKETS_PER_TURN, now, |flow| self.count(&flow));
+    fn step(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+        let next = flows.scan(self.cursor, BUCKETS_PER_STEP, now, |flow| self.count(&flow));
         match next {
             Some(cursor) => {
                 self.cursor = cursor;
                 Some(self)
             }
             None => {
-                // The caller may no longer be waiting.
+                // The caller may have given up waiting.
                 drop(self.reply.try_send(self.counts));
                 None
             }
@@ -118,16 +117,16 @@ fn phase_index(phase: Phase) -> usize {
     phase as usize
 }
 
-/// Selects the flows to list. A field that is `None` matches all flows.
+/// Selects flows. A field that is `None` matches all flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowFilter {
     /// The service port is one of these.
     pub services: Option<Arc<[ServiceId]>>,
-    /// The backend is one of these. An endpoint is a separate backend behind each service port.
+    /// The backend is one of these. An endpoint has one backend per service port.
     pub backends: Option<Arc<[BackendId]>>,
     /// The client has this address.
     pub client: Option<Addr>,
-    /// The client has this port. An entry of session affinity matches every port.
+    /// The client has this port. A session affinity entry matches every port.
     pub client_port: Option<u16>,
 }
 
@@ -145,7 +144,7 @@ impl FlowFilter {
 
 /// A query for flows, with the result so far.
 #[derive(Debug)]
-pub struct FlowQuestion {
+pub struct FlowQuery {
     filter: FlowFilter,
     found: Vec<FlowView>,
     limit: usize,
@@ -153,19 +152,18 @@ pub struct FlowQuestion {
     reply: SyncSender<Vec<FlowView>>,
 }
 
-impl FlowQuestion {
-    /// Lists up to `limit` flows. Allocates the memory here, on the caller's thread. The channel must have room for one
-    /// answer.
+impl FlowQuery {
+    /// Lists up to `limit` flows. Allocates on the caller's thread. The channel needs capacity for one answer.
     #[must_use]
     pub fn new(filter: FlowFilter, limit: usize, reply: SyncSender<Vec<FlowView>>) -> Self {
         Self { filter, found: Vec::with_capacity(limit), limit, cursor: 0, reply }
     }
 
-    /// Examines a few more buckets. Returns the query while there are more.
-    fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+    /// Examines more hash buckets. Returns the query if it isn't finished.
+    fn step(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
         let Self { filter, found, limit, cursor, .. } = &mut self;
         let (limit, cursor) = (*limit, *cursor);
-        let next = flows.scan(cursor, BUCKETS_PER_TURN, now, |flow| {
+        let next = flows.scan(cursor, BUCKETS_PER_STEP, now, |flow| {
             if found.len() < limit && !flow.expired && filter.passes(&flow) {
                 found.push(flow);
             }
@@ -176,7 +174,7 @@ impl FlowQuestion {
                 Some(self)
             }
             _ => {
-                // The caller waits with a limit and may no longer be waiting.
+                // The caller may have given up waiting.
                 drop(self.reply.try_send(self.found));
                 None
             }

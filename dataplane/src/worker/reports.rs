@@ -1,7 +1,6 @@
-//! What a worker tells the resolver and other workers, and what it does with their reports: first fragments, ended paths of
-//! associations, copies of flows and their use.
+//! Reports to the resolver and between workers: first fragments, ended SCTP paths, and copies of flows.
 //!
-//! Promises: nothing waits. A report without room is lost; `REPORTS_MAX` says what that costs.
+//! Promises: nothing waits. A report that doesn't fit its ring is dropped; see `REPORTS_MAX` for the cost.
 
 use tidegate_pipeline::fragments::FragmentKey;
 use tidegate_pipeline::pipeline::{Arrival, NeighborEvent};
@@ -10,31 +9,31 @@ use tidegate_spec::limits::BURST;
 use tidegate_spec::now::Now;
 
 use super::Worker;
-use super::held_frames::{HeldFragment, MayWait};
+use super::deferred_frames::{MayWait, PendingFragment};
 use super::rings::Report;
 use crate::drivers::PortQueue;
 
 impl<Q: PortQueue> Worker<Q> {
     #[inline]
-    pub(super) fn tell_resolver(&mut self, now: Now) {
+    pub(super) fn report_to_resolver(&mut self, now: Now) {
         for event in self.out.events.drain(..) {
             let shared = &self.parts.shared;
             if let NeighborEvent::Conflict { interface, .. } = event {
                 shared.counters.interface(interface).address_conflicts.add(1);
             }
             if self.reported.is_new(now, event) && !self.parts.exchange.neighbor_reports.report(event) {
-                shared.turns.neighbor_events_lost.add(1);
+                shared.loop_counters.neighbor_events_lost.add(1);
             }
         }
     }
 
     /// Handles the reports of other workers.
-    pub(super) fn learn_reports(&mut self, now: Now) {
+    pub(super) fn receive_reports(&mut self, now: Now) {
         for from in 0..self.parts.rings.workers() {
             for _ in 0..BURST {
                 match self.parts.rings.next_report(from) {
                     None => break,
-                    // The first fragment itself will be handed over to this worker, and releases the others.
+                    // The first fragment itself will be handed over to this worker and releases the others.
                     Some(Report::FirstFragment(_, owner)) if owner == self.parts.worker => {}
                     Some(Report::FirstFragment(key, owner)) => {
                         self.parts.pipeline.record_first_fragment(key, owner, now);
@@ -46,7 +45,7 @@ impl<Q: PortQueue> Worker<Q> {
                         let snapshot = &self.parts.forwarding.get().snapshot;
                         let answer = self.parts.pipeline.confirm_copy(snapshot, &used, now);
                         // See `REPORTS_MAX` for the effect of a full ring.
-                        let _ = self.parts.rings.tell(used.user, Report::FlowCopy(answer));
+                        let _ = self.parts.rings.report(used.user, Report::FlowCopy(answer));
                     }
                 }
             }
@@ -54,12 +53,12 @@ impl<Q: PortQueue> Worker<Q> {
     }
 
     /// Handles the first fragments of the last burst: informs the workers that may receive later fragments of their
-    /// datagrams, and releases those held here.
+    /// datagrams, and releases those waiting here.
     #[cold]
-    pub(super) fn tell_of_first_fragments(&mut self, now: Now) {
+    pub(super) fn report_first_fragments(&mut self, now: Now) {
         for first in std::mem::take(&mut self.out.first_fragments) {
             if first.gatherer != self.parts.worker {
-                self.tell(first.gatherer, Report::FirstFragment(first.key, first.owner));
+                self.report(first.gatherer, Report::FirstFragment(first.key, first.owner));
             }
             self.release_fragments(&first.key, now);
         }
@@ -67,48 +66,48 @@ impl<Q: PortQueue> Worker<Q> {
 
     /// Informs the workers that have paths of ended SCTP associations.
     #[cold]
-    pub(super) fn tell_of_ended_paths(&mut self) {
+    pub(super) fn report_ended_paths(&mut self) {
         for path in self.parts.pipeline.take_ended_paths() {
             // See `REPORTS_MAX` for the effect of a full ring.
-            if self.parts.rings.tell(path.worker, Report::EndedPath(path)).is_ok() {
+            if self.parts.rings.report(path.worker, Report::EndedPath(path)).is_ok() {
                 self.parts.exchange.mailboxes[usize::from(path.worker)].wake();
             }
         }
     }
 
-    /// Sends copies of flows to the worker that handed the burst over, and reports the use of copies. No worker is woken:
-    /// one that sleeps takes them within a millisecond.
+    /// Sends copies of flows to the worker that handed the burst over, and reports the use of copies. Wakes no worker:
+    /// a sleeping one reads its rings within a millisecond.
     #[cold]
-    pub(super) fn tell_of_copies(&mut self, arrival: Arrival) {
+    pub(super) fn send_flow_copies(&mut self, arrival: Arrival) {
         if let Arrival::HandedOver(_, from) = arrival {
             for copy in self.out.flow_copies.drain(..) {
-                let _ = self.parts.rings.tell(from, Report::FlowCopy(copy));
+                let _ = self.parts.rings.report(from, Report::FlowCopy(copy));
             }
         }
-        for (holder, used) in self.out.flow_uses.drain(..) {
-            let _ = self.parts.rings.tell(holder, Report::FlowUse(used));
+        for (owner, used) in self.out.flow_uses.drain(..) {
+            let _ = self.parts.rings.report(owner, Report::FlowUse(used));
         }
     }
 
     /// Reports to another worker and wakes it.
-    fn tell(&mut self, to: WorkerIndex, report: Report) {
+    fn report(&mut self, to: WorkerIndex, report: Report) {
         // See `REPORTS_MAX` for the effect of a full ring.
-        if self.parts.rings.tell(to, report).is_ok() {
+        if self.parts.rings.report(to, report).is_ok() {
             self.parts.exchange.mailboxes[usize::from(to)].wake();
         }
     }
 
-    /// Processes the held fragments of a datagram once more.
+    /// Processes the waiting fragments of a datagram.
     #[cold]
     fn release_fragments(&mut self, key: &FragmentKey, now: Now) {
         let mut next = self.fragments.release(key);
-        while let Some(HeldFragment { arrival, frame, .. }) = next {
+        while let Some(PendingFragment { arrival, frame, .. }) = next {
             self.received.push(frame);
             loop {
                 next = self.fragments.release(key);
                 match next {
-                    Some(held) if held.arrival == arrival && !self.received.is_full() => {
-                        self.received.push(held.frame);
+                    Some(fragment) if fragment.arrival == arrival && !self.received.is_full() => {
+                        self.received.push(fragment.frame);
                     }
                     other => {
                         next = other;

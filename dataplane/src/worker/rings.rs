@@ -1,10 +1,9 @@
-//! The rings between workers: frames that one hands over to another, and reports.
+//! The rings between workers, which carry handed-over frames and reports.
 //!
-//! Each pair of workers has rings of its own in each direction, with one writer and one reader. So a worker that hands
-//! over a burst of frames writes the ring's position once, and no position is written by two workers. A ring carries the
-//! frames of a worker in their order.
+//! Each pair of workers has its own rings in each direction, with one writer and one reader. A worker that hands over a
+//! burst writes the ring's position once, and no position is written by two workers. Frames of a worker stay in order.
 //!
-//! The rings do not wake a worker that sleeps: [`Mailbox::wake`](super::Mailbox::wake) does.
+//! The rings don't wake a sleeping worker; [`Mailbox::wake`](super::Mailbox::wake) does.
 //!
 //! Invariant: no worker waits here. A full ring returns the item, and the caller counts it.
 
@@ -19,49 +18,49 @@ use tidegate_spec::limits::BURST;
 
 use crate::drivers::FrameBatch;
 
-/// Frames handed over by all other workers together that may wait for one worker: as many as two full receive rings. Each
-/// of many workers has room for [`RING_MIN`] in any case.
+/// Maximum number of frames queued for one worker by all others: two full receive rings. With many workers, each ring
+/// still has [`RING_MIN`].
 pub const HANDED_OVER_MAX: usize = 2048;
-/// The fewest frames that may wait in one ring: two bursts.
+/// Minimum capacity of one ring: two bursts.
 pub const RING_MIN: usize = 2 * BURST;
-/// Reports that may wait in one ring. A report without room is lost. If it was of a first fragment, later fragments of
-/// that datagram that arrive at a different worker from the first are dropped as `fragment_unknown`. If it was of an
-/// ended association, the flow of its path lasts until its idle timeout. If it was about a copy of a flow, more packets are
+/// Maximum number of reports queued in one ring; further ones are dropped. Without the report of a first fragment,
+/// later fragments that arrive at another worker are dropped as `fragment_unknown`. Without the report of an ended
+/// association, the flow of its path stays until its idle timeout. Without a report about a flow copy, more packets are
 /// handed over, and the report is repeated.
 pub const REPORTS_MAX: usize = 256;
 
-/// A report for which there is no room.
+/// The ring for reports is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct RingFull;
 
-/// The most frames that may wait for one of this number of workers.
+/// Maximum number of frames queued for one of this number of workers.
 #[must_use]
 pub fn handed_over_max(workers: usize) -> usize {
     workers.saturating_sub(1) * frames_max(workers)
 }
 
-/// The most frames that may wait in one ring.
+/// Maximum number of frames in one ring.
 fn frames_max(workers: usize) -> usize {
     (HANDED_OVER_MAX / workers.saturating_sub(1).max(1)).max(RING_MIN)
 }
 
-/// What one worker tells another.
+/// A report from one worker to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Report {
-    /// This worker has, or is about to get, the first fragment of a datagram.
+    /// The worker that has, or is about to get, the first fragment of a datagram.
     FirstFragment(FragmentKey, WorkerIndex),
-    /// An SCTP association has ended of which the reader has a path.
+    /// An SCTP association has ended; the receiver has a path of it.
     EndedPath(EndedPath),
-    /// A copy of a flow that the writer holds.
+    /// A copy of a flow that the sender owns.
     FlowCopy(FlowCopy),
-    /// A copy is in use of a flow that the reader holds.
+    /// A copy of a flow that the receiver owns is in use.
     FlowUse(FlowUse),
 }
 
 /// One worker's ends of the rings to and from all others.
 #[derive(Debug)]
 pub struct Rings<F> {
-    /// The ends of worker n are at position n. There are none to the worker itself.
+    /// Indexed by worker; `None` for the worker itself.
     to: Vec<Option<ToWorker<F>>>,
     from: Vec<Option<FromWorker<F>>>,
     /// One bit for each worker with frames in [`ToWorker::waiting`].
@@ -91,12 +90,12 @@ pub struct HandedOver {
     pub to: WorkerIndex,
     /// The number of frames in its ring.
     pub sent: usize,
-    /// The number of frames that had no room there. They are freed.
+    /// The number of frames that didn't fit and were freed.
     pub refused: usize,
 }
 
 impl<F> Rings<F> {
-    /// The ends of each of `workers` workers.
+    /// The ends for each of `workers` workers.
     #[must_use]
     pub fn between(workers: usize) -> Vec<Self> {
         let none = || (0..workers).map(|_| None).collect();
@@ -122,11 +121,11 @@ impl<F> Rings<F> {
         self.from.len()
     }
 
-    /// Adds a frame of the burst in progress for another worker. `arrival` is the arrival there. Call
-    /// [`Self::send_next`] after the burst, which has at most [`BURST`] frames.
+    /// Adds a frame of the current burst for another worker. `arrival` is the arrival there. Call [`Self::send_next`]
+    /// after the burst, which has at most [`BURST`] frames.
     ///
     /// # Errors
-    /// The frame, if there is no such worker, or it already has [`BURST`] frames of this burst.
+    /// The frame, if there is no such worker or it already has [`BURST`] frames of this burst.
     #[inline]
     pub fn hand_over(&mut self, to: WorkerIndex, arrival: Arrival, frame: F) -> Result<(), F> {
         let Some(Some(ring)) = self.to.get_mut(usize::from(to)) else { return Err(frame) };
@@ -135,7 +134,7 @@ impl<F> Rings<F> {
         Ok(())
     }
 
-    /// Puts the frames of the burst into the ring of the next worker that has any. The caller wakes that worker.
+    /// Moves the frames of the burst into the ring of the next worker that has any. The caller wakes that worker.
     #[inline]
     pub fn send_next(&mut self) -> Option<HandedOver> {
         if self.unsent == 0 {
@@ -145,9 +144,9 @@ impl<F> Rings<F> {
         self.unsent &= self.unsent - 1;
         let ring = self.to[to as usize].as_mut()?;
         let all = ring.waiting.len();
-        let room = ring.frames.slots().min(all);
-        let sent = match ring.frames.write_chunk_uninit(room) {
-            Ok(chunk) => chunk.fill_from_iter(ring.waiting.drain(..room)),
+        let free = ring.frames.slots().min(all);
+        let sent = match ring.frames.write_chunk_uninit(free) {
+            Ok(chunk) => chunk.fill_from_iter(ring.waiting.drain(..free)),
             Err(_) => 0,
         };
         ring.waiting.clear();
@@ -155,16 +154,16 @@ impl<F> Rings<F> {
         Some(HandedOver { to: to as WorkerIndex, sent, refused: all - sent })
     }
 
-    /// Reports to another worker.
+    /// Queues a report for another worker.
     ///
     /// # Errors
-    /// [`NoRoom`] if too many reports are waiting there, or there is no such worker.
-    pub fn tell(&mut self, to: WorkerIndex, report: Report) -> Result<(), NoRoom> {
-        let Some(Some(ring)) = self.to.get_mut(usize::from(to)) else { return Err(NoRoom) };
-        ring.reports.push(report).map_err(|_| NoRoom)
+    /// [`RingFull`] if the ring is full or there is no such worker.
+    pub fn report(&mut self, to: WorkerIndex, report: Report) -> Result<(), RingFull> {
+        let Some(Some(ring)) = self.to.get_mut(usize::from(to)) else { return Err(RingFull) };
+        ring.reports.push(report).map_err(|_| RingFull)
     }
 
-    /// Takes the next frames from this worker that have the same arrival, at most as many as fit the batch.
+    /// Receives the next frames from this worker that have the same arrival, as many as fit the batch.
     pub fn take_frames(&mut self, from: usize, batch: &mut FrameBatch<F>) -> Option<Arrival> {
         let ring = self.from.get_mut(from)?.as_mut()?;
         let &(arrival, _) = ring.frames.peek().ok()?;
@@ -183,7 +182,7 @@ impl<F> Rings<F> {
         self.from.get_mut(from)?.as_mut()?.reports.pop().ok()
     }
 
-    /// Whether no other worker has sent anything. A few loads for each worker; called once per turn of the loop.
+    /// Whether all rings to this worker are empty. Costs a few loads per worker in each loop iteration.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_a_burst_go_to_their_workers_in_order_and_in_batches_of_one_arrival() {
+    fn a_burst_reaches_its_workers_in_order_and_in_batches_of_one_arrival() {
         let mut all = Rings::<u32>::between(3);
         for n in 0..10 {
             let arrival = if n < 6 { WIRE } else { OTHER };
@@ -248,15 +247,15 @@ mod tests {
         assert_eq!(next as usize, HANDED_OVER_MAX);
         let key = FlowKey::flow(ServiceId::new(1, 0), Addr::v4([198, 51, 100, 7]), 1);
         let report = Report::FlowCopy(FlowCopy { key, copied: None });
-        let told = (0..REPORTS_MAX + 3).filter(|_| all[0].tell(1, report).is_ok()).count();
-        assert_eq!(told, REPORTS_MAX);
+        let accepted = (0..REPORTS_MAX + 3).filter(|_| all[0].report(1, report).is_ok()).count();
+        assert_eq!(accepted, REPORTS_MAX);
         assert_eq!(std::iter::from_fn(|| all[1].next_report(0)).count(), REPORTS_MAX);
-        assert_eq!((all[0].tell(0, report), all[0].tell(9, report)), (Err(NoRoom), Err(NoRoom)));
+        assert_eq!((all[0].report(0, report), all[0].report(9, report)), (Err(RingFull), Err(RingFull)));
         assert_eq!((all[0].hand_over(0, WIRE, 1), all[0].hand_over(2, WIRE, 2)), (Err(1), Err(2)));
     }
 
     #[test]
-    fn many_workers_share_the_room_and_each_ring_has_some() {
+    fn many_workers_share_the_capacity_and_each_ring_has_some() {
         let mut all = Rings::<u32>::between(64);
         for n in 0..300 {
             all[5].hand_over(63, WIRE, n).unwrap();

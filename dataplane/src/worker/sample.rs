@@ -1,8 +1,8 @@
-//! Looks at a sample of the packets that arrive: whether RSS has brought a packet to the worker that the gateway computes, and
-//! whether its sender left the checksum to a NIC.
+//! Samples received packets: did RSS deliver the packet to the expected worker, and did its sender leave the checksum
+//! to a NIC?
 //!
-//! Neither changes what happens to a packet. Both cost as much as a tenth of a packet's forwarding, so under load only one
-//! packet in [`BURSTS_PER_CHECK`] bursts is looked at.
+//! Neither changes how a packet is handled. Both cost up to a tenth of forwarding it, so under load only one packet in
+//! [`BURSTS_PER_CHECK`] bursts is sampled.
 
 use tidegate_pipeline::frame::Frame;
 use tidegate_snapshot::Snapshot;
@@ -12,14 +12,14 @@ use tidegate_wire::{Parsed, parse, partial_checksum};
 use super::Worker;
 use crate::drivers::PortQueue;
 
-/// One packet in so many bursts is looked at.
+/// One packet in this many bursts is sampled.
 const BURSTS_PER_CHECK: u32 = 64;
-/// In a burst of at most so many packets, one packet's checksum is looked at: a worker with little to do has the time, and finds
-/// a sender that leaves its checksums to a NIC by its first packets.
+/// In a burst of at most this many packets, the checksum of one packet is always sampled. A worker with little work can
+/// afford it, and it detects senders that leave checksums to a NIC by their first packets.
 const FEW: usize = 2;
 
 impl<Q: PortQueue> Worker<Q> {
-    /// Looks at the burst that was received.
+    /// Samples the received burst.
     #[inline]
     pub(super) fn sample(&mut self, interface: InterfaceIndex) {
         self.bursts = self.bursts.wrapping_add(1);
@@ -31,7 +31,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Counts whether a packet of the burst has arrived at the worker that RSS computes, as the ports report it.
+    /// Counts whether a packet of the burst arrived at the worker that RSS computes, as the ports report it.
     #[cold]
     fn check_arrival(&mut self) {
         if !self.parts.pipeline.computes_arrivals() {
@@ -40,13 +40,13 @@ impl<Q: PortQueue> Worker<Q> {
         let arrived =
             self.received.first().and_then(|frame| self.parts.pipeline.arrives_as_computed(frame.bytes()));
         match arrived {
-            Some(true) => self.parts.shared.turns.arrivals_as_computed.add(1),
-            Some(false) => self.parts.shared.turns.arrivals_elsewhere.add(1),
+            Some(true) => self.parts.shared.loop_counters.arrivals_as_computed.add(1),
+            Some(false) => self.parts.shared.loop_counters.arrivals_elsewhere.add(1),
             None => {}
         }
     }
 
-    /// Counts whether the sender of a packet of the burst left its checksum to a NIC.
+    /// Counts whether the sender of a packet left its checksum to a NIC.
     #[cold]
     fn check_checksum(&mut self, interface: InterfaceIndex) {
         let Some(frame) = self.received.first() else { return };

@@ -1,4 +1,4 @@
-//! The part of a worker's turn in which it tells other gateways of flows, and takes some of theirs.
+//! The part of a worker's loop that exports flows to peer gateways and imports theirs.
 
 use std::sync::atomic::Ordering;
 
@@ -6,11 +6,11 @@ use tidegate_conntrack::flow_record::Walks;
 use tidegate_spec::now::Now;
 
 use super::Worker;
-use super::sharing_queues::LEARNT_PER_TURN;
+use super::sharing_queues::IMPORTS_PER_ITERATION;
 use crate::drivers::PortQueue;
 
 impl<Q: PortQueue> Worker<Q> {
-    /// Tells other gateways of flows, and takes some of theirs. Returns whether there was anything to do.
+    /// Exports some flows to peer gateways and imports some of theirs. Returns whether there was work.
     #[cold]
     pub(super) fn share_flows(&mut self, now: Now) -> bool {
         let parts = &mut self.parts;
@@ -21,18 +21,18 @@ impl<Q: PortQueue> Worker<Q> {
             pipeline.set_shared_flows(Some(sharing.flows()), Walks::default());
         }
         let (queues, may_walk) = (sharing.queues(worker), sharing.may_walk(worker));
-        let walks = pipeline.share(snapshot, sharing.walks(), may_walk, now, |news| {
-            if queues.told.push(news).is_err() {
+        let walks = pipeline.share(snapshot, sharing.walks(), may_walk, now, |update| {
+            if queues.exports.push(update).is_err() {
                 queues.lost.add(1);
             }
         });
         queues.walked.store(pipeline.walked(), Ordering::Release);
         let mut taken = 0;
-        while taken < LEARNT_PER_TURN
-            && let Some(news) = queues.learnt.pop()
+        while taken < IMPORTS_PER_ITERATION
+            && let Some(update) = queues.imports.pop()
         {
-            let learned = pipeline.adopt(snapshot, &news, now);
-            queues.outcomes[learned as usize].add(1);
+            let outcome = pipeline.adopt(snapshot, &update, now);
+            queues.outcomes[outcome as usize].add(1);
             taken += 1;
         }
         walks && may_walk || taken > 0

@@ -1,42 +1,43 @@
-//! The queues between the workers and the thread that talks to other gateways about flows.
+//! The queues between the workers and the thread that exchanges flows with peer gateways.
 //!
-//! A worker tells of its flows ([`Pipeline::share`](tidegate_pipeline::pipeline::Pipeline::share)) and takes those of other
-//! gateways, a few in each turn. The queues are bounded; nobody waits at a full one. What a worker cannot tell is counted
-//! and repeated by a walk of the tables. The other direction holds the other gateway back until there is room.
+//! In each loop iteration, a worker exports a few flow updates
+//! ([`Pipeline::share`](tidegate_pipeline::pipeline::Pipeline::share)) and imports a few. The queues are bounded, and
+//! no thread waits. Updates that don't fit the export queue are counted, and a walk of the tables repeats them. A full
+//! import queue delays the peer.
 //!
-//! Invariant: one thread reads `told` and writes `learnt`, and each worker the other ends of its own.
+//! Invariant: one thread reads `exports` and writes `imports`; each worker has the other ends of its own queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam::queue::ArrayQueue;
-use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_pipeline::pipeline::{ImportOutcome, SharedFlows};
 use tidegate_structures::counter::Counter;
 
-/// Messages that wait in each direction.
+/// Capacity of a queue.
 const QUEUED_MAX: usize = 8_192;
-/// Messages of other gateways that a worker takes in one turn.
-pub(super) const LEARNT_PER_TURN: usize = 32;
+/// Updates that a worker imports per loop iteration.
+pub(super) const IMPORTS_PER_ITERATION: usize = 32;
 
 /// The queues of one worker.
 #[derive(Debug)]
 pub struct SharingQueues {
-    pub(super) told: ArrayQueue<FlowNews>,
-    pub(super) learnt: ArrayQueue<FlowNews>,
-    /// Messages that the full queue did not take.
+    pub(super) exports: ArrayQueue<FlowUpdate>,
+    pub(super) imports: ArrayQueue<FlowUpdate>,
+    /// Updates that didn't fit the queue.
     pub(super) lost: Counter,
-    /// The complete walks that have ended: what they found is in `told`.
+    /// Completed full walks; their results are in `exports`.
     pub(super) walked: AtomicU64,
-    /// What became of the messages of other gateways.
+    /// Results of importing updates.
     pub(super) outcomes: [Counter; ImportOutcome::COUNT],
 }
 
 impl SharingQueues {
     fn new() -> Self {
         Self {
-            told: ArrayQueue::new(QUEUED_MAX),
-            learnt: ArrayQueue::new(QUEUED_MAX),
+            exports: ArrayQueue::new(QUEUED_MAX),
+            imports: ArrayQueue::new(QUEUED_MAX),
             lost: Counter::default(),
             walked: AtomicU64::new(0),
             outcomes: Default::default(),
@@ -44,7 +45,7 @@ impl SharingQueues {
     }
 }
 
-/// The queues of all workers, and which walks they should make.
+/// The queues of all workers, and the walks that they should do.
 #[derive(Debug)]
 pub struct Sharing {
     flows: SharedFlows,
@@ -73,15 +74,15 @@ impl Sharing {
         self.flows
     }
 
-    /// Passes the messages of workers to `take`, up to `most` of each worker. Returns whether there may be more.
-    pub fn take_told(&self, most: usize, mut take: impl FnMut(FlowNews)) -> bool {
+    /// Passes up to `most` updates of each worker to `take`. Returns whether there may be more.
+    pub fn drain_exports(&self, most: usize, mut take: impl FnMut(FlowUpdate)) -> bool {
         let mut is_more = false;
         for queues in &self.workers {
             let mut taken = 0;
             while taken < most
-                && let Some(news) = queues.told.pop()
+                && let Some(update) = queues.exports.pop()
             {
-                take(news);
+                take(update);
                 taken += 1;
             }
             is_more |= taken == most;
@@ -89,45 +90,45 @@ impl Sharing {
         is_more
     }
 
-    /// Gives a message of another gateway to every worker. Returns false, and gives it to none, if a queue is full.
+    /// Passes an update of a peer to every worker. Returns false, and passes it to none, if a queue is full.
     #[must_use]
-    pub fn learn(&self, news: &FlowNews) -> bool {
-        // Only this thread adds messages, so there is still room below.
-        if self.workers.iter().any(|queues| queues.learnt.is_full()) {
+    pub fn import(&self, update: &FlowUpdate) -> bool {
+        // Only this thread adds updates, so there is still capacity below.
+        if self.workers.iter().any(|queues| queues.imports.is_full()) {
             return false;
         }
         for queues in &self.workers {
-            let _ = queues.learnt.push(*news);
+            let _ = queues.imports.push(*update);
         }
         true
     }
 
-    /// Sets which walks workers should have made, and whether they may go on with them.
+    /// Sets which walks the workers should do, and whether they may continue with them.
     pub fn set_walks(&self, walks: Walks, may_walk: bool) {
         self.refreshing.store(walks.refreshing, Ordering::Relaxed);
         self.complete.store(walks.complete, Ordering::Relaxed);
         self.may_walk.store(may_walk, Ordering::Relaxed);
     }
 
-    /// The complete walks that all workers have made. What they found is given to the next [`Self::take_told`].
+    /// Full walks that all workers have completed. The next [`Self::drain_exports`] returns their results.
     #[must_use]
     pub fn walked(&self) -> u64 {
         self.workers.iter().map(|queues| queues.walked.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
     }
 
-    /// Whether the workers have taken every message of other gateways.
+    /// Whether the workers have imported every update of peers.
     #[must_use]
-    pub fn has_learned_all(&self) -> bool {
-        self.workers.iter().all(|queues| queues.learnt.is_empty())
+    pub fn has_imported_all(&self) -> bool {
+        self.workers.iter().all(|queues| queues.imports.is_empty())
     }
 
-    /// Messages of workers that were lost because a queue was full.
+    /// Updates of workers that were lost because a queue was full.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.workers.iter().map(|queues| queues.lost.value()).sum()
     }
 
-    /// What became of the messages of other gateways, by [`ImportOutcome`]. Each worker that gets a message counts it.
+    /// Results of importing updates, by [`ImportOutcome`]. Each worker counts every update.
     #[must_use]
     pub fn outcomes(&self) -> [u64; ImportOutcome::COUNT] {
         std::array::from_fn(|n| self.workers.iter().map(|queues| queues.outcomes[n].value()).sum())
@@ -140,9 +141,9 @@ impl Sharing {
         }
     }
 
-    /// Whether this worker may go on with a walk: there is room for what it finds in a turn.
+    /// Whether this worker may continue a walk: its queue has capacity for the results of an iteration.
     pub(super) fn may_walk(&self, worker: usize) -> bool {
-        self.may_walk.load(Ordering::Relaxed) && self.workers[worker].told.len() < QUEUED_MAX / 2
+        self.may_walk.load(Ordering::Relaxed) && self.workers[worker].exports.len() < QUEUED_MAX / 2
     }
 
     pub(super) fn queues(&self, worker: usize) -> &SharingQueues {

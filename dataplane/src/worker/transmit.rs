@@ -1,4 +1,4 @@
-//! Frames on their way to a transmit queue, and how each is counted when the queue has accepted or refused it.
+//! Frames on their way to a transmit queue, and how each is counted once the queue has accepted or refused it.
 
 use arrayvec::ArrayVec;
 use tidegate_pipeline::frame::Frame;
@@ -9,20 +9,20 @@ use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use super::exchange::Shared;
 use crate::drivers::{FrameBatch, PortQueue};
 
-/// Frames for one port, and how each is counted.
+/// Frames for one port, with how each is counted.
 #[derive(Debug)]
 pub(super) struct TxBatch<F> {
     pub(super) frames: FrameBatch<F>,
     pub(super) why: ArrayVec<Sending, BURST>,
 }
 
-/// The kind of a frame to be sent.
+/// How a frame is counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Sending {
     /// A received frame, sent for this reason.
     Received(TransmitReason),
-    /// A fragment of a frame that does not fit its link, which is counted as a whole.
-    Piece,
+    /// A fragment. The whole frame is counted instead.
+    Fragment,
     /// A frame of the kernel or the resolver, which has no verdict.
     Injected,
 }
@@ -32,8 +32,7 @@ impl<F: Frame> TxBatch<F> {
         Self { frames: FrameBatch::new(), why: ArrayVec::new() }
     }
 
-    /// Sends the frames through `port`, and drops those that its queue does not accept. Returns whether it accepted
-    /// all.
+    /// Sends the frames through `port` and drops those that it refuses. Returns whether it accepted all of them.
     #[inline]
     pub(super) fn flush<Q: PortQueue<Frame = F>>(
         &mut self,
@@ -56,9 +55,9 @@ impl<F: Frame> TxBatch<F> {
                     shared.counters.record(Verdict::Transmit { interface, why });
                 }
                 Sending::Received(_) => shared.counters.record(refusal.into()),
-                Sending::Piece => {}
-                Sending::Injected if n < sent => shared.turns.injected.add(1),
-                Sending::Injected => shared.turns.injected_dropped.add(1),
+                Sending::Fragment => {}
+                Sending::Injected if n < sent => shared.loop_counters.injected.add(1),
+                Sending::Injected => shared.loop_counters.injected_dropped.add(1),
             }
         }
         self.frames.clear();

@@ -1,12 +1,11 @@
 //! Copies of packets with their verdicts, for `tidegate trace` and `tidegate capture`.
 //!
-//! A watch has the same [`WatchFilter`] at every worker, and for each worker a [`Watch`]: a queue of empty records and
-//! a queue of filled ones, both allocated by whoever watches. The worker takes an empty record, fills it and passes it
-//! on. A worker without watches pays one comparison for each burst; one with watches reads the headers of each frame once
-//! more.
+//! A watch has one [`WatchFilter`] and, for each worker, a [`Watch`]: a queue of empty records and a queue of filled
+//! ones, both allocated by the watcher. The worker takes an empty record, fills it and queues it. Without watches, a
+//! worker pays one comparison per burst; with watches, it parses the headers of each frame once more.
 //!
-//! Invariant: nothing here waits or allocates on the worker. A packet for which there is no empty record is counted as
-//! lost, and is forwarded as any other.
+//! Invariant: nothing here waits or allocates on the worker. A packet that finds no empty record is counted as lost and
+//! forwarded as usual.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use tidegate_wire::{Addr, Parsed, parse, proto};
 
-/// Watches that a worker serves at the same time.
+/// Watches that a worker serves at a time.
 pub const WATCHES_MAX: usize = 4;
 
 /// The kind of a verdict.
@@ -32,65 +31,66 @@ pub enum VerdictKind {
     Transmit,
     /// For the kernel.
     Punt,
-    /// Dropped, or held until its next hop or first fragment is known.
+    /// Dropped, or kept until its next hop or first fragment is known.
     Drop,
 }
 
-/// A verdict's reason. Some names are reasons of several kinds.
+/// The reason of a verdict. Several kinds share some names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// Of a frame that is sent.
+pub enum VerdictReason {
+    /// A frame is sent.
     Transmit(TransmitReason),
-    /// Of a frame for the kernel.
+    /// A frame goes to the kernel.
     Punt(PuntReason),
-    /// Of a frame that is dropped.
+    /// A frame is dropped.
     Drop(DropReason),
 }
 
-/// Selects packets. A field that is `None` matches all.
+/// Selects packets. A field that is `None` matches all packets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WatchFilter {
     /// The source or the destination has this address.
     pub host: Option<Addr>,
     /// The source or the destination has this port.
     pub port: Option<u16>,
-    /// The protocol, by its IANA number.
+    /// The IANA number of the protocol.
     pub protocol: Option<u8>,
-    /// It was received by this interface.
+    /// The interface that received the packet.
     pub interface: Option<InterfaceIndex>,
     /// The service port is one of these.
     pub services: Option<Arc<[ServiceId]>>,
     /// The backend is one of these.
     pub backends: Option<Arc<[BackendId]>>,
-    /// The kind of its verdict.
+    /// The kind of the verdict.
     pub verdict: Option<VerdictKind>,
-    /// The reason of its verdict is one of these.
-    pub reasons: Option<Arc<[Why]>>,
+    /// The reason of the verdict is one of these.
+    pub reasons: Option<Arc<[VerdictReason]>>,
 }
 
 impl WatchFilter {
-    /// Whether a received frame matches, as far as that is known before it is processed.
-    fn wants(&self, interface: InterfaceIndex, ends: Option<&Ends>) -> bool {
-        let asks_ends = self.host.is_some() || self.port.is_some() || self.protocol.is_some();
+    /// Whether a received frame matches, as far as known before it is processed.
+    fn wants(&self, interface: InterfaceIndex, endpoints: Option<&Endpoints>) -> bool {
+        let checks_headers = self.host.is_some() || self.port.is_some() || self.protocol.is_some();
         self.interface.is_none_or(|wanted| wanted == interface)
-            && (!asks_ends
-                || ends.is_some_and(|ends| {
-                    self.host.is_none_or(|host| host == ends.source || host == ends.destination)
+            && (!checks_headers
+                || endpoints.is_some_and(|endpoints| {
+                    self.host.is_none_or(|host| host == endpoints.source || host == endpoints.destination)
                         && self.port.is_none_or(|port| {
-                            ends.ports
+                            endpoints
+                                .ports
                                 .is_some_and(|(source, destination)| port == source || port == destination)
                         })
-                        && self.protocol.is_none_or(|protocol| ends.protocol == Some(protocol))
+                        && self.protocol.is_none_or(|protocol| endpoints.protocol == Some(protocol))
                 }))
     }
 
     /// Whether a frame whose headers match also matches by its result.
     fn wants_result(&self, verdict: Verdict, note: &Note) -> bool {
         let (kind, why) = match verdict {
-            Verdict::Transmit { why, .. } => (VerdictKind::Transmit, Why::Transmit(why)),
-            Verdict::Punt(why) => (VerdictKind::Punt, Why::Punt(why)),
-            Verdict::Drop(why) => (VerdictKind::Drop, Why::Drop(why)),
-            // The worker that gets it processes it, and records that.
+            Verdict::Transmit { why, .. } => (VerdictKind::Transmit, VerdictReason::Transmit(why)),
+            Verdict::Punt(why) => (VerdictKind::Punt, VerdictReason::Punt(why)),
+            Verdict::Drop(why) => (VerdictKind::Drop, VerdictReason::Drop(why)),
+            // The other worker processes and records it.
             Verdict::HandOver(_) => return false,
         };
         self.verdict.is_none_or(|wanted| wanted == kind)
@@ -108,19 +108,19 @@ impl WatchFilter {
 
 /// Source and destination of a received packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ends {
+pub struct Endpoints {
     /// The IANA number of the protocol; `None` for ARP.
     pub protocol: Option<u8>,
-    /// The source; of an ARP packet, the sender.
+    /// The source; the sender of an ARP packet.
     pub source: Addr,
-    /// The destination; of an ARP packet, the target.
+    /// The destination; the target of an ARP packet.
     pub destination: Addr,
-    /// Source and destination port, of a packet that has its TCP, UDP or SCTP header.
+    /// Source and destination port, if the packet has its TCP, UDP or SCTP header.
     pub ports: Option<(u16, u16)>,
 }
 
-impl Ends {
-    /// Those of a frame; `None` if its headers are not valid, and if it is neither IP nor ARP.
+impl Endpoints {
+    /// The endpoints of a frame; `None` if its headers are invalid, or it is neither IP nor ARP.
     fn of(bytes: &[u8]) -> Option<Self> {
         match parse(bytes).ok()? {
             Parsed::Ip(h) => Some(Self {
@@ -141,42 +141,42 @@ impl Ends {
     }
 }
 
-/// A copy of a packet, and what became of it.
+/// A copy of a packet and its verdict.
 #[derive(Debug, Clone)]
 pub struct WatchedPacket {
     /// When its burst was processed.
     pub at: Now,
-    /// The worker that decided.
+    /// The worker that processed it.
     pub worker: WorkerIndex,
     /// The interface that received it.
     pub interface: InterfaceIndex,
     /// Its source and destination.
-    pub ends: Option<Ends>,
+    pub endpoints: Option<Endpoints>,
     /// The verdict.
     pub verdict: Verdict,
-    /// Whether it is held until its next hop or its first fragment is known. It is processed again then, and recorded
-    /// again; otherwise it ends with this verdict.
+    /// Whether it waits for its next hop or its first fragment. It is then processed and recorded again, or ends with
+    /// this verdict.
     pub waits: bool,
-    /// Its Service, its backend, and whether its flow was known.
+    /// Its Service, its backend, and whether its flow existed.
     pub note: Note,
     /// The first bytes of the frame as it was received.
     pub received: Vec<u8>,
-    /// Its length.
+    /// The length of the frame as received.
     pub received_len: usize,
-    /// The first bytes of the frame as it was sent; empty if it was not.
+    /// The first bytes of the frame as sent; empty if it wasn't.
     pub sent: Vec<u8>,
-    /// Its length. A frame that does not fit its link is sent in pieces; this is the whole frame.
+    /// Its length before fragmentation.
     pub sent_len: usize,
 }
 
 impl WatchedPacket {
-    /// An empty record with room for `snap` bytes of each frame.
-    fn with_room(snap: usize) -> Box<Self> {
+    /// An empty record with capacity for `snap` bytes of each frame.
+    fn with_capacity(snap: usize) -> Box<Self> {
         Box::new(Self {
             at: Now::default(),
             worker: 0,
             interface: 0,
-            ends: None,
+            endpoints: None,
             verdict: Verdict::Punt(PuntReason::NotIp),
             waits: false,
             note: Note::default(),
@@ -188,14 +188,14 @@ impl WatchedPacket {
     }
 }
 
-/// Replaces the contents by the first bytes of a frame, as many as fit without a new allocation.
+/// Replaces the contents with the first bytes of a frame, as many as fit without allocating.
 fn copy(bytes: &[u8], to: &mut Vec<u8>) -> usize {
     to.clear();
     to.extend_from_slice(&bytes[..bytes.len().min(to.capacity())]);
     bytes.len()
 }
 
-/// What one worker and whoever watches share.
+/// What one worker shares with the watcher.
 #[derive(Debug)]
 pub struct Watch {
     filter: WatchFilter,
@@ -206,11 +206,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch that holds up to `records` packets that were not taken yet, with `snap` bytes of each frame.
+    /// A watch with capacity for `records` unread packets, with `snap` bytes of each frame.
     #[must_use]
     pub fn new(filter: WatchFilter, records: usize, snap: usize) -> Self {
         let empty = ArrayQueue::new(records.max(1));
-        while empty.push(WatchedPacket::with_room(snap)).is_ok() {}
+        while empty.push(WatchedPacket::with_capacity(snap)).is_ok() {}
         let filled = ArrayQueue::new(empty.capacity());
         Self { filter, empty, filled, lost: AtomicU64::new(0), ended: AtomicBool::new(false) }
     }
@@ -224,13 +224,13 @@ impl Watch {
         }
     }
 
-    /// Packets that matched and were not recorded, because nobody took the earlier ones in time.
+    /// Matching packets that were not recorded because earlier ones weren't read in time.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Ends the watch. The worker forgets it at its next burst, and the memory of the records is freed here.
+    /// Ends the watch. The worker drops it at its next burst, and the memory of the records is freed here.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         while self.empty.pop().is_some() || self.filled.pop().is_some() {}
@@ -241,7 +241,7 @@ impl Watch {
     }
 
     fn give_back(&self, packet: Box<WatchedPacket>) {
-        // There is room for every record that was made.
+        // There is capacity for every record.
         let _ = self.empty.push(packet);
     }
 }
@@ -250,25 +250,25 @@ impl Watch {
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     active: ArrayVec<Arc<Watch>, WATCHES_MAX>,
-    /// The records of the burst that is being processed.
-    begun: Vec<Begun>,
+    /// The records of the current burst.
+    pending: Vec<Pending>,
 }
 
-/// A record of a packet that is being processed.
+/// The record of a packet that is being processed.
 #[derive(Debug)]
-struct Begun {
+struct Pending {
     watch: usize,
     frame: usize,
     packet: Box<WatchedPacket>,
 }
 
 impl Watches {
-    /// Adds a watch. A watch beyond [`WATCHES_MAX`] ends at once: whoever starts them must count.
+    /// Adds a watch. A watch beyond [`WATCHES_MAX`] ends at once: callers must keep count.
     #[cold]
     pub(super) fn add(&mut self, watch: Arc<Watch>) {
         self.active.retain(|watch| !watch.has_ended());
-        // The first watch of a worker allocates this once, between bursts.
-        self.begun.reserve(BURST * WATCHES_MAX);
+        // Allocated once per worker, between bursts.
+        self.pending.reserve(BURST * WATCHES_MAX);
         if let Err(refused) = self.active.try_push(watch) {
             refused.element().ended.store(true, Ordering::Relaxed);
         }
@@ -279,7 +279,7 @@ impl Watches {
         self.active.is_empty()
     }
 
-    /// Copies the frames that match, before they are processed.
+    /// Copies the matching frames before they are processed.
     #[cold]
     pub(super) fn begin<F: Frame>(
         &mut self,
@@ -290,26 +290,27 @@ impl Watches {
     ) {
         self.active.retain(|watch| !watch.has_ended());
         for (frame, bytes) in frames.iter().map(Frame::bytes).enumerate() {
-            let ends = Ends::of(bytes);
+            let endpoints = Endpoints::of(bytes);
             for (n, watch) in self.active.iter().enumerate() {
-                if !watch.filter.wants(interface, ends.as_ref()) {
+                if !watch.filter.wants(interface, endpoints.as_ref()) {
                     continue;
                 }
                 let Some(mut packet) = watch.empty.pop() else {
                     watch.lost.fetch_add(1, Ordering::Relaxed);
                     continue;
                 };
-                (packet.at, packet.worker, packet.interface, packet.ends) = (now, worker, interface, ends);
+                (packet.at, packet.worker, packet.interface, packet.endpoints) =
+                    (now, worker, interface, endpoints);
                 packet.received_len = copy(bytes, &mut packet.received);
-                self.begun.push(Begun { watch: n, frame, packet });
+                self.pending.push(Pending { watch: n, frame, packet });
             }
         }
     }
 
-    /// Completes the records with the results. `may_wait` tells whether the frames may be held.
+    /// Completes the records with the results. `may_wait` is whether the frames may wait.
     #[cold]
     pub(super) fn end<F: Frame>(&mut self, out: &BurstOutput, frames: &[F], may_wait: bool) {
-        for Begun { watch, frame, mut packet } in self.begun.drain(..) {
+        for Pending { watch, frame, mut packet } in self.pending.drain(..) {
             let watch = &self.active[watch];
             let (verdict, note) = (out.verdicts[frame], out.notes[frame]);
             if !watch.filter.wants_result(verdict, &note) {
@@ -325,18 +326,18 @@ impl Watches {
             if matches!(verdict, Verdict::Transmit { .. }) {
                 packet.sent_len = copy(frames[frame].bytes(), &mut packet.sent);
             }
-            // There is room for every record that was made.
+            // There is capacity for every record.
             let _ = watch.filled.push(packet);
         }
     }
 }
 
-/// The watches of all workers with the same filter. They end when this is dropped.
+/// The watches of all workers with one filter. They end when this is dropped.
 #[derive(Debug)]
 pub struct PacketWatch(Vec<Arc<Watch>>);
 
 impl PacketWatch {
-    /// Collects the watches of all workers.
+    /// Combines the watches of all workers.
     #[must_use]
     pub(crate) fn new(watches: Vec<Arc<Watch>>) -> Self {
         Self(watches)
@@ -347,7 +348,7 @@ impl PacketWatch {
         self.0.iter().for_each(|watch| watch.take(max, &mut each));
     }
 
-    /// Packets that matched and were not recorded.
+    /// Matching packets that were not recorded.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.iter().map(|watch| watch.lost()).sum()

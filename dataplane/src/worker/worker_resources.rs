@@ -1,4 +1,4 @@
-//! The resources from which a worker is made.
+//! The resources of a worker.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use super::exchange::{Exchange, Forwarding, Shared};
 use super::rings::Rings;
 use crate::clock::Clock;
 use crate::drivers::PortQueue;
-use crate::flow_memory::Outliving;
+use crate::flow_memory::FlowPersistence;
 use crate::publish::Reader;
 use crate::topology::Idle;
 
-/// The resources of a worker.
+/// Everything that a worker is built from.
 #[derive(Debug)]
 pub struct WorkerParts<Q: PortQueue> {
-    /// Its number, which is its position in mailboxes and tallies.
+    /// Its number, which is its index in mailboxes and tallies.
     pub worker: WorkerIndex,
     /// Its queue of every port, indexed by interface.
     pub ports: Vec<Q>,
-    /// Its flows and the stages of the pipeline.
+    /// Its flow tables and pipeline stages.
     pub pipeline: Pipeline,
     /// The forwarding state.
     pub forwarding: Reader<Forwarding>,
@@ -33,8 +33,8 @@ pub struct WorkerParts<Q: PortQueue> {
     pub rings: Rings<Q::Frame>,
     /// Its counters.
     pub shared: Arc<Shared>,
-    /// What its flow tables have from earlier processes, and leave to the next one.
-    pub outliving: Outliving,
+    /// The flows of earlier processes, and what this process keeps for the next one.
+    pub persistence: FlowPersistence,
     /// The clock.
     pub clock: Clock,
     /// How it waits.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
-use tidegate_dataplane::flow_memory::Outliving;
+use tidegate_dataplane::flow_memory::FlowPersistence;
 use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::topology::Idle;
 use tidegate_dataplane::worker::rings::Rings;
@@ -29,7 +29,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Creates workers that forward by `spec`. Each queue of their port holds `depth` frames.
+    /// Creates workers that forward by `spec`. Each queue of their port has capacity for `depth` frames.
     pub fn of(spec: &SnapshotSpec, workers: u8, depth: usize) -> Self {
         let neighbors = Arc::new(NeighborTable::new());
         let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).unwrap();
@@ -57,7 +57,7 @@ impl Bench {
                 exchange: Arc::clone(&exchange),
                 rings: rings.next().unwrap(),
                 shared: Arc::default(),
-                outliving: Outliving::default(),
+                persistence: FlowPersistence::default(),
                 clock,
                 idle: Idle::Poll,
             })

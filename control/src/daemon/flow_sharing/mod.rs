@@ -226,7 +226,7 @@ impl Exchange {
         let now = self.started.elapsed();
         let walked = self.sharing.walked();
         let (hub, snat) = (&mut self.hub, &mut self.snat);
-        let is_more = self.sharing.take_told(MESSAGES_PER_TURN, |news| {
+        let is_more = self.sharing.drain_exports(MESSAGES_PER_TURN, |news| {
             if let Some(snat) = snat {
                 snat.note(&news, now);
             }
@@ -248,7 +248,7 @@ impl Exchange {
             let has_caught_up = self.catch_up.was_over();
             hub.pass_on(|message| match message {
                 // The flows of backends that have left follow these.
-                Message::Flow(news) => !received.is_under_way() && sharing.learn(news),
+                Message::Flow(news) => !received.is_under_way() && sharing.import(news),
                 // This gateway has already sent flows by what it knew, and stays with that.
                 Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
@@ -369,7 +369,7 @@ impl Exchange {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,
             refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
-            has_taken_all: !self.received.is_under_way() && self.sharing.has_learned_all(),
+            has_taken_all: !self.received.is_under_way() && self.sharing.has_imported_all(),
             is_able,
         };
         let step = self.catch_up.step(&seen, now);

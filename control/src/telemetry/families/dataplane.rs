@@ -169,7 +169,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
         gauge.sample([worker], one.state == WorkerState::Running);
     }
     let help = "1 while the thread for the kernel's packets and for neighbour resolution runs, else 0.";
-    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_well);
+    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_healthy);
     let help = "How often a thread of the packet path has begun to hang: it was alive and made no progress.";
     let mut counter = page.counter("tidegate_thread_hangs_total", help, ["thread"]);
     for (worker, one) in &workers {
@@ -234,7 +234,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
         counter.sample([kind.as_str()], *count);
     }
     let help = "ICMP errors that reduced the path MTU of a tunnel.";
-    page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_learnt);
+    page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_received);
 }
 
 /// What the start found of flows of earlier processes.

@@ -314,7 +314,7 @@ fn stats() -> Stats {
         arrivals_as_computed: 40,
         arrivals_elsewhere: 2,
         workers: vec![worker(0, WorkerState::Running), worker(1, WorkerState::Failed)],
-        turns: vec![recorded(&[1_500, 8_000]), recorded(&[8_000, 3_000_000])],
+        iterations: vec![recorded(&[1_500, 8_000]), recorded(&[8_000, 3_000_000])],
         punt_queue: recorded(&[40_000, 4_500_000]),
         evictions: EvictionReason::ALL.iter().map(|&why| (why, 300 + why as u64)).collect(),
         flows_refused: 32,
@@ -334,7 +334,7 @@ fn stats() -> Stats {
             is_done: true,
         }),
         neighbors: NeighborUsage { next_hops: 51, next_hops_max: 52, on_demand: 53, on_demand_max: 54 },
-        path_mtus_learnt: 33,
+        path_mtus_received: 33,
         slow_path: SlowPathStats {
             to_kernel: 41,
             to_kernel_dropped: 42,
@@ -345,7 +345,7 @@ fn stats() -> Stats {
             neighbors_evicted: 49,
             injected: 46,
             injected_dropped: 47,
-            is_well: false,
+            is_healthy: false,
             hangs: 57,
         },
     }

@@ -4,32 +4,32 @@ use std::path::PathBuf;
 
 use tidegate_pipeline::forward::snat_ports::Steering;
 
-use crate::topology::{Idle, WorkerPlace};
+use crate::topology::{Idle, WorkerPlacement};
 
-/// The settings of the threads.
+/// How many workers to start where, and how their flow tables are kept.
 #[derive(Debug, Clone)]
 pub struct WorkerPoolConfig {
-    /// One place for each worker.
-    pub places: Vec<WorkerPlace>,
+    /// One placement per worker.
+    pub placements: Vec<WorkerPlacement>,
     /// How workers wait.
     pub idle: Idle,
-    /// The number of flows that each worker remembers.
+    /// The number of flows per worker.
     pub flow_entries: usize,
     /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
-    /// Whether flow tables may take huge pages that the system reserves.
+    /// Whether flow tables may use reserved huge pages.
     pub huge_pages: bool,
-    /// The directory in which flow tables outlive the process; `None` if they do not.
+    /// The directory in which flow tables survive a restart; `None` if they don't.
     pub flow_store: Option<PathBuf>,
     /// How packets of a flow find their worker.
     pub steering: Steering,
-    /// Secret of the flow tables' hash.
+    /// The secret of the flow tables' hash.
     pub seed: u64,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// Other gateways answer for the SNAT addresses at first.
+    /// Whether other gateways answer for the SNAT addresses at first.
     pub snat_is_released: bool,
-    /// The CPUs of the slow path, which keep it off the workers' CPUs. If empty, it may run wherever its starter may.
+    /// The CPUs of the slow path, off the workers' cores. If empty, the slow path is not pinned.
     pub main_cpus: Vec<usize>,
 }
 
@@ -38,7 +38,7 @@ impl WorkerPoolConfig {
     #[must_use]
     pub fn one_worker(core: usize, flow_entries: usize) -> Self {
         Self {
-            places: vec![WorkerPlace { worker: 0, core, numa: None }],
+            placements: vec![WorkerPlacement { worker: 0, core, numa: None }],
             idle: Idle::Adaptive,
             flow_entries,
             flow_service_percent: 50,

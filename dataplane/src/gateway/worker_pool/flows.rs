@@ -1,8 +1,7 @@
-//! What the workers remember of flows beyond their own tables: the tables that they share, and the memory that outlives
-//! the process.
+//! Flow state outside the workers' own tables: shared tables, and memory that survives a restart.
 //!
-//! Promises: shared tables take memory only once a Service needs them. Without a usable directory the flows end with the
-//! process, and `WorkerPool::flows_not_kept` says why.
+//! Promises: shared tables take memory only once a Service needs them. Without a usable directory, flows don't survive
+//! a restart, and `WorkerPool::flows_not_kept` says why.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,20 +21,20 @@ use crate::gateway::threads::OnFailure;
 
 /// The shared tables, and the memory of all tables.
 pub(super) struct Flows {
-    /// `None` for a single worker: it remembers all clients itself.
+    /// `None` for a single worker, which remembers all clients itself.
     pub(super) affinities: Option<Arc<Affinities>>,
     pub(super) associations: Arc<Associations>,
     pub(super) memory: Arc<FlowMemory>,
     pub(super) restoration: Option<Arc<Restoration>>,
     /// The service ports of earlier processes, until they are taken.
     earlier_ports: Mutex<Vec<EarlierPort>>,
-    /// Why the directory of flow tables cannot be used.
-    store_trouble: Option<String>,
+    /// Why the directory of flow tables can't be used.
+    store_error: Option<String>,
 }
 
 impl Flows {
     pub(super) fn new(config: &WorkerPoolConfig, now: Now, on_failure: Option<OnFailure>) -> Self {
-        let workers = config.places.len();
+        let workers = config.placements.len();
         let clients = config.flow_entries.saturating_mul(workers);
         let affinities = (workers > 1).then(|| Arc::new(Affinities::new(clients, config.seed)));
         let associations = Arc::new(Associations::new(clients, config.seed));
@@ -45,17 +44,17 @@ impl Flows {
             steering: config.steering.clone(),
             seed: config.seed,
         };
-        let (store, store_trouble) = match config.flow_store.as_deref() {
+        let (store, store_error) = match config.flow_store.as_deref() {
             Some(directory) => store(directory, &shape, now),
             None => (None, None),
         };
         let mut memory = FlowMemory::new(workers, config.flow_entries, config.huge_pages, store);
         let earlier_ports = Mutex::new(memory.earlier_ports());
         let restoration = memory.restoration(shape, on_failure);
-        Self { affinities, associations, memory: Arc::new(memory), restoration, earlier_ports, store_trouble }
+        Self { affinities, associations, memory: Arc::new(memory), restoration, earlier_ports, store_error }
     }
 
-    /// Allocates the tables that the workers share, before they get the first Service that needs them.
+    /// Allocates the shared tables that the Services of a snapshot need. Call it before workers get the snapshot.
     pub(super) fn allocate_shared(&self, snapshot: &Snapshot) {
         if !self.associations.is_prepared() && snapshot.has_sctp() {
             self.associations.prepare();
@@ -66,7 +65,8 @@ impl Flows {
         }
     }
 
-    /// Prepares the memory of flow tables for a snapshot, and the flows that its Services had in an earlier process.
+    /// Prepares the memory of flow tables for a snapshot, and restoring the flows that its Services had in an earlier
+    /// process.
     pub(super) fn prepare(&self, snapshot: &Snapshot) {
         self.memory.prepare(snapshot);
         if let Some(restoration) = &self.restoration {
@@ -81,16 +81,16 @@ impl Flows {
 
     /// See `WorkerPool::flows_not_kept`.
     pub(super) fn not_kept(&self) -> Option<String> {
-        let room = "there is no room for the file of a flow table in dataplane.flowTable.directory";
+        let no_space = "no space for the file of a flow table in dataplane.flowTable.directory";
         let records =
             "new Services, backends and weights cannot be recorded in dataplane.flowTable.directory";
         let lacks = || {
             let lacks_records = || self.memory.lacks_records().then_some(records);
-            self.memory.lacks_room().then_some(room).or_else(lacks_records).map(str::to_owned)
+            self.memory.lacks_space().then_some(no_space).or_else(lacks_records).map(str::to_owned)
         };
-        let why = self.store_trouble.clone().or_else(lacks)?;
+        let why = self.store_error.clone().or_else(lacks)?;
         Some(format!(
-            "flows end with this process, so a restart breaks connections of nat and fullnat: {why}"
+            "a restart will break connections of nat and fullnat, because their flows are not stored: {why}"
         ))
     }
 
@@ -106,19 +106,19 @@ impl Flows {
     }
 }
 
-/// Opens the directory of flow tables, or says why it cannot be used. Without it, the flows end with this process. On a file
-/// system that is not in memory that is how the gateway is meant to work.
+/// Opens the directory of flow tables, or returns why it can't be used: flows then don't survive a restart. A gateway
+/// whose directory is not in memory is meant to work like that.
 fn store(directory: &Path, shape: &Shape, now: Now) -> (Option<Store>, Option<String>) {
     match Store::open(directory, shape, now) {
         Ok(store) => {
-            if let Some(error) = store.trouble() {
-                tracing::warn!(reason = %error, "flows end with this process");
+            if let Some(error) = store.error() {
+                tracing::warn!(reason = %error, "flows will be lost on a restart");
             }
-            let trouble = store.trouble().map(ToString::to_string);
-            (Some(store), trouble)
+            let error = store.error().map(ToString::to_string);
+            (Some(store), error)
         }
         Err(error) => {
-            tracing::warn!(reason = %error, "flows end with this process");
+            tracing::warn!(reason = %error, "flows will be lost on a restart");
             (None, Some(error.to_string()))
         }
     }

@@ -1,4 +1,4 @@
-//! Whether the threads of a gateway run, and which of them hang.
+//! Health of the threads of a gateway.
 
 use std::io;
 use std::sync::Arc;
@@ -6,22 +6,23 @@ use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use super::WorkerPool;
-use crate::gateway::pulse::{OnHang, PulseThread};
 use crate::gateway::threads::OnFailure;
+use crate::gateway::watchdog::{OnHang, Watchdog};
 use crate::gateway::worker_handle::{WorkerHandle, WorkerState};
 
 impl<F> WorkerPool<F> {
-    /// Whether every worker is in its loop, the slow path is running, and none of them hangs.
+    /// Whether every worker is in its loop, the slow path runs, and none of them hangs.
     #[must_use]
     pub fn healthy(&self) -> bool {
-        self.handles.iter().all(|handle| handle.state() == WorkerState::Running) && self.slow_path.is_well()
+        self.handles.iter().all(|handle| handle.state() == WorkerState::Running)
+            && self.slow_path.is_healthy()
     }
 
-    /// Notices from now on that a worker or the slow path hangs, by a thread on these CPUs. `on_hang` is called when one
-    /// begins or ceases to hang, `on_failure` when one has hung for so long that only a new process helps.
+    /// Starts the watchdog over workers and slow path, on these CPUs. `on_hang` is called when a thread starts or stops
+    /// hanging, `on_failure` when one has hung for so long that only a restart of the process helps.
     ///
     /// # Errors
-    /// The thread cannot be created.
+    /// If the thread can't be created.
     pub fn watch_threads(
         &mut self,
         cpus: Vec<usize>,
@@ -36,26 +37,26 @@ impl<F> WorkerPool<F> {
             handle.watched(Box::new(move |hangs| exchange.hung[n].store(hangs, Ordering::Relaxed)))
         });
         let watched = workers.chain([self.slow_path.watched()]).collect();
-        self.pulse = Some(PulseThread::start(watched, cpus, on_hang, on_failure)?);
+        self.watchdog = Some(Watchdog::start(watched, cpus, on_hang, on_failure)?);
         Ok(())
     }
 
-    /// How often the thread of [`Self::watch_threads`] has looked. If the number stands still, that thread hangs itself.
+    /// How often the watchdog has checked all threads. If the number doesn't change, the watchdog itself hangs.
     #[must_use]
-    pub fn looks(&self) -> u64 {
-        self.pulse.as_ref().map_or(0, PulseThread::looks)
+    pub fn watchdog_checks(&self) -> u64 {
+        self.watchdog.as_ref().map_or(0, Watchdog::checks)
     }
 
-    /// The threads that hang, as texts for people, each with the time of its last turn.
+    /// The threads that hang, as text for people, each with the time of its last progress.
     #[must_use]
     pub fn hung(&self) -> Vec<(String, SystemTime)> {
         let workers = self.handles.iter().filter_map(|handle| {
-            let what = format!("worker {} hangs: its packets are lost", handle.place.worker);
+            let what = format!("worker {} hangs: its packets are lost", handle.placement.worker);
             Some((what, handle.hung_since()?))
         });
         let slow_path = self.slow_path.hung_since().map(|since| {
             (
-                "the slow path hangs: the kernel gets no packets, and no neighbours are resolved".to_owned(),
+                "the slow path hangs: the kernel gets no packets, and neighbours are not resolved".to_owned(),
                 since,
             )
         });

@@ -1,12 +1,11 @@
-//! The threads of a gateway, on any driver: workers, the slow path, and the publisher of snapshots.
+//! The threads of a gateway over any driver: workers, the slow path, and the publisher of snapshots.
 //!
 //! [`super::Dataplane`] builds one over DPDK ports; tests build one over ports in memory. The control plane calls it
-//! from any thread; only the control plane takes its lock, workers never do.
+//! from any thread. Workers never take its lock.
 //!
-//! Invariant: a worker that ends unexpectedly is noticed: its state is `Failed`, [`WorkerPool::healthy`] is false,
-//! and the callback has been called with its message. One that hangs is noticed after
-//! [`WorkerPool::watch_threads`].
-//! Invariant: after [`WorkerPool::stop`] no thread is left and every frame has been returned to its pool.
+//! Invariant: a worker that ends unexpectedly is detected: its state is `Failed`, [`WorkerPool::healthy`] is false, and
+//! the callback has been called with its message. One that hangs is detected after [`WorkerPool::watch_threads`].
+//! Invariant: after [`WorkerPool::stop`] no thread is left, and every frame has been returned to its pool.
 
 mod config;
 mod flows;
@@ -32,26 +31,26 @@ use tidegate_wire::Addr;
 
 use super::error::PublishError;
 use super::ledger::Ledger;
-use super::pulse::PulseThread;
 use super::slow_path_handle::SlowPathHandle;
 use super::snat_usage::SnatUsage;
+use super::watchdog::Watchdog;
 use super::worker_handle::WorkerHandle;
 use crate::clock::Clock;
 use crate::flow_memory::{FlowMemory, Restoration};
 use crate::links::Links;
 use crate::publish::Publisher;
 use crate::punt::vrrp::Advertised;
-use crate::slow_path::{Outside, SlowPathCounters};
+use crate::slow_path::{SlowPathCounters, SlowPathState};
 use crate::worker::{Exchange, Forwarding, Sharing};
 
-/// One of the two ways to compile a snapshot.
+/// A function that compiles a snapshot: incrementally, or from scratch.
 type Compile =
     fn(&SnapshotSpec, Option<&Snapshot>, &NeighborTable) -> Result<(Snapshot, Vec<Problem>), CompileError>;
 
 /// The result of a publication.
 #[derive(Debug)]
 pub struct Published {
-    /// The generation that workers now apply.
+    /// The generation that workers are about to apply.
     pub generation: u64,
     /// When the workers were given it.
     pub handed_over: Instant,
@@ -66,7 +65,7 @@ pub struct Published {
 /// use tidegate_wire::MacAddr;
 /// use tidegate_dataplane::drivers::memory::{self, Heap};
 /// use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-/// use tidegate_dataplane::topology::WorkerPlace;
+/// use tidegate_dataplane::topology::WorkerPlacement;
 ///
 /// let interface = InterfaceSpec {
 ///     name: "uplink".into(),
@@ -79,7 +78,7 @@ pub struct Published {
 /// let first = SnapshotSpec { network: network.into(), ..SnapshotSpec::default() };
 /// let config = WorkerPoolConfig::one_worker(0, 1024);
 /// let (wire, mut ends) = memory::port(1, 64);
-/// let enter = |_: &WorkerPlace| Ok::<(), String>(());
+/// let enter = |_: &WorkerPlacement| Ok::<(), String>(());
 /// let mut worker_pool = WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], &first, enter, None)?;
 /// worker_pool.publish(&SnapshotSpec { generation: 1, ..first })?;
 /// assert!(worker_pool.healthy() && wire.offer(0, &[0; 60]));
@@ -100,20 +99,20 @@ pub struct WorkerPool<F> {
     snat_usage: SnatUsage,
     flows: Flows,
     clock: Clock,
-    pulse: Option<PulseThread>,
+    watchdog: Option<Watchdog>,
 }
 
 /// The state that a publication changes.
 pub(super) struct Control {
     pub(super) publisher: Publisher<Forwarding>,
     pub(super) ledger: Ledger,
-    /// The state that was last given to the slow path.
-    pub(super) outside: Arc<Outside>,
+    /// The state that was last passed to the slow path.
+    pub(super) slow_path_state: Arc<SlowPathState>,
 }
 
 impl<F> WorkerPool<F> {
-    /// Compiles a spec and hands it to every worker; see [`Self::applied_generation`]. Takes as long as the compile,
-    /// and does not wait for workers.
+    /// Compiles a spec and publishes it to every worker; see [`Self::applied_generation`]. Takes as long as the compile
+    /// and doesn't wait for workers.
     ///
     /// # Errors
     /// [`PublishError`]; nothing has changed then.
@@ -144,50 +143,50 @@ impl<F> WorkerPool<F> {
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
         let handed_over = Instant::now();
         if !same_outside {
-            let outside = Outside::of(spec, self.announce).without_left_out(spec, &problems);
-            if *control.outside != outside {
-                self.slow_path.tell(outside.clone());
-                control.outside = Arc::new(outside);
+            let slow_path_state = SlowPathState::of(spec, self.announce).without_left_out(spec, &problems);
+            if *control.slow_path_state != slow_path_state {
+                self.slow_path.notify(slow_path_state.clone());
+                control.slow_path_state = Arc::new(slow_path_state);
             }
         }
         Ok(Published { generation: spec.generation, handed_over, problems })
     }
 
-    /// Takes the service ports of earlier processes whose flows are restored, each with its backends. A backend that has
-    /// left needs a place in the first snapshot with Services, or its flows end.
+    /// Takes the service ports of earlier processes whose flows are being restored, with their backends. A backend that
+    /// was removed needs an index in the first snapshot with Services, or its flows end.
     #[must_use]
     pub fn take_earlier_ports(&self) -> Vec<EarlierPort> {
         self.flows.take_earlier_ports()
     }
 
-    /// Why flows end with this process although their tables have a directory in memory, as text for display.
+    /// Why flows don't survive a restart although their directory is in memory, as text for people.
     #[must_use]
     pub fn flows_not_kept(&self) -> Option<String> {
         self.flows.not_kept()
     }
 
-    /// The flows of earlier processes, if flow tables outlive the process.
+    /// The flows of earlier processes, if flow tables survive restarts.
     #[must_use]
     pub fn restoration(&self) -> Option<&Restoration> {
         self.flows.restoration.as_deref()
     }
 
-    /// The backend that a client last got at any worker by `sessionAffinity: ClientIP` with this timeout; `None` if a
-    /// single worker remembers it alone.
+    /// The backend that a client last got at any worker by `sessionAffinity: ClientIP` with this timeout; `None` if
+    /// only a single worker remembers it.
     #[must_use]
     pub fn shared_affinity(&self, service: ServiceId, client: Addr, timeout_ms: u32) -> Option<BackendId> {
         self.flows.affinity(service, client, timeout_ms, self.now())
     }
 
-    /// Makes the workers tell of flows, and take those of other gateways, from now on. `port` is the UDP port from which the
-    /// host talks to these. The first call decides which flows are shared.
+    /// Enables flow sharing on all workers. `port` is the UDP port from which the host talks to peer gateways. The
+    /// first call decides which flows are shared.
     pub fn share_flows(&self, flows: SharedFlows, port: u16) -> Arc<Sharing> {
-        self.exchange.host_connections.talk_to_gateways_from(port);
+        self.exchange.host_connections.set_gateway_port(port);
         let sharing = || Arc::new(Sharing::new(flows, self.exchange.mailboxes.len()));
         Arc::clone(self.exchange.sharing.get_or_init(sharing))
     }
 
-    /// The virtual routers of which a VRRP advertisement passed the taps.
+    /// The virtual routers whose VRRP advertisements were seen on the taps.
     #[must_use]
     pub fn advertised(&self) -> Vec<Advertised> {
         self.exchange.advertisements.all(self.clock.now())
@@ -199,8 +198,8 @@ impl<F> WorkerPool<F> {
         self.control().publisher.applied_generation()
     }
 
-    /// Waits until every live worker forwards by this generation or a later one, at most for `most`. Returns whether
-    /// they do. It blocks the thread: for tests and benches.
+    /// Waits until every live worker uses this generation or a later one, up to `most`. Returns whether they do. Blocks
+    /// the thread: for tests and benches.
     #[must_use]
     pub fn wait_applied(&self, generation: u64, most: Duration) -> bool {
         let deadline = Instant::now() + most;
@@ -213,23 +212,23 @@ impl<F> WorkerPool<F> {
         true
     }
 
-    /// Frees, on this thread, the states that all workers have released. The next publication does it too.
+    /// Frees, on this thread, states that all workers have released. The next publication does it too.
     pub fn reclaim(&self) {
         self.control().publisher.reclaim();
     }
 
-    /// The generation that was published last.
+    /// The generation published last.
     #[must_use]
     pub fn published_generation(&self) -> u64 {
         self.control().publisher.generation()
     }
 
-    /// Reads the forwarding state in use, for listings and `explain`. A publication waits until `look` returns.
+    /// Reads the forwarding state in use, for listings and `explain`. Publications wait until `look` returns.
     pub fn with_snapshot<T>(&self, look: impl FnOnce(&Snapshot) -> T) -> T {
         look(&self.control().publisher.current().snapshot)
     }
 
-    /// The time on the clock of the workers.
+    /// The time on the workers' clock.
     #[must_use]
     pub fn now(&self) -> Now {
         self.clock.now()
@@ -247,7 +246,7 @@ impl<F> WorkerPool<F> {
         &self.links
     }
 
-    /// The host's connections to VIPs on one backend each.
+    /// The host's connections to VIPs, each on one backend.
     #[must_use]
     pub fn probes(&self) -> &Arc<Probes> {
         &self.probes
@@ -271,10 +270,10 @@ impl<F> WorkerPool<F> {
         self.ports
     }
 
-    /// Ends all threads and waits for them: first the workers, each at the end of its turn, then the slow path.
+    /// Ends all threads and waits for them: first the workers, each after its current iteration, then the slow path.
     pub fn stop(&mut self) {
-        if let Some(pulse) = self.pulse.take() {
-            pulse.end();
+        if let Some(watchdog) = self.watchdog.take() {
+            watchdog.end();
         }
         self.stop.store(true, Ordering::Release);
         for (handle, mailbox) in self.handles.iter_mut().zip(&self.exchange.mailboxes) {

@@ -1,6 +1,6 @@
-//! Queries that the workers answer between bursts: lists of flows, and copies of packets.
+//! Queries that workers answer between bursts: listings of flows, and copies of packets.
 //!
-//! Promises: no worker waits for the one who asks. A worker that does not answer in time is left out, and counted.
+//! Promises: no worker waits for the caller. A worker that doesn't answer in time is left out and counted.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -10,26 +10,26 @@ use tidegate_conntrack::FlowView;
 
 use super::WorkerPool;
 use crate::worker::watch::{PacketWatch, Watch, WatchFilter};
-use crate::worker::{FlowFilter, FlowQuestion, Question};
+use crate::worker::{FlowFilter, FlowQuery, Query};
 
 impl<F> WorkerPool<F> {
-    /// Lists up to `limit` flows that pass the filter, over all workers. Workers answer between bursts. Those that have
-    /// not answered within `timeout` are left out, and the second value is their number.
+    /// Lists up to `limit` flows that pass the filter, over all workers. Workers that don't answer within `timeout` are
+    /// left out; the second value is their number.
     #[must_use]
     pub fn flows(&self, filter: &FlowFilter, limit: usize, timeout: Duration) -> (Vec<FlowView>, usize) {
         let deadline = Instant::now() + timeout;
-        let asked: Vec<_> = self
+        let answers: Vec<_> = self
             .exchange
             .mailboxes
             .iter()
             .map(|mailbox| {
                 let (reply, answer) = sync_channel(1);
-                let question = FlowQuestion::new(filter.clone(), limit, reply);
-                mailbox.ask(Question::Flows(question)).ok().map(|()| answer)
+                let query = FlowQuery::new(filter.clone(), limit, reply);
+                mailbox.query(Query::Flows(query)).ok().map(|()| answer)
             })
             .collect();
         let (mut flows, mut silent) = (Vec::new(), 0);
-        for answer in asked {
+        for answer in answers {
             let left = deadline.saturating_duration_since(Instant::now());
             match answer.and_then(|answer| answer.recv_timeout(left).ok()) {
                 Some(found) => flows.extend(found),
@@ -40,19 +40,19 @@ impl<F> WorkerPool<F> {
         (flows, silent)
     }
 
-    /// Begins to copy the packets that pass the filter, at every worker. Each worker keeps up to `records` packets that were
-    /// not taken yet, with `snap` bytes of each frame. The caller has at most
-    /// [`WATCHES_MAX`](crate::worker::watch::WATCHES_MAX) of them at a time.
+    /// Starts copying packets that pass the filter at every worker. Each worker keeps up to `records` unread packets,
+    /// with `snap` bytes of each frame. The caller may have up to [`WATCHES_MAX`](crate::worker::watch::WATCHES_MAX)
+    /// watches at a time.
     ///
     /// # Errors
-    /// The first worker that has too many queries waiting.
+    /// The first worker whose query queue is full.
     pub fn watch(&self, filter: &WatchFilter, records: usize, snap: usize) -> Result<PacketWatch, usize> {
         let mailboxes = self.exchange.mailboxes.iter();
         let watches: Vec<_> =
             mailboxes.map(|_| Arc::new(Watch::new(filter.clone(), records, snap))).collect();
         let watch = PacketWatch::new(watches.clone());
         for (n, (mailbox, one)) in self.exchange.mailboxes.iter().zip(watches).enumerate() {
-            mailbox.ask(Question::Watch(one)).map_err(|_| n)?;
+            mailbox.query(Query::Watch(one)).map_err(|_| n)?;
         }
         Ok(watch)
     }

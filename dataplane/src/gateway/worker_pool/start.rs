@@ -1,6 +1,6 @@
 //! Starts the threads of a gateway.
 //!
-//! Promises: if one thread does not start, those that were already started have ended when the error is returned.
+//! Promises: if one thread doesn't start, those already started have ended when the error is returned.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use super::{Control, WorkerPool};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
-use crate::flow_memory::Outliving;
+use crate::flow_memory::FlowPersistence;
 use crate::gateway::error::{PublishError, WorkerPoolError};
 use crate::gateway::ledger::Ledger;
 use crate::gateway::slow_path_handle::SlowPathHandle;
@@ -29,21 +29,21 @@ use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
 use crate::punt::tap::Tap;
-use crate::slow_path::{Outside, SlowPath};
-use crate::topology::WorkerPlace;
+use crate::slow_path::{SlowPath, SlowPathState};
+use crate::topology::WorkerPlacement;
 use crate::worker::rings::Rings;
 use crate::worker::{Exchange, Forwarding, Shared, Worker, WorkerParts};
 
 impl<F> WorkerPool<F> {
-    /// Starts the threads. `queues[worker][interface]` are the workers' queues. `first` is the initial forwarding
+    /// Starts the threads. `queues[worker][interface]` are the workers' queues, and `first` is the initial forwarding
     /// state. Each worker's thread first calls `enter` (to pin and register itself) and keeps the result until the
     /// worker ends.
     ///
     /// # Errors
-    /// [`WorkerPoolError`]; the threads that were already started have ended then.
+    /// [`WorkerPoolError`]; threads that were already started have ended then.
     ///
     /// # Panics
-    /// If the number of lists of queues is not the number of places, or the lists have different lengths.
+    /// If there is not one list of queues per placement, or the lists have different lengths.
     pub fn start<Q, S, E, G>(
         config: &WorkerPoolConfig,
         queues: Vec<Vec<Q>>,
@@ -56,10 +56,10 @@ impl<F> WorkerPool<F> {
     where
         Q: PortQueue<Frame = F> + 'static,
         S: FrameSource<Frame = F> + 'static,
-        E: Fn(&WorkerPlace) -> Result<G, String> + Clone + Send + 'static,
+        E: Fn(&WorkerPlacement) -> Result<G, String> + Clone + Send + 'static,
         F: Send + 'static,
     {
-        assert_eq!(queues.len(), config.places.len(), "one list of queues for each worker");
+        assert_eq!(queues.len(), config.placements.len(), "one list of queues for each worker");
         let ports = queues.first().map_or(0, Vec::len);
         assert!(queues.iter().all(|queues| queues.len() == ports), "every worker has a queue of every port");
         if first.network.interfaces.len() != ports {
@@ -70,34 +70,34 @@ impl<F> WorkerPool<F> {
         let neighbors = Arc::new(neighbors);
         let (snapshot, problems) =
             Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
-        let mut ledger = Ledger::new(config.places.len());
+        let mut ledger = Ledger::new(config.placements.len());
         let tallies = ledger.follow(&snapshot);
         let clock = Clock::calibrated();
         let flows = Flows::new(config, clock.now(), on_failure.cloned());
         flows.allocate_shared(&snapshot);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
-        let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
+        let slow_path_state = SlowPathState::of(first, config.announce).without_left_out(first, &problems);
         let probes: Arc<Probes> = Arc::default();
         probes.follow(&first.network.interfaces, &publisher.current().snapshot);
         let mut worker_pool = Self {
-            exchange: Arc::new(Exchange::new(config.places.len())),
+            exchange: Arc::new(Exchange::new(config.placements.len())),
             handles: Vec::new(),
-            slow_path: SlowPathHandle::new(outside.clone()),
+            slow_path: SlowPathHandle::new(slow_path_state.clone()),
             stop: Arc::default(),
             neighbors,
             links: Arc::new(Links::new(first.network.interfaces.iter().map(|one| one.name.as_str()))),
             probes,
             ports,
             announce: config.announce,
-            control: Mutex::new(Control { publisher, ledger, outside: Arc::new(outside) }),
+            control: Mutex::new(Control { publisher, ledger, slow_path_state: Arc::new(slow_path_state) }),
             snat_usage: SnatUsage::default(),
             flows,
             clock,
-            pulse: None,
+            watchdog: None,
         };
-        let ends = queues.into_iter().zip(Rings::between(config.places.len()));
-        for (place, ends) in config.places.iter().zip(ends) {
-            worker_pool.start_worker(config, *place, ends, enter.clone(), on_failure.cloned())?;
+        let ends = queues.into_iter().zip(Rings::between(config.placements.len()));
+        for (placement, ends) in config.placements.iter().zip(ends) {
+            worker_pool.start_worker(config, *placement, ends, enter.clone(), on_failure.cloned())?;
         }
         worker_pool.flows.prepare(&worker_pool.control().publisher.current().snapshot);
         let mtu = first.network.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
@@ -108,20 +108,20 @@ impl<F> WorkerPool<F> {
     fn start_worker<Q, E, G>(
         &mut self,
         config: &WorkerPoolConfig,
-        place: WorkerPlace,
+        placement: WorkerPlacement,
         (ports, rings): (Vec<Q>, Rings<F>),
         enter: E,
         on_failure: Option<OnFailure>,
     ) -> Result<(), WorkerPoolError>
     where
         Q: PortQueue<Frame = F> + 'static,
-        E: Fn(&WorkerPlace) -> Result<G, String> + Send + 'static,
+        E: Fn(&WorkerPlacement) -> Result<G, String> + Send + 'static,
         F: Send + 'static,
     {
         let shared: Arc<Shared> = Arc::default();
         let pipeline = PipelineConfig {
-            worker: place.worker,
-            workers: u8::try_from(config.places.len()).expect("at most WORKERS_MAX workers"),
+            worker: placement.worker,
+            workers: u8::try_from(config.placements.len()).expect("at most WORKERS_MAX workers"),
             entries: config.flow_entries,
             seed: config.seed,
             steering: config.steering.clone(),
@@ -135,13 +135,13 @@ impl<F> WorkerPool<F> {
             (self.flows.affinities.clone(), Arc::clone(&self.flows.associations));
         let (memory, restoration) = (Arc::clone(&self.flows.memory), self.flows.restoration.clone());
         let make = move || {
-            let mut provider = memory.provider(place.worker, place.numa);
+            let mut provider = memory.provider(placement.worker, placement.numa);
             let mut pipeline = Pipeline::in_memory(&pipeline, &mut provider).with_associations(associations);
             if let Some(affinities) = affinities {
                 pipeline = pipeline.with_affinities(affinities);
             }
             pipeline.flows_mut().set_service_share(percent);
-            let worker = place.worker;
+            let worker = placement.worker;
             Worker::new(WorkerParts {
                 worker,
                 ports,
@@ -151,14 +151,14 @@ impl<F> WorkerPool<F> {
                 exchange,
                 rings,
                 shared: counts,
-                outliving: Outliving { restoration, clock: memory.clock(worker) },
+                persistence: FlowPersistence { restoration, clock: memory.clock(worker) },
                 clock,
                 idle,
             })
         };
         let (handle, readiness) =
-            WorkerHandle::start(place, shared, move || enter(&place), make, stop, on_failure)?;
-        // Added before the start is confirmed, so that the end of the worker pool always waits for it.
+            WorkerHandle::start(placement, shared, move || enter(&placement), make, stop, on_failure)?;
+        // Added before the start is confirmed, so that stopping the pool always waits for it.
         self.handles.push(handle);
         readiness.wait()
     }
@@ -180,7 +180,7 @@ impl<F> WorkerPool<F> {
                 self.links.has_tap(interface, tap.name());
             }
         }
-        // Without taps, the kernel cannot reach backends either.
+        // Without taps, the kernel can't reach backends either.
         let probe_device = taps.iter().any(Option::is_some).then(|| ProbeDevice::create(mtu_of_probes(mtu)));
         let probe_device = probe_device.and_then(|made| {
             made.map_err(|error| {
@@ -197,7 +197,7 @@ impl<F> WorkerPool<F> {
             taps,
             links: Arc::clone(&self.links),
             table: Arc::clone(&self.neighbors),
-            outside: self.slow_path.outside(),
+            slow_path_state: self.slow_path.slow_path_state(),
             counters: self.slow_path.shared_counters(),
             clock: self.clock,
         };
@@ -207,19 +207,19 @@ impl<F> WorkerPool<F> {
 }
 
 impl WorkerPool<MemoryFrame> {
-    /// A gateway without a wire, for tests: one worker, with one port in memory, that forwards by this state.
+    /// A gateway without a wire, for tests: one worker with one port in memory, and this forwarding state.
     ///
     /// # Errors
     /// [`WorkerPoolError`].
     pub fn in_memory(first: &SnapshotSpec) -> Result<Self, WorkerPoolError> {
         let config = WorkerPoolConfig { announce: true, ..WorkerPoolConfig::one_worker(0, 1024) };
         let (_wire, ends) = memory::port(1, 64);
-        let enter = |_: &WorkerPlace| Ok::<(), String>(());
+        let enter = |_: &WorkerPlacement| Ok::<(), String>(());
         Self::start(&config, vec![ends], Heap, vec![None], first, enter, None)
     }
 }
 
-/// The maximum packet size of probes, in bytes: probes must fit every link with the longest outer headers. IPv6 requires
+/// The maximum packet size of probes in bytes: probes must fit every link with the longest outer headers. IPv6 requires
 /// 1,280.
 fn mtu_of_probes(least: u16) -> u16 {
     let overhead = tunnel::OVERHEAD_MAX as u16;
