@@ -107,14 +107,14 @@ impl Pipeline {
         walks: Walks,
         may_walk: bool,
         now: Now,
-        mut tell: impl FnMut(FlowUpdate),
+        mut send: impl FnMut(FlowUpdate),
     ) -> bool {
         let Some(shared) = self.sharing.flows else { return false };
         if self.flows.has_changes() {
             self.flows.take_changes(now, |change, tags| match change {
                 SharedChange::Is(flow) => {
                     let record = record(snapshot, shared, &flow, tags);
-                    record.into_iter().for_each(|record| tell(FlowUpdate::Is(record)));
+                    record.into_iter().for_each(|record| send(FlowUpdate::Is(record)));
                 }
                 SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut send),
             });
@@ -126,7 +126,7 @@ impl Pipeline {
             let tags = self.flows.flow_tags();
             let record =
                 flow.and_then(|flow| record_of(snapshot, shared, &flow, tags, Agreement::Contradicted));
-            record.into_iter().for_each(|record| tell(FlowUpdate::Is(record)));
+            record.into_iter().for_each(|record| send(FlowUpdate::Is(record)));
         }
         let sharing = &mut self.sharing;
         if sharing.walk.is_none() {
@@ -141,7 +141,7 @@ impl Pipeline {
         let next = self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_TURN, with_nat, now, |flow| {
             if walk.is_complete || !flow.is_untouched {
                 let record = record(snapshot, shared, &flow, tags);
-                record.into_iter().for_each(|record| tell(FlowUpdate::Is(record)));
+                record.into_iter().for_each(|record| send(FlowUpdate::Is(record)));
             }
         });
         match next {
@@ -157,9 +157,9 @@ impl Pipeline {
         self.sharing.walked()
     }
 
-    /// Stores a flow of another gateway, or its end. A flow that has had packets here stays as it is.
-    pub fn adopt(&mut self, snapshot: &Snapshot, news: &FlowUpdate, now: Now) -> ImportOutcome {
-        let name = news.name();
+    /// Imports a flow of another gateway, or its end. A flow that has had packets here doesn't change.
+    pub fn adopt(&mut self, snapshot: &Snapshot, update: &FlowUpdate, now: Now) -> ImportOutcome {
+        let name = update.name();
         let (vip, proto) = (name.service.vip.into(), name.service.protocol.number());
         let hash = Snapshot::hash_service(&vip, proto, name.service.port);
         let Some(service) = snapshot.service(hash, &vip, proto, name.service.port) else {
@@ -170,7 +170,7 @@ impl Pipeline {
         } else {
             (FlowKey::flow(service.id, name.client.addr, name.client.port), service.idle)
         };
-        let record = match news {
+        let record = match update {
             FlowUpdate::Is(record) => record,
             FlowUpdate::Gone(_) => {
                 self.flows.give_up_adopted(&key, key.is_affinity_key() || service.mode.is_dsr());
@@ -193,7 +193,7 @@ impl Pipeline {
         let local = record.translation.as_ref().map(|one| (&one.local.addr, one.local.port));
         // A connection of a client with affinity may arrive at any worker.
         let is_everywhere = self.workers == 1 || record.name.is_affinity();
-        if !is_everywhere && !self.is_concerned(snapshot, service, client, (&place.0, place.1), local) {
+        if !is_everywhere && !self.may_receive(snapshot, service, client, (&endpoint.0, endpoint.1), local) {
             return ImportOutcome::Elsewhere;
         }
         let reply = record.translation.map(|translation| SharedReply {
@@ -345,7 +345,7 @@ fn record_of(
     })
 }
 
-/// The news that a flow has left the table.
+/// The update for a flow that has left the table.
 fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowUpdate> {
     let service = snapshot.service_by_id(key.service())?;
     let is_shared = match service.mode.is_dsr() {

@@ -268,5 +268,5 @@ fn fragments(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
         cut.write(frame, n, &mut bytes);
         bytes
     };
-    (0..cut.fragments()).map(piece).collect()
+    (0..cut.fragments()).map(fragment).collect()
 }

@@ -138,8 +138,8 @@ impl Gateway {
         });
     }
 
-    /// What it has to tell.
-    fn news(&mut self) -> Vec<FlowUpdate> {
+    /// The updates that it sends.
+    fn updates(&mut self) -> Vec<FlowUpdate> {
         let (mut all, lab) = (Vec::new(), &mut self.lab);
         while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}
         all

@@ -90,8 +90,8 @@ impl Gateway {
         self.receive(at, &frame(from, to, flags))
     }
 
-    /// What the gateway has to tell, of what has changed since the last call and of the walks that are due.
-    pub(super) fn news(&mut self) -> Vec<FlowUpdate> {
+    /// The updates since the last call, including walks that are due.
+    pub(super) fn updates(&mut self) -> Vec<FlowUpdate> {
         let mut all = Vec::new();
         for lab in &mut self.labs {
             while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}
@@ -99,7 +99,7 @@ impl Gateway {
         all
     }
 
-    pub(super) fn adopt(&mut self, news: &[FlowUpdate]) -> Vec<ImportOutcome> {
+    pub(super) fn adopt(&mut self, updates: &[FlowUpdate]) -> Vec<ImportOutcome> {
         let labs = &mut self.labs;
         let adopt = |updates| {
             labs.iter_mut().map(move |lab| lab.pipeline.adopt(&lab.snapshot, updates, lab.now)).min()
@@ -174,8 +174,8 @@ fn nat_flow_continues_at_another_gateway_in_both_directions() {
         let (mut first, mut second) =
             (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, workers));
         let local = open(&mut first, sides);
-        let news = first.news();
-        assert_eq!(second.adopt(&news), [ImportOutcome::New], "{mode:?}, {workers} workers: {news:?}");
+        let updates = first.updates();
+        assert_eq!(second.adopt(&updates), [ImportOutcome::New], "{mode:?}, {workers} workers: {updates:?}");
         let [client, vip, backend] = sides.map(addr);
         // The first packet may be a reply that the client waits for.
         for _ in 0..3 {
@@ -198,7 +198,7 @@ fn adopted_flow_survives_a_restart_of_the_gateway_that_adopted_it() {
         let mut gone = Gateway::new(&spec, 1, SharedFlows::Nat);
         let local = open(&mut gone, sides);
         let mut adopter = Gateway::second(&spec, workers);
-        assert_eq!(adopter.adopt(&gone.news()), [ImportOutcome::New]);
+        assert_eq!(adopter.adopt(&gone.updates()), [ImportOutcome::New]);
         let mut next = Gateway::second(&spec, workers);
         adopter.restart_as(&mut next);
         assert_eq!(next.live(), adopter.live(), "{mode:?}, {workers} workers");
@@ -247,8 +247,8 @@ fn gateway_knows_whether_it_gets_replies_of_adopted_flows() {
     let has_replies = |gateway: &mut Gateway| {
         gateway.wait(1);
         gateway.walks.complete += 1;
-        let news = gateway.news();
-        let [FlowUpdate::Is(record)] = news[..] else { panic!("{news:?}") };
+        let updates = gateway.updates();
+        let [FlowUpdate::Is(record)] = updates[..] else { panic!("{updates:?}") };
         record.translation.expect("a NAT flow").has_replies
     };
     assert!(has_replies(&mut first), "its own flow");
@@ -288,9 +288,9 @@ fn end_of_a_flow_ends_it_at_other_gateways_unless_it_is_used_there() {
         first.send(backend, local, RST);
         first.wait(11);
         assert_eq!(first.live(), 0);
-        let news = first.news();
-        assert!(matches!(news[..], [FlowUpdate::Gone(_)]), "{news:?}");
-        assert_eq!(second.adopt(&news), [ImportOutcome::Gone]);
+        let updates = first.updates();
+        assert!(matches!(updates[..], [FlowUpdate::Gone(_)]), "{updates:?}");
+        assert_eq!(second.adopt(&updates), [ImportOutcome::Gone]);
         assert_eq!(second.live(), usize::from(used));
     }
 }
@@ -304,7 +304,7 @@ fn adopted_flow_is_relayed_only_to_a_gateway_that_has_lost_its_tables() {
     second.walks.refreshing += 1;
     assert_eq!(second.updates(), [], "the first gateway knows its own flow");
     second.walks.complete += 1;
-    let back = second.news();
+    let back = second.updates();
     assert!(matches!(back[..], [FlowUpdate::Is(record)] if record.is_relayed), "{back:?}");
     let mut restarted = Gateway::new(&spec, 1, SharedFlows::Nat);
     assert_eq!(restarted.adopt(&back), [ImportOutcome::New]);
@@ -312,7 +312,7 @@ fn adopted_flow_is_relayed_only_to_a_gateway_that_has_lost_its_tables() {
     second.wait(1);
     second.send(client, vip, ACK);
     second.walks.refreshing += 1;
-    assert!(matches!(second.news()[..], [FlowUpdate::Is(record)] if !record.is_relayed));
+    assert!(matches!(second.updates()[..], [FlowUpdate::Is(record)] if !record.is_relayed));
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn adopted_flow_expires_by_its_age_however_often_it_is_sent() {
         first.wait(100);
         second.wait(100);
         (first.walks.complete, second.walks.complete) = (first.walks.complete + 1, second.walks.complete + 1);
-        let (to, fro) = (first.news(), second.news());
+        let (to, fro) = (first.updates(), second.updates());
         assert_eq!(
             (second.adopt(&to), first.adopt(&fro)),
             (vec![ImportOutcome::Known], vec![ImportOutcome::Known])
@@ -345,8 +345,8 @@ fn flow_in_use_is_never_replaced_by_a_record() {
         let (local, backend) = sent(&first.send(client, vip, SYN));
         first.send(backend, local, SYN | ACK);
         first.send(client, vip, ACK);
-        let mut news = first.news();
-        let [FlowUpdate::Is(record)] = &mut news[..] else { panic!("{news:?}") };
+        let mut updates = first.updates();
+        let [FlowUpdate::Is(record)] = &mut updates[..] else { panic!("{updates:?}") };
         // The other gateway has chosen the other backend for the same ports.
         let other = if backend == addr("10.0.0.1:80") { "10.0.0.2:80" } else { "10.0.0.1:80" };
         let mut elsewhere = *record;
@@ -354,7 +354,7 @@ fn flow_in_use_is_never_replaced_by_a_record() {
         second.adopt(&[FlowUpdate::Is(elsewhere)]);
         second.wait(1);
         assert_eq!(sent(&second.send(client, vip, ACK)).1, addr(other));
-        assert_eq!(second.adopt(&news), [ImportOutcome::Conflict], "{mode:?}");
+        assert_eq!(second.adopt(&updates), [ImportOutcome::Conflict], "{mode:?}");
         assert_eq!(sent(&second.send(client, vip, ACK)).1, addr(other));
     }
 }
@@ -412,11 +412,11 @@ fn earlier_connection_of_a_client_port_is_replaced_by_the_active_one() {
         let outdated = if mode.is_dsr() { first.updates() } else { outdated };
         assert_eq!(outdated.len(), 1, "{mode:?}");
         assert_eq!(second.adopt(&outdated), [ImportOutcome::Conflict]);
-        let contradiction = second.news();
+        let contradiction = second.updates();
         assert_eq!(contradiction.len(), 1, "{mode:?}");
         assert_eq!(first.adopt(&contradiction), [ImportOutcome::New], "{mode:?}");
-        let fate = first.send(client, vip, ACK);
-        assert_eq!(SocketAddr::new(first.labs[0].backend_of(&fate), 80), newest, "{mode:?}");
+        let result = first.send(client, vip, ACK);
+        assert_eq!(SocketAddr::new(first.labs[0].backend_of(&result), 80), newest, "{mode:?}");
     }
 }
 
@@ -425,14 +425,14 @@ fn invalid_record_is_refused_with_its_reason() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
-    let [FlowUpdate::Is(record)] = first.news()[..] else { panic!("one record") };
+    let [FlowUpdate::Is(record)] = first.updates()[..] else { panic!("one record") };
     let refuse = |change: &dyn Fn(&mut tidegate_conntrack::flow_record::FlowRecord)| {
         let mut record = record;
         change(&mut record);
         let mut second = Gateway::second(&spec, 1);
-        let learned = second.adopt(&[FlowUpdate::Is(record)])[0];
-        assert_eq!(second.live(), usize::from(learned == ImportOutcome::New));
-        learned
+        let outcome = second.adopt(&[FlowUpdate::Is(record)])[0];
+        assert_eq!(second.live(), usize::from(outcome == ImportOutcome::New));
+        outcome
     };
     assert_eq!(refuse(&|_| ()), ImportOutcome::New);
     assert_eq!(refuse(&|record| record.name.service.port = 81), ImportOutcome::UnknownService);
@@ -456,7 +456,7 @@ fn records_fill_a_table_to_three_quarters_of_its_bound_at_most() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
-    let [FlowUpdate::Is(record)] = first.news()[..] else { panic!("one record") };
+    let [FlowUpdate::Is(record)] = first.updates()[..] else { panic!("one record") };
     let mut second = Gateway::second(&spec, 1);
     let full = (1..60_000u16).filter(|port| {
         let mut record = record;
@@ -489,10 +489,10 @@ fn dsr_flow_is_exported_when_a_change_of_backends_puts_it_in_flux() {
     let change = adds("10.0.0.4:80");
     first.labs[0].change(change);
     second.labs[0].change(change);
-    let news = first.news();
-    assert!((20..100).contains(&news.len()), "a quarter moves: {}", news.len());
-    let learned = second.adopt(&news);
-    assert!(learned.iter().all(|learned| *learned == ImportOutcome::New), "{learned:?}");
+    let updates = first.updates();
+    assert!((20..100).contains(&updates.len()), "a quarter moves: {}", updates.len());
+    let outcome = second.adopt(&updates);
+    assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{outcome:?}");
     for (port, expected) in (40_000..).zip(&backends) {
         let result = second.send(client(port), vip, ACK);
         assert_eq!(second.labs[0].backend_of(&result), *expected, "port {port}");
@@ -521,15 +521,15 @@ fn affinity_is_exported_when_the_tables_select_another_backend() {
         let change = adds("10.0.0.4:80");
         first.labs[0].change(change);
         second.labs.iter_mut().for_each(|lab| lab.change(change));
-        let news = first.news();
-        assert!((20..100).contains(&news.len()), "{mode}: a quarter moves: {}", news.len());
-        let learned = second.adopt(&news);
-        assert!(learned.iter().all(|learned| *learned == ImportOutcome::New), "{mode}: {learned:?}");
+        let updates = first.updates();
+        assert!((20..100).contains(&updates.len()), "{mode}: a quarter moves: {}", updates.len());
+        let outcome = second.adopt(&updates);
+        assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{mode}: {outcome:?}");
         for (n, expected) in (1..=200).zip(&backends) {
             assert_eq!(connect(&mut second, n, 50_000), *expected, "{mode}: client {n}");
         }
-        // One that is told again changes nothing.
-        assert!(second.adopt(&news).iter().all(|learned| *learned == ImportOutcome::Known));
+        // A repeated record changes nothing.
+        assert!(second.adopt(&updates).iter().all(|outcome| *outcome == ImportOutcome::Known));
         second.wait(101);
         let moved = (1..=200).zip(&backends).filter(|(n, was)| connect(&mut second, *n, 60_000) != **was);
         assert!((20..100).contains(&moved.count()), "{mode}: after the timeout");

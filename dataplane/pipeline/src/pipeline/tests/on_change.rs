@@ -241,16 +241,16 @@ fn flows_in_flux_can_be_shared_with_another_gateway() {
         fleet.change(&[3], &[11]);
     }
     let owners: Vec<IpAddr> = (1000..2000).map(|port| one.send(port, flags::SYN)).collect();
-    let mut told: Vec<FlowUpdate> = Vec::new();
+    let mut exported: Vec<FlowUpdate> = Vec::new();
     one.lab.pipeline.set_shared_flows(Some(SharedFlows::InFlux), Walks::default());
     while one
         .lab
         .pipeline
         .share(&one.lab.snapshot, Walks::default(), true, one.lab.now, |updates| exported.push(updates))
     {}
-    assert_eq!(told.len(), one.remembered());
-    assert!(told.len() > 100);
-    for flow in &told {
+    assert_eq!(exported.len(), one.entries());
+    assert!(exported.len() > 100);
+    for flow in &exported {
         assert_eq!(other.lab.pipeline.adopt(&other.lab.snapshot, flow, other.lab.now), ImportOutcome::New);
     }
     for (port, owner) in (1000..2000).zip(owners) {

@@ -7,8 +7,8 @@ use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::sctp::chunk;
 
-use super::flow_replication::{Gateway, joins, sent};
-use super::lab::{Fate, ROUTER_MAC, backend_mac, service, spec};
+use super::flow_replication::{Gateway, adds, sent};
+use super::lab::{FrameResult, ROUTER_MAC, backend_mac, service, spec};
 use crate::pipeline::{ImportOutcome, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
@@ -70,10 +70,10 @@ fn association_continues_at_another_gateway_which_recognises_its_end() {
             let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
             let mut second = Gateway::second(&spec, workers);
             let local = associate(&mut first, ends);
-            let news = first.news();
-            let [FlowUpdate::Is(record)] = news[..] else { panic!("{mode}: {news:?}") };
+            let updates = first.updates();
+            let [FlowUpdate::Is(record)] = updates[..] else { panic!("{mode}: {updates:?}") };
             assert_eq!(record.tags, Some(TAGS));
-            assert_eq!(second.adopt(&news), [ImportOutcome::New], "{mode}, {workers} workers");
+            assert_eq!(second.adopt(&updates), [ImportOutcome::New], "{mode}, {workers} workers");
             let [client, vip, backend] = ends.map(addr);
             for _ in 0..3 {
                 let reply = answer(&mut second, backend, local, chunk::DATA, &[0; 16]);
@@ -118,7 +118,7 @@ fn tags_from_packets_are_not_replaced_by_those_of_a_record() {
     let spec = spec_of(ForwardingMode::Nat, ENDS[0][1], &[ENDS[0][2]]);
     let mut gateway = Gateway::new(&spec, 1, SharedFlows::Nat);
     associate(&mut gateway, ENDS[0]);
-    let [FlowUpdate::Is(mut record)] = gateway.news()[..] else { panic!("one record") };
+    let [FlowUpdate::Is(mut record)] = gateway.updates()[..] else { panic!("one record") };
     record.tags = Some(TagPair { client: 1, server: 2 });
     assert_eq!(gateway.adopt(&[FlowUpdate::Is(record)]), [ImportOutcome::Known]);
     let [client, vip, _] = ENDS[0].map(addr);
@@ -147,10 +147,10 @@ fn dsr_associations_in_flux_are_exported() {
     let change = adds("10.0.0.4:3868");
     first.labs[0].change(change);
     second.labs[0].change(change);
-    let news = first.news();
-    assert!((20..100).contains(&news.len()), "a quarter moves: {}", news.len());
-    let learned = second.adopt(&news);
-    assert!(learned.iter().all(|learned| *learned == ImportOutcome::New), "{learned:?}");
+    let updates = first.updates();
+    assert!((20..100).contains(&updates.len()), "a quarter moves: {}", updates.len());
+    let outcome = second.adopt(&updates);
+    assert!(outcome.iter().all(|outcome| *outcome == ImportOutcome::New), "{outcome:?}");
     for (port, expected) in (40_000..).zip(&backends) {
         let result = send_chunk(&mut second, client(port), vip, TAGS.server, chunk::DATA, &[0; 16]);
         assert_eq!(second.labs[0].backend_of(&result), *expected, "port {port}");

@@ -108,14 +108,12 @@ fn retried(snapshot: &Snapshot, seen: &Seen<'_>, out: &Interface, after: &Header
 
 /// Checks a frame that is sent in fragments: they can be created, are valid, and fit.
 fn cut(seen: &Seen<'_>, packet: usize, mtu: u16) {
-    let Some(cut) = Cut::new(seen.after, packet, usize::from(mtu)) else {
-        seen.fail("to be sent in pieces, and cannot be cut")
-    };
-    seen.assert(cut.fragments() > 1, "to be sent in pieces, and fits");
+    let Some(cut) = Cut::new(seen.after, packet, usize::from(mtu)) else { seen.fail("cannot be fragmented") };
+    seen.assert(cut.fragments() > 1, "fits, but is fragmented");
     for n in 0..cut.fragments() {
-        let mut piece = vec![0; cut.frame_len(n)];
-        cut.write(seen.after, n, &mut piece);
-        seen.assert(seen.packet(&piece).ip_len() <= mtu, "a piece is larger than the MTU");
+        let mut fragment = vec![0; cut.frame_len(n)];
+        cut.write(seen.after, n, &mut fragment);
+        seen.assert(seen.packet(&fragment).ip_len() <= mtu, "a fragment is larger than the MTU");
     }
 }
 
