@@ -56,7 +56,7 @@ fn no_connection_breaks_when_the_gateway_is_killed_restarted_or_reloaded() {
             assert!(why.is_empty(), "{action:?}, {workers} workers: {why:#?}\n{log}");
             if action != Action::Reload {
                 let restored =
-                    log.lines().rfind(|line| line.contains("flows of the earlier process are restored"));
+                    log.lines().rfind(|line| line.contains("restored flows of the earlier process"));
                 println!(
                     "{action:?}, {workers} workers: ready again {took:?} after the signal; {restored:?}"
                 );
