@@ -125,7 +125,6 @@ struct Entry {
     followed: bool,
 }
 
-/// The number of sets of the table.
 const SETS: usize = FRAGMENTS_MAX / FRAGMENT_WAYS;
 const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENT_WAYS == FRAGMENTS_MAX);
 

@@ -98,7 +98,6 @@ impl ReplyLimit {
     }
 }
 
-/// The rates of a kind.
 fn limits(kind: AnswerKind) -> AnswerLimits {
     match kind {
         AnswerKind::PacketTooBig | AnswerKind::Reset => ANSWERS_SMALL,

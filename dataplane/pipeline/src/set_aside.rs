@@ -94,13 +94,11 @@ impl SetAside {
         }
     }
 
-    /// Whether no backend is marked.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.marked.is_empty()
     }
 
-    /// The marked backends.
     pub(crate) fn marked(&self) -> &[BackendId] {
         &self.marked
     }
@@ -186,7 +184,6 @@ impl SetAside {
         }
     }
 
-    /// Removes the mark of a backend.
     pub(crate) fn forget(&mut self, id: BackendId) {
         if self.mark(id).is_some() {
             self.marks[id.index()] = [0; 4];

@@ -1,7 +1,7 @@
 //! Feeds seeded inputs to the readers of captures, and measures what they allocate.
 //!
-//! This is a binary of its own, because its allocator counts and writes zeros itself. A pipeline has tables of some
-//! 60 MiB that the system zeroes, so the fuzz run of the pipeline would take ten times as long with it.
+//! This is a separate binary, because its allocator counts and zeroes memory itself. With it, the fuzz run of the
+//! pipeline, whose tables of 60 MiB the system zeroes, would take ten times as long.
 
 mod seeds;
 

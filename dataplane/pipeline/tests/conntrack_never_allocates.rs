@@ -9,8 +9,8 @@ use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
 use tidegate_wire::tcp::flags::{ACK, FIN, SYN};
 
-/// Processes three times as many flows as the limit. Half of them are established, and there are hits, endings and
-/// ageing among them.
+/// Processes three times as many flows as the limit, half of them established, with hits, ends of connections and
+/// ageing.
 fn work(tables: &mut FlowTables, bound: u32) {
     let idle = IdleTimeout::new(Duration::from_secs(30));
     for n in 0..3 * bound {
@@ -56,5 +56,5 @@ fn flow_tables_allocate_nothing_after_construction() {
     let worked = allocation_counter::measure(|| work(&mut tables, bound));
     assert_eq!(worked.count_total, 0);
     let counters = tables.counters();
-    assert!(counters.evictions.iter().sum::<u64>() > 0, "there was more than fits: {counters:?}");
+    assert!(counters.evictions.iter().sum::<u64>() > 0, "there were more flows than the limit: {counters:?}");
 }

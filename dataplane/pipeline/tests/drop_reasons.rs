@@ -1,8 +1,7 @@
-//! For every reason with which this crate drops a frame, there is a frame here that sets its counter to 1: reason ->
-//! lab and frame.
+//! For every reason for which this crate drops a frame, a frame here sets its counter to 1.
 //!
-//! A new reason without a line in [`refused_by_dsr_l2`] or [`broken`] does not compile, and a reason that can no longer
-//! occur fails the test. Only the reasons that the drivers count, and this crate never does, are listed as exceptions.
+//! A new reason without a line in [`refused_by_dsr_l2`] or [`broken`] doesn't compile, and a reason that can no longer
+//! occur fails the test. The reasons that only drivers count are exceptions.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use tidegate_spec::{
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
-/// The reasons that the crate `tidegate-dataplane` counts, because it has the queues and the buffers.
+/// The reasons that the crate `tidegate-dataplane` counts, because it owns the queues and the buffers.
 const OF_THE_DRIVERS: [Refusal; 7] = [
     Refusal::NotContiguous,
     Refusal::NoBuffer,
@@ -76,7 +75,7 @@ fn lab(mode: ForwardingMode) -> Lab {
     Lab::new(all.iter().flat_map(|&p| [one(mode, p, VIP), one(mode, p, VIP6)]).collect())
 }
 
-/// The same gateway, but it does not answer packets of unknown flows.
+/// [`lab`] with a gateway that doesn't answer packets of unknown flows.
 fn silent(mode: ForwardingMode) -> Lab {
     let mut lab = lab(mode);
     lab.change(|spec| {
@@ -94,13 +93,13 @@ fn to_gateway(builder: Builder) -> Vec<u8> {
     builder.mac(ROUTER_MAC, GATEWAY_MAC).build()
 }
 
-/// An ICMP error about an answer of the VIP. It is never answered with another error (RFC 1122 3.2.2).
+/// An ICMP error about an answer of the VIP. It must not be answered with another error (RFC 1122 3.2.2).
 fn error_about_an_answer(len: usize) -> Builder {
     let quoted = Builder::udp(VIP, CLIENT).payload_len(len).packet();
     Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 3, [0; 4]).payload(&quoted)
 }
 
-/// The second of two workers, and a frame whose flow the first one holds.
+/// The second of two workers, and a frame whose flow the first one owns.
 fn of_the_other_worker() -> (Lab, Vec<u8>) {
     let spec = SnapshotSpec { services: vec![one(ForwardingMode::Nat, Protocol::Udp, VIP).into()], ..spec() };
     let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
@@ -164,7 +163,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let spec = spec_with(Vec::new(), |network| {
                 network.gateway.prefixes = vec!["10.0.0.0/24".parse().expect("a prefix")];
             });
-            // An ICMP error is never answered with another error (RFC 1122 3.2.2).
+            // An ICMP error must not be answered with another error (RFC 1122 3.2.2).
             let quoted = Builder::udp(CLIENT, "10.0.0.1:53").packet();
             let error = Builder::icmp(ip("10.0.0.1"), ip("198.51.100.7"), 3, 3, [0; 4]).payload(&quoted);
             (Lab::with_spec(spec), error.mac(backend_mac(1), GATEWAY_MAC).build())
@@ -195,7 +194,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let backends = ["10.0.0.1:80", "10.0.0.2:80"];
             let mut lab =
                 Lab::new(vec![ServiceSpec { passive_health, ..service(Nat, Protocol::Tcp, VIP, &backends) }]);
-            // A SYN with data is not stored, so it cannot be sent again.
+            // A SYN with data is not stored, so it can't be sent to another backend.
             let syn = Builder::tcp(CLIENT, VIP).flags(flags::SYN).payload(b"data");
             let result = lab.receive(&to_gateway(syn));
             let backend = lab.backend_of(&result);
@@ -287,14 +286,14 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         Refusal::IcmpUnsupported => to_gateway(icmp(13, 0)),
         Refusal::IcmpRedirect => to_gateway(icmp(5, 1).payload(&Builder::udp(VIP, CLIENT).packet())),
         Refusal::IcmpChecksum => to_gateway(Builder::echo_request(client, vip, 7, 1).l4_checksum(1)),
-        Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they are made by how a frame arrives"),
+        Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they depend on how a frame arrives"),
         Refusal::NotContiguous
         | Refusal::NoBuffer
         | Refusal::TxQueueFull
         | Refusal::LinkDown
         | Refusal::PuntQueueFull
         | Refusal::PuntRateLimited
-        | Refusal::HandOverRingFull => unreachable!("they are the drivers'"),
+        | Refusal::HandOverRingFull => unreachable!("the drivers count them"),
         Refusal::NoService
         | Refusal::SourceRange
         | Refusal::SourceDenied
@@ -321,11 +320,12 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::TunnelHeaders
         | Refusal::TunnelCongestion
         | Refusal::TunnelUnserved
-        | Refusal::Authenticated => unreachable!("they need a gateway of their own"),
+        | Refusal::Authenticated => unreachable!("they need a special gateway"),
     }
 }
 
-/// A gateway where one backend has its share of masqueraded flows, all established, and the beginning of another one.
+/// A gateway where one backend has its full share of masqueraded flows, all established, and the first frame of another
+/// one.
 fn full_of_masqueraded_flows() -> (Lab, Vec<u8>) {
     let spec = spec_with(Vec::new(), |network| {
         network.gateway.prefixes = vec!["10.0.0.0/24".parse().expect("a prefix")];
@@ -346,23 +346,23 @@ fn full_of_masqueraded_flows() -> (Lab, Vec<u8>) {
     (lab, question(17))
 }
 
-/// Sends datagrams of many clients, which are all answered, until one is refused.
+/// Sends datagrams of many clients, all of which are answered, until one is refused.
 fn first_of_many(mut lab: Lab, refusal: Refusal) -> (Lab, Vec<u8>) {
     for n in 0..65_000u32 {
         let [_, b, c, d] = n.to_be_bytes();
         let frame = to_gateway(Builder::udp((ip(&format!("198.{b}.{c}.{d}")), 999), VIP));
         let result = lab.receive(&frame);
         if result.verdict == refusal.into() {
-            // It is already counted: send it again in the same lab with new counters.
+            // It is already counted: the test sends it again, with new counters.
             lab.counters = Default::default();
             return (lab, frame);
         }
         answer(&mut lab, &result.frame);
     }
-    panic!("{refusal} does not come")
+    panic!("{refusal} does not occur")
 }
 
-/// Answers a frame like the backend that it was sent to.
+/// Answers a frame as its backend.
 fn answer(lab: &mut Lab, sent: &[u8]) {
     if let Ok(Parsed::Ip(h)) = parse(sent) {
         let to = (h.src.ip(), h.src_port);
@@ -370,7 +370,7 @@ fn answer(lab: &mut Lab, sent: &[u8]) {
     }
 }
 
-/// A client with flows to a backend from all its ports, through one service port, and a datagram to another service
+/// A client with flows from all its ports to a backend through one service port, and its datagram to another service
 /// port.
 fn every_port_of_a_client_taken() -> (Lab, Vec<u8>) {
     let of = |vip| one(ForwardingMode::Nat, Protocol::Udp, vip);

@@ -69,7 +69,7 @@ fn with_backends(mode: ForwardingMode, protocol: Protocol, vip: &str) -> Service
 }
 
 #[test]
-fn flows_begin_go_on_and_end_without_an_allocation_in_every_mode() {
+fn flows_start_continue_and_end_without_an_allocation_in_every_mode() {
     for mode in ForwardingMode::ALL {
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
             for vip in VIPS {
@@ -111,7 +111,7 @@ fn replies_are_translated_without_an_allocation() {
 }
 
 #[test]
-fn refused_and_repeated_connections_go_elsewhere_without_an_allocation() {
+fn refused_and_repeated_connections_are_retried_without_an_allocation() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         for vip in VIPS {
             let passive_health = Some(PassiveHealth { share_max: 100, ..PassiveHealth::default() });
@@ -187,5 +187,5 @@ fn answers_fragments_and_refusals_allocate_nothing() {
     frames.extend(builder::fragments(&big, 9, 512));
     let (count, sent) = allocations(&mut lab, &frames);
     assert_eq!(count, 0);
-    assert_eq!(sent, frames.len() - 2, "all but a bad checksum, and the kernel's");
+    assert_eq!(sent, frames.len() - 2, "all but a bad checksum and a punted frame");
 }

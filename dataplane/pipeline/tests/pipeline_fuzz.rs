@@ -1,7 +1,7 @@
-//! A short fuzz run with every test run. It feeds seeded inputs to the harness that `make fuzz` drives for hours, and
-//! repeats every input that ever failed (`regressions/`).
+//! A short fuzz run. It feeds seeded inputs to the harness that `make fuzz` runs for hours, and repeats every input
+//! that ever failed (`regressions/`).
 //!
-//! `tidegate_pipeline::testing::fuzz` has the generated frames and the checked properties. This file only supplies the
+//! `tidegate_pipeline::testing::fuzz` generates the frames and checks their properties. This file only supplies the
 //! inputs.
 
 mod seeds;
@@ -24,7 +24,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         }
     });
     let reached = reached.into_inner().expect("a run that failed ends the test");
-    // A run of this kind and length does not reach these reasons. `drop_reasons.rs` has a frame for each.
+    // A run of this kind and length doesn't reach these reasons. `drop_reasons.rs` has a frame for each.
     let beyond = [
         "frame_too_long",
         "fragment_beyond_end",
@@ -41,7 +41,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         "hand_over_ring_full",
         // An INIT in fragments, or fragments of a flow whose ports change, are too rare.
         "sctp_fragment",
-        // The worlds keep every SYN that a backend refuses.
+        // The worlds store every SYN that a backend refuses.
         "backend_refused",
         // The table of masqueraded flows is too large for so few packets.
         "masquerade_full",
@@ -56,7 +56,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
 }
 
 #[test]
-fn the_same_input_gives_the_same_verdicts_and_bytes() {
+fn equal_inputs_result_in_equal_verdicts_and_bytes() {
     for seed in 0..200 {
         let bytes = input(seed, 1500);
         assert_eq!(fuzz::pipeline(&bytes), fuzz::pipeline(&bytes), "seed {seed}");

@@ -2,11 +2,11 @@
 //! while backends are added, drained, marked down and removed, and time passes. It covers every mode, both families,
 //! with and without affinity.
 //!
-//! The model keeps flows and affinity in maps. For each packet it predicts the backend, whether the flow is known, or
-//! the refusal. It processes the packets of a burst one after the other. The test compares the verdict, the note, and
-//! the addresses and ports of sent packets. The model takes only two values from the gateway: the backend that owns a
-//! hash (the choice has its own tests), and the free local port that `fullnat` chose, which the model checks to be
-//! unused. The rules are those of `BackendState`, `flow_state` and `docs/kubernetes.md`, section 2.
+//! The model stores flows and affinity in maps. For each packet it predicts the backend and whether the flow is known,
+//! or the refusal. It processes the packets of a burst one by one. The test compares the verdict, the note, and the
+//! addresses and ports of sent packets. The model takes only two values from the gateway: the backend that owns a hash
+//! (the choice has its own tests), and the free local port that `fullnat` chose, which the model checks to be unused.
+//! The rules are those of `BackendState`, `flow_state` and `docs/kubernetes.md`, section 2.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -116,7 +116,8 @@ impl Side {
     }
 }
 
-/// A backend during its life. A backend that is removed and added again is a different one.
+/// A backend, identified by its number and a count of additions: a backend that is removed and added again is a
+/// different one.
 type Identity = (u8, u32);
 
 #[derive(Debug, Clone, Copy)]
@@ -131,7 +132,6 @@ struct Flow {
 
 type Client = (u8, u16);
 
-/// The result that the model expects for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Forward { backend: Identity, note: FlowNote, local: Option<SocketAddr> },
@@ -157,7 +157,7 @@ impl Model {
         self.protocol == Protocol::Tcp
     }
 
-    /// Whether flows are connections, which only their first packet begins.
+    /// Whether flows are connections, which only a first packet opens.
     fn connects(&self) -> bool {
         self.protocol != Protocol::Udp
     }
@@ -186,9 +186,9 @@ impl Model {
         refused || client.has_ended() && server.has_ended()
     }
 
-    /// Whether a SYN begins another connection: the flow is over, or the server has ended it and the client confirms
+    /// Whether a SYN opens another connection: the flow is over, or the server has ended it and the client confirms
     /// that.
-    fn begins_again(&self, flow: &Flow) -> bool {
+    fn reopens(&self, flow: &Flow) -> bool {
         self.is_over(flow) || !self.mode.is_dsr() && flow.server.has_ended()
     }
 
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    fn forget_what_is_over(&mut self) {
+    fn remove_ended(&mut self) {
         let over: Vec<Client> = self
             .flows
             .iter()
@@ -223,11 +223,11 @@ impl Model {
 
     /// `owner` is the owner of the packet's hash, or of its client's hash with affinity.
     fn request(&mut self, from: Client, segment: Segment, owner: Option<u8>) -> Expected {
-        self.forget_what_is_over();
+        self.remove_ended();
         let opening = self.connects() && segment == Segment::Syn;
         let (tcp, connects, protocol, now) = (self.tcp(), self.connects(), self.protocol, self.now);
         if let Some(known) = self.flows.get(&from).copied() {
-            let again = opening && self.begins_again(&known);
+            let again = opening && self.reopens(&known);
             let client = if again { Side::Opening } else { self.next(known.client, segment, false) };
             let flow = self.flows.get_mut(&from).expect("just found");
             flow.seen = now;
@@ -257,7 +257,7 @@ impl Model {
             let silent = tcp && segment == Segment::Rst;
             return if silent { Expected::Refused(Refusal::NoEndpoints) } else { Expected::Answer };
         };
-        // A reset of an unknown connection is forwarded, but begins no flow.
+        // A reset of an unknown connection is forwarded, but creates no flow.
         if !(self.mode.is_dsr() && connects && segment == Segment::Rst) {
             let client = if connects { Side::first(segment) } else { Side::Opening };
             let flow = Flow { backend, client, server: Side::Opening, seen: now, local: None };
@@ -278,7 +278,7 @@ impl Model {
         }
         let n = owner?;
         let (life, state) = self.backends[&n];
-        assert_eq!(state, BackendState::Active, "only active backends take new flows");
+        assert_eq!(state, BackendState::Active, "only active backends get new flows");
         if self.affine {
             self.affinity.insert(client, ((n, life), self.now));
         }
@@ -287,7 +287,7 @@ impl Model {
 
     fn reply(&mut self, to: Client, segment: Segment) -> Option<(Flow, Expected)> {
         let addressed = self.flows.get(&to).copied()?;
-        self.forget_what_is_over();
+        self.remove_ended();
         let alive = self.state(addressed.backend).is_some();
         let lost = match self.mode {
             ForwardingMode::FullNat => Expected::Refused(Refusal::NoSnatFlow),
@@ -354,7 +354,6 @@ impl Run {
         SocketAddr::new(ip(&host), if self.model.mode.is_dsr() { 80 } else { 8080 })
     }
 
-    /// Publishes the backends of the model.
     fn publish(&mut self) {
         let backends = self.model.backends.iter();
         let backends: Vec<BackendSpec> = backends
@@ -396,8 +395,8 @@ impl Run {
         match self.model.protocol {
             Protocol::Tcp => Builder::tcp(from, to).flags(segment.flags(server)),
             Protocol::Udp => Builder::udp(from, to),
-            // The model does not know verification tags: these are always wrong, so nothing ends an association.
-            // The tag of a client is its own: two clients with one port and one tag would be two paths of one association.
+            // The model ignores verification tags: these are always wrong, so nothing ends an association. Each client
+            // has its own tag: two clients with equal port and tag would be two paths of one association.
             Protocol::Sctp => match segment {
                 Segment::Syn if server => {
                     Builder::sctp(from, to).tag(self.tag(to)).chunk(chunk::INIT_ACK, 0, &[9; 16])
@@ -480,7 +479,7 @@ impl Run {
                 assert_eq!(ends(&h), (self.vip(), self.client(client)));
                 assert_eq!(ethernet::destination(&result.frame), ROUTER_MAC);
             }
-            // The limit on answers, which is not part of the model, is exceeded.
+            // The rate limit of answers, which is not part of the model, is exceeded.
             Expected::Answer if result.verdict == Refusal::NoEndpoints.into() => {
                 assert!(self.lab.pipeline.suppressed_answers().iter().any(|count| *count > 0));
             }
@@ -515,7 +514,7 @@ impl Run {
                             **key != from && flow.backend == to && flow.local == Some(source)
                         });
                         assert_eq!(theirs.count(), 0, "{source} is another flow's");
-                        let flow = self.model.flows.get_mut(&from).expect("the flow has begun");
+                        let flow = self.model.flows.get_mut(&from).expect("the flow exists");
                         flow.local = Some(source);
                     }
                 }

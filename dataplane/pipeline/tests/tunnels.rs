@@ -1,5 +1,5 @@
-//! Any packet to a service survives any tunnel: it is encapsulated by the pipeline and decapsulated by code that was
-//! written from the RFCs alone.
+//! Any packet to a service survives any tunnel: the pipeline encapsulates it, and independent code, written from the
+//! RFCs, decapsulates it.
 
 use proptest::prelude::*;
 use tidegate_pipeline::testing::builder::{self, Builder, GATEWAY_MAC};
@@ -69,37 +69,46 @@ fn name(mode: ForwardingMode, options: &TunnelOptions) -> String {
 }
 
 /// Frames of a client, and the protocol of the service that they are for.
-fn frames(kind: Kind, v6: bool, port: u16, payload: &[u8], odd: &[u8], tos: u8) -> (Protocol, Vec<Vec<u8>>) {
+fn frames(
+    kind: Kind,
+    v6: bool,
+    port: u16,
+    payload: &[u8],
+    extra: &[u8],
+    tos: u8,
+) -> (Protocol, Vec<Vec<u8>>) {
     let (client, vip) = if v6 {
         (format!("[2001:db8::7]:{port}"), "[2001:db8:1::5]:443")
     } else {
         (format!("198.51.100.7:{port}"), "203.0.113.5:443")
     };
     let client = client.as_str();
-    let dressed = |builder: Builder| {
-        let builder = builder.mac(ROUTER_MAC, GATEWAY_MAC).tos(tos).payload(payload).trailer(odd.len());
-        match (v6, odd.len() % 3) {
+    let with_extras = |builder: Builder| {
+        let builder = builder.mac(ROUTER_MAC, GATEWAY_MAC).tos(tos).payload(payload).trailer(extra.len());
+        match (v6, extra.len() % 3) {
             (false, 1) => builder.ip_options(&[1, 1, 1, 0]),
             (true, 1) => builder.extension(60, &[1, 4, 0, 0, 0, 0]),
             _ => builder,
         }
     };
     match kind {
-        Kind::Tcp => (Protocol::Tcp, vec![dressed(Builder::tcp(client, vip)).build()]),
-        Kind::Udp => (Protocol::Udp, vec![dressed(Builder::udp(client, vip)).build()]),
+        Kind::Tcp => (Protocol::Tcp, vec![with_extras(Builder::tcp(client, vip)).build()]),
+        Kind::Udp => (Protocol::Udp, vec![with_extras(Builder::udp(client, vip)).build()]),
         Kind::UdpWithoutChecksum => {
-            (Protocol::Udp, vec![dressed(Builder::udp(client, vip)).l4_checksum(0).build()])
+            (Protocol::Udp, vec![with_extras(Builder::udp(client, vip)).l4_checksum(0).build()])
         }
-        // Bytes behind the datagram, which its checksum does not include. The checksum is that of the whole and so is
-        // wrong for a receiver; the tunnel must not notice.
-        Kind::UdpWithOptions => (Protocol::Udp, vec![dressed(Builder::udp(client, vip)).udp_len(8).build()]),
-        Kind::Sctp => (Protocol::Sctp, vec![dressed(Builder::sctp(client, vip)).build()]),
+        // Bytes behind the datagram, outside of its checksum. The checksum covers them and so is wrong for a receiver;
+        // the tunnel must carry it unchanged.
+        Kind::UdpWithOptions => {
+            (Protocol::Udp, vec![with_extras(Builder::udp(client, vip)).udp_len(8).build()])
+        }
+        Kind::Sctp => (Protocol::Sctp, vec![with_extras(Builder::sctp(client, vip)).build()]),
         Kind::Fragments => {
-            let whole = dressed(Builder::udp(client, vip)).dont_fragment(false).build();
+            let whole = with_extras(Builder::udp(client, vip)).dont_fragment(false).build();
             (Protocol::Udp, builder::fragments(&whole, 7, 64))
         }
         Kind::IcmpError => {
-            let quoted = Builder::tcp(vip, client).payload(odd).packet();
+            let quoted = Builder::tcp(vip, client).payload(extra).packet();
             let (router, to) = if v6 {
                 (ip("2001:db8:9::9"), ip("2001:db8:1::5"))
             } else {
@@ -112,7 +121,7 @@ fn frames(kind: Kind, v6: bool, port: u16, payload: &[u8], odd: &[u8], tos: u8) 
     }
 }
 
-/// The packet of a frame as a hop changes it.
+/// The packet of a frame after one hop.
 fn after_a_hop(frame: &[u8]) -> Vec<u8> {
     let mut packet = frame[ethernet::HEADER_LEN..].to_vec();
     if packet[0] >> 4 == 4 {
@@ -139,10 +148,10 @@ proptest! {
         outer_v6 in any::<bool>(),
         port in 1024..=u16::MAX,
         payload in prop::collection::vec(prop_oneof![Just(0_u8), Just(0xff), any::<u8>()], 0..1300),
-        odd in prop::collection::vec(any::<u8>(), 0..9),
+        extra in prop::collection::vec(any::<u8>(), 0..9),
         tos in any::<u8>(),
     ) {
-        let (protocol, frames) = frames(kind, inner_v6, port, &payload, &odd, tos);
+        let (protocol, frames) = frames(kind, inner_v6, port, &payload, &extra, tos);
         let vip = if inner_v6 { "[2001:db8:1::5]:443" } else { "203.0.113.5:443" };
         let backend = if outer_v6 { "[fd00::1]:443" } else { "10.0.0.1:443" };
         let mut lab = Lab::new(vec![ServiceSpec { tunnel: options, ..service(mode, protocol, vip, &[backend]) }]);

@@ -1,10 +1,10 @@
 //! Compares two gateways of one or two workers with a slow and simple model, over random traces of TCP in DSR modes.
-//! Routers send every packet to any of the two, so a connection meets both; packets are lost and overtake each other.
-//! Both gateways see the same changes of the backends: that is what `flowTracking: on-change` relies on.
+//! Routers send every packet to either of them, so both see packets of a connection; packets are lost and overtake each
+//! other. Both gateways see the same changes of backends, as `flowTracking: on-change` requires.
 //!
-//! The model keeps the entries of each gateway in a map, and the weights of the recent past in another. It takes only
-//! one thing from the gateway: which of some backends owns a hash (the choice has its own tests). The rules are those
-//! of `BackendState`, `flow_state` and `docs/selection.md`.
+//! The model stores the entries of each gateway in a map, and recent weights in another. It takes only one value from
+//! the gateway: the backend that owns a hash (the choice has its own tests). The rules are those of `BackendState`,
+//! `flow_state` and `docs/selection.md`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ use tidegate_structures::hash::selection_hash;
 use tidegate_wire::{proto, tcp::flags};
 
 const IDLE_S: u64 = 400;
-/// The drain timeout: how long a change is remembered.
+/// The drain timeout: how long a change is in effect.
 const WINDOW_S: u64 = 100;
 const VIP: &str = "203.0.113.5:80";
 
@@ -54,20 +54,34 @@ impl Segment {
 #[derive(Debug, Clone)]
 enum Step {
     /// A client sends. The packet waits in the network.
-    Send { port: u16, segment: Segment },
+    Send {
+        port: u16,
+        segment: Segment,
+    },
     /// One of the waiting packets arrives at a gateway.
-    Arrive { which: usize, gateway: usize },
+    Arrive {
+        which: usize,
+        gateway: usize,
+    },
     /// One of the waiting packets is lost.
-    Lose { which: usize },
-    /// A backend gets a state, with which it may appear.
-    Set { n: u8, state: BackendState },
-    /// A backend is no longer in the spec.
-    Remove { n: u8 },
-    /// Time passes.
-    Wait { seconds: u64 },
+    Lose {
+        which: usize,
+    },
+    /// A backend gets a state, and is added if necessary.
+    Set {
+        n: u8,
+        state: BackendState,
+    },
+    /// A backend is removed from the spec.
+    Remove {
+        n: u8,
+    },
+    Wait {
+        seconds: u64,
+    },
 }
 
-/// The state of the client's side, which is all that DSR shows.
+/// The state of the client's side, the only one that DSR shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Opening,
@@ -105,7 +119,8 @@ impl Side {
     }
 }
 
-/// A backend during its life. A backend that is removed and added again is a different one.
+/// A backend, identified by its number and a count of additions: a backend that is removed and added again is a
+/// different one.
 type Identity = (u8, u32);
 
 #[derive(Debug, Clone, Copy)]
@@ -115,13 +130,13 @@ struct Entry {
     seen: u64,
 }
 
-/// What both gateways know alike.
+/// The state that both gateways know.
 #[derive(Debug, Default)]
 struct Known {
     now: u64,
     lives: u32,
     backends: BTreeMap<u8, (u32, BackendState)>,
-    /// The weight that a backend had when its window began, and when that ends.
+    /// The weight of a backend at the start of its window, and the end of the window.
     former: BTreeMap<u8, (u16, u64)>,
 }
 
@@ -161,7 +176,7 @@ impl Known {
     }
 }
 
-/// The owners of a flow: of the present seats, and of those before the changes of the window.
+/// The owners of a flow: by the current seats, and by those before the changes of the window.
 #[derive(Debug, Clone, Copy)]
 struct Owners {
     present: Option<u8>,
@@ -206,7 +221,7 @@ impl Model {
             (true, false) => {
                 let remembers = in_flux && segment != Segment::Rst;
                 let note = if remembers { FlowNote::Known } else { FlowNote::None };
-                // The connections of a backend that is no longer in the spec are lost anyway.
+                // The connections of a removed backend are lost anyway.
                 let former = owners.former.filter(|n| known.backends.contains_key(n));
                 (former.or(owners.present), note, remembers.then_some(Side::Opening))
             }
@@ -215,7 +230,7 @@ impl Model {
                 (owners.present, FlowNote::New, (segment != Segment::Rst).then_some(Side::Stray))
             }
         };
-        // A Service without any backend that takes new flows has none for others either.
+        // A Service whose backends all refuse new flows has none for other packets either.
         owners.present.or(owner)?;
         let owner = owner?;
         match side {
@@ -236,7 +251,7 @@ struct Run {
     gateways: [Vec<Lab>; 2],
     on_change: bool,
     network: Vec<(u16, Segment)>,
-    /// The present seats, and the former ones.
+    /// The current seats, and the former ones.
     seats: [Snapshot; 2],
 }
 
@@ -259,7 +274,7 @@ fn number_of(address: IpAddr) -> u8 {
     }
 }
 
-/// Seats of these weights alone.
+/// Seats of backends with these weights.
 fn seats(mode: ForwardingMode, weights: impl Iterator<Item = (u8, u16)>) -> Snapshot {
     let weighted = weights.filter(|(_, weight)| *weight > 0).map(|(n, weight)| BackendSpec {
         address: backend(n).ip(),
@@ -322,7 +337,7 @@ impl Run {
         }
         let known = &self.known;
         let present = |n: u8| (n, known.weight(n));
-        // A backend that is no longer in the spec keeps its former seats, as at gateways that still know it.
+        // A removed backend keeps its former seats, as at gateways that still know it.
         let former = |n: u8| known.former.get(&n).map_or_else(|| present(n), |(weight, _)| (n, *weight));
         self.seats = [seats(mode, (1..6).map(present)), seats(mode, (1..6).map(former))];
     }
@@ -339,7 +354,7 @@ impl Run {
         Owners { present, former: if self.on_change { former } else { present } }
     }
 
-    /// Receives a packet at a gateway. The card gives all packets of a flow to one of its workers.
+    /// Receives a packet at a gateway. The NIC distributes packets by flow to the workers.
     fn receive(&mut self, gateway: usize, port: u16, segment: Segment) -> (IpAddr, FrameResult) {
         let frame = Builder::tcp(client(port), vip()).flags(segment.flags());
         let frame = frame.mac(ROUTER_MAC, GATEWAY_MAC).build();
@@ -359,7 +374,7 @@ impl Run {
         let (at, result) = self.receive(gateway, port, segment);
         let Some((n, note)) = expected else {
             let forwarded = matches!(result.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. });
-            assert!(!forwarded, "no backend takes it");
+            assert!(!forwarded, "no backend accepts it");
             return None;
         };
         result.sent(TransmitReason::Forward);
@@ -403,21 +418,21 @@ impl Run {
         self.publish();
     }
 
-    /// Tells each gateway which flows in flux the other one remembers.
+    /// Sends each gateway the flows in flux of the other one.
     fn share(&mut self) {
         for from in 0..2 {
-            let mut told: Vec<FlowUpdate> = Vec::new();
+            let mut updates: Vec<FlowNews> = Vec::new();
             for lab in &mut self.gateways[from] {
-                // A walk begins after each change of the backends, and only then.
+                // A walk starts only after a change of the backends.
                 while lab
                     .pipeline
-                    .share(&lab.snapshot, Walks::default(), true, lab.now, |news| told.push(news))
+                    .share(&lab.snapshot, Walks::default(), true, lab.now, |update| updates.push(update))
                 {
                 }
             }
-            for news in told {
+            for update in updates {
                 for lab in &mut self.gateways[1 - from] {
-                    lab.pipeline.adopt(&lab.snapshot, &news, lab.now);
+                    lab.pipeline.adopt(&lab.snapshot, &update, lab.now);
                 }
             }
         }
@@ -484,8 +499,8 @@ proptest! {
         }
     }
 
-    /// No backend leaves the spec here: with `kubectl` as with a drain, it stays until the drain timeout. Each
-    /// connection sends more often than that, and the gateways share what they remember.
+    /// No backend is removed from the spec here: whether by `kubectl` or by a drain, it stays until the drain timeout.
+    /// Each connection sends more often than that, and the gateways share their entries.
     #[test]
     fn no_connection_breaks_if_gateways_share_flows_in_flux(
         mode in mode(),
@@ -500,13 +515,13 @@ proptest! {
             lab.pipeline.set_shared_flows(Some(SharedFlows::InFlux), Walks::default());
         }
         let mut connections = BTreeMap::<u16, u8>::new();
-        for (n, active, begins, ways) in rounds {
+        for (n, active, begins, routes) in rounds {
             let state = if active { BackendState::Active } else { BackendState::Draining };
             run.known.set(n, Some(state));
-            // One backend always takes new flows.
+            // One backend always accepts new flows.
             run.known.set(1, Some(BackendState::Active));
             run.publish();
-            for (port, &gateway) in (40_000..).zip(&ways) {
+            for (port, &gateway) in (40_000..).zip(&routes) {
                 let to = match connections.get(&port) {
                     Some(_) => Segment::Data,
                     None if port == begins => Segment::Syn,

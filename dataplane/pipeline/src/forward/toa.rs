@@ -15,7 +15,6 @@ use super::NoHeadroom;
 use super::proxy_protocol::{apply, l4_header_len, set_ip_len};
 use crate::frame::Frame;
 
-/// The maximum length of a TCP header's options.
 const OPTIONS_LEN_MAX: usize = 40;
 
 /// Puts `option`, whose length is a multiple of 4, in front of the options of a TCP segment that is not a fragment. If

@@ -20,7 +20,6 @@ use tidegate_wire::{Addr, Family, Headers, quote, rewrite};
 use super::{Link, NoHeadroom};
 use crate::frame::Frame;
 
-/// Hop limit of outer headers.
 pub(super) const OUTER_HOP_LIMIT: u8 = 64;
 
 /// The length of the longest outer headers.

@@ -32,7 +32,7 @@ impl Pipeline {
         let own = self.flows.dsr.lookup(&key, hash, Packet::Datagram, now).map(|hit| hit.backend);
         let known = [last, own].into_iter().flatten().find_map(|id| {
             let backend = snapshot.backend(id).filter(|backend| backend.service == service.id)?;
-            let stays = backend.state == BackendState::Active && !self.passive.avoids(id, now);
+            let stays = backend.state == BackendState::Active && !self.passive.should_avoid(id, now);
             stays.then_some(backend)
         });
         let backend = match known {

@@ -36,14 +36,12 @@ pub(super) enum Destination<'s> {
 }
 
 impl<'s> Destination<'s> {
-    /// The service of the packet.
     #[inline(always)]
     pub(super) fn service(&self) -> &'s Service {
         let (Self::Backend { service, .. } | Self::Client { service, .. }) = self;
         service
     }
 
-    /// Whether the packet is translated.
     pub(super) fn is_translated(&self) -> bool {
         match self {
             Self::Backend { service, .. } => service.mode.changes_addresses(),
@@ -71,19 +69,19 @@ pub(super) struct OwnedByOther {
 }
 
 /// Whether an earlier packet of a burst may have created the flow of a later one: a Bloom filter of 256 bits with one
-/// bit for each flow. It saves nearly every new flow a second look-up.
+/// bit per flow. It saves nearly every new flow a second look-up.
 #[derive(Default)]
-pub(super) struct Begun([u64; 4]);
+pub(super) struct SeenFlows([u64; 4]);
 
-impl Begun {
-    /// Adds a flow. Returns false if it certainly wasn't there.
+impl SeenFlows {
+    /// Adds a flow. Returns false if it certainly wasn't in the filter.
     #[inline(always)]
-    pub(super) fn was_there(&mut self, flow: FlowHash) -> bool {
+    pub(super) fn test_and_set(&mut self, flow: FlowHash) -> bool {
         let bits = flow.bits();
         let (word, bit) = (&mut self.0[(bits >> 6 & 3) as usize], 1 << (bits & 63));
-        let was_there = *word & bit != 0;
+        let was_set = *word & bit != 0;
         *word |= bit;
-        was_there
+        was_set
     }
 }
 
@@ -92,17 +90,15 @@ pub(super) struct Burst<'s, 'o, F> {
     pub(super) view: View<'s>,
     pub(super) now: Now,
     pub(super) arrival: Arrival,
-    /// The interface that received the frames.
     pub(super) interface: &'s Interface,
     pub(super) frames: &'o mut [F],
     pub(super) packets: ArrayVec<Packet, BURST>,
     pub(super) deliveries: ArrayVec<Delivery<'s>, BURST>,
-    /// The packets that are first fragments.
     pub(super) first_fragments: ArrayVec<u8, BURST>,
     /// The packets that are fragments without ports. They follow their first fragment, which may be in the same burst.
     pub(super) later_fragments: ArrayVec<u8, BURST>,
     /// The unknown flows for which a packet of this burst needed a backend.
-    pub(super) begun: Begun,
+    pub(super) seen_flows: SeenFlows,
     /// The packets of flows that other workers own, of which this worker may have copies.
     pub(super) owned_by_others: ArrayVec<OwnedByOther, BURST>,
     /// The frames with a tunnel packet of a peer.
@@ -113,7 +109,6 @@ pub(super) struct Burst<'s, 'o, F> {
 }
 
 impl<F: Frame> Burst<'_, '_, F> {
-    /// The position of the frame of a packet.
     pub(super) fn frame_of(&self, packet: u8) -> usize {
         usize::from(self.packets[usize::from(packet)].frame)
     }
@@ -133,7 +128,7 @@ impl<F: Frame> Burst<'_, '_, F> {
         }
     }
 
-    /// Whether a frame that is not addressed to us is accepted because it goes to a link-layer group and contains a
+    /// Whether a frame that is not addressed to us is accepted because it has a link-layer group address and contains a
     /// packet to a group or to everyone on a network. If not, this sets its verdict. The reverse, a packet to a group
     /// in a frame to us alone, is legal (RFC 6085).
     #[cold]

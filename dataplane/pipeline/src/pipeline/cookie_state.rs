@@ -25,7 +25,6 @@ pub struct CookieCounts {
     pub refused: u64,
 }
 
-/// The SYN cookie state of a worker.
 #[derive(Debug)]
 pub(super) struct Cookies {
     pub(super) key: SelectionKey,
@@ -77,7 +76,6 @@ impl Cookies {
         }
     }
 
-    /// Whether a cookie may be returned now.
     pub(super) fn may_return(&self, now: Now) -> bool {
         self.last_sent.is_some_and(|sent| now.since(sent) <= RETURNED_WITHIN)
     }

@@ -132,7 +132,7 @@ impl Pipeline {
             return Err(Refusal::TtlExceeded);
         }
         let (key, hash) = (request.key, request.flow_hash);
-        let chosen = self.open(burst, &request.with_syn(), h)?;
+        let chosen = self.insert_flow(burst, &request.with_syn(), h)?;
         self.flows.nat.set_splice(request.service.id, &key, hash, splice);
         // The client has proved its address, but the flow counts as unanswered: anyone can send an ACK after a SYN.
         let _ = self.flows.nat.lookup(&key, hash, request.kind, burst.now);
@@ -345,7 +345,6 @@ fn announced<F>(burst: &Burst<'_, '_, F>, h: &Headers, service: &Service) -> u16
     most - header
 }
 
-/// The window of a checked TCP segment.
 fn window(frame: &[u8], h: &Headers) -> u16 {
     let l4 = usize::from(h.l4);
     u16::from_be_bytes([frame[l4 + 14], frame[l4 + 15]])

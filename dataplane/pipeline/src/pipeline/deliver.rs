@@ -68,7 +68,6 @@ impl Pipeline {
         }
     }
 
-    /// Rewrites and sends one packet.
     pub(super) fn deliver_one<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,

@@ -131,7 +131,6 @@ impl Pipeline {
     }
 }
 
-/// The note for a later fragment.
 fn note(decision: Decision) -> Note {
     match decision {
         Decision::ToBackend { service, backend, .. } => {

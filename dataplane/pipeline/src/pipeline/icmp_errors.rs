@@ -105,7 +105,7 @@ impl Pipeline {
         }
         let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
         let choice = || snapshot.choice_hash(service, client, vip, quoted.proto);
-        // If the backend of the flow changed lately, the error is about a packet of the former one.
+        // If the backend of the flow changed recently, the error is about a packet of the former one.
         let chosen = || {
             let hash = choice();
             let former = service.selector().former(hash).flatten();
@@ -140,7 +140,6 @@ impl Pipeline {
     }
 }
 
-/// The note for an error about a flow.
 fn note(service: &Service, backend: BackendId, flow: FlowNote) -> Note {
     Note { service: Some(service.id), backend: Some(backend), flow }
 }

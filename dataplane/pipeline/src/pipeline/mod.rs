@@ -76,7 +76,7 @@ pub use state::{Pipeline, PipelineConfig};
 pub use view::{Arrival, View};
 
 use arrayvec::ArrayVec;
-use burst::{Begun, Burst, Packet};
+use burst::{Burst, Packet, SeenFlows};
 use reply_flows::Replies;
 use request::Requests;
 use tidegate_snapshot::Interface;
@@ -165,7 +165,7 @@ impl Pipeline {
             deliveries,
             first_fragments,
             later_fragments,
-            begun: Begun::default(),
+            seen_flows: SeenFlows::default(),
             owned_by_others: ArrayVec::new(),
             of_peers: ArrayVec::new(),
             opened: self.opened.is_none(),

@@ -29,7 +29,7 @@ impl Pipeline {
     /// Chooses a backend for a packet whose flow is not known, or whose backend no longer accepts it, and creates the
     /// flow entry. It is inlined into [`Self::choose_backends`], so that the result stays in registers.
     #[inline(always)]
-    pub(super) fn begin<'s, F: Frame>(
+    pub(super) fn choose_and_insert<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         request: &Request<'_>,
@@ -38,7 +38,7 @@ impl Pipeline {
         let h = burst.packets[request.index()].headers;
         let found = match request.found.known() {
             // An earlier packet of this burst may have created the flow.
-            None if burst.begun.was_there(request.flow_hash) => self.known(burst, request),
+            None if burst.seen_flows.test_and_set(request.flow_hash) => self.known(burst, request),
             found => found.copied(),
         };
         if !request.found.is_known()
@@ -49,11 +49,11 @@ impl Pipeline {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
         // From here on, an unknown flow has no entry.
-        let began;
+        let reopened;
         let request = match found {
             Some(known) if !request.found.is_known() => {
-                began = Request { found: Found::Known(known), ..*request };
-                &began
+                reopened = Request { found: Found::Known(known), ..*request };
+                &reopened
             }
             _ => request,
         };
@@ -82,12 +82,12 @@ impl Pipeline {
         if found.is_none() && has_backends && self.needs_cookie(snapshot, service, &h, now) {
             return Err(Refusal::SynCookie);
         }
-        self.open(burst, request, &h)
+        self.insert_flow(burst, request, &h)
     }
 
     /// Creates the flow of a packet, if the limits of new flows allow it.
     #[inline(always)]
-    pub(super) fn open<'s, F: Frame>(
+    pub(super) fn insert_flow<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         request: &Request<'_>,

@@ -122,7 +122,6 @@ impl Pipeline {
         }
     }
 
-    /// Records a failure of a backend.
     pub(super) fn failed(&mut self, snapshot: &Snapshot, backend: &Backend, client: &Addr, now: Now) {
         let Some(rules) = rules(snapshot, backend.service) else { return };
         let may_set_aside = |aside: &SetAside| may_set_aside(snapshot, backend.service, &rules, aside);
@@ -142,7 +141,7 @@ impl Pipeline {
     /// Whether a flow leaves its backend because its client repeats the SYN and the backend hasn't answered.
     #[cold]
     #[inline(never)]
-    pub(super) fn leaves_silent<F: Frame>(
+    pub(super) fn leaves_unresponsive<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &Request<'_>,

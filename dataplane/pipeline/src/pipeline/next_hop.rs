@@ -23,7 +23,6 @@ pub(super) struct NextHop {
 }
 
 impl NextHop {
-    /// Whether packets of this length fit.
     pub(super) fn fits(&self, ip_len: u16) -> bool {
         usize::from(ip_len) <= self.mtu
     }
@@ -67,7 +66,6 @@ impl NoNextHop {
     }
 }
 
-/// The next hop of a destination.
 #[inline(always)]
 pub(super) fn next_hop_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
     match destination {

@@ -133,7 +133,6 @@ impl Pipeline {
             .then(|| rss.queue((&h.src, h.src_port), (&h.dst, h.dst_port)) == self.worker)
     }
 
-    /// The assignment of flows to workers.
     #[inline(always)]
     pub(super) fn owners(&self) -> Owners<'_> {
         Owners { workers: self.workers, steering: self.snat_ports.steering() }

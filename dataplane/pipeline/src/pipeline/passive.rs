@@ -50,13 +50,13 @@ impl Passive {
 
     /// Whether a new flow should not get this backend, which its client has by affinity.
     #[inline]
-    pub(super) fn avoids(&self, backend: BackendId, now: Now) -> bool {
+    pub(super) fn should_avoid(&self, backend: BackendId, now: Now) -> bool {
         !self.is_idle() && (self.aside.blocks(backend, now) || self.next.is_some_and(|next| next != backend))
     }
 
     /// Clears the chosen backend, after the flow was created or refused.
     #[inline]
-    pub(super) fn choice_is_made(&mut self) {
+    pub(super) fn clear_choice(&mut self) {
         self.next = None;
     }
 

@@ -52,7 +52,6 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Bytes by which the packet grows.
     fn growth(&self) -> usize {
         match self {
             Self::Insert(header) | Self::InsertOption(header) => header.len(),
@@ -191,7 +190,6 @@ impl Pipeline {
         }
     }
 
-    /// The change of a client's segment.
     fn change_to_backend(
         &mut self,
         snapshot: &Snapshot,

@@ -19,7 +19,6 @@ use super::request::kind_of;
 use super::state::Pipeline;
 use crate::frame::Frame;
 
-/// The packets of one burst that may be replies.
 pub(super) type Replies = ArrayVec<Reply, BURST>;
 
 /// A packet that may come from a backend, with its state between the stages.

@@ -16,7 +16,6 @@ use tidegate_wire::{Addr, Headers, proto, sctp};
 use super::output::FlowNote;
 use super::passive::Syn;
 
-/// The requests of one burst.
 pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
 
 /// A packet to a service port, with its state between the stages.
@@ -26,7 +25,6 @@ pub(super) struct Request<'s> {
     pub(super) service: &'s Service,
     pub(super) key: FlowKey,
     pub(super) kind: Packet,
-    /// The hash for the flow table.
     pub(super) flow_hash: FlowHash,
     /// The hash for the choice of a backend, equal on every gateway.
     pub(super) choice_hash: u64,
@@ -45,7 +43,6 @@ pub(super) enum Found {
 }
 
 impl Found {
-    /// The entry, if it has one.
     #[inline(always)]
     pub(super) fn known(&self) -> Option<&Known> {
         match self {
@@ -128,7 +125,6 @@ impl<'s> Request<'s> {
         usize::from(self.packet)
     }
 
-    /// The hash for the choice of a backend.
     #[inline(always)]
     pub(super) fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
         match self.found {
@@ -149,7 +145,6 @@ pub(super) fn kind_of(h: &Headers) -> Packet {
     }
 }
 
-/// The hash for the choice of a backend.
 #[inline]
 pub(super) fn choice_hash(snapshot: &Snapshot, service: &Service, h: &Headers) -> u64 {
     snapshot.choice_hash(service, (&h.src, h.src_port), (&h.dst, h.dst_port), h.proto)

@@ -176,10 +176,10 @@ impl Pipeline {
         let arrived_by = std::mem::replace(&mut burst.interface, interface);
         self.passive.next = Some(next);
         let request = Request::again(service, packet, (key, hash), refused_by.id);
-        if let Ok(Chosen { backend, local, .. }) = self.begin(burst, &request) {
+        if let Ok(Chosen { backend, local, .. }) = self.choose_and_insert(burst, &request) {
             self.deliver_one(burst, packet, &Destination::Backend { service, backend, local });
         }
-        self.passive.choice_is_made();
+        self.passive.clear_choice();
         burst.interface = arrived_by;
         if let Verdict::Transmit { interface, why: TransmitReason::Forward } = burst.out.verdicts[at] {
             burst.set(at, Verdict::Transmit { interface, why: TransmitReason::Retried });

@@ -220,11 +220,11 @@ impl Pipeline {
             let chosen = match known {
                 Some((backend, local)) => Ok(Chosen { backend, local, flow: FlowNote::Known }),
                 None if found.is_some_and(|known| known.syn == Syn::Repeats) => {
-                    self.stay_or_begin(burst, request, found.copied())
+                    self.keep_or_retry(burst, request, found.copied())
                 }
                 None => match burst.stable_backend(request) {
                     Some(stable_backend) => Ok(stable_backend),
-                    None => self.begin(burst, request),
+                    None => self.choose_and_insert(burst, request),
                 },
             };
             let at = burst.frame_of(request.packet);
@@ -253,7 +253,7 @@ impl Pipeline {
     /// Processes a repeated SYN: its flow gets another backend if there is one.
     #[cold]
     #[inline(never)]
-    fn stay_or_begin<'s, F: Frame>(
+    fn keep_or_retry<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         request: &Request<'s>,
@@ -262,13 +262,13 @@ impl Pipeline {
         if let Some(known) = found
             && let Some(backend) = burst.view.snapshot.backend(known.backend)
             && burst.keeps(backend, request, Syn::No)
-            && !self.leaves_silent(burst, request, backend)
+            && !self.leaves_unresponsive(burst, request, backend)
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
-        let begun = self.begin(burst, request);
-        self.passive.choice_is_made();
-        begun
+        let chosen = self.choose_and_insert(burst, request);
+        self.passive.clear_choice();
+        chosen
     }
 
     /// Answers a packet for which there is no backend: with a reset, with ICMP port unreachable, or not at all.

@@ -85,8 +85,8 @@ pub(super) fn cookie(key: &SelectionKey, h: &Headers, isn: u32, offer: Offer, no
     hashed(key, h, isn, offer.bits(), now_ns / PERIOD_NS)
 }
 
-/// Whether `cookie` is one that this gateway sent lately to the sender of a segment with these addresses and ports,
-/// whose SYN had the sequence number `isn`.
+/// Whether this gateway recently sent `cookie` to the sender of a segment with these addresses and ports, whose SYN had
+/// the sequence number `isn`.
 #[must_use]
 pub(super) fn is_valid(key: &SelectionKey, h: &Headers, isn: u32, cookie: u32, now_ns: u64) -> bool {
     let period = now_ns / PERIOD_NS;

@@ -30,9 +30,7 @@ const CHANGED: usize = 12;
 struct Opened {
     /// The beginning of the frame as it arrived.
     saved: ArrayVec<u8, SAVED_MAX>,
-    /// Bytes that were removed.
     removed: usize,
-    /// Bytes of the whole frame.
     len: usize,
 }
 
@@ -124,8 +122,8 @@ fn is_answer(why: TransmitReason) -> bool {
     }
 }
 
-/// Sends an answer to the next hop of its destination. If the next hop's link address is not known yet, the answer goes to the
-/// station that the packet came from.
+/// Sends an answer to the next hop of its destination. Until the next hop is resolved, the answer goes to the station
+/// that sent the packet.
 fn answer<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, why: TransmitReason) {
     let mut interface = burst.arrival.interface();
     if let Ok(Parsed::Ip(h)) = parse(burst.frames[at].bytes()) {

@@ -6,7 +6,7 @@
 //! a datagram creates a flow under the same conditions, if its client's own port is free and no other flow must be
 //! evicted.
 //!
-//! Invariant: the decisions equal those of [`on_change`](crate::pipeline::on_change) and of `Pipeline::begin`.
+//! Invariant: the decisions equal those of [`on_change`](crate::pipeline::on_change) and of `Pipeline::choose_and_insert`.
 
 use tidegate_conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
 use tidegate_select::rendezvous::Rendezvous;
@@ -28,7 +28,7 @@ use crate::pipeline::view::View;
 /// Pass 2 for a packet to a service that tracks on change. If the client's flows may have entries, the packet is looked
 /// up. Otherwise not even a packet that starts or ends a connection changes any state.
 #[inline(never)]
-pub(super) fn seek_on_change<const A: usize>(
+pub(super) fn match_on_change<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     service: &Service,
@@ -65,7 +65,7 @@ pub(super) fn seek_on_change<const A: usize>(
 /// Pass 2 for a packet that starts or ends a connection, to a service that doesn't track on change. Later packets of
 /// the flow in the burst are deferred.
 #[inline(never)]
-pub(super) fn seek_opening<const A: usize>(
+pub(super) fn match_opening<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     service: &Service,
@@ -79,7 +79,7 @@ pub(super) fn seek_opening<const A: usize>(
     let is_deferred = deferred.may_have(packet);
     deferred.add(packet);
     let is_considered = service.entries == Entries::EachFlow && !service.limited.of_bandwidth();
-    if is_deferred || !is_considered || !may_begin(snapshot, service, packet) {
+    if is_deferred || !is_considered || !may_create(snapshot, service, packet) {
         return;
     }
     let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
@@ -96,7 +96,7 @@ fn kind_of<const A: usize>(packet: &Usual<A>) -> Packet {
 }
 
 /// Whether a packet of an unknown flow creates one, and the hash alone determines its backend.
-fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Usual<A>) -> bool {
+fn may_create<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Usual<A>) -> bool {
     let kind = kind_of(packet);
     (!kind.has_connection() || kind.is_opening() && service.mss_limit == 0)
         && service.affinity_ms == 0
@@ -149,7 +149,7 @@ fn prepare_choice<const A: usize>(
 }
 
 /// Prepares the choice for a packet whose flow has no entry, if its service tracks on change or the packet creates the
-/// flow ([`seek_opening`] has checked SYNs). Defers other packets.
+/// flow ([`match_opening`] has checked SYNs). Defers other packets.
 pub(super) fn prepare_without_entry<const A: usize>(
     snapshot: &Snapshot,
     item: &mut Item<A>,
@@ -162,8 +162,8 @@ pub(super) fn prepare_without_entry<const A: usize>(
     let Some(service) = snapshot.service_by_id(ServiceId::from_raw(item.id)) else { return };
     if service.on_change() {
         prepare_choice(snapshot, service, item, actions);
-    } else if is_checked || may_begin(snapshot, service, &item.packet) {
-        item.service = Item::<A>::BEGINS;
+    } else if is_checked || may_create(snapshot, service, &item.packet) {
+        item.service = Item::<A>::CREATES;
         prepare_choice(snapshot, service, item, actions);
     }
 }
@@ -181,8 +181,8 @@ where
     }
     let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
     let Some(service) = service.filter(|service| service.mode == ForwardingMode::Nat) else { return };
-    if may_begin(snapshot, service, &item.packet) {
-        item.service = Item::<A>::BEGINS_PAIR;
+    if may_create(snapshot, service, &item.packet) {
+        item.service = Item::<A>::CREATES_PAIR;
         prepare_choice(snapshot, service, item, actions);
     }
 }
@@ -190,25 +190,25 @@ where
 /// Pass 3 for packets without an entry: stores the backend that the hash selects.
 #[inline(never)]
 pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>], actions: &mut Actions) {
-    let mut begun = Deferred::default();
+    let mut created = Deferred::default();
     for item in items.iter_mut().filter(|item| item.action == Action::Chosen) {
         item.action = Action::Stages;
         let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
         let Some(seats) = service.and_then(deciding_seats) else { continue };
         let Some(backend) = seats.owner(item.hash) else { continue };
-        if item.service >= Item::<A>::BEGINS {
+        if item.service >= Item::<A>::CREATES {
             // The stages find the entry of an earlier packet of the flow.
-            if begun.may_have(&item.packet) {
+            if created.may_have(&item.packet) {
                 continue;
             }
-            begun.add(&item.packet);
+            created.add(&item.packet);
         } else {
             let opens = kind_of(&item.packet).is_opening();
             item.service = if opens { Item::<A>::OPENS } else { Item::<A>::WITHOUT_ENTRY };
         }
         snapshot.prefetch_backend(backend);
         item.id = backend.raw();
-        if item.service == Item::<A>::BEGINS_PAIR {
+        if item.service == Item::<A>::CREATES_PAIR {
             item.action = Action::Binding;
             actions.binding = true;
         } else {
@@ -261,7 +261,7 @@ pub(super) fn bind<const A: usize>(
 
 /// Counts the flows whose first packet was sent, and inserts those that need an entry.
 #[inline(never)]
-pub(super) fn open<const A: usize>(
+pub(super) fn insert_flows<const A: usize>(
     view: &View<'_>,
     flows: &mut FlowTables,
     items: &[Item<A>],
@@ -277,7 +277,7 @@ pub(super) fn open<const A: usize>(
         let backend = BackendId::from_raw(item.id);
         view.tallies.connected(backend);
         let service = view.snapshot.backend(backend).map(|backend| backend.service);
-        if item.service == Item::<A>::BEGINS
+        if item.service == Item::<A>::CREATES
             && let Some(service) = service.and_then(|id| view.snapshot.service_by_id(id))
         {
             let packet = &item.packet;

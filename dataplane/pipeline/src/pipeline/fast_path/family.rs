@@ -15,7 +15,6 @@ pub(super) trait Family<const A: usize> {
     /// An address as a number, by which routes are ordered.
     type Number: Copy + PartialOrd + Default;
 
-    /// The number of an address.
     fn number(words: [u32; A]) -> Self::Number;
 
     /// The next hop to an address, with the range of addresses around it that share it.

@@ -223,7 +223,6 @@ fn find_openings<const A: usize>(
     }
 }
 
-/// Stores the entry of a NAT flow in the item.
 #[inline(always)]
 fn store_hit<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
     (item.other, item.other_port) = (hit.addr, hit.port);

@@ -24,7 +24,6 @@ pub(super) struct Item<const A: usize> {
     pub(super) service: u32,
     /// The position of the frame.
     pub(super) at: u8,
-    /// What the fast path does with it.
     pub(super) action: Action,
 }
 
@@ -74,19 +73,13 @@ pub(super) enum Action {
 /// The actions that packets of a burst need.
 #[derive(Debug, Default)]
 pub(super) struct Actions {
-    /// [`Action::Dsr`].
     pub(super) dsr: bool,
-    /// [`Action::ToBackend`].
     pub(super) to_backends: bool,
-    /// [`Action::ToClient`].
     pub(super) to_clients: bool,
     /// [`Action::ToBackendByCopy`] and [`Action::ToClientByCopy`].
     pub(super) by_copies: bool,
-    /// [`Action::Opening`].
     pub(super) opening: bool,
-    /// [`Action::Chosen`].
     pub(super) chosen: bool,
-    /// [`Action::Binding`].
     pub(super) binding: bool,
 }
 
@@ -103,14 +96,14 @@ impl<const A: usize> Item<A> {
     /// Marks a packet that opens a flow without an entry.
     pub(super) const OPENS: u32 = 2;
     /// Marks a packet that creates a flow without translation. The entry is inserted after the packet is sent.
-    pub(super) const BEGINS: u32 = 3;
+    pub(super) const CREATES: u32 = 3;
     /// Marks a packet that creates a flow with translation. The entries are inserted before the packet is sent.
-    pub(super) const BEGINS_PAIR: u32 = 4;
+    pub(super) const CREATES_PAIR: u32 = 4;
 
     /// Reuses the item for a packet with checked headers and the hash for the look-up of its service. Fields that later
     /// passes set keep their old values.
     #[inline(always)]
-    pub(super) fn begin(&mut self, packet: Usual<A>, hash: u64, at: u8) {
+    pub(super) fn reset(&mut self, packet: Usual<A>, hash: u64, at: u8) {
         (self.packet, self.hash, self.service) = (packet, hash, 0);
         (self.at, self.action) = (at, Action::Stages);
     }

@@ -1,8 +1,8 @@
 //! The fast path: four passes over a burst before the stages. It sends plain packets of established flows, which are
 //! nearly all packets, and first packets of simple flows. All other frames are deferred unchanged to the stages.
 //!
-//! A packet qualifies if all of this holds: usual headers ([`usual`]), no TCP flag that starts or ends a connection, an
-//! untagged interface, a service without optional features, an entry of an established flow in use or a copy of one
+//! A packet qualifies if it has all of these: usual headers ([`usual`]), no TCP flag that starts or ends a connection,
+//! an untagged interface, a service without optional features, an entry of an established flow in use or a copy of one
 //! ([`tidegate_conntrack::flow_copies`]), a backend that accepts packets, a resolved next hop, and a length that fits
 //! its path. Such a packet changes only the time of its flow, or nothing if it is sent by a copy. With `flowTracking:
 //! on-change`, any packet of a stable flow without an entry qualifies, whatever its flags. It changes only the count of
@@ -25,7 +25,7 @@ mod send;
 
 pub(super) use item::Items;
 
-use choice::{bind, choose, open, seek_on_change, seek_opening};
+use choice::{bind, choose, insert_flows, match_on_change, match_opening};
 use family::{Families, Family};
 use flow_locality::LocalWorker;
 use flow_order::Deferred;
@@ -86,7 +86,7 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let mut actions = seek(view.snapshot, flows, local_worker, items);
+    let mut actions = match_packets(view.snapshot, flows, local_worker, items);
     find::find(view.snapshot, flows, now, items, &mut actions);
     if actions.by_copies {
         find::find_copies(view.snapshot, local_worker.copies, now, items, &mut actions);
@@ -99,7 +99,7 @@ where
     }
     let sent = send::send(view, frames, items, &actions, out);
     if actions.chosen {
-        open(view, flows, items, sent, now);
+        insert_flows(view, flows, items, sent, now);
     }
     sent
 }
@@ -129,7 +129,7 @@ fn check<F: Frame>(
             break;
         };
         let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-        v4[count % BURST].begin(packet, hash, at as u8);
+        v4[count % BURST].reset(packet, hash, at as u8);
         count += 1;
     }
     (count.min(BURST), count_v6.min(BURST))
@@ -140,7 +140,7 @@ fn check<F: Frame>(
 fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], count: &mut usize) -> bool {
     let Some(packet) = usual::check_v6(frame, station) else { return false };
     let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-    items[*count % BURST].begin(packet, hash, at as u8);
+    items[*count % BURST].reset(packet, hash, at as u8);
     *count += 1;
     true
 }
@@ -148,7 +148,7 @@ fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], 
 /// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns the actions that packets
 /// need.
 #[inline(never)]
-fn seek<const A: usize>(
+fn match_packets<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     local_worker: &LocalWorker<'_>,
@@ -177,11 +177,11 @@ where
         };
         if service.on_change() {
             item.id = service.id.raw();
-            seek_on_change(snapshot, flows, service, &mut deferred, item, &mut actions);
+            match_on_change(snapshot, flows, service, &mut deferred, item, &mut actions);
             continue;
         }
         if packet.controls() {
-            seek_opening(snapshot, flows, service, &mut deferred, item, &mut actions);
+            match_opening(snapshot, flows, service, &mut deferred, item, &mut actions);
             continue;
         }
         if deferred.may_have(packet) {
@@ -212,14 +212,14 @@ where
         item.id = service.id.raw();
     }
     if actions.to_clients {
-        seek_replies(snapshot, flows, local_worker, translates, items, &mut actions);
+        match_replies(snapshot, flows, local_worker, translates, items, &mut actions);
     }
     actions
 }
 
 /// Pass 2 for packets that may come from backends.
 #[inline(never)]
-fn seek_replies<const A: usize>(
+fn match_replies<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     local_worker: &LocalWorker<'_>,

@@ -320,7 +320,6 @@ fn hop_by_id<'s>(view: &View<'s>, index: InterfaceIndex, id: NeighborId) -> Opti
     Some(Hop { index, interface, destination })
 }
 
-/// The next hop to a client.
 #[inline(never)]
 fn hop_to<'s, const A: usize>(
     view: &View<'s>,

@@ -71,10 +71,10 @@ fn the_resolver_gets_only_new_information_about_requested_neighbours() {
     };
     let wanted = "10.0.0.77";
     assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [], "nobody requested it");
-    let slot = lab.neighbors.intern(0, ip(wanted).into()).unwrap();
+    let id = lab.neighbors.intern(0, ip(wanted).into()).unwrap();
     let answer = seen(wanted, CLIENT, Sighting::Answer { overrides: true });
     assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [answer]);
-    lab.neighbors.set_resolved(slot, CLIENT);
+    lab.neighbors.set_resolved(id, CLIENT);
     assert_eq!(
         lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events,
         [answer],

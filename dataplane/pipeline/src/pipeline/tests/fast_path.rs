@@ -61,7 +61,6 @@ const SERVICES: [(ForwardingMode, Protocol, &str, &[&str]); 26] = [
 
 const COUNT: u8 = SERVICES.len() as u8;
 
-/// Clients.
 const CLIENTS: u8 = 8;
 
 /// The clients whose flows are established at first.
@@ -70,10 +69,8 @@ const ESTABLISHED: u8 = 3;
 /// The services that track on change.
 const ON_CHANGE: [u8; 4] = [13, 14, 15, 23];
 
-/// The service with client affinity.
 const AFFINITY: u8 = 24;
 
-/// One step of a run.
 #[derive(Debug, Clone)]
 enum Step {
     /// A burst of packets: service, client, kind, and whether it is a reply.
@@ -84,7 +81,6 @@ enum Step {
     State(u8, u8),
     /// The former weight of the first backend of a service, if it differs.
     Flux(u8, Option<u16>),
-    /// The MTU of the link changes.
     Mtu(u16),
     /// Whether the second client of each family is behind another router.
     Route(bool),
@@ -96,7 +92,6 @@ enum Step {
     Ranges(u8, bool),
     /// The kind of limit of a service: bandwidth, new flows, or none.
     Limit(u8, u8),
-    /// Whether flows are shared.
     Share(bool),
 }
 

@@ -34,16 +34,21 @@ enum Event {
     /// This many connections open.
     Open(u8),
     /// Every n-th connection sends, starting with this one.
-    Send { every: u8, first: u8 },
+    Send {
+        every: u8,
+        first: u8,
+    },
     /// The oldest backend is removed but continues to serve, and another one is added.
     Replace,
     /// A backend is added.
     Join,
     /// The router uses these gateways, and distributes flows by this salt.
-    Route { gateways: [bool; 2], salt: u8 },
+    Route {
+        gateways: [bool; 2],
+        salt: u8,
+    },
     /// A gateway restarts and loses its tables and its history. Meanwhile the router uses the other one.
     Restart(usize),
-    /// Time passes.
     Wait(u8),
 }
 
@@ -211,7 +216,6 @@ impl Fleet {
         lab.backend_of(&result)
     }
 
-    /// Every n-th connection sends.
     fn send_all(&mut self, every: usize, first: usize) -> Result<(), TestCaseError> {
         for at in (first..self.connections.len()).step_by(every) {
             let Connection { port, backend } = self.connections[at];

@@ -63,7 +63,6 @@ struct Handshakes {
     to_answer: VecDeque<(u32, Connection)>,
     to_confirm: VecDeque<(u32, Connection)>,
     succeeded: usize,
-    /// The failure of each lost handshake.
     lost: Vec<String>,
 }
 

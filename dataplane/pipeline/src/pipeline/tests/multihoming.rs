@@ -73,7 +73,6 @@ fn packet_of(frame: &[u8]) -> &[u8] {
 struct Gateway {
     labs: Vec<Lab>,
     mode: ForwardingMode,
-    /// The backend of the association.
     backend: SocketAddr,
     /// The client as the backend sees it at the first path.
     local: SocketAddr,

@@ -59,7 +59,6 @@ impl Fleet {
         active.map(|(at, _)| (*at, 1)).collect()
     }
 
-    /// Removes and adds backends.
     fn change(&mut self, leave: &[u32], join: &[u32]) {
         for n in leave {
             self.backends.insert(host(*n), (BackendState::Down, self.elapsed + WINDOW));

@@ -230,9 +230,9 @@ fn a_refusal_is_forwarded_after_the_last_try() {
             assert!(tried.insert(backend_of(&sent)), "each backend is tried once");
         }
         let result = lab.receive(&refusal(&sent));
-        let told = result.sent(TransmitReason::Reply);
-        assert_eq!(ends(told), (VIP.parse().unwrap(), client(0)));
-        assert_ne!(headers(told).tcp_flags & flags::RST, 0);
+        let answer = result.sent(TransmitReason::Reply);
+        assert_eq!(ends(answer), (VIP.parse().unwrap(), client(0)));
+        assert_ne!(headers(answer).tcp_flags & flags::RST, 0);
     }
 }
 
@@ -424,13 +424,13 @@ fn affinity_moves_to_another_backend_and_stays_there() {
 fn only_active_checks_apply_to_a_backend_that_is_down() {
     let mut lab = lab(ForwardingMode::FullNat, 4);
     ignore(&mut lab, 3);
-    let told = |lab: &mut Lab| {
+    let reported = |lab: &mut Lab| {
         lab.pipeline.report_set_aside(&lab.snapshot, &lab.tallies);
         (0..64).filter(|&at| lab.tallies.is_set_aside(at)).count()
     };
-    assert_eq!(told(&mut lab), 1);
+    assert_eq!(reported(&mut lab), 1);
     lab.change(|spec| spec.services[0].backends[0].state = BackendState::Down);
-    assert_eq!(told(&mut lab), 0);
+    assert_eq!(reported(&mut lab), 0);
     lab.change(|spec| spec.services[0].backends[0].state = BackendState::Active);
     client_of(&mut lab, dead(), 500_000);
 }

@@ -193,7 +193,6 @@ fn reassembled(result: &FrameResult, mtu: u16, backend: &str) -> Vec<u8> {
     inner
 }
 
-/// The identification of a fragmented outer packet.
 fn identification(frame: &[u8]) -> u32 {
     match headers(frame).dst.is_v4() {
         true => u32::from(u16::from_be_bytes([frame[18], frame[19]])),

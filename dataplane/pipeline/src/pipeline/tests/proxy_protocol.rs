@@ -54,7 +54,6 @@ fn ack(frame: &[u8]) -> u32 {
 /// A connection that has seen the SYN ACK.
 struct Open {
     lab: Lab,
-    /// The client as the backend sees it.
     local: std::net::SocketAddr,
 }
 

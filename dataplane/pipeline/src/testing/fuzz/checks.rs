@@ -378,7 +378,7 @@ fn checksums_alike(seen: &Seen<'_>, before: &Headers, after: &Headers) {
     }
 }
 
-/// An answer of the gateway goes back to the sender and has correct checksums.
+/// Checks that an answer of the gateway returns to the sender and has correct checksums.
 fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
     let before = seen.packet(seen.before);
     if why == TransmitReason::NeighborAdvertisement {

@@ -16,7 +16,6 @@ impl<'a> Choices<'a> {
         Self { rest: input }
     }
 
-    /// Whether the input has ended.
     pub(super) fn is_over(&self) -> bool {
         self.rest.is_empty()
     }

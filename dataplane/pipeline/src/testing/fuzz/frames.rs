@@ -81,7 +81,6 @@ pub(super) fn make(context: &Context, link: Link, choices: &mut Choices<'_>, bur
 pub(super) const PEER: &str = "10.0.0.9";
 const OUR_ADDRESS: &str = "10.0.0.254";
 
-/// Bytes of the outer header.
 const OUTER_LEN: usize = 20;
 
 /// Puts the packet of every 16th frame into an IP-in-IP packet of the other gateway. The bytes of the frame decide, so
