@@ -165,7 +165,7 @@ impl Fragments {
 
     /// Stores the decision for the first fragment of a datagram.
     #[cold]
-    pub fn remember(&mut self, key: FragmentKey, decision: Decision, now: Now) {
+    pub fn insert(&mut self, key: FragmentKey, decision: Decision, now: Now) {
         let hash = self.hash(&key);
         let entry = Entry { key, decision, since: now, followed: false };
         if let Some(known) = self.find(&key, hash) {
@@ -194,7 +194,7 @@ impl Fragments {
     /// The decision for the first fragment of a datagram, for one of its later fragments.
     #[cold]
     #[must_use]
-    pub fn recall(&mut self, key: &FragmentKey, now: Now) -> Option<Decision> {
+    pub fn lookup(&mut self, key: &FragmentKey, now: Now) -> Option<Decision> {
         let index = self.find(key, self.hash(key))?;
         let entry = &mut self.entries[index];
         if now.since(entry.since) > LIFETIME {
@@ -272,23 +272,23 @@ mod tests {
     fn a_datagram_survives_the_first_fragments_of_20_000_others() {
         for seed in 0..20 {
             let mut table = Fragments::new(seed);
-            table.remember(key(7, 7), decision(1), Now(1));
+            table.insert(key(7, 7), decision(1), Now(1));
             for host in 0..20_000 {
-                table.remember(key(1000 + host, 7), decision(2), Now(2));
+                table.insert(key(1000 + host, 7), decision(2), Now(2));
             }
-            assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(1)), "seed {seed}");
+            assert_eq!(table.lookup(&key(7, 7), Now(3)), Some(decision(1)), "seed {seed}");
         }
     }
 
     #[test]
     fn first_fragments_never_evict_a_datagram_with_a_later_fragment() {
         let mut table = Fragments::new(3);
-        table.remember(key(7, 7), decision(1), Now(1));
-        assert_eq!(table.recall(&key(7, 7), Now(1)), Some(decision(1)));
+        table.insert(key(7, 7), decision(1), Now(1));
+        assert_eq!(table.lookup(&key(7, 7), Now(1)), Some(decision(1)));
         for host in 0..4 * FRAGMENTS_MAX as u32 {
-            table.remember(key(1000 + host, 7), decision(2), Now(2));
+            table.insert(key(1000 + host, 7), decision(2), Now(2));
         }
-        assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(1)));
+        assert_eq!(table.lookup(&key(7, 7), Now(3)), Some(decision(1)));
         assert_eq!(table.entries.len(), FRAGMENTS_MAX, "every position is in use");
         assert_eq!(table.entries.capacity(), FRAGMENTS_MAX);
     }
@@ -297,26 +297,26 @@ mod tests {
     fn a_full_table_accepts_a_new_datagram_and_replaces_a_repeated_one() {
         let mut table = Fragments::new(3);
         for host in 0..4 * FRAGMENTS_MAX as u32 {
-            table.remember(key(host, 1), decision(2), Now(2));
+            table.insert(key(host, 1), decision(2), Now(2));
         }
         for n in 0..3 {
             let ended = Decision::Ended(Refusal::NoService.into());
-            table.remember(key(7, 7), decision(n), Now(3));
-            assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(n)));
-            table.remember(key(7, 7), ended, Now(3));
-            assert_eq!(table.recall(&key(7, 7), Now(3)), Some(ended));
+            table.insert(key(7, 7), decision(n), Now(3));
+            assert_eq!(table.lookup(&key(7, 7), Now(3)), Some(decision(n)));
+            table.insert(key(7, 7), ended, Now(3));
+            assert_eq!(table.lookup(&key(7, 7), Now(3)), Some(ended));
         }
     }
 
     #[test]
     fn a_decision_expires_and_applies_to_its_key_only() {
         let mut table = Fragments::new(3);
-        table.remember(key(7, 7), decision(1), Now(0));
+        table.insert(key(7, 7), decision(1), Now(0));
         let end = Now(0).plus(LIFETIME);
-        assert_eq!(table.recall(&key(7, 7), end), Some(decision(1)));
-        assert_eq!(table.recall(&key(7, 7), Now(end.0 + 1)), None);
+        assert_eq!(table.lookup(&key(7, 7), end), Some(decision(1)));
+        assert_eq!(table.lookup(&key(7, 7), Now(end.0 + 1)), None);
         for other in [key(8, 7), key(7, 8), FragmentKey { proto: 6, ..key(7, 7) }] {
-            assert_eq!(table.recall(&other, Now(0)), None);
+            assert_eq!(table.lookup(&other, Now(0)), None);
         }
     }
 

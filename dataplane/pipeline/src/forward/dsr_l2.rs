@@ -14,7 +14,7 @@ use crate::frame::Frame;
 /// [`NoHeadroom`]; the frame is then unchanged.
 #[inline(always)]
 pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link) -> Result<(), NoHeadroom> {
-    let bytes = link.put_on(frame, h)?;
+    let bytes = link.rewrite_link_header(frame, h)?;
     let len = bytes.len();
     rewrite::take_hop(&mut bytes[link.header_len()..], h);
     if len > ethernet::FRAME_LEN_MIN && len > link.header_len() + usize::from(h.ip_len()) {

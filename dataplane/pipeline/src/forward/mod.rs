@@ -64,9 +64,13 @@ impl Link {
     /// # Errors
     /// [`NoHeadroom`] if a tag must be added and does not fit.
     #[inline(always)]
-    pub fn put_on<'f, F: Frame>(&self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoHeadroom> {
+    pub fn rewrite_link_header<'f, F: Frame>(
+        &self,
+        frame: &'f mut F,
+        h: &Headers,
+    ) -> Result<&'f mut [u8], NoHeadroom> {
         if self.vlan.is_some() || usize::from(h.l3) != ethernet::HEADER_LEN {
-            return self.put_on_with_tags(frame, h);
+            return self.rewrite_tagged_link_header(frame, h);
         }
         // The common case: the EtherType stays and twelve bytes change.
         let bytes = frame.bytes_mut();
@@ -74,9 +78,9 @@ impl Link {
         Ok(bytes)
     }
 
-    /// [`Self::put_on`] for a frame that arrived with a tag, or leaves with one.
+    /// [`Self::rewrite_link_header`] for a frame that arrived with a tag, or leaves with one.
     #[inline(never)]
-    fn put_on_with_tags<'f, F: Frame>(
+    fn rewrite_tagged_link_header<'f, F: Frame>(
         self,
         frame: &'f mut F,
         h: &Headers,
@@ -94,7 +98,7 @@ impl Link {
         Ok(bytes)
     }
 
-    /// Adjusts the offsets of a packet's headers to its frame on this link, after [`Self::put_on`].
+    /// Adjusts the offsets of a packet's headers to its frame on this link, after [`Self::rewrite_link_header`].
     #[inline]
     fn shift(&self, h: &mut Headers) {
         let shift = self.header_len() as i32 - i32::from(h.l3);

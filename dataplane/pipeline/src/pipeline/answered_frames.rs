@@ -21,7 +21,7 @@ use crate::frame::Frame;
 
 /// Rewrites the frame into the reply to its ARP request for one of our addresses.
 pub(super) fn arp_reply<F: Frame>(frame: &mut F, request: &ArpPacket, mac: MacAddr) -> bool {
-    become_small(frame, &arp::reply(request, mac))
+    replace_with(frame, &arp::reply(request, mac))
 }
 
 /// Rewrites the frame into the advertisement that answers its solicitation for one of our addresses.
@@ -32,7 +32,7 @@ pub(super) fn advertisement<F: Frame>(
     mac: MacAddr,
 ) -> bool {
     let answer = ndp::answer(frame.bytes(), h, target, mac);
-    is_from_one_station(frame) && become_small(frame, &answer)
+    is_from_one_station(frame) && replace_with(frame, &answer)
 }
 
 /// Rewrites the frame into the reply to its ping, or to its fragment of a ping. The IPv4 reply to a ping that the driver
@@ -69,7 +69,7 @@ impl Pipeline {
             return false;
         }
         let Some(answer) = tcp::reset(frame.bytes(), h, burst.interface.mac) else { return false };
-        self.reply_limit.take(AnswerKind::Reset, &h.src, burst.now) && become_small(frame, &answer)
+        self.reply_limit.take(AnswerKind::Reset, &h.src, burst.now) && replace_with(frame, &answer)
     }
 
     /// Rewrites the frame into an ICMP error about its packet, if one may be sent now.
@@ -133,7 +133,7 @@ fn error<F: Frame>(frame: &mut F, h: &Headers, problem: Problem, mac: MacAddr, f
 }
 
 /// Replaces the whole frame.
-pub(super) fn become_small<F: Frame>(frame: &mut F, answer: &SmallFrame) -> bool {
+pub(super) fn replace_with<F: Frame>(frame: &mut F, answer: &SmallFrame) -> bool {
     let fits = frame.resize(answer.len());
     if fits {
         frame.bytes_mut().copy_from_slice(answer);

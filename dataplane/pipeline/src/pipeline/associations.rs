@@ -78,7 +78,7 @@ impl Pipeline {
         }
         let known = known?;
         match kind {
-            Kind::CookieEcho => self.remember_confirmed(burst, request, known.backend),
+            Kind::CookieEcho => self.store_confirmed(burst, request, known.backend),
             Kind::End => self.end_paths(burst, request.key, request.flow_hash, request.service, false),
             Kind::Shutdown if request.service.mode.is_dsr() => {
                 self.end_paths(burst, request.key, request.flow_hash, request.service, true);
@@ -277,7 +277,7 @@ impl Pipeline {
     }
 
     /// Records an association whose COOKIE ECHO has arrived.
-    fn remember_confirmed<F: Frame>(
+    fn store_confirmed<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &Request<'_>,
@@ -285,11 +285,11 @@ impl Pipeline {
     ) {
         let Request { service, key, flow_hash, .. } = *request;
         let Some(tags) = self.flows.tags.pair(flow_hash) else { return };
-        self.remember_path(service, burst.view.snapshot, (&key, flow_hash), backend, tags, burst.now);
+        self.store_path(service, burst.view.snapshot, (&key, flow_hash), backend, tags, burst.now);
     }
 
     /// Records a confirmed association, and the flow as one of its paths.
-    fn remember_path(
+    fn store_path(
         &self,
         service: &Service,
         snapshot: &Snapshot,
@@ -300,7 +300,7 @@ impl Pipeline {
     ) {
         let client = (key.addr(), key.port());
         let association = self.association(service, client, hash, backend, (tags, true), now);
-        self.remember_association(service, snapshot, &association, now);
+        self.store_association(service, snapshot, &association, now);
         let path = Path { service: service.id, client: client.0, worker: self.worker };
         let ports = (client.1, service.port);
         // The number of paths limits further ones only.
@@ -328,7 +328,7 @@ impl Pipeline {
             return;
         }
         self.flows.tags.adopt(hash, tags, true, now);
-        self.remember_path(service, snapshot, (&flow.key, hash), flow.backend, tags, now);
+        self.store_path(service, snapshot, (&flow.key, hash), flow.backend, tags, now);
     }
 
     fn association(
@@ -350,13 +350,7 @@ impl Pipeline {
         Association { backend, tags, confirmed, client_port: client.1, local, worker: self.worker }
     }
 
-    fn remember_association(
-        &self,
-        service: &Service,
-        snapshot: &Snapshot,
-        association: &Association,
-        now: Now,
-    ) {
+    fn store_association(&self, service: &Service, snapshot: &Snapshot, association: &Association, now: Now) {
         let ports = (association.client_port, service.port);
         let key = AssociationKey::to_server(ports, association.tags.server);
         self.associations.remember(&key, association, now);
@@ -475,7 +469,7 @@ impl Pipeline {
                 (Kind::InitAck, Some(hit)) if self.flows.tags.offered(flow_hash) == Some(offered) => {
                     let tags = (offered, false);
                     let offer = self.association(service, client, flow_hash, hit.backend, tags, now);
-                    self.remember_association(service, snapshot, &offer, now);
+                    self.store_association(service, snapshot, &offer, now);
                 }
                 (Kind::End, _) => self.end_paths(burst, flow, flow_hash, service, false),
                 _ => {}

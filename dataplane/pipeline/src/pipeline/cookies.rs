@@ -30,7 +30,7 @@ use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::tcp::{self, flags};
 use tidegate_wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote};
 
-use super::answered_frames::{become_small, is_from_one_station};
+use super::answered_frames::{is_from_one_station, replace_with};
 use super::burst::{Burst, Destination, Packet as BurstPacket};
 use super::cookie_state::CookieCounts;
 use super::next_hop::next_hop_of;
@@ -105,7 +105,7 @@ impl Pipeline {
             let offer = syn_cookie::Offer::of(frame.bytes(), h);
             let cookie = syn_cookie::cookie(&self.cookies.key, h, segment.seq, offer, now.0);
             let answer = syn_cookie::syn_ack(frame.bytes(), h, mac, cookie, segment.seq, announced);
-            become_small(frame, &answer)
+            replace_with(frame, &answer)
         });
         if answered {
             self.cookies.counts.sent += 1;
@@ -260,7 +260,7 @@ impl Pipeline {
             frame.shrink_front(option.len());
         }
         let ack = syn_cookie::ack(frame.bytes(), h, mac, splice.window);
-        if !become_small(frame, &ack) {
+        if !replace_with(frame, &ack) {
             burst.set(at, Refusal::NoHeadroom);
             return false;
         }
@@ -322,7 +322,7 @@ fn send_syn<F: Frame>(
     }
     frame.shrink_front(spare);
     let Ok(Parsed::Ip(mut sent)) = parse(&syn) else { return burst.set(at, Refusal::SynCookie) };
-    if !become_small(frame, &syn) {
+    if !replace_with(frame, &syn) {
         return burst.set(at, Refusal::NoHeadroom);
     }
     let mss_limit = destination.service().mss_limit;

@@ -28,14 +28,14 @@ impl Pipeline {
         burst: &mut Burst<'_, '_, F>,
         packet: u8,
         service: &Service,
-        elsewhere: Verdict,
+        verdict: Verdict,
     ) {
         let h = &burst.packets[usize::from(packet)].headers;
         let key = FlowKey::flow(service.id, h.src, h.src_port);
         if is_copied(service) {
-            self.hand_over_reply(burst, packet, key, elsewhere);
+            self.hand_over_reply(burst, packet, key, verdict);
         } else {
-            burst.set(burst.frame_of(packet), elsewhere);
+            burst.set(burst.frame_of(packet), verdict);
         }
     }
 
@@ -46,11 +46,11 @@ impl Pipeline {
         burst: &mut Burst<'_, '_, F>,
         packet: u8,
         key: FlowKey,
-        elsewhere: Verdict,
+        verdict: Verdict,
     ) {
-        burst.set(burst.frame_of(packet), elsewhere);
+        burst.set(burst.frame_of(packet), verdict);
         let is_fragment = burst.packets[usize::from(packet)].headers.is_fragment();
-        if let (Verdict::HandOver(owner), Arrival::Wire(_), false) = (elsewhere, burst.arrival, is_fragment) {
+        if let (Verdict::HandOver(owner), Arrival::Wire(_), false) = (verdict, burst.arrival, is_fragment) {
             let hash = self.flows.hash(&key);
             self.copies.prefetch(hash);
             burst.owned_by_others.push(OwnedByOther { packet, owner, key, hash });

@@ -140,7 +140,7 @@ impl Pipeline {
         let mtu = usize::from(link_mtu.min(burst.interface.mtu));
         self.rewrite_and_send(burst, packet, service, backend, Growth::NONE, |frame, h, link| {
             let h = forward::dsr_dscp::forward(frame, h, link, backend.address, service.dscp)?;
-            if service.mss_limit > 0 && segment_size::concerns(&h) {
+            if service.mss_limit > 0 && segment_size::applies_to(&h) {
                 segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
             }
             Ok(())
@@ -218,7 +218,7 @@ impl Pipeline {
             return burst.set(at, refusal);
         }
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
-        if clamps && segment_size::concerns(h) {
+        if clamps && segment_size::applies_to(h) {
             let h = *h;
             limit_in_tunnel(burst, at, &h, (service, backend), overhead, hop.mtu);
         }

@@ -32,7 +32,7 @@ const HAND_OVERS_MAX: u8 = 2;
 impl Pipeline {
     /// Stores the decision for each first fragment of a burst.
     #[cold]
-    pub(super) fn remember_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+    pub(super) fn store_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         for packet in std::mem::take(&mut burst.first_fragments) {
             let at = burst.frame_of(packet);
             let Some(key) = FragmentKey::of(&burst.packets[usize::from(packet)].headers) else { continue };
@@ -48,7 +48,7 @@ impl Pipeline {
                 Decision::OtherWorker(owner) => owner,
                 _ => self.worker,
             };
-            self.fragments.remember(key, decision, burst.now);
+            self.fragments.insert(key, decision, burst.now);
             let gatherer = self.fragments.gatherer(&key, self.workers);
             burst.out.first_fragments.push(FirstFragment { key, owner, gatherer });
         }
@@ -59,7 +59,7 @@ impl Pipeline {
     pub fn record_first_fragment(&mut self, key: FragmentKey, owner: WorkerIndex, now: Now) {
         // `owner` itself records nothing, because it gets the first fragment.
         if owner != self.worker {
-            self.fragments.remember(key, Decision::OtherWorker(owner), now);
+            self.fragments.insert(key, Decision::OtherWorker(owner), now);
         }
     }
 
@@ -70,7 +70,7 @@ impl Pipeline {
             let at = burst.frame_of(packet);
             let h = burst.packets[usize::from(packet)].headers;
             let Some(key) = FragmentKey::of(&h) else { continue };
-            match self.fragments.recall(&key, burst.now) {
+            match self.fragments.lookup(&key, burst.now) {
                 None => self.unknown_fragment(burst, at, &h, key),
                 Some(Decision::Ended(verdict)) => burst.set(at, verdict),
                 Some(Decision::Routed) => self.route_on(burst, at, &h),
@@ -89,7 +89,7 @@ impl Pipeline {
                 {
                     burst.set(at, Verdict::HandOver(owner));
                 }
-                Some(decision) => match recalled(burst.view.snapshot, decision) {
+                Some(decision) => match stored(burst.view.snapshot, decision) {
                     // The lists and ranges may have changed since the first fragment.
                     Some(Destination::Backend { .. }) if burst.view.snapshot.denies(&h.src) => {
                         burst.set(at, Refusal::SourceDenied);
@@ -182,7 +182,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
 }
 
 /// The destination of a stored decision, if its service and backend still exist.
-fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
+fn stored(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
     Some(match decision {
         Decision::ToBackend { service, backend, local } => Destination::Backend {
             service: snapshot.service_by_id(service)?,

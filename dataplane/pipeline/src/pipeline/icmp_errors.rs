@@ -64,7 +64,7 @@ impl Pipeline {
                 burst.out.notes[at] = note;
                 burst.deliveries.push(Delivery { packet, destination });
             }
-            Err(elsewhere) => burst.set(at, elsewhere),
+            Err(verdict) => burst.set(at, verdict),
         }
         true
     }
@@ -79,9 +79,9 @@ impl Pipeline {
             self.owners().of_request(service, client, vip, quoted.proto, RssDistribution::Other)
         });
         if let Some(Some(owner)) = owner
-            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, proto::ICMP)
+            && let Err(verdict) = self.check_owner(owner, burst.arrival, proto::ICMP)
         {
-            return Some(Err(elsewhere));
+            return Some(Err(verdict));
         }
         let key = FlowKey::flow(service.id, quoted.dst, quoted.dst_port);
         let hash = self.flows.hash(&key);
@@ -127,9 +127,9 @@ impl Pipeline {
                 let (backend, to) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
                 self.owners().of_reply(snapshot, backend, to, quoted.proto, RssDistribution::Other)
             }
-            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, proto::ICMP)
+            && let Err(verdict) = self.check_owner(owner, burst.arrival, proto::ICMP)
         {
-            return Some(Err(elsewhere));
+            return Some(Err(verdict));
         }
         let key = FlowKey::reply(endpoint, quoted.src, quoted.src_port);
         let hit = self.flows.nat.peek_reply(&key, self.flows.hash(&key), burst.now)?;

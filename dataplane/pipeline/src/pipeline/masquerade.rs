@@ -78,9 +78,9 @@ impl Pipeline {
         let snapshot = burst.view.snapshot;
         if let Some(owner) =
             self.owner_outward(snapshot, h.proto, &ends, RssDistribution::of(h, self.snat_ports.steering()))
-            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, h.proto)
+            && let Err(verdict) = self.check_owner(owner, burst.arrival, h.proto)
         {
-            return burst.set(at, elsewhere);
+            return burst.set(at, verdict);
         }
         // A packet whose hop limit ends here creates no flow.
         if h.ttl <= 1 {
@@ -124,9 +124,9 @@ impl Pipeline {
         let Some(ends) = inward_ends(h) else { return false };
         if let Some(owner) =
             self.owner_inward(snapshot, h.proto, &ends, RssDistribution::of(h, self.snat_ports.steering()))
-            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, h.proto)
+            && let Err(verdict) = self.check_owner(owner, burst.arrival, h.proto)
         {
-            burst.set(at, elsewhere);
+            burst.set(at, verdict);
             return true;
         }
         let (local, peer) = &ends;
@@ -176,9 +176,9 @@ impl Pipeline {
             return false;
         };
         if let Some(owner) = owner
-            && let Err(elsewhere) = self.check_owner(owner, burst.arrival, proto::ICMP)
+            && let Err(verdict) = self.check_owner(owner, burst.arrival, proto::ICMP)
         {
-            burst.set(at, elsewhere);
+            burst.set(at, verdict);
             return true;
         }
         let flows = &self.flows.masquerades;

@@ -11,7 +11,7 @@
 //!    sent by a copy of the flow, if there is one ([`copies`]);
 //! 5. `deliver`: rewrite by the mode of the service, or answer packets that can't be delivered ([`deliver`],
 //!    [`translated`], [`oversized`]);
-//! 6. `remember_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
+//! 6. `store_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
 //!    ([`fragments`]).
 //!
 //! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All
@@ -187,7 +187,7 @@ impl Pipeline {
             self.copy_flows(&mut burst, from, &requests, &replies);
         }
         if !burst.first_fragments.is_empty() {
-            self.remember_first_fragments(&mut burst);
+            self.store_first_fragments(&mut burst);
         }
         if !burst.later_fragments.is_empty() {
             self.follow_first_fragments(&mut burst);
@@ -235,7 +235,7 @@ impl Pipeline {
                         burst.out.notes[frame].service = Some(service.id);
                         requests.push(request);
                     }
-                    Err(elsewhere) => self.hand_over_request(burst, packet, service, elsewhere),
+                    Err(verdict) => self.hand_over_request(burst, packet, service, verdict),
                 },
                 None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
                 None => {

@@ -146,7 +146,7 @@ impl Pipeline {
         };
         if service.passive && request.kind.is_opening() {
             let flow = (&request.key, request.flow_hash);
-            self.keep_syn(burst, request.index(), flow, request.found.is_known(), backend);
+            self.store_syn(burst, request.index(), flow, request.found.is_known(), backend);
         }
         if request.kind == Packet::Sctp(sctp::Kind::Init) {
             self.begin_association(burst, request, backend.id);
@@ -166,12 +166,12 @@ impl Pipeline {
         let (snapshot, service) = (burst.view.snapshot, request.service);
         let hash = request.choice_hash(snapshot, h);
         let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
-        let on_change::Untracked { backend, remember } = chosen;
-        if remember.is_none() && request.found.is_known() {
+        let on_change::Untracked { backend, to_insert } = chosen;
+        if to_insert.is_none() && request.found.is_known() {
             // The entry of an earlier connection with the same ports would misdirect later packets.
             self.flows.dsr.remove(&request.key, request.flow_hash);
         }
-        if let Some(first) = remember {
+        if let Some(first) = to_insert {
             // If the table is full, the flow moves at the end of the window after the change. The table has counted
             // the missing entry.
             let _ = self.flows.dsr.insert(
@@ -188,7 +188,7 @@ impl Pipeline {
             burst.view.tallies.connected(backend.id);
             return Ok(Chosen { backend, local: None, flow: FlowNote::New });
         }
-        let flow = if remember.is_some() { FlowNote::Known } else { FlowNote::None };
+        let flow = if to_insert.is_some() { FlowNote::Known } else { FlowNote::None };
         Ok(Chosen { backend, local: None, flow })
     }
 

@@ -25,7 +25,7 @@ use crate::set_aside::SetAside;
 impl Pipeline {
     /// Stores the SYN that a flow sends to its first backend, or, if it `is_known`, to another one.
     #[inline(never)]
-    pub(super) fn keep_syn<F: Frame>(
+    pub(super) fn store_syn<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         packet: usize,
@@ -82,7 +82,7 @@ impl Pipeline {
                 let usual = self.select(service, choice_hash)?;
                 if self.passive.aside.blocks(usual, now) {
                     // If there is no other, the usual one may still answer.
-                    self.another(service, choice_hash, &[], now).unwrap_or(usual)
+                    self.next_backend(service, choice_hash, &[], now).unwrap_or(usual)
                 } else {
                     usual
                 }
@@ -95,7 +95,7 @@ impl Pipeline {
     }
 
     /// The backend that a flow would get if those in `tried`, and those that are set aside, didn't exist.
-    pub(super) fn another(
+    pub(super) fn next_backend(
         &mut self,
         service: &Service,
         choice_hash: u64,
@@ -159,9 +159,9 @@ impl Pipeline {
         let tried = self.tried(key, hash, backend.id);
         let choice = request.choice_hash(snapshot, h);
         self.passive.next = self
-            .another(service, choice, &tried, now)
+            .next_backend(service, choice, &tried, now)
             // All have been tried, so any except the last one will do.
-            .or_else(|| self.another(service, choice, &[backend.id], now));
+            .or_else(|| self.next_backend(service, choice, &[backend.id], now));
         self.passive.next.is_some()
     }
 

@@ -31,7 +31,7 @@ use crate::frame::Frame;
 pub(super) struct Untracked<'s> {
     pub(super) backend: &'s Backend,
     /// The first packet of the entry to create, if there is to be one.
-    pub(super) remember: Option<Packet>,
+    pub(super) to_insert: Option<Packet>,
 }
 
 /// The backend of a packet of this kind and selection hash; `None` if there is none.
@@ -42,17 +42,17 @@ pub(super) fn choose<'s>(
     hash: u64,
 ) -> Option<Untracked<'s>> {
     let present = || snapshot.backend(service.select(hash)?);
-    let Packet::Tcp(bits) = kind else { return Some(Untracked { backend: present()?, remember: None }) };
+    let Packet::Tcp(bits) = kind else { return Some(Untracked { backend: present()?, to_insert: None }) };
     let Some(former) = service.selector().former(hash) else {
-        return Some(Untracked { backend: present()?, remember: None });
+        return Some(Untracked { backend: present()?, to_insert: None });
     };
     if kind.is_opening() {
-        return Some(Untracked { backend: present()?, remember: Some(kind) });
+        return Some(Untracked { backend: present()?, to_insert: Some(kind) });
     }
     // As after a SYN, the next packet confirms the connection. A reset ends it, so it needs no entry.
-    let remember = (bits & flags::RST == 0).then_some(Packet::Tcp(flags::SYN));
+    let to_insert = (bits & flags::RST == 0).then_some(Packet::Tcp(flags::SYN));
     let backend = former.and_then(|id| snapshot.backend(id));
-    Some(Untracked { backend: backend.or_else(present)?, remember })
+    Some(Untracked { backend: backend.or_else(present)?, to_insert })
 }
 
 /// Finds the backends of stable flows without an entry, and prefetches them.

@@ -68,10 +68,10 @@ impl Pipeline {
                         RssDistribution::of(h, self.snat_ports.steering()),
                     )
                 }
-                && let Err(elsewhere) = self.check_owner(owner, burst.arrival, h.proto)
+                && let Err(verdict) = self.check_owner(owner, burst.arrival, h.proto)
             {
                 let key = FlowKey::reply(endpoint, h.dst, h.dst_port);
-                self.hand_over_reply(burst, reply.packet, key, elsewhere);
+                self.hand_over_reply(burst, reply.packet, key, verdict);
                 continue;
             }
             let key = FlowKey::reply(endpoint, h.dst, h.dst_port);

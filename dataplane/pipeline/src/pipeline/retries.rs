@@ -130,7 +130,7 @@ impl Pipeline {
         let vip = (&service.vip, service.port);
         let choice =
             snapshot.choice_hash(service, (&client.addr, client.port), vip, service.protocol.number());
-        let Some(next) = self.another(service, choice, &tried, now) else { return false };
+        let Some(next) = self.next_backend(service, choice, &tried, now) else { return false };
         let at = burst.frame_of(packet);
         let backend =
             match kept.is_some() && self.send_again(burst, packet, service, (key, hash), backend, next) {

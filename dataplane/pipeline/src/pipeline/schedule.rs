@@ -32,7 +32,7 @@ pub(super) struct Schedule {
     /// The next ring position of each service, by index of its id.
     next: Box<[u32]>,
     /// The loads of backends at the other workers ([`Load::word`]), by index of their ids.
-    elsewhere: Box<[u64]>,
+    remote: Box<[u64]>,
     /// Changes with each choice by load.
     random: u64,
     /// Whether the flow tables count the loads of all flows.
@@ -58,7 +58,7 @@ impl Schedule {
             workers: workers.max(1),
             // Zeroed memory that is never touched costs nothing.
             next: vec![0; SERVICES_MAX].into_boxed_slice(),
-            elsewhere: vec![0; BACKENDS_MAX].into_boxed_slice(),
+            remote: vec![0; BACKENDS_MAX].into_boxed_slice(),
             random: mix(seed ^ u64::from(worker)),
             is_counted: false,
             walk: Walk::default(),
@@ -101,8 +101,8 @@ impl Schedule {
         }
         self.random = mix(self.random);
         let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
-        let elsewhere = |id: BackendId| self.elsewhere.get(id.index()).map_or(0, |&word| word);
-        let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(elsewhere(id)));
+        let remote = |id: BackendId| self.remote.get(id.index()).map_or(0, |&word| word);
+        let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(remote(id)));
         // With this load, all others precede a backend.
         let most = Load { active: u32::MAX, ended: u32::MAX };
         let load = |id: BackendId| if allowed(id) { load(id) } else { most };
@@ -162,7 +162,7 @@ impl Schedule {
             }
             let others = tallies.iter().enumerate().filter(|&(worker, _)| worker != own);
             let sum = others.fold(Load::default(), |sum, (_, theirs)| sum.plus(theirs.load(id)));
-            if let Some(word) = self.elsewhere.get_mut(id.index()) {
+            if let Some(word) = self.remote.get_mut(id.index()) {
                 *word = sum.word();
             }
         }

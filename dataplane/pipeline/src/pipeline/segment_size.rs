@@ -10,7 +10,7 @@ use crate::frame::Frame;
 
 /// Whether the segment size in a packet is limited, if its service has a limit. Only the flags of TCP have a meaning.
 #[inline(always)]
-pub(super) fn concerns(h: &Headers) -> bool {
+pub(super) fn applies_to(h: &Headers) -> bool {
     h.tcp_flags & flags::SYN != 0 && h.proto == proto::TCP
 }
 

@@ -22,7 +22,7 @@ impl<F: Frame> Burst<'_, '_, F> {
         let snapshot = self.view.snapshot;
         let fault = snapshot.source_fault(&h.src);
         let link_local = fault.is_none() && h.src.is_link_local();
-        if link_local && (!snapshot.answers_on_link(&h.src, mode) || self.came_by_default_router(at)) {
+        if link_local && (!snapshot.answers_on_link(&h.src, mode) || self.arrived_from_default_router(at)) {
             return Some(SourceFault::LinkLocal);
         }
         fault
@@ -37,7 +37,7 @@ impl<F: Frame> Burst<'_, '_, F> {
 
     /// Whether the frame came from the link address of a default router on this link, and so from beyond the link.
     #[cold]
-    fn came_by_default_router(&self, at: usize) -> bool {
+    fn arrived_from_default_router(&self, at: usize) -> bool {
         let (interface, from) = (self.arrival.interface(), ethernet::source(self.frames[at].bytes()));
         let neighbors = self.view.neighbors;
         // There is at most one router for each family: a spec has each route once.

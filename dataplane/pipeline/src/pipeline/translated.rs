@@ -186,7 +186,7 @@ pub(super) fn limit_segments<F: Frame>(
     mss_limit: u16,
     hop: &NextHop,
 ) {
-    if segment_size::concerns(h) {
+    if segment_size::applies_to(h) {
         let mtu = hop.mtu.min(usize::from(burst.interface.mtu));
         segment_size::limit(&mut burst.frames[at], h, usize::from(h.l4), mtu, mss_limit);
     }

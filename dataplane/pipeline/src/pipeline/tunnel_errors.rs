@@ -58,7 +58,7 @@ impl Pipeline {
         }
         let mtu = icmp::reported_mtu(bytes, h)
             .filter(|_| icmp::checksum_ok(bytes, h))
-            .and_then(|reported| believed(snapshot, quoted, &packet?, reported));
+            .and_then(|reported| valid_path_mtu(snapshot, quoted, &packet?, reported));
         if let Some(mtu) = mtu
             && self.path_mtu_updates.take(PATH_MTU_UPDATES, burst.now)
         {
@@ -78,7 +78,7 @@ fn is_udp_of_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled) -> boo
 }
 
 /// The path MTU that a valid error about this packet reports.
-fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u16) -> Option<u16> {
+fn valid_path_mtu(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u16) -> Option<u16> {
     let interface = snapshot.interface(snapshot.route(&outer.dst)?.interface)?;
     if packet.ip_len > interface.mtu
         || !packet.inner.is_none_or(|inner| is_ours(snapshot, outer, packet, &inner))

@@ -28,15 +28,15 @@ pub(super) fn find<const A: usize>(
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let mut elsewhere = 0;
+    let mut missing = 0;
     if actions.dsr {
-        elsewhere |= find_dsr(snapshot, flows, now, items);
+        missing |= find_dsr(snapshot, flows, now, items);
     }
     if actions.to_backends | actions.to_clients {
-        elsewhere |= find_nat(snapshot, flows, now, items);
+        missing |= find_nat(snapshot, flows, now, items);
     }
-    if elsewhere != 0 {
-        find_elsewhere(snapshot, flows, now, (items, elsewhere), actions);
+    if missing != 0 {
+        find_in_second_bucket(snapshot, flows, now, (items, missing), actions);
     }
     if actions.opening {
         find_openings(snapshot, flows, items, actions);
@@ -55,7 +55,7 @@ fn find_dsr<const A: usize>(
 where
     FlowTables: SteadyTables<A>,
 {
-    let mut elsewhere = 0_u32;
+    let mut missing = 0_u32;
     for (n, item) in items.iter_mut().enumerate() {
         if item.action != Action::Dsr {
             continue;
@@ -69,11 +69,11 @@ where
             First::There => item.action = Action::Stages,
             First::Absent => {
                 flows.prefetch_dsr(item.hash, Bucket::Second);
-                elsewhere |= 1 << (n % BURST);
+                missing |= 1 << (n % BURST);
             }
         }
     }
-    elsewhere
+    missing
 }
 
 /// Pass 3 for modes with translation, in both directions.
@@ -87,7 +87,7 @@ fn find_nat<const A: usize>(
 where
     FlowTables: SteadyTables<A>,
 {
-    let mut elsewhere = 0_u32;
+    let mut missing = 0_u32;
     for (n, item) in items.iter_mut().enumerate() {
         if !matches!(item.action, Action::ToBackend | Action::ToClient) {
             continue;
@@ -98,28 +98,28 @@ where
             First::There => item.action = Action::Stages,
             First::Absent => {
                 flows.prefetch_nat(item.hash, Bucket::Second);
-                elsewhere |= 1 << (n % BURST);
+                missing |= 1 << (n % BURST);
             }
         }
     }
-    elsewhere
+    missing
 }
 
 /// Looks in the second hash bucket for flows that are not in the first: bit n stands for item n. Prepares the choice
 /// for packets whose flow is in neither.
 #[inline(never)]
-fn find_elsewhere<const A: usize>(
+fn find_in_second_bucket<const A: usize>(
     snapshot: &Snapshot,
     flows: &mut FlowTables,
     now: Now,
-    (items, mut elsewhere): (&mut [Item<A>], u32),
+    (items, mut missing): (&mut [Item<A>], u32),
     actions: &mut Actions,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    while let Some(item) = items.get_mut(elsewhere.trailing_zeros() as usize) {
-        elsewhere &= elsewhere - 1;
+    while let Some(item) = items.get_mut(missing.trailing_zeros() as usize) {
+        missing &= missing - 1;
         let is_tcp = item.packet.proto == proto::TCP;
         if item.action == Action::Dsr {
             match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {

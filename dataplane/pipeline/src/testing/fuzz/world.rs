@@ -200,7 +200,7 @@ impl World {
         assert_eq!(out.verdicts.len(), received.len(), "one verdict a frame");
         assert_eq!(out.notes.len(), received.len(), "one note a frame");
         worker.given += received.len() as u64;
-        let mut elsewhere = Vec::new();
+        let mut queue = Vec::new();
         for (n, &verdict) in out.verdicts.iter().enumerate() {
             worker.counters.record(verdict);
             let oversized = out.oversized.iter().find(|one| usize::from(one.frame) == n);
@@ -224,7 +224,7 @@ impl World {
                     let most = workers.max(2);
                     assert!(arrival.hand_overs() < most, "a frame is handed over {most} times at most");
                     assert_ne!(usize::from(to), at, "no worker hands over to itself");
-                    elsewhere.push((usize::from(to), received[n].clone()));
+                    queue.push((usize::from(to), received[n].clone()));
                 }
                 Verdict::Transmit { .. } => remember(&mut self.context.sent, seen.after.to_vec()),
                 Verdict::Punt(_) | Verdict::Drop(_) => {}
@@ -238,7 +238,7 @@ impl World {
                 self.neighbors.set_resolved(index, MacAddr([2, 0, 0, 0, 2, addr.bytes()[15]]));
             }
         }
-        for (to, frame) in elsewhere {
+        for (to, frame) in queue {
             let by = u8::try_from(at).expect("a few workers");
             self.process(to, arrival.handed_over(by), &[frame], false);
         }
