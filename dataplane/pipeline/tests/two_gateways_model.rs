@@ -421,7 +421,7 @@ impl Run {
     /// Sends each gateway the flows in flux of the other one.
     fn share(&mut self) {
         for from in 0..2 {
-            let mut updates: Vec<FlowNews> = Vec::new();
+            let mut updates: Vec<FlowUpdate> = Vec::new();
             for lab in &mut self.gateways[from] {
                 // A walk starts only after a change of the backends.
                 while lab
