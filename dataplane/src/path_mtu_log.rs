@@ -38,7 +38,7 @@ pub enum Change {
 pub struct PathMtuLog {
     /// The MTU and its expiry, by backend.
     logged: BTreeMap<IpAddr, (u16, Now)>,
-    /// [`PathMtus::learnt`] at the last check.
+    /// [`PathMtus::recorded`] at the last check.
     reductions: u64,
     /// The earliest expiry of the logged MTUs.
     first_end: Option<Now>,
@@ -73,7 +73,7 @@ impl PathMtuLog {
     /// The changes since the last report; empty within [`PAUSE`] after one.
     pub fn changes(&mut self, now: Now, paths: &PathMtus) -> Vec<Change> {
         // Read before the table: changes in between are reported at the next check.
-        let reductions = paths.learnt();
+        let reductions = paths.recorded();
         let has_changes = reductions != self.reductions || self.first_end.is_some_and(|end| end <= now);
         if !has_changes || now < self.not_before {
             return Vec::new();
@@ -117,16 +117,16 @@ mod tests {
     fn a_reduced_or_expired_path_mtu_is_logged_once_and_a_burst_together() {
         let (paths, mut log) = (PathMtus::default(), PathMtuLog::default());
         assert_eq!(log.changes(NOW, &paths), []);
-        paths.learn(addr(1), 1400, NOW);
+        paths.record(addr(1), 1400, NOW);
         assert_eq!(log.changes(NOW, &paths), [reductions(1, 1400)]);
         assert_eq!(log.changes(NOW.plus(PAUSE), &paths), [], "logged once");
         // Recorded within the pause, but late enough that the pause is over.
         let later = NOW.plus(PAUSE * 2);
-        paths.learn(addr(2), 1300, later);
+        paths.record(addr(2), 1300, later);
         assert_eq!(log.changes(later, &paths), [reductions(2, 1300)]);
-        paths.learn(addr(1), 1380, later);
-        paths.learn(addr(1), 1350, later);
-        paths.learn(addr(3), 1200, later);
+        paths.record(addr(1), 1380, later);
+        paths.record(addr(1), 1350, later);
+        paths.record(addr(3), 1200, later);
         assert_eq!(log.changes(later.plus(PAUSE / 2), &paths), [], "not so soon");
         assert_eq!(log.changes(later.plus(PAUSE), &paths), [reductions(1, 1350), reductions(3, 1200)]);
         let end = later.plus(LIFETIME);
@@ -134,7 +134,7 @@ mod tests {
         let expired: Vec<_> = (1..=3).map(|n| Change::Expired { backend: addr(n).ip() }).collect();
         assert_eq!(log.changes(end, &paths), expired);
         assert_eq!(log.changes(end.plus(PAUSE), &paths), []);
-        paths.learn(addr(1), 1350, end.plus(PAUSE));
+        paths.record(addr(1), 1350, end.plus(PAUSE));
         assert_eq!(
             log.changes(end.plus(PAUSE), &paths),
             [reductions(1, 1350)],

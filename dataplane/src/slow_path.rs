@@ -107,7 +107,7 @@ impl SlowPathState {
     /// those of neighbours that packets need.
     #[must_use]
     pub fn without_left_out(mut self, spec: &SnapshotSpec, problems: &[Problem]) -> Self {
-        for problem in problems.iter().filter(|problem| problem.is_lack_of_room()) {
+        for problem in problems.iter().filter(|problem| problem.is_neighbor_table_full()) {
             if let Problem::Backend { backend, .. } = problem
                 && spec.network.routes.iter().all(|route| route.via != backend.ip())
             {

@@ -281,7 +281,7 @@ impl Hub {
 
     /// Adds a message of a worker for all peers that are up.
     pub fn tell(&mut self, news: &FlowUpdate, now: Duration) {
-        let is_relayed = matches!(news, FlowUpdate::Is(record) if record.is_relayed);
+        let is_relayed = matches!(news, FlowUpdate::Live(record) if record.is_relayed);
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             if !is_relayed || now.saturating_sub(session.began) < YOUNG {
                 session.tell(&Message::Flow(*news));

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate, Translation};
 use tidegate_conntrack::{SideState, Splice, Stream, TagPair};
-use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, Protocol, ServiceKey};
+use tidegate_spec::{BackendChange, Protocol, RemovedBackend, ServiceKey, WeightChange};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
@@ -59,13 +59,13 @@ impl Walk {
     const ALL: [Self; 3] = [Self::Complete, Self::Again, Self::Check];
 }
 
-/// The first version of the protocol with [`BackendChange::Moved`].
+/// The first version of the protocol with [`BackendChange::WeightChanged`].
 pub const SEATS_SINCE: u8 = 2;
 
 /// The first version of the protocol with flows of SCTP and with session affinity.
 pub const SCTP_SINCE: u8 = 3;
 
-/// The first version of the protocol with [`BackendChange::Left`] and [`Message::Walk`].
+/// The first version of the protocol with [`BackendChange::Removed`] and [`Message::Walk`].
 pub const WALKS_SINCE: u8 = 4;
 /// The first version of the protocol with [`Message::Snat`].
 pub const SNAT_SINCE: u8 = 4;
@@ -75,8 +75,8 @@ impl Message {
     #[must_use]
     pub fn since(&self) -> u8 {
         match self {
-            Self::Change(_, BackendChange::Moved(_)) => SEATS_SINCE,
-            Self::Change(_, BackendChange::Left(_)) | Self::Walk(_) => WALKS_SINCE,
+            Self::Change(_, BackendChange::WeightChanged(_)) => SEATS_SINCE,
+            Self::Change(_, BackendChange::Removed(_)) | Self::Walk(_) => WALKS_SINCE,
             Self::Snat(..) => SNAT_SINCE,
             Self::Flow(news) => {
                 let name = news.name();
@@ -126,8 +126,8 @@ pub fn write(message: &Message, out: &mut Vec<u8>) {
 
 fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>) {
     let (flags, backend) = match change {
-        BackendChange::Moved(seat) => (SEAT, seat.backend),
-        BackendChange::Left(left) => (LEFT, left.backend),
+        BackendChange::WeightChanged(seat) => (SEAT, seat.backend),
+        BackendChange::Removed(left) => (LEFT, left.backend),
     };
     let vip = Endpoint { addr: service.vip.into(), port: service.port };
     let backend = Endpoint { addr: backend.ip().into(), port: backend.port() };
@@ -136,10 +136,10 @@ fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>)
     endpoint(&vip, out);
     endpoint(&backend, out);
     match change {
-        BackendChange::Moved(seat) => out.extend(seat.former.to_be_bytes()),
-        BackendChange::Left(left) => out.extend(left.owner.to_be_bytes()),
+        BackendChange::WeightChanged(seat) => out.extend(seat.former.to_be_bytes()),
+        BackendChange::Removed(left) => out.extend(left.owner.to_be_bytes()),
     }
-    out.extend(u32::try_from(change.left().as_millis()).unwrap_or(u32::MAX).to_be_bytes());
+    out.extend(u32::try_from(change.remaining().as_millis()).unwrap_or(u32::MAX).to_be_bytes());
 }
 
 fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
@@ -148,7 +148,7 @@ fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
     let mut flags = flag(!vip.addr.is_v4(), VIP_V6) | flag(!name.client.addr.is_v4(), CLIENT_V6);
     match news {
         FlowUpdate::Gone(_) => flags |= GONE,
-        FlowUpdate::Is(record) => {
+        FlowUpdate::Live(record) => {
             flags |= flag(!record.backend.addr.is_v4(), BACKEND_V6) | flag(record.is_relayed, RELAYED);
             if let Some(translation) = &record.translation {
                 flags |= TRANSLATED | flag(translation.stream.is_some(), STREAM);
@@ -159,7 +159,7 @@ fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
     out.extend([flags, name.service.protocol.number()]);
     endpoint(&vip, out);
     endpoint(&name.client, out);
-    let FlowUpdate::Is(record) = news else { return };
+    let FlowUpdate::Live(record) = news else { return };
     endpoint(&record.backend, out);
     out.push(record.client.number());
     if let Some(translation) = &record.translation {
@@ -217,11 +217,11 @@ pub fn read(bytes: &mut &[u8]) -> Option<Message> {
     let change = match flags & !(VIP_V6 | BACKEND_V6) {
         SEAT => {
             let former = u16::from_be_bytes(take(bytes)?);
-            BackendChange::Moved(MovedSeat { backend, former, left: read_millis(bytes)? })
+            BackendChange::WeightChanged(WeightChange { backend, former, remaining: read_millis(bytes)? })
         }
         LEFT => {
             let owner = u32::from_be_bytes(take(bytes)?);
-            BackendChange::Left(LeftBackend { owner, backend, left: read_millis(bytes)? })
+            BackendChange::Removed(RemovedBackend { owner, backend, remaining: read_millis(bytes)? })
         }
         _ => return None,
     };
@@ -274,7 +274,7 @@ fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) ->
     };
     let idle_ms = u32::from_be_bytes(take(bytes)?);
     let is_relayed = flags & RELAYED != 0;
-    Some(FlowUpdate::Is(FlowRecord { name, backend, client, translation, tags, idle_ms, is_relayed }))
+    Some(FlowUpdate::Live(FlowRecord { name, backend, client, translation, tags, idle_ms, is_relayed }))
 }
 
 fn read_state(bytes: &mut &[u8]) -> Option<SideState> {
@@ -360,8 +360,14 @@ mod tests {
                     Message::Change(
                         service,
                         match has_left {
-                            true => BackendChange::Left(LeftBackend { owner, backend, left }),
-                            false => BackendChange::Moved(MovedSeat { backend, former, left }),
+                            true => {
+                                BackendChange::Removed(RemovedBackend { owner, backend, remaining: left })
+                            }
+                            false => BackendChange::WeightChanged(WeightChange {
+                                backend,
+                                former,
+                                remaining: left,
+                            }),
                         },
                     )
                 },
@@ -409,7 +415,7 @@ mod tests {
                             FlowUpdate::Gone(name)
                         } else {
                             let is_sctp = name.service.protocol == Protocol::Sctp;
-                            FlowUpdate::Is(FlowRecord {
+                            FlowUpdate::Live(FlowRecord {
                                 name,
                                 backend,
                                 client,

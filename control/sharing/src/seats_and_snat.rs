@@ -62,8 +62,8 @@ impl Seats {
         self.moved.iter().filter_map(move |(key, change)| {
             let change = change.after(passed)?;
             let (count, max) = match change {
-                BackendChange::Moved(_) => (&mut seats, SEATS_MAX),
-                BackendChange::Left(_) => (&mut left, LEFT_MAX),
+                BackendChange::WeightChanged(_) => (&mut seats, SEATS_MAX),
+                BackendChange::Removed(_) => (&mut left, LEFT_MAX),
             };
             *count += 1;
             (*count <= max).then_some(Message::Change(*key, change))

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tidegate_conntrack::SideState;
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate};
-use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, Protocol, ServiceKey};
+use tidegate_spec::{BackendChange, Protocol, RemovedBackend, ServiceKey, WeightChange};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
@@ -40,7 +40,7 @@ fn address(n: usize) -> SocketAddr {
 fn record(n: u16, value: u16, life: u32) -> FlowUpdate {
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let client = Endpoint { addr: Addr::v4([198, 51, 100, 7]), port: n };
-    FlowUpdate::Is(FlowRecord {
+    FlowUpdate::Live(FlowRecord {
         name: FlowName { service, client },
         backend: Endpoint { addr: Addr::v4([10, 0, 0, 1]), port: value },
         client: SideState::from_number(2).unwrap(),
@@ -176,7 +176,7 @@ impl World {
             let changes = &mut gateway.changes;
             gateway.hub.pass_on(|message| {
                 let record = match message {
-                    Message::Flow(FlowUpdate::Is(record)) => record,
+                    Message::Flow(FlowUpdate::Live(record)) => record,
                     Message::Flow(FlowUpdate::Gone(_)) => return true,
                     Message::Change(service, change) => {
                         changes.push((*service, *change));
@@ -388,18 +388,18 @@ fn a_peer_learns_the_changes_of_backends_that_its_version_knows() {
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let seat = |n: usize, seconds| {
         let at = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));
-        let seat = MovedSeat { backend: at, former: 1, left: Duration::from_secs(seconds) };
-        (service, BackendChange::Moved(seat))
+        let seat = WeightChange { backend: at, former: 1, remaining: Duration::from_secs(seconds) };
+        (service, BackendChange::WeightChanged(seat))
     };
     let backend = SocketAddr::from(([10, 0, 0, 9], 80));
-    let left = LeftBackend { owner: 7, backend, left: Duration::from_secs(100) };
+    let left = RemovedBackend { owner: 7, backend, remaining: Duration::from_secs(100) };
     for versions in [(1, 1), (1, 3), VERSIONS] {
         world.versions = vec![VERSIONS, versions];
         world.restart(1);
         let as_of = world.now + world.gateways[0].offset;
         // A minute later the first window is over.
         let seats = [seat(1, 60), seat(2, 100)].into_iter().chain((3..3 + SEATS_MAX).map(|n| seat(n, 3_600)));
-        let moved = [(service, BackendChange::Left(left))].into_iter().chain(seats);
+        let moved = [(service, BackendChange::Removed(left))].into_iter().chain(seats);
         world.gateways[0].hub.set_seats(Seats { moved: moved.collect(), as_of });
         world.now += Duration::from_secs(60);
         world.run(Duration::from_secs(10));
@@ -416,12 +416,12 @@ fn a_peer_learns_the_changes_of_backends_that_its_version_knows() {
         assert_eq!(learnt.changes.len(), has_left + seats, "{versions:?}: there is a limit");
         for (n, (_, change)) in learnt.changes.iter().take(2).enumerate() {
             let is_left =
-                matches!(change, BackendChange::Left(one) if one.backend == backend && one.owner == 7);
-            let is_seat = matches!(change, BackendChange::Moved(one) if one.former == 1);
+                matches!(change, BackendChange::Removed(one) if one.backend == backend && one.owner == 7);
+            let is_seat = matches!(change, BackendChange::WeightChanged(one) if one.former == 1);
             assert!(if n < has_left { is_left } else { is_seat }, "{change:?}");
         }
         if let Some((_, first)) = learnt.changes.first() {
-            assert!((30..=40).contains(&first.left().as_secs()), "{first:?}");
+            assert!((30..=40).contains(&first.remaining().as_secs()), "{first:?}");
         }
     }
 }
@@ -474,7 +474,8 @@ fn a_gateway_that_checks_learns_the_changes_that_its_peer_has_applied_since_the_
     world.run(Duration::from_secs(8));
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let backend = SocketAddr::from(([10, 0, 0, 1], 80));
-    let seat = BackendChange::Moved(MovedSeat { backend, former: 1, left: Duration::from_secs(60) });
+    let seat =
+        BackendChange::WeightChanged(WeightChange { backend, former: 1, remaining: Duration::from_secs(60) });
     let as_of = world.now + world.gateways[0].offset;
     world.gateways[0].hub.set_seats(Seats { moved: [(service, seat)].into(), as_of });
     world.run(Duration::from_secs(1));
@@ -525,12 +526,12 @@ fn a_peer_of_an_earlier_version_is_told_of_no_sctp_and_no_affinity_and_of_all_el
         world.restart(1);
         world.run(Duration::from_secs(10));
         let gateway = &mut world.gateways[0];
-        let FlowUpdate::Is(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
+        let FlowUpdate::Live(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
         flow.name.service.protocol = Protocol::Sctp;
-        let FlowUpdate::Is(mut affinity) = record(0, 80, gateway.life) else { panic!("a flow") };
+        let FlowUpdate::Live(mut affinity) = record(0, 80, gateway.life) else { panic!("a flow") };
         affinity.client = SideState::from_number(4).unwrap();
         for news in [flow, affinity] {
-            gateway.hub.tell(&FlowUpdate::Is(news), world.now + gateway.offset);
+            gateway.hub.tell(&FlowUpdate::Live(news), world.now + gateway.offset);
         }
         world.tell(0, 8, 80);
         world.run(Duration::from_secs(1));
@@ -762,7 +763,7 @@ fn workers_that_are_busy_hold_the_peer_back_and_lose_nothing() {
         world.now += Duration::from_millis(5);
         world.exchange();
         world.gateways[1].hub.pass_on(|message| {
-            let Message::Flow(FlowUpdate::Is(record)) = message else { return true };
+            let Message::Flow(FlowUpdate::Live(record)) = message else { return true };
             if room > 0 {
                 learnt.insert(record.name.client.port, record.backend.port);
                 room -= 1;

@@ -130,7 +130,7 @@ impl Publisher {
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
-        let lacks_room = published.problems.iter().any(Problem::is_lack_of_room);
+        let lacks_room = published.problems.iter().any(Problem::is_neighbor_table_full);
         self.looks_for_room_at = lacks_room.then(|| Instant::now() + RETRY);
         self.handed_over.get_or_insert(published.handed_over);
         self.state.desire(spec.generation);

@@ -62,7 +62,7 @@ struct Uses(BTreeMap<IpAddr, Use>);
 
 impl Uses {
     fn note(&mut self, news: &FlowUpdate, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
-        let FlowUpdate::Is(record) = news else { return };
+        let FlowUpdate::Live(record) = news else { return };
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
         // With mode `nat`, the source is the client.
@@ -204,7 +204,7 @@ mod tests {
         let established = SideState::from_number(2).filter(|state| state.is_established());
         let established = established.expect("a state of TCP");
         let service = ServiceKey { vip: [203, 0, 113, 1].into(), protocol: Protocol::Tcp, port: 80 };
-        FlowUpdate::Is(FlowRecord {
+        FlowUpdate::Live(FlowRecord {
             name: FlowName { service, client: endpoint([198, 51, 100, 7]) },
             backend: endpoint([10, 0, 0, 1]),
             client: established,

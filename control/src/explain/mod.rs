@@ -280,30 +280,30 @@ fn choose<'s>(
         draft.step("backend", text::pinned(backend));
         return Ok(backend);
     }
-    let deciding = service.selector().deciding(hash);
+    let selector = service.selector().selector_for(hash);
     if let Selector::WarmUp(both) = service.selector()
         && let Some(owner) = both.all().owner(hash)
         && let (Some(step), Some(owner)) = (both.step(owner), snapshot.backend(owner))
     {
-        let takes = deciding.owner(hash) == Some(owner.id);
+        let takes = selector.owner(hash) == Some(owner.id);
         draft.step("slow start", text::slow_start(owner, step, takes));
     }
-    match deciding {
+    match selector {
         Selector::Rendezvous(_) | Selector::InFlux(_) => {
-            let seats = deciding.seats().expect("both variants have seats");
+            let seats = selector.seats().expect("both variants have seats");
             if let Some(former) = service.selector().former(hash) {
                 let former = former.and_then(|id| snapshot.backend(id));
                 draft.step("former owner", text::former(former));
             }
-            if let Some(place) = seats.place(hash) {
+            if let Some(chosen) = seats.chosen_seat(hash) {
                 let count = seats.seats().count();
                 draft.0.choice = Some(BackendChoice::Seat {
-                    seat: place.seat,
-                    deck: place.deck,
-                    rank: place.rank,
+                    seat: chosen.seat,
+                    deck: chosen.seat_map,
+                    rank: chosen.rank,
                     seats: u32::try_from(count).unwrap_or(u32::MAX),
                 });
-                draft.step("seat", text::seat(service, seats, &place, count, hash));
+                draft.step("seat", text::seat(service, seats, &chosen, count, hash));
             }
         }
         Selector::Maglev(slots) => {
@@ -311,7 +311,7 @@ fn choose<'s>(
             draft.0.choice = Some(BackendChoice::Slot { slot, slots: slots.len() });
             draft.step("slot", text::slot(service, slots, slot, hash));
         }
-        Selector::Turns(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
+        Selector::RoundRobin(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
             return one_of(snapshot, (service, info), draft);
         }
     }

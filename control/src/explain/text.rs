@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_admin_api::explain::{KnownFlow, Packet};
 use tidegate_model::yaml::text::{show_bit_rate, show_duration};
-use tidegate_select::rendezvous::{DECK_SEATS, Place, Rendezvous};
+use tidegate_select::rendezvous::{ChosenSeat, Rendezvous, SEATS_PER_MAP};
 use tidegate_select::selector::{Selector, Slots};
 use tidegate_snapshot::addresses::{AddressKind, SourceFault};
 use tidegate_snapshot::backend::Backend;
@@ -201,16 +201,22 @@ pub(super) fn pinned(backend: &Backend) -> String {
     format!("{}, as the flow has it", SocketAddr::new(backend.address.ip(), backend.port))
 }
 
-pub(super) fn seat(service: &Service, seats: &Rendezvous, place: &Place, count: usize, hash: u64) -> String {
+pub(super) fn seat(
+    service: &Service,
+    seats: &Rendezvous,
+    chosen: &ChosenSeat,
+    count: usize,
+    hash: u64,
+) -> String {
     let of = hashed(service);
-    let deck = match seats.decks() {
+    let deck = match seats.seat_maps() {
         1 => String::new(),
-        decks => format!(" of deck {} (of {decks})", place.deck),
+        decks => format!(" of deck {} (of {decks})", chosen.seat_map),
     };
     format!(
-        "{}{deck}, the first of {count} occupied seats in the flow's order, at rank {} of {DECK_SEATS}: hash \
+        "{}{deck}, the first of {count} occupied seats in the flow's order, at rank {} of {SEATS_PER_MAP}: hash \
          {hash:#018x} of {of}",
-        place.seat, place.rank
+        chosen.seat, chosen.rank
     )
 }
 
@@ -304,7 +310,7 @@ pub(super) fn backend(
     let (unit, plural) = match all(service) {
         Selector::Rendezvous(_) | Selector::InFlux(_) => ("seat", if share == 1 { "seat" } else { "seats" }),
         Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
-        Selector::Turns(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
+        Selector::RoundRobin(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
             return format!(
                 "{address}, weight {weight}, is the only one that takes new flows ({})",
                 states(info)

@@ -11,11 +11,11 @@ use super::eviction_reason::EvictionReason;
 use super::flow_state::{EvictionClass, IdleTimeout, State};
 use super::key::{FlowHash, FlowKey, PackedKey};
 use super::shared_flow::{SharedFlow, SharedReply};
-use super::table::{Entry, Place, Table};
+use super::table::{Entry, Position, Table};
 use super::{DsrTable, FlowTables, NatTable};
 
-/// A connection of a client port is newer than another one if its last packet is later by this. It takes longer than
-/// the delivery of a message.
+/// A connection of a client port is newer than another one if its last packet is later by this. It is longer than the
+/// delay of a message.
 const NEWER_BY_MS: u32 = 1_000;
 
 /// The key, hash and state of the other side of a pair.
@@ -24,21 +24,21 @@ type OtherSide<const A: usize> = Option<(PackedKey<A>, FlowHash, State)>;
 /// The result of importing a flow of another gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adoption {
-    /// It is in the table now.
+    /// The flow was added to the table.
     New,
-    /// It was in the table.
+    /// The flow was already in the table.
     Known,
     /// Its key belongs to another flow, which has had packets on this gateway.
     Conflict,
-    /// Its key belongs to a newer connection of the same client port, which has had packets on this gateway: the other
-    /// gateway has one that is over.
+    /// Its key belongs to a newer connection of the same client port, which has had packets on this gateway. The
+    /// connection of the other gateway is over.
     Outdated,
     /// The table, or the share of its service, is too full for flows of others.
     Full,
 }
 
 impl FlowTables {
-    /// Imports a flow of another gateway, or its state if the flow is in the table.
+    /// Imports a flow of another gateway, or its state if the table already contains the flow.
     ///
     /// # Panics
     /// If the keys of both sides have different families.
@@ -53,9 +53,9 @@ impl FlowTables {
         }
     }
 
-    /// Removes the flow with this client's key if it has had no packet on this gateway: the gateway that sent it has
-    /// removed it. Returns whether the flow was removed.
-    pub fn give_up_adopted(&mut self, key: &FlowKey, is_dsr: bool) -> bool {
+    /// Removes the flow with this client's key if it has had no packet on this gateway, because the gateway that sent
+    /// it has removed it. Returns whether the flow was removed.
+    pub fn remove_adopted(&mut self, key: &FlowKey, is_dsr: bool) -> bool {
         let hash = self.hash(key);
         if is_dsr {
             let this = &mut self.dsr;
@@ -96,9 +96,9 @@ impl NatTable {
             Ok(adoption) => adoption,
             Err(refused) => return refused,
         };
-        // The numbers of a flow that has had packets on this gateway are newer.
+        // A flow that has had packets on this gateway has newer sequence numbers.
         let untouched = by_family!(self, key, |table, packed| {
-            table.find(&packed, hash).is_some_and(|place| table.is_untouched(place))
+            table.find(&packed, hash).is_some_and(|position| table.is_untouched(position))
         });
         if let Some(stream) = reply.stream.filter(|_| untouched) {
             self.set_stream(key.service(), key, hash, stream);
@@ -120,22 +120,22 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
     now: Now,
 ) -> Result<Adoption, Adoption> {
     let seen = now.millis().wrapping_sub(flow.idle_ms);
-    if let Some(place) = table.find(&key, hash) {
-        let same_peer = other.is_none_or(|(reply, ..)| table.peer_key(place) == reply);
-        if same_peer && table.value(place) == flow.backend.raw() {
-            merge(table, place, flow.client.0, seen, now);
-            if let (Some((.., state)), Some(peer)) = (other, table.peer(place)) {
+    if let Some(position) = table.find(&key, hash) {
+        let same_peer = other.is_none_or(|(reply, ..)| table.peer_key(position) == reply);
+        if same_peer && table.value(position) == flow.backend.raw() {
+            merge(table, position, flow.client.0, seen, now);
+            if let (Some((.., state)), Some(peer)) = (other, table.peer(position)) {
                 merge(table, peer, state, seen, now);
             }
             return Ok(Adoption::Known);
         }
-        remove_replaceable(table, place, flow, now)
-            .or_else(|refused| resolve_conflict(table, place, flow, refused, now))?;
+        remove_replaceable(table, position, flow, now)
+            .or_else(|refused| resolve_conflict(table, position, flow, refused, now))?;
     }
     if let Some((reply, reply_hash, _)) = other
-        && let Some(place) = table.find(&reply, reply_hash)
+        && let Some(position) = table.find(&reply, reply_hash)
     {
-        remove_replaceable(table, place, flow, now)?;
+        remove_replaceable(table, position, flow, now)?;
     }
     let percent =
         if flow.client.0.is_opening() { ADOPTED_OPENING_FILL_PERCENT } else { ADOPTED_FILL_PERCENT };
@@ -150,84 +150,84 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
         value: flow.backend.raw(),
         peer: other.map(|(reply, ..)| reply),
     };
-    let place = table.free_place(hash, now).ok_or(Adoption::Full)?;
-    table.write(place, &entry);
+    let position = table.free_position(hash, now).ok_or(Adoption::Full)?;
+    table.write(position, &entry);
     if Table::<A, W, K, B>::PAIRED {
-        table.forget_streams(place);
+        table.forget_streams(position);
     }
     if let Some((reply, reply_hash, state)) = other {
-        let Some(place) = table.free_place(reply_hash, now) else {
-            // The first entry may have been moved by the search for a place.
-            let place = table.find(&key, hash).expect("the entry just written is not evicted");
-            table.clear(place);
+        let Some(position) = table.free_position(reply_hash, now) else {
+            // The search may have moved the first entry.
+            let position = table.find(&key, hash).expect("the entry just written is not evicted");
+            table.clear(position);
             return Err(Adoption::Full);
         };
-        table.write(place, &Entry { key: reply, state, peer: Some(key), ..entry });
-        table.mark_adopted(place);
+        table.write(position, &Entry { key: reply, state, peer: Some(key), ..entry });
+        table.mark_adopted(position);
     }
-    let place = table.find(&key, hash).expect("the entry just written is not evicted");
-    table.mark_adopted(place);
+    let position = table.find(&key, hash).expect("the entry just written is not evicted");
+    table.mark_adopted(position);
     Ok(Adoption::New)
 }
 
-/// Updates an entry with the state that another gateway has for its side. If the entry has had packets on this gateway,
-/// the update only shows that the flow is in use, that it is established, or that the side has ended it.
+/// Merges the state that another gateway has for this side of a flow. If the entry has had packets on this gateway,
+/// only some changes are taken: a later use, an establishment, or the end by this side.
 fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     state: State,
     seen: u32,
     now: Now,
 ) {
-    let Some(own) = table.state(place) else { return };
+    let Some(own) = table.state(position) else { return };
     let idle_ms = now.millis().wrapping_sub(seen);
-    let is_newer = idle_ms < table.own_idle_ms(place, now);
-    if table.is_untouched(place) {
+    let is_newer = idle_ms < table.own_idle_ms(position, now);
+    if table.is_untouched(position) {
         if is_newer || state != own {
-            table.adopt(place, state, if is_newer { seen } else { table.seen(place) });
+            table.adopt(position, state, if is_newer { seen } else { table.seen(position) });
         }
     } else if is_newer {
         let state = if own.is_opening() || state.is_ended() { state } else { own };
-        table.touch_at(place, state, seen);
+        table.touch_at(position, state, seen);
     } else if own == State::TcpStray && state == State::TcpEstablished {
         // The other gateway has seen its beginning.
-        table.touch_at(place, state, table.seen(place));
+        table.touch_at(position, state, table.seen(position));
     }
 }
 
-/// Removes the flow at a place if a flow of another gateway may have its key: the flow is over, or it was adopted, has
-/// had no packet on this gateway, and its last packet is not later than that of the other flow.
+/// Removes a flow if a flow of another gateway may replace it: it is over, or it was adopted, has had no packet on this
+/// gateway, and its last packet is not later than that of the other flow.
 fn remove_replaceable<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     flow: &SharedFlow,
     now: Now,
 ) -> Result<(), Adoption> {
-    let own = table.flow_age(place, now);
+    let own = table.flow_age(position, now);
     let is_over = own.is_none_or(|own| own.expired() || own.status.is_over());
     let untouched =
-        table.is_untouched(place) && table.peer(place).is_none_or(|peer| table.is_untouched(peer));
+        table.is_untouched(position) && table.peer(position).is_none_or(|peer| table.is_untouched(peer));
     let is_older = own.is_none_or(|own| own.idle_ms >= flow.idle_ms);
     if is_over || untouched && is_older {
-        table.remove(place, EvictionReason::Removed);
+        table.remove(position, EvictionReason::Removed);
         Ok(())
     } else {
         Err(Adoption::Conflict)
     }
 }
 
-/// Decides between two connections of the same client port with different backends. The one at `place` has had packets
-/// on this gateway. The one whose last packet is later is the one that exists, if it is established.
+/// Decides between two connections of the same client port with different backends. The one at `position` has had
+/// packets on this gateway. The one with the later last packet is current, if it is established.
 fn resolve_conflict<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     flow: &SharedFlow,
     refused: Adoption,
     now: Now,
 ) -> Result<(), Adoption> {
-    let Some(own) = table.flow_age(place, now) else { return Err(refused) };
+    let Some(own) = table.flow_age(position, now) else { return Err(refused) };
     if flow.client.is_established() && own.idle_ms >= flow.idle_ms.saturating_add(NEWER_BY_MS) {
-        table.remove(place, EvictionReason::Removed);
+        table.remove(position, EvictionReason::Removed);
         return Ok(());
     }
     let is_newer = own.status.eviction_class == EvictionClass::Established
@@ -240,11 +240,11 @@ fn give_up<const A: usize, const W: usize, const K: usize, const B: usize>(
     key: &PackedKey<A>,
     hash: FlowHash,
 ) -> bool {
-    let Some(place) = table.find(key, hash) else { return false };
-    let peer = table.peer(place);
-    let untouched = table.is_untouched(place) && peer.is_none_or(|peer| table.is_untouched(peer));
+    let Some(position) = table.find(key, hash) else { return false };
+    let peer = table.peer(position);
+    let untouched = table.is_untouched(position) && peer.is_none_or(|peer| table.is_untouched(peer));
     if untouched {
-        table.remove(place, EvictionReason::Removed);
+        table.remove(position, EvictionReason::Removed);
     }
     untouched
 }

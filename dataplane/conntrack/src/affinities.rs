@@ -1,18 +1,17 @@
 //! The backends of clients with `sessionAffinity: ClientIP`, which all workers of a gateway share.
 //!
-//! The connections of a client arrive at several workers. Each worker has entries of its own in its flow table, and
-//! finds in this table which backend the client got at another worker. Only packets that begin a flow of such a
-//! Service read or write it: with relaxed loads and stores, without a lock and without waiting. A gateway with one
-//! worker has none.
+//! The connections of a client arrive at several workers. Each worker has its own entries in its flow table, and looks
+//! up here which backend the client got at another worker. Only packets that begin a flow of such a Service read or
+//! write it, with relaxed loads and stores and without locks. A gateway with one worker has no such table.
 //!
 //! An entry is two words: the content, and a secret hash of the key xored with the backend of the content. A reader
-//! that gets the words of two clients gets the hash of neither, unless both have the same backend (Hyatt, "A lock-less
-//! transposition table"). A connection to the same backend changes only the time, so no reader misses the entry
-//! meanwhile. Two writers at one place at the same moment may lose both entries.
+//! that sees words of two clients matches neither, unless both have the same backend (Hyatt, "A lock-less transposition
+//! table"). A connection to the same backend changes only the time, so readers still find the entry meanwhile. Two
+//! concurrent writers of one entry may lose both clients.
 //!
-//! The table has a fixed size. An entry has eight places. If they are occupied, a client that has connected once is
-//! evicted for another one, so a flood of sources evicts only clients that have not connected again. A client whose
-//! entry was lost has the backend that the worker itself remembers, or that its hash selects.
+//! The table has a fixed size, with eight entries in a hash bucket. If all are occupied, a client that has connected
+//! once is evicted first, so a flood of sources evicts only clients that have not connected again. A client whose entry
+//! was lost gets the backend that its worker remembers or that its hash selects.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,8 +23,8 @@ use tidegate_structures::hash::mix;
 
 use crate::{FlowHasher, FlowKey};
 
-/// Entries that share a bucket of two cache lines.
-const WAYS: usize = 8;
+/// Entries in a hash bucket of two cache lines.
+const ENTRIES_PER_BUCKET: usize = 8;
 
 /// The content of an entry, from the highest bit: the backend (32 bits), whether the client has connected again (1),
 /// and the time of the last connection in units of [`TIME_SHIFT`] (31 bits, more than eight years).
@@ -36,7 +35,7 @@ const TIME_MASK: u64 = AGAIN - 1;
 /// 2^27 ns, 134 ms.
 const TIME_SHIFT: u32 = 27;
 
-/// After this time no affinity is in force: the longest timeout of Kubernetes is a day.
+/// No affinity lasts longer than this: the longest timeout of Kubernetes is a day.
 const OVER: u64 = ((86_400 * 1_000_000_000_u64) >> TIME_SHIFT) + 2;
 
 #[derive(Debug, Default)]
@@ -48,31 +47,31 @@ struct Entry {
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Bucket([Entry; WAYS]);
+struct Bucket([Entry; ENTRIES_PER_BUCKET]);
 
 /// See [the module](self).
 #[derive(Debug)]
 pub struct Affinities {
-    /// Two secret hashes of a key: one for its bucket, one for the comparison. Together they are 128 bits, so no two
-    /// clients are mistaken for each other.
+    /// Two secret hashes of a key: one for its hash bucket, one for the comparison. Together they are 128 bits, so
+    /// clients don't collide.
     hashers: [FlowHasher; 2],
     clients: usize,
     buckets: OnceLock<Box<[Bucket]>>,
 }
 
 impl Affinities {
-    /// A table for this number of clients, at most [`SHARED_AFFINITIES_MAX`]. It takes no memory before
-    /// [`Self::prepare`]. `seed` should be secret.
+    /// A table for this many clients, at most [`SHARED_AFFINITIES_MAX`]. It takes no memory before [`Self::prepare`].
+    /// `seed` should be secret.
     #[must_use]
     pub fn new(clients: usize, seed: u64) -> Self {
         let hashers = [mix(seed), mix(!seed)].map(FlowHasher::new);
         Self { hashers, clients: clients.clamp(1, SHARED_AFFINITIES_MAX), buckets: OnceLock::new() }
     }
 
-    /// Allocates the table, twice the number of clients so that few buckets are full. Called by the publisher, before
-    /// workers get a Service with affinity; without it, nothing is remembered here.
+    /// Allocates the table, for twice the number of clients so that few hash buckets are full. The publisher calls it
+    /// before workers get a Service with affinity; before that, nothing is remembered.
     pub fn prepare(&self) {
-        let buckets = (2 * self.clients).div_ceil(WAYS).next_power_of_two();
+        let buckets = (2 * self.clients).div_ceil(ENTRIES_PER_BUCKET).next_power_of_two();
         self.buckets.get_or_init(|| std::iter::repeat_with(Bucket::default).take(buckets).collect());
     }
 
@@ -85,16 +84,16 @@ impl Affinities {
     /// The backend of a client ([`FlowKey::affinity`]) that last connected at most `timeout_ms` ago, at any worker.
     #[must_use]
     pub fn find(&self, client: &FlowKey, timeout_ms: u32, now: Now) -> Option<BackendId> {
-        let (bucket, check) = self.place(client)?;
+        let (bucket, check) = self.bucket_and_check(client)?;
         let content = bucket.0.iter().find_map(|entry| entry.content_of(check))?;
-        // The times of both are rounded down, so an entry ends up to two units late and never early.
+        // Both times are rounded down, so an entry ends up to two units late, but never early.
         let timeout = ((u64::from(timeout_ms) * 1_000_000) >> TIME_SHIFT) + 2;
         (idle(content, now) < timeout).then(|| BackendId::from_raw((content >> 32) as u32))
     }
 
     /// Records that a client connects to this backend now.
     pub fn remember(&self, client: &FlowKey, backend: BackendId, now: Now) {
-        let Some((bucket, check)) = self.place(client) else { return };
+        let Some((bucket, check)) = self.bucket_and_check(client) else { return };
         let known = bucket.0.iter().find(|entry| entry.content_of(check).is_some());
         let entry = known.or_else(|| bucket.0.iter().min_by_key(|entry| entry.eviction_order(now)));
         let Some(entry) = entry else { return };
@@ -104,11 +103,11 @@ impl Affinities {
         entry.check.store(content & BACKEND_MASK ^ check, Ordering::Relaxed);
     }
 
-    fn place(&self, client: &FlowKey) -> Option<(&Bucket, u64)> {
+    fn bucket_and_check(&self, client: &FlowKey) -> Option<(&Bucket, u64)> {
         let buckets = self.buckets.get()?;
-        let [place, check] = self.hashers.each_ref().map(|hasher| hasher.hash(client).bits());
+        let [index, check] = self.hashers.each_ref().map(|hasher| hasher.hash(client).bits());
         // The number of buckets is a power of two.
-        Some((buckets.get(place as usize & (buckets.len() - 1))?, check))
+        Some((buckets.get(index as usize & (buckets.len() - 1))?, check))
     }
 }
 
@@ -119,8 +118,8 @@ impl Entry {
         (self.check.load(Ordering::Relaxed) ^ content & BACKEND_MASK == check).then_some(content)
     }
 
-    /// The order in which entries are evicted: those that are over, clients that connected once, the others; within
-    /// each group, the longest idle first.
+    /// The order of eviction: expired entries, clients that connected once, the others; within each group, the longest
+    /// idle first.
     fn eviction_order(&self, now: Now) -> (bool, bool, u64) {
         let content = self.content.load(Ordering::Relaxed);
         let idle = idle(content, now);
@@ -129,7 +128,7 @@ impl Entry {
     }
 }
 
-/// A moment in units of time, never 0, so that no entry looks like an empty place.
+/// A time in units, never 0, so that no entry looks empty.
 fn units(now: Now) -> u64 {
     ((now.0 >> TIME_SHIFT) + 1) & TIME_MASK
 }
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_the_first_moment_with_the_first_backend_is_no_empty_place() {
+    fn an_entry_at_time_0_with_the_first_backend_is_not_empty() {
         let affinities = prepared(1);
         let first = BackendId::new(0, 0);
         (0..8).for_each(|n| affinities.remember(&client(n), first, Now(0)));
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_service_that_needs_it_the_table_takes_no_memory_and_knows_nobody() {
+    fn an_unprepared_table_takes_no_memory_and_knows_no_client() {
         let affinities = Affinities::new(1 << 20, 1);
         affinities.remember(&client(1), BackendId::new(1, 0), START);
         assert!(!affinities.is_prepared());
@@ -195,7 +194,7 @@ mod tests {
     #[test]
     fn a_flood_of_sources_evicts_only_clients_that_have_connected_once() {
         let affinities = prepared(1 << 10);
-        // Clients that come again, few enough that no bucket is full of them.
+        // Clients that connect again, few enough that they don't fill a hash bucket.
         let known: Vec<FlowKey> = (0..64).map(client).collect();
         for (n, key) in known.iter().enumerate() {
             affinities.remember(key, BackendId::new(n, 0), START);
@@ -207,13 +206,13 @@ mod tests {
         for (n, key) in known.iter().enumerate() {
             assert_eq!(affinities.find(key, 10_800_000, seconds(100)), Some(BackendId::new(n, 0)), "{n}");
         }
-        // A client that came when all places were taken by the flood gets one too.
+        // A new client gets an entry although the flood occupies all of them.
         affinities.remember(&client(7_000), BackendId::new(5, 0), seconds(101));
         assert!(affinities.find(&client(7_000), 10_800_000, seconds(101)).is_some());
     }
 
     #[test]
-    fn a_half_full_table_loses_nobody_in_a_thousand() {
+    fn a_half_full_table_loses_less_than_one_client_in_a_thousand() {
         let affinities = prepared(1 << 12);
         let clients: Vec<FlowKey> = (0..1 << 11).map(client).collect();
         clients.iter().for_each(|key| affinities.remember(key, BackendId::new(1, 0), START));
@@ -222,14 +221,14 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_write_one_bucket_never_make_a_client_find_the_backend_of_another() {
+    fn concurrent_writers_never_give_a_client_the_backend_of_another() {
         let affinities = prepared(1);
         std::thread::scope(|scope| {
             for thread in 0..4_u32 {
                 let affinities = &affinities;
                 scope.spawn(move || {
                     for n in 0..50_000_u32 {
-                        // More clients than places. The backend is a function of the client.
+                        // More clients than entries. The backend is a function of the client.
                         let of = (n * 7 + thread) % 40;
                         affinities.remember(&client(of), BackendId::new(of as usize, 0), START);
                         let other = (n * 11 + thread) % 40;

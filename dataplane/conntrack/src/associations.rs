@@ -2,18 +2,17 @@
 //!
 //! A multihomed endpoint sends packets of one association from several addresses and to several addresses (RFC 9260
 //! section 6.4). All of them have the same pair of ports and the same verification tag, which is a random number that
-//! the receiver has chosen. So the ports and the tag identify the association on a path that has no flow yet. The
-//! first packet of such a path looks here and gets a flow; the packets after it find the flow and do not come here. The
-//! packets of a path may arrive at any worker, so the workers share this table: with relaxed loads and stores, without
-//! a lock and without waiting.
+//! the receiver has chosen. So the ports and the tag identify the association on a path that has no flow yet. The first
+//! packet of such a path is looked up here and creates a flow, which later packets find. Packets of a path may arrive
+//! at any worker, so the workers share this table, with relaxed loads and stores and without locks.
 //!
-//! An entry is a cache line: a record, and a secret hash of its key combined with the record. A reader that gets words
-//! of two writers gets the hash of neither (Hyatt, "A lock-less transposition table"). Two writers at one place at the
-//! same moment may lose both entries.
+//! An entry is a cache line: a record, and a secret hash of its key combined with the record. A reader that sees words
+//! of two writers matches neither (Hyatt, "A lock-less transposition table"). Two concurrent writers of one entry may
+//! lose both associations.
 //!
-//! The table has a fixed size, and a key has four places. An entry of an association that nothing has confirmed never
-//! displaces a confirmed one that was used within a day. So a flood of INITs displaces only entries of other
-//! handshakes, and no flow depends on those: they serve handshakes whose packets take several paths.
+//! The table has a fixed size, with four entries in a hash bucket. An unconfirmed association never displaces a
+//! confirmed one that was used within a day. So a flood of INITs displaces only entries of other handshakes. No flow
+//! depends on those: they serve handshakes whose packets take several paths.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,8 +26,8 @@ use tidegate_wire::Addr;
 
 use crate::{AssociationKey, FlowHasher, FlowKey, TagPair};
 
-/// Entries that share a bucket.
-const WAYS: usize = 4;
+/// Entries in a hash bucket.
+const ENTRIES_PER_BUCKET: usize = 4;
 
 /// Words of a record.
 const WORDS: usize = 6;
@@ -36,31 +35,31 @@ const WORDS: usize = 6;
 /// 2^27 ns, 134 ms: the unit of time. 31 bits of it are more than eight years.
 const TIME_SHIFT: u32 = 27;
 
-/// An unconfirmed entry is over after this time: 60 s, as the flow of a handshake without an answer.
+/// An unconfirmed entry expires after this time: 60 s, like the flow of an unanswered handshake.
 const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// A confirmed entry that was not used for this time can be evicted for any other: a day. Its paths have their flows.
+/// Any entry can evict a confirmed one that was not used for this time: a day. Its paths have their own flows.
 const OLD: u64 = (86_400 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// A path can be evicted for a new one after this time: an hour. Then the end of the association may not end its flow,
-/// which lasts until its idle timeout.
+/// A new path can evict a path after this time: an hour. Then the end of the association doesn't end the flow of the
+/// evicted path, which lasts until its idle timeout.
 const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// What is known of an association.
+/// The stored state of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Association {
     /// The backend that has it.
     pub backend: BackendId,
-    /// The verification tags of its packets. A tag that is not known yet is 0.
+    /// The verification tags of its packets; 0 for an unknown tag.
     pub tags: TagPair,
-    /// Whether the client's COOKIE ECHO has confirmed it: its sender has seen the INIT ACK.
+    /// Whether the client's COOKIE ECHO has confirmed it, which shows that the client has seen the INIT ACK.
     pub confirmed: bool,
     /// The client's port.
     pub client_port: u16,
-    /// The client's address and port as the backend sees them, in modes that translate. In `nat` only the port counts:
+    /// The client's address and port as the backend sees them, in modes that translate. In `nat` only the port is used:
     /// each path has the client's own address.
     pub local: (Addr, u16),
-    /// The worker that has its flow in `fullnat`.
+    /// The worker that owns its flow in `fullnat`.
     pub worker: WorkerIndex,
 }
 
@@ -71,22 +70,22 @@ pub struct Path {
     pub service: ServiceId,
     /// The client's address.
     pub client: Addr,
-    /// The worker that has the flow.
+    /// The worker that owns the flow.
     pub worker: WorkerIndex,
 }
 
-/// The end of an association, which one worker reports to another: the flow of one path, and the kind of the packet.
+/// A worker's report to another one that an association has ended, for the flow of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedPath {
-    /// The worker that has the flow.
+    /// The worker that owns the flow.
     pub worker: WorkerIndex,
     /// The key of the flow.
     pub key: FlowKey,
-    /// Whether the client has shut down, as opposed to an end at once.
+    /// Whether the client has shut down gracefully.
     pub is_shutdown: bool,
 }
 
-/// Ended paths that wait to be reported. Further ones are not reported: their flows last until their idle timeout.
+/// Ended paths to be reported. Paths beyond the capacity are not reported: their flows last until their idle timeout.
 pub type EndedPaths = ArrayVec<EndedPath, 32>;
 
 /// The content of an entry. The first word has the time in its lower half.
@@ -155,8 +154,8 @@ impl Entry {
         self.check.store(check ^ digest(record), Ordering::Relaxed);
     }
 
-    /// The order in which entries are evicted: those that are empty or over, unconfirmed ones, confirmed
-    /// ones; within each group, the longest idle first.
+    /// The order of eviction: empty or expired entries, unconfirmed ones, confirmed ones; within each group, the
+    /// longest idle first.
     fn eviction_order(&self, now: Now) -> (u8, u64) {
         let record = self.load();
         let age = age(&record, now);
@@ -172,19 +171,19 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-struct Bucket([Entry; WAYS]);
+struct Bucket([Entry; ENTRIES_PER_BUCKET]);
 
 /// See [the module](self).
 #[derive(Debug)]
 pub struct Associations {
-    /// Two secret hashes of a key: one for its bucket, one for the comparison.
+    /// Two secret hashes of a key: one for its hash bucket, one for the comparison.
     hashers: [FlowHasher; 2],
     entries: usize,
     buckets: OnceLock<Box<[Bucket]>>,
 }
 
 impl Associations {
-    /// A table for this number of associations, at most [`SHARED_ASSOCIATIONS_MAX`]. It takes no memory before
+    /// A table for this many associations, at most [`SHARED_ASSOCIATIONS_MAX`]. It takes no memory before
     /// [`Self::prepare`]. `seed` should be secret.
     #[must_use]
     pub fn new(associations: usize, seed: u64) -> Self {
@@ -193,9 +192,9 @@ impl Associations {
         Self { hashers, entries, buckets: OnceLock::new() }
     }
 
-    /// Allocates the table. Called before workers get the first Service with SCTP; without it, nothing is remembered.
+    /// Allocates the table. Called before workers get the first SCTP Service; before that, nothing is remembered.
     pub fn prepare(&self) {
-        let buckets = self.entries.div_ceil(WAYS).next_power_of_two();
+        let buckets = self.entries.div_ceil(ENTRIES_PER_BUCKET).next_power_of_two();
         self.buckets.get_or_init(|| std::iter::repeat_with(Bucket::default).take(buckets).collect());
     }
 
@@ -205,7 +204,7 @@ impl Associations {
         self.buckets.get().is_some()
     }
 
-    /// The association with this key. Its time of use becomes now.
+    /// The association with this key. Updates its time of use.
     #[must_use]
     pub fn find(&self, key: &AssociationKey, now: Now) -> Option<Association> {
         let (entry, check, record) = self.entry(key)?;
@@ -213,36 +212,36 @@ impl Associations {
         if !association.confirmed {
             return (age(&record, now) < HANDSHAKE).then_some(association);
         }
-        // Once in 64 units of time, so that the line is seldom written.
+        // At most once in 64 units of time, so that the line is seldom written.
         if age(&record, now) >= 64 {
             entry.store(check, &timed(record, now));
         }
         Some(association)
     }
 
-    /// Records an association under this key. One that nothing has confirmed does not replace a confirmed one: a late
-    /// copy of a packet of its handshake has the same key.
+    /// Records an association under this key. An unconfirmed one doesn't replace a confirmed one: a late duplicate of a
+    /// handshake packet has the same key.
     pub fn remember(&self, key: &AssociationKey, association: &Association, now: Now) {
         self.store(key, &association.record(), now);
     }
 
-    /// Makes an association one that nothing has confirmed: it ends.
-    pub fn doubt(&self, key: &AssociationKey, now: Now) {
+    /// Marks an association as unconfirmed, because it ends.
+    pub fn unconfirm(&self, key: &AssociationKey, now: Now) {
         if let Some((entry, check, record)) = self.entry(key) {
             let doubtful = Association { confirmed: false, ..Association::read(&record) };
             entry.store(check, &timed(doubtful.record(), now));
         }
     }
 
-    /// Forgets what is recorded under this key.
+    /// Removes the entry of this key.
     pub fn forget(&self, key: &AssociationKey) {
         if let Some((entry, _, _)) = self.entry(key) {
             entry.store(0, &Record::default());
         }
     }
 
-    /// Records a path of a confirmed association. Returns whether the association has it now: of the paths that began
-    /// within an hour, it has at most [`ASSOCIATION_PATHS_MAX`].
+    /// Records a path of a confirmed association. Returns false if the association already has
+    /// [`ASSOCIATION_PATHS_MAX`] paths that began within an hour.
     pub fn add_path(&self, ports: (u16, u16), server_tag: u32, path: &Path, now: Now) -> bool {
         let (mut free, mut old) = (None, None);
         for n in 0..ASSOCIATION_PATHS_MAX {
@@ -270,7 +269,7 @@ impl Associations {
         })
     }
 
-    /// Forgets the paths of an association, and returns them.
+    /// Removes and returns the paths of an association.
     pub fn take_paths(&self, ports: (u16, u16), server_tag: u32) -> impl Iterator<Item = Path> {
         (0..ASSOCIATION_PATHS_MAX).filter_map(move |n| {
             let key = AssociationKey::path(ports, server_tag, n);
@@ -281,7 +280,7 @@ impl Associations {
     }
 
     fn store(&self, key: &AssociationKey, record: &Record, now: Now) {
-        let Some((bucket, check)) = self.place(key) else { return };
+        let Some((bucket, check)) = self.bucket_and_check(key) else { return };
         let is_confirmed = record[5] & CONFIRMED != 0;
         let known = bucket.0.iter().find(|entry| entry.record_of(check).is_some());
         if known.is_some_and(|entry| !is_confirmed && entry.eviction_order(now).0 == 2) {
@@ -297,24 +296,24 @@ impl Associations {
     }
 
     fn entry(&self, key: &AssociationKey) -> Option<(&Entry, u64, Record)> {
-        let (bucket, check) = self.place(key)?;
+        let (bucket, check) = self.bucket_and_check(key)?;
         bucket.0.iter().find_map(|entry| Some((entry, check, entry.record_of(check)?)))
     }
 
-    fn place(&self, key: &AssociationKey) -> Option<(&Bucket, u64)> {
+    fn bucket_and_check(&self, key: &AssociationKey) -> Option<(&Bucket, u64)> {
         let buckets = self.buckets.get()?;
-        let [place, check] = self.hashers.each_ref().map(|hasher| hasher.hash(&key.0).bits());
+        let [index, check] = self.hashers.each_ref().map(|hasher| hasher.hash(&key.0).bits());
         // The number of buckets is a power of two.
-        Some((buckets.get(place as usize & (buckets.len() - 1))?, check))
+        Some((buckets.get(index as usize & (buckets.len() - 1))?, check))
     }
 }
 
-/// A function of the whole record. The secret hash that it is combined with makes it unpredictable.
+/// A digest of the whole record. It is combined with a secret hash, so it needn't be unpredictable itself.
 fn digest(record: &Record) -> u64 {
     record.iter().fold(0, |sum, word| mix(sum ^ word))
 }
 
-/// The record with the time of use. The time is never 0, so no record looks like an empty place.
+/// The record with the time of use. The time is never 0, so no record looks empty.
 fn timed(record: Record, now: Now) -> Record {
     let [first, rest @ ..] = record;
     let [a, b, c, d, e] = rest;
@@ -371,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_association_is_found_whole_by_its_own_key_only() {
+    fn an_association_is_found_by_its_own_key_only() {
         let table = prepared(64);
         table.remember(&key(7), &association(7, true), NOW);
         assert_eq!(table.find(&key(7), NOW), Some(association(7, true)));
@@ -387,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_is_forgotten_after_a_minute_and_an_association_is_not() {
+    fn a_handshake_expires_after_a_minute_and_an_association_does_not() {
         let table = prepared(64);
         table.remember(&key(1), &association(1, false), NOW);
         table.remember(&key(2), &association(2, true), NOW);
@@ -397,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_packet_of_a_handshake_does_not_take_the_confirmation_away() {
+    fn a_late_packet_of_a_handshake_does_not_undo_the_confirmation() {
         let table = prepared(64);
         table.remember(&key(1), &association(1, true), NOW);
         table.remember(&key(1), &association(2, false), after(1));
@@ -417,19 +416,19 @@ mod tests {
             table.remember(&AssociationKey::init(PORTS, n), &association(n, false), after(1));
         }
         assert!((0..128).all(|n| table.find(&key(n), after(1)) == Some(association(n, true))));
-        // A handshake that comes then still has a place.
+        // A handshake during the flood still gets an entry.
         table.remember(&key(500), &association(500, false), after(1));
         assert!(table.find(&key(500), after(1)).is_some());
     }
 
     #[test]
-    fn associations_that_nobody_used_for_a_day_give_way_to_handshakes() {
+    fn handshakes_evict_associations_unused_for_a_day() {
         let table = prepared(1);
         for n in 0..100 {
             table.remember(&key(n), &association(n, true), NOW);
         }
         table.remember(&key(1000), &association(1000, false), after(10));
-        assert!(table.find(&key(1000), after(10)).is_none(), "its bucket is full of associations");
+        assert!(table.find(&key(1000), after(10)).is_none(), "its hash bucket is full of associations");
         table.remember(&key(1000), &association(1000, false), after(86_500));
         assert!(table.find(&key(1000), after(86_500)).is_some());
     }
@@ -459,27 +458,27 @@ mod tests {
     }
 
     #[test]
-    fn an_association_that_ends_is_known_for_a_minute_and_gives_way_to_others() {
+    fn an_association_that_ends_is_known_for_a_minute() {
         let table = prepared(64);
         table.remember(&key(1), &association(1, true), NOW);
-        table.doubt(&key(1), after(5));
+        table.unconfirm(&key(1), after(5));
         assert_eq!(table.find(&key(1), after(60)), Some(association(1, false)));
         assert_eq!(table.find(&key(1), after(67)), None);
-        table.doubt(&key(2), NOW);
+        table.unconfirm(&key(2), NOW);
         assert_eq!(table.find(&key(2), NOW), None, "an unknown one");
     }
 
     #[test]
-    fn without_a_service_that_needs_it_the_table_takes_no_memory_and_knows_nothing() {
+    fn an_unprepared_table_takes_no_memory_and_knows_nothing() {
         let table = Associations::new(1 << 20, 1);
         table.remember(&key(1), &association(1, true), NOW);
         assert!(!table.is_prepared() && table.find(&key(1), NOW).is_none());
         let path = Path { service: ServiceId::new(3, 0), client: Addr::v4([192, 0, 2, 1]), worker: 0 };
-        assert!(table.add_path(PORTS, 9, &path, NOW), "no path is refused for that reason");
+        assert!(table.add_path(PORTS, 9, &path, NOW), "an unprepared table refuses no path");
     }
 
     #[test]
-    fn threads_that_write_one_bucket_never_show_a_mixture_of_two_associations() {
+    fn concurrent_writers_never_mix_two_associations() {
         let table = prepared(1);
         std::thread::scope(|scope| {
             for thread in 0..4_u32 {

@@ -1,11 +1,10 @@
 //! Counts the entries of each backend in one table, for the schedulers that compare loads.
 //!
-//! Counting begins with the first service that needs it, and then continues: all changes of entries behind `end` are
-//! counted. A table that has flows at that time is walked once, some hash buckets in each loop iteration, and `end`
-//! moves with the walk. A table without flows is counted from the first entry on. Until then, the only cost is one
-//! comparison when an entry is written, removed, or changes its state.
+//! Counting starts with the first service that needs it, and never stops. Changes of entries below `end` are counted. A
+//! table that has flows at that time is walked once, some hash buckets in each loop iteration, and `end` moves with the
+//! walk. Without counting, the only cost is one comparison when an entry is written, removed, or changes its state.
 //!
-//! Invariant: the counts are exact for the entries behind `end` whose backend is the current owner of its index.
+//! Invariant: the counts are exact for entries below `end` whose backend is the current owner of its index.
 
 use tidegate_select::loads::Load;
 use tidegate_spec::ids::BackendId;
@@ -57,10 +56,10 @@ impl BackendLoads {
     pub(super) fn add(&mut self, backend: u32, ended: bool) {
         self.change(backend, |word, generation| {
             if word.generation != generation {
-                // The flows of the former owner of the index are no longer of interest.
+                // Flows of the index's former owner no longer count.
                 *word = Word { generation, load: Load::default() };
             }
-            *place(&mut word.load, ended) += 1;
+            *count_of(&mut word.load, ended) += 1;
         });
     }
 
@@ -68,7 +67,7 @@ impl BackendLoads {
     pub(super) fn remove(&mut self, backend: u32, ended: bool) {
         self.change(backend, |word, generation| {
             if word.generation == generation {
-                let count = place(&mut word.load, ended);
+                let count = count_of(&mut word.load, ended);
                 *count = count.saturating_sub(1);
             }
         });
@@ -83,15 +82,15 @@ impl BackendLoads {
 
     fn change(&mut self, backend: u32, by: impl FnOnce(&mut Word, u32)) {
         let id = BackendId::from_raw(backend);
-        if let Some(place) = self.words.get_mut(id.index()) {
-            let mut word = Word::of(*place);
+        if let Some(packed) = self.words.get_mut(id.index()) {
+            let mut word = Word::of(*packed);
             by(&mut word, id.generation());
-            *place = word.word();
+            *packed = word.word();
         }
     }
 }
 
-fn place(load: &mut Load, ended: bool) -> &mut u32 {
+fn count_of(load: &mut Load, ended: bool) -> &mut u32 {
     if ended { &mut load.ended } else { &mut load.active }
 }
 

@@ -1,13 +1,11 @@
-//! Counts the flows of a table: all flows of each service, and the opening entries of each service and of each
-//! network of clients.
+//! Counts the flows of each service in a table, and the opening entries of each service and client network.
 //!
-//! The first count limits the share of one service in a full table; the others identify the source of a flood. An
-//! entry is opening as long as its direction has not shown that the flow is established ([`State::is_opening`]). So a
-//! NAT flow has two such entries at first, and one when its backend has answered. The networks, /24 and /56, share
-//! 4,096 counters by a secret hash: a counter is at least as large as the count of its network.
+//! The first count limits the share of one service in a full table; the others identify the source of a flood. An entry
+//! is opening until its direction has shown that the flow is established ([`State::is_opening`]). So a NAT flow has two
+//! such entries at first, and one once its backend has answered. The networks, /24 and /56, share 4,096 counters by a
+//! secret hash, so a counter is at least as large as the count of its network.
 //!
-//! Invariant: the counts are exact after each change of an entry. Entries of session affinity are not opening
-//! entries.
+//! Invariant: the counts are exact after each change of an entry. Affinity entries are never opening.
 //!
 //! [`State::is_opening`]: super::flow_state::State
 
@@ -17,12 +15,12 @@ use tidegate_spec::limits::{
 };
 use tidegate_wire::usual::network;
 
-/// How large a share of the opening entries the service and the network of a flow have.
+/// The load that the service and the network of a flow put on the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
-    /// A flow with a higher priority is evicted earlier.
+    /// Flows with a higher priority are evicted first.
     pub(super) priority: EvictionPriority,
-    /// Whether the flow is probably one of a flood.
+    /// Whether the flow is probably part of a flood.
     pub(super) floods: bool,
 }
 
@@ -39,13 +37,12 @@ impl EvictionPriority {
         Self(if network_floods { Self::NETWORK } else { 0 } | class)
     }
 
-    /// Whether this is the priority of a network that floods.
+    /// Whether the network of the flow floods.
     pub(super) fn is_of_network(self) -> bool {
         self.0 & Self::NETWORK != 0
     }
 
-    /// Whether the other priority is at least two classes larger, so that its count is larger by a factor of more than
-    /// four.
+    /// Whether the other priority is at least two classes higher, so that its count is more than four times as large.
     pub(super) fn is_far_below(self, other: Self) -> bool {
         self.0 + 1 < other.0
     }
@@ -54,15 +51,14 @@ impl EvictionPriority {
 /// The counters of one table.
 #[derive(Debug)]
 pub(super) struct Counts {
-    /// Flows and opening entries of each service, by the index of its id. If an index is reused for another service,
-    /// it also counts the flows of the former one until they are gone.
+    /// Flows and opening entries of each service, by the index of its id. A reused index also counts the former
+    /// service's flows until they are gone.
     of_service: Box<[[u32; 2]]>,
     /// Affinity entries of each service, which are also flows above.
     affinities: Box<[u32]>,
     /// Opening entries of the networks with this hash.
     of_network: Box<[u32; OPENING_NETWORKS]>,
-    /// The index of the largest counter. For a moment after that counter has shrunk, it may be the index of a slightly
-    /// smaller one.
+    /// The index of the largest counter. After that counter has shrunk, another one may temporarily be slightly larger.
     largest: usize,
     /// The number of opening entries.
     opening: u32,
@@ -146,8 +142,7 @@ impl Counts {
         }
     }
 
-    /// The load of a flow: the eviction priority from the counts of its network and its service, and whether either
-    /// floods.
+    /// The load of a flow: its eviction priority, and whether its network or service floods.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
         let network_floods = self.floods(network_index(self.secret, client));
         let of_service = self.opening_of(owner);

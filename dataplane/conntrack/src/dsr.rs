@@ -1,10 +1,9 @@
-//! Flows for which the gateway sees only the client's side, and session affinity.
+//! DSR flows, of which the gateway sees only the client's side, and session affinity.
 //!
-//! Each has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. At the bound that
+//! A flow has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. At the bound that
 //! is 32 and 48 bytes of table per flow. The pipeline calls it with a key, its hash, and the kind of packet.
 //!
-//! The loss of an entry here breaks nothing by itself: the hash sends the packet to the same backend, unless the
-//! owner of its Maglev slot has changed since.
+//! Losing an entry breaks nothing by itself: the hash selects the same backend, unless the backends have changed since.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::now::Now;
@@ -15,7 +14,7 @@ use super::flow_state::{IdleTimeout, Packet, Phase, State};
 use super::insert_error::Full;
 use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::memory::{TableKind, TableMemory};
-use super::table::{Entry, Place, Table};
+use super::table::{Entry, Position, Table};
 use super::view::{FlowKind, FlowView};
 
 pub(super) type V4 = Table<1, 5, 3, 16>;
@@ -35,12 +34,12 @@ pub struct DsrHit {
     pub backend: BackendId,
     /// The phase of the flow, including this packet.
     pub phase: Phase,
-    /// The packet is a SYN and the flow was over: a new connection of the same ports (RFC 9293 section
-    /// 3.6.1, RFC 6191). The entry counts as opening; the caller may insert another backend over it.
+    /// The packet is a SYN and the flow was over: a new connection with the same ports (RFC 9293 section 3.6.1, RFC
+    /// 6191). The entry counts as opening; the caller may replace its backend.
     pub reopened: bool,
 }
 
-/// Runs the same expression on the table of the key's family.
+/// Evaluates an expression on the table of the key's family.
 macro_rules! by_family {
     ($self:ident, $key:ident, |$table:ident, $packed:ident| $body:expr) => {
         if $key.addr().is_v4() {
@@ -86,14 +85,14 @@ impl DsrTable {
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find(&packed, hash)?;
-            note(table, place, packet, now)
+            let position = table.find(&packed, hash)?;
+            note(table, position, packet, now)
         })
     }
 
-    /// Searches only the first of the key's buckets, where most flows are, and prefetches the second if the flow is
-    /// not there. A plain packet of an established flow is recorded and goes to this backend. Call it for the whole
-    /// burst, some work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
+    /// Searches only the first of the key's hash buckets, where most flows are, and prefetches the second if the flow
+    /// is not in it. A plain packet of an established flow is recorded and goes to this backend. Call it for the whole
+    /// burst, with other work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
     #[inline(always)]
     pub fn lookup_first(
         &mut self,
@@ -117,8 +116,8 @@ impl DsrTable {
         now: Now,
     ) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find_second(&packed, hash)?;
-            note(table, place, packet, now)
+            let position = table.find_second(&packed, hash)?;
+            note(table, position, packet, now)
         })
     }
 
@@ -126,17 +125,17 @@ impl DsrTable {
     #[must_use]
     pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<DsrHit> {
         by_family!(self, key, |table, packed| {
-            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now))?;
-            let backend = BackendId::from_raw(table.value(place));
-            Some(DsrHit { backend, phase: table.phase(place), reopened: false })
+            let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now))?;
+            let backend = BackendId::from_raw(table.value(position));
+            Some(DsrHit { backend, phase: table.phase(position), reopened: false })
         })
     }
 
-    /// Inserts a flow that begins with `packet`. It replaces any earlier entry of the key.
+    /// Inserts a flow that begins with `packet`, and replaces an earlier entry of the key.
     ///
     /// # Errors
-    /// [`Full`], counted: every flow that could be evicted is established and in use, or the service has reached its
-    /// share of a full table. The packet can still go to the backend that its hash selects.
+    /// [`Full`], counted: no flow can be evicted, or the service has reached its share of a full table. The packet can
+    /// still go to the backend that its hash selects.
     #[inline]
     pub fn insert(
         &mut self,
@@ -148,11 +147,11 @@ impl DsrTable {
         now: Now,
     ) -> Result<(), Full> {
         by_family!(mut self, key, |table, packed| {
-            let Some(place) = table.find(&packed, hash) else {
+            let Some(position) = table.find(&packed, hash) else {
                 return create(table, (packed, hash), backend, packet, idle, now);
             };
-            table.replace(place, now);
-            table.write(place, &Entry::first(packed, None, backend, packet, idle, now));
+            table.replace(position, now);
+            table.write(position, &Entry::first(packed, None, backend, packet, idle, now));
             Ok(())
         })
     }
@@ -177,8 +176,8 @@ impl DsrTable {
     /// Removes a flow. Returns whether it was known.
     pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find(&packed, hash);
-            place.inspect(|&place| table.remove(place, EvictionReason::Removed)).is_some()
+            let position = table.find(&packed, hash);
+            position.inspect(|&position| table.remove(position, EvictionReason::Removed)).is_some()
         })
     }
 
@@ -205,40 +204,40 @@ pub(super) fn create<const A: usize, const W: usize, const K: usize, const B: us
     now: Now,
 ) -> Result<(), Full> {
     debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
-    let place = table.admit(&key, hash, now).map_err(|_| Full)?;
-    table.write(place, &Entry::first(key, None, backend, packet, idle, now));
+    let position = table.admit(&key, hash, now).map_err(|_| Full)?;
+    table.write(position, &Entry::first(key, None, backend, packet, idle, now));
     Ok(())
 }
 
 #[inline]
 fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     packet: Packet,
     now: Now,
 ) -> Option<DsrHit> {
-    let place = table.alive(place, now)?;
-    let before = table.state(place)?;
-    let backend = BackendId::from_raw(table.value(place));
+    let position = table.alive(position, now)?;
+    let before = table.state(position)?;
+    let backend = BackendId::from_raw(table.value(position));
     let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
     let state = if reopened { State::first(packet) } else { before.next(packet) };
-    table.touch(place, state, now);
+    table.touch(position, state, now);
     Some(DsrHit { backend, phase: state.phase(), reopened })
 }
 
 /// The public view of a flow of the table.
 pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     now: Now,
 ) -> Option<FlowView> {
-    let flow = table.flow_age(place, now)?;
-    let key = table.key(place);
+    let flow = table.flow_age(position, now)?;
+    let key = table.key(position);
     Some(FlowView {
         service: ServiceId::from_raw(key.owner),
         client: addr_of(key.addr),
         client_port: (key.tag >> 16) as u16,
-        backend: BackendId::from_raw(table.value(place)),
+        backend: BackendId::from_raw(table.value(position)),
         kind: if key.tag & AFFINITY_BIT == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
         phase: flow.status.phase,
         idle_ms: flow.idle_ms,

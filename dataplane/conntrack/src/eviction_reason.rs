@@ -1,13 +1,13 @@
-//! The reasons for which flows leave a table, and how many left for each.
+//! The reasons for which flows are removed from a table, and their counts.
 
-/// Why a flow has left its table.
+/// Why a flow was removed from its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum EvictionReason {
-    /// Idle for as long as its state and service allow.
+    /// Idle for its timeout.
     Expired,
-    /// Not established, and evicted for a new flow: there was no free place near it, though the table is within its
-    /// bound.
+    /// Not established, and evicted for a new flow: there was no free position near it, although the table is within
+    /// its bound.
     BucketFull,
     /// Not established, and evicted for a new flow: the table is over its bound.
     TableFull,
@@ -15,7 +15,7 @@ pub enum EvictionReason {
     Removed,
     /// Not established, and idle for longer than a table under memory pressure allows.
     Pressure,
-    /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle for longest.
+    /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle the longest.
     LongestIdle,
     /// Evicted for a new flow of a service that has reached its share of a full table: a flow of the same service, or
     /// one that was not established.
@@ -56,10 +56,10 @@ impl EvictionReason {
     }
 }
 
-/// Counts of flows that left a table or were refused.
+/// Counts of flows that were removed or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlowCounters {
-    /// Flows that left, by [`EvictionReason`].
+    /// Removed flows, by [`EvictionReason`].
     pub evictions: [u64; EvictionReason::COUNT],
     /// New flows that were refused: all flows that could have been evicted were established and in use, or the service
     /// had reached its share of a full table.
@@ -67,13 +67,13 @@ pub struct FlowCounters {
 }
 
 impl FlowCounters {
-    /// The number of flows that left for this reason.
+    /// The number of flows removed for this reason.
     #[must_use]
     pub fn evictions(&self, why: EvictionReason) -> u64 {
         self.evictions[why as usize]
     }
 
-    /// Counts a flow that left for this reason.
+    /// Counts a flow removed for this reason.
     pub(super) fn count(&mut self, why: EvictionReason) {
         self.evictions[why as usize] += 1;
     }

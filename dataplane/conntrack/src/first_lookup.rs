@@ -1,13 +1,14 @@
-//! The result of the first look-up of a key, which searches one of its two buckets.
+//! The result of the first look-up of a key, which searches one of its two hash buckets.
 
-/// The result of searching one bucket of a key. The first one is nearly always sufficient.
+/// The result of searching one hash bucket of a key. The first one is nearly always sufficient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First<T> {
     /// The flow is established and in use, and the packet is plain. The packet has been recorded.
     Steady(T),
-    /// The flow is there. The packet changes its state, or is the first one for a while. Nothing has been recorded.
-    There,
-    /// The flow is not in this bucket.
+    /// The flow was found, but the packet changes its state, or is the first one for a while. Nothing has been
+    /// recorded.
+    Present,
+    /// The flow is not in this hash bucket.
     Absent,
 }
 
@@ -16,7 +17,7 @@ impl<T> First<T> {
     pub(super) fn map<U>(self, to: impl FnOnce(T) -> U) -> First<U> {
         match self {
             Self::Steady(found) => First::Steady(to(found)),
-            Self::There => First::There,
+            Self::Present => First::Present,
             Self::Absent => First::Absent,
         }
     }

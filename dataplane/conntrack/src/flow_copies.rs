@@ -1,21 +1,21 @@
 //! Copies of established NAT flows owned by other workers, so that a worker forwards their plain packets itself.
 //!
 //! Each NAT flow is owned by one worker (`pipeline::owners`), but the packets of its two directions arrive at the
-//! workers that the NIC selects. Without copies, every packet that arrives elsewhere is handed over to the owner. With
-//! them, only the first ones are: the owner answers a hand-over with a [`FlowCopy`], and the worker that received the
-//! packet forwards the next ones itself. Once a second and direction it reports that the copy is in use ([`FlowUse`]).
-//! The owner then records the use in the flow, and confirms or withdraws the copy. Packets that begin or end a
-//! connection (SYN, FIN, RST) are always handed over, and the worker that hands them over removes its copy. So the
+//! workers that the NIC selects. Without copies, every packet that arrives at another worker is handed over to the
+//! owner. With them, only the first ones are: the owner answers a hand-over with a [`FlowCopy`], and the worker that
+//! received the packet forwards the next ones itself. Once per second and direction it reports that the copy is in use
+//! ([`FlowUse`]). The owner records the use in the flow, and confirms or withdraws the copy. Packets that begin or end
+//! a connection (SYN, FIN, RST) are always handed over, and the worker that hands them over removes its copy. So the
 //! owner makes all decisions about a flow.
 //!
-//! A copy is correct for as long as the flow may not be removed, given to another backend, or lose its SNAT port: it
-//! serves for at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout
-//! ([`COPIED_IDLE_MIN_MS`]) are copied. When an operator removes a flow (a drain, changed source ranges), packets may
-//! use its copy until the next report, a second later.
+//! A copy is valid for as long as the flow cannot be removed, change its backend, or lose its SNAT port: it is used for
+//! at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout ([`COPIED_IDLE_MIN_MS`])
+//! are copied. When an operator removes a flow (a drain, changed source ranges), packets may use its copy until the
+//! next report, a second later.
 //!
-//! The table belongs to one worker. It is a cache: a copy that is missing or displaced costs hand-overs.
+//! The table belongs to one worker. It is a cache: a missing or displaced copy costs hand-overs.
 //!
-//! Invariant: a copy serves only packets that neither begin nor end a connection.
+//! Invariant: a copy is used only for packets that neither begin nor end a connection.
 
 use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
 use tidegate_spec::now::Now;
@@ -24,14 +24,13 @@ use tidegate_wire::rewrite::Endpoint;
 
 use crate::{FlowHash, FlowKey, Packet};
 
-/// How long a copy serves after its last confirmation, in milliseconds.
+/// How long a copy is used after its last confirmation, in milliseconds.
 pub const COPY_MAX_MS: u32 = 4_000;
 /// The use of a copy is reported when its last confirmation is older than this, in milliseconds.
 pub const USE_REPORTED_MS: u32 = 1_000;
-/// A report that nobody has answered is repeated after this time, in milliseconds: either message may have been lost in
-/// a full ring.
+/// An unanswered report is repeated after this time, in milliseconds: either message may have been lost in a full ring.
 pub const USE_REPEATED_MS: u32 = 250;
-/// Flows with a shorter idle timeout are not copied, in milliseconds: they could end while a copy serves.
+/// Flows with a shorter idle timeout, in milliseconds, are not copied: they could end while a copy is in use.
 pub const COPIED_IDLE_MIN_MS: u32 = 2 * COPY_MAX_MS;
 
 /// The part of a flow that one direction needs.
@@ -60,7 +59,7 @@ pub enum Copied {
 pub struct FlowCopy {
     /// The key of the direction.
     pub key: FlowKey,
-    /// The flow as it is now; `None` withdraws the copy.
+    /// The current flow; `None` withdraws the copy.
     pub copied: Option<Copied>,
 }
 
@@ -97,9 +96,9 @@ struct Entry {
 }
 
 /// Entries of a set.
-const WAYS: usize = 2;
+const ENTRIES_PER_SET: usize = 2;
 
-type Set = [Option<Entry>; WAYS];
+type Set = [Option<Entry>; ENTRIES_PER_SET];
 
 /// The copies that one worker has.
 #[derive(Debug)]
@@ -113,8 +112,8 @@ impl FlowCopies {
     /// An empty table for about this many copies; 0 for a single worker, which owns all flows.
     #[must_use]
     pub fn new(copies: usize) -> Self {
-        let sets = if copies == 0 { 0 } else { copies.div_ceil(WAYS).next_power_of_two() };
-        Self { sets: vec![[None; WAYS]; sets].into_boxed_slice(), aged: 0 }
+        let sets = if copies == 0 { 0 } else { copies.div_ceil(ENTRIES_PER_SET).next_power_of_two() };
+        Self { sets: vec![[None; ENTRIES_PER_SET]; sets].into_boxed_slice(), aged: 0 }
     }
 
     /// Prefetches the set of a key.
@@ -177,7 +176,7 @@ impl FlowCopies {
     }
 
     /// Removes the expired copies of one more set. Times wrap after 49 days, so every set must be visited sooner. Call
-    /// it once in each iteration of the worker's loop.
+    /// it once per loop iteration of the worker.
     #[inline]
     pub fn age(&mut self, now: Now) {
         let Some(set) = self.sets.get_mut(self.aged) else {
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_serves_plain_packets_until_one_ends_the_connection() {
+    fn a_copy_is_used_for_plain_packets_until_one_ends_the_connection() {
         for last in [SYN, SYN | ACK, FIN | ACK, RST] {
             let (mut copies, (key, hash)) = (FlowCopies::new(64), key(1));
             assert_eq!(copies.find(&key, hash, PLAIN, at(5)), None);
@@ -238,12 +237,12 @@ mod tests {
             let found = Some(Use { copied: copied(1), must_report: false });
             assert_eq!(copies.find(&key, hash, PLAIN, at(5)), found);
             assert_eq!(copies.find(&key, hash, Packet::Tcp(last), at(6)), None);
-            assert_eq!(copies.find(&key, hash, PLAIN, at(6)), None, "it must be handed over from now on");
+            assert_eq!(copies.find(&key, hash, PLAIN, at(6)), None, "later packets must be handed over");
         }
     }
 
     #[test]
-    fn a_use_is_reported_once_a_second_again_if_nobody_answers_and_then_the_copy_ends() {
+    fn a_use_is_reported_every_second_and_without_an_answer_the_copy_ends() {
         let (mut copies, (key, hash)) = (FlowCopies::new(64), key(1));
         copies.update(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(0));
         let peeked = [0, 999, 1_000, 4_000].map(|ms| copies.peek(&key, hash, at(ms)).is_some());

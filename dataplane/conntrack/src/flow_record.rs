@@ -1,7 +1,7 @@
 //! Flows in terms that all gateways share: addresses and ports instead of ids, and ages instead of times.
 //!
-//! A record is all that a gateway needs to take a flow over. `Pipeline::share` writes records and `Pipeline::adopt`
-//! reads them. How gateways exchange them is not decided in this crate.
+//! A record is all that a gateway needs to take over a flow. `Pipeline::share` writes records, and `Pipeline::adopt`
+//! reads them.
 //!
 //! Invariant: a record contains no id, no hash and no time of the process that wrote it.
 
@@ -15,26 +15,26 @@ use crate::{SideState, Splice, Stream, TagPair};
 pub struct FlowName {
     /// The service port.
     pub service: ServiceKey,
-    /// The client. No flow has port 0: it stands for the backend that the client has by session affinity.
+    /// The client. Port 0 identifies session affinity, because no flow has it.
     pub client: Endpoint,
 }
 
 impl FlowName {
-    /// Whether it is about session affinity.
+    /// Whether it identifies session affinity.
     #[must_use]
     pub fn is_affinity(&self) -> bool {
         self.client.port == 0
     }
 }
 
-/// A flow, as one gateway sends it to another, or the backend that a client has by session affinity.
+/// A flow, or a client's session affinity, as one gateway sends it to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// Which flow it is.
     pub name: FlowName,
     /// The endpoint of the backend.
     pub backend: Endpoint,
-    /// What the client's packets have shown.
+    /// The state of the client's side.
     pub client: SideState,
     /// The other direction of a NAT flow; `None` for a DSR flow.
     pub translation: Option<Translation>,
@@ -42,7 +42,7 @@ pub struct FlowRecord {
     pub tags: Option<TagPair>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// The flow was received from another gateway, and has had no packet on this one since.
+    /// Whether the flow was received from another gateway and has had no packet on this one since.
     pub is_relayed: bool,
 }
 
@@ -52,43 +52,42 @@ pub struct Translation {
     /// The source of packets to the backend, and so the destination of its replies: a SNAT address and port, or the
     /// client's own.
     pub local: Endpoint,
-    /// What the backend's packets have shown.
+    /// The state of the backend's side.
     pub server: SideState,
     /// The header of the PROXY protocol in front of the flow.
     pub stream: Option<Stream>,
     /// The translation of sequence numbers after a SYN cookie.
     pub splice: Option<Splice>,
-    /// Whether a reply has reached this gateway, if it has adopted the flow. Not sent to other gateways.
+    /// Whether an adopted flow has had a reply on this gateway. Not sent to other gateways.
     pub has_replies: bool,
 }
 
-/// What a gateway sends to the others about its flows.
+/// A message to other gateways about a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowUpdate {
-    /// A flow, as it is now.
-    Is(FlowRecord),
-    /// A flow that has left the table of its gateway.
+    /// The current state of a flow.
+    Live(FlowRecord),
+    /// A flow that its gateway has removed.
     Gone(FlowName),
 }
 
 impl FlowUpdate {
-    /// Which flow it is about.
+    /// The flow that the message is about.
     #[must_use]
     pub fn name(&self) -> &FlowName {
         match self {
-            Self::Is(record) => &record.name,
+            Self::Live(record) => &record.name,
             Self::Gone(name) => name,
         }
     }
 }
 
-/// The walks through the tables that other gateways have requested, as counts that only grow. A walk begins when its
+/// The walks through the tables that other gateways have requested, as counts that only grow. A walk starts when its
 /// count has grown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Walks {
-    /// Walks for gateways that missed messages. Flows that were received from others, and are unused since, are
-    /// skipped.
+    /// Walks for gateways that missed messages. They skip flows that were received from others and are unused since.
     pub refreshing: u64,
-    /// Walks for a gateway that has lost its tables: all flows.
+    /// Walks over all flows, for a gateway that has lost its tables.
     pub complete: u64,
 }

@@ -1,16 +1,16 @@
 //! The state of a flow, and how long it may be idle.
 //!
-//! A state records what one direction has shown. With DSR the gateway sees only the client ([`State::alone`]); a NAT
-//! flow has an entry, and so a state, for each direction ([`State::of_both`]). This is not a TCP implementation: it
-//! follows no sequence numbers, drops nothing, and only decides which flows are kept and for how long.
+//! A state records what the packets of one direction have shown. With DSR the gateway sees only the client
+//! ([`State::alone`]); a NAT flow has an entry, and so a state, for each direction ([`State::of_both`]). It doesn't
+//! track sequence numbers and drops nothing: it only determines which flows are kept and for how long.
 //!
 //! Without sequence numbers anyone who knows the 5-tuple can forge a FIN or a RST (RFC 5961). So with NAT one side
 //! alone never shortens the lifetime of a flow: until the other side closes or resets too, the idle timeout of the
-//! service applies, and only the [`EvictionClass`] of the flow falls. The flow is then evicted before others when the
-//! table or the ports run out.
+//! service applies, and only the [`EvictionClass`] is lowered. The flow is then evicted before others when the table or
+//! the ports run out.
 //!
-//! Invariant: one packet never makes a flow [`Phase::Established`]. That takes a second packet that is not a SYN, and
-//! with NAT one from each side. A TCP flow that began with anything but a SYN never becomes established.
+//! Invariant: one packet never establishes a flow ([`Phase::Established`]). That takes a second packet that is not a
+//! SYN, and with NAT one from each side. A TCP flow that began with anything but a SYN never becomes established.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) const CLOSING_MS: u32 = 120_000;
 /// client's RST.
 pub(crate) const CLOSED_MS: u32 = 10_000;
 
-/// No flow is removed sooner: the shortest [`IdleTimeout`], and at most as long as the timeouts above.
+/// The shortest timeout of any flow: the shortest [`IdleTimeout`], and at most as long as the timeouts above.
 pub(super) const IDLE_MIN_MS: u32 = 1_000;
 
 const _: () = assert!(IDLE_MIN_MS <= CLOSED_MS && IDLE_MIN_MS <= OPENING_MS && IDLE_MIN_MS <= CLOSING_MS);
@@ -42,9 +42,9 @@ const _: () = assert!(CLOSED_MS <= UNANSWERED_MS && UNANSWERED_MS <= OPENING_MS 
 pub enum Packet {
     /// A TCP segment with these flags ([`tidegate_wire::tcp::flags`]).
     Tcp(u8),
-    /// An SCTP packet of this kind, as far as its verification tag proves it ([`super::Tags`]).
+    /// An SCTP packet of this kind, if its verification tag proves it ([`super::Tags`]).
     Sctp(Kind),
-    /// UDP, or a hit of session affinity: no beginning and no end.
+    /// UDP, or a hit of session affinity, which have no beginning and no end.
     Datagram,
 }
 
@@ -74,7 +74,7 @@ impl Packet {
         }
     }
 
-    /// Whether it claims that its sender has no connection any more: a RST, an ABORT or a SHUTDOWN COMPLETE.
+    /// Whether its sender claims to have no connection any more: a RST, an ABORT or a SHUTDOWN COMPLETE.
     #[inline]
     #[must_use]
     pub fn is_ending(self) -> bool {
@@ -92,7 +92,7 @@ impl Packet {
         !matches!(self, Self::Datagram)
     }
 
-    /// The state that the packet gives to both sides of a flow, if it does: its tag proves that it comes from an end of
+    /// The new state of both sides of a flow, if the packet determines it: its tag proves that it comes from an end of
     /// the association.
     #[inline]
     pub(super) fn state_of_both(self) -> Option<State> {
@@ -130,7 +130,7 @@ impl Phase {
     }
 }
 
-/// The order in which flows are evicted for a new one: the smallest first.
+/// The order of eviction for a new flow: the lowest class first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EvictionClass {
     /// Reset, and confirmed by the other side.
@@ -142,7 +142,7 @@ pub(super) enum EvictionClass {
     /// Closed by both sides.
     Closing,
     /// Closed or reset by one side only.
-    Doubtful,
+    HalfClosed,
     /// Established.
     Established,
 }
@@ -152,7 +152,7 @@ pub(super) enum EvictionClass {
 pub(super) struct FlowStatus {
     pub(super) phase: Phase,
     pub(super) eviction_class: EvictionClass,
-    /// How long the flow may be idle: never longer than the idle timeout of its service.
+    /// The idle time after which the flow expires: at most the idle timeout of its service.
     pub(super) timeout_ms: u32,
 }
 
@@ -161,7 +161,7 @@ impl FlowStatus {
         Self { phase, eviction_class, timeout_ms: timeout_ms.min(idle.millis()) }
     }
 
-    /// Whether nothing shows yet that the flow is established.
+    /// Whether the flow is not yet established.
     pub(super) fn is_opening(self) -> bool {
         matches!(self.eviction_class, EvictionClass::Unanswered | EvictionClass::Answered)
     }
@@ -172,12 +172,12 @@ impl FlowStatus {
     }
 }
 
-/// The state of one entry, in three bits; 0 is a free place.
+/// The state of one entry, in three bits; 0 is a free position.
 ///
 /// The states of TCP also serve SCTP: a flow has one protocol.
 ///
-/// The upper two bits identify the states that a plain packet leaves unchanged: a pair of states for TCP, and for
-/// datagrams a pair whose other state never occurs with datagrams.
+/// The upper two bits identify the states that a plain packet leaves unchanged: two states for TCP, and for datagrams a
+/// pair whose other state never occurs with datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     TcpOpening = 1,
@@ -239,10 +239,10 @@ impl State {
 
     /// The state after another packet of the same direction.
     ///
-    /// A packet after a RST shows that the sender did not send the RST, and new data (PSH) after a FIN shows the same
-    /// for the FIN (RFC 5961 section 3: a blind attack), so the flow becomes established again. A SYN in an established
-    /// connection changes nothing (RFC 5961 section 4: the server will challenge it). After a FIN that the other side
-    /// has not confirmed, a SYN may begin a new connection; the packet after it shows which.
+    /// A packet after a RST shows that the RST was forged, and so does new data (PSH) after a FIN (RFC 5961 section 3:
+    /// a blind attack). Then the flow becomes established again. A SYN in an established connection changes nothing
+    /// (RFC 5961 section 4: the server will challenge it). After a FIN that the other side has not confirmed, a SYN may
+    /// begin a new connection; the next packet shows whether it does.
     #[inline]
     pub(super) fn next(self, packet: Packet) -> Self {
         let f = match packet {
@@ -266,9 +266,8 @@ impl State {
     }
 
     /// The state after another packet of the same direction of an SCTP association (RFC 9260 section 4). Only a packet
-    /// with the right tag ends a flow, so later packets don't undo that: data in flight does not make the flow
-    /// established again, and a SHUTDOWN whose sender still receives data leaves it closing. Only a new handshake
-    /// establishes it again.
+    /// with the right tag ends a flow, so later packets don't undo that: data in flight doesn't establish the flow
+    /// again, and neither does data to the sender of a SHUTDOWN. Only a new handshake does.
     fn next_of_association(self, kind: Kind) -> Self {
         match (self, kind) {
             (_, Kind::End) => Self::TcpClosed,
@@ -281,7 +280,7 @@ impl State {
         }
     }
 
-    /// The status of a flow for which only the client's side is seen.
+    /// The status of a flow of which only the client's side is seen.
     pub(super) fn alone(self, idle: IdleTimeout) -> FlowStatus {
         let of = |phase, eviction_class, timeout_ms| FlowStatus::new(phase, eviction_class, timeout_ms, idle);
         match self {
@@ -296,7 +295,7 @@ impl State {
         }
     }
 
-    /// The state of both sides together. TCP is established when both sides have shown it, a datagram flow when the
+    /// The status of a flow from both sides. TCP is established when both sides have shown it, a datagram flow when the
     /// backend has answered. TCP has ended when both sides have ended it.
     pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> FlowStatus {
         let of = |phase, eviction_class, timeout_ms| FlowStatus::new(phase, eviction_class, timeout_ms, idle);
@@ -316,19 +315,19 @@ impl State {
             (true, false) if ended(client) && ended(server) => {
                 of(Phase::Closed, EvictionClass::Closed, CLOSED_MS)
             }
-            (true, false) => of(Phase::Closed, EvictionClass::Doubtful, u32::MAX),
+            (true, false) => of(Phase::Closed, EvictionClass::HalfClosed, u32::MAX),
             (false, true) if server == Self::TcpEstablished => {
                 of(Phase::Opening, EvictionClass::Answered, OPENING_MS)
             }
             (false, true) => of(Phase::Opening, EvictionClass::Unanswered, OPENING_MS),
             _ if ended(client) && ended(server) => of(Phase::Closing, EvictionClass::Closing, CLOSING_MS),
-            _ if ended(client) || ended(server) => of(Phase::Closing, EvictionClass::Doubtful, u32::MAX),
+            _ if ended(client) || ended(server) => of(Phase::Closing, EvictionClass::HalfClosed, u32::MAX),
             _ => of(Phase::Established, EvictionClass::Established, u32::MAX),
         }
     }
 
-    /// The shortest timeout of any flow with one direction in this state, except for flows whose other direction has a
-    /// shorter one. `paired` means that there is another direction.
+    /// The shortest timeout of any flow with one direction in this state, unless the other direction has a shorter one.
+    /// `paired` means that there is another direction.
     #[inline]
     pub(super) fn shortest_ms(self, idle: IdleTimeout, paired: bool) -> u32 {
         if paired && self == Self::DatagramOpening {
@@ -369,8 +368,8 @@ impl State {
 /// An idle timeout in 12 bits of an entry: whole seconds, exact up to 255 s, rounded up by less than 0.8 % above that,
 /// at least 1 s and at most 2,000,000 s.
 ///
-/// It is stored in each entry so that ageing never reads the snapshot. A changed timeout applies to flows that begin
-/// after the change.
+/// Each entry stores it, so that ageing never reads the snapshot. A changed timeout applies to flows that begin after
+/// the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IdleTimeout(u16);
 
@@ -407,7 +406,7 @@ impl IdleTimeout {
         Self((bits & 0xfff) as u16)
     }
 
-    /// The timeout of these bits, if [`Self::new`] makes such a one.
+    /// The timeout of these bits, if [`Self::new`] can return it.
     pub(super) fn from_stored(bits: u32) -> Option<Self> {
         let (mantissa, exponent) = (bits & 0xff, bits >> 8 & 0xf);
         let longest = Self::SECONDS_MAX.next_multiple_of(1 << 13);
@@ -432,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_packet_leaves_the_steady_states_of_its_kind_as_they_are() {
+    fn a_plain_packet_does_not_change_the_steady_states_of_its_kind() {
         let steady = |packet| {
             let wanted = State::steady(packet);
             (1..8).filter(move |bits| bits & STEADY_MASK == wanted).filter_map(State::from_bits)
@@ -479,13 +478,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fin_closes_and_acks_of_the_other_side_do_not_take_it_back() {
+    fn a_fin_closes_and_later_acks_do_not_undo_it() {
         assert_eq!(after(&[SYN, ACK, FIN | ACK, ACK]), State::TcpClosing);
         assert_eq!(after(&[SYN, ACK, FIN | ACK, RST]), State::TcpClosed);
     }
 
     #[test]
-    fn a_blind_reset_is_taken_back_by_the_next_packet_and_a_blind_fin_by_data() {
+    fn the_next_packet_undoes_a_blind_reset_and_data_a_blind_fin() {
         assert_eq!(after(&[SYN, ACK, RST]), State::TcpClosed);
         assert_eq!(after(&[SYN, ACK, RST, ACK]), State::TcpEstablished);
         assert_eq!(after(&[SYN, ACK, FIN | ACK, PSH | ACK]), State::TcpEstablished);
@@ -493,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packets_of_one_side_lower_the_rank_of_a_flow_and_not_its_timeout() {
+    fn the_end_of_one_side_lowers_the_eviction_class_not_the_timeout() {
         let idle = IdleTimeout::new(Duration::from_secs(900));
         let both = |a, b| State::of_both(a, b, idle);
         use State::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};
@@ -502,7 +501,7 @@ mod tests {
                 let status = both(a, b);
                 assert_eq!(
                     (status.eviction_class, status.timeout_ms),
-                    (EvictionClass::Doubtful, idle.millis())
+                    (EvictionClass::HalfClosed, idle.millis())
                 );
                 assert_eq!(status.phase, ended.phase());
             }
@@ -517,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_without_an_answer_is_not_assured() {
+    fn a_flow_without_an_answer_is_not_established() {
         let idle = IdleTimeout::new(Duration::from_secs(300));
         let both = |a, b| State::of_both(a, b, idle);
         assert_eq!(both(State::TcpEstablished, State::TcpOpening).phase, Phase::Opening);
@@ -544,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_are_kept_rounded_up_by_less_than_one_percent() {
+    fn timeouts_are_stored_rounded_up_by_less_than_one_percent() {
         for seconds in (1..2000).chain([10_800, 86_400, 500_000, 1_999_999]) {
             let kept = u64::from(IdleTimeout::new(Duration::from_secs(seconds)).millis());
             assert!(kept >= seconds * 1000 && kept * 1000 < seconds * 1_008_000, "{seconds} {kept}");

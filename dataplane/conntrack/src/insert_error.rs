@@ -1,4 +1,4 @@
-//! Why a table does not take a new flow in.
+//! Why a table refuses a new flow.
 
 /// No flow can be evicted for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +15,6 @@ pub enum PairError {
     #[error("every flow that could be evicted is established and in use")]
     Full,
     /// The service has reached its share of a full table, and none of its flows near the new one can be evicted.
-    #[error("the service has its share of a full table")]
+    #[error("the service has reached its share of a full table")]
     Share,
 }

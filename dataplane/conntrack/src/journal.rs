@@ -1,17 +1,17 @@
-//! The flows of one table whose state has changed, which are to be sent to other gateways (`shared_changes.rs`); and
-//! which entries were received from other gateways.
+//! The flows of one table whose state has changed, to be sent to other gateways (`shared_changes.rs`), and the entries
+//! that were received from other gateways.
 //!
-//! A [`Journal`] is a short list of keys. It is off unless flows are shared, and a packet that changes no state of its
-//! flow never reaches it. [`Adopted`] records the time of the last packet of each entry that was received from another
-//! gateway: an entry that still has that time has had no packet on this gateway.
+//! A [`Journal`] is a short list of keys. It is off unless flows are shared, and only packets that change the state of
+//! a flow reach it. [`Adopted`] stores the time of the last packet of each entry that was received from another
+//! gateway: an entry with an unchanged time has had no packet on this gateway.
 //!
-//! Invariant: both are memory that the constructor reserved. A full journal takes no more keys.
+//! Invariant: constructors reserve all memory. A full journal drops further keys.
 
 use tidegate_spec::limits::FLOW_JOURNAL_MAX;
 
 use super::key::PackedKey;
 
-/// The keys of flows whose state has changed, of the client's side, oldest first. A key can be in it several times.
+/// The client's keys of flows whose state has changed, oldest first. A key may occur several times.
 #[derive(Debug)]
 pub(super) struct Journal<const A: usize> {
     keys: Vec<PackedKey<A>>,
@@ -50,8 +50,8 @@ impl<const A: usize> Journal<A> {
     }
 }
 
-/// The time of the last packet of each entry that was received from another gateway, by the number of its place. The
-/// memory is zeroed by the system and stays untouched until the first entry is adopted.
+/// The time of the last packet of each entry that was received from another gateway, by entry index. The memory stays
+/// untouched until the first entry is adopted.
 #[derive(Debug)]
 pub(super) struct Adopted {
     stamps: Box<[u32]>,
@@ -59,21 +59,21 @@ pub(super) struct Adopted {
 }
 
 impl Adopted {
-    pub(super) fn new(places: usize) -> Self {
-        Self { stamps: vec![0; places].into_boxed_slice(), is_used: false }
+    pub(super) fn new(entries: usize) -> Self {
+        Self { stamps: vec![0; entries].into_boxed_slice(), is_used: false }
     }
 
-    /// Marks the entry at a place, whose last packet elsewhere was at `seen`.
-    pub(super) fn mark(&mut self, place: usize, seen: u32) {
+    /// Marks an entry as adopted, with its last packet at `seen`.
+    pub(super) fn mark(&mut self, index: usize, seen: u32) {
         self.is_used = true;
-        self.stamps[place] = seen | 1;
+        self.stamps[index] = seen | 1;
     }
 
-    /// Forgets the mark of a place.
+    /// Clears the mark of an entry.
     #[inline]
-    pub(super) fn clear(&mut self, place: usize) {
+    pub(super) fn clear(&mut self, index: usize) {
         if self.is_used {
-            self.stamps[place] = 0;
+            self.stamps[index] = 0;
         }
     }
 
@@ -84,9 +84,8 @@ impl Adopted {
         }
     }
 
-    /// Whether the entry at a place was adopted and has had no packet on this gateway, if its last packet was at
-    /// `seen`.
-    pub(super) fn is_untouched(&self, place: usize, seen: u32) -> bool {
-        self.is_used && self.stamps[place] == seen | 1
+    /// Whether an entry was adopted and has had no packet on this gateway, given that its last packet was at `seen`.
+    pub(super) fn is_untouched(&self, index: usize, seen: u32) -> bool {
+        self.is_used && self.stamps[index] == seen | 1
     }
 }

@@ -1,9 +1,9 @@
-//! The key that identifies a flow, and its hash.
+//! The keys of flows, and their hash.
 //!
 //! A key is (owner, address, port). Towards a VIP the owner is the service port, which stands for (VIP, protocol,
-//! port); for replies it is the endpoint. So ten bytes are the full key of an IPv4 flow, and no fingerprint is
-//! needed. The hash is keyed by a secret of the worker: a sender that does not know it cannot aim flows at one
-//! bucket. It is independent of Maglev's hash, which is public and fixed.
+//! port); for replies it is the endpoint. So ten bytes are the full key of an IPv4 flow, and no fingerprint is needed.
+//! The hash is keyed by a secret of the worker, so senders cannot aim flows at one hash bucket. It is independent of
+//! the selection hash, which is public and fixed.
 //!
 //! Invariant: a key has the same hash whether it comes from a packet or from a table.
 
@@ -23,8 +23,8 @@ pub struct FlowKey {
 /// Set in the reply keys of NAT tables, so that they never equal the key of a client's flow with the same numbers.
 pub(super) const REPLY_BIT: u32 = 1 << 15;
 
-/// Set in the affinity keys of DSR tables, so that they never equal the key of a flow with the same numbers. It is the
-/// bit of [`REPLY_BIT`]: no table has keys of both kinds.
+/// Set in the affinity keys of DSR tables, so that they never equal the key of a flow with the same numbers. It shares
+/// the bit with [`REPLY_BIT`], because no table has keys of both kinds.
 pub(super) const AFFINITY_BIT: u32 = REPLY_BIT;
 
 /// The bits of an entry's tag that are part of its key.
@@ -60,7 +60,7 @@ impl FlowKey {
         ServiceId::from_raw(self.owner)
     }
 
-    /// Whether a key of a NAT table is the one of replies. For a key of a DSR table, use [`Self::is_affinity_key`].
+    /// Whether a key of a NAT table is one of replies. For a key of a DSR table, use [`Self::is_affinity_key`].
     #[inline]
     #[must_use]
     pub fn is_reply_key(&self) -> bool {
@@ -90,9 +90,9 @@ impl FlowKey {
     }
 }
 
-/// The key of what [`Associations`](crate::associations::Associations) knows: a number with the pair of ports, client
-/// first. It has the form of a flow's key, so that it has the same secret hash. The address of such a key is one that
-/// no client has, except with [`Self::of_address`]. It identifies the kind.
+/// A key of [`Associations`](crate::associations::Associations): a number with the pair of ports, client first. It has
+/// the form of a flow's key, to use the same secret hash. Its address identifies the kind and is one that no client
+/// has, except with [`Self::of_address`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AssociationKey(pub FlowKey);
 
@@ -139,7 +139,7 @@ fn pair((client, server): (u16, u16)) -> u32 {
     u32::from(client) << 16 | u32::from(server)
 }
 
-/// 64 bits of a key; each half picks a bucket.
+/// 64 bits of a key; each half selects a hash bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlowHash(pub(super) u64);
 
@@ -199,8 +199,8 @@ impl FlowHasher {
         let high = u64::from(a[2]) | u64::from(a[3]) << 32;
         let rest = u64::from(owner) | u64::from(tag) << 32;
         let [s0, s1, s2, s3, s4] = self.0;
-        // The last fold makes the halves independent. Without it, ports or services in sequence would have pairs of
-        // buckets in sequence, and tables would overflow below their bound.
+        // The last fold makes the halves independent. Without it, sequential ports or services would have sequential
+        // pairs of hash buckets, and tables would overflow below their bound.
         FlowHash(fold(fold(fold(low ^ s0, high ^ s1) ^ s2, rest ^ s3), s4))
     }
 }
@@ -247,7 +247,7 @@ pub(super) fn addr_of<const A: usize>(words: [u32; A]) -> Addr {
 
 #[inline]
 fn widen<const A: usize>(words: [u32; A]) -> [u32; 4] {
-    // The IPv4-mapped prefix ::ffff:0:0/96, overwritten by the words that there are.
+    // The IPv4-mapped prefix ::ffff:0:0/96, whose end is overwritten by the given words.
     let mut wide = [0, 0, 0xffff_0000, 0];
     wide[4 - A..].copy_from_slice(&words);
     wide
@@ -261,7 +261,7 @@ mod tests {
     const V6: Addr = Addr::v6([0x20, 1, 0xd, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
 
     #[test]
-    fn a_key_hashes_alike_from_a_packet_and_out_of_a_table() {
+    fn a_key_from_a_packet_and_from_a_table_have_the_same_hash() {
         let hasher = FlowHasher::new(7);
         let v4 = FlowKey::flow(ServiceId::new(5, 1), V4, 4711);
         assert_eq!(hasher.hash(&v4), hasher.hash_packed(&PackedKey::<1>::from(&v4)));

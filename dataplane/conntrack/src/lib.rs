@@ -1,23 +1,22 @@
 //! The flow tables of a worker: the backend of each connection, and how to translate it.
 //!
-//! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one prefetched cache line:
-//! [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and `lookup` and `insert` for
-//! packets that are still without a flow. A DSR flow ([`DsrTable`]) has one entry, a NAT flow ([`NatTable`]) two.
+//! Each worker has its own [`FlowTables`], without sharing or locks. A packet costs one prefetched cache line:
+//! [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, then `lookup` and `insert` for
+//! packets that still have no flow. A DSR flow ([`DsrTable`]) has one entry, a NAT flow ([`NatTable`]) two.
 //!
-//! Guarantees for full tables: a flow that is established and in use is never evicted. A flood of SYNs, of unanswered
-//! datagrams, or of packets with a new 5-tuple each, evicts only entries that are not established, and these have
-//! shorter lifetimes as the table fills. The flood evicts its own entries, which are identified by their service and
-//! by the network of their clients, and not the handshakes of others (`eviction.rs`). If no other entry can be evicted,
-//! an established flow that has been idle for ten seconds or more is evicted for a new one, the longest idle near it
-//! first. A service that has its share of a full table replaces only its own flows, and those that are not
-//! established.
+//! Guarantees for full tables: a flow that is established and in use is never evicted. A flood of SYNs, unanswered
+//! datagrams or packets with new 5-tuples evicts only entries that are not established, and their timeouts shrink as
+//! the table fills. The flood evicts its own entries, which are identified by their service and by the network of their
+//! clients, not the handshakes of others (`eviction.rs`). If no other entry can be evicted, the established flow that
+//! has been idle longest near the new one is evicted, if it has been idle for ten seconds or more. A service that has
+//! reached its share of a full table replaces only its own flows, and flows that are not established.
 //!
-//! Not guaranteed: a flood of many services that completes handshakes fills a table with flows that are in use, and
-//! then new flows are refused. A flood from random sources that the backends answer ends handshakes with the same
-//! service that take longer than it takes to replace all opening entries of the table.
+//! Not guaranteed: a flood against many services that completes handshakes fills a table with flows in use, and then
+//! new flows are refused. A flood from random sources that the backends answer evicts handshakes with the same service
+//! that last longer than the flood needs to replace all opening entries of the table.
 //!
-//! Invariant: nothing here reads a clock, allocates after construction, or depends on anything except its arguments;
-//! the secret of the hash is one of them.
+//! Invariant: nothing here reads a clock or allocates after construction. Results depend only on the arguments,
+//! including the secret of the hash.
 //!
 //! May depend on: `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
 #![deny(unsafe_code)]
@@ -36,7 +35,6 @@ pub mod flow_record;
 mod flow_state;
 mod insert_error;
 mod journal;
-mod kept_syns;
 mod key;
 mod masquerade;
 mod memory;
@@ -46,6 +44,7 @@ mod shared_changes;
 mod shared_flow;
 mod splice;
 mod steady;
+mod stored_syns;
 mod stream;
 mod table;
 mod tags;
@@ -59,7 +58,6 @@ pub use eviction_reason::{EvictionReason, FlowCounters};
 pub use first_lookup::First;
 pub use flow_state::{IdleTimeout, Packet, Phase};
 pub use insert_error::{Full, PairError};
-pub use kept_syns::{KeptSyn, KeptSyns, Tried};
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
 pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
 pub use memory::{HeapMemory, Part, TableKind, TableMemory};
@@ -69,6 +67,7 @@ pub use shared_changes::FlowTags;
 pub use shared_flow::{SharedChange, SharedFlow, SharedReply, SideState};
 pub use splice::Splice;
 pub use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
+pub use stored_syns::{StoredSyn, StoredSyns, Tried};
 pub use stream::{Placement, Stream};
 pub use tags::{Shown, Side, TagPair, Tags};
 pub use view::{FlowKind, FlowView};
@@ -135,10 +134,9 @@ macro_rules! each_table {
 
 impl FlowTables {
     /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
-    /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space, and 32
-    /// more with SCTP. The system zeroes the pages, and they take memory only once flows are stored there, so unused
-    /// kinds cost next to nothing. There is capacity for an eighth as many masqueraded flows, of 128 bytes at most.
-    /// `seed` should be secret.
+    /// has the full capacity, so the mix doesn't matter. A flow takes 32, 48, 96 or 192 bytes of address space, and 32
+    /// more with SCTP. Pages take memory only once flows are stored there, so unused kinds cost next to nothing. There
+    /// is capacity for an eighth as many masqueraded flows, of at most 128 bytes. `seed` should be secret.
     ///
     /// # Panics
     /// If there is not enough memory, or one table would have more than 2^32 cache lines.
@@ -147,7 +145,7 @@ impl FlowTables {
         Self::in_memory(entries_per_core, seed, &mut HeapMemory)
     }
 
-    /// Like [`Self::new`], with the entries of the four kinds in memory that the caller provides.
+    /// Like [`Self::new`], with entries in memory that the caller provides.
     ///
     /// # Panics
     /// As [`Self::new`], and if the provided memory is not as [`TableMemory::provide`] requires.
@@ -180,8 +178,8 @@ impl FlowTables {
         self.hasher.hash(key)
     }
 
-    /// Removes expired flows from the next `buckets` buckets, and returns how many. Call it with each burst and also
-    /// when there is nothing to do: the timestamps of the entries require that every bucket is visited within 24 days.
+    /// Removes expired flows from the next `buckets` hash buckets, and returns how many. Call it with each burst and
+    /// also when idle: timestamps wrap, so every hash bucket must be visited within 24 days.
     #[inline]
     pub fn age(&mut self, now: Now, buckets: usize) -> usize {
         for _ in 0..4 {
@@ -199,7 +197,7 @@ impl FlowTables {
         0
     }
 
-    /// Removes expired flows from the next `buckets` buckets of each table, at most all of them once.
+    /// Removes expired flows from the next `buckets` hash buckets of each table, each at most once.
     pub fn age_each(&mut self, now: Now, buckets: usize) {
         self.dsr.v4.age(now, buckets);
         self.dsr.v6.age(now, buckets);
@@ -216,8 +214,8 @@ impl FlowTables {
         }
     }
 
-    /// Counts the entries of backends in up to `buckets` more buckets of each table. Returns whether all are counted;
-    /// from then on, they stay counted. `exists` is whether an id is one of the snapshot in use.
+    /// Counts the entries of backends in up to `buckets` more hash buckets of each table. Returns whether all are
+    /// counted; after that, counts are kept up to date. `exists` is whether an id is one of the snapshot in use.
     pub fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
         let counted = [
             self.dsr.v4.count_loads(buckets, &exists),
@@ -260,7 +258,7 @@ impl FlowTables {
         }
     }
 
-    /// The reasons for which flows have left, and the number of refused flows, since the start.
+    /// The numbers of removed flows by reason, and of refused flows, since the start.
     #[must_use]
     pub fn counters(&self) -> FlowCounters {
         self.dsr.counters().plus(&self.nat.counters())
@@ -283,14 +281,14 @@ impl FlowTables {
         [self.dsr.v4.words(), self.dsr.v6.words(), self.nat.v4.words(), self.nat.v6.words()]
     }
 
-    /// Removes the flows for which `keep` returns false, counted as removed. Walks all tables: for drains and tests,
-    /// not between bursts under load.
+    /// Removes the flows for which `keep` returns false, counted as removed. Walks all tables, so it is for drains and
+    /// tests, not for use under load.
     pub fn retain(&mut self, now: Now, keep: impl FnMut(&FlowView) -> bool) {
         let _whole = self.sweep(0, u64::MAX, now, keep);
     }
 
-    /// Like [`Self::retain`], for up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or
-    /// `None` after the last bucket. Flows that are moved during the sweep may be missed.
+    /// Like [`Self::retain`], for up to `buckets` hash buckets from `cursor` on (0 at first). Returns the next cursor,
+    /// or `None` at the end. Flows that are moved during the sweep may be missed.
     pub fn sweep(
         &mut self,
         cursor: u64,
@@ -305,10 +303,10 @@ impl FlowTables {
             // A table without flows is skipped at no cost.
             let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
             for bucket in first..count.min(end.saturating_sub(base)) {
-                let bucket = u32::try_from(bucket).expect("below the number of buckets");
-                for place in table.places(bucket) {
-                    if table.is_flow(place) && view(table, place, now).is_some_and(|flow| !keep(&flow)) {
-                        table.remove(place, EvictionReason::Removed);
+                let bucket = u32::try_from(bucket).expect("below the number of hash buckets");
+                for position in table.positions(bucket) {
+                    if table.is_flow(position) && view(table, position, now).is_some_and(|flow| !keep(&flow)) {
+                        table.remove(position, EvictionReason::Removed);
                     }
                 }
             }
@@ -317,9 +315,9 @@ impl FlowTables {
         (end < base).then_some(end)
     }
 
-    /// Shows the flows, also masqueraded ones, of up to `buckets` buckets from `cursor` on (0 at first). Returns the
-    /// next cursor, or `None` after the last bucket. Flows that are added, removed or moved during the scan may be
-    /// missed or shown twice.
+    /// Calls `show` for the flows, including masqueraded ones, of up to `buckets` hash buckets from `cursor` on (0 at
+    /// first). Returns the next cursor, or `None` at the end. Flows that are added, removed or moved during the scan
+    /// may be missed or shown twice.
     pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
         let end = cursor.saturating_add(buckets);
         let mut base = 0;
@@ -328,17 +326,17 @@ impl FlowTables {
             // A table without flows is skipped at no cost.
             let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
             for bucket in first..count.min(end.saturating_sub(base)) {
-                let bucket = u32::try_from(bucket).expect("below the number of buckets");
-                let flows = table.places(bucket).into_iter().filter(|&place| table.is_flow(place));
-                flows.filter_map(|place| view(table, place, now)).for_each(&mut show);
+                let bucket = u32::try_from(bucket).expect("below the number of hash buckets");
+                let flows = table.positions(bucket).into_iter().filter(|&position| table.is_flow(position));
+                flows.filter_map(|position| view(table, position, now)).for_each(&mut show);
             }
             base += count;
         });
-        // Each place of a masqueraded flow counts as a bucket.
-        let count = self.masquerades.places() as u64;
-        for place in cursor.saturating_sub(base)..count.min(end.saturating_sub(base)) {
-            let place = usize::try_from(place).expect("below the number of places");
-            self.masquerades.view(place, now).into_iter().for_each(&mut show);
+        // Each entry of a masqueraded flow counts as a hash bucket.
+        let count = self.masquerades.entry_count() as u64;
+        for index in cursor.saturating_sub(base)..count.min(end.saturating_sub(base)) {
+            let index = usize::try_from(index).expect("below the number of entries");
+            self.masquerades.view(index, now).into_iter().for_each(&mut show);
         }
         base += count;
         (end < base).then_some(end)

@@ -1,21 +1,21 @@
-//! Flows that backends originate and that leave with a SNAT address of the gateway as their source
+//! Masqueraded flows: backends originate them, and they leave with a SNAT address of the gateway as their source
 //! (`dataplane.gateway.masquerade`).
 //!
-//! They are in a table of their own, because their key is the whole 5-tuple: no service and no endpoint stands for a
-//! part of it. So they never take a place of a Service's flow. Off the fast path: a packet reads two or three cache
-//! lines that nothing prefetches.
+//! They have their own table, because their key is the whole 5-tuple: no service or endpoint stands for a part of it.
+//! So they never displace a Service's flow. They are off the fast path: a packet reads two or three cache lines without
+//! prefetching.
 //!
-//! States and timeouts are those of NAT flows ([`State::of_both`]). Bounds: a table holds a fixed number of flows, and
-//! the flows of one source (an IPv4 address, or a /64) are at most a quarter of it. A new flow beyond a bound replaces
-//! one that has ended or was never established, among a few places: of the same source, if the source has its share. An
-//! established flow is never replaced.
+//! States and timeouts are those of NAT flows ([`State::of_both`]). A table has a fixed capacity, and one source (an
+//! IPv4 address, or a /64) may use a quarter of it. Beyond either limit, a new flow replaces one that has ended or was
+//! never established, among a few entries: one of the same source, if the source has its share. An established flow is
+//! never replaced.
 //!
-//! Invariant: two flows never have the same replies, nor the same packets of the source. Memory is reserved at the
-//! start, and touched only when it is used.
+//! Invariant: no two flows have the same replies, or the same packets of the source. Memory is reserved at the start,
+//! and touched only when used.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::limits::{
-    DOUBTFUL_IDLE_MIN_MS, MASQUERADE_EVICTION_PROBES, MASQUERADE_FLOWS_MIN, MASQUERADE_SHARE,
+    HALF_CLOSED_IDLE_MIN_MS, MASQUERADE_EVICTION_PROBES, MASQUERADE_FLOWS_MIN, MASQUERADE_SHARE,
     MASQUERADE_SOURCES, MASQUERADE_TABLE_SHARE,
 };
 use tidegate_spec::now::Now;
@@ -33,15 +33,15 @@ use super::view::{FlowKind, FlowView};
 pub struct Masquerade {
     /// The protocol number.
     pub proto: u8,
-    /// The backend that began it.
+    /// The backend that originated it.
     pub source: Endpoint,
-    /// The host outside.
+    /// The outside host.
     pub peer: Endpoint,
-    /// The SNAT address and port that the host outside sees.
+    /// The SNAT address and port that the outside host sees.
     pub local: Endpoint,
 }
 
-/// No flow can be evicted for a new one: each flow that was examined is established.
+/// No flow can be evicted for a new one: all examined flows are established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MasqueradeFull;
 
@@ -64,7 +64,7 @@ struct Entry {
     /// The counter of its source.
     group: u16,
     is_used: bool,
-    /// When the last packet passed ([`Now::millis`]).
+    /// The time of the last packet ([`Now::millis`]).
     seen: u32,
     /// The number of the next entry with the same hash, for each [`Direction`]. The first one also links free entries.
     next: [u32; 2],
@@ -106,7 +106,7 @@ pub struct Masquerades {
     share: u32,
     live: usize,
     /// The next entry to examine for ageing, and for eviction.
-    hand: usize,
+    cursor: usize,
     hasher: FlowHasher,
 }
 
@@ -125,7 +125,7 @@ impl Masquerades {
             // At most 2^28.
             share: (capacity / MASQUERADE_SHARE) as u32,
             live: 0,
-            hand: 0,
+            cursor: 0,
             hasher: hasher.clone(),
         }
     }
@@ -160,7 +160,7 @@ impl Masquerades {
     ) -> Option<Endpoint> {
         let entry = self.alive(Direction::Out, proto, source, peer, now)?;
         let [own, other] = entry.states;
-        // As with NAT flows: the peer has ended the connection and the SYN confirms that, or both sides had ended it.
+        // As with NAT flows, a SYN begins a new connection if the peer or both sides have ended the old one.
         entry.states = if packet.is_opening() && (other.is_ended() || entry.status().is_over()) {
             [State::first(packet), State::silent(packet)]
         } else {
@@ -218,8 +218,10 @@ impl Masquerades {
             EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
             EvictionClass::Unanswered => ReplyKey::Opening { idle_ms },
             EvictionClass::Answered => ReplyKey::Answered { idle_ms },
-            EvictionClass::Doubtful if idle_ms >= DOUBTFUL_IDLE_MIN_MS => ReplyKey::Doubtful { idle_ms },
-            EvictionClass::Doubtful | EvictionClass::Established => ReplyKey::Taken,
+            EvictionClass::HalfClosed if idle_ms >= HALF_CLOSED_IDLE_MIN_MS => {
+                ReplyKey::HalfClosed { idle_ms }
+            }
+            EvictionClass::HalfClosed | EvictionClass::Established => ReplyKey::Taken,
         }
     }
 
@@ -257,7 +259,10 @@ impl Masquerades {
         let at = match self.entry(self.free).map(|free| free.next[0]) {
             Some(next) => std::mem::replace(&mut self.free, next),
             None => {
-                debug_assert!(self.entries.len() < self.entries.capacity(), "there is a place for each flow");
+                debug_assert!(
+                    self.entries.len() < self.entries.capacity(),
+                    "there is an entry for each flow"
+                );
                 self.entries.push(entry);
                 // The capacity is below 2^32.
                 self.entries.len() as u32
@@ -295,13 +300,13 @@ impl Masquerades {
     }
 
     /// The number of entries that have been used.
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn entry_count(&self) -> usize {
         self.entries.len()
     }
 
-    /// The flow in one of the first [`Self::places`] entries.
-    pub(super) fn view(&self, place: usize, now: Now) -> Option<FlowView> {
-        let entry = self.entries.get(place).filter(|entry| entry.is_used)?;
+    /// The flow of an entry below [`Self::entry_count`].
+    pub(super) fn view(&self, index: usize, now: Now) -> Option<FlowView> {
+        let entry = self.entries.get(index).filter(|entry| entry.is_used)?;
         let Masquerade { proto, source, peer, local } = entry.flow;
         Some(FlowView {
             service: ServiceId::from_raw(0),
@@ -315,8 +320,8 @@ impl Masquerades {
         })
     }
 
-    /// A flow that a new one may replace, among the next few entries: an expired one, or else the one of the lowest
-    /// eviction class, and of these the longest idle. With `group`, only flows of these sources.
+    /// A flow that a new one may replace, among the next few entries: an expired one, or else the longest idle one of
+    /// the lowest eviction class. With `group`, only flows of these sources.
     fn victim(&mut self, group: Option<u16>, now: Now) -> Option<u32> {
         let mut best = None;
         for _ in 0..MASQUERADE_EVICTION_PROBES.min(self.entries.len()) {
@@ -339,9 +344,9 @@ impl Masquerades {
 
     /// The number of the next entry to examine.
     fn advance(&mut self) -> u32 {
-        self.hand = if self.hand >= self.entries.len() { 1 } else { self.hand + 1 };
+        self.cursor = if self.cursor >= self.entries.len() { 1 } else { self.cursor + 1 };
         // The capacity is below 2^32.
-        self.hand as u32
+        self.cursor as u32
     }
 
     fn entry(&self, at: u32) -> Option<&Entry> {
@@ -383,8 +388,8 @@ impl Masquerades {
         self.entry_mut(at)
     }
 
-    /// The position among the heads. The secret hash of the near end is a part of the key of the far end, so that a
-    /// sender cannot choose packets with the same hash.
+    /// The position among the heads. The key of the far end includes the secret hash of the near end, so that a sender
+    /// cannot choose packets with the same hash.
     fn head(&self, direction: Direction, proto: u8, near: &Endpoint, peer: &Endpoint) -> usize {
         let owner = u32::from(proto) | (direction as u32) << 8;
         let first = FlowKey { owner, tag: u32::from(near.port) << 16, addr: near.addr };
@@ -426,8 +431,8 @@ impl Masquerades {
             }
         }
         let free = self.free;
-        if let Some(place) = self.entry_mut(at) {
-            (place.is_used, place.next) = (false, [free, 0]);
+        if let Some(entry) = self.entry_mut(at) {
+            (entry.is_used, entry.next) = (false, [free, 0]);
         }
         self.free = at;
         self.live -= 1;
@@ -472,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn it_agrees_with_a_map_whatever_comes_and_goes() {
+    fn it_agrees_with_a_map_over_random_operations() {
         let mut table = table(8 * 4096);
         let mut model = HashMap::new();
         let mut random = 1_u64;
@@ -495,13 +500,16 @@ mod tests {
             let back = table.peek_inward(one.proto, &one.local, &one.peer, Now(0));
             assert_eq!(back, known.map(|known| known.source));
         }
-        assert_eq!((0..table.places()).filter_map(|place| table.view(place, Now(0))).count(), model.len());
+        assert_eq!(
+            (0..table.entry_count()).filter_map(|index| table.view(index, Now(0))).count(),
+            model.len()
+        );
         table.age(seconds(31), usize::MAX);
         assert!(table.is_empty() && table.of_group.iter().all(|&flows| flows == 0));
     }
 
     #[test]
-    fn a_source_has_a_quarter_at_most_and_replaces_its_own_unanswered_flows() {
+    fn a_source_has_at_most_a_quarter_and_replaces_its_own_flows() {
         let mut table = table(8 * 256);
         let other = flow(2, 1);
         begin(&mut table, &other, Now(0)).expect("the table is not full");

@@ -1,9 +1,9 @@
-//! The memory of flow tables: the heap, or memory that the caller provides, such as huge pages or a file that outlives
-//! the process.
+//! The memory of flow tables: the heap, or memory from the caller, such as huge pages or a file that outlives the
+//! process.
 //!
-//! A table requests its arrays by [`Part`], at its construction only. Nothing here knows what an entry is.
+//! A table requests its arrays by [`Part`] when it is constructed.
 //!
-//! Invariant: memory that is provided has the wanted length, is zeroed, and begins at a cache line.
+//! Invariant: provided memory has the requested length, is zeroed, and is aligned to a cache line.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -62,11 +62,11 @@ impl Part {
 
 /// Provides the memory of a table's arrays.
 pub trait TableMemory {
-    /// Zeroed memory of `words` words of four bytes that begins at a cache line pair (128 bytes); `None` for the heap.
+    /// Zeroed memory of `words` words of four bytes, aligned to a pair of cache lines (128 bytes); `None` for the heap.
     fn provide(&mut self, table: TableKind, part: Part, words: usize) -> Option<&'static mut [u32]>;
 }
 
-/// The heap, whose pages the kernel provides when they are first used.
+/// The heap, whose pages the kernel allocates on first use.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeapMemory;
 
@@ -91,7 +91,7 @@ impl Words {
         match provided {
             None => Self::Heap(vec![0; len + slack].into_boxed_slice()),
             Some(words) => {
-                assert_eq!(words.len(), len, "provided memory has the wanted length");
+                assert_eq!(words.len(), len, "provided memory has the requested length");
                 assert!(words.as_ptr().addr().is_multiple_of(128), "provided memory begins at a cache line");
                 Self::Provided(words)
             }
@@ -99,7 +99,7 @@ impl Words {
     }
 }
 
-// Both variants have their pointer and length at the same place, so a dereference does not branch.
+// Both variants have their pointer and length at the same offset, so a dereference doesn't branch.
 impl Deref for Words {
     type Target = [u32];
 
@@ -124,10 +124,10 @@ impl DerefMut for Words {
 
 impl fmt::Debug for Words {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self {
+        let location = match self {
             Self::Heap(_) => "heap",
             Self::Provided(_) => "provided",
         };
-        write!(f, "{} words ({place})", self.len())
+        write!(f, "{} words ({location})", self.len())
     }
 }

@@ -1,12 +1,12 @@
-//! Flows of a process that has ended, from the memory of its tables.
+//! Restores the flows of an ended process from the memory of its tables.
 //!
-//! [`StoredTables::scan`] reads the entries and checks each of them: the memory may end in the middle of a change, and
-//! the file that it comes from may be damaged. [`FlowTables::restore`] inserts a flow into the tables of this process,
-//! as if its packets had passed here. So nothing depends on the numbers, the secret or the size of the other tables:
-//! the caller says which service and backend of the present snapshot a flow has.
+//! [`StoredTables::scan`] reads and validates the entries: the process may have ended in the middle of a change, and
+//! the file may be damaged. [`FlowTables::restore`] inserts a flow into the tables of this process, as if its packets
+//! had passed here. So nothing depends on the ids, the secret or the size of the other tables: the caller maps services
+//! and backends to those of the current snapshot.
 //!
-//! Invariant: whatever the words, nothing here panics. An entry counts only if it is in a bucket of its key and its
-//! state exists; a NAT flow only if both entries name each other and the same backend.
+//! Invariant: nothing here panics, whatever the words. An entry counts only if it is in a hash bucket of its key and
+//! its state exists; a NAT flow only if both entries refer to each other and to the same backend.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;
@@ -21,7 +21,8 @@ use super::splice::Splice;
 use super::stream::{Stream, splice_at, stream_at};
 use super::table::{ADDR, Entry, IDLE_MASK, OWNER, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 
-/// The form of the stored words. A change of the sizes of entries or of the meaning of their words is a new form.
+/// The format of the stored words. A change of the sizes of entries or of the meaning of their words requires a new
+/// one.
 pub const STORED_FORM: &str = "1: dsr-v4 5/3/16, dsr-v6 8/2/16, nat-v4 8/2/16, nat-v6 16/2/32";
 
 /// The arrays of a stored table.
@@ -40,15 +41,15 @@ pub struct StoredTable<'a> {
 pub struct StoredTables<'a> {
     /// The four tables.
     pub tables: [StoredTable<'a>; 4],
-    /// The number of flows for which they were made, which determines their number of buckets.
+    /// The number of flows that they were created for, which determines their number of hash buckets.
     pub entries_per_core: usize,
     /// The secret of their hash.
     pub seed: u64,
-    /// The present time of the clock of their entries, in milliseconds: when the other process would read it now.
+    /// The current time in milliseconds, by the clock of the other process.
     pub then_ms: u32,
 }
 
-/// What a stored flow is.
+/// The kind of a stored flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredKind {
     /// A flow of a DSR service.
@@ -64,7 +65,7 @@ pub enum StoredKind {
     },
 }
 
-/// A flow of another process. Its numbers are those of that process.
+/// A flow of another process. Its ids are those of that process.
 #[derive(Debug, Clone, Copy)]
 pub struct StoredFlow {
     /// The service port.
@@ -75,7 +76,7 @@ pub struct StoredFlow {
     pub client_port: u16,
     /// The backend.
     pub backend: BackendId,
-    /// What it is.
+    /// Its kind.
     pub kind: StoredKind,
     states: [State; 2],
     idle: IdleTimeout,
@@ -91,9 +92,9 @@ pub enum NotRestored {
     Damaged,
     /// It has been idle for too long.
     Expired,
-    /// Its service port is not known or does not exist any more.
+    /// Its service port is unknown or no longer exists.
     ServiceGone,
-    /// Its backend is not known or does not exist any more.
+    /// Its backend is unknown or no longer exists.
     BackendGone,
     /// Its service port has another forwarding mode.
     ModeChanged,
@@ -138,7 +139,7 @@ impl NotRestored {
     }
 }
 
-/// The objects of the present snapshot that a stored flow belongs to.
+/// The objects of the current snapshot that a stored flow belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Successor {
     /// Its service port.
@@ -162,7 +163,7 @@ impl StoredTables<'_> {
         ]
     }
 
-    /// Reads all flows. A flow of two entries is read once, at its client's entry.
+    /// Reads all flows. A flow of two entries is read once, at the client's entry.
     pub fn scan(&self, mut each: impl FnMut(Result<StoredFlow, NotRestored>)) {
         let hasher = FlowHasher::new(self.seed);
         let [dsr_v4, dsr_v6, nat_v4, nat_v6] = self.tables;
@@ -187,8 +188,8 @@ fn scan<const A: usize, const W: usize, const K: usize, const B: usize>(
             if entry[TAG] & STATE_MASK == 0 || Table::<A, W, K, B>::PAIRED && entry[TAG] & REPLY_BIT != 0 {
                 continue;
             }
-            let place = at as usize * (B / W) + n;
-            each(read::<A, W, K, B>(&table, buckets, (at, entry), place, then_ms, hasher));
+            let entry_index = at as usize * (B / W) + n;
+            each(read::<A, W, K, B>(&table, buckets, (at, entry), entry_index, then_ms, hasher));
         }
     }
 }
@@ -198,13 +199,13 @@ fn read<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &StoredTable<'_>,
     buckets: &[[u32; B]],
     (bucket, entry): (u32, &[u32; W]),
-    place: usize,
+    entry_index: usize,
     then_ms: u32,
     hasher: &FlowHasher,
 ) -> Result<StoredFlow, NotRestored> {
     let paired = Table::<A, W, K, B>::PAIRED;
     let key = key_of::<A, W>(entry);
-    // The number of buckets is below 2^32.
+    // The number of hash buckets is below 2^32.
     let homes = Table::<A, W, K, B>::homes(hasher.hash_packed(&key), buckets.len() as u32);
     let state = state_of(entry).filter(|_| homes.contains(&bucket)).ok_or(NotRestored::Damaged)?;
     let idle = IdleTimeout::from_stored(entry[TAG] & IDLE_MASK).ok_or(NotRestored::Damaged)?;
@@ -247,8 +248,8 @@ fn read<const A: usize, const W: usize, const K: usize, const B: usize>(
         flow.kind = StoredKind::Nat { to: addr_of(peer.addr), to_port: (peer.tag >> 16) as u16 };
         flow.states[1] = server;
         flow.idle_ms[1] = age(reply[SEEN]);
-        flow.stream = stream_at(table.streams, place);
-        flow.splice = splice_at(table.splices, place);
+        flow.stream = stream_at(table.streams, entry_index);
+        flow.splice = splice_at(table.splices, entry_index);
     }
     if flow.is_expired() { Err(NotRestored::Expired) } else { Ok(flow) }
 }
@@ -289,7 +290,7 @@ impl StoredFlow {
 }
 
 impl FlowTables {
-    /// These tables as the next process finds them.
+    /// These tables as the next process reads them.
     #[cfg(any(test, feature = "testing"))]
     pub fn as_stored(&self, entries_per_core: usize, seed: u64, now: Now) -> StoredTables<'_> {
         fn of<const A: usize, const W: usize, const K: usize, const B: usize>(
@@ -305,7 +306,7 @@ impl FlowTables {
     /// Inserts a flow of another process, with the states and ages that it had there.
     ///
     /// # Errors
-    /// [`NotRestored::Known`] if there is a flow with its key, or with the key of its replies; [`NotRestored::Full`].
+    /// [`NotRestored::Known`] if a flow has its key or its reply key; [`NotRestored::Full`].
     pub fn restore(&mut self, flow: &StoredFlow, to: &Successor, now: Now) -> Result<(), NotRestored> {
         let (service, client) = (to.service, flow.client);
         let key = match flow.kind {
@@ -314,17 +315,17 @@ impl FlowTables {
         };
         let hash = self.hash(&key);
         let StoredKind::Nat { to: reply_to, to_port } = flow.kind else {
-            let place = (&key, hash);
+            let key_and_hash = (&key, hash);
             return match client.is_v4() {
-                true => restore_one(&mut self.dsr.v4, place, flow, to, now),
-                false => restore_one(&mut self.dsr.v6, place, flow, to, now),
+                true => restore_one(&mut self.dsr.v4, key_and_hash, flow, to, now),
+                false => restore_one(&mut self.dsr.v6, key_and_hash, flow, to, now),
             };
         };
         let reply = FlowKey::reply(to.endpoint, reply_to, to_port);
-        let places = [(&key, hash), (&reply, self.hash(&reply))];
+        let keys = [(&key, hash), (&reply, self.hash(&reply))];
         match client.is_v4() {
-            true => restore_pair(&mut self.nat.v4, places, flow, to, now)?,
-            false => restore_pair(&mut self.nat.v6, places, flow, to, now)?,
+            true => restore_pair(&mut self.nat.v4, keys, flow, to, now)?,
+            false => restore_pair(&mut self.nat.v6, keys, flow, to, now)?,
         }
         if let Some(stream) = flow.stream {
             self.nat.set_stream(service, &key, hash, stream);
@@ -347,8 +348,8 @@ fn restore_one<const A: usize, const W: usize, const K: usize, const B: usize>(
     if table.find(&key, hash).is_some() {
         return Err(NotRestored::Known);
     }
-    let place = table.admit(&key, hash, now).map_err(|_| NotRestored::Full)?;
-    table.write(place, &entry(key, 0, flow, to, now, None));
+    let position = table.admit(&key, hash, now).map_err(|_| NotRestored::Full)?;
+    table.write(position, &entry(key, 0, flow, to, now, None));
     Ok(())
 }
 
@@ -363,17 +364,17 @@ fn restore_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     if table.find(&key, hash).is_some() || table.find(&reply, reply_hash).is_some() {
         return Err(NotRestored::Known);
     }
-    let place = table.admit(&key, hash, now).map_err(|_| NotRestored::Full)?;
-    table.write(place, &entry(key, 0, flow, to, now, Some(reply)));
-    table.forget_streams(place);
-    let Some(place) = table.allocate(&key, reply_hash, now) else {
-        // The first entry may have been moved by the second insertion.
-        if let Some(place) = table.find(&key, hash) {
-            table.clear(place);
+    let position = table.admit(&key, hash, now).map_err(|_| NotRestored::Full)?;
+    table.write(position, &entry(key, 0, flow, to, now, Some(reply)));
+    table.forget_streams(position);
+    let Some(position) = table.allocate(&key, reply_hash, now) else {
+        // The second insertion may have moved the first entry.
+        if let Some(position) = table.find(&key, hash) {
+            table.clear(position);
         }
         return Err(NotRestored::Full);
     };
-    table.write(place, &entry(reply, 1, flow, to, now, Some(key)));
+    table.write(position, &entry(reply, 1, flow, to, now, Some(key)));
     Ok(())
 }
 

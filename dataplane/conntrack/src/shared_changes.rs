@@ -1,10 +1,10 @@
-//! Flows of the tables for other gateways: which have changed, and which there are.
+//! Exports flows to other gateways: changes, and walks over all flows.
 //!
-//! A flow is shared once it is established, and again when a side ends it. A flow that was adopted and has had no
-//! packet on this gateway is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and
-//! lets the other one change it.
+//! A flow is exported once it is established, and again when a side ends it. An adopted flow that has had no packet on
+//! this gateway is *untouched*: it is exported only to a gateway that has lost its tables, and other gateways may
+//! change it.
 //!
-//! Promises: nothing of a flow changes here; each change in the journals is passed on once.
+//! Invariant: flows don't change here, and each change in the journals is reported once.
 
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::now::Now;
@@ -13,7 +13,7 @@ use super::dsr::by_family;
 use super::flow_state::{EvictionClass, State};
 use super::key::{FlowHasher, FlowKey, PackedKey, addr_of};
 use super::shared_flow::{SharedChange, SharedFlow, SharedReply, SideState};
-use super::table::{Place, Table};
+use super::table::{Position, Table};
 use super::tags::{TagPair, Tags};
 use super::{DsrTable, FlowTables};
 
@@ -39,7 +39,7 @@ impl FlowTables {
         FlowTags { tags: &self.tags, hasher: &self.hasher }
     }
 
-    /// Notes the changes of flows from now on, or no longer. DSR flows are noted too.
+    /// Enables or disables the journals of all tables.
     pub fn note_changes(&mut self, is_on: bool) {
         self.dsr.v4.watch(is_on);
         self.dsr.v6.watch(is_on);
@@ -58,7 +58,7 @@ impl FlowTables {
             != 0
     }
 
-    /// Passes all noted changes on, each with the tags of all flows, and forgets them.
+    /// Reports and clears all changes in the journals. `report` also gets the tags of all flows.
     pub fn take_changes(&mut self, now: Now, mut report: impl FnMut(SharedChange, FlowTags<'_>)) {
         let Self { dsr, nat, tags, hasher, .. } = self;
         let tags = FlowTags { tags, hasher };
@@ -69,8 +69,8 @@ impl FlowTables {
         take_changes(&mut nat.v6, now, &mut report);
     }
 
-    /// Shows the flows that may be shared of up to `buckets` buckets from `cursor` on (0 at first): those of `nat`
-    /// tables only if `with_nat`. Returns the next cursor, or `None` after the last bucket.
+    /// Calls `show` for flows that may be shared in up to `buckets` hash buckets from `cursor` on (0 at first); NAT
+    /// flows only with `with_nat`. Returns the next cursor, or `None` at the end.
     pub fn scan_shared(
         &self,
         cursor: u64,
@@ -90,7 +90,7 @@ impl FlowTables {
         (end < base).then_some(end)
     }
 
-    /// The flow with this key of its client, if it may be shared.
+    /// The flow with this client's key, if it may be shared.
     #[must_use]
     pub fn shared_flow(&self, key: &FlowKey, is_dsr: bool, now: Now) -> Option<SharedFlow> {
         let hash = self.hash(key);
@@ -105,7 +105,7 @@ impl FlowTables {
 }
 
 impl DsrTable {
-    /// Notes a flow that has just begun, if changes are noted.
+    /// Adds a new flow to the journal, if it is enabled.
     #[cold]
     pub fn note_beginning(&mut self, key: &FlowKey) {
         by_family!(mut self, key, |table, packed| {
@@ -128,9 +128,9 @@ fn take_changes<const A: usize, const W: usize, const K: usize, const B: usize>(
                 let key = FlowKey { owner: key.owner, tag: key.tag, addr: addr_of(key.addr) };
                 report(SharedChange::Gone(key));
             }
-            Some(place) => {
-                if let Some(flow) = shared(table, place, now) {
-                    report(SharedChange::Is(flow));
+            Some(position) => {
+                if let Some(flow) = shared(table, position, now) {
+                    report(SharedChange::Live(flow));
                 }
             }
         }
@@ -150,49 +150,49 @@ fn scan_table<const A: usize, const W: usize, const K: usize, const B: usize>(
     // A table without flows is skipped at no cost.
     let first = if table.live == 0 { count } else { cursor.saturating_sub(*base) };
     for bucket in first..count.min(end.saturating_sub(*base)) {
-        let bucket = u32::try_from(bucket).expect("below the number of buckets");
-        let flows = table.places(bucket).into_iter().filter(|&place| table.is_flow(place));
-        flows.filter_map(|place| shared(table, place, now)).for_each(&mut *show);
+        let bucket = u32::try_from(bucket).expect("below the number of hash buckets");
+        let flows = table.positions(bucket).into_iter().filter(|&position| table.is_flow(position));
+        flows.filter_map(|position| shared(table, position, now)).for_each(&mut *show);
     }
     *base += count;
 }
 
-/// The flow of the client's entry at a place, if it has been established and has not expired.
+/// The flow of a client's entry, if it is established and has not expired.
 fn shared<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     now: Now,
 ) -> Option<SharedFlow> {
-    let key = table.key(place);
-    let flow = table.flow_age(place, now)?;
+    let key = table.key(position);
+    let flow = table.flow_age(position, now)?;
     let is_opening =
         matches!(flow.status.eviction_class, EvictionClass::Unanswered | EvictionClass::Answered);
-    // A NAT flow that is not established dies with its gateway, and the client begins it again.
+    // A NAT flow that is not established is lost with its gateway, and the client retries.
     if flow.expired() || is_opening && Table::<A, W, K, B>::PAIRED {
         return None;
     }
-    let reply = match table.peer(place) {
+    let reply = match table.peer(position) {
         None => None,
         Some(peer) => {
-            let key = table.peer_key(place);
+            let key = table.peer_key(position);
             Some(SharedReply {
                 key: FlowKey { owner: key.owner, tag: key.tag, addr: addr_of(key.addr) },
                 state: SideState(table.state(peer)?),
-                stream: table.stream(place),
-                splice: table.splice(place),
+                stream: table.stream(position),
+                splice: table.splice(position),
                 has_replies: !table.is_untouched(peer),
             })
         }
     };
-    let state = table.state(place)?;
-    let peer_is_untouched = table.peer(place).is_none_or(|peer| table.is_untouched(peer));
+    let state = table.state(position)?;
+    let peer_is_untouched = table.peer(position).is_none_or(|peer| table.is_untouched(peer));
     Some(SharedFlow {
         key: FlowKey { owner: key.owner, tag: key.tag, addr: addr_of(key.addr) },
-        backend: BackendId::from_raw(table.value(place)),
+        backend: BackendId::from_raw(table.value(position)),
         client: SideState(state),
         reply,
         idle_ms: flow.idle_ms,
         is_opening: is_opening && state != State::TcpStray,
-        is_untouched: table.is_untouched(place) && peer_is_untouched,
+        is_untouched: table.is_untouched(position) && peer_is_untouched,
     })
 }

@@ -1,5 +1,5 @@
-//! A flow as gateways send it to each other, with the ids of this process. The pipeline translates ids to names that
-//! all gateways share ([`flow_record`](crate::flow_record)).
+//! A flow to exchange with other gateways, with the ids of this process. The pipeline translates ids to names that all
+//! gateways share ([`flow_record`](crate::flow_record)).
 
 use tidegate_spec::ids::BackendId;
 
@@ -8,12 +8,12 @@ use super::key::FlowKey;
 use super::splice::Splice;
 use super::stream::Stream;
 
-/// The state of one side of a flow, as gateways send it to each other.
+/// The state of one side of a flow, as sent to other gateways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SideState(pub(super) State);
 
 impl SideState {
-    /// The number of a state: 1 to 7.
+    /// The number of the state, 1 to 7.
     #[must_use]
     pub fn number(self) -> u8 {
         self.0 as u8
@@ -38,8 +38,7 @@ impl SideState {
     }
 }
 
-/// A flow for other gateways, or from another one. Or, without another side, the backend that a client has by session
-/// affinity.
+/// A flow to or from another gateway. It may also be a client's session affinity, without another side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedFlow {
     /// The key of the client's side.
@@ -52,10 +51,10 @@ pub struct SharedFlow {
     pub reply: Option<SharedReply>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// Its beginning was seen, and nothing shows yet that it is established. Only DSR flows are shown before. A flow
-    /// whose beginning was not seen is not opening: it came from another gateway, which may have had it for hours.
+    /// Its first packet was seen, and it is not established yet. Only DSR flows are exported in this state. A flow
+    /// whose first packet was not seen is not opening: it may have existed for hours at another gateway.
     pub is_opening: bool,
-    /// It was received from another gateway and has had no packet on this one.
+    /// Whether it was received from another gateway and has had no packet on this one.
     pub is_untouched: bool,
 }
 
@@ -70,15 +69,15 @@ pub struct SharedReply {
     pub stream: Option<Stream>,
     /// The translation of sequence numbers after a SYN cookie.
     pub splice: Option<Splice>,
-    /// Whether a reply has reached this gateway since the flow was adopted, if it was.
+    /// Whether an adopted flow has had a reply on this gateway.
     pub has_replies: bool,
 }
 
 /// A change of a flow of this worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedChange {
-    /// The flow is established, or a side has ended it.
-    Is(SharedFlow),
-    /// The flow with this key of its client has left the table.
+    /// The flow has become established, or a side has ended it.
+    Live(SharedFlow),
+    /// The flow with this client's key was removed.
     Gone(FlowKey),
 }

@@ -1,8 +1,8 @@
-//! A TCP connection whose handshake the gateway answered itself, with a SYN cookie, before there was a flow: what was
-//! sent to the client, and what the backend answers later.
+//! A TCP connection whose handshake the gateway answered with a SYN cookie before the flow existed: the sequence
+//! numbers sent to the client and those of the backend.
 //!
 //! A splice begins with the client's segment that returns the cookie, and then waits for the backend. The backend's SYN
-//! ACK joins both sides: from then on, the backend's sequence numbers differ by a constant from those that the client
+//! ACK joins both sides: after that, the backend's sequence numbers differ by a constant from those that the client
 //! knows. Windows are not scaled, so nothing else differs.
 //!
 //! Invariant: the cookie of a splice never changes.
@@ -10,7 +10,7 @@
 /// The two sides of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Splice {
-    /// The initial sequence number that the client knows as its server's.
+    /// The server's initial sequence number as the client knows it.
     pub cookie: u32,
     /// The client's initial sequence number.
     pub isn: u32,
@@ -67,13 +67,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_splice_keeps_its_facts_in_its_words(cookie: u32, isn: u32, window: u16, backend: Option<u32>) {
+        fn a_splice_survives_packing(cookie: u32, isn: u32, window: u16, backend: Option<u32>) {
             let splice = Splice { cookie, isn, window, backend };
             prop_assert_eq!(Splice::unpacked(splice.packed()), Some(splice));
         }
 
         #[test]
-        fn a_number_comes_back_as_it_was(cookie: u32, backend: u32, seq: u32) {
+        fn translated_numbers_translate_back(cookie: u32, backend: u32, seq: u32) {
             let splice = Splice { cookie, isn: 0, window: 0, backend: None }.join(backend);
             prop_assert_eq!(splice.to_backend(splice.to_client(seq)), seq);
             prop_assert_eq!(splice.to_client(backend), cookie);

@@ -1,8 +1,8 @@
-//! Look-ups for plain packets of established flows, which are nearly all packets, and the creation of flows that need
-//! only an entry. The fast path of the pipeline uses both.
+//! Look-ups for plain packets of established flows, which are nearly all packets, and the creation of simple flows. The
+//! fast path of the pipeline uses both.
 //!
-//! Invariant: an entry that is found here is one that the look-ups of [`DsrTable`](super::DsrTable) and
-//! [`NatTable`](super::NatTable) find for the same packet, and both leave it alike.
+//! Invariant: look-ups find the same entries as [`DsrTable`](super::DsrTable) and [`NatTable`](super::NatTable), and
+//! update them equally.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;
@@ -31,12 +31,12 @@ impl<const A: usize> SteadyKey<A> {
     }
 }
 
-/// One of the two buckets of a key.
+/// One of the two hash buckets of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bucket {
-    /// The bucket that the hash names.
+    /// The first hash bucket.
     First,
-    /// The other bucket.
+    /// The second hash bucket.
     Second,
 }
 
@@ -45,7 +45,7 @@ pub enum Bucket {
 pub struct SteadyHit<const A: usize> {
     /// The backend of the flow.
     pub backend: BackendId,
-    /// In the entry of the client, the endpoint; in the entry of replies, the service.
+    /// The endpoint in the client's entry, the service in the entry of replies.
     pub owner: u32,
     /// The address of the other side's key: the source towards the backend, or the client.
     pub addr: [u32; A],
@@ -66,10 +66,10 @@ pub trait SteadyTables<const A: usize> {
     /// Whether the service of a key has any entry in the table of DSR flows.
     fn has_dsr_flows_of(&self, key: &SteadyKey<A>) -> bool;
 
-    /// Whether a key has an entry in this bucket of DSR flows, in any state.
+    /// Whether a key has a DSR entry in this hash bucket, in any state.
     fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
 
-    /// Creates a DSR flow whose first packet is `packet`. A look-up has found its key in neither bucket.
+    /// Creates a DSR flow that begins with `packet`. A look-up has found its key in neither hash bucket.
     ///
     /// # Errors
     /// As [`DsrTable::insert_new`](super::DsrTable::insert_new).
@@ -82,15 +82,15 @@ pub trait SteadyTables<const A: usize> {
         now: Now,
     ) -> Result<(), Full>;
 
-    /// Prefetches a bucket of DSR flows.
+    /// Prefetches a hash bucket of DSR flows.
     fn prefetch_dsr(&self, hash: u64, bucket: Bucket);
 
-    /// Prefetches a bucket of NAT flows.
+    /// Prefetches a hash bucket of NAT flows.
     fn prefetch_nat(&self, hash: u64, bucket: Bucket);
 
     /// Creates a NAT flow from the client's key and the reply key, each with its hash, and its backend and first
-    /// packet. A look-up has found the client's key in neither bucket. Returns false, and changes nothing, if another
-    /// flow has the reply key or would have to be evicted.
+    /// packet. A look-up has found the client's key in neither hash bucket. Returns false, and changes nothing, if
+    /// another flow has the reply key or would have to be evicted.
     fn create_nat(
         &mut self,
         flow: (&SteadyKey<A>, u64),
@@ -100,8 +100,8 @@ pub trait SteadyTables<const A: usize> {
         now: Now,
     ) -> bool;
 
-    /// The backend of an established flow that is in use, if its entry is in this hash bucket of its key. Records a
-    /// plain packet; `tcp` is whether it is a TCP segment.
+    /// The backend of an established flow in use, if its entry is in this hash bucket. Records a plain packet; `tcp` is
+    /// whether it is a TCP segment.
     fn steady_dsr(
         &mut self,
         key: &SteadyKey<A>,
@@ -122,7 +122,7 @@ pub trait SteadyTables<const A: usize> {
     ) -> First<SteadyHit<A>>;
 }
 
-/// The number of a bucket of a key in a table.
+/// The index of a key's hash bucket in a table.
 macro_rules! bucket {
     ($table:expr, $hash:expr, $bucket:expr) => {
         match $bucket {

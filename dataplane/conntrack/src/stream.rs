@@ -1,12 +1,12 @@
-//! What the gateway knows of a TCP stream in front of which it puts a header of the PROXY protocol, and the sequence
-//! numbers that follow from it. A stream with the option TOA has no header, and its numbers stay.
+//! State of a TCP stream to which the gateway prepends a header of the PROXY protocol, and the translation of its
+//! sequence numbers. A stream with the option TOA has no header, and its numbers don't change.
 //!
-//! The backend's SYN ACK begins a stream: it acknowledges the client's initial sequence number, and no one but the
-//! backend can send it. From then on the client's stream and the backend's differ by the length of the header. Two
-//! facts change: whether the backend has acknowledged the whole header, and whether the stream is so long that its
-//! sequence numbers may have come round to those of its beginning.
+//! The backend's SYN ACK begins a stream: it acknowledges the client's initial sequence number, and only the backend
+//! can send it. After that, the numbers of the client and of the backend differ by the length of the header. Two facts
+//! change later: whether the backend has acknowledged the whole header, and whether the sequence numbers may have
+//! wrapped.
 //!
-//! Invariant: the length of the header of a stream never changes, whatever the configuration becomes.
+//! Invariant: the length of the header of a stream never changes, even if the configuration does.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -16,8 +16,8 @@ use tidegate_wire::proxy_tlvs::ProxyTlvs;
 use super::memory::{Part, Words};
 use super::splice::Splice;
 
-/// A stream with this many bytes or more is no longer compared with its beginning: half the range in which sequence
-/// numbers can be compared (RFC 9293 section 3.4).
+/// Sequence numbers of a stream with this many bytes or more are no longer compared with its first byte: half the range
+/// in which they can be compared (RFC 9293 section 3.4).
 const AGED_FROM: u32 = 1 << 30;
 
 /// A TCP stream with a header in front.
@@ -25,9 +25,9 @@ const AGED_FROM: u32 = 1 << 30;
 pub struct Stream {
     /// The sequence number of the client's first byte: its initial sequence number plus one.
     pub first: u32,
-    /// The header that was promised to the backend.
+    /// The version of the header.
     pub version: ProxyVersion,
-    /// The TLVs that the header has.
+    /// The TLVs of the header.
     pub tlvs: ProxyTlvs,
     /// Bytes of the header or of the option.
     pub header_len: u8,
@@ -35,18 +35,18 @@ pub struct Stream {
     pub sent: bool,
     /// The backend has acknowledged the whole header, or the first byte of a stream with the option.
     pub acknowledged: bool,
-    /// Sequence numbers may have come round: none is compared with `first` any more.
+    /// Sequence numbers may have wrapped, so none is compared with `first` any more.
     pub aged: bool,
 }
 
 /// The change of a client's segment on its way to the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// It stays as it is: it is before the client's first byte.
+    /// Unchanged: the segment is before the client's first byte.
     Before,
-    /// It begins with the client's first byte, so the header is put in front. Or it gets the option.
+    /// It begins with the client's first byte, so the header is prepended; or it gets the option.
     First,
-    /// It follows: its sequence number grows by the length of the header.
+    /// It follows the header: its sequence number grows by the length of the header.
     After,
 }
 
@@ -57,7 +57,7 @@ impl Stream {
         Self { first, version, tlvs, header_len, sent: false, acknowledged: false, aged: false }
     }
 
-    /// Bytes by which the backend's numbers of the client's stream are larger than the client's.
+    /// The difference between the backend's and the client's numbers of the client's stream.
     fn shift(&self) -> u32 {
         match self.version {
             ProxyVersion::V1 | ProxyVersion::V2 => u32::from(self.header_len),
@@ -65,15 +65,14 @@ impl Stream {
         }
     }
 
-    /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any: it
-    /// must have the next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was
-    /// sent.
+    /// The placement of a client's segment. `carries` is false for a RST, which must not get data: it must have the
+    /// next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was sent.
     ///
-    /// Every segment gets the option until the backend has acknowledged a byte: any of them can end the handshake, if
-    /// others are lost or late.
+    /// Every segment gets the option until the backend has acknowledged a byte, because any of them can complete the
+    /// handshake.
     #[inline]
     #[must_use]
-    pub fn place(&self, seq: u32, carries: bool) -> Placement {
+    pub fn placement(&self, seq: u32, carries: bool) -> Placement {
         if self.acknowledged {
             return Placement::After;
         }
@@ -88,15 +87,15 @@ impl Stream {
         }
     }
 
-    /// The sequence number towards the backend of a segment that follows the first byte.
+    /// Translates a sequence number of the client, after its first byte, for the backend.
     #[inline]
     #[must_use]
     pub fn to_backend(&self, seq: u32) -> u32 {
         seq.wrapping_add(self.shift())
     }
 
-    /// The number that the client knows for a sequence number of its stream as the backend knows it. A number within
-    /// the header becomes that of the client's first byte.
+    /// Translates a sequence number of the backend for the client. A number within the header becomes that of the
+    /// client's first byte.
     #[inline]
     #[must_use]
     pub fn to_client(&self, seq: u32) -> u32 {
@@ -132,7 +131,7 @@ impl Stream {
     pub fn unpacked(word: u64) -> Option<Self> {
         Some(Self {
             first: (word >> 32) as u32,
-            // Without a stream the word is zero, and no version has that number.
+            // Without a stream the word is zero, which is no version's number.
             version: ProxyVersion::from_number((word >> 16) as u8)?,
             tlvs: ProxyTlvs::from_bits((word >> 24) as u8),
             header_len: (word >> 8) as u8,
@@ -143,13 +142,12 @@ impl Stream {
     }
 }
 
-/// The streams and splices of the entries of a table, by the number of the entry's place. The memory is zeroed by the
-/// system and stays untouched until the first of either kind begins.
+/// The streams and splices of a table, by entry index. The memory stays untouched until the first one begins.
 #[derive(Debug)]
 pub(super) struct Streams {
-    /// Two words for each place.
+    /// Two words per entry.
     words: Words,
-    /// Four words for each place.
+    /// Four words per entry.
     splices: Words,
     /// Whether any word has been written.
     used: bool,
@@ -158,10 +156,10 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Room for the streams of this many places, in memory that `provide` returns for a part and a number of words.
-    pub(super) fn new(places: usize, mut provide: impl FnMut(Part, usize) -> Words) -> Self {
-        let words = provide(Part::Streams, places * 2);
-        Self { words, splices: provide(Part::Splices, places * 4), used: false, spliced: false }
+    /// Storage for this many entries, in memory that `provide` returns for a part and a number of words.
+    pub(super) fn new(entries: usize, mut provide: impl FnMut(Part, usize) -> Words) -> Self {
+        let words = provide(Part::Streams, entries * 2);
+        Self { words, splices: provide(Part::Splices, entries * 4), used: false, spliced: false }
     }
 
     /// The words of both.
@@ -176,42 +174,42 @@ impl Streams {
         self.used
     }
 
-    pub(super) fn splice(&self, place: usize) -> Option<Splice> {
-        splice_at(&self.splices, place)
+    pub(super) fn splice(&self, index: usize) -> Option<Splice> {
+        splice_at(&self.splices, index)
     }
 
-    pub(super) fn set_splice(&mut self, place: usize, splice: Splice) {
-        if let Some(words) = self.splices.get_mut(place * 4..place * 4 + 4) {
+    pub(super) fn set_splice(&mut self, index: usize, splice: Splice) {
+        if let Some(words) = self.splices.get_mut(index * 4..index * 4 + 4) {
             write_last_first(words, splice.packed());
             (self.used, self.spliced) = (true, true);
         }
     }
 
-    pub(super) fn get(&self, place: usize) -> Option<Stream> {
-        stream_at(&self.words, place)
+    pub(super) fn get(&self, index: usize) -> Option<Stream> {
+        stream_at(&self.words, index)
     }
 
-    pub(super) fn set(&mut self, place: usize, stream: Stream) {
-        if let Some(words) = self.words.get_mut(place * 2..place * 2 + 2) {
+    pub(super) fn set(&mut self, index: usize, stream: Stream) {
+        if let Some(words) = self.words.get_mut(index * 2..index * 2 + 2) {
             write_last_first(words, halves(stream.packed()));
             self.used = true;
         }
     }
 
-    /// Forgets the stream and the splice at a place.
+    /// Removes the stream and the splice of an entry.
     #[inline]
-    pub(super) fn forget(&mut self, place: usize) {
-        self.forget_stream(place);
+    pub(super) fn forget(&mut self, index: usize) {
+        self.forget_stream(index);
         if self.spliced {
-            self.splices[place * 4..place * 4 + 4].fill(0);
+            self.splices[index * 4..index * 4 + 4].fill(0);
         }
     }
 
-    /// Forgets the stream at a place.
+    /// Removes the stream of an entry.
     #[inline]
-    pub(super) fn forget_stream(&mut self, place: usize) {
+    pub(super) fn forget_stream(&mut self, index: usize) {
         if self.used {
-            self.words[place * 2..place * 2 + 2].fill(0);
+            self.words[index * 2..index * 2 + 2].fill(0);
         }
     }
 
@@ -229,23 +227,23 @@ impl Streams {
     }
 }
 
-/// The stream at a place of an array of streams.
-pub(super) fn stream_at(words: &[u32], place: usize) -> Option<Stream> {
-    let words = words.get(place * 2..place * 2 + 2)?;
+/// The stream at an index of an array of streams.
+pub(super) fn stream_at(words: &[u32], index: usize) -> Option<Stream> {
+    let words = words.get(index * 2..index * 2 + 2)?;
     Stream::unpacked(u64::from(words[0]) | u64::from(words[1]) << 32)
 }
 
-/// The splice at a place of an array of splices.
-pub(super) fn splice_at(words: &[u32], place: usize) -> Option<Splice> {
-    Splice::unpacked(words.get(place * 4..place * 4 + 4)?.try_into().ok()?)
+/// The splice at an index of an array of splices.
+pub(super) fn splice_at(words: &[u32], index: usize) -> Option<Splice> {
+    Splice::unpacked(words.get(index * 4..index * 4 + 4)?.try_into().ok()?)
 }
 
 fn halves(word: u64) -> [u32; 2] {
     [word as u32, (word >> 32) as u32]
 }
 
-/// Writes words so that the first one, which says whether the others count, is written last: the memory may outlive the
-/// process, which can be killed at any moment.
+/// Writes the first word last, because it makes the others valid: the memory may outlive the process, which can be
+/// killed at any time.
 #[inline]
 fn write_last_first<const N: usize>(words: &mut [u32], new: [u32; N]) {
     words[1..].copy_from_slice(&new[1..]);
@@ -267,43 +265,47 @@ mod tests {
         for first in [0, 1000, u32::MAX - 10] {
             let new = stream(first);
             let at = |n: u32| first.wrapping_add(n);
-            assert_eq!(new.place(at(0), true), Placement::First);
-            assert_eq!(new.place(at(0), false), Placement::Before, "a reset carries nothing");
+            assert_eq!(new.placement(at(0), true), Placement::First);
+            assert_eq!(new.placement(at(0), false), Placement::Before, "a reset carries nothing");
             let sent = Stream { sent: true, ..new };
             assert_eq!(
-                sent.place(at(0), false),
+                sent.placement(at(0), false),
                 Placement::After,
-                "the backend expects what follows the header"
+                "the backend expects the byte after the header"
             );
-            assert_eq!(sent.place(at(0), true), Placement::First, "the header may be lost");
-            assert_eq!(new.place(at(u32::MAX), true), Placement::Before, "a keepalive");
-            assert_eq!(new.place(at(1), true), Placement::After);
+            assert_eq!(sent.placement(at(0), true), Placement::First, "the header may be lost");
+            assert_eq!(new.placement(at(u32::MAX), true), Placement::Before, "a keepalive");
+            assert_eq!(new.placement(at(1), true), Placement::After);
             assert!(!new.acknowledge(at(41)).acknowledged);
             let done = new.acknowledge(at(42));
             assert!(done.acknowledged && !done.aged);
-            assert_eq!(done.place(at(0), true), Placement::After);
-            assert_eq!(done.place(at(1 << 31), true), Placement::After, "a long stream comes round");
+            assert_eq!(done.placement(at(0), true), Placement::After);
+            assert_eq!(
+                done.placement(at(1 << 31), true),
+                Placement::After,
+                "the numbers of a long stream wrap"
+            );
         }
     }
 
     #[test]
-    fn every_segment_has_the_option_until_the_backend_has_a_byte_and_no_number_changes() {
+    fn segments_have_the_option_until_an_acknowledgement_and_keep_numbers() {
         for first in [0, 1000, u32::MAX - 10] {
             let new = Stream::new(first, ProxyVersion::Toa, ProxyTlvs::NONE, 8);
             let at = |n: u32| first.wrapping_add(n);
             for offset in [u32::MAX, 0, 1, 5000] {
-                assert_eq!(new.place(at(offset), true), Placement::First);
-                assert_eq!(new.place(at(offset), false), Placement::Before);
+                assert_eq!(new.placement(at(offset), true), Placement::First);
+                assert_eq!(new.placement(at(offset), false), Placement::Before);
                 assert_eq!((new.to_backend(at(offset)), new.to_client(at(offset))), (at(offset), at(offset)));
             }
             assert!(!new.acknowledge(at(0)).acknowledged, "the SYN ACK, or an answer that repeats it");
             let done = new.acknowledge(at(1));
-            assert_eq!((done.acknowledged, done.place(at(0), true)), (true, Placement::After));
+            assert_eq!((done.acknowledged, done.placement(at(0), true)), (true, Placement::After));
         }
     }
 
     #[test]
-    fn numbers_within_the_header_become_the_first_byte_and_only_at_the_beginning() {
+    fn early_numbers_within_the_header_become_the_first_byte() {
         let new = stream(1000);
         let mapped = [999, 1000, 1001, 1041, 1042, 1043].map(|seq| new.to_client(seq));
         assert_eq!(mapped, [999, 1000, 1000, 1000, 1000, 1001]);
@@ -315,14 +317,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_number_of_the_client_comes_back_as_it_was(first: u32, offset in 1u32..1 << 30) {
+        fn translated_numbers_translate_back(first: u32, offset in 1u32..1 << 30) {
             let stream = stream(first).acknowledge(first.wrapping_add(42));
             let seq = first.wrapping_add(offset);
             prop_assert_eq!(stream.to_client(stream.to_backend(seq)), seq);
         }
 
         #[test]
-        fn a_stream_keeps_its_facts_in_its_word(
+        fn a_stream_survives_packing(
             first: u32, len in 1u8..=104, number in 1u8..=3, tlvs in 0u8..4, sent: bool, acknowledged: bool, aged: bool,
         ) {
             let version = ProxyVersion::from_number(number).unwrap();

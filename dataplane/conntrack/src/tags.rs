@@ -1,14 +1,14 @@
 //! The verification tags of SCTP associations, by flow: they show which packets may end a flow (RFC 9260 section 8.5).
 //!
-//! A tag is a random number that an endpoint chooses and that its peer repeats in every packet. So a sender that does
-//! not see the packets of an association cannot forge its ABORT. The tags are read from the handshake: INIT and INIT
+//! A tag is a random number that an endpoint chooses and that its peer repeats in every packet. So a sender that
+//! doesn't see the packets of an association cannot forge its ABORT. Tags are read from the handshake: INIT and INIT
 //! ACK offer a pair, and the client's COOKIE ECHO, which repeats the server's tag, confirms it. With DSR the gateway
 //! sees only the client, so it reads the server's tag from the first COOKIE ECHO.
 //!
-//! They are beside the flow tables because an entry of those has no words for them, and only packets that begin or end
-//! an association read them. An entry here is overwritten when its set is full, an unconfirmed pair before a confirmed
-//! one and an old one before a new one. Then nothing proves the packets that would end the flow, and it lasts until its
-//! idle timeout. So the loss of an entry, or a flood of INITs, ends no flow.
+//! They have their own table, because only packets that begin or end an association read them. When a set is full, an
+//! entry is overwritten, an unconfirmed pair before a confirmed one and an old one before a new one. Without its tags,
+//! a flow cannot be ended by packets and lasts until its idle timeout. So the loss of an entry, or a flood of INITs,
+//! ends no flow.
 
 use std::ops::Range;
 
@@ -17,11 +17,11 @@ use tidegate_wire::sctp::Kind;
 
 use super::key::FlowHash;
 
-/// Entries of a set.
-const WAYS: usize = 4;
+/// Entries in a set.
+const ENTRIES_PER_SET: usize = 4;
 /// Words of an entry: the flow's hash, the confirmed and the offered pair, the time, and one unused word.
 const WORDS: usize = 8;
-const SET: usize = WAYS * WORDS;
+const SET: usize = ENTRIES_PER_SET * WORDS;
 
 /// The direction of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,10 +34,10 @@ pub enum Side {
     Server,
 }
 
-/// The tags that a packet shows.
+/// The tags that a packet contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shown {
-    /// What its chunks mean.
+    /// The kind of its chunks.
     pub kind: Kind,
     /// Its verification tag.
     pub tag: u32,
@@ -47,7 +47,7 @@ pub struct Shown {
     pub reflected: bool,
 }
 
-/// The tags that the two ends require in packets to them; 0 for one that is not known.
+/// The tags that the two ends require in received packets; 0 for an unknown one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TagPair {
     /// The tag of packets to the client.
@@ -98,7 +98,7 @@ impl TagEntry {
         if self.is_confirmed() { self.confirmed } else { self.offered }
     }
 
-    /// Whether a packet has the tag that its receiver requires, or with bit T the sender's own (RFC 9260 section
+    /// Whether a packet has the tag that its receiver requires, or the sender's own with bit T (RFC 9260 section
     /// 8.5.1).
     fn proves(&self, from: Side, shown: &Shown) -> bool {
         let pair = self.pair();
@@ -107,7 +107,7 @@ impl TagEntry {
         wanted != 0 && shown.tag == wanted
     }
 
-    /// The kind of the packet, as far as its tag proves it. Stores the tags of a handshake.
+    /// The kind of the packet, if its tag proves it. Stores the tags of a handshake.
     fn take(&mut self, from: Side, shown: &Shown) -> Kind {
         match (shown.kind, from) {
             (Kind::Init, Side::Client | Side::ClientAlone) => {
@@ -128,8 +128,8 @@ impl TagEntry {
         shown.kind
     }
 
-    /// Confirms the offered pair with the client's COOKIE ECHO. A forged INIT does not get that far: its sender does
-    /// not see the tag and the cookie of the INIT ACK (RFC 9260 section 5.2.2).
+    /// Confirms the offered pair with the client's COOKIE ECHO. The sender of a forged INIT cannot confirm it, because
+    /// it doesn't see the tag and the cookie of the INIT ACK (RFC 9260 section 5.2.2).
     fn confirm(&mut self, tag: u32) -> Kind {
         if tag == 0 || tag != self.offered.server {
             return Kind::Plain;
@@ -148,9 +148,9 @@ pub struct Tags {
 }
 
 impl Tags {
-    /// Room for the tags of `flows` associations, 32 bytes each. The memory is not touched until it is used.
+    /// A table for the tags of `flows` associations, 32 bytes each. The memory stays untouched until it is used.
     pub(super) fn new(flows: usize) -> Self {
-        let sets = flows.div_ceil(WAYS).max(1);
+        let sets = flows.div_ceil(ENTRIES_PER_SET).max(1);
         Self { words: vec![0; sets * SET].into_boxed_slice(), sets: sets as u64 }
     }
 
@@ -161,14 +161,14 @@ impl Tags {
     /// Records the INIT that begins a flow. `hash` is that of the client's flow key.
     pub fn begin(&mut self, hash: FlowHash, initiate: u32, now: Now) {
         let offered = TagPair { client: initiate, server: 0 };
-        self.place(
+        self.store(
             &TagEntry { hash: hash.0, offered, seen_ms: now.millis(), ..TagEntry::default() },
             hash,
             now,
         );
     }
 
-    /// Gives a further path of an association the association's tags.
+    /// Records the association's tags for a further path.
     pub fn adopt(&mut self, hash: FlowHash, tags: TagPair, confirmed: bool, now: Now) {
         let entry = TagEntry { hash: hash.0, seen_ms: now.millis(), ..TagEntry::default() };
         let entry = if confirmed {
@@ -176,7 +176,7 @@ impl Tags {
         } else {
             TagEntry { offered: tags, ..entry }
         };
-        self.place(&entry, hash, now);
+        self.store(&entry, hash, now);
     }
 
     /// The tags of a flow: the confirmed pair, otherwise the offered one.
@@ -197,7 +197,7 @@ impl Tags {
         self.entry(hash).map(|entry| entry.offered)
     }
 
-    /// Makes a pair the offered one of a flow. Returns whether the flow has an entry.
+    /// Sets the offered pair of a flow. Returns whether the flow has an entry.
     pub fn offer(&mut self, hash: FlowHash, tags: TagPair) -> bool {
         let mut entries = self.set_mut(hash).chunks_exact_mut(WORDS);
         let Some((words, entry)) = entries.find_map(|words| {
@@ -215,22 +215,22 @@ impl Tags {
         entries.find(|entry| entry.hash == hash.0)
     }
 
-    /// Writes an entry over the flow's own, or else over the least valuable one of the set.
-    fn place(&mut self, entry: &TagEntry, hash: FlowHash, now: Now) {
+    /// Overwrites the flow's own entry, or else the least valuable one of the set.
+    fn store(&mut self, entry: &TagEntry, hash: FlowHash, now: Now) {
         let set = self.set_mut(hash);
-        let least = (0..WAYS).min_by_key(|&way| {
-            let there = TagEntry::read(&set[way * WORDS..]);
+        let least = (0..ENTRIES_PER_SET).min_by_key(|&n| {
+            let there = TagEntry::read(&set[n * WORDS..]);
             let age = now.millis().wrapping_sub(there.seen_ms);
             let empty = there.hash == 0 && there.seen_ms == 0;
             (there.hash != hash.0, !empty, there.is_confirmed(), u32::MAX - age)
         });
-        if let Some(way) = least {
-            entry.write(&mut set[way * WORDS..(way + 1) * WORDS]);
+        if let Some(n) = least {
+            entry.write(&mut set[n * WORDS..(n + 1) * WORDS]);
         }
     }
 
-    /// The kind of a packet of a flow, as far as its tag proves it. Stores the tags of a handshake. `hash` is that
-    /// of the client's flow key.
+    /// The kind of a packet of a flow, if its tag proves it. Stores the tags of a handshake. `hash` is that of the
+    /// client's flow key.
     #[must_use]
     pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &Shown, now: Now) -> Kind {
         for words in self.set_mut(hash).chunks_exact_mut(WORDS) {
@@ -262,7 +262,7 @@ impl Tags {
 
     /// The words of the set in which a flow has its entry.
     fn words_of(&self, hash: FlowHash) -> Range<usize> {
-        // A share of the range instead of a remainder (Lemire 2019).
+        // Multiply-shift instead of a remainder (Lemire 2019).
         let set = (u128::from(hash.0) * u128::from(self.sets)) >> 64;
         let start = set as usize * SET;
         start..start + SET
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_counts_with_the_receivers_tag_or_with_bit_t_and_the_senders_own() {
+    fn an_abort_needs_the_receivers_tag_or_bit_t_and_the_senders_own() {
         for (from, theirs, own) in [(Side::Client, 9, 7), (Side::Server, 7, 9)] {
             for kind in [Kind::End, Kind::Shutdown] {
                 let mut tags = associated();
@@ -341,10 +341,10 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_inits_displaces_other_inits_before_an_association_and_proves_nothing() {
+    fn a_flood_of_inits_displaces_other_inits_before_an_association() {
         let mut tags = associated();
         for n in 0..2_u64 {
-            // All of these are in one set: the upper bits of the hash choose it.
+            // All of these are in one set, because the upper bits of the hash select it.
             tags.begin(FlowHash(FLOW.0 ^ (n + 1)), 1, NOW);
         }
         for n in 2..10_000_u64 {

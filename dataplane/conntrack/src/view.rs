@@ -1,6 +1,6 @@
-//! Flows in readable form, for `flows`, tests and drains. Not for the packet path.
+//! Flows in readable form, for `flows`, tests and drains, not for the packet path.
 //!
-//! Invariant: a view is a copy, and has no reference to a table.
+//! Invariant: a view is a copy without references to a table.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_wire::Addr;
@@ -29,10 +29,10 @@ pub struct FlowView {
     pub expired: bool,
 }
 
-/// What an entry is for.
+/// The kind of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowKind {
-    /// A flow whose replies do not pass the gateway.
+    /// A flow whose replies don't pass through the gateway.
     Dsr,
     /// A client's backend (`sessionAffinity: ClientIP`).
     Affinity,
@@ -50,7 +50,7 @@ pub enum FlowKind {
     Masquerade {
         /// The protocol number.
         proto: u8,
-        /// The host outside; its port is 0 with ICMP echo.
+        /// The outside host; its port is 0 with ICMP echo.
         peer: Endpoint,
         /// The SNAT address and port, or the identifier of the echo.
         local: Endpoint,

@@ -4,7 +4,7 @@
 //! 3.2). In IPv6 the fragments of one datagram may name different next headers (RFC 8200 section
 //! 4.5), so the protocol isn't part of the key.
 //!
-//! The table is set-associative: a hash with the worker's secret selects a set of [`FRAGMENT_WAYS`] positions. A new
+//! The table is set-associative: a hash with the worker's secret selects a set of [`FRAGMENTS_PER_SET`] positions. A new
 //! datagram gets a free or expired position, otherwise it evicts the oldest datagram without a later fragment,
 //! otherwise the oldest datagram. So spoofed first fragments evict each other, and never a datagram whose later
 //! fragments arrive. A datagram that still waits for its second fragment is evicted by 4,096 spoofed ones in 2 of 10^14
@@ -16,7 +16,7 @@
 use std::time::Duration;
 
 use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
-use tidegate_spec::limits::{FRAGMENT_WAYS, FRAGMENTS_MAX};
+use tidegate_spec::limits::{FRAGMENTS_MAX, FRAGMENTS_PER_SET};
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::Verdict;
 use tidegate_structures::hash::mix;
@@ -125,8 +125,8 @@ struct Entry {
     followed: bool,
 }
 
-const SETS: usize = FRAGMENTS_MAX / FRAGMENT_WAYS;
-const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENT_WAYS == FRAGMENTS_MAX);
+const SETS: usize = FRAGMENTS_MAX / FRAGMENTS_PER_SET;
+const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENTS_PER_SET == FRAGMENTS_MAX);
 
 /// The decisions for fragmented datagrams.
 #[derive(Debug)]
@@ -240,8 +240,8 @@ fn tag_of(hash: u64) -> u64 {
 
 /// The positions of the set that the low bits of a hash select; the tag is its high bits.
 fn set_of(hash: u64) -> std::ops::Range<usize> {
-    let first = (hash as usize & (SETS - 1)) * FRAGMENT_WAYS;
-    first..first + FRAGMENT_WAYS
+    let first = (hash as usize & (SETS - 1)) * FRAGMENTS_PER_SET;
+    first..first + FRAGMENTS_PER_SET
 }
 
 fn entry_of(tagged: u64) -> Option<usize> {

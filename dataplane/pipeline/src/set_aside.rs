@@ -7,11 +7,11 @@
 //! Nothing is shared: each worker counts the failures of its own flows, so workers may differ until
 //! each has seen enough failures.
 //!
-//! Invariant: at most [`MARKED_MAX`] backends are marked, and a backend that is not marked costs nothing.
+//! Invariant: at most [`FAILING_BACKENDS_MAX`] backends are marked, and a backend that is not marked costs nothing.
 
 use tidegate_spec::PassiveHealth;
 use tidegate_spec::ids::BackendId;
-use tidegate_spec::limits::{BACKENDS_MAX, FAILURE_OF_SOURCE_MS, FAILURES_WITHIN_MS, MARKED_MAX};
+use tidegate_spec::limits::{BACKENDS_MAX, FAILING_BACKENDS_MAX, FAILURE_OF_SOURCE_MS, FAILURES_WITHIN_MS};
 use tidegate_spec::now::Now;
 
 /// See [the module](self).
@@ -89,7 +89,7 @@ impl SetAside {
     pub(crate) fn new() -> Self {
         Self {
             marks: vec![[0; 4]; BACKENDS_MAX].into_boxed_slice(),
-            marked: Vec::with_capacity(MARKED_MAX),
+            marked: Vec::with_capacity(FAILING_BACKENDS_MAX),
             counts: SetAsideCounts::default(),
         }
     }
@@ -155,7 +155,7 @@ impl SetAside {
             // It belongs to an earlier backend with this index.
             self.forget(before.id);
         }
-        if self.marked.len() == MARKED_MAX {
+        if self.marked.len() == FAILING_BACKENDS_MAX {
             return None;
         }
         self.marked.push(id);
@@ -326,12 +326,12 @@ mod tests {
     #[test]
     fn the_number_of_marked_backends_is_bounded() {
         let mut aside = SetAside::new();
-        for n in 0..MARKED_MAX + 10 {
+        for n in 0..FAILING_BACKENDS_MAX + 10 {
             aside.failed(BackendId::new(n, 0), 0, &rules(1), at(0), |_| true);
         }
-        assert_eq!(aside.marked().len(), MARKED_MAX);
-        assert!(!aside.contains(BackendId::new(MARKED_MAX, 0)));
-        for n in 0..MARKED_MAX {
+        assert_eq!(aside.marked().len(), FAILING_BACKENDS_MAX);
+        assert!(!aside.contains(BackendId::new(FAILING_BACKENDS_MAX, 0)));
+        for n in 0..FAILING_BACKENDS_MAX {
             aside.forget(BackendId::new(n, 0));
         }
         assert!(aside.is_empty());

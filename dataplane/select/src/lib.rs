@@ -1,7 +1,7 @@
 //! The choice of a backend for a new flow: seat rendezvous, Maglev tables, weighted round robin, and the comparison of loads.
 //!
-//! The compile of a snapshot builds a [`selector::Selector`] for each service port; the pipeline asks it with the hash of a
-//! flow. Callers: `tidegate-snapshot`, the pipeline, and `reconcile` for the history of seats.
+//! Snapshot compilation builds a [`selector::Selector`] for each service port; the pipeline queries it with the hash of
+//! a flow. Callers: `tidegate-snapshot`, the pipeline, and `reconcile` for the history of weights.
 //!
 //! May depend on: `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
 //!
@@ -11,6 +11,6 @@
 pub mod loads;
 pub mod maglev;
 pub mod rendezvous;
+pub mod round_robin;
 pub mod selector;
-pub mod turns;
 pub mod warm_up;

@@ -1,9 +1,9 @@
 //! `scheduler: lc`, `sed` and `nq`: the backends of a service with the rule that compares their loads.
 //!
-//! The compile of a snapshot builds the list; the pipeline has the loads (`schedule.rs` of `tidegate-pipeline`) and compares. A
-//! flow table counts the entries of each backend: one for a DSR flow, two for a NAT flow, one for each direction. An
-//! entry is active until its direction has ended the connection, and ended after that, for as long as the table keeps
-//! it. So a NAT connection that one side has ended counts as half active.
+//! Snapshot compilation builds the list; the pipeline keeps the loads (`schedule.rs` of `tidegate-pipeline`) and
+//! compares them. A flow table counts the entries of each backend: one for a DSR flow, two for a NAT flow, one for each
+//! direction. An entry is active until its direction has ended the connection, and ended after that, for as long as the
+//! table keeps it. So a NAT connection that one side has ended counts as half active.
 
 use tidegate_spec::LoadRule;
 use tidegate_spec::ids::BackendId;
@@ -18,14 +18,14 @@ pub struct Load {
 }
 
 impl Load {
-    /// Both numbers in one word, so that other threads read them together.
+    /// Packs both numbers into one word, so that other threads read them together.
     #[inline]
     #[must_use]
     pub fn word(self) -> u64 {
         u64::from(self.active) << 32 | u64::from(self.ended)
     }
 
-    /// The load of a word.
+    /// Unpacks a word of [`Self::word`].
     #[inline]
     #[must_use]
     pub fn from_word(word: u64) -> Self {
@@ -54,21 +54,21 @@ pub struct LoadMember {
 
 /// The backends that take new flows, with the rule of their service.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadSelector {
     /// How they are compared.
     pub rule: LoadRule,
     /// The backends in the order of (address, port).
     pub members: Box<[LoadMember]>,
 }
 
-/// Below this number of backends a choice compares all of them. Above, it compares as many, in two runs at random
-/// places: the cost of a new flow stays bounded, and with 32 or more candidates the best of them is close to the best of
+/// Up to this many backends, a choice compares all of them. With more, it compares this many, in two runs that start at
+/// random positions: that bounds the cost of a new flow, and the best of 32 or more candidates is close to the best of
 /// all.
 pub const LOADS_COMPARED: usize = 64;
 
-impl Loaded {
-    /// The backend with the lowest cost for its weight; `None` without backends. `random` determines the first backend
-    /// that is compared, and of equal ones the first is chosen, so that workers and gateways do not all choose the same.
+impl LoadSelector {
+    /// The backend with the lowest cost for its weight; `None` without backends. `random` selects the first backend to
+    /// compare. The first of equal ones wins, so workers and gateways don't all choose the same backend.
     #[inline]
     pub fn least(&self, random: u64, unit: u32, load: impl Fn(BackendId) -> Load) -> Option<BackendId> {
         let count = self.members.len();
@@ -107,9 +107,9 @@ fn cost(rule: LoadRule, load: Load, unit: u32) -> u64 {
 mod tests {
     use super::*;
 
-    fn loaded(rule: LoadRule, weights: &[u16]) -> Loaded {
+    fn loaded(rule: LoadRule, weights: &[u16]) -> LoadSelector {
         let member = |(n, &weight)| LoadMember { owner: BackendId::new(n, 0), weight };
-        Loaded { rule, members: weights.iter().enumerate().map(member).collect() }
+        LoadSelector { rule, members: weights.iter().enumerate().map(member).collect() }
     }
 
     fn least(rule: LoadRule, weights: &[u16], loads: &[(u32, u32)]) -> usize {
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(
             many.least(u64::MAX << 32, 1, load).map(BackendId::index),
             Some(3),
-            "the first run has it"
+            "it is in the first run"
         );
         assert_eq!(compared.get(), LOADS_COMPARED);
         assert_eq!(loaded(LoadRule::LeastConnections, &[]).least(9, 1, load), None);

@@ -1,12 +1,10 @@
-//! Chooses the backend of a new flow of a service port: with seats, with a Maglev table, in turn, or by load.
+//! Chooses the backend of a new flow of a service port: by seat rendezvous, Maglev table, round robin or load.
 //!
-//! The compile of a snapshot builds it from the backends that take new flows only: backends that drain or are down
-//! are local history, and have no influence. Each variant returns the id of the backend, so that no further look-up is
-//! needed.
+//! Snapshot compilation builds it from the backends that take new flows. Backends that drain or are down are local
+//! history and have no influence. Each variant returns the id of the backend, so no further look-up is needed.
 //!
-//! Invariant: gateways with the same desired state choose the same backend with seats and with a Maglev table, whatever
-//! their history is. A choice in turn or by load depends on the worker that makes it; `pipeline/schedule.rs` has its
-//! state.
+//! Invariant: with seats or a Maglev table, gateways with the same desired state choose the same backend, whatever
+//! their history. Round robin and load depend on the worker, whose state is in `pipeline/schedule.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +13,9 @@ use tidegate_spec::ids::BackendId;
 use tidegate_structures::hash::scale;
 use tidegate_structures::prefetch;
 
-use crate::loads::Loaded;
+use crate::loads::LoadSelector;
 use crate::rendezvous::Rendezvous;
-use crate::turns::Turns;
+use crate::round_robin::RoundRobin;
 use crate::warm_up::WarmUp;
 
 /// The data by which a service port chooses the backend of a new flow. A copy shares everything.
@@ -28,25 +26,25 @@ pub enum Selector {
     /// `scheduler: maglev`.
     Maglev(Arc<Slots>),
     /// `scheduler: wrr`.
-    Turns(Arc<Turns>),
+    RoundRobin(Arc<RoundRobin>),
     /// `scheduler: lc`, `sed` and `nq`.
-    Loads(Arc<Loaded>),
+    Loads(Arc<LoadSelector>),
     /// `scheduler: rendezvous` and `flowTracking: on-change`, for a window after a change of the backends.
-    InFlux(Arc<BothSeats>),
-    /// Seats or a Maglev table while some of the backends are warming up.
+    InFlux(Arc<SeatsInFlux>),
+    /// Seats or a Maglev table while some backends warm up.
     WarmUp(Arc<WarmUp<Selector>>),
 }
 
-/// The seats by the present weights, and those by the weights before the changes of the window.
+/// The seats by the current weights, and by the weights before the changes of the window.
 #[derive(Debug)]
-pub struct BothSeats {
+pub struct SeatsInFlux {
     /// The owners of new flows.
     pub present: Rendezvous,
     /// The owners of flows that began before.
     pub former: Rendezvous,
 }
 
-/// A Maglev table with the ids of the owners of its slots.
+/// A Maglev table whose slots are owned by backend ids.
 #[derive(Debug)]
 pub struct Slots {
     /// Positions in `owners`. Services with equal backends share the table.
@@ -62,17 +60,17 @@ impl Default for Selector {
 }
 
 impl Selector {
-    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice does
-    /// not follow from the hash ([`Self::is_of_worker`]).
+    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice
+    /// depends on the worker ([`Self::depends_on_worker`]).
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> Option<BackendId> {
         match self {
             Self::Rendezvous(seats) => seats.owner(hash),
             Self::Maglev(slots) => slots.owner(slots.slot_of(hash)),
-            Self::Turns(_) | Self::Loads(_) => None,
+            Self::RoundRobin(_) | Self::Loads(_) => None,
             Self::InFlux(both) => both.present.owner(hash),
-            Self::WarmUp(both) => both.deciding(hash, both.all().owner(hash)).owner(hash),
+            Self::WarmUp(both) => both.selector_for(hash, both.all().owner(hash)).owner(hash),
         }
     }
 
@@ -83,19 +81,18 @@ impl Selector {
             Self::Rendezvous(seats) => Some(seats),
             Self::InFlux(both) => Some(&both.present),
             Self::WarmUp(both) => both.all().seats(),
-            Self::Maglev(_) | Self::Turns(_) | Self::Loads(_) => None,
+            Self::Maglev(_) | Self::RoundRobin(_) | Self::Loads(_) => None,
         }
     }
 
-    /// The selector that decides on a flow with this hash: another one while backends are warming up.
+    /// The selector for a flow with this hash: during a warm-up, the one for all backends or the one for warm backends.
     #[must_use]
-    pub fn deciding(&self, hash: u64) -> &Self {
-        if let Self::WarmUp(both) = self { both.deciding(hash, both.all().owner(hash)) } else { self }
+    pub fn selector_for(&self, hash: u64) -> &Self {
+        if let Self::WarmUp(both) = self { both.selector_for(hash, both.all().owner(hash)) } else { self }
     }
 
-    /// The former owner of a flow that is in flux, `Some(None)` if it had none; `None` if its owner is settled. Seats
-    /// that nobody gave up or took decide alike for both, so a flow is in flux exactly if a seat that changed hands
-    /// comes first in its order.
+    /// The former owner of a flow in flux, `Some(None)` if it had none; `None` if its owner hasn't changed. Only a seat
+    /// that changed hands can make a difference, so a flow is in flux exactly if such a seat comes first in its order.
     #[inline]
     #[must_use]
     pub fn former(&self, hash: u64) -> Option<Option<BackendId>> {
@@ -112,11 +109,11 @@ impl Selector {
             Self::InFlux(both) => prefetch::read(&**both),
             Self::WarmUp(both) => both.all().prefetch(hash),
             Self::Maglev(slots) => {
-                if let Some(place) = slots.table.get(slots.slot_of(hash) as usize) {
-                    prefetch::read(place);
+                if let Some(slot) = slots.table.get(slots.slot_of(hash) as usize) {
+                    prefetch::read(slot);
                 }
             }
-            Self::Turns(_) | Self::Loads(_) => {}
+            Self::RoundRobin(_) | Self::Loads(_) => {}
         }
     }
 
@@ -127,22 +124,21 @@ impl Selector {
         match self {
             Self::Rendezvous(seats) => seats.is_empty(),
             Self::Maglev(slots) => slots.is_empty(),
-            Self::Turns(turns) => turns.is_empty(),
+            Self::RoundRobin(round_robin) => round_robin.is_empty(),
             Self::Loads(loaded) => loaded.members.is_empty(),
             Self::InFlux(both) => both.present.is_empty(),
             Self::WarmUp(both) => both.all().is_empty(),
         }
     }
 
-    /// Whether the choice depends on the state of the worker that makes it. Then only the flow table knows the backend
-    /// of a flow.
+    /// Whether the choice depends on the state of the worker. Then only the flow table knows the backend of a flow.
     #[inline]
     #[must_use]
-    pub fn is_of_worker(&self) -> bool {
-        matches!(self, Self::Turns(_) | Self::Loads(_))
+    pub fn depends_on_worker(&self) -> bool {
+        matches!(self, Self::RoundRobin(_) | Self::Loads(_))
     }
 
-    /// The number of seats, slots or turns of each backend that has any, or its weight. For display.
+    /// The number of seats, slots or ring positions of each backend that has any, or its weight. For display.
     #[must_use]
     pub fn shares(&self) -> BTreeMap<BackendId, u32> {
         let mut shares = BTreeMap::new();
@@ -154,7 +150,7 @@ impl Selector {
             Self::Maglev(slots) => {
                 slots.table.iter().for_each(|&position| count(slots.owners[usize::from(position)]));
             }
-            Self::Turns(turns) => turns.all().for_each(count),
+            Self::RoundRobin(round_robin) => round_robin.all().for_each(count),
             Self::Loads(loaded) => {
                 shares.extend(loaded.members.iter().map(|member| (member.owner, u32::from(member.weight))));
             }
@@ -204,7 +200,7 @@ impl Slots {
         &self.owners
     }
 
-    /// The table: the position of a backend that takes new flows, for each slot.
+    /// The table: for each slot, the position of its owner in [`Self::owners`].
     #[must_use]
     pub fn table(&self) -> &Arc<[u16]> {
         &self.table

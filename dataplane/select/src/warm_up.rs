@@ -1,9 +1,9 @@
-//! Slow start: a backend that has just become ready takes a growing part of the flows that it would own.
+//! Slow start: a backend that has just become ready takes a growing share of its flows.
 //!
-//! The choice is made twice: among all backends, and among those that are warm. A flow whose owner is warming up goes to it
-//! if a number that follows from the flow's hash is below the part that the backend takes now; otherwise it goes to its
-//! owner among the warm ones. So the flows of warm backends are never touched, no flow moves when a backend gets warm
-//! except to that backend, and gateways that know the same part decide alike. The compile of a snapshot builds it.
+//! There are two selectors: one for all backends, and one for the warm ones. A flow whose owner is warming up goes to
+//! it if a number derived from the flow's hash is below the backend's current share; otherwise it goes to its owner
+//! among the warm ones. So flows of warm backends never move, each step moves flows only to the backend that warms up,
+//! and gateways at the same step choose alike. Snapshot compilation builds it.
 //!
 //! Invariant: a flow that a warming backend takes at one step is also taken at all later steps.
 
@@ -11,7 +11,7 @@ use tidegate_spec::WARM_UP_STEPS;
 use tidegate_spec::ids::BackendId;
 use tidegate_structures::hash::{mix, scale};
 
-/// The choice of a service some of whose backends are warming up. `S` chooses by the hash of a flow.
+/// The selectors of a service while some of its backends warm up. `S` chooses by the hash of a flow.
 #[derive(Debug)]
 pub struct WarmUp<S> {
     /// All backends, by their full weights.
@@ -26,27 +26,27 @@ pub struct WarmUp<S> {
 const DOMAIN: u64 = 0x7761_726d_2075_7021;
 
 impl<S> WarmUp<S> {
-    /// A choice among `all` backends, of which `warming` are at these steps and `warm` has the others.
+    /// Selectors for `all` backends and for those that are `warm`. The others are `warming`, at these steps.
     pub fn new(all: S, warm: S, mut warming: Vec<(BackendId, u8)>) -> Self {
         warming.sort_unstable();
         Self { all, warm, warming: warming.into() }
     }
 
-    /// The choice that decides on a flow with this hash, which has this owner among all backends.
+    /// The selector for a flow with this hash, whose owner among all backends is `owner`.
     #[inline]
     #[must_use]
-    pub fn deciding(&self, hash: u64, owner: Option<BackendId>) -> &S {
+    pub fn selector_for(&self, hash: u64, owner: Option<BackendId>) -> &S {
         let step = owner.and_then(|owner| self.step(owner));
         if step.is_none_or(|step| takes(step, hash)) { &self.all } else { &self.warm }
     }
 
-    /// The choice among all backends.
+    /// The selector for all backends.
     #[must_use]
     pub fn all(&self) -> &S {
         &self.all
     }
 
-    /// The choice among the warm ones.
+    /// The selector for the warm backends.
     #[must_use]
     pub fn warm(&self) -> &S {
         &self.warm
@@ -72,12 +72,11 @@ fn takes(step: u8, hash: u64) -> bool {
     scale(mix(hash ^ DOMAIN), u32::from(WARM_UP_STEPS)) < u32::from(step)
 }
 
-/// The weights of backends, each with its step if it is warming up, in proportion to what they take now: for schedulers
-/// that do not choose by a hash.
+/// Scales weights by the warm-up steps, for schedulers that don't choose by a hash.
 pub fn scaled(weights: &[(u16, Option<u8>)]) -> Vec<u16> {
     let steps = u32::from(WARM_UP_STEPS);
     let most = weights.iter().map(|&(weight, _)| u32::from(weight)).max().unwrap_or(0);
-    // With large weights a step can be expressed without a factor.
+    // Large weights express a step without a factor.
     let factor = if most * steps <= u32::from(u16::MAX) { steps } else { 1 };
     let scaled = |&(weight, step): &(u16, Option<u8>)| {
         let part = u32::from(weight) * factor * step.map_or(steps, u32::from) / steps;
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_step_takes_its_part_and_keeps_what_the_steps_before_took() {
+    fn each_step_takes_its_share_and_keeps_the_flows_of_earlier_steps() {
         for step in 1..WARM_UP_STEPS {
             let taken: Vec<u64> = (0..100_000).map(mix).filter(|&hash| takes(step, hash)).collect();
             let expected = 100_000 / usize::from(WARM_UP_STEPS) * usize::from(step);

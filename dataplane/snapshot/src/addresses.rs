@@ -1,11 +1,10 @@
 //! The addresses that the gateway answers for, and how.
 //!
 //! The dataplane owns VIPs, SNAT addresses and outer sources of tunnels: it answers ARP, neighbour solicitations and
-//! pings for them. The kernel owns the interfaces' own addresses: packets to them are punted. Only requests for their
-//! link address are answered by the dataplane, so that no flood can prevent a neighbour from resolving them. The
-//! table is read for packets that match no service and no flow. The compile of a snapshot builds it. If
-//! `tunnelSource` is a prefix, its addresses are not listed here:
-//! [`Snapshot::address`](crate::Snapshot::address) checks them last.
+//! pings for them. The kernel owns the interfaces' own addresses: packets to them are punted. The dataplane answers
+//! only requests for their link addresses, so that no flood can prevent a neighbour from resolving them. The table is
+//! read for packets that match no service and no flow. Snapshot compilation builds it. If `tunnelSource` is a prefix,
+//! its addresses are not listed here: [`Snapshot::address`](crate::Snapshot::address) checks them last.
 //!
 //! Invariant: an address has one kind. If several apply, the interface's own comes first (otherwise ssh and BGP to a
 //! gateway that serves nodePorts would end), then the VIP.
@@ -22,10 +21,10 @@ use tidegate_spec::ids::InterfaceIndex;
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::key_index::KeyIndex;
 use tidegate_structures::sorted_chunks::SortedChunks;
-use tidegate_structures::table::{Table, places};
+use tidegate_structures::table::{Table, table_len};
 use tidegate_wire::{Addr, Family, usual};
 
-/// What an address of the gateway is.
+/// The kind of an address of the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressKind {
     /// The address of an interface: the kernel answers for it. A service may have ports on it too.
@@ -41,14 +40,14 @@ pub enum AddressKind {
 /// Why an address cannot be the source of a packet from the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceFault {
-    /// Not one host's: unspecified, loopback, multicast, or IPv4 0/8, 240/4 and broadcast.
+    /// Not a unicast address: unspecified, loopback, multicast, or IPv4 0/8, 240/4 and broadcast.
     NotOneHost,
-    /// A VIP, or an address of the gateway itself: its packets do not come in from the wire.
+    /// A VIP, or an address of the gateway itself, whose packets cannot arrive from the wire.
     Ours,
     /// The network or broadcast address of a connected IPv4 network, or the subnet-router anycast address of a
     /// connected IPv6 network (RFC 4291 2.6.1). An answer to it would reach many hosts, or a different host.
     NotOneHostOfNetwork,
-    /// A next hop of a default route. It may ping and speak to the kernel, but it is no client of a service.
+    /// A next hop of a default route. It may ping and reach the kernel, but is no client of a service.
     Router,
     /// Link-local, in a frame that a default router forwarded, or to a service whose answers the gateway would have to
     /// forward to a router (RFC 3927 2.7, RFC 4291 2.5.6).
@@ -64,38 +63,38 @@ pub(crate) enum Meaning {
     NoClient(SourceFault),
 }
 
-/// All addresses with a meaning. A copy shares the memory.
+/// All addresses with a meaning. Clones share the memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Addresses {
     index: KeyIndex,
-    /// A place without an entry in the index means nothing.
+    /// Records that the index doesn't refer to are unused.
     records: Table<(Addr, Meaning)>,
-    /// The place of each address.
+    /// The record index of each address.
     by_address: SortedChunks<Addr, u32>,
-    /// The places without an address.
+    /// The indices of unused records.
     free: Arc<Vec<u32>>,
-    /// The meanings that do not come from services. They remain when a VIP goes.
+    /// The meanings that don't come from services. They stay when a VIP is removed.
     beside: Arc<BTreeMap<Addr, Meaning>>,
     networks: Arc<Networks>,
 }
 
-/// Networks ([`usual::network`]), a bit for each by a hash: those that have or had an address in [`Addresses`], and by chance
-/// others. Nearly no client is in one of them, so nearly no client needs a look-up.
+/// A Bloom filter of networks ([`usual::network`]) that have or had an address in [`Addresses`]. It excludes nearly all
+/// clients, which then need no look-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Networks([u64; 64]);
 
 impl Networks {
     /// Word and bit of a network.
     #[inline(always)]
-    fn place(network: u64) -> (usize, u32) {
-        // The upper 12 bits of a product by an odd number (Dietzfelbinger et al. 1997): 2^64 by the golden ratio.
-        let slot = network.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
-        ((slot >> 6) as usize, (slot & 63) as u32)
+    fn bit_of(network: u64) -> (usize, u32) {
+        // Multiply-shift with 2^64 divided by the golden ratio (Dietzfelbinger et al. 1997), upper 12 bits.
+        let bit = network.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+        ((bit >> 6) as usize, (bit & 63) as u32)
     }
 
     #[inline(always)]
     fn may_contain<const A: usize>(&self, addr: &[u32; A]) -> bool {
-        let (word, bit) = Self::place(usual::network(addr));
+        let (word, bit) = Self::bit_of(usual::network(addr));
         self.0[word] >> bit & 1 != 0
     }
 
@@ -104,14 +103,14 @@ impl Networks {
             Family::V4 => usual::network(&usual::words::<1>(addr)),
             Family::V6 => usual::network(&usual::words::<4>(addr)),
         };
-        let (word, bit) = Self::place(network);
+        let (word, bit) = Self::bit_of(network);
         self.0[word] |= 1 << bit;
     }
 }
 
 impl Addresses {
-    /// The VIPs, and the other addresses with their meanings. If an address is listed more than once among these, the
-    /// first entry counts.
+    /// The table of the VIPs and of the other addresses with their meanings. Of several meanings of another address,
+    /// the first counts.
     pub(crate) fn build(
         vips: impl Iterator<Item = Addr>,
         others: impl Iterator<Item = (Addr, Meaning)>,
@@ -122,7 +121,7 @@ impl Addresses {
         }
         let mut records: Vec<_> = vips.map(|vip| (vip, with_vip(beside.get(&vip)))).collect();
         records.extend(beside.iter().map(|(&addr, &meaning)| (addr, meaning)));
-        // The sort is stable: what a VIP means stays first.
+        // The sort is stable: the meaning of a VIP stays first.
         records.sort_by_key(|&(addr, _)| addr);
         records.dedup_by_key(|&mut (addr, _)| addr);
         let mut networks = Networks([0; 64]);
@@ -130,7 +129,7 @@ impl Addresses {
         let count = records.len();
         let by_address: SortedChunks<Addr, u32> =
             records.iter().zip(0..).map(|(&(addr, _), at)| (addr, at)).collect();
-        records.resize(places(count), VACANT);
+        records.resize(table_len(count), VACANT);
         Self {
             index: index_of(&by_address),
             records: records.into(),
@@ -159,7 +158,7 @@ impl Addresses {
                 (None, None) => {}
             }
         }
-        // After all that go, whose places are free now.
+        // Last, because the removed addresses have freed records.
         let mut used = self.by_address.len() + self.free.len();
         let mut entries = Vec::with_capacity(new.len());
         let mut networks = Arc::clone(&self.networks);
@@ -175,7 +174,7 @@ impl Addresses {
         }
         let by_address = self.by_address.revised(moves);
         let index = self.index.edited(&gone, &entries, |at| hash(&self.records[at].0));
-        let more = places(used).saturating_sub(self.records.len());
+        let more = table_len(used).saturating_sub(self.records.len());
         let records = self.records.revised(std::iter::repeat_n(VACANT, more), |records| {
             set.iter().for_each(|&(at, record)| records.set(at as usize, record));
         });
@@ -190,14 +189,13 @@ impl Addresses {
         Some(self.records[at].1)
     }
 
-    /// False if an address certainly means nothing. It has the form of [`usual::Usual`].
+    /// False if an address certainly has no meaning. It has the form of [`usual::Usual`].
     #[inline(always)]
     pub(crate) fn may_have_meaning<const A: usize>(&self, addr: &[u32; A]) -> bool {
         self.networks.may_contain(addr)
     }
 
-    /// Whether an IPv4 address means anything, so that it is no client's. It is the number that its bytes are in
-    /// little-endian order.
+    /// Whether an IPv4 address, read as a little-endian number, has a meaning, so that no client has it.
     #[inline(always)]
     pub(crate) fn has_meaning_v4(&self, addr: u32) -> bool {
         self.may_have_meaning(&[addr]) && self.meaning(&Addr::v4(addr.to_le_bytes())).is_some()
@@ -211,7 +209,7 @@ impl Addresses {
         }
     }
 
-    /// Why this address cannot be a client's, as far as the address alone shows.
+    /// Why no client can have this address, judged by the address alone.
     #[inline]
     pub(crate) fn source_fault(&self, addr: &Addr) -> Option<SourceFault> {
         if !addr.is_single_host() {
@@ -231,10 +229,10 @@ impl Addresses {
     }
 }
 
-/// The record of a place that is not in the index.
+/// The value of an unused record.
 const VACANT: (Addr, Meaning) = (Addr::UNSPECIFIED, Meaning::NoClient(SourceFault::NotOneHost));
 
-/// The meaning of a VIP that has another one too.
+/// The meaning of a VIP that has another meaning as well.
 fn with_vip(beside: Option<&Meaning>) -> Meaning {
     match beside {
         Some(own @ Meaning::Kind(AddressKind::Own(_))) => *own,
@@ -251,8 +249,8 @@ fn index_of(by_address: &SortedChunks<Addr, u32>) -> KeyIndex {
     KeyIndex::build(entries.into_iter())
 }
 
-/// The addresses of a connected network that are not one host's. Networks of two addresses or one have none
-/// (RFC 3021, RFC 6164); IPv6 has no broadcast.
+/// The addresses of a connected network that are not unicast. Networks of two addresses or one have none (RFC 3021, RFC
+/// 6164); IPv6 has no broadcast.
 pub(crate) fn not_one_host(net: &IpNet) -> impl Iterator<Item = Addr> {
     let ends = match net {
         IpNet::V4(net) if net.prefix_len() < 31 => [Some(net.network().into()), Some(net.broadcast().into())],
@@ -326,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn only_networks_with_room_for_three_have_ends_that_are_no_hosts() {
+    fn networks_of_one_or_two_addresses_have_no_reserved_ends() {
         let ends = |net: &str| -> Vec<String> {
             not_one_host(&net.parse().expect("a network")).map(|addr| addr.to_string()).collect()
         };

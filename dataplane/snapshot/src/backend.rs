@@ -2,7 +2,7 @@
 //!
 //! A [`Backend`] is one cache line at the index of its [`BackendId`]. An endpoint is (address, port, protocol); all
 //! services that use it share it. Only endpoints of `nat` and `fullnat` services can be looked up, because only their
-//! replies return through the gateway. The compile of a snapshot builds both.
+//! replies return through the gateway. Snapshot compilation builds both.
 //!
 //! Invariant: the id of a removed backend finds nothing, even after its index is reused.
 
@@ -12,7 +12,7 @@ use tidegate_structures::hash::key_hash;
 use tidegate_structures::key_index::KeyIndex;
 use tidegate_structures::prefetch;
 use tidegate_structures::sorted_chunks::SortedChunks;
-use tidegate_structures::table::{Table, places};
+use tidegate_structures::table::{Table, table_len};
 use tidegate_wire::encapsulation::Encapsulation;
 use tidegate_wire::{Addr, Family};
 
@@ -29,7 +29,7 @@ pub struct Backend {
     pub id: BackendId,
     /// The service port that it belongs to.
     pub service: ServiceId,
-    /// (address, port, protocol), shared with the same endpoint behind other service ports.
+    /// The id of its (address, port, protocol), shared by all service ports.
     pub endpoint: EndpointId,
     /// Next hop towards it: the backend itself if it is on-link, otherwise a router.
     pub neighbor: NeighborId,
@@ -47,20 +47,20 @@ pub struct Backend {
     pub protocol: Protocol,
     /// The headers behind the outer IP header, if the mode is a tunnel.
     pub encapsulation: Option<Encapsulation>,
-    /// The way of its packets through the last stage.
+    /// How the last stage handles its packets.
     pub last_stage: LastStage,
 }
 
-/// The way of packets to a backend through the last stage of the pipeline.
+/// How the last stage of the pipeline handles packets to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastStage {
-    /// The mode is `dsr-l2`, and the service asks for nothing else.
+    /// Mode `dsr-l2` without further options.
     Link,
-    /// The mode is `dsr-ipip`, and the service asks for nothing else.
+    /// Mode `dsr-ipip` without further options.
     IpInIp,
-    /// Any other mode without translation, or a service that has a limit for its packets.
+    /// Any other mode without translation, or a service that limits its packets.
     Checks,
-    /// The mode is `nat` or `fullnat`.
+    /// Mode `nat` or `fullnat`.
     Translation,
 }
 
@@ -73,26 +73,26 @@ pub(crate) struct Backends {
     records: Table<Option<Backend>>,
 }
 
-const _: () = assert!(size_of::<Option<Backend>>() == 64, "the vacant mark hides in an enum of the record");
+const _: () = assert!(size_of::<Option<Backend>>() == 64, "`None` fits into a niche of the record");
 
 impl Backends {
     pub(crate) fn build(indices: usize, backends: impl Iterator<Item = Backend>) -> Self {
-        let mut records = vec![None; places(indices)];
+        let mut records = vec![None; table_len(indices)];
         for backend in backends {
             records[backend.id.index()] = Some(backend);
         }
         Self { records: records.into() }
     }
 
-    /// A copy with `indices` places, without the backends in `gone` and with those in `new`.
+    /// A copy for `indices` indices, without the backends in `gone` and with those in `new`.
     pub(crate) fn revised(&self, indices: usize, gone: &[BackendId], new: &[Backend]) -> Self {
-        let more = places(indices).saturating_sub(self.records.len());
+        let more = table_len(indices).saturating_sub(self.records.len());
         if more == 0 && gone.is_empty() && new.is_empty() {
             return Self { records: self.records.clone() };
         }
-        let records = self.records.revised(std::iter::repeat_n(None, more), |places| {
-            gone.iter().for_each(|id| places.set(id.index(), None));
-            new.iter().for_each(|backend| places.set(backend.id.index(), Some(*backend)));
+        let records = self.records.revised(std::iter::repeat_n(None, more), |records| {
+            gone.iter().for_each(|id| records.set(id.index(), None));
+            new.iter().for_each(|backend| records.set(backend.id.index(), Some(*backend)));
         });
         Self { records }
     }
@@ -138,10 +138,10 @@ fn vacant_endpoint(index: usize) -> (EndpointKey, EndpointId) {
     (nowhere, EndpointId::from_raw(vacant_raw(index)))
 }
 
-/// The maximum number of endpoints of one address that [`Endpoints::has_direct`] examines: a node may have thousands.
-const ENDPOINTS_ASKED: usize = 64;
+/// The number of endpoints of one address that [`Endpoints::has_direct`] examines: a node may have thousands.
+const ENDPOINTS_CHECKED: usize = 64;
 
-/// All endpoints of a snapshot. A copy shares everything.
+/// All endpoints of a snapshot. Clones share everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoints {
     index: KeyIndex,
@@ -171,9 +171,9 @@ pub(crate) struct Revision {
 }
 
 impl Endpoints {
-    /// A table with `indices` places, of endpoints in the order of their keys.
+    /// A table for `indices` indices, of endpoints in the order of their keys.
     pub(crate) fn build(indices: usize, endpoints: &[(EndpointKey, EndpointId, Uses)]) -> Self {
-        let mut records: Vec<_> = (0..places(indices)).map(vacant_endpoint).collect();
+        let mut records: Vec<_> = (0..table_len(indices)).map(vacant_endpoint).collect();
         let mut uses = vec![Uses::default(); records.len()];
         for &(key, id, used) in endpoints {
             records[id.index()] = (key, id);
@@ -189,7 +189,7 @@ impl Endpoints {
         }
     }
 
-    /// A copy with `indices` places and with these revisions, which are in the order of their keys.
+    /// A copy for `indices` indices and with these revisions, which are in the order of their keys.
     pub(crate) fn revised(&self, indices: usize, revisions: &[Revision]) -> Self {
         if revisions.is_empty() {
             return self.clone();
@@ -207,16 +207,16 @@ impl Endpoints {
         } else {
             self.index.edited(&lost, &new, |at| self.records[at].0.hash())
         };
-        let more = self.records.len()..places(indices);
+        let more = self.records.len()..table_len(indices);
         let records = if more.is_empty() && !revisions.iter().any(|r| comes(r) || goes(r)) {
             self.records.clone()
         } else {
-            self.records.revised(more.clone().map(vacant_endpoint), |places| {
+            self.records.revised(more.clone().map(vacant_endpoint), |records| {
                 // A new endpoint may have the index of a removed one.
                 for at in revisions.iter().filter(|r| goes(r)).map(|r| r.id.index()) {
-                    places.set(at, vacant_endpoint(at));
+                    records.set(at, vacant_endpoint(at));
                 }
-                revisions.iter().filter(|r| comes(r)).for_each(|r| places.set(r.id.index(), (r.key, r.id)));
+                revisions.iter().filter(|r| comes(r)).for_each(|r| records.set(r.id.index(), (r.key, r.id)));
             })
         };
         let uses = self.uses.revised(more.map(|_| Uses::default()), |counts| {
@@ -265,14 +265,14 @@ impl Endpoints {
     }
 
     pub(crate) fn by_id(&self, id: EndpointId) -> Option<EndpointKey> {
-        self.records.get(id.index()).filter(|(_, holder)| *holder == id).map(|&(key, _)| key)
+        self.records.get(id.index()).filter(|(_, owner)| *owner == id).map(|&(key, _)| key)
     }
 
-    /// Whether a backend at this address answers clients itself. Costs some steps of a binary search.
+    /// Whether a backend at this address answers clients itself. Costs a binary search.
     pub(crate) fn has_direct(&self, address: &Addr) -> bool {
         let first = self.by_key.from(|key| key.address < *address);
         let here = first.take_while(|(key, _)| key.address == *address);
-        here.take(ENDPOINTS_ASKED).any(|&(_, id)| self.is_direct(id))
+        here.take(ENDPOINTS_CHECKED).any(|&(_, id)| self.is_direct(id))
     }
 
     /// Whether an endpoint has this address.

@@ -1,10 +1,9 @@
-//! Compares a snapshot with one that is compiled from scratch: both must forward packets alike.
+//! Compares a snapshot with one that is compiled from scratch. Both must forward packets alike.
 //!
-//! The daemon runs this now and then in the background, because most snapshots are revised from the previous one. Ids,
-//! and the generation of [`Snapshot::admission`], are left out, because they depend on earlier snapshots; the objects
-//! that ids stand for are compared instead. Link addresses are not a part of snapshots. The snapshot from scratch has
-//! its own neighbour table, so that a comparison changes nothing that workers read, and takes no lock that another
-//! thread waits for.
+//! The daemon runs this periodically in the background, because most snapshots are revised from the previous one. Ids
+//! and the generation of [`Snapshot::admission`] depend on earlier snapshots, so the objects that ids stand for are
+//! compared instead. Link addresses are not part of snapshots. The snapshot from scratch has its own neighbour table,
+//! so a comparison changes nothing that workers read and takes no lock that another thread waits for.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -18,26 +17,26 @@ use tidegate_structures::difference::{self, Difference};
 use tidegate_structures::hash::mix;
 use tidegate_wire::{Addr, Family};
 
-use super::compile::compile_anew;
+use super::compile::from_scratch;
 use super::state::Snapshot;
 use crate::backend::Backend;
 use crate::neighbors::{NeighborId, NeighborTable};
 use crate::routes::NextHop;
 use crate::service::{BackendInfo, Service, ServiceInfo};
 
-/// The number of flows of each service port whose backend is shown if the choices differ.
+/// The number of flows per service port whose backends are compared.
 const FLOWS: u64 = 64;
 
 impl Snapshot {
-    /// Compares with a snapshot that is compiled from scratch from the same spec. `neighbors` is the table that this
-    /// one was compiled with. Takes several times as long as a compile from scratch, and the memory of a second
+    /// Compares with a snapshot that is compiled from scratch from this spec. `neighbors` is the table that this
+    /// snapshot was compiled with. Takes several times as long as compiling from scratch, and the memory of a second
     /// snapshot. Call it on a thread of low priority.
     ///
-    /// `None` if a neighbour table was full: the parts left out then depend on earlier snapshots.
+    /// `None` if a neighbour table was full: then the parts left out depend on earlier snapshots.
     #[must_use]
     pub fn compare(&self, spec: &SnapshotSpec, neighbors: &NeighborTable) -> Option<Vec<Difference>> {
         let own = NeighborTable::new();
-        let (scratch, problems) = match compile_anew(spec, None, &own) {
+        let (scratch, problems) = match from_scratch(spec, None, &own) {
             Ok(compiled) => compiled,
             Err(error) => {
                 let (incremental, from_scratch) = ("a snapshot".to_owned(), format!("an error: {error}"));
@@ -45,7 +44,7 @@ impl Snapshot {
             }
         };
         let known = self.carried.lineage.problems();
-        if known.iter().chain(&problems).any(Problem::is_lack_of_room) {
+        if known.iter().chain(&problems).any(Problem::is_neighbor_table_full) {
             return None;
         }
         let [one, other] = [Seen { snapshot: self, neighbors }, Seen { snapshot: &scratch, neighbors: &own }];
@@ -68,7 +67,7 @@ impl Snapshot {
     }
 }
 
-/// A snapshot with the table of its next hops.
+/// A snapshot with its neighbour table.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
     snapshot: &'a Snapshot,
@@ -80,7 +79,7 @@ impl<'a> Seen<'a> {
         self.snapshot.services().map(move |(service, info)| self.port(service, info))
     }
 
-    /// A service port as packets use it, and as people see it.
+    /// A service port as packets use it, and as it is displayed.
     fn port(self, service: &'a Service, info: &'a ServiceInfo) -> impl Debug {
         let snapshot = self.snapshot;
         // The patterns are complete, so that a new field cannot be forgotten.
@@ -96,7 +95,7 @@ impl<'a> Seen<'a> {
             proxy_tlvs: shown_tlvs,
             vpce_id,
             passive_health,
-            source_ranges: asked,
+            source_ranges: requested_ranges,
             backends,
         } = info;
         let &Service {
@@ -140,7 +139,7 @@ impl<'a> Seen<'a> {
         );
         let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle, snapshot.further_vips(id).to_vec());
-        let asked = asked.as_ref().map(|ranges| ranges.nets());
+        let requested_ranges = requested_ranges.as_ref().map(|ranges| ranges.nets());
         let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
         let limits = snapshot.limited_service(service).map(|of| {
             let ports: Vec<_> =
@@ -151,7 +150,7 @@ impl<'a> Seen<'a> {
             backends.iter().map(|info| (self.shown(info), self.backend(id, info.id))).collect();
         let choice: Vec<_> = (0..FLOWS).map(|flow| selector.owner(mix(flow)).map(|at| self.at(at))).collect();
         let choices = (self.all_choices(selector), choice);
-        (names, (is_found, is_compared), record, times, (asked, admits, limits), list, choices)
+        (names, (is_found, is_compared), record, times, (requested_ranges, admits, limits), list, choices)
     }
 
     /// A backend of the service port `service` as packets use it.
@@ -178,11 +177,11 @@ impl<'a> Seen<'a> {
         // Replies of a `nat` or `fullnat` backend are found by its address.
         let is_endpoint_found = found.map(|found| found == endpoint);
         let links = (of == service, is_endpoint_found, key, is_direct);
-        let way = (mode, encapsulation, last_stage);
-        Some(((address, port, protocol), way, state, family, (interface, self.next_hop(neighbor)), links))
+        let path = (mode, encapsulation, last_stage);
+        Some(((address, port, protocol), path, state, family, (interface, self.next_hop(neighbor)), links))
     }
 
-    /// A backend as people see it.
+    /// A backend as it is displayed.
     fn shown(self, info: &BackendInfo) -> impl Debug + use<> {
         let &BackendInfo { id, endpoint, address, port, weight, state } = info;
         let is_endpoint = self.snapshot.backend(id).map(|backend| backend.endpoint == endpoint);
@@ -194,15 +193,16 @@ impl<'a> Seen<'a> {
         self.snapshot.backend(id).map(|backend| (backend.address, backend.port))
     }
 
-    /// A number for all choices of a selector: the owner of each seat, slot or turn, or the backends that are compared.
+    /// A hash of all choices of a selector: the owner of each seat, slot or ring position, or the backends whose loads
+    /// are compared.
     fn all_choices(self, selector: &Selector) -> u64 {
         let mut hasher = DefaultHasher::new();
         match selector {
             Selector::InFlux(both) => {
                 for seats in [&both.present, &both.former] {
-                    seats
-                        .seats()
-                        .for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
+                    seats.seats().for_each(|(seat_map, seat, owner)| {
+                        (seat_map, seat, self.at(owner)).hash(&mut hasher)
+                    });
                 }
             }
             Selector::WarmUp(both) => {
@@ -210,13 +210,17 @@ impl<'a> Seen<'a> {
                 both.steps().iter().for_each(|&(id, step)| (self.at(id), step).hash(&mut hasher));
             }
             Selector::Rendezvous(seats) => {
-                seats.seats().for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
+                seats
+                    .seats()
+                    .for_each(|(seat_map, seat, owner)| (seat_map, seat, self.at(owner)).hash(&mut hasher));
             }
             Selector::Maglev(slots) => {
                 slots.owners().iter().for_each(|owner| self.at(*owner).hash(&mut hasher));
                 slots.table().hash(&mut hasher);
             }
-            Selector::Turns(turns) => turns.all().for_each(|owner| self.at(owner).hash(&mut hasher)),
+            Selector::RoundRobin(round_robin) => {
+                round_robin.all().for_each(|owner| self.at(owner).hash(&mut hasher))
+            }
             Selector::Loads(loaded) => {
                 loaded.rule.hash(&mut hasher);
                 let members = loaded.members.iter();
@@ -226,8 +230,8 @@ impl<'a> Seen<'a> {
         hasher.finish()
     }
 
-    /// Backends and endpoints that an id finds although no service port has them: flows to a removed backend would
-    /// continue.
+    /// Backends and endpoints that an id still finds although no service port has them: flows to a removed backend
+    /// would continue.
     fn left_over(self) -> Vec<(Addr, u16)> {
         let infos = self.snapshot.services().flat_map(|(_, info)| &info.backends);
         let listed: HashSet<BackendId> = infos.map(|info| info.id).collect();
@@ -310,7 +314,7 @@ mod tests {
         ServiceSpec { backends: hosts.iter().map(|host| backend(*host)).collect(), ..service }.into()
     }
 
-    /// A copy with another record and other information of a service.
+    /// A copy with another record and info of a service.
     fn again(services: &Services, one: (Service, ServiceInfo)) -> Services {
         services.revised(services.by_key().len(), &[], vec![one], Arc::clone(services.by_key()))
     }
@@ -327,10 +331,10 @@ mod tests {
         let (revised, _) =
             Snapshot::compile(&spec(2, &[13, 12]), Some(&first), &neighbors).expect("it compiles");
         assert_eq!(revised.compare(&spec(2, &[13, 12]), &neighbors), Some(Vec::new()));
-        // Packets do not depend on the order, but the next revision would treat it as a change.
-        let found = revised.compare(&spec(2, &[12, 13]), &neighbors).expect("there is room");
+        // The order doesn't affect packets, but the next revision would treat it as a change.
+        let found = revised.compare(&spec(2, &[12, 13]), &neighbors).expect("the table is not full");
         assert_eq!(found.iter().map(|one| &*one.part).collect::<Vec<_>>(), ["lineage"]);
-        let found = revised.compare(&spec(2, &[12, 14]), &neighbors).expect("there is room");
+        let found = revised.compare(&spec(2, &[12, 14]), &neighbors).expect("the table is not full");
         let port = found.iter().find(|one| one.part == "ports[0]").expect("the first port differs");
         assert!(
             port.incremental.contains("10.0.0.13") && !port.from_scratch.contains("10.0.0.13"),
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_a_revision_left_as_it_was_is_found() {
+    fn a_stale_part_of_a_revision_is_found() {
         let neighbors = NeighborTable::with_capacity(64);
         let (first, _) = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles");
         let next = spec(2, &[11, 12]);
@@ -348,7 +352,7 @@ mod tests {
         let stale = |spoil: &dyn Fn(&mut Snapshot)| {
             let mut snapshot = revise();
             spoil(&mut snapshot);
-            let found = snapshot.compare(&next, &neighbors).expect("there is room");
+            let found = snapshot.compare(&next, &neighbors).expect("the table is not full");
             found.into_iter().map(|one| one.part).collect::<Vec<_>>()
         };
         assert_eq!(stale(&|_| ()), Vec::<String>::new());
@@ -368,11 +372,11 @@ mod tests {
             let old = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles").0;
             snapshot.carried.lineage = old.carried.lineage;
         });
-        assert_eq!(before, ["lineage"], "the next revision would go by the spec before");
+        assert_eq!(before, ["lineage"], "the next revision would start from the previous spec");
     }
 
     #[test]
-    fn a_choice_that_a_revision_left_as_it_was_is_found() {
+    fn a_stale_selector_of_a_revision_is_found() {
         for scheduler in [Scheduler::Rendezvous, Scheduler::Maglev { slots: 1_009 }] {
             let of = |generation, hosts: &[u8]| {
                 let mut spec = spec(generation, hosts);
@@ -391,7 +395,7 @@ mod tests {
                 let selector = first.services().next().expect("the first service port").0.selector.clone();
                 let stale = (Service { selector, ..record.clone() }, info.clone());
                 revised.services = again(&revised.services, stale);
-                let found = revised.compare(&next, &neighbors).expect("there is room");
+                let found = revised.compare(&next, &neighbors).expect("the table is not full");
                 let parts: Vec<_> = found.iter().map(|one| one.part.as_str()).collect();
                 assert_eq!(parts, ["ports[0]"], "{scheduler:?}");
             }
@@ -399,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_is_gone_and_is_still_found_by_its_id_is_left_over() {
+    fn a_removed_backend_that_its_id_still_finds_is_left_over() {
         let neighbors = NeighborTable::with_capacity(64);
         let compile = || Snapshot::compile(&spec(1, &[11, 13]), None, &neighbors).expect("it compiles").0;
         let next = spec(2, &[11]);
@@ -407,13 +411,13 @@ mod tests {
         assert_eq!(revised.compare(&next, &neighbors), Some(Vec::new()));
         // Flows to the removed backend would continue.
         revised.backends = compile().backends;
-        let found = revised.compare(&next, &neighbors).expect("there is room");
+        let found = revised.compare(&next, &neighbors).expect("the table is not full");
         let left = found.iter().find(|one| one.part == "left over[0]").expect("it is left over");
         assert!(left.incremental.contains("10.0.0.13") && left.from_scratch == "None", "{left:?}");
     }
 
     #[test]
-    fn a_comparison_takes_no_slot_of_the_neighbours_in_use_and_changes_no_link_address() {
+    fn a_comparison_does_not_change_the_neighbour_table() {
         let neighbors = NeighborTable::with_capacity(64);
         let (snapshot, _) = Snapshot::compile(&spec(1, &[11, 12]), None, &neighbors).expect("it compiles");
         let before = neighbors.len();

@@ -1,9 +1,8 @@
 //! The counters of a worker: written by one worker, read by anyone, without locks.
 //!
-//! A counter is an atomic that its worker loads, adds to and stores with relaxed order. On the usual machines that is
-//! a plain `mov`, and a reader sees a value that was correct a moment ago. [`WorkerCounters`] live as long as the
-//! worker. [`Tallies`] (per service, per backend) have the size of a snapshot and are replaced to grow, so a reader
-//! adds up all of them that a worker has had.
+//! A counter is an atomic that its worker loads, adds to and stores with relaxed order: plain moves on common machines,
+//! and readers lag by at most a moment. [`WorkerCounters`] live as long as the worker. [`Tallies`] (per service, per
+//! backend) have the size of a snapshot and are replaced to grow, so a reader sums all tallies of a worker.
 //!
 //! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs and drops
 //! (`pipeline_fuzz.rs` in the tests of `tidegate-pipeline`).
@@ -27,11 +26,11 @@ pub struct InterfaceCounters {
     pub tx_packets: Counter,
     /// Bytes sent.
     pub tx_bytes: Counter,
-    /// Packets in which another station claimed an address of ours.
+    /// Packets in which another station claimed an address of the gateway.
     pub address_conflicts: Counter,
-    /// Packets of a sample whose transport checksum was looked at.
+    /// Sampled packets whose transport checksum was verified.
     pub checksums_sampled: Counter,
-    /// Of the sample, those whose checksum the sender left to its NIC, and no NIC completed.
+    /// Sampled packets whose checksum the sender left to its NIC, but no NIC completed.
     pub checksums_partial: Counter,
 }
 
@@ -148,7 +147,7 @@ struct TrafficCounters {
     bytes: Counter,
 }
 
-/// A list that has its cache lines for itself, so that two workers never write to the same line.
+/// A list in cache lines of its own, so that two workers never write to the same line.
 #[derive(Debug)]
 struct Lines<T> {
     parts: Box<[Part<T>]>,
@@ -196,7 +195,7 @@ pub struct Tallies {
 }
 
 impl Tallies {
-    /// Tallies for ids with indices below these numbers. Ids with larger indices may not be counted.
+    /// Tallies for ids with indices below these numbers. Larger indices may not be counted.
     #[must_use]
     pub fn with_capacity(services: usize, backends: usize) -> Self {
         Self {
@@ -209,13 +208,13 @@ impl Tallies {
         }
     }
 
-    /// The numbers of service and backend indices that the tallies have room for.
+    /// The numbers of service and backend indices that the tallies cover.
     #[must_use]
     pub fn capacity(&self) -> (usize, usize) {
         (self.services.len, self.connections.len)
     }
 
-    /// The addresses that its worker writes to.
+    /// The address ranges that the worker writes to.
     #[must_use]
     pub fn written(&self) -> [Range<usize>; 6] {
         [
@@ -246,40 +245,40 @@ impl Tallies {
         }
     }
 
-    /// Tells the other workers the load of a backend.
-    pub fn share_load(&self, backend: BackendId, load: Load) {
+    /// Publishes the load of a backend to the other workers.
+    pub fn publish_load(&self, backend: BackendId, load: Load) {
         if let Some(word) = self.loads.get(backend.index()) {
             word.set(load.word());
         }
     }
 
-    /// The load of a backend that the worker told last.
+    /// The load of a backend that the worker published last.
     #[must_use]
     pub fn load(&self, backend: BackendId) -> Load {
         self.loads.get(backend.index()).map_or(Load::default(), |word| Load::from_word(word.value()))
     }
 
-    /// Tells whether the worker has set a backend aside.
-    pub fn tell_set_aside(&self, backend: BackendId, is_aside: bool) {
+    /// Publishes whether the worker has set a backend aside.
+    pub fn publish_set_aside(&self, backend: BackendId, is_aside: bool) {
         if let Some(word) = self.set_aside.get(backend.index()) {
             word.set(u64::from(is_aside));
         }
     }
 
-    /// Whether the worker has set aside the backend at this index, as it told last.
+    /// Whether the worker has set aside the backend at this index, as last published.
     #[must_use]
     pub fn is_set_aside(&self, index: usize) -> bool {
         self.set_aside.get(index).is_some_and(|word| word.value() != 0)
     }
 
-    /// Tells whether a service is under a SYN flood, which SYN cookies answer.
-    pub fn tell_flood(&self, service: ServiceId, is_flooded: bool) {
+    /// Publishes whether a service is under a SYN flood, which SYN cookies answer.
+    pub fn publish_flood(&self, service: ServiceId, is_flooded: bool) {
         if let Some(word) = self.flooded.get(service.index()) {
             word.set(u64::from(is_flooded));
         }
     }
 
-    /// Whether the service at this index is under a SYN flood, as the worker told last.
+    /// Whether the service at this index is under a SYN flood, as last published.
     #[must_use]
     pub fn is_flooded(&self, index: usize) -> bool {
         self.flooded.get(index).is_some_and(|word| word.value() != 0)
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_beyond_the_tallies_are_not_counted_and_do_no_harm() {
+    fn ids_beyond_the_tallies_are_not_counted() {
         let tallies = Tallies::with_capacity(1, 1);
         tallies.forwarded(ServiceId::new(0, 0), Direction::Reply, 100);
         tallies.forwarded(ServiceId::new(8, 0), Direction::Request, 100);

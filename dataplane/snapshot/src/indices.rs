@@ -1,17 +1,17 @@
-//! Allocates the indices of ids over a chain of snapshots: an index is kept while its holder exists, then reused.
+//! Allocates the indices of ids over a chain of snapshots: an index is kept while its owner exists, then reused.
 //!
-//! A free index goes to the next holder with its generation incremented. The lowest is used first, so tables stay
-//! dense and the same history gives the same ids. The compile of a snapshot calls it.
+//! A free index goes to the next owner with its generation incremented. The lowest is used first, so tables stay dense
+//! and equal histories give equal ids. Snapshot compilation calls it.
 //!
-//! Invariant: an index has one holder in a snapshot, and no (index, generation) is used for two objects in a row.
-//! Generations count modulo 2^10: a flow entry that is older than 1,023 holders of one index could match again.
+//! Invariant: an index has one owner in a snapshot, and consecutive owners differ in generation. Generations count
+//! modulo 2^10: a flow entry could match again after 1,023 further owners of its index.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidegate_structures::chunked::Chunked;
 
-/// All indices of a snapshot. A copy shares them.
+/// All indices of a snapshot. Clones share them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Generations {
     pub(super) services: Kind,
@@ -22,9 +22,9 @@ pub(super) struct Generations {
 /// The indices of one kind of object.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Kind {
-    /// For each index used so far, the generation of its current or last holder.
+    /// For each index used so far, the generation of its current or last owner.
     generations: Chunked<u32>,
-    /// The indices without a holder.
+    /// The indices without an owner.
     free: Arc<BTreeSet<usize>>,
 }
 
@@ -34,13 +34,12 @@ impl Kind {
         self.generations.len()
     }
 
-    /// Each index with the generation of its current or last holder.
+    /// Each index with the generation of its current or last owner.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, u32)> {
         self.generations.iter().copied().enumerate()
     }
 
-    /// A copy without the holders in `gone` and with `new` new ones, and the index and generation of each new one in
-    /// order.
+    /// A copy without the owners in `gone` and with `new` further ones, with the index and generation of each new one.
     pub(super) fn revised(&self, gone: impl Iterator<Item = usize>, new: usize) -> (Self, Vec<(usize, u32)>) {
         let mut free = Arc::clone(&self.free);
         for index in gone {
@@ -66,11 +65,11 @@ impl Kind {
     }
 }
 
-/// The indices of one kind during a compile: first call [`Self::keep`] for all existing holders, then [`Self::fresh`].
+/// The indices of one kind during a compile: first call [`Self::keep`] for all existing owners, then [`Self::fresh`].
 #[derive(Debug)]
 pub(super) struct Indices {
     generations: Vec<u32>,
-    held: Vec<bool>,
+    in_use: Vec<bool>,
     next: usize,
 }
 
@@ -78,37 +77,37 @@ impl Indices {
     pub(super) fn resume(kind: &Kind) -> Self {
         Self {
             generations: kind.generations.iter().copied().collect(),
-            held: vec![false; kind.len()],
+            in_use: vec![false; kind.len()],
             next: 0,
         }
     }
 
-    /// Records that the holder of an index still exists.
+    /// Records that the owner of an index still exists.
     pub(super) fn keep(&mut self, index: usize) {
-        assert!(!std::mem::replace(&mut self.held[index], true), "an index has one holder");
+        assert!(!std::mem::replace(&mut self.in_use[index], true), "an index has one owner");
     }
 
     /// The lowest free index, and its generation.
     pub(super) fn fresh(&mut self) -> (usize, u32) {
-        while self.held.get(self.next) == Some(&true) {
+        while self.in_use.get(self.next) == Some(&true) {
             self.next += 1;
         }
         let index = self.next;
         match self.generations.get_mut(index) {
             Some(generation) => {
                 *generation = generation.wrapping_add(1);
-                self.held[index] = true;
+                self.in_use[index] = true;
             }
             None => {
                 self.generations.push(0);
-                self.held.push(true);
+                self.in_use.push(true);
             }
         }
         (index, self.generations[index])
     }
 
     pub(super) fn finish(self) -> Kind {
-        let free = (0..self.held.len()).filter(|&index| !self.held[index]).collect();
+        let free = (0..self.in_use.len()).filter(|&index| !self.in_use[index]).collect();
         Kind { generations: self.generations.into_iter().collect(), free: Arc::new(free) }
     }
 }
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_rests_keeps_its_generation() {
+    fn a_free_index_keeps_its_generation() {
         let rested = Kind { generations: [5, 6].into_iter().collect(), free: Arc::default() };
         let rested = Indices::resume(&rested).finish();
         assert_eq!(Indices::resume(&rested).fresh(), (0, 6));

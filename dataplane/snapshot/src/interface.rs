@@ -1,7 +1,7 @@
 //! A port of the gateway as the packet path sees it.
 //!
-//! The compile of a snapshot builds it from an [`InterfaceSpec`](tidegate_spec::InterfaceSpec). Its position in the snapshot
-//! is the interface index used everywhere else. It has no counters and no device.
+//! Snapshot compilation builds it from an [`InterfaceSpec`](tidegate_spec::InterfaceSpec). Its position in the snapshot
+//! is the interface index used everywhere else.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ pub struct Interface {
     pub vlan: Option<VlanId>,
     /// The gateway's own address in ARP requests and ICMP errors here: its first IPv4 address.
     pub source_v4: Option<Addr>,
-    /// The gateway's own IPv6 address there: the first one that is not link-local, otherwise its first.
+    /// The gateway's own IPv6 address here: the first that is not link-local, otherwise the first.
     pub source_v6: Option<Addr>,
     /// Its own addresses with their on-link prefixes.
     pub addresses: Box<[IpNet]>,

@@ -1,11 +1,11 @@
-//! `Snapshot`: the forwarding state of one moment, immutable, read by all workers at once.
+//! `Snapshot`: an immutable forwarding state that all workers read.
 //!
-//! The control plane compiles one from a [`SnapshotSpec`](tidegate_spec::SnapshotSpec) and publishes it; workers take it once per burst. Look-ups
-//! have several steps, so that a stage can prefetch what the next one reads: hash, prefetch, find;
-//! [`Service::prefetch_choice`](crate::service::Service::prefetch_choice),
-//! [`Service::select`](crate::service::Service::select), prefetch, [`Snapshot::backend`]. Nothing here allocates, except
-//! the functions for people. Link addresses are not here, because they change independently: they are in
-//! the [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
+//! The control plane compiles one from a [`SnapshotSpec`](tidegate_spec::SnapshotSpec) and publishes it; workers take
+//! it once per burst. Look-ups have several steps, so that a stage can prefetch what the next one reads: hash,
+//! prefetch, find; [`Service::prefetch_choice`](crate::service::Service::prefetch_choice),
+//! [`Service::select`](crate::service::Service::select), prefetch, [`Snapshot::backend`]. Nothing here allocates,
+//! except functions for display. Link addresses change independently, so they are in the
+//! [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
 //!
 //! Invariant: a snapshot names no backend that it does not contain; an id from an older snapshot finds the same object
 //! or nothing. Equal specs compile to snapshots that make the same decisions, in whatever order they list services and

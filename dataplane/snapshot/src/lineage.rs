@@ -1,4 +1,4 @@
-//! What a snapshot was compiled from, and what was left out: the start of the next compile.
+//! The spec of a snapshot and the parts left out: the start of the next compile.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -9,10 +9,10 @@ use tidegate_spec::{NetworkSpec, Problem, Protocol, ServiceKey, Shared, SharedSe
 use tidegate_structures::chunked::Chunked;
 use tidegate_wire::Addr;
 
-/// The key of a service as everything is sorted by it: IPv4-mapped addresses, then protocols, then ports.
-pub(super) type Place = (Addr, Protocol, u16);
+/// The sort key of a service: IPv4-mapped address, protocol, port.
+pub(super) type SortKey = (Addr, Protocol, u16);
 
-pub(super) fn place(key: &ServiceKey) -> Place {
+pub(super) fn sort_key(key: &ServiceKey) -> SortKey {
     (key.vip.into(), key.protocol, key.port)
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Lineage {
     pub(super) backends: usize,
     pub(super) problems: Problems,
     pub(super) fresh: Fresh,
-    /// Whether next hops and announced addresses are those of the previous snapshot.
+    /// Whether next hops and announced addresses are unchanged since the previous snapshot.
     pub(super) same_outside: bool,
 }
 
@@ -39,7 +39,7 @@ impl Lineage {
         self.problems.all()
     }
 
-    /// The parts of the stored spec that differ from `spec`, and the stored counts: for a comparison.
+    /// For comparisons: the parts of the stored spec that differ from `spec`, and the stored counts.
     pub(super) fn basis(&self, spec: &SnapshotSpec) -> impl Debug {
         let Self { network, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
         let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
@@ -62,14 +62,14 @@ pub struct Fresh {
 pub(super) struct Problems {
     pub(super) network: Vec<Problem>,
     /// Problems of backends, by their service.
-    pub(super) left_out: BTreeMap<Place, Vec<Problem>>,
+    pub(super) left_out: BTreeMap<SortKey, Vec<Problem>>,
     pub(super) neighbors: Vec<Problem>,
     /// Problems of the selection, by the service.
-    pub(super) selection: BTreeMap<Place, Problem>,
+    pub(super) selection: BTreeMap<SortKey, Problem>,
 }
 
 impl Problems {
-    pub(super) fn left_out(&mut self, service: Place, found: Vec<Problem>) {
+    pub(super) fn left_out(&mut self, service: SortKey, found: Vec<Problem>) {
         if found.is_empty() {
             self.left_out.remove(&service);
         } else {
@@ -77,17 +77,17 @@ impl Problems {
         }
     }
 
-    pub(super) fn selection(&mut self, service: Place, found: Option<Problem>) {
+    pub(super) fn selection(&mut self, service: SortKey, found: Option<Problem>) {
         match found {
             Some(problem) => self.selection.insert(service, problem),
             None => self.selection.remove(&service),
         };
     }
 
-    /// Whether something is left out because the neighbour table was full.
-    pub(super) fn lack_room(&self) -> bool {
+    /// Whether a part is left out because the neighbour table was full.
+    pub(super) fn is_neighbor_table_full(&self) -> bool {
         let mut all = self.network.iter().chain(self.left_out.values().flatten()).chain(&self.neighbors);
-        all.any(Problem::is_lack_of_room)
+        all.any(Problem::is_neighbor_table_full)
     }
 
     pub(super) fn all(&self) -> Vec<Problem> {

@@ -1,8 +1,8 @@
 //! A snapshot's references to the neighbour table: to its backends, routers and fixed neighbours.
 //!
 //! A snapshot that is compiled from scratch has one set of references. A revised one shares the sets of the previous
-//! snapshot and adds a set for what changed, so that a change of one endpoint does not walk over all of them. After
-//! [`CHAIN_MAX`] revisions it gets one set for all neighbours that it names; the others become free when the older
+//! snapshot and adds a set for the changes, so that a change of one endpoint doesn't walk over all of them. After
+//! [`CHAIN_MAX`] revisions it gets one set for all neighbours that it names; other entries become free when the older
 //! snapshots are dropped.
 //!
 //! Invariant: every neighbour that the snapshot names is in one of its sets.
@@ -23,7 +23,7 @@ impl NeighborReferences {
         Self(vec![Arc::new(references)])
     }
 
-    /// The sets of the previous snapshot and one more.
+    /// The sets of this snapshot and one more.
     pub(super) fn and(&self, references: References) -> Self {
         let mut all = self.0.clone();
         if !references.is_empty() {

@@ -1,4 +1,4 @@
-//! The network of a snapshot: what a packet meets beside services.
+//! The network state of a snapshot: interfaces, routes, addresses and tunnels.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::neighbors::NeighborId;
 use crate::routes::Routes;
 use crate::source_ranges::SourceRanges;
 
-/// Everything but services: what decides whether a backend can be reached. A copy shares the tables.
+/// Everything except services. It determines whether a backend can be reached. Clones share the tables.
 #[derive(Debug, Clone)]
 pub(super) struct Network {
     pub(super) interfaces: Arc<[Interface]>,
@@ -23,17 +23,17 @@ pub(super) struct Network {
     pub(super) layer2: Arc<[(Addr, Layer2)]>,
     /// The IPv4 source addresses of `fullnat`, sorted.
     pub(super) snat_v4: Arc<[Addr]>,
-    /// The IPv6 ones.
+    /// The IPv6 source addresses of `fullnat`, sorted.
     pub(super) snat_v6: Arc<[Addr]>,
     pub(super) tunnel_source_v4: Option<TunnelPrefix>,
     pub(super) tunnel_source_v6: Option<TunnelPrefix>,
     /// The next hops of routes.
     pub(super) routers: Arc<[NeighborId]>,
-    /// The addresses of these, sorted: another host has each of them, whatever else the spec uses it for.
+    /// The addresses of these, sorted. Each belongs to another host, whatever else the spec uses it for.
     pub(super) router_addresses: Arc<[Addr]>,
-    /// Those of default routes.
+    /// The next hops of default routes.
     pub(super) default_routers: Arc<[NeighborId]>,
-    /// The gateways whose tunnel packets are opened, sorted.
+    /// The gateways whose tunnel packets are decapsulated, sorted.
     pub(super) tunnel_peers: Arc<[Addr]>,
     /// The networks whose own traffic is forwarded or refused; `None` if there are none.
     pub(super) transit: Option<Arc<Transit>>,
@@ -57,7 +57,7 @@ impl Transit {
         self.forward && !self.masquerade.nets().is_empty()
     }
 
-    /// Whether traffic that `src` originates to `dst` is masqueraded. Between networks of backends it is not.
+    /// Whether traffic that `src` originates to `dst` is masqueraded. Traffic between networks of backends is not.
     #[must_use]
     pub fn masquerades(&self, src: &Addr, dst: &Addr) -> bool {
         self.forward && self.masquerade.admits(src) && !self.sources.admits(dst)

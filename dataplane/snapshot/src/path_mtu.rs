@@ -1,14 +1,14 @@
-//! `PathMtus`: the path MTU of each tunnel for which a router has reported less than our link's MTU.
+//! `PathMtus`: the path MTUs of tunnels for which a router has reported less than the link's MTU.
 //!
-//! Outer IPv4 headers have DF set, so a router on the path to a backend that cannot forward a packet drops it and
-//! sends us an error (RFC 1191, RFC 8201). That error quotes too little of the client's packet to identify the
-//! client. So the worker that receives it remembers the MTU here, and the next packet that is too big for it is
-//! answered with "packet too big" (RFC 2003 section 5.1, RFC 2473 section 7.1). All workers share one table, since
-//! any of them may receive the error and every one of them may send to the backend.
+//! Outer IPv4 headers have DF set, so a router that cannot forward a packet to a backend drops it and sends an error to
+//! the gateway (RFC 1191, RFC 8201). The error quotes too little of the client's packet to identify the client. So the
+//! worker that receives it records the MTU here, and the next packet that is too big is answered with "packet too big"
+//! (RFC 2003 section 5.1, RFC 2473 section 7.1). All workers share one table, because any of them may receive the error
+//! and every one may send to the backend.
 //!
-//! An entry ends after [`LIFETIME`], so that a path whose MTU has grown is used again. Within that time the MTU of an
-//! entry can only fall. A bucket has four entries; a new one replaces the entry of its bucket that ends first.
-//! `pipeline::tunnel_errors` decides which errors are accepted; this table only stores the result.
+//! An entry expires after [`LIFETIME`], so that a path whose MTU has grown is used in full again. Until then its MTU
+//! can only decrease. A hash bucket has four entries; a new one replaces the entry of its hash bucket that expires
+//! first. `pipeline::tunnel_errors` decides which errors are accepted; this table only stores the result.
 //!
 //! Orderings. Each entry is a sequence lock: its version is odd while it is being written, and a reader that sees an
 //! odd or a changed version treats the entry as absent. Writers exclude each other by a flag without waiting: a
@@ -25,7 +25,7 @@ use tidegate_spec::now::Now;
 use tidegate_structures::hash::key_hash;
 use tidegate_wire::{Addr, Family};
 
-/// How long a path MTU is remembered (RFC 1191 section 6.3).
+/// The lifetime of a path MTU (RFC 1191 section 6.3).
 pub const LIFETIME: Duration = Duration::from_secs(600);
 
 /// The smallest path MTU of a tunnel that is accepted: the size that every IPv4 host must be able to receive (RFC 791
@@ -39,17 +39,17 @@ pub const fn minimum(outer: Family) -> u16 {
     }
 }
 
-/// Entries per bucket.
-const WAYS: usize = 4;
+/// Entries per hash bucket.
+const ENTRIES_PER_BUCKET: usize = 4;
 
-const _: () = assert!(PATH_MTUS_MAX.is_power_of_two() && PATH_MTUS_MAX >= WAYS);
+const _: () = assert!(PATH_MTUS_MAX.is_power_of_two() && PATH_MTUS_MAX >= ENTRIES_PER_BUCKET);
 
 #[derive(Debug, Default)]
 #[repr(align(32))]
 struct Entry {
     high: AtomicU64,
     low: AtomicU64,
-    /// The moment when it ends, in nanoseconds; 0 if the entry has never been used.
+    /// The time of expiry, in nanoseconds; 0 if the entry has never been used.
     ends: AtomicU64,
     version: AtomicU32,
     mtu: AtomicU16,
@@ -62,7 +62,7 @@ pub struct PathMtu {
     pub backend: Addr,
     /// Bytes of the largest packet, outer header included, that reaches it.
     pub mtu: u16,
-    /// When this is forgotten.
+    /// The time of expiry.
     pub ends: Now,
 }
 
@@ -70,8 +70,8 @@ pub struct PathMtu {
 #[derive(Debug)]
 pub struct PathMtus {
     entries: Box<[Entry]>,
-    /// The number of entries written since the start. While it is 0, no look-up is made.
-    learnt: AtomicU64,
+    /// The number of entries written since the start. While it is 0, look-ups are skipped.
+    recorded: AtomicU64,
     writing: AtomicBool,
 }
 
@@ -80,7 +80,7 @@ impl Default for PathMtus {
     fn default() -> Self {
         Self {
             entries: (0..PATH_MTUS_MAX).map(|_| Entry::default()).collect(),
-            learnt: AtomicU64::new(0),
+            recorded: AtomicU64::new(0),
             writing: AtomicBool::new(false),
         }
     }
@@ -91,7 +91,7 @@ impl PathMtus {
     #[inline]
     #[must_use]
     pub fn get(&self, backend: &Addr, now: Now) -> Option<u16> {
-        if self.learnt.load(Relaxed) == 0 {
+        if self.recorded.load(Relaxed) == 0 {
             return None;
         }
         self.find(backend, now)
@@ -103,9 +103,9 @@ impl PathMtus {
         live.next().map(|entry| entry.mtu)
     }
 
-    /// Stores a path MTU from now on. Returns whether that changed anything: it does not if an MTU at most as large is
-    /// known, or if another worker is writing at this moment.
-    pub fn learn(&self, backend: Addr, mtu: u16, now: Now) -> bool {
+    /// Records a path MTU. Returns whether that changed anything: not if an MTU at most as large is known, or if
+    /// another worker is writing.
+    pub fn record(&self, backend: Addr, mtu: u16, now: Now) -> bool {
         if self.writing.compare_exchange(false, true, Acquire, Relaxed).is_err() {
             return false;
         }
@@ -124,27 +124,27 @@ impl PathMtus {
             return false;
         }
         let first_to_end = || bucket.iter().min_by_key(|entry| entry.ends.load(Relaxed));
-        let place = known.or_else(first_to_end).expect("a bucket has entries");
-        place.set(&PathMtu { backend, mtu, ends: now.plus(LIFETIME) });
-        self.learnt.fetch_add(1, Relaxed);
+        let entry = known.or_else(first_to_end).expect("a hash bucket has entries");
+        entry.set(&PathMtu { backend, mtu, ends: now.plus(LIFETIME) });
+        self.recorded.fetch_add(1, Relaxed);
         true
     }
 
-    /// How many times a path MTU was learnt since the start.
+    /// The number of path MTUs recorded since the start.
     #[must_use]
-    pub fn learnt(&self) -> u64 {
-        self.learnt.load(Relaxed)
+    pub fn recorded(&self) -> u64 {
+        self.recorded.load(Relaxed)
     }
 
-    /// All path MTUs that are known now, for reports.
+    /// All path MTUs that are currently known, for reports.
     pub fn known(&self, now: Now) -> impl Iterator<Item = PathMtu> {
         self.entries.iter().filter_map(Entry::read).filter(move |entry| now < entry.ends)
     }
 
     fn bucket(&self, backend: &Addr) -> &[Entry] {
-        let buckets = self.entries.len() / WAYS;
-        let first = (key_hash(backend, 0, 0) as usize & (buckets - 1)) * WAYS;
-        &self.entries[first..first + WAYS]
+        let buckets = self.entries.len() / ENTRIES_PER_BUCKET;
+        let first = (key_hash(backend, 0, 0) as usize & (buckets - 1)) * ENTRIES_PER_BUCKET;
+        &self.entries[first..first + ENTRIES_PER_BUCKET]
     }
 }
 
@@ -190,39 +190,40 @@ mod tests {
     fn a_path_mtu_is_remembered_for_ten_minutes() {
         let paths = PathMtus::default();
         assert_eq!(paths.get(&backend(1), NOW), None);
-        assert!(paths.learn(backend(1), 1400, NOW));
+        assert!(paths.record(backend(1), 1400, NOW));
         assert_eq!((paths.get(&backend(1), NOW), paths.get(&backend(2), NOW)), (Some(1400), None));
         let last = Now(NOW.plus(LIFETIME).0 - 1);
         assert_eq!(paths.get(&backend(1), last), Some(1400));
         assert_eq!(paths.get(&backend(1), NOW.plus(LIFETIME)), None);
         let known: Vec<_> = paths.known(last).collect();
         assert_eq!(known, [PathMtu { backend: backend(1), mtu: 1400, ends: NOW.plus(LIFETIME) }]);
-        assert_eq!((paths.known(NOW.plus(LIFETIME)).count(), paths.learnt()), (0, 1));
+        assert_eq!((paths.known(NOW.plus(LIFETIME)).count(), paths.recorded()), (0, 1));
     }
 
     #[test]
-    fn it_only_falls_while_it_is_remembered_and_no_error_prolongs_it() {
+    fn a_known_path_mtu_only_falls_and_no_error_prolongs_it() {
         let paths = PathMtus::default();
-        paths.learn(backend(1), 1400, NOW);
+        paths.record(backend(1), 1400, NOW);
         let later = Now(NOW.0 + 1);
-        assert!(!paths.learn(backend(1), 1450, later) && !paths.learn(backend(1), 1400, later));
+        assert!(!paths.record(backend(1), 1450, later) && !paths.record(backend(1), 1400, later));
         assert_eq!(paths.known(later).next().map(|known| known.ends), Some(NOW.plus(LIFETIME)));
-        assert!(paths.learn(backend(1), 1300, later));
+        assert!(paths.record(backend(1), 1300, later));
         assert_eq!(paths.get(&backend(1), later), Some(1300));
         // The entry has expired, so the next MTU counts as new.
         let over = later.plus(LIFETIME);
-        assert!(paths.learn(backend(1), 1450, over));
+        assert!(paths.record(backend(1), 1450, over));
         assert_eq!((paths.get(&backend(1), over), paths.known(over).count()), (Some(1450), 1));
     }
 
     #[test]
-    fn a_full_bucket_evicts_the_flow_that_would_end_first() {
+    fn a_full_bucket_evicts_the_entry_that_expires_first() {
         let paths = PathMtus::default();
-        let place = |n: &u32| std::ptr::from_ref(&paths.bucket(&backend(*n))[0]);
-        let first = place(&1);
-        let together: Vec<u32> = (1..).filter(|n| place(n) == first).take(WAYS + 1).collect();
+        let bucket_of = |n: &u32| std::ptr::from_ref(&paths.bucket(&backend(*n))[0]);
+        let first = bucket_of(&1);
+        let together: Vec<u32> =
+            (1..).filter(|n| bucket_of(n) == first).take(ENTRIES_PER_BUCKET + 1).collect();
         for (n, &host) in together.iter().enumerate() {
-            assert!(paths.learn(backend(host), 1400, Now(NOW.0 + n as u64)));
+            assert!(paths.record(backend(host), 1400, Now(NOW.0 + n as u64)));
         }
         let known: Vec<bool> =
             together.iter().map(|&host| paths.get(&backend(host), Now(NOW.0 + 9)).is_some()).collect();
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_beside_writers_see_no_mtu_of_another_backend() {
+    fn readers_during_writes_see_no_mtu_of_another_backend() {
         let (paths, done) = (PathMtus::default(), AtomicBool::new(false));
         let mtu = |n: u32| 1000 + (n % 400) as u16;
         std::thread::scope(|scope| {
@@ -240,7 +241,7 @@ mod tests {
                     for round in 0..20_u64 {
                         for n in 0..8_000 {
                             let n = n * 2 + writer;
-                            paths.learn(backend(n), mtu(n), Now(NOW.0 + round * 1_000_000_000_000));
+                            paths.record(backend(n), mtu(n), Now(NOW.0 + round * 1_000_000_000_000));
                         }
                     }
                     done.store(true, Release);
@@ -248,7 +249,7 @@ mod tests {
             }
             let mut seen = 0;
             loop {
-                // The writers may be done before this thread begins.
+                // The writers may finish before this thread starts.
                 let is_last = done.load(Acquire);
                 for n in 0..16_000 {
                     if let Some(found) = paths.get(&backend(n), NOW) {

@@ -9,13 +9,13 @@ use super::lineage::Lineage;
 use super::neighbor_references::NeighborReferences;
 use crate::neighbors::NeighborId;
 
-/// Not read by workers.
+/// The input of the next compile. Workers don't read it.
 #[derive(Debug)]
 pub(super) struct Carried {
     pub(super) generations: Generations,
     pub(super) tables: Tables,
     pub(super) static_neighbors: Arc<[NeighborId]>,
-    /// Keep the entries of next hops while the snapshot can be read.
+    /// Keeps the entries of next hops while the snapshot exists.
     pub(super) neighbor_references: NeighborReferences,
     pub(super) lineage: Lineage,
 }

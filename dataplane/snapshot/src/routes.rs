@@ -1,10 +1,10 @@
 //! Routes: the interface and next hop for a destination, by longest prefix.
 //!
-//! The routes are the connected prefixes (those of the interfaces' addresses) and the configured routes; a connected
-//! prefix beats a route of the same length. Nested prefixes are cut into intervals with one next hop each, found by a
-//! static B-tree (`ranks`): one node for a handful of routes, three for a thousand (a route for each node of a
-//! cluster), whatever their lengths. The compile of a snapshot builds it; it is read for each packet that leaves
-//! towards a client.
+//! Routes are the connected prefixes (those of the interfaces' addresses) and the configured routes; a connected prefix
+//! takes precedence over a route of the same length. Nested prefixes are cut into intervals with one next hop each,
+//! found by a static B-tree (`ranks`): one node for a handful of routes, three for a thousand (one per node of a
+//! cluster), whatever their lengths. Snapshot compilation builds it; it is read for each packet that leaves towards a
+//! client.
 //!
 //! Invariant: `via` of every next hop is on-link at its interface, and has its entry in the neighbour table.
 
@@ -46,7 +46,7 @@ impl Route {
     }
 }
 
-/// The routes of one snapshot. A copy shares them.
+/// The routes of one snapshot. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Routes {
     v4: Intervals<u32, 16>,
@@ -82,13 +82,13 @@ impl Routes {
         }
     }
 
-    /// The next hop of an IPv4 destination, and the first and last of the addresses around it that have the same one.
+    /// The next hop of an IPv4 destination, and the range of addresses around it with the same next hop.
     #[inline]
     pub fn find_v4(&self, dst: u32) -> Option<(NextHop, (u32, u32))> {
         self.v4.find_interval(dst)
     }
 
-    /// The same for IPv6.
+    /// [`Self::find_v4`] for IPv6.
     #[inline]
     pub fn find_v6(&self, dst: u128) -> Option<(NextHop, (u128, u128))> {
         self.v6.find_interval(dst)
@@ -103,7 +103,7 @@ struct Span<T> {
     hop: NextHop,
 }
 
-/// The address space of a family, cut where the next hop changes. A copy shares the memory.
+/// The address space of a family, cut where the next hop changes. Clones share the memory.
 #[derive(Debug, Clone)]
 struct Intervals<T, const N: usize> {
     /// The first address of each interval.
@@ -128,14 +128,14 @@ impl<T: Number, const N: usize> Intervals<T, N> {
         // The prefixes that contain the current position, each within the previous one.
         let mut around: Vec<Span<T>> = Vec::new();
         let mut cut = |first: T, hop: Option<NextHop>| match cuts.last_mut() {
-            // A longer prefix begins at the same address as a shorter one.
+            // A longer prefix starts at the same address as a shorter one.
             Some((begun, before)) if *begun == first => *before = hop,
             Some((_, before)) if *before == hop => {}
             _ => cuts.push((first, hop)),
         };
         for span in spans {
             while let Some(over) = around.pop_if(|over| over.last < span.first) {
-                let next = over.last.successor().expect("there is a prefix behind it");
+                let next = over.last.successor().expect("a prefix follows");
                 cut(next, around.last().map(|over| over.hop));
             }
             cut(span.first, Some(span.hop));
@@ -267,8 +267,8 @@ mod tests {
                         if let Some((hop, (first, last))) = found {
                             prop_assert!((first..=last).contains(&dst.into()));
                             for end in [first, last] {
-                                // Not by `Routes::find`: an end may be an IPv4-mapped address (::/80 ends with one),
-                                // which `Addr` takes for IPv4. No packet has such an address when it gets here.
+                                // `Routes::find` would treat an IPv4-mapped end (::/80 ends with one) as IPv4. No
+                                // packet has such an address.
                                 prop_assert_eq!(routes.v6.find(end), Some(hop));
                             }
                         }

@@ -1,8 +1,7 @@
 //! Service ports as the packet path reads them, and the table that finds one by (VIP, protocol, port).
 //!
 //! [`Service`] is the one cache line that a packet needs; [`ServiceInfo`] is the rest, for display. Both are at the
-//! index of their [`ServiceId`]. The compile of a snapshot builds them; other modules decide on the packets of a
-//! service.
+//! index of their [`ServiceId`]. Snapshot compilation builds them; other modules decide on the packets of a service.
 //!
 //! Invariant: a look-up compares the whole key, and the id of a removed service finds nothing.
 
@@ -20,7 +19,7 @@ use tidegate_spec::{
 use tidegate_structures::chunked::Chunked;
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::key_index::KeyIndex;
-use tidegate_structures::table::{Table, places};
+use tidegate_structures::table::{Table, table_len};
 use tidegate_wire::Addr;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
@@ -42,7 +41,7 @@ pub struct Service {
     pub idle: IdleTimeout,
     /// The position of its source ranges among the snapshot's, plus one; 0 if all clients are admitted.
     pub(crate) source_ranges: u32,
-    /// Which limits of its Service a packet has to look at.
+    /// The limits of its Service that packets must check.
     pub limited: LimitFlags,
     /// The port, in host order.
     pub port: u16,
@@ -55,7 +54,7 @@ pub struct Service {
     pub mode: ForwardingMode,
     /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
-    /// What the choice of a backend is a function of.
+    /// The input of the choice of a backend.
     pub basis: ChoiceBasis,
     /// Which flows have entries, and in which table.
     pub entries: Entries,
@@ -65,11 +64,10 @@ pub struct Service {
     pub proxy_protocol: Option<ProxyVersion>,
     /// The TLVs of that header.
     pub proxy_tlvs: ProxyTlvs,
-    /// When its new connections are answered with SYN cookies; `None` as for all services
+    /// When its new connections are answered with SYN cookies; `None` for the gateway's default
     /// ([`Policy::syn_cookies`](tidegate_spec::Policy::syn_cookies)).
     pub syn_cookies: Option<SynCookies>,
-    /// Whether its packets are only translated: there is no limit of bandwidth or of segment sizes, and no header for
-    /// its backends.
+    /// Whether its packets are only translated: no limit of bandwidth or segment sizes, and no header for its backends.
     pub is_plain: bool,
     /// Whether new flows avoid backends that refuse or ignore them: [`ServiceInfo::passive_health`] has the rules.
     pub passive: bool,
@@ -79,15 +77,15 @@ pub struct Service {
 
 const _: () = assert!(size_of::<Service>() == 64);
 
-/// The part of a packet that the hash for the choice of a backend covers.
+/// The input of the hash that chooses a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChoiceBasis {
-    /// The 5-tuple: [`flow_choice`](tidegate_structures::selection_key::flow_choice).
+    /// The 5-tuple: [`flow_selection_hash`](tidegate_structures::selection_key::flow_selection_hash).
     Flow,
     /// The client's address, with `sessionAffinity: ClientIP`, `hash: client` and `scheduler: sh`:
-    /// [`client_choice`](tidegate_structures::selection_key::client_choice).
+    /// [`client_selection_hash`](tidegate_structures::selection_key::client_selection_hash).
     Client,
-    /// The VIP, with `scheduler: dh`: the same of the VIP.
+    /// The VIP, hashed like a client's address, with `scheduler: dh`.
     Vip,
 }
 
@@ -118,7 +116,7 @@ impl Service {
     }
 
     /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice
-    /// depends on the worker ([`Selector::is_of_worker`]).
+    /// depends on the worker ([`Selector::depends_on_worker`]).
     #[inline]
     #[must_use]
     pub fn select(&self, hash: u64) -> Option<BackendId> {
@@ -219,9 +217,9 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// A table with `indices` places, of services in the order of their keys.
+    /// A table for `indices` indices, of services in the order of their keys.
     pub(crate) fn build(indices: usize, services: Vec<(Service, ServiceInfo)>) -> Self {
-        let mut records: Vec<Service> = (0..places(indices)).map(vacant_service).collect();
+        let mut records: Vec<Service> = (0..table_len(indices)).map(vacant_service).collect();
         let mut infos: Vec<Option<Arc<ServiceInfo>>> = vec![None; indices];
         let by_key: Arc<[ServiceId]> = services.iter().map(|(service, _)| service.id).collect();
         for (service, info) in services {
@@ -233,7 +231,7 @@ impl Services {
         Self { index, records: records.into(), infos: infos.into_iter().collect(), by_key }
     }
 
-    /// A copy with `indices` places, without the services in `gone`, and with `revised`, which replace services of the
+    /// A copy for `indices` indices, without the services in `gone`, and with `revised`, which replace services of the
     /// same id or are new. `by_key` are the ids in the order of their keys.
     pub(crate) fn revised(
         &self,
@@ -252,16 +250,16 @@ impl Services {
         } else {
             self.index.edited(&lost, &new, |at| self.records[at].entry().0)
         };
-        let more = self.records.len()..places(indices);
-        let records = self.records.revised(more.map(vacant_service), |places| {
+        let more = self.records.len()..table_len(indices);
+        let records = self.records.revised(more.map(vacant_service), |records| {
             // A new service may have the index of a removed one.
             for at in gone.iter().map(|id| id.index()) {
-                places.set(at, vacant_service(at));
+                records.set(at, vacant_service(at));
                 infos.set(at, None);
             }
             for (service, info) in revised {
                 let at = service.id.index();
-                places.set(at, service);
+                records.set(at, service);
                 infos.set(at, Some(Arc::new(info)));
             }
         });
@@ -343,7 +341,7 @@ impl Services {
     }
 }
 
-/// A raw id that never occurs at `index`: it has the index of a neighbour.
+/// A raw id that never occurs at `index`, because it has the index of a neighbour.
 pub(crate) fn vacant_raw(index: usize) -> u32 {
     BackendId::new(index ^ 1, 0).raw()
 }

@@ -1,12 +1,12 @@
 //! `SourceRanges`: the clients that a service admits, a set of prefixes that is checked once for each new flow.
 //!
-//! A packet only needs to know whether any prefix contains the client. So the prefixes become disjoint intervals, and
-//! the ends of these a static B-tree (`ranks`): a client is inside if the number of ends up to its address is odd. With
-//! 10,000 IPv4 prefixes a look-up reads four cache lines, and the first of them stays in the cache; 16 ends take one
-//! line. The compile of a snapshot builds one for all services with equal prefixes, and keeps it from snapshot to
+//! Packets only need to know whether any prefix contains the client. So the prefixes are merged into disjoint
+//! intervals, whose ends form a static B-tree (`ranks`): a client is inside if the number of ends up to its address is
+//! odd. With 10,000 IPv4 prefixes a look-up reads four cache lines, the first of which stays in the cache; 16 ends take
+//! one line. Snapshot compilation builds one for all services with equal prefixes, and keeps it from snapshot to
 //! snapshot. [`SourceRanges::longest`] returns the prefix, for display.
 //!
-//! Invariant: immutable, and `admits` gives the result of a scan of all prefixes (a property test).
+//! Invariant: immutable, and `admits` returns the result of a scan of all prefixes (a property test).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -97,22 +97,22 @@ fn normalised(nets: &[IpNet]) -> Arc<[IpNet]> {
 /// The sets of one snapshot, each built once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sets {
-    made: HashMap<Arc<[IpNet]>, u32>,
+    index_by_nets: HashMap<Arc<[IpNet]>, u32>,
     sets: Vec<Arc<SourceRanges>>,
 }
 
 impl Sets {
     /// The position of the set of these prefixes: an existing set, one of `previous`, or a new one.
-    pub(crate) fn place(&mut self, nets: &[IpNet], previous: Option<&Self>) -> u32 {
+    pub(crate) fn intern(&mut self, nets: &[IpNet], previous: Option<&Self>) -> u32 {
         let nets = normalised(nets);
-        if let Some(&at) = self.made.get(&nets) {
+        if let Some(&at) = self.index_by_nets.get(&nets) {
             return at;
         }
-        let kept = previous.and_then(|sets| Some(Arc::clone(sets.get(*sets.made.get(&nets)?))));
+        let kept = previous.and_then(|sets| Some(Arc::clone(sets.get(*sets.index_by_nets.get(&nets)?))));
         let set = kept.unwrap_or_else(|| Arc::new(SourceRanges::of(Arc::clone(&nets))));
         let at = u32::try_from(self.sets.len()).expect("no more sets than services");
         self.sets.push(set);
-        self.made.insert(nets, at);
+        self.index_by_nets.insert(nets, at);
         at
     }
 
@@ -131,7 +131,7 @@ fn ends<T: Ord + Copy>(mut intervals: Vec<(T, Option<T>)>) -> Vec<T> {
         match (ends.len() % 2, ends.last().copied()) {
             // The previous interval has no end.
             (1, _) => break,
-            // The intervals touch or overlap, and become one.
+            // The intervals touch or overlap, so they are merged.
             (_, Some(before)) if start <= before => {
                 if end.is_none_or(|end| end > before) {
                     ends.pop();
@@ -214,12 +214,12 @@ mod tests {
     fn equal_prefixes_share_one_set_within_and_between_snapshots() {
         let nets = |text: &[&str]| text.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let mut first = Sets::default();
-        let a = first.place(&nets(&["10.0.0.0/8", "192.0.2.0/24"]), None);
-        let b = first.place(&nets(&["192.0.2.9/24", "10.0.0.0/8", "10.0.0.0/8"]), None);
+        let a = first.intern(&nets(&["10.0.0.0/8", "192.0.2.0/24"]), None);
+        let b = first.intern(&nets(&["192.0.2.9/24", "10.0.0.0/8", "10.0.0.0/8"]), None);
         assert_eq!((a, b, first.sets.len()), (0, 0, 1));
         let mut second = Sets::default();
-        second.place(&nets(&["10.0.0.0/16"]), Some(&first));
-        let kept = second.place(&nets(&["10.0.0.0/8", "192.0.2.0/24"]), Some(&first));
+        second.intern(&nets(&["10.0.0.0/16"]), Some(&first));
+        let kept = second.intern(&nets(&["10.0.0.0/8", "192.0.2.0/24"]), Some(&first));
         assert!(Arc::ptr_eq(second.get(kept), first.get(a)));
     }
 

@@ -1,13 +1,13 @@
 //! How many new flows each source prefix may begin per second: `protection.newConnections`.
 //!
-//! All workers share one table of token buckets, which only packets that begin a flow read: a source whose connections
-//! RSS spreads over the workers has the same limit as one whose connections reach a single worker. The table has a fixed
-//! size, [`SOURCE_RATES_MAX`] prefixes. A prefix has four places, by a secret hash; if others have all four, it takes the
-//! place of the one that used least of its rate, and a prefix without a place has its whole burst. So a flood of many
-//! prefixes cannot displace the one that floods most, nor refuse a prefix that does not.
+//! All workers share one table of token buckets, which only packets that begin a flow read. So the limit of a source
+//! doesn't depend on how RSS distributes its connections. The table has a fixed size, [`SOURCE_RATES_MAX`] prefixes. A
+//! secret hash selects a set of four entries for a prefix. If others use all four, it replaces the prefix that has used
+//! least of its rate; a prefix without an entry has its full burst. So a flood from many prefixes neither displaces the
+//! one that floods most nor gets other prefixes refused.
 //!
-//! Workers that count flows of one prefix at the same moment count all of them. Only a prefix that comes into the table at
-//! the same moment as another one at the same place may be counted once too few or too many.
+//! Concurrent workers count all flows of one prefix. Only a prefix that is inserted into an entry concurrently with
+//! another prefix may be counted once too few or too many.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,19 +18,19 @@ use tidegate_structures::hash::keyed_hash;
 use tidegate_wire::Addr;
 
 /// Prefixes that share a cache line.
-const WAYS: usize = 4;
-const BUCKETS: usize = SOURCE_RATES_MAX / WAYS;
+const PREFIXES_PER_BUCKET: usize = 4;
+const BUCKETS: usize = SOURCE_RATES_MAX / PREFIXES_PER_BUCKET;
 const _: () = assert!(BUCKETS.is_power_of_two());
 
-/// Four prefixes: their hashes (0 for none), and the moments up to which their tokens are spent.
+/// Four prefixes: their hashes (0 for none), and the times up to which their tokens are spent.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Bucket {
-    tags: [AtomicU64; WAYS],
-    spent: [AtomicU64; WAYS],
+    tags: [AtomicU64; PREFIXES_PER_BUCKET],
+    spent: [AtomicU64; PREFIXES_PER_BUCKET],
 }
 
-/// The rate, and the buckets that all workers share.
+/// The rate, and the token buckets that all workers share.
 #[derive(Debug)]
 pub struct SourceRates {
     pub(crate) rate: SourceRate,
@@ -38,24 +38,24 @@ pub struct SourceRates {
 }
 
 impl SourceRates {
-    /// Empty buckets for this rate.
+    /// A table for this rate.
     pub fn new(rate: SourceRate) -> Self {
         Self { rate, buckets: std::iter::repeat_with(Bucket::default).take(BUCKETS).collect() }
     }
 
-    /// Whether a source may begin one more flow now; if so, it is counted. All workers need the same `secret`.
+    /// Whether a source may begin one more flow; if so, it is counted. All workers need the same `secret`.
     pub fn take(&self, source: &Addr, secret: u64, now: Now) -> bool {
         let (prefix, family) = self.rate.prefix(source);
         let tag = keyed_hash(prefix, secret ^ family) | 1;
-        // The upper bits, so that the index is below the number of buckets.
+        // The upper bits keep the index below the number of sets.
         let bucket = &self.buckets[(tag >> (u64::BITS - BUCKETS.ilog2())) as usize];
         let rate = Rate { per_second: self.rate.per_second, burst: self.rate.burst };
-        let way = bucket.way(tag);
-        let place = &bucket.spent[way];
-        let mut spent = place.load(Ordering::Relaxed);
+        let entry = bucket.entry(tag);
+        let spent_until = &bucket.spent[entry];
+        let mut spent = spent_until.load(Ordering::Relaxed);
         loop {
             let Some(after) = rate.spend(spent, now) else { return false };
-            match place.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
+            match spent_until.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(changed) => spent = changed,
             }
@@ -64,13 +64,13 @@ impl SourceRates {
 }
 
 impl Bucket {
-    /// The way of a prefix. If it has none, it gets that of the prefix that has spent least.
-    fn way(&self, tag: u64) -> usize {
+    /// The entry of a prefix. Without one, it replaces the prefix that has spent least.
+    fn entry(&self, tag: u64) -> usize {
         if let Some(known) = self.tags.iter().position(|known| known.load(Ordering::Relaxed) == tag) {
             return known;
         }
-        let spent = |way: &usize| self.spent[*way].load(Ordering::Relaxed);
-        let least = (0..WAYS).min_by_key(spent).unwrap_or(0);
+        let spent = |entry: &usize| self.spent[*entry].load(Ordering::Relaxed);
+        let least = (0..PREFIXES_PER_BUCKET).min_by_key(spent).unwrap_or(0);
         self.tags[least].store(tag, Ordering::Relaxed);
         self.spent[least].store(0, Ordering::Relaxed);
         least
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_has_its_burst_and_then_its_rate_and_no_other_prefix_pays_for_it() {
+    fn each_prefix_has_its_own_burst_and_rate() {
         let rates = SourceRates::new(RATE);
         assert_eq!(passed(&rates, &addr("198.51.100.7"), NOW), 20);
         assert_eq!(passed(&rates, &addr("198.51.100.200"), NOW), 0, "of the same /24");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn any_length_of_prefix_is_right_and_the_whole_family_may_be_one_prefix() {
+    fn prefixes_have_any_length_down_to_the_whole_family() {
         for (v4_len, v6_len, v4_same, v6_same) in
             [(32, 64, false, false), (0, 0, true, true), (8, 32, true, true)]
         {
@@ -121,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_other_prefixes_neither_frees_the_one_that_floods_nor_refuses_one_that_does_not() {
+    fn a_flood_of_prefixes_neither_displaces_the_worst_nor_refuses_others() {
         let rates = SourceRates::new(RATE);
         let flooder = addr("198.51.100.7");
         let (mut now, mut flooded, mut others) = (NOW, 0, 0);
         passed(&rates, &flooder, now);
-        // Ten times as many prefixes as there are places, in two seconds.
+        // Ten times as many prefixes as entries, in two seconds.
         for n in 0..10 * SOURCE_RATES_MAX as u64 {
             now = Now(NOW.0 + n * 2_000_000_000 / (10 * SOURCE_RATES_MAX as u64));
             let [_, _, _, _, a, b, c, d] = (0x0100_0000_u64 + (n << 8)).to_be_bytes();
@@ -138,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn two_workers_that_count_one_prefix_together_admit_its_burst_once() {
+    fn two_workers_admit_the_burst_of_a_prefix_once() {
         let rates = SourceRates::new(SourceRate { burst: 10_000, ..RATE });
-        // It comes into the table before they begin.
+        // The prefix is inserted before the workers start.
         assert!(rates.take(&addr("198.51.100.7"), 7, NOW));
         let count = || (0..10_000).filter(|_| rates.take(&addr("198.51.100.7"), 7, NOW)).count();
         let (one, other) = std::thread::scope(|scope| {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_holds_at_both_ends_of_time() {
+    fn the_rate_applies_at_both_ends_of_time() {
         let rates = SourceRates::new(RATE);
         for now in [Now(0), Now(u64::MAX), Now(5)] {
             assert!(passed(&rates, &addr("198.51.100.7"), now) <= 20);

@@ -10,7 +10,7 @@ use tidegate_spec::{ForwardingMode, Policy, Protocol, SharedService, SourceRate,
 use tidegate_structures::chunked::Chunked;
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::prefetch;
-use tidegate_structures::selection_key::{client_choice, flow_choice};
+use tidegate_structures::selection_key::{client_selection_hash, flow_selection_hash};
 use tidegate_wire::{Addr, Family};
 
 use super::interface::Interface;
@@ -26,7 +26,7 @@ use crate::service_limits::{LimitedService, LimitedServices};
 use crate::source_ranges::Sets;
 use crate::source_rates::SourceRates;
 
-/// The forwarding state of one moment. See [the module](crate).
+/// An immutable forwarding state. See [the crate](crate).
 ///
 /// ```
 /// use tidegate_snapshot::Snapshot;
@@ -51,9 +51,9 @@ pub struct Snapshot {
     pub(super) source_rates: Option<Arc<SourceRates>>,
     /// The generation in which a service's source ranges, or the lists of sources, last changed.
     pub(super) admission: u64,
-    /// The service ports that compare the loads of their backends, in the order of their keys.
+    /// The service ports whose schedulers compare loads, in the order of their keys.
     pub(super) compared: Arc<[ServiceId]>,
-    /// The further VIPs of services of SCTP.
+    /// The further VIPs of SCTP services.
     pub(super) further_vips: FurtherVips,
     pub(super) carried: Carried,
 }
@@ -68,7 +68,7 @@ impl Snapshot {
         key_hash(dst, proto, port)
     }
 
-    /// Prefetches the line at which the look-up of a service begins.
+    /// Prefetches the line at which the look-up of a service starts.
     #[inline]
     pub fn prefetch_service(&self, hash: u64) {
         self.services.prefetch(hash);
@@ -88,9 +88,9 @@ impl Snapshot {
         self.services.by_id(id)
     }
 
-    /// Whether a client may have flows with a service: the gateway's lists and the source ranges of the service admit
-    /// it. Costs two comparisons without either, otherwise some cache lines
-    /// ([`source_lists`](tidegate_spec::source_lists), [`source_ranges`](crate::source_ranges)).
+    /// Whether the gateway's lists and the source ranges of a service admit a client. Costs two comparisons without
+    /// either, otherwise some cache lines ([`source_lists`](tidegate_spec::source_lists),
+    /// [`source_ranges`](crate::source_ranges)).
     #[inline]
     #[must_use]
     pub fn admits(&self, service: &Service, client: &Addr) -> bool {
@@ -140,22 +140,22 @@ impl Snapshot {
         }
     }
 
-    /// The limits of a service port, and what the workers share for them.
+    /// The limits of a service port, with their shared state.
     #[inline]
     #[must_use]
     pub fn limited_service(&self, service: &Service) -> Option<&LimitedService> {
         self.limited.of_port(service.id)
     }
 
-    /// The generation in which the source ranges of a service with flows last changed. A worker that has called
-    /// [`Self::admits`] for all its flows since then need not do so again.
+    /// The generation in which the admission of clients last changed. A worker that has checked [`Self::admits`] for
+    /// all its flows since then doesn't have to repeat that.
     #[inline]
     #[must_use]
     pub fn admission(&self) -> u64 {
         self.admission
     }
 
-    /// The service ports that compare the loads of their backends: `scheduler: lc`, `sed` and `nq`.
+    /// The service ports whose schedulers compare loads: `lc`, `sed` and `nq`.
     #[inline]
     #[must_use]
     pub fn compared(&self) -> &[ServiceId] {
@@ -174,11 +174,12 @@ impl Snapshot {
         self.services.iter().any(|(service, _)| service.protocol == Protocol::Sctp)
     }
 
-    /// The other VIPs at which clients reach the associations of a service of SCTP that translates. They have its family.
+    /// The other VIPs of an SCTP service that translates, at which clients reach the same associations. They have the
+    /// family of its VIP.
     #[must_use]
     pub fn further_vips(&self, service: ServiceId) -> &[Addr] {
-        let place = self.further_vips.binary_search_by_key(&service.raw(), |(id, _)| id.raw());
-        place.ok().and_then(|at| self.further_vips.get(at)).map_or(&[], |(_, vips)| vips)
+        let found = self.further_vips.binary_search_by_key(&service.raw(), |(id, _)| id.raw());
+        found.ok().and_then(|at| self.further_vips.get(at)).map_or(&[], |(_, vips)| vips)
     }
 
     /// The hash by which a flow of a service chooses its backend ([`Service::select`]). Ports are in host order.
@@ -187,9 +188,9 @@ impl Snapshot {
     pub fn choice_hash(&self, service: &Service, src: (&Addr, u16), dst: (&Addr, u16), proto: u8) -> u64 {
         let key = self.policy.selection_key.as_ref();
         match service.basis {
-            ChoiceBasis::Flow => flow_choice(key, src.0, src.1, dst.0, dst.1, proto),
-            ChoiceBasis::Client => client_choice(key, src.0),
-            ChoiceBasis::Vip => client_choice(key, dst.0),
+            ChoiceBasis::Flow => flow_selection_hash(key, src.0, src.1, dst.0, dst.1, proto),
+            ChoiceBasis::Client => client_selection_hash(key, src.0),
+            ChoiceBasis::Vip => client_selection_hash(key, dst.0),
         }
     }
 
@@ -214,7 +215,7 @@ impl Snapshot {
         key_hash(addr, proto, port)
     }
 
-    /// Prefetches the line at which the look-up of an endpoint begins.
+    /// Prefetches the line at which the look-up of an endpoint starts.
     #[inline]
     pub fn prefetch_endpoint(&self, hash: u64) {
         self.endpoints.prefetch(hash);
@@ -228,7 +229,7 @@ impl Snapshot {
         self.endpoints.find(hash, addr, port, proto)
     }
 
-    /// The kind of an address of ours; `None` if it is not ours.
+    /// The kind of an address of the gateway; `None` if it is not one.
     #[inline]
     #[must_use]
     pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
@@ -236,22 +237,22 @@ impl Snapshot {
         self.network.addresses.find(dst).or_else(tunnel)
     }
 
-    /// How the link address of an address of ours is answered.
+    /// How requests for the link address of an address of the gateway are answered.
     #[must_use]
     pub fn layer2(&self, address: &Addr) -> Layer2 {
         let listed = &self.network.layer2;
         listed.binary_search_by_key(address, |(vip, _)| *vip).map_or(Layer2::Always, |at| listed[at].1)
     }
 
-    /// Whether a route has this next hop. Then another host has the address, and the gateway doesn't answer requests for
-    /// its link address, even if the address is also one of its own VIPs, SNAT addresses or tunnel sources.
+    /// Whether a route has this next hop. Then the address belongs to another host, and the gateway doesn't answer
+    /// requests for its link address, even if it is also a VIP, SNAT address or tunnel source.
     #[must_use]
     pub fn is_next_hop(&self, address: &Addr) -> bool {
         self.network.router_addresses.binary_search(address).is_ok()
     }
 
-    /// The reason why an address cannot be the source of a packet from the wire, based on the address alone. It
-    /// includes routers, which may send everything except packets to services.
+    /// Why an address cannot be the source of a packet from the wire, judged by the address alone. Routers are
+    /// included, although they may send anything except packets to services.
     #[inline]
     #[must_use]
     pub fn source_fault(&self, src: &Addr) -> Option<SourceFault> {
@@ -259,8 +260,8 @@ impl Snapshot {
         self.network.addresses.source_fault(src).or_else(tunnel)
     }
 
-    /// Whether an IPv4 address can be a client's of any service. False for link-local addresses too, which are clients of
-    /// some. The address is the number that its bytes are in little-endian order.
+    /// Whether an IPv4 address, read as a little-endian number, can be a client of any service. Also false for
+    /// link-local addresses, which can be clients of some services.
     #[inline(always)]
     pub fn is_client_of_any(&self, src: u32) -> bool {
         let [a, b, ..] = src.to_le_bytes();
@@ -271,7 +272,7 @@ impl Snapshot {
             && !tunnel.is_some_and(|tunnel| tunnel.contains_v4(src))
     }
 
-    /// False if an address is certainly neither a VIP, nor an own address or one for SNAT. It has the form of
+    /// False if an address is certainly neither a VIP nor another address of the gateway. It has the form of
     /// [`Usual`](tidegate_wire::usual::Usual).
     #[inline(always)]
     pub fn may_be_ours<const A: usize>(&self, addr: &[u32; A]) -> bool {
@@ -304,7 +305,7 @@ impl Snapshot {
         self.network.routes.find(dst)
     }
 
-    /// The addresses of the gateways whose tunnel packets are opened, sorted.
+    /// The addresses of the gateways whose tunnel packets are decapsulated, sorted.
     #[must_use]
     pub fn tunnel_peers(&self) -> &[Addr] {
         &self.network.tunnel_peers
@@ -316,7 +317,7 @@ impl Snapshot {
         self.network.transit.as_deref()
     }
 
-    /// Whether traffic between these hosts, begun by `src`, is masqueraded.
+    /// Whether traffic that `src` originates to `dst` is masqueraded.
     #[must_use]
     pub fn masquerades(&self, src: &Addr, dst: &Addr) -> bool {
         self.transit().is_some_and(|transit| transit.masquerades(src, dst))
@@ -368,14 +369,14 @@ impl Snapshot {
         }
     }
 
-    /// Whether tunnel packets have this outer source.
+    /// Whether this is an outer source of tunnels.
     #[must_use]
     pub fn is_tunnel_source(&self, addr: &Addr) -> bool {
         let sources = [&self.network.tunnel_source_v4, &self.network.tunnel_source_v6];
         sources.into_iter().flatten().any(|source| source.contains(addr))
     }
 
-    /// Whether a backend at this address answers clients itself, so that a tunnel may lead to it.
+    /// Whether a backend at this address answers clients directly, so that a tunnel may lead to it.
     #[must_use]
     pub fn has_direct_backend(&self, address: &Addr) -> bool {
         self.endpoints.has_direct(address)
@@ -394,7 +395,7 @@ impl Snapshot {
     }
 }
 
-/// For reports, `services`, `explain`, the resolver: not per packet.
+/// Functions for reports, `services`, `explain` and the resolver, not for packets.
 impl Snapshot {
     /// The generation of the spec.
     #[must_use]
@@ -419,7 +420,8 @@ impl Snapshot {
         self.services.info(id)
     }
 
-    /// The number of seats, slots or turns, or the weight, of each backend of a service, in the order of [`ServiceInfo::backends`].
+    /// The number of seats, slots or ring positions, or the weight, of each backend of a service, in the order of
+    /// [`ServiceInfo::backends`].
     #[must_use]
     pub fn shares(&self, service: &Service) -> Vec<u32> {
         let shares = service.selector().shares();
@@ -439,7 +441,7 @@ impl Snapshot {
         self.endpoints.by_id(id)
     }
 
-    /// All addresses of ours with their kinds, sorted, without those that are only sources of tunnels.
+    /// All addresses of the gateway with their kinds, sorted, except pure tunnel sources.
     pub fn addresses(&self) -> impl Iterator<Item = (Addr, AddressKind)> {
         self.network.addresses.iter()
     }
@@ -454,14 +456,13 @@ impl Snapshot {
         all
     }
 
-    /// Whether the spec names the same next hops, and the same addresses to be announced, as the spec of the previous
-    /// snapshot. False if that was not checked.
+    /// Whether next hops and announced addresses are unchanged since the previous snapshot. False if unknown.
     #[must_use]
     pub fn same_outside(&self) -> bool {
         self.carried.lineage.same_outside
     }
 
-    /// The ids that the previous snapshot did not have. Counters by id start at 0 for these.
+    /// The ids that the previous snapshot didn't have. Their counters start at 0.
     #[must_use]
     pub fn fresh(&self) -> &Fresh {
         &self.carried.lineage.fresh
@@ -484,11 +485,11 @@ impl Snapshot {
     pub fn tables(&self) -> usize {
         let table = |service: &Service| match service.selector() {
             Selector::Maglev(slots) => Some(slots.table().as_ptr()),
-            // Its tables are not counted while backends are warming up.
+            // Tables of a warm-up are not counted.
             Selector::WarmUp(_)
             | Selector::Rendezvous(_)
             | Selector::InFlux(_)
-            | Selector::Turns(_)
+            | Selector::RoundRobin(_)
             | Selector::Loads(_) => None,
         };
         let tables = self.services().filter_map(|(service, _)| table(service));

@@ -1,4 +1,4 @@
-//! Recent changes of the backends of a service port, as gateways tell them each other.
+//! Recent changes of the backends of a service port, as gateways send them to each other.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,51 +6,51 @@ use std::time::Duration;
 /// A recent change of the backends of a service port, for a gateway that has not seen it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendChange {
-    /// The weight of a backend has changed, and the Service follows its seats.
-    Moved(MovedSeat),
-    /// A backend has left and keeps its flows.
-    Left(LeftBackend),
+    /// The weight of a backend has changed, and the Service tracks former owners.
+    WeightChanged(WeightChange),
+    /// A backend was removed and keeps its flows.
+    Removed(RemovedBackend),
 }
 
 impl BackendChange {
     /// How long the change still matters.
     #[must_use]
-    pub fn left(&self) -> Duration {
+    pub fn remaining(&self) -> Duration {
         match self {
-            Self::Moved(seat) => seat.left,
-            Self::Left(backend) => backend.left,
+            Self::WeightChanged(seat) => seat.remaining,
+            Self::Removed(backend) => backend.remaining,
         }
     }
 
-    /// The same change after this time; `None` if it no longer matters.
+    /// The change as it is after this time; `None` if it no longer matters.
     #[must_use]
     pub fn after(&self, passed: Duration) -> Option<Self> {
-        let left = self.left().saturating_sub(passed);
-        (!left.is_zero()).then_some(match *self {
-            Self::Moved(seat) => Self::Moved(MovedSeat { left, ..seat }),
-            Self::Left(backend) => Self::Left(LeftBackend { left, ..backend }),
+        let remaining = self.remaining().saturating_sub(passed);
+        (!remaining.is_zero()).then_some(match *self {
+            Self::WeightChanged(seat) => Self::WeightChanged(WeightChange { remaining, ..seat }),
+            Self::Removed(backend) => Self::Removed(RemovedBackend { remaining, ..backend }),
         })
     }
 }
 
-/// A backend that has left its Service and keeps its flows until the drain timeout.
+/// A backend that was removed from its Service and keeps its flows until the drain timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeftBackend {
-    /// The mark of the Service ([`owner_mark`](crate::owner_mark)): another one may get the port.
+pub struct RemovedBackend {
+    /// [`owner_mark`](crate::owner_mark) of the Service, because another Service may get the port.
     pub owner: u32,
     /// The backend.
     pub backend: SocketAddr,
-    /// The rest of the drain timeout.
-    pub left: Duration,
+    /// The remaining drain timeout.
+    pub remaining: Duration,
 }
 
-/// A backend whose weight changed lately, as gateways tell it each other.
+/// A recent change of a backend's weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovedSeat {
+pub struct WeightChange {
     /// The backend.
     pub backend: SocketAddr,
-    /// Its weight at the beginning of the window; 0 if it took no new flows.
+    /// Its weight at the start of the window; 0 if it took no new flows.
     pub former: u16,
-    /// The rest of the window.
-    pub left: Duration,
+    /// The remaining window.
+    pub remaining: Duration,
 }

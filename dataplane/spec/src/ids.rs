@@ -1,12 +1,12 @@
 //! Small numbers that stand for services, backends and endpoints in flow entries and counters.
 //!
 //! An id is an index into a snapshot's tables plus a generation. If an index is reused for another object, the
-//! generation differs, so a flow entry with the old id matches nothing. Ids stay the same from snapshot to snapshot for
-//! as long as the object exists.
+//! generation differs, so a flow entry with the old id matches nothing. An object keeps its id from snapshot to
+//! snapshot.
 //!
 //! Invariant: within one snapshot, ids and objects correspond one to one.
 
-/// Bits of an id that are the index.
+/// The number of bits of the index.
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
@@ -18,10 +18,10 @@ macro_rules! id {
         pub struct $name(u32);
 
         impl $name {
-            /// An id from an index (below 2^22) and a generation (only its low 10 bits are used).
+            /// Creates an id from an index (below 2^22) and a generation (only its low 10 bits are used).
             ///
             /// # Panics
-            /// If the index is too large. The compile of a snapshot checks its limits first.
+            /// If the index is too large. Snapshot compilation checks its limits first.
             #[must_use]
             pub fn new(index: usize, generation: u32) -> Self {
                 let index = u32::try_from(index).expect("an index within the limits of a snapshot");
@@ -49,7 +49,7 @@ macro_rules! id {
                 self.0
             }
 
-            /// The id from a flow entry. The snapshot detects stale ids.
+            /// The id from a flow entry. Look-ups in the snapshot detect stale ids.
             #[inline]
             #[must_use]
             pub fn from_raw(raw: u32) -> Self {
@@ -69,7 +69,7 @@ id! {
 }
 
 impl BackendId {
-    /// The id of a backend that is not in the snapshot: with an index above every limit, it matches none.
+    /// The id of a backend that is not in the snapshot: its index is above every limit.
     pub const ABSENT: Self = Self(u32::MAX);
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_given_away_again_makes_another_id() {
+    fn a_reused_index_has_another_id() {
         let first = ServiceId::new(7, 0);
         let second = ServiceId::new(7, 1);
         assert_eq!(first.index(), second.index());

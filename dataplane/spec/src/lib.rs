@@ -1,8 +1,8 @@
-//! The contract between the control plane and the packet path: what is to be forwarded, and the words for what happens.
+//! The contract between the control plane and the packet path: the desired state, and the names of outcomes.
 //!
-//! A [`SnapshotSpec`] holds plain values; `tidegate-snapshot` compiles it to tables. [`limits`] bounds everything,
-//! [`verdict`] names every outcome of a packet, and [`ids`] are what flow entries and counters store. Crates that only need
-//! these, such as `tidegate-policy`, do not compile the packet path.
+//! A [`SnapshotSpec`] contains plain values; `tidegate-snapshot` compiles it to tables. [`limits`] bounds everything,
+//! [`verdict`] names every outcome of a packet, and [`ids`] are what flow entries and counters store. Crates that need
+//! only these, such as `tidegate-policy`, don't depend on the packet path.
 //!
 //! May depend on: `tidegate-structures`, `tidegate-wire`.
 #![deny(unsafe_code)]
@@ -27,8 +27,8 @@ pub mod testing;
 mod tunnel_prefix;
 pub mod verdict;
 
-pub use backend_change::{BackendChange, LeftBackend, MovedSeat};
-pub use earlier_backends::{EarlierPort, EarlierSeat};
+pub use backend_change::{BackendChange, RemovedBackend, WeightChange};
+pub use earlier_backends::{EarlierPort, EarlierWeight};
 pub use load_rule::LoadRule;
 pub use network::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, SynCookies};
 pub use passive_health::PassiveHealth;

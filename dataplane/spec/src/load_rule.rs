@@ -1,4 +1,4 @@
-//! How the schedulers `lc`, `sed` and `nq` compare loads.
+//! The rules by which the schedulers `lc`, `sed` and `nq` compare loads.
 
 /// How loads are compared. The cost is divided by the weight, and the lowest quotient is best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

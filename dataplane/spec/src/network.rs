@@ -1,7 +1,7 @@
 //! The network of the gateway in plain values: interfaces, routes, and the gateway's own addresses.
 //!
-//! The configuration, the settings of `reconcile` and the spec of a snapshot use the same type. The configuration
-//! contains the interfaces as configured. [`NetworkSpec::with_interfaces`] replaces them by the running interfaces,
+//! The configuration, the settings of `reconcile` and the spec of a snapshot share this type. The configuration
+//! contains the interfaces as configured; [`NetworkSpec::with_interfaces`] replaces them by the running interfaces,
 //! whose link addresses are known.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use super::source_rate::SourceRate;
 use super::tunnel_prefix::TunnelPrefix;
 use crate::source_lists::SourceLists;
 
-/// The state that all services share: it decides how a backend can be reached. `I` is the type of an interface.
+/// The network state that all services share. It determines how a backend is reached. `I` is the type of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkSpec<I = InterfaceSpec> {
     /// `dataplane.interfaces`; the position is the interface index used everywhere else.
@@ -31,7 +31,7 @@ pub struct NetworkSpec<I = InterfaceSpec> {
     pub tunnel_source_v4: Option<TunnelPrefix>,
     /// `dataplane.tunnelSource`: outer sources of IPv6 tunnels.
     pub tunnel_source_v6: Option<TunnelPrefix>,
-    /// `dataplane.tunnelPeers`: the addresses of gateways whose tunnel packets are opened.
+    /// `dataplane.tunnelPeers`: the addresses of gateways whose tunnel packets are decapsulated.
     pub tunnel_peers: Vec<IpAddr>,
     /// `dataplane.gateway`: the networks of backends whose own traffic arrives here.
     pub gateway: GatewaySpec,
@@ -64,7 +64,7 @@ impl<I> Default for NetworkSpec<I> {
 }
 
 impl<I> NetworkSpec<I> {
-    /// The same network with other interfaces, in the same order.
+    /// A copy with other interfaces, in the same order.
     #[must_use]
     pub fn with_interfaces<J>(&self, interfaces: Vec<J>) -> NetworkSpec<J> {
         NetworkSpec {
@@ -100,9 +100,9 @@ impl NetworkSpec {
         self.interface_addresses().any(|net| net.contains(&ip))
     }
 
-    /// The network addresses and directed broadcast addresses of the IPv4 networks of the interfaces: no host can have
-    /// them. Each has its network, the longest that contains it. A network of two addresses has neither (RFC 3021), and
-    /// the first address of an IPv6 network is an anycast address of hosts.
+    /// The network and directed broadcast addresses of the interfaces' IPv4 networks, which no host can have, each with
+    /// the longest network that contains it. A network of two addresses has neither (RFC 3021), and the first address
+    /// of an IPv6 network is an anycast address of hosts.
     #[must_use]
     pub fn hostless_addresses(&self) -> BTreeMap<IpAddr, IpNet> {
         let networks: BTreeSet<IpNet> = self.interface_addresses().map(IpNet::trunc).collect();
@@ -114,8 +114,8 @@ impl NetworkSpec {
         edges.filter(|(ip, net)| is_narrowest(*ip, net)).collect()
     }
 
-    /// The addresses of the gateway itself: of interfaces, for SNAT, and of tunnels. No Service may have them. A tunnel
-    /// source of 256 addresses or more, an IPv6 prefix, is left out: the configuration checks what it overlaps.
+    /// The gateway's own addresses: of interfaces, for SNAT, and of tunnels. No Service may have them. A tunnel source
+    /// of 256 addresses or more, an IPv6 prefix, is left out: the configuration checks its overlaps.
     #[must_use]
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         const LISTED_MAX: u32 = 255;
@@ -126,7 +126,7 @@ impl NetworkSpec {
     }
 }
 
-/// The traffic that backends themselves originate, if their default route leads to the gateway.
+/// What happens to traffic that backends originate, if their default route leads to the gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GatewaySpec {
     /// Their networks. Traffic of other sources that is not for the gateway goes to the kernel.
@@ -141,19 +141,19 @@ pub struct GatewaySpec {
 /// How the gateway treats packets that it may refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// A TCP segment of an unknown flow, in a mode that translates, is answered with a reset: the connection was lost
-    /// with the state of a gateway, and its ends should not wait for a timeout.
+    /// Whether a TCP segment of an unknown flow, in a mode that translates, is answered with a reset: its connection
+    /// was lost with the state of a gateway, and its ends should not wait for a timeout.
     pub reset_unknown_flows: bool,
-    /// A packet to a port that a VIP does not serve is answered with a reset or ICMP port unreachable.
+    /// Whether a packet to a port that a VIP does not serve is answered with a reset or ICMP port unreachable.
     pub reject_unserved_ports: bool,
-    /// Next hops of default routes may be clients of services, because they masquerade the hosts behind them.
+    /// Whether next hops of default routes may be clients of services, because they masquerade the hosts behind them.
     pub serve_routers: bool,
-    /// IPv4 packets without DF that do not fit the path are sent in fragments (RFC 791 section 2.3). Otherwise they are
-    /// answered like packets with DF.
+    /// Whether IPv4 packets without DF that don't fit the path are sent in fragments (RFC 791 section 2.3). Otherwise
+    /// they are answered like packets with DF.
     pub fragment_ipv4: bool,
     /// When new connections of services that translate are answered with SYN cookies.
     pub syn_cookies: SynCookies,
-    /// The secret by which backends are chosen, the same on all gateways. Without one, clients can choose theirs.
+    /// The secret by which backends are chosen, equal on all gateways. Without one, clients can choose their backends.
     pub selection_key: Option<SelectionKey>,
 }
 
@@ -170,8 +170,8 @@ impl Default for Policy {
     }
 }
 
-/// When the SYN of a new TCP connection is answered with a SYN cookie, without a flow, in modes that translate
-/// (`protection.synCookies`).
+/// When the SYN of a new TCP connection is answered with a SYN cookie instead of creating a flow, in modes that
+/// translate (`protection.synCookies`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SynCookies {
     /// Never.
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostless_addresses_are_the_ends_of_ipv4_networks_of_more_than_two_addresses() {
+    fn hostless_addresses_are_the_ends_of_ipv4_networks_of_a_30_or_shorter() {
         let hostless = |addresses: &[&str]| {
             let interface = InterfaceSpec {
                 name: "uplink".to_owned(),
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(hostless(&["192.0.2.2/24", "192.0.2.3/24", "2001:db8::2/64"]), both);
         assert_eq!(hostless(&["192.0.2.5/30"]), ["192.0.2.4 192.0.2.4/30", "192.0.2.7 192.0.2.4/30"]);
         assert_eq!(hostless(&["192.0.2.4/31", "192.0.2.9/32"]), [""; 0]);
-        // The narrower network has a host at the end of the wider one.
+        // A host of the narrower network has the broadcast address of the wider one.
         assert_eq!(hostless(&["192.0.2.2/24", "192.0.2.254/31"]), ["192.0.2.0 192.0.2.0/24"]);
     }
 

@@ -18,13 +18,13 @@ impl Now {
         (self.0 / 1_000_000) as u32
     }
 
-    /// The moment `after` this one.
+    /// The time `after` this one.
     #[must_use]
     pub fn plus(self, after: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The time from `earlier` to this moment, or zero if `earlier` is later.
+    /// The duration from `earlier` to this time, or zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

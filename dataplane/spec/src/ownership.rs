@@ -1,21 +1,20 @@
-//! Which VIPs the gateway answers ARP and neighbour solicitations for, where several gateways are on one link.
+//! The VIPs for which the gateway answers ARP and neighbour solicitations, if several gateways are on one link.
 //!
-//! A snapshot says for each VIP how its link address is answered ([`Layer2`]). If one of several gateways is to answer,
-//! it names an [`OwnerKey`], which stands for a group of VIPs. [`Ownership`] has the time until which this gateway owns
-//! each key. The control plane writes it, and the answering path reads it for each request, so a gateway whose time is
-//! over is silent whatever its control plane does: a process that was stopped for longer than that is silent from its
-//! first packet on.
+//! A snapshot contains a [`Layer2`] for each VIP. If one of several gateways has to answer, it is an [`OwnerKey`],
+//! which stands for a group of VIPs. [`Ownership`] stores the time until which this gateway owns each key. The control
+//! plane writes it, and the answering path reads it for each request. So a gateway stops answering when its time is
+//! over, whatever its control plane does, even if the process was stopped meanwhile.
 //!
-//! SNAT addresses follow the same idea. A gateway answers for its own ones, unless it has released them to the other
-//! gateways that have its flows ([`Ownership::release_snat`]), and for those of gateways that are gone
+//! SNAT addresses work similarly. A gateway answers for its own ones, unless it has released them to other gateways
+//! that have its flows ([`Ownership::release_snat`]). It also answers for those of gateways that are gone
 //! ([`Ownership::take_over`]), which are in no snapshot.
 //!
-//! Times are of [`BootTime`], a clock that also counts while the machine is suspended. The creator of the table passes
-//! the function that reads it, so that this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts
-//! as owned: `replay` and `explain` show what an owner does.
+//! Times are in [`BootTime`], a clock that includes suspension of the machine. The creator of the table passes the
+//! function that reads it, so this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts as owned:
+//! `replay` and `explain` show what an owner does.
 //!
-//! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key has a slot
-//! from a grant until its time is ended ([`BootTime`] 0); whoever reads the time of a slot looks at its key before and after.
+//! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key has an
+//! entry from a grant until its time is set to 0; readers check the key before and after reading the time.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -48,14 +47,14 @@ impl BootTime {
 pub struct OwnerKey(NonZeroU64);
 
 impl OwnerKey {
-    /// The key with this number, such as a hash of the group's name. 0 stands for 1, and the largest number for the one before
-    /// it.
+    /// The key with this number, such as a hash of the group's name. 0 counts as 1, and the largest number as the one
+    /// before it.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(NonZeroU64::new(number.min(RELEASED - 1)).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// The key of a SNAT address of another gateway: a hash, as the numbers of groups are.
+    /// The key of a SNAT address of another gateway, a hash like the keys of groups.
     fn of_snat(address: &Addr) -> Self {
         let bytes = address.bytes();
         let (high, low) = bytes.split_at(8);
@@ -74,31 +73,31 @@ pub enum Layer2 {
     Owned(OwnerKey),
     /// Neither.
     Silent,
-    /// The gateway answers requests and announces nothing: routes lead to the VIP.
+    /// The gateway answers requests but announces nothing, because routes lead to the VIP.
     Answered,
 }
 
-/// What this gateway owns, and until when.
+/// The keys that this gateway owns, and until when.
 #[derive(Debug)]
 pub struct Ownership {
-    slots: Box<[Slot]>,
+    entries: Box<[Entry]>,
     /// `None`: every key is owned.
     clock: Option<fn() -> BootTime>,
     /// Other gateways answer for the gateway's SNAT addresses.
     has_released_snat: AtomicBool,
-    /// The SNAT addresses of gateways that are gone, for the announcements. Workers ask for the keys.
+    /// The SNAT addresses of gateways that are gone, for announcements. Workers read the entries instead.
     taken_over: Mutex<Arc<BTreeSet<IpAddr>>>,
-    /// Whoever changes the slots has it.
+    /// Serializes changes of the entries.
     writer: Mutex<()>,
 }
 
-/// The key of a slot that was never used: a search ends there.
+/// The key of an entry that was never used, which ends a search.
 const FREE: u64 = 0;
-/// The key of a slot that is free again: a search passes it.
+/// The key of an entry that is free again, which a search skips.
 const RELEASED: u64 = u64::MAX;
 
 #[derive(Debug, Default)]
-struct Slot {
+struct Entry {
     /// A key, [`FREE`] or [`RELEASED`].
     key: AtomicU64,
     /// The time until which the key is owned.
@@ -116,7 +115,7 @@ impl Ownership {
     #[must_use]
     pub fn of_all() -> Self {
         Self {
-            slots: Box::default(),
+            entries: Box::default(),
             clock: None,
             has_released_snat: AtomicBool::new(false),
             taken_over: Mutex::default(),
@@ -124,11 +123,11 @@ impl Ownership {
         }
     }
 
-    /// No key is owned until it is granted. `clock` is read for each question.
+    /// No key is owned until it is granted. `clock` is read for each query.
     #[must_use]
     pub fn by(clock: fn() -> BootTime) -> Self {
-        let slots = (0..OWNER_KEYS_MAX).map(|_| Slot::default()).collect();
-        Self { slots, clock: Some(clock), ..Self::of_all() }
+        let entries = (0..OWNER_KEYS_MAX).map(|_| Entry::default()).collect();
+        Self { entries, clock: Some(clock), ..Self::of_all() }
     }
 
     /// The time now; `None` without a clock.
@@ -141,7 +140,7 @@ impl Ownership {
     #[must_use]
     pub fn owns(&self, key: OwnerKey) -> bool {
         let Some(clock) = self.clock else { return true };
-        // The deadline is read first: the time is then at least as new as the answer.
+        // The deadline is read first, so the time is at least as new.
         let until = self.until(key);
         clock() < until
     }
@@ -152,7 +151,7 @@ impl Ownership {
         now.is_none_or(|now| now < self.until(key))
     }
 
-    /// Whether this gateway answers requests for an address that is handled like this.
+    /// Whether this gateway answers requests for an address of this kind.
     #[must_use]
     pub fn answers(&self, layer2: Layer2) -> bool {
         match layer2 {
@@ -162,7 +161,7 @@ impl Ownership {
         }
     }
 
-    /// Whether this gateway announces an address that is handled like this.
+    /// Whether this gateway announces an address of this kind.
     #[must_use]
     pub fn announces(&self, layer2: Layer2) -> bool {
         layer2 != Layer2::Answered && self.answers(layer2)
@@ -171,12 +170,12 @@ impl Ownership {
     /// The time until which the key is owned; time 0 if it is not.
     #[must_use]
     pub fn until(&self, key: OwnerKey) -> BootTime {
-        for slot in self.probe(key).map(|at| &self.slots[at]) {
-            match slot.key.load(Ordering::Acquire) {
+        for entry in self.probe(key).map(|at| &self.entries[at]) {
+            match entry.key.load(Ordering::Acquire) {
                 found if found == key.0.get() => {
-                    let until = slot.until.load(Ordering::Acquire);
-                    // Otherwise it may be the time of another key.
-                    let is_of_key = slot.key.load(Ordering::Acquire) == found;
+                    let until = entry.until.load(Ordering::Acquire);
+                    // If the key has changed, the time may belong to another key.
+                    let is_of_key = entry.key.load(Ordering::Acquire) == found;
                     return if is_of_key { BootTime(until) } else { BootTime(0) };
                 }
                 FREE => break,
@@ -186,23 +185,23 @@ impl Ownership {
         BootTime(0)
     }
 
-    /// Grants the key until this time, or ends that ([`BootTime`] 0). Returns whether there was room for the key; only the
-    /// control plane calls it. Without a clock there is nothing to grant.
+    /// Grants the key until this time, or revokes it ([`BootTime`] 0). Returns false if the table is full. Only the
+    /// control plane calls it.
     pub fn grant(&self, key: OwnerKey, until: BootTime) -> bool {
         let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = None;
         for at in self.probe(key) {
-            let slot = &self.slots[at];
-            let found = slot.key.load(Ordering::Relaxed);
+            let entry = &self.entries[at];
+            let found = entry.key.load(Ordering::Relaxed);
             if found == key.0.get() {
-                slot.until.store(until.0, Ordering::Release);
+                entry.until.store(until.0, Ordering::Release);
                 if until == BootTime(0) {
                     self.release(at);
                 }
                 return true;
             }
             if [FREE, RELEASED].contains(&found) {
-                free.get_or_insert(slot);
+                free.get_or_insert(entry);
             }
             if found == FREE {
                 break;
@@ -211,17 +210,18 @@ impl Ownership {
         if until == BootTime(0) {
             return true;
         }
-        let Some(slot) = free else { return false };
-        // Its time is 0 until the key is there.
-        slot.key.store(key.0.get(), Ordering::Release);
-        slot.until.store(until.0, Ordering::Release);
+        let Some(entry) = free else { return false };
+        // The time stays 0 until the key is stored.
+        entry.key.store(key.0.get(), Ordering::Release);
+        entry.until.store(until.0, Ordering::Release);
         true
     }
 
-    /// Frees a slot whose time is 0. If no search goes on behind it, searches end there again, and at released ones before it.
+    /// Frees an entry whose time is 0. If the next entry ends searches, this one and the released ones before it do so
+    /// again.
     fn release(&self, at: usize) {
-        let len = self.slots.len();
-        let key = |at: usize| &self.slots[at].key;
+        let len = self.entries.len();
+        let key = |at: usize| &self.entries[at].key;
         key(at).store(RELEASED, Ordering::Release);
         if key((at + 1) % len).load(Ordering::Relaxed) != FREE {
             return;
@@ -243,20 +243,20 @@ impl Ownership {
         !self.has_released_snat.load(Ordering::Relaxed)
     }
 
-    /// Answers for these SNAT addresses of other gateways until this time, and for no others.
+    /// Sets the SNAT addresses of other gateways that this one answers for until this time.
     pub fn take_over(&self, addresses: &Arc<BTreeSet<IpAddr>>, until: BootTime) {
         let mut taken = self.taken_over.lock().unwrap_or_else(PoisonError::into_inner);
         for &address in taken.difference(addresses) {
             self.grant(OwnerKey::of_snat(&address.into()), BootTime(0));
         }
         for &address in addresses.iter() {
-            // Without room for the key, nobody answers, as before.
+            // If the table is full, no gateway answers, as before.
             self.grant(OwnerKey::of_snat(&address.into()), until);
         }
         *taken = Arc::clone(addresses);
     }
 
-    /// Whether this gateway answers for an address that is none of its own: a SNAT address of a gateway that is gone.
+    /// Whether this gateway answers for a SNAT address of a gateway that is gone.
     #[must_use]
     pub fn has_taken_over(&self, address: &Addr) -> bool {
         self.clock.is_some() && self.owns(OwnerKey::of_snat(address))
@@ -268,9 +268,9 @@ impl Ownership {
         Arc::clone(&self.taken_over.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The indexes of the slots in which the key may be, in the order of the search.
+    /// The indices of the entries that may contain the key, in the order of the search.
     fn probe(&self, key: OwnerKey) -> impl Iterator<Item = usize> {
-        let len = self.slots.len();
+        let len = self.entries.len();
         let first = tidegate_structures::hash::mix(key.0.get()) as usize;
         (0..len).map(move |n| (first.wrapping_add(n)) % len)
     }
@@ -299,11 +299,11 @@ mod tests {
         NOW.store(20, Ordering::Relaxed);
         assert!(!ownership.owns(a) && !ownership.answers(Layer2::Owned(a)));
         assert!(ownership.grant(a, BootTime::NEVER_OVER) && ownership.owns(a));
-        assert!(ownership.grant(a, BootTime(0)) && !ownership.owns(a), "it is taken back");
+        assert!(ownership.grant(a, BootTime(0)) && !ownership.owns(a), "it is revoked");
     }
 
     #[test]
-    fn more_keys_than_there_is_room_for_are_refused_and_cost_no_other_key() {
+    fn a_full_table_refuses_further_keys_and_evicts_none() {
         let ownership = Ownership::by(clock);
         let keys = || (1..=OWNER_KEYS_MAX as u64).map(OwnerKey::new);
         assert!(keys().all(|key| ownership.grant(key, BootTime::NEVER_OVER)));
@@ -313,17 +313,17 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_ended_make_room_for_others_and_cost_no_other_key() {
+    fn revoked_keys_free_their_entries_and_affect_no_other_key() {
         let ownership = Ownership::by(clock);
         let end = |number| assert!(ownership.grant(OwnerKey::new(number), BootTime(0)));
         let owned = |number| ownership.until(OwnerKey::new(number)) > BootTime(0);
         let mut granted = BTreeSet::new();
-        // Many more than there are slots, of which at most half are granted at a time.
+        // Many more keys than entries, of which at most half are granted at a time.
         for number in 1..=4 * OWNER_KEYS_MAX as u64 {
             assert!(ownership.grant(OwnerKey::new(number), BootTime::NEVER_OVER), "{number}");
             granted.insert(number);
             if granted.len() > OWNER_KEYS_MAX / 2 {
-                // Neither the oldest nor the newest ones, so that searches pass what is free again.
+                // Neither the oldest nor the newest keys, so that searches pass released entries.
                 let ended = *granted
                     .range(tidegate_structures::hash::mix(number) % number..)
                     .next()
@@ -335,8 +335,8 @@ mod tests {
         }
         assert!(granted.iter().all(|&number| owned(number)));
         granted.iter().for_each(|&number| end(number));
-        let is_free = |slot: &Slot| slot.key.load(Ordering::Relaxed) == FREE;
-        assert!(ownership.slots.iter().all(is_free), "no search is longer than at the start");
+        let is_free = |entry: &Entry| entry.key.load(Ordering::Relaxed) == FREE;
+        assert!(ownership.entries.iter().all(is_free), "no search is longer than at the start");
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! What a Service port does about backends that refuse or ignore new connections, in plain values.
+//! How a Service port reacts to backends that refuse or ignore new connections, in plain values.
 
 use std::time::Duration;
 
-/// The rules of passive health (`health.passive`). They apply to TCP in the modes `nat` and `fullnat`, whose answers
-/// pass the gateway.
+/// The rules of passive health (`health.passive`). They apply to TCP in the modes `nat` and `fullnat`, where answers
+/// pass through the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PassiveHealth {
-    /// How many connections in a row a backend refuses or ignores before it is set aside. 0 sets none aside.
+    /// How many consecutive connections a backend refuses or ignores before it is set aside. 0 sets none aside.
     pub failures: u8,
     /// How many other backends are tried for a connection that a backend refuses, at most
     /// [`limits::RETRIES_MAX`](crate::limits::RETRIES_MAX).

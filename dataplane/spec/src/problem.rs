@@ -1,7 +1,7 @@
-//! The faults that a compile finds: a [`Problem`] leaves out one thing and the rest works; a [`CompileError`] refuses
-//! the whole spec, and the last good snapshot stays.
+//! The faults that compilation finds. A [`Problem`] leaves out one part, and the rest works; a [`CompileError`] refuses
+//! the whole spec, and the last good snapshot stays in use.
 //!
-//! Texts are for operators: what, where, why. The caller adds the place of the object.
+//! Texts are for operators: what, where, why. The caller adds the location of the object.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,8 +37,8 @@ pub enum Problem {
         /// Backends that take new flows.
         backends: usize,
     },
-    /// The weights of a service with seats or turns sum to more than their maximum number. All are divided, so that
-    /// shares are about as requested. With seats, a change of the divisor redistributes the flows of the service.
+    /// The weights of a service with seats or a ring sum to more than the maximum. All are divided, so that shares are
+    /// about as requested. With seats, a change of the divisor redistributes the flows of the service.
     #[error(
         "{label} ({service}): the weights of its backends sum to {sum}, above {max}, and are divided by {divisor}"
     )]
@@ -49,7 +49,7 @@ pub enum Problem {
         label: String,
         /// Sum of the weights of the backends that take new flows.
         sum: u64,
-        /// The maximum number of seats or turns.
+        /// The maximum number of seats or ring positions.
         max: usize,
         /// The divisor of each weight.
         divisor: u32,
@@ -70,7 +70,7 @@ pub enum Problem {
         /// The router.
         via: IpAddr,
     },
-    /// The neighbour table has no room for the router of a route: the route is left out.
+    /// The neighbour table has no free entry for the router of a route: the route is left out.
     #[error("route to {to} via {via}: the neighbour table is full")]
     RouterTableFull {
         /// Destination prefix.
@@ -84,7 +84,7 @@ pub enum Problem {
         /// The neighbour.
         ip: IpAddr,
     },
-    /// The neighbour table has no room for a fixed neighbour: it is left out.
+    /// The neighbour table has no free entry for a fixed neighbour: it is left out.
     #[error("neighbour {ip}: the neighbour table is full")]
     NeighborTableFull {
         /// The neighbour.
@@ -93,9 +93,10 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Whether the part is left out only because the neighbour table was full. It can be programmed when there is room.
+    /// Whether the part is left out only because the neighbour table was full. It can be programmed once entries are
+    /// free.
     #[must_use]
-    pub fn is_lack_of_room(&self) -> bool {
+    pub fn is_neighbor_table_full(&self) -> bool {
         match self {
             Self::RouterTableFull { .. } | Self::NeighborTableFull { .. } => true,
             Self::Backend { reason, .. } => *reason == BackendProblem::NeighborTableFull,
@@ -141,7 +142,7 @@ pub enum BackendProblem {
     /// Nothing listens on port 0.
     #[error("its port is 0")]
     PortZero,
-    /// The neighbour table has no room for its next hop, or its namespace has more next hops than its share.
+    /// The neighbour table has no free entry for its next hop, or its namespace has more next hops than its share.
     #[error("the neighbour table is full ({} next hops)", limits::NEXT_HOPS_MAX)]
     NeighborTableFull,
 }
@@ -149,7 +150,7 @@ pub enum BackendProblem {
 /// Why a spec cannot be compiled at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// There are more of something than the limit allows.
+    /// A count exceeds its limit.
     #[error("{count} {what}; accepted: at most {max}")]
     TooMany {
         /// The things counted, in the plural.
@@ -159,7 +160,7 @@ pub enum CompileError {
         /// The maximum number.
         max: usize,
     },
-    /// One service port has more backends than a Maglev table can name.
+    /// One service port has more backends than a Maglev table can number.
     #[error("{service}: {count} backends; accepted: at most {}", limits::BACKENDS_PER_SERVICE_MAX)]
     TooManyBackends {
         /// The service port.

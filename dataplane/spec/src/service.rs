@@ -1,7 +1,7 @@
-//! The desired forwarding state in plain values: the input that the control plane gives to the dataplane.
+//! The desired forwarding state in plain values: the control plane's input to the dataplane.
 //!
 //! `reconcile` (crate `tidegate-policy`) computes a [`SnapshotSpec`] from configuration, services and health;
-//! `Snapshot::compile` (crate `tidegate-snapshot`) compiles it to tables. The packet path does not read it.
+//! `Snapshot::compile` (crate `tidegate-snapshot`) compiles it to tables. The packet path doesn't read it.
 //!
 //! Invariant: the same set of services and backends gives an equal spec. Equal specs compile to tables that make the
 //! same decisions, in whatever order they list services and backends: `compile` sorts by stable identity.
@@ -103,8 +103,8 @@ pub enum ForwardingMode {
     /// Direct server return through a Geneve tunnel (RFC 8926) whose option identifies the Service. Inner and outer
     /// family may differ.
     DsrGeneve,
-    /// Direct server return without another header: the destination becomes the backend, and the DSCP (RFC 2474) tells the
-    /// backend which VIP it was.
+    /// Direct server return without another header: the destination becomes the backend, and the DSCP (RFC 2474)
+    /// identifies the VIP.
     DsrDscp,
     /// Destination NAT. The client's address stays, and replies return through the gateway.
     Nat,
@@ -146,7 +146,7 @@ impl ForwardingMode {
         matches!(self, Self::DsrL2 | Self::DsrDscp) || self.is_tunnel()
     }
 
-    /// Whether an address of the packet changes on the way to the backend.
+    /// Whether the packet's addresses are rewritten towards the backend.
     #[must_use]
     pub fn changes_addresses(self) -> bool {
         matches!(self, Self::DsrDscp | Self::Nat | Self::FullNat)
@@ -181,7 +181,7 @@ impl std::fmt::Display for ForwardingMode {
     }
 }
 
-/// The choices within the modes that are tunnels, and the mark of `dsr-dscp`. Each mode reads its own.
+/// Options of the tunnel modes and of `dsr-dscp`. Each mode reads its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TunnelOptions {
     /// `gueVariant`.
@@ -197,7 +197,7 @@ pub struct TunnelOptions {
     /// The identity of the Service. It is computed from the Service's name, not configured, and set with
     /// [`ForwardingMode::DsrGeneve`] only.
     pub geneve_service: ServiceIdentity,
-    /// The DSCP by which backends of [`ForwardingMode::DsrDscp`] know the VIP, 1 to 63; 0 with the other modes.
+    /// The DSCP that identifies the VIP with [`ForwardingMode::DsrDscp`], 1 to 63; 0 with the other modes.
     pub dscp: u8,
 }
 
@@ -223,8 +223,8 @@ pub enum NoEndpoints {
     Reject,
     /// No answer. This also applies to `externalTrafficPolicy: Local` if all endpoints are on other nodes.
     Drop,
-    /// The same answer as without the service: its Service was removed, and only its known flows continue. The service
-    /// does not make its VIP an address of the gateway.
+    /// The answer to a port that isn't served: the Service was removed, and only its known flows continue. Its VIP is
+    /// not an address of the gateway.
     Unserved,
 }
 
@@ -240,7 +240,7 @@ pub enum Scheduler {
         /// and does not follow the number of backends.
         slots: u32,
     },
-    /// Weighted round robin of each worker: `tidegate_select::turns`.
+    /// Weighted round robin of each worker: `tidegate_select::round_robin`.
     WeightedRoundRobin,
     /// By the loads of the backends: `tidegate_select::loads`.
     Loads(LoadRule),
@@ -271,9 +271,8 @@ impl Scheduler {
     }
 }
 
-/// The part of a packet that the hash for the choice of a backend covers (`hash`). It has an effect with
-/// [`Scheduler::Rendezvous`] and [`Scheduler::Maglev`], and none with client affinity, which always has
-/// [`HashInput::Client`].
+/// The input of the hash that chooses a backend (`hash`). It has an effect with [`Scheduler::Rendezvous`] and
+/// [`Scheduler::Maglev`], and none with client affinity, which always has [`HashInput::Client`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HashInput {
     /// The 5-tuple.
@@ -294,13 +293,13 @@ impl HashInput {
     }
 }
 
-/// The choices within a scheduler.
+/// Options of a scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChoiceOptions {
     /// `hash`.
     pub hash: HashInput,
-    /// The backends that have just become ready and take only a part of their flows (`slowStart`). If no other backend
-    /// takes new flows, it has no effect, and none for a service that tracks flows on change.
+    /// The backends that have just become ready and take only a part of their flows (`slowStart`). It has no effect if
+    /// no other backend takes new flows, or if flows are tracked on change.
     pub warming: Arc<[Warming]>,
 }
 
@@ -327,14 +326,14 @@ pub enum MssClamp {
     /// SYNs stay as they are.
     #[default]
     Off,
-    /// To what fits the link by which the SYN arrived, and the path by which it leaves.
+    /// To fit the link on which the SYN arrived and the path on which it leaves.
     Path,
     /// To this number of bytes, and to what `Path` allows if that is less.
     AtMost(u16),
 }
 
 impl MssClamp {
-    /// The limit as a number: 0 for none, and the largest number if only the path limits.
+    /// The limit as a number: 0 for none, and the largest number for the path alone.
     #[must_use]
     pub fn limit(self) -> u16 {
         match self {
@@ -345,7 +344,7 @@ impl MssClamp {
     }
 }
 
-/// Which flows of a service in a DSR mode are remembered (`flowTracking`).
+/// Which flows of a service in a DSR mode are tracked (`flowTracking`).
 ///
 /// `OnChange` has an effect with TCP and UDP, [`Scheduler::Rendezvous`] and no client affinity. Other services are
 /// tracked always.
@@ -354,15 +353,16 @@ pub enum FlowTracking {
     /// All of them.
     #[default]
     Always,
-    /// Those whose owner changed lately: with the backends whose weight is not what it was before, by address and port.
+    /// Those whose owner changed recently. The list contains the backends with a recently changed weight, by address
+    /// and port.
     OnChange(Arc<[FormerWeight]>),
-    /// All of them, but a flow that began before a recent change may have no entry here: the first packet of such a flow goes
-    /// to its former owner. Until lately it was `OnChange`, or the flow began at another gateway, which shares those that
-    /// began since.
+    /// All of them, but a flow that began before a recent change may have no entry here, and its first packet goes to
+    /// its former owner. Either the tracking was `OnChange` until recently, or another gateway has the flow and shares
+    /// only newer ones.
     AlwaysAfter(Arc<[FormerWeight]>),
 }
 
-/// The weight of a backend before a recent change: see `tidegate_select::rendezvous::SeatHistory`.
+/// The weight of a backend before a recent change (`tidegate_select::rendezvous::WeightHistory`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FormerWeight {
     /// Address of the backend.
@@ -412,19 +412,19 @@ pub struct ServiceSpec {
     pub port_name: String,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
-    /// The choices within the mode, if it is a tunnel.
+    /// Options of the mode, if it is a tunnel.
     pub tunnel: TunnelOptions,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,
-    /// The choices within the scheduler.
+    /// Options of the scheduler.
     pub choice: ChoiceOptions,
-    /// Which flows are remembered, in DSR modes.
+    /// Which flows are tracked, in DSR modes.
     pub flow_tracking: FlowTracking,
     /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.
     pub affinity: Option<Duration>,
     /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
-    /// How the segment size in SYNs is limited. It has no effect on other protocols, and none with `dsr-l2`.
+    /// How the segment size in SYNs is limited. It has no effect on other protocols or with `dsr-l2`.
     pub mss_clamp: MssClamp,
     /// Idle time after which an established TCP flow is removed.
     pub idle_timeout_tcp: Duration,
@@ -435,20 +435,19 @@ pub struct ServiceSpec {
     /// The admitted clients, by prefix; `None` admits all. If the list has no prefix of a family, no client of that
     /// family is admitted. New flows are checked, and known flows are checked after a change.
     pub source_ranges: Option<Arc<[IpNet]>>,
-    /// The limits of the whole Service, the same on all its ports.
+    /// The limits of the whole Service, equal on all its ports.
     pub limits: ServiceLimits,
-    /// The version of the PROXY protocol in whose header a backend gets the addresses of each client. Only modes that
-    /// translate can add the header; version 1 is for TCP only.
+    /// The version of the PROXY protocol whose header carries the client's addresses to the backend. Only modes that
+    /// translate can add it; version 1 is for TCP only.
     pub proxy_protocol: Option<ProxyVersion>,
-    /// The TLVs of that header. They have an effect with version 2; the identifier of a connection has one with TCP.
+    /// The TLVs of that header, with version 2. The identifier of a connection is for TCP only.
     pub proxy_tlvs: ProxyTlvs,
     /// The text of [`ProxyTlvs::VPCE_ID`].
     pub vpce_id: VpceId,
-    /// When its new TCP connections are answered with SYN cookies, in modes that translate; `None` as for all services
-    /// ([`Policy::syn_cookies`](super::Policy::syn_cookies)).
+    /// When its new TCP connections are answered with SYN cookies, in modes that translate; `None` for the gateway's
+    /// default ([`Policy::syn_cookies`](super::Policy::syn_cookies)).
     pub syn_cookies: Option<SynCookies>,
-    /// What happens when backends refuse or ignore new connections; `None` for nothing. It has an effect with TCP in
-    /// `nat` and `fullnat`.
+    /// How to react if backends refuse or ignore new TCP connections in `nat` and `fullnat`; `None` for no reaction.
     pub passive_health: Option<PassiveHealth>,
     /// How the link address of the VIP is answered, and whether a new VIP is announced on the links.
     pub layer2: Layer2,

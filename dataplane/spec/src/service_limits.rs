@@ -1,4 +1,4 @@
-//! The limits that one Service asks for, in plain values.
+//! The limits of one Service, in plain values.
 
 use std::num::{NonZeroU32, NonZeroU64};
 

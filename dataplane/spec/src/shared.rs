@@ -24,7 +24,7 @@ use std::sync::Arc;
 pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {
-    /// Whether both are the same object. Does not compare contents.
+    /// Whether both are the same object; contents are not compared.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,15 +1,15 @@
 //! The sources that the whole gateway refuses or always admits: `protection.deny` and `protection.allow`.
 //!
-//! The longest prefix that contains a source decides; of two equal prefixes, the one that admits. So the prefixes become
-//! disjoint intervals of addresses, each with the list and the length of its longest prefix, and their starts a static
-//! B-tree (`ranks`). With a million IPv4 prefixes that do not touch, it has two million starts, six levels and 13 MB; the
-//! upper four levels, 35 kB, stay in the cache. The configuration builds one when it is read, off the workers, and
-//! snapshots share it.
+//! The longest prefix that contains a source decides; of two equal prefixes, the one that admits. So the prefixes are
+//! converted to disjoint intervals of addresses, each with the list and the length of its longest prefix. The starts of
+//! the intervals form a static B-tree (`ranks`). A million IPv4 prefixes that don't touch have two million starts, six
+//! levels and 13 MB; the upper four levels, 35 kB, stay in the cache. Reading the configuration builds it, off the
+//! workers, and snapshots share it.
 //!
-//! Only packets that begin a flow or that belong to none are looked up. When the lists change, known flows of sources that
+//! Only packets that begin a flow or belong to none are looked up. When the lists change, known flows of sources that
 //! are no longer admitted end, as with source ranges.
 //!
-//! Invariant: immutable, and `find` gives the result of a scan of all prefixes (a property test).
+//! Invariant: immutable, and `find` returns the result of a scan of all prefixes (a property test).
 
 use std::hash::Hasher;
 use std::net::IpAddr;
@@ -54,7 +54,7 @@ pub struct SourceLists {
     v4: Intervals<u32, 16>,
     v6: Intervals<u128, 8>,
     counts: [usize; 2],
-    /// A hash of the content, to show it.
+    /// A hash of the content, for display.
     digest: u64,
 }
 
@@ -173,7 +173,7 @@ struct Prefix<T> {
 #[derive(Debug)]
 struct Intervals<T, const N: usize> {
     starts: Ranks<T, N>,
-    /// What applies from each start on: 0 for no prefix, else the list (two bits) and the length.
+    /// The result for each interval: 0 for no prefix, else the list (two bits) and the length.
     found: Box<[u16]>,
 }
 
@@ -201,12 +201,12 @@ fn pack(list: SourceList, len: u8) -> u16 {
 
 impl<T: Number, const N: usize> Intervals<T, N> {
     fn new(mut prefixes: Vec<Prefix<T>>) -> Self {
-        // A prefix comes after those that contain it. Of equal ones, the last counts.
+        // A prefix is sorted after those that contain it. Of equal ones, the last counts.
         prefixes.sort_unstable_by_key(|prefix| (prefix.first, prefix.len, prefix.list));
         let (mut starts, mut found) = (Vec::new(), Vec::new());
         let mut begin = |start: T, what: u16| {
             if starts.last() == Some(&start) {
-                // An interval of no address.
+                // The previous interval is empty.
                 starts.pop();
                 found.pop();
             }
@@ -215,7 +215,7 @@ impl<T: Number, const N: usize> Intervals<T, N> {
                 found.push(what);
             }
         };
-        // The prefixes that contain the present address, the longest last.
+        // The prefixes that contain the current address, the longest last.
         let mut open: Vec<Prefix<T>> = Vec::new();
         let close = |open: &mut Vec<Prefix<T>>, begin: &mut dyn FnMut(T, u16)| {
             let Some(closed) = open.pop() else { return };
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_million_prefixes_take_the_memory_that_the_documents_state() {
-        // None touches another, so that each has a start and an end of its own.
+        // No prefixes touch, so each has its own start and end.
         let v4 = |n: u32| IpNet::new(Ipv4Addr::from(n << 9).into(), 24).unwrap();
         let v6 = |n: u32| IpNet::new(Ipv6Addr::from(u128::from(n) << 65 | 0x2001 << 112).into(), 64).unwrap();
         let deny: Vec<IpNet> = (1..=1_000_000).map(v4).collect();

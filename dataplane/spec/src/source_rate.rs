@@ -16,7 +16,7 @@ pub struct SourceRate {
 }
 
 impl SourceRate {
-    /// The prefix of a source, as a word that differs between prefixes of one family, and the family's mark.
+    /// The prefix of a source, as a word that is unique in its family, and a number for the family.
     #[must_use]
     pub fn prefix(&self, source: &Addr) -> (u64, u64) {
         if source.is_v4() {

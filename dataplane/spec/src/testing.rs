@@ -1,7 +1,7 @@
 //! Specs from short expressions, for tests, benches and fuzz runs: a gateway with one link, service ports and backends.
 //!
-//! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature. It
-//! panics on texts that it cannot read.
+//! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature.
+//! Invalid texts panic.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -53,18 +53,18 @@ pub fn spec() -> SnapshotSpec {
                 mtu: 1500,
                 vlan: None,
                 addresses: vec![
-                    "10.0.0.254/24".parse().expect("written right"),
-                    "fd00::fe/64".parse().expect("written right"),
+                    "10.0.0.254/24".parse().expect("a valid prefix"),
+                    "fd00::fe/64".parse().expect("a valid prefix"),
                 ],
             }],
             routes: vec![
-                RouteSpec { to: "0.0.0.0/0".parse().expect("written right"), via: ip("10.0.0.250") },
-                RouteSpec { to: "::/0".parse().expect("written right"), via: ip("fd00::fa") },
+                RouteSpec { to: "0.0.0.0/0".parse().expect("a valid prefix"), via: ip("10.0.0.250") },
+                RouteSpec { to: "::/0".parse().expect("a valid prefix"), via: ip("fd00::fa") },
             ],
             neighbors: neighbors.chain(routers).collect(),
             snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
-            tunnel_source_v4: Some("10.0.0.254".parse().expect("written right")),
-            tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
+            tunnel_source_v4: Some("10.0.0.254".parse().expect("a valid prefix")),
+            tunnel_source_v6: Some("fd00::fe".parse().expect("a valid prefix")),
             gateway: GatewaySpec::default(),
             policy: Policy::default(),
             ..NetworkSpec::default()

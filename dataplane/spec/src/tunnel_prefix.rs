@@ -1,12 +1,12 @@
 //! `TunnelPrefix`: the outer source addresses of tunnels of one family, one or many.
 //!
-//! IP-in-IP has no ports. A receiver that spreads packets over its queues by the outer addresses puts all packets of
-//! one gateway on one queue. If `tunnelSource` is a prefix, the hash of the inner flow chooses one of its addresses,
-//! so that the flows of a backend arrive on many queues, and each flow on one.
+//! IP-in-IP has no ports, so a receiver that distributes packets by the outer addresses puts all packets of one gateway
+//! on one queue. If `tunnelSource` is a prefix, the hash of the inner flow chooses one of its addresses. Then the flows
+//! of a backend arrive on many queues, and each flow on one.
 //!
-//! In an IPv4 prefix of four addresses or more the first and the last are left out: they may be the network and the
-//! broadcast address of a link. In an IPv6 prefix the first is left out, the Subnet-Router anycast address (RFC 4291
-//! section 2.6.1). If there are more than 2^32 addresses, only the first 2^32 are used.
+//! An IPv4 prefix of four addresses or more omits the first and the last, which may be the network and the broadcast
+//! address of a link. An IPv6 prefix omits the first, the Subnet-Router anycast address (RFC 4291 section 2.6.1). If
+//! there are more than 2^32 addresses, only the first 2^32 are used.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -57,7 +57,7 @@ impl TunnelPrefix {
         self.count > 1
     }
 
-    /// The address for a flow with this hash, whose upper half decides. If there is only one address, it is the result.
+    /// The address for a flow with this hash, of which the upper half is used.
     #[inline]
     #[must_use]
     pub fn pick(&self, hash: u64) -> Addr {
@@ -71,8 +71,7 @@ impl TunnelPrefix {
         offset.is_some_and(|offset| offset < u128::from(self.count))
     }
 
-    /// [`Self::contains`] for an IPv4 address in a prefix of IPv4. The address is the number that its bytes are in
-    /// little-endian order.
+    /// [`Self::contains`] for an IPv4 address, read as a little-endian number, in a prefix of IPv4.
     #[inline(always)]
     pub fn contains_v4(&self, addr: u32) -> bool {
         u32::from_be(addr).wrapping_sub(u32::from_be_bytes(self.first.v4_bytes())) < self.count
@@ -101,7 +100,7 @@ fn number(addr: &Addr) -> u128 {
 }
 
 fn after(addr: &Addr, n: u32) -> Addr {
-    // The sum stays within the prefix, so nothing carries beyond it, and an IPv4 address stays an IPv4 address.
+    // The sum stays within the prefix, so an IPv4 address stays an IPv4 address.
     Addr::v6(number(addr).wrapping_add(u128::from(n)).to_be_bytes())
 }
 
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn network_broadcast_and_anycast_addresses_are_left_out() {
+    fn network_broadcast_and_anycast_addresses_are_omitted() {
         for (text, first, last, count) in [
             ("192.0.2.2", "192.0.2.2", "192.0.2.2", 1),
             ("192.0.2.2/31", "192.0.2.2", "192.0.2.3", 2),

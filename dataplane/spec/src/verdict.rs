@@ -1,7 +1,7 @@
 //! The verdict on a frame and its reason: every frame ends with exactly one verdict, and every reason has a counter.
 //!
-//! Reasons are the values of `tidegate_drops_total{reason}`, of `replay --json` and of `drops`; their snake_case
-//! names are an interface. Nothing here decides anything.
+//! Reasons are the values of `tidegate_drops_total{reason}`, of `replay --json` and of `drops`, so their snake_case
+//! names are an interface.
 
 use tidegate_wire::Malformed;
 use tidegate_wire::decapsulation::Closed;
@@ -15,12 +15,12 @@ pub enum Verdict {
     Transmit {
         /// The egress interface.
         interface: InterfaceIndex,
-        /// Whether the frame is forwarded, or is an answer of the gateway itself.
+        /// Whether the frame is forwarded or answered by the gateway.
         why: TransmitReason,
     },
     /// Hand the frame, unchanged, to the kernel.
     Punt(PuntReason),
-    /// Hand the frame, unchanged, to the worker that holds the state of its flow.
+    /// Hand the frame, unchanged, to the worker that owns its flow.
     HandOver(WorkerIndex),
     /// Drop the frame.
     Drop(DropReason),
@@ -69,9 +69,9 @@ reasons! {
         Forward => "forward",
         /// From a backend to its client.
         Reply => "reply",
-        /// An answer to an ARP request for an address that we own.
+        /// An answer to an ARP request for an address of the gateway.
         ArpReply => "arp_reply",
-        /// An answer to a neighbour solicitation for an address that we own (RFC 4861).
+        /// An answer to a neighbour solicitation for an address of the gateway (RFC 4861).
         NeighborAdvertisement => "neighbor_advertisement",
         /// An answer to a ping of a VIP.
         EchoReply => "echo_reply",
@@ -90,13 +90,13 @@ reasons! {
         TtlExceeded => "ttl_exceeded",
         /// From a backend's network to the outside, by a route (`dataplane.gateway`).
         Routed => "routed",
-        /// The same with a SNAT address as the source, or an answer on its way back (`dataplane.gateway.masquerade`).
+        /// Routed with a SNAT address as the source, or an answer to such a packet (`dataplane.gateway.masquerade`).
         Masqueraded => "masqueraded",
         /// ICMP "administratively prohibited" or "no route": traffic of a backend's network that is not forwarded.
         NotRouted => "not_routed",
-        /// An ICMP error about a flow, passed on to the flow's other end.
+        /// An ICMP error about a flow, forwarded to the flow's other end.
         IcmpError => "icmp_error",
-        /// To another backend: the SYN of a connection that a backend refused. It takes the place of the refusal.
+        /// The SYN of a connection that a backend refused, sent to another backend instead of forwarding the refusal.
         Retried => "retried",
     }
 }
@@ -111,13 +111,13 @@ reasons! {
         /// From a VIP to an address of the gateway itself: a backend's answer to a check at the VIP. Packets that
         /// answer no check are dropped as `bad_source` instead.
         ProbeAnswer => "probe_answer",
-        /// Between other hosts: to no address of ours and from no backend.
+        /// Between other hosts: neither to an address of the gateway nor from a backend.
         NotOurs => "not_ours",
     }
 }
 
 reasons! {
-    /// The kinds of answers that are limited (`reply_limit`). A kind cannot use up the limit of another one.
+    /// The kinds of answers that are rate limited (`reply_limit`), each separately.
     AnswerKind {
         /// ICMP "fragmentation needed" and ICMPv6 "packet too big".
         PacketTooBig => "packet_too_big",
@@ -134,15 +134,15 @@ reasons! {
     /// Why a frame with valid headers is dropped.
     Refusal {
         /// A source that no packet from the wire may have: unspecified, loopback, multicast, broadcast, the network or
-        /// broadcast address of a connected network, an address of ours; of a new flow also a default router, and
-        /// link-local from beyond the link.
+        /// broadcast address of a connected network, or an address of the gateway. For new flows also a default router,
+        /// and link-local from beyond the link.
         BadSource => "bad_source",
-        /// An ARP or neighbour discovery packet in which another station claims an address of ours.
+        /// An ARP or neighbour discovery packet in which another station claims an address of the gateway.
         AddressConflict => "address_conflict",
         /// To another station's link address.
         OtherStation => "other_station",
-        /// A packet to one host in a frame to a group (RFC 1812 5.3.4, RFC 1122 3.3.6). If it were answered, every
-        /// station of the group would answer.
+        /// A unicast packet in a multicast or broadcast frame (RFC 1812 5.3.4, RFC 1122 3.3.6). If it were answered,
+        /// every station of the group would answer.
         GroupFrame => "group_frame",
         /// The 802.1Q tag differs from that of the interface.
         VlanMismatch => "vlan_mismatch",
@@ -152,9 +152,9 @@ reasons! {
         SourceRange => "source_range",
         /// From a source that the gateway's own list refuses (`protection.deny`).
         SourceDenied => "source_denied",
-        /// A new flow of a source prefix that begins flows faster than `protection.newConnections` allows.
+        /// A new flow of a source prefix that exceeds the rate of `protection.newConnections`.
         SourceConnectionRate => "source_connection_rate",
-        /// A new flow of a Service that has as many as `max-connections` allows.
+        /// A new flow of a Service that has reached its `max-connections`.
         ServiceConnections => "service_connections",
         /// A new flow of a Service beyond its `max-connection-rate`.
         ServiceConnectionRate => "service_connection_rate",
@@ -164,11 +164,11 @@ reasons! {
         UnsupportedProtocol => "unsupported_protocol",
         /// The service has no backend and is configured to drop, or the answer is over the rate limit.
         NoEndpoints => "no_endpoints",
-        /// TTL or hop limit ended, and no answer may be sent.
+        /// The TTL or hop limit is exceeded, and no answer may be sent.
         TtlExceeded => "ttl_exceeded",
         /// The packet does not fit the path, and no answer may be sent.
         TooBig => "too_big",
-        /// Traffic that a backend's network originates, which is not forwarded, and no answer may be sent.
+        /// Traffic that a backend's network originates and that is not forwarded, and no answer may be sent.
         NotRouted => "not_routed",
         /// No route to the next hop.
         NoRoute => "no_route",
@@ -184,19 +184,20 @@ reasons! {
         /// The client's address and port already reach the same backend through another service port, and no other port
         /// of the client was found free towards it.
         NatConflict => "nat_conflict",
-        /// The chosen backend is the client itself, in mode `nat` and without a SNAT address of the family: its own
-        /// answer would not return through the gateway.
+        /// The chosen backend is the client itself, in mode `nat` and without a SNAT address of the family: its answer
+        /// would not return through the gateway.
         Hairpin => "hairpin",
         /// Every flow that could be evicted is established and in use, in a mode that needs state.
         FlowTableFull => "flow_table_full",
         /// The service has reached its share of a full flow table, in a mode that needs state.
         ServiceFlowShare => "service_flow_share",
-        /// A backend refused a connection, and its client is not told, because its next SYN goes to another backend.
+        /// A backend's refusal of a connection, which is not forwarded because the client's next SYN goes to another
+        /// backend.
         BackendRefused => "backend_refused",
-        /// No local port is left towards this backend: all ports that were examined belong to established flows.
+        /// No free SNAT port towards this backend: all ports that were examined belong to established flows.
         SnatPortsExhausted => "snat_ports_exhausted",
-        /// Traffic of a backend's network that would begin a masqueraded flow: the table of these flows, or the share of
-        /// its source, is full of established ones.
+        /// A new masqueraded flow of a backend's network: the table of these flows, or the share of its source, is full
+        /// of established ones.
         MasqueradeFull => "masquerade_full",
         /// A fragment whose first fragment was not seen.
         FragmentUnknown => "fragment_unknown",
@@ -205,20 +206,20 @@ reasons! {
         /// A client's packet in fragments that must carry a header of the PROXY protocol: the offsets of the later
         /// fragments would change.
         ProxyFragment => "proxy_fragment",
-        /// An ICMP error about no flow of ours.
+        /// An ICMP error about an unknown flow.
         IcmpErrorUnknown => "icmp_error_unknown",
-        /// An ICMP or ICMPv6 redirect that is not for the kernel: it is never passed on.
+        /// An ICMP or ICMPv6 redirect that is not for the kernel: redirects are never forwarded.
         IcmpRedirect => "icmp_redirect",
         /// An echo request with a wrong checksum, to an address that the gateway answers for.
         IcmpChecksum => "icmp_checksum",
         /// An authentication header in a packet that would be translated: its integrity check covers the addresses.
         Authenticated => "authenticated",
-        /// An ICMP error about a packet in one of our tunnels. Its path MTU, if it has one, was used; the error is not
-        /// forwarded.
+        /// An ICMP error about a packet in one of the gateway's tunnels. Its path MTU, if it has one, was used; the
+        /// error is not forwarded.
         TunnelError => "tunnel_error",
         /// An ICMP or ICMPv6 message to a VIP that is neither an echo request nor an error.
         IcmpUnsupported => "icmp_unsupported",
-        /// No room in front of the frame for the headers that had to be added.
+        /// The headroom of the frame is too small for the headers to add.
         NoHeadroom => "no_headroom",
         /// A tunnel packet of a peer that is a fragment.
         TunnelFragment => "tunnel_fragment",
@@ -226,11 +227,11 @@ reasons! {
         TunnelHeaders => "tunnel_headers",
         /// A tunnel packet of a peer that reports congestion, around a packet without ECN (RFC 6040 section 4.2).
         TunnelCongestion => "tunnel_congestion",
-        /// In the tunnel of a peer, but to no service and from no backend.
+        /// In the tunnel of a peer, but neither to a service nor from a backend.
         TunnelUnserved => "tunnel_unserved",
-        /// Handed over by a worker, but this worker does not hold the flow either.
+        /// Handed over by a worker, but this worker does not own the flow either.
         HandOverLoop => "hand_over_loop",
-        /// The frame is spread over several buffers.
+        /// The frame consists of several buffers.
         NotContiguous => "not_contiguous",
         /// No packet buffer for the fragments of a packet that does not fit its link.
         NoBuffer => "no_buffer",

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::{
-    BackendState, EarlierPort, EarlierSeat, FlowTracking, Protocol, ServiceKey, ServiceSpec, SharedService,
+    BackendState, EarlierPort, EarlierWeight, FlowTracking, Protocol, ServiceKey, ServiceSpec, SharedService,
     owner_mark,
 };
 use tidegate_structures::chunked::Chunked;
@@ -97,9 +97,9 @@ impl Record {
     }
 
     /// The change as seen at `now`, by [`kernel_ms`].
-    fn seat(&self, now: u32) -> EarlierSeat {
+    fn seat(&self, now: u32) -> EarlierWeight {
         let &Self { backend, weight, former, .. } = self;
-        EarlierSeat {
+        EarlierWeight {
             backend,
             weight,
             former,
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_change_keeps_its_time_from_process_to_process() {
         let service = service("web", &["10.0.0.11:80"], Some(&[("10.0.0.11:80", 0), ("10.0.0.12:80", 1)]));
-        let seat = |host: u8, weight, former, ago| EarlierSeat {
+        let seat = |host: u8, weight, former, ago| EarlierWeight {
             backend: SocketAddr::from(([10, 0, 0, host], 80)),
             weight,
             former,

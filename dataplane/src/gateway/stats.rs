@@ -239,7 +239,7 @@ impl<F> WorkerPool<F> {
             punt_classes: PuntClass::ALL.map(|class| (class, of_class(class))).into(),
             neighbors: self.neighbors().usage(),
             restored: self.restoration().map(Restoration::found),
-            path_mtus_received: self.neighbors().path_mtus().learnt(),
+            path_mtus_received: self.neighbors().path_mtus().recorded(),
             slow_path: SlowPathStats {
                 to_kernel: slow.to_kernel.value(),
                 to_kernel_dropped: slow.to_kernel_dropped.value(),

@@ -1,7 +1,7 @@
-//! A list whose copies share unchanged parts, for people and for the next compile. The packet path does not read it.
+//! A list whose copies share unchanged parts, for display and for the next compile. The packet path doesn't read it.
 //!
-//! Items are in chunks of 64 behind [`Arc`]s: a copy costs one pointer for each chunk, and changing one item copies
-//! one chunk.
+//! Items are in chunks of 64 behind [`Arc`]s: a copy costs one pointer per chunk, and changing an item copies one
+//! chunk.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Chunked<T> {
 impl<T> Chunked<T> {
     /// The number of items.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "nobody asks for it")]
+    #[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_put_behind_all_others_without_a_change_of_other_copies() {
+    fn pushed_items_do_not_change_other_copies() {
         let first: Chunked<usize> = (0..100).collect();
         let mut second = first.clone();
         (100..200).for_each(|item| second.push(item));

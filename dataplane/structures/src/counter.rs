@@ -19,7 +19,7 @@ impl Counter {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// The value a moment ago.
+    /// The current value, as another thread sees it.
     #[inline]
     #[must_use]
     pub fn value(&self) -> u64 {

@@ -1,8 +1,8 @@
-//! [`Difference`]: the place where two values that must be equal differ, in a short form for a log.
+//! [`Difference`]: where two values that must be equal differ, in a short form for a log.
 //!
-//! Used by the comparisons of incremental results with results computed from scratch. Values are compared by their
-//! [`Debug`] text, so that parts which equality ignores count too. The text is never held as a whole: each block of
-//! it is reduced to a number, and only the part that differs is written again.
+//! Compares incremental results with results computed from scratch. Values are compared by their [`Debug`] text, which
+//! includes parts that equality ignores. The text is never stored as a whole: each block of it is reduced to a number,
+//! and only the part that differs is written again.
 
 use std::fmt::{self, Debug, Write};
 use std::hash::{DefaultHasher, Hasher};
@@ -14,14 +14,14 @@ const SHOWN: usize = 3 * BLOCK;
 /// Bytes from the beginning of the text, which usually names the object.
 const HEAD: usize = 160;
 
-/// The first place at which two values differ.
+/// The first difference of two values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// What differs, such as `spec.services[12]`.
     pub part: String,
-    /// The incremental result there; at most about a thousand bytes.
+    /// The incremental result; at most about a thousand bytes.
     pub incremental: String,
-    /// The result from scratch there; of the same length.
+    /// The result from scratch; as long.
     pub from_scratch: String,
 }
 
@@ -74,7 +74,7 @@ struct Blocks {
 impl Blocks {
     fn of(value: &dyn Debug) -> Vec<u64> {
         let mut blocks = Self { block: Vec::with_capacity(BLOCK), done: Vec::new() };
-        // This fails only if an implementation of `Debug` fails. The text written until then is compared.
+        // This fails only if a `Debug` implementation fails. Then the text before the failure is compared.
         let _ = write!(blocks, "{value:?}");
         if !blocks.block.is_empty() {
             blocks.end();
@@ -117,7 +117,7 @@ struct Excerpt {
 impl Excerpt {
     fn of(value: &dyn Debug, from: usize) -> String {
         let mut excerpt = Self { from, at: 0, head: Vec::new(), shown: Vec::new(), is_cut: false };
-        // Writing ends early once all bytes to be shown are written.
+        // The write fails on purpose once all bytes to be shown are written.
         let _ = write!(excerpt, "{value:?}");
         let Self { head, shown, is_cut, .. } = excerpt;
         let head =
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_deep_in_a_long_text_is_shown_with_its_beginning_and_within_bounds() {
+    fn a_difference_deep_in_a_long_text_is_shown_in_bounded_length() {
         let mut one: Vec<u32> = (0..100_000).collect();
         let other = one.clone();
         assert_eq!(of("numbers", &one, &other), None);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_differ_at_their_first_entry_that_does_and_where_one_ends() {
+    fn lists_differ_at_their_first_different_entry_and_where_one_ends() {
         let difference = of_lists("list", ["a", "b", "c"], ["a", "x", "y"]).expect("they differ");
         assert_eq!(difference.part, "list[1]");
         assert_eq!(difference.from_scratch, "Some(\"x\")");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn how_an_implementation_of_debug_cuts_its_text_does_not_matter() {
+    fn the_chunks_in_which_debug_writes_do_not_matter() {
         struct Cut(usize);
         impl Debug for Cut {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! The hashes of the packet path: selection (which backend), keys (which table slot), identity (the position of a
+//! The hashes of the packet path: selection (which backend), keys (which table entry), identity (the position of a
 //! backend in a Maglev permutation).
 //!
 //! All consist of one step, [`fold`]: a 64 x 64 -> 128 bit multiplication with both halves xored. Addresses are read
@@ -27,8 +27,8 @@ const K: [u64; 10] = [
 
 /// Hash of a 5-tuple, ports in host order, `proto` the IANA number: three multiplications.
 ///
-/// Both addresses, then the ports beside the destination, go through two rounds, so that sequential ports and
-/// addresses spread evenly over tables of any size.
+/// Two rounds mix the addresses, and the ports with the destination, so that sequential ports and addresses spread
+/// evenly over tables of any size.
 #[inline(always)]
 #[must_use]
 pub fn selection_hash(src: &Addr, src_port: u16, dst: &Addr, dst_port: u16, proto: u8) -> u64 {
@@ -60,8 +60,8 @@ pub fn client_hash(src: &Addr) -> u64 {
     fold(from ^ K[4], K[6])
 }
 
-/// Hash of (address, protocol, port), for look-ups of services and endpoints. It differs from the selection hash on
-/// purpose. It may change in a new version: no stored value outlives a snapshot.
+/// Hash of (address, protocol, port), for look-ups of services and endpoints. It may change in a new version: no stored
+/// value outlives a snapshot.
 #[inline]
 #[must_use]
 pub fn key_hash(addr: &Addr, proto: u8, port: u16) -> u64 {
@@ -93,8 +93,8 @@ pub fn scale(hash: u64, len: u32) -> u32 {
     (((hash >> 32) * u64::from(len)) >> 32) as u32
 }
 
-/// A [`Hasher`](std::hash::Hasher) with the same step, for maps of the control thread that have long keys: the standard
-/// hasher took a third of the time of a compile. Its values are not stored, so it may change in a new version.
+/// A [`Hasher`](std::hash::Hasher) for maps of the control thread with long keys: the standard hasher took a third of
+/// the time of a compile. Its values are not stored, so it may change in a new version.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FoldHasher(u64);
 
@@ -134,7 +134,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// One step of splitmix64, a bijection of 64 bits. It determines the positions of seats and the times of flows.
+/// One step of splitmix64, a bijection of 64 bits. It determines seats and times in rendezvous selection.
 #[inline]
 pub const fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_values_hold() {
+    fn golden_values_are_reproduced() {
         // Computed by an independent program (arbitrary precision integers) from the definition above.
         for (n, (src, src_port, dst, dst_port, proto)) in [
             (v4(198, 51, 100, 7), 40_000, v4(203, 0, 113, 1), 80, 6),
@@ -251,13 +251,13 @@ mod tests {
 
     #[test]
     fn sequential_ports_and_addresses_spread_evenly() {
-        let slots = 1009_u32;
-        let (vip, per_slot) = (v4(203, 0, 113, 1), 60_f64);
-        let flows = (slots as f64 * per_slot) as u32;
-        let chi = |place: &dyn Fn(u32) -> u64| {
-            let mut counts = vec![0_u32; slots as usize];
-            (0..flows).for_each(|n| counts[scale(place(n), slots) as usize] += 1);
-            counts.iter().map(|&c| (f64::from(c) - per_slot).powi(2) / per_slot).sum::<f64>()
+        let cells = 1009_u32;
+        let (vip, per_cell) = (v4(203, 0, 113, 1), 60_f64);
+        let flows = (cells as f64 * per_cell) as u32;
+        let chi = |hash_of: &dyn Fn(u32) -> u64| {
+            let mut counts = vec![0_u32; cells as usize];
+            (0..flows).for_each(|n| counts[scale(hash_of(n), cells) as usize] += 1);
+            counts.iter().map(|&c| (f64::from(c) - per_cell).powi(2) / per_cell).sum::<f64>()
         };
         let one_client = chi(&|n| selection_hash(&v4(198, 51, 100, 7), n as u16, &vip, 80, 6));
         let scan = chi(&|n| selection_hash(&Addr::v4((0x0a00_0000 + n).to_be_bytes()), 40_000, &vip, 80, 6));

@@ -1,25 +1,25 @@
-//! Durations counted in buckets: one writer records them in a few instructions, anyone can read them.
+//! Log-linear histograms of durations: one writer records values in a few instructions, any thread reads them.
 //!
-//! The buckets are log-linear. Each value below 64 has its own bucket; above that, every power of two is divided into
-//! 32 buckets of equal width. The caller chooses the unit: nanoseconds, or cycles of the time stamp counter.
+//! Each value below 64 has its own histogram bucket; above that, every power of two is divided into 32 of equal width.
+//! The caller chooses the unit: nanoseconds, or cycles of the time stamp counter.
 //!
-//! Invariant: the bounds of a bucket differ by less than 1/32 of any value in it ([`RELATIVE_ERROR_MAX`]). Invariant:
-//! recording takes no lock and allocates nothing. In one reading the count is the sum of the buckets, even if others
-//! record at the same time. Only the sum of the values may differ, by the values that are being recorded.
+//! Invariant: the bounds of a histogram bucket differ by less than 1/32 of any value in it ([`RELATIVE_ERROR_MAX`]).
+//! Recording takes no lock and allocates nothing. A reading is consistent while values are recorded, except that its
+//! sum may include a value that its count doesn't, or the reverse.
 
 use std::fmt::{self, Debug, Formatter};
 
 use crate::counter::Counter;
 
-/// Bits that choose a bucket within a power of two.
+/// Bits that choose a histogram bucket within a power of two.
 const SUB_BITS: u32 = 5;
-/// Bits of the greatest value that has a bucket: 18 minutes in nanoseconds.
+/// Bits of the greatest value that is distinguished: 18 minutes in nanoseconds.
 const VALUE_BITS: u32 = 40;
 const BUCKETS: usize = ((VALUE_BITS - SUB_BITS + 1) << SUB_BITS) as usize;
 
 /// The greatest value. Greater ones are counted as this one.
 pub const VALUE_MAX: u64 = (1 << VALUE_BITS) - 1;
-/// The maximum relative difference between a recorded value and the bounds of its bucket.
+/// The maximum relative difference between a recorded value and the bounds of its histogram bucket.
 pub const RELATIVE_ERROR_MAX: f64 = 1.0 / (1 << SUB_BITS) as f64;
 
 /// The durations that one writer records. 9 KiB, but a writer with similar durations uses only a few cache lines.
@@ -48,14 +48,14 @@ impl Recorder {
         self.buckets[bucket_of(value)].add(1);
     }
 
-    /// The sum of all durations a moment ago.
+    /// The sum of all durations.
     #[inline]
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.sum.value()
     }
 
-    /// The durations that were recorded up to a moment ago.
+    /// A copy of the recorded durations.
     #[must_use]
     pub fn read(&self) -> Durations {
         let count = |(n, bucket): (usize, &Counter)| (greatest_of(n), bucket.value());
@@ -72,8 +72,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// (the greatest value that a bucket counts, the number of values in it), ascending; only buckets that are not
-    /// empty.
+    /// The non-empty histogram buckets, ascending: (the greatest value that one counts, the number of values in it).
     #[must_use]
     pub fn buckets(&self) -> &[(u64, u64)] {
         &self.buckets
@@ -91,7 +90,7 @@ impl Durations {
         self.buckets.iter().map(|&(_, count)| count).sum()
     }
 
-    /// The same durations in another unit. `convert` must be monotonic.
+    /// Converts the durations to another unit. `convert` must be monotonic.
     #[must_use]
     pub fn convert(mut self, convert: impl Fn(u64) -> u64) -> Self {
         self.buckets.iter_mut().for_each(|(value, _)| *value = convert(*value));
@@ -100,7 +99,7 @@ impl Durations {
     }
 }
 
-/// The index of the bucket that counts a value. It needs no branch: below 64 the shift is 0.
+/// The index of the histogram bucket of a value. It needs no branch: below 64 the shift is 0.
 #[inline]
 fn bucket_of(value: u64) -> usize {
     let value = value.min(VALUE_MAX);
@@ -108,7 +107,7 @@ fn bucket_of(value: u64) -> usize {
     ((shift << SUB_BITS) as usize) + (value >> shift) as usize
 }
 
-/// The greatest value that a bucket counts.
+/// The greatest value that a histogram bucket counts.
 fn greatest_of(bucket: usize) -> u64 {
     let shift = (bucket >> SUB_BITS).saturating_sub(1);
     let part = (bucket - (shift << SUB_BITS)) as u64;
@@ -122,11 +121,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_buckets_follow_each_other_without_a_gap_from_zero_to_the_greatest_value() {
+    fn the_buckets_cover_all_values_without_a_gap() {
         let mut least = 0;
         for bucket in 0..BUCKETS {
             let greatest = greatest_of(bucket);
-            assert!(greatest >= least, "bucket {bucket}");
+            assert!(greatest >= least, "histogram bucket {bucket}");
             assert_eq!((bucket_of(least), bucket_of(greatest)), (bucket, bucket));
             least = greatest + 1;
         }
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_while_values_are_recorded_sees_each_bucket_grow() {
+    fn counts_never_decrease_while_values_are_recorded() {
         let recorder = Recorder::default();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| (0..200_000).for_each(|n| recorder.record(n % 1000)));
@@ -160,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_recorded_value_is_in_a_bucket_whose_bound_is_less_than_one_thirty_second_above(
+        fn the_bound_of_a_value_is_less_than_one_thirty_second_above_it(
             value in 0..=VALUE_MAX, bits in 0..VALUE_BITS,
         ) {
             // Record equally many values of each magnitude.

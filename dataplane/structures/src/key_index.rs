@@ -1,30 +1,30 @@
-//! `KeyIndex`: finds the position of the record with a key, by a hash and open addressing.
+//! `KeyIndex`: finds the position of the record with a key, in a hash table with open addressing.
 //!
-//! Each slot is one 4-byte word (occupied, 9 bits of the hash, 22 bits of position), with 16 slots in a cache line,
-//! and the table is at most half full: 1,000 services take 8 KiB here, and nearly every look-up reads one line here
-//! and one of the records. Keys stay in the records, which the caller compares in full. Built once, then only read.
+//! An entry is one 4-byte word (occupied bit, 9 bits of the hash, 22 bits of position), 16 entries are a cache line,
+//! and the table is at most half full. So 1,000 services take 8 KiB, and nearly every look-up reads one line here and
+//! one of the records. Keys stay in the records, which the caller compares in full. Built once, then only read.
 //!
-//! Invariant: at least half of the slots are empty, so every probe ends.
+//! Invariant: at least half of the entries are empty, so every probe ends.
 
 use crate::prefetch;
 use crate::table::{Edit, Table};
 
-const SLOTS_PER_LINE: usize = 16;
+const ENTRIES_PER_LINE: usize = 16;
 const POSITION_BITS: u32 = 22;
 const POSITION_MASK: u32 = (1 << POSITION_BITS) - 1;
 const OCCUPIED: u32 = 1 << 31;
 
 #[repr(align(64))]
 #[derive(Debug, Clone, Copy)]
-struct Line([u32; SLOTS_PER_LINE]);
+struct Line([u32; ENTRIES_PER_LINE]);
 
-/// An index from keys to positions. A copy shares the slots.
+/// An index from keys to positions. Clones share the entries.
 #[derive(Debug, Clone)]
 pub struct KeyIndex {
     lines: Table<Line>,
-    /// The number of slots, which is a power of two, minus one.
+    /// The number of entries, which is a power of two, minus one.
     mask: usize,
-    /// The number of entries.
+    /// The number of occupied entries.
     len: usize,
 }
 
@@ -35,21 +35,21 @@ impl KeyIndex {
     /// If a position is not below 2^22. The limits of a snapshot are checked first.
     pub fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
         let len = entries.len();
-        let lines = (len * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
-        let mut lines = vec![Line([0; SLOTS_PER_LINE]); lines];
-        let mask = lines.len() * SLOTS_PER_LINE - 1;
+        let lines = (len * 2).next_power_of_two().div_ceil(ENTRIES_PER_LINE).max(1);
+        let mut lines = vec![Line([0; ENTRIES_PER_LINE]); lines];
+        let mask = lines.len() * ENTRIES_PER_LINE - 1;
         for (hash, position) in entries {
-            let at = free_slot(&lines, mask, hash);
-            lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] = slot(hash, position);
+            let at = free_entry(&lines, mask, hash);
+            lines[at / ENTRIES_PER_LINE].0[at % ENTRIES_PER_LINE] = entry(hash, position);
         }
         Self { mask, lines: lines.into(), len }
     }
 
-    /// A copy without some entries and with others. `hash_of` returns the hash of a position in this index. `None` if
-    /// the result would be more than half full: then the index must be rebuilt.
+    /// A copy without the keys in `gone` and with those in `new`. `hash_of` returns the hash of a position in this
+    /// index. `None` if the result would be more than half full: then the index must be rebuilt.
     ///
     /// # Panics
-    /// If an entry to be removed does not exist.
+    /// If a key to be removed does not exist.
     pub fn edited(
         &self,
         gone: &[(u64, usize)],
@@ -62,17 +62,17 @@ impl KeyIndex {
         }
         let mask = self.mask;
         let lines = self.lines.revised([], |lines| {
-            let mut slots = Slots { lines, mask };
-            gone.iter().for_each(|&(hash, position)| slots.take(hash, position, &hash_of));
-            new.iter().for_each(|&(hash, position)| slots.put(hash, position));
+            let mut table = Entries { lines, mask };
+            gone.iter().for_each(|&(hash, position)| table.take(hash, position, &hash_of));
+            new.iter().for_each(|&(hash, position)| table.put(hash, position));
         });
         Some(Self { lines, mask, len })
     }
 
-    /// Prefetches the line at which the probe begins.
+    /// Prefetches the line at which the probe starts.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
-        if let Some(line) = self.lines.get(self.start(hash) / SLOTS_PER_LINE) {
+        if let Some(line) = self.lines.get(self.start(hash) / ENTRIES_PER_LINE) {
             prefetch::read(line);
         }
     }
@@ -83,15 +83,15 @@ impl KeyIndex {
         let (tag, lines) = (tag(hash), &self.lines[..]);
         let mut at = self.start(hash);
         loop {
-            let slot = lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE];
-            // An empty slot never has the tag, which has the occupied bit.
-            if (slot ^ tag) & !POSITION_MASK == 0 {
-                let position = (slot & POSITION_MASK) as usize;
+            let entry = lines[at / ENTRIES_PER_LINE].0[at % ENTRIES_PER_LINE];
+            // An empty entry never matches: the tag includes the occupied bit.
+            if (entry ^ tag) & !POSITION_MASK == 0 {
+                let position = (entry & POSITION_MASK) as usize;
                 if matches(position) {
                     return Some(position);
                 }
             }
-            if slot == 0 {
+            if entry == 0 {
                 return None;
             }
             at = (at + 1) & self.mask;
@@ -104,33 +104,33 @@ impl KeyIndex {
     }
 }
 
-/// The slots during an edit.
-struct Slots<'a, 'b> {
+/// The entries during an edit.
+struct Entries<'a, 'b> {
     lines: &'a mut Edit<'b, Line>,
-    /// Same as [`KeyIndex::mask`].
+    /// As [`KeyIndex::mask`].
     mask: usize,
 }
 
-impl Slots<'_, '_> {
+impl Entries<'_, '_> {
     fn put(&mut self, hash: u64, position: usize) {
-        let at = free_slot(self.lines, self.mask, hash);
-        self.set(at, slot(hash, position));
+        let at = free_entry(self.lines, self.mask, hash);
+        self.set(at, entry(hash, position));
     }
 
-    /// Empties the slot of an entry, and moves the entries behind it that could not be found any more.
+    /// Removes an entry, and moves the entries behind it that a probe would no longer reach.
     fn take(&mut self, hash: u64, position: usize, hash_of: &impl Fn(usize) -> u64) {
         let (mask, mut hole) = (self.mask, hash as usize & self.mask);
-        let of = |slot: u32| (slot & POSITION_MASK) as usize;
+        let of = |entry: u32| (entry & POSITION_MASK) as usize;
         while of(self.get(hole)) != position || self.get(hole) == 0 {
-            assert!(self.get(hole) != 0, "an entry that is taken out is there");
+            assert!(self.get(hole) != 0, "an entry that is removed is in the table");
             hole = (hole + 1) & mask;
         }
         let mut at = (hole + 1) & mask;
         while self.get(at) != 0 {
-            let slot = self.get(at);
-            let home = hash_of(of(slot)) as usize & mask;
+            let entry = self.get(at);
+            let home = hash_of(of(entry)) as usize & mask;
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
-                self.set(hole, slot);
+                self.set(hole, entry);
                 hole = at;
             }
             at = (at + 1) & mask;
@@ -139,30 +139,30 @@ impl Slots<'_, '_> {
     }
 
     fn get(&self, at: usize) -> u32 {
-        self.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE]
+        self.lines[at / ENTRIES_PER_LINE].0[at % ENTRIES_PER_LINE]
     }
 
-    fn set(&mut self, at: usize, slot: u32) {
-        self.lines.get_mut(at / SLOTS_PER_LINE).0[at % SLOTS_PER_LINE] = slot;
+    fn set(&mut self, at: usize, entry: u32) {
+        self.lines.get_mut(at / ENTRIES_PER_LINE).0[at % ENTRIES_PER_LINE] = entry;
     }
 }
 
-/// The first empty slot from the one at which the probe begins.
-fn free_slot(lines: &[Line], mask: usize, hash: u64) -> usize {
+/// The first empty entry of a probe.
+fn free_entry(lines: &[Line], mask: usize, hash: u64) -> usize {
     let mut at = hash as usize & mask;
-    while lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] != 0 {
+    while lines[at / ENTRIES_PER_LINE].0[at % ENTRIES_PER_LINE] != 0 {
         at = (at + 1) & mask;
     }
     at
 }
 
-/// The slot of an entry.
-fn slot(hash: u64, position: usize) -> u32 {
+/// The word of an entry.
+fn entry(hash: u64, position: usize) -> u32 {
     let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
     tag(hash) | position.expect("positions are within the limits of a snapshot")
 }
 
-/// The occupied bit and the 9 bits of the hash that do not determine where the probe begins.
+/// The occupied bit, and 9 bits of the hash that don't determine where the probe starts.
 #[inline]
 fn tag(hash: u64) -> u32 {
     OCCUPIED | ((hash >> 55) as u32) << POSITION_BITS

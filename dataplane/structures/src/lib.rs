@@ -1,9 +1,9 @@
-//! Data structures of the packet path and of those who prepare it: hashes, tables for look-ups, lists whose copies share
+//! Data structures of the packet path and of snapshot compilation: hashes, look-up tables, lists whose copies share
 //! unchanged parts, counters and histograms.
 //!
 //! May depend on: `tidegate-wire` (addresses).
 //!
-//! Invariant: what a packet reads neither allocates nor blocks. `unsafe` is in [`prefetch`] only.
+//! Invariant: look-ups neither allocate nor block. `unsafe` is in [`prefetch`] only.
 #![deny(unsafe_code)]
 
 pub mod chunked;

@@ -2,14 +2,14 @@
 //! intervals.
 //!
 //! A node is one cache line of 16 IPv4 addresses, or two of 8 IPv6 addresses; 4,096 keys need three levels, 65,536
-//! four. Within a node all keys are compared at once, without a branch on any of them. The compile of a snapshot
-//! builds it for routes and source ranges; after that it is only read.
+//! four. Within a node all keys are compared at once, without branches. Snapshot compilation builds it for routes and
+//! source ranges; after that it is only read.
 //!
 //! Invariant: [`Ranks::last_up_to`] gives the result of a binary search.
 
 use std::sync::Arc;
 
-/// A static B-tree with `N` keys per node. A copy shares the nodes.
+/// A static B-tree with `N` keys per node. Clones share the nodes.
 #[derive(Debug, Clone)]
 pub struct Ranks<T, const N: usize> {
     /// The levels, the root first. A key in a level above the last is the first key of the node below it.
@@ -19,7 +19,7 @@ pub struct Ranks<T, const N: usize> {
 #[derive(Debug)]
 struct Level<T, const N: usize> {
     nodes: Box<[Node<T, N>]>,
-    /// The number of keys in use. The keys after them have the largest value.
+    /// The number of keys in use. Unused keys have the largest value.
     len: usize,
 }
 
@@ -74,7 +74,7 @@ impl<T, const N: usize> Default for Ranks<T, N> {
 impl<T: Number, const N: usize> Ranks<T, N> {
     /// Builds a tree from ascending keys.
     pub fn build(keys: &[T]) -> Self {
-        debug_assert!(keys.is_sorted_by(|a, b| a < b), "keys grow");
+        debug_assert!(keys.is_sorted_by(|a, b| a < b), "keys are ascending");
         let mut levels = Vec::new();
         let mut keys = keys.to_vec();
         while !keys.is_empty() {
@@ -94,7 +94,7 @@ impl<T: Number, const N: usize> Ranks<T, N> {
         for level in self.levels.iter() {
             let node = found.unwrap_or(0);
             let below = level.nodes[node].0.iter().filter(|&&key| key <= value).count();
-            // The value is below the first key of all. In nodes further right, the first key is at most the value.
+            // Only in the first node can the value be below the first key.
             let last = (node * N + below).checked_sub(1)?;
             // The largest value also matches the keys that are not in use.
             found = Some(last.min(level.len - 1));
@@ -102,7 +102,7 @@ impl<T: Number, const N: usize> Ranks<T, N> {
         found
     }
 
-    /// The key at a position, if there are so many.
+    /// The key at a position, if there is one.
     #[inline]
     pub fn key(&self, at: usize) -> Option<T> {
         let level = self.levels.last().filter(|level| at < level.len)?;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_grows_by_sixteens() {
+    fn each_level_multiplies_the_capacity_by_sixteen() {
         let depth = |count: u32| Ranks::<u32, 16>::build(&Vec::from_iter(0..count)).depth();
         assert_eq!([0, 1, 16, 17, 256, 4096, 4097].map(depth), [0, 1, 1, 2, 2, 3, 4]);
     }

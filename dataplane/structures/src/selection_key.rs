@@ -1,9 +1,9 @@
 //! The secret by which a fleet of gateways chooses backends, so that clients cannot.
 //!
-//! Without a key, the choice of a backend follows from [`selection_hash`] alone, which is public: a client that chooses its
-//! ports or addresses chooses its backend, and can send all its load to one. With a key, the same words go through
-//! SipHash-2-4 (Aumasson, Bernstein 2012), a function that nobody can predict without the key. All gateways of a fleet need
-//! the same key, because they must choose alike.
+//! Without a key, the choice of a backend follows from [`selection_hash`] alone, which is public: a client that chooses
+//! its ports or addresses chooses its backend, and can send all its load to one. With a key, SipHash-2-4 (Aumasson,
+//! Bernstein 2012) hashes these words, which nobody can predict without the key. All gateways of a fleet need the same
+//! key, because they must choose alike.
 //!
 //! Invariant: the values for a key never change, and neither do those without one (golden values in the tests).
 
@@ -15,8 +15,7 @@ use crate::hash::{client_hash, mix, selection_hash, words};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SelectionKey([u64; 2]);
 
-/// Domains: a client has other values than a flow, and neither have the fingerprint, a SYN cookie and an identifier of a
-/// connection.
+/// Domains separate the uses of the key: flows, clients, the fingerprint, SYN cookies and identifiers of connections.
 const FLOW: u64 = 1;
 const CLIENT: u64 = 2;
 const FINGERPRINT: u64 = 3;
@@ -27,7 +26,7 @@ impl SelectionKey {
     /// The number of digits that [`Self::from_hex`] accepts.
     pub const DIGITS: usize = 32;
 
-    /// The key of 32 hexadecimal digits, as `openssl rand -hex 16` writes them. `None` for anything else.
+    /// Parses 32 hexadecimal digits, as `openssl rand -hex 16` writes them. `None` for anything else.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         if text.len() != Self::DIGITS || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -38,7 +37,7 @@ impl SelectionKey {
         Some(Self([word(0)?.swap_bytes(), word(16)?.swap_bytes()]))
     }
 
-    /// A key that follows from a secret of one worker, for what no other worker must compute.
+    /// A key derived from the secret of a worker, for hashes that no other worker needs to compute.
     pub fn of_worker(secret: u64) -> Self {
         Self([secret, mix(secret)])
     }
@@ -68,7 +67,7 @@ impl SelectionKey {
         id
     }
 
-    /// Eight digits that tell keys apart and say nothing about them.
+    /// Eight digits that distinguish keys without revealing them.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         format!("{:08x}", self.hash(&[FINGERPRINT]) >> 32)
@@ -77,7 +76,7 @@ impl SelectionKey {
     /// SipHash-2-4 of whole little-endian words.
     fn hash(&self, message: &[u64]) -> u64 {
         let [k0, k1] = self.0;
-        // The constants are "somepseudorandomlygeneratedbytes", as the definition has it.
+        // The constants of the definition: "somepseudorandomlygeneratedbytes".
         let mut v = [
             k0 ^ 0x736f_6d65_7073_6575,
             k1 ^ 0x646f_7261_6e64_6f6d,
@@ -123,7 +122,7 @@ fn round(v: &mut [u64; 4]) {
 /// The hash by which a flow chooses its backend: of the 5-tuple, ports in host order.
 #[inline(always)]
 #[must_use]
-pub fn flow_choice(
+pub fn flow_selection_hash(
     key: Option<&SelectionKey>,
     src: &Addr,
     src_port: u16,
@@ -133,13 +132,13 @@ pub fn flow_choice(
 ) -> u64 {
     match key {
         None => selection_hash(src, src_port, dst, dst_port, proto),
-        Some(key) => keyed_flow_choice(key, src, src_port, dst, dst_port, proto),
+        Some(key) => keyed_flow_selection_hash(key, src, src_port, dst, dst_port, proto),
     }
 }
 
-/// The same with a key. It is a function of its own so that the choice without a key stays small.
+/// [`flow_selection_hash`] with a key. Not inlined, so that the path without a key stays small.
 #[inline(never)]
-fn keyed_flow_choice(
+fn keyed_flow_selection_hash(
     key: &SelectionKey,
     src: &Addr,
     src_port: u16,
@@ -156,7 +155,7 @@ fn keyed_flow_choice(
 /// The hash by which a client with `sessionAffinity: ClientIP` chooses its backend.
 #[inline]
 #[must_use]
-pub fn client_choice(key: Option<&SelectionKey>, src: &Addr) -> u64 {
+pub fn client_selection_hash(key: Option<&SelectionKey>, src: &Addr) -> u64 {
     match key {
         None => client_hash(src),
         Some(key) => {
@@ -189,20 +188,23 @@ mod tests {
     }
 
     #[test]
-    fn without_a_key_choices_are_the_public_ones_and_with_one_they_are_others() {
+    fn a_key_changes_all_choices_and_without_one_they_are_public() {
         let (src, dst) = (Addr::v4([198, 51, 100, 7]), Addr::v4([203, 0, 113, 1]));
-        assert_eq!(flow_choice(None, &src, 40_000, &dst, 80, 6), selection_hash(&src, 40_000, &dst, 80, 6));
-        assert_eq!(client_choice(None, &src), client_hash(&src));
+        assert_eq!(
+            flow_selection_hash(None, &src, 40_000, &dst, 80, 6),
+            selection_hash(&src, 40_000, &dst, 80, 6)
+        );
+        assert_eq!(client_selection_hash(None, &src), client_hash(&src));
         let (one, other) = (key(PAPER), key("f00102030405060708090a0b0c0d0e0f"));
         let all = [
-            flow_choice(None, &src, 40_000, &dst, 80, 6),
-            flow_choice(Some(&one), &src, 40_000, &dst, 80, 6),
-            flow_choice(Some(&one), &src, 40_001, &dst, 80, 6),
-            flow_choice(Some(&one), &src, 40_000, &dst, 80, 17),
-            flow_choice(Some(&other), &src, 40_000, &dst, 80, 6),
-            client_choice(Some(&one), &src),
-            client_choice(Some(&other), &src),
-            client_choice(None, &src),
+            flow_selection_hash(None, &src, 40_000, &dst, 80, 6),
+            flow_selection_hash(Some(&one), &src, 40_000, &dst, 80, 6),
+            flow_selection_hash(Some(&one), &src, 40_001, &dst, 80, 6),
+            flow_selection_hash(Some(&one), &src, 40_000, &dst, 80, 17),
+            flow_selection_hash(Some(&other), &src, 40_000, &dst, 80, 6),
+            client_selection_hash(Some(&one), &src),
+            client_selection_hash(Some(&other), &src),
+            client_selection_hash(None, &src),
         ];
         assert_eq!(all.iter().collect::<std::collections::HashSet<_>>().len(), all.len());
     }

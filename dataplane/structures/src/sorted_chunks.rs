@@ -1,14 +1,13 @@
-//! A map in the order of its keys whose copies share unchanged parts. It is for data that is read now and then, not for
-//! each packet.
+//! A sorted map whose copies share unchanged parts, for data that is not read per packet.
 //!
-//! Entries lie in chunks behind [`Arc`]s: a revision copies a pointer for each chunk, and the chunks that it changes.
+//! Entries are in chunks behind [`Arc`]s: a revision copies one pointer per chunk, and the chunks that it changes.
 
 use std::sync::Arc;
 
 /// The number of entries in a new chunk. A chunk with twice as many is split.
 const CHUNK: usize = 128;
 
-/// A sorted map in chunks. A copy shares the chunks.
+/// A sorted map in chunks. Clones share the chunks.
 #[derive(Debug, Clone)]
 pub struct SortedChunks<K, V> {
     /// No chunk is empty.
@@ -23,8 +22,8 @@ impl<K: Ord, V: Copy> SortedChunks<K, V> {
         Some(chunk[at].1)
     }
 
-    /// The entries from the first key on for which `before` is false. `before` must be true for a prefix of the keys
-    /// only.
+    /// The entries starting at the first key for which `before` is false. `before` must be true for a prefix of the
+    /// keys only.
     pub fn from(&self, before: impl Fn(&K) -> bool) -> impl Iterator<Item = &(K, V)> {
         let chunk = self.chunks.partition_point(|chunk| chunk.last().is_some_and(|(key, _)| before(key)));
         let at = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(|(key, _)| before(key)));
@@ -32,7 +31,7 @@ impl<K: Ord, V: Copy> SortedChunks<K, V> {
     }
 
     /// The number of keys. Counts the chunks.
-    #[allow(clippy::len_without_is_empty, reason = "nobody asks for it")]
+    #[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.len()).sum()
     }
@@ -42,7 +41,7 @@ impl<K: Ord, V: Copy> SortedChunks<K, V> {
         self.chunks.iter().flat_map(|chunk| chunk.iter())
     }
 
-    /// The first chunk whose last key is not below `key`: if the map has the key, this chunk has it.
+    /// The first chunk whose last key is not below `key`, which contains the key if any does.
     fn chunk_of(&self, key: &K) -> usize {
         self.chunks.partition_point(|chunk| chunk.last().is_some_and(|(last, _)| last < key))
     }
@@ -64,9 +63,9 @@ impl<K: Ord + Copy, V: Copy> SortedChunks<K, V> {
         let at = self.chunk_of(&key).min(self.chunks.len() - 1);
         let chunk = Arc::make_mut(&mut self.chunks[at]);
         match (chunk.binary_search_by(|(one, _)| one.cmp(&key)), value) {
-            (Ok(place), Some(value)) => chunk[place].1 = value,
-            (Ok(place), None) => drop(chunk.remove(place)),
-            (Err(place), Some(value)) => chunk.insert(place, (key, value)),
+            (Ok(index), Some(value)) => chunk[index].1 = value,
+            (Ok(index), None) => drop(chunk.remove(index)),
+            (Err(index), Some(value)) => chunk.insert(index, (key, value)),
             (Err(_), None) => {}
         }
         if chunk.is_empty() {

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
-use tidegate_select::rendezvous::SeatHistory;
+use tidegate_select::rendezvous::WeightHistory;
 use tidegate_spec::{
-    BackendChange, EarlierPort, EarlierSeat, LeftBackend, MovedSeat, ServiceKey, Warming, owner_mark,
+    BackendChange, EarlierPort, EarlierWeight, RemovedBackend, ServiceKey, Warming, WeightChange, owner_mark,
 };
 
 use super::warm_up::WarmUps;
@@ -35,7 +35,7 @@ struct PortMemory {
     /// If the Service follows its seats, and for a drain timeout after it: which seats changed hands.
     seats: Option<Seats>,
     /// If it is that of an earlier process: the seats that this one followed, and how long before this process it ended.
-    earlier_seats: (Vec<EarlierSeat>, Duration),
+    earlier_seats: (Vec<EarlierWeight>, Duration),
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
 }
@@ -49,15 +49,15 @@ impl PortMemory {
         }
         let (seats, ended) = &self.earlier_seats;
         // This process began at 0.
-        let history = || SeatHistory::of_earlier(seats, window, now);
+        let history = || WeightHistory::of_earlier(seats, window, now);
         let since = window.saturating_sub(*ended + now);
         (!seats.is_empty()).then(|| (Cow::Owned(Seats { history: history(), until: None }), since))
     }
 
     /// Adds a change of a weight that another gateway has seen. Returns whether the seats are followed.
-    fn learn(&mut self, seat: &MovedSeat, now: Duration) -> bool {
+    fn learn(&mut self, seat: &WeightChange, now: Duration) -> bool {
         let Some(seats) = &mut self.seats else { return false };
-        seats.history.learn(seat, self.drain_timeout, now);
+        seats.history.import(seat, self.drain_timeout, now);
         true
     }
 }
@@ -88,7 +88,7 @@ impl Owner {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seats {
-    history: SeatHistory,
+    history: WeightHistory,
     /// If the Service no longer follows its seats: when all its flows have entries, or are over.
     until: Option<Duration>,
 }
@@ -194,7 +194,7 @@ impl Drains {
         }
         let history = before.as_ref().map(|(before, _)| &before.history);
         let window = before.as_ref().map_or(memory.drain_timeout, |(_, window)| *window);
-        let history = SeatHistory::next(history, weights, window, now);
+        let history = WeightHistory::next(history, weights, window, now);
         let former = history.former_weights().collect();
         let memory = PortMemory { seats: Some(Seats { history, until }), ..PortMemory::clone(memory) };
         self.ports.insert(*key, Arc::new(memory));
@@ -209,12 +209,19 @@ impl Drains {
                 Presence::LeftUntil(_) | Presence::Listed => None,
             });
             left.map(|(backend, left)| {
-                (*key, BackendChange::Left(LeftBackend { owner: port.owner.mark(), backend, left }))
+                (
+                    *key,
+                    BackendChange::Removed(RemovedBackend {
+                        owner: port.owner.mark(),
+                        backend,
+                        remaining: left,
+                    }),
+                )
             })
         });
         let followed = self.ports.iter().filter_map(|(key, port)| Some((*key, port.seats.as_ref()?)));
         let moved = followed.flat_map(move |(key, seats)| {
-            seats.history.moved(now).map(move |seat| (key, BackendChange::Moved(seat)))
+            seats.history.moved(now).map(move |seat| (key, BackendChange::WeightChanged(seat)))
         });
         left.chain(moved)
     }
@@ -232,8 +239,8 @@ impl Drains {
             let mut is_changed = false;
             for change in changes {
                 is_changed |= match change {
-                    BackendChange::Left(left) => Self::add_left(&mut memory, left, now),
-                    BackendChange::Moved(seat) => {
+                    BackendChange::Removed(left) => Self::add_left(&mut memory, left, now),
+                    BackendChange::WeightChanged(seat) => {
                         memory.as_mut().is_some_and(|memory| memory.learn(seat, now))
                     }
                 };
@@ -246,7 +253,7 @@ impl Drains {
 
     /// Adds a backend that has left to the memory of its service port. Returns whether that changes anything. A port
     /// without backends here has no memory yet.
-    fn add_left(memory: &mut Option<PortMemory>, left: &LeftBackend, now: Duration) -> bool {
+    fn add_left(memory: &mut Option<PortMemory>, left: &RemovedBackend, now: Duration) -> bool {
         let memory = memory.get_or_insert_with(|| PortMemory {
             owner: Owner::Mark(left.owner),
             drain_timeout: Duration::MAX,
@@ -258,7 +265,7 @@ impl Drains {
         if memory.owner.mark() != left.owner {
             return false;
         }
-        let until = now + left.left.min(memory.drain_timeout);
+        let until = now + left.remaining.min(memory.drain_timeout);
         match memory.backends.entry(left.backend) {
             Entry::Vacant(place) => {
                 place.insert(Presence::LeftUntil(until));
@@ -437,8 +444,12 @@ mod tests {
     fn seats_that_changed_before_and_during_a_restart_are_followed() {
         let [left, leaves, stays] = [1, 2, 3].map(|n| SocketAddr::from(([10, 0, 0, n], 80)));
         let key = ServiceKey { vip: IpAddr::from([203, 0, 113, 1]), protocol: Protocol::Tcp, port: 80 };
-        let seat =
-            |backend, weight, former| EarlierSeat { backend, weight, former, ago: Duration::from_secs(100) };
+        let seat = |backend, weight, former| EarlierWeight {
+            backend,
+            weight,
+            former,
+            ago: Duration::from_secs(100),
+        };
         let seats = vec![seat(left, 0, 1), seat(leaves, 1, 1), seat(stays, 1, 1)];
         let (owner, backends) = (owner_mark("shop", "web"), vec![left, leaves, stays]);
         let port = EarlierPort { key, owner, backends, seats, ended: Duration::from_secs(60) };

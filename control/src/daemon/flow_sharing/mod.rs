@@ -250,7 +250,7 @@ impl Exchange {
                 // The flows of backends that have left follow these.
                 Message::Flow(news) => !received.is_under_way() && sharing.import(news),
                 // This gateway has already sent flows by what it knew, and stays with that.
-                Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
+                Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
                 // The hub has used it.
                 Message::Walk(_) => true,

@@ -1,5 +1,4 @@
-//! What a look-up of a NAT flow returns: the flow seen from its client or from its endpoint, or the state of a reply
-//! key.
+//! The results of look-ups of NAT flows: a flow seen from its client or from its endpoint, or the state of a reply key.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_wire::Addr;
@@ -17,14 +16,13 @@ pub struct NatHit {
     pub source_port: u16,
     /// The phase of the client's side, including this packet.
     pub phase: Phase,
-    /// The packet is a SYN and the flow was over: the server had closed or reset it, or both sides had (RFC 9293
-    /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. If
-    /// only the client sent a FIN or RST, that packet and the SYN may be forged, and the flow stays with its backend.
+    /// The packet is a SYN and the flow was over: the server or both sides had closed or reset it (RFC 9293 section
+    /// 3.6.1, RFC 6191). Both entries count as opening; the caller may replace the pair. If only the client sent a FIN
+    /// or RST, that packet and the SYN may be forged, and the flow stays with its backend.
     pub reopened: bool,
-    /// The packet is a SYN that its client repeats, after [`SYN_REPEATED_MS`] or more, and that nobody has answered.
+    /// The packet is an unanswered SYN that its client repeats after [`SYN_REPEATED_MS`] or more.
     pub repeated: bool,
-    /// The packet is a SYN, and the first one here of a flow that was adopted from another gateway. The caller may
-    /// insert another pair over this one.
+    /// The packet is a SYN, and the first packet on this gateway of an adopted flow. The caller may replace the pair.
     pub adopted: bool,
 }
 
@@ -43,7 +41,7 @@ pub struct ReplyHit {
     pub phase: Phase,
 }
 
-/// The state of a reply key that a new flow needs. The variants are in the order of preference.
+/// The state of a reply key that a new flow needs. Variants are in order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplyKey {
     /// No flow has it.
@@ -63,7 +61,7 @@ pub enum ReplyKey {
         idle_ms: u32,
     },
     /// Its flow was closed or reset by one side only, and is idle for `idle_ms`.
-    Doubtful {
+    HalfClosed {
         /// Milliseconds since its last packet.
         idle_ms: u32,
     },

@@ -1,9 +1,9 @@
-//! Flows that pass through the gateway in both directions: `nat` and `fullnat`.
+//! NAT flows, which pass through the gateway in both directions: `nat` and `fullnat`.
 //!
-//! Each has two entries, client -> VIP and endpoint -> gateway, of 32 bytes for IPv4 (two in a cache line: 96 bytes
-//! of table per flow at the bound) and 64 bytes for IPv6 (two in a pair of lines: 192 bytes). Each entry contains the
+//! A flow has two entries, client -> VIP and endpoint -> gateway, of 32 bytes for IPv4 (two in a cache line: 96 bytes
+//! of table per flow at the bound) or 64 bytes for IPv6 (two in a pair of lines: 192 bytes). Each entry contains the
 //! key of the other, so a packet of either direction touches only its own line. Ageing, eviction and a SYN on a known
-//! flow read both. NAT does not cross families.
+//! flow read both. NAT doesn't cross families.
 //!
 //! Invariant: the two entries of a flow are created and removed together, and each names the other.
 
@@ -16,7 +16,7 @@ pub(super) use pair::{create, view};
 
 use pair::{awaits_answer, hit, insert_pair, may_be_copied, note, reply_hit, set_both};
 use tidegate_spec::ids::{BackendId, ServiceId};
-use tidegate_spec::limits::{DOUBTFUL_IDLE_MIN_MS, SERVICES_MAX};
+use tidegate_spec::limits::{HALF_CLOSED_IDLE_MIN_MS, SERVICES_MAX};
 use tidegate_spec::now::Now;
 use tidegate_wire::Family;
 
@@ -32,12 +32,12 @@ use super::table::{Entry, Table};
 pub(super) type V4 = Table<1, 8, 2, 16>;
 pub(super) type V6 = Table<4, 16, 2, 32>;
 
-/// The flows of both directions, for both families.
+/// The NAT flows of both families.
 #[derive(Debug)]
 pub struct NatTable {
     pub(super) v4: V4,
     pub(super) v6: V6,
-    /// One bit for each index of a service: its flows may have streams.
+    /// One bit per service index: whether its flows may have streams.
     streaming: Box<[u64]>,
 }
 
@@ -61,18 +61,18 @@ impl NatTable {
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find(&packed, hash)?;
-            note(table, place, packet, now)
+            let position = table.find(&packed, hash)?;
+            note(table, position, packet, now)
         })
     }
 
-    /// Searches only the first of the key's buckets, where most flows are, and prefetches the second if the flow is
-    /// not there. A plain packet of an established flow is recorded. Call it for the whole burst, some work after
-    /// [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
+    /// Searches only the first of the key's hash buckets, where most flows are, and prefetches the second if the flow
+    /// is not in it. A plain packet of an established flow is recorded. Call it for the whole burst, with other work
+    /// after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
     #[inline]
     pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
-            table.see_first(&packed, hash, packet, now).map(|(place, _)| hit(table, place, false))
+            table.see_first(&packed, hash, packet, now).map(|(position, _)| hit(table, position, false))
         })
     }
 
@@ -86,8 +86,8 @@ impl NatTable {
         now: Now,
     ) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find_second(&packed, hash)?;
-            note(table, place, packet, now)
+            let position = table.find_second(&packed, hash)?;
+            note(table, position, packet, now)
         })
     }
 
@@ -101,16 +101,16 @@ impl NatTable {
         now: Now,
     ) -> Option<ReplyHit> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find_alive(&packed, hash, now)?;
-            let state = table.state(place)?.next(packet);
-            table.touch(place, state, now);
-            set_both(table, place, packet, now);
-            Some(reply_hit(table, place))
+            let position = table.find_alive(&packed, hash, now)?;
+            let state = table.state(position)?.next(packet);
+            table.touch(position, state, now);
+            set_both(table, position, packet, now);
+            Some(reply_hit(table, position))
         })
     }
 
     /// [`Self::lookup_first`] for a packet from an endpoint. Call [`Self::lookup_reply`] for the packets that it
-    /// leaves.
+    /// doesn't record.
     #[inline]
     pub fn lookup_reply_first(
         &mut self,
@@ -120,7 +120,7 @@ impl NatTable {
         now: Now,
     ) -> First<ReplyHit> {
         by_family!(mut self, key, |table, packed| {
-            table.see_first(&packed, hash, packet, now).map(|(place, _)| reply_hit(table, place))
+            table.see_first(&packed, hash, packet, now).map(|(position, _)| reply_hit(table, position))
         })
     }
 
@@ -128,8 +128,8 @@ impl NatTable {
     #[must_use]
     pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<NatHit> {
         by_family!(self, key, |table, packed| {
-            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now))?;
-            Some(hit(table, place, false))
+            let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now))?;
+            Some(hit(table, position, false))
         })
     }
 
@@ -137,13 +137,13 @@ impl NatTable {
     #[must_use]
     pub fn peek_reply(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<ReplyHit> {
         by_family!(self, key, |table, packed| {
-            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now))?;
-            Some(reply_hit(table, place))
+            let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now))?;
+            Some(reply_hit(table, position))
         })
     }
 
-    /// The flow with this key of its client, if another worker may have a copy of it for plain packets: both sides have
-    /// established it, no byte is added to it or removed, and its idle timeout is at least `idle_min_ms`.
+    /// The flow with this client's key, if another worker may have a copy of it for plain packets: it is established,
+    /// no bytes are added or removed, and its idle timeout is at least `idle_min_ms`.
     #[must_use]
     pub fn to_copy(
         &self,
@@ -154,8 +154,9 @@ impl NatTable {
         now: Now,
     ) -> Option<NatHit> {
         by_family!(self, key, |table, packed| {
-            let place = table.find(&packed, hash)?;
-            may_be_copied(table, place, place, packet, idle_min_ms, now).then(|| hit(table, place, false))
+            let position = table.find(&packed, hash)?;
+            may_be_copied(table, position, position, packet, idle_min_ms, now)
+                .then(|| hit(table, position, false))
         })
     }
 
@@ -170,40 +171,43 @@ impl NatTable {
         now: Now,
     ) -> Option<ReplyHit> {
         by_family!(self, key, |table, packed| {
-            let place = table.find(&packed, hash)?;
-            let client = table.peer(place)?;
-            may_be_copied(table, place, client, packet, idle_min_ms, now).then(|| reply_hit(table, place))
+            let position = table.find(&packed, hash)?;
+            let client = table.peer(position)?;
+            may_be_copied(table, position, client, packet, idle_min_ms, now)
+                .then(|| reply_hit(table, position))
         })
     }
 
-    /// Whether the client of this flow has sent only SYNs, or INITs, and the server nothing. The key may be that of
+    /// Whether the client of this flow has sent only SYNs or INITs, and the server nothing. The key may be that of
     /// either side.
     #[must_use]
     pub fn awaits_answer(&self, key: &FlowKey, hash: FlowHash, now: Now) -> bool {
         by_family!(self, key, |table, packed| {
-            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now));
-            let sides = place.and_then(|place| Some((place, table.peer(place)?)));
-            sides.is_some_and(|(place, peer)| awaits_answer(table, place, peer))
+            let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now));
+            let sides = position.and_then(|position| Some((position, table.peer(position)?)));
+            sides.is_some_and(|(position, peer)| awaits_answer(table, position, peer))
         })
     }
 
-    /// The state of this reply key, which the new flow `of` needs. An earlier entry of the new flow itself does not
-    /// count: it is replaced.
+    /// The state of this reply key, which the new flow `of` needs. An earlier entry of the new flow itself is ignored,
+    /// because it will be replaced.
     #[must_use]
     pub fn reply_key(&self, key: &FlowKey, hash: FlowHash, of: &FlowKey, now: Now) -> ReplyKey {
         by_family!(self, key, |table, packed| {
-            let place =
-                table.find(&packed, hash).filter(|&place| table.peer_key(place) != PackedKey::from(of));
-            let Some(v) = place.and_then(|place| table.flow_age(place, now)) else { return ReplyKey::Free };
+            let position =
+                table.find(&packed, hash).filter(|&position| table.peer_key(position) != PackedKey::from(of));
+            let Some(v) = position.and_then(|position| table.flow_age(position, now)) else {
+                return ReplyKey::Free;
+            };
             match v.status.eviction_class {
                 _ if v.expired() => ReplyKey::Expired,
                 EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
                 EvictionClass::Unanswered => ReplyKey::Opening { idle_ms: v.idle_ms },
                 EvictionClass::Answered => ReplyKey::Answered { idle_ms: v.idle_ms },
-                EvictionClass::Doubtful if v.idle_ms >= DOUBTFUL_IDLE_MIN_MS => {
-                    ReplyKey::Doubtful { idle_ms: v.idle_ms }
+                EvictionClass::HalfClosed if v.idle_ms >= HALF_CLOSED_IDLE_MIN_MS => {
+                    ReplyKey::HalfClosed { idle_ms: v.idle_ms }
                 }
-                EvictionClass::Doubtful | EvictionClass::Established => ReplyKey::Taken,
+                EvictionClass::HalfClosed | EvictionClass::Established => ReplyKey::Taken,
             }
         })
     }
@@ -211,19 +215,19 @@ impl NatTable {
     /// Removes both entries of the flow that has this reply key, counted as [`EvictionReason::PortReused`].
     pub fn take_reply_key(&mut self, key: &FlowKey, hash: FlowHash) {
         by_family!(mut self, key, |table, packed| {
-            if let Some(place) = table.find(&packed, hash) {
-                table.remove(place, EvictionReason::PortReused);
+            if let Some(position) = table.find(&packed, hash) {
+                table.remove(position, EvictionReason::PortReused);
             }
         });
     }
 
     /// Inserts a flow that begins with `packet` from the client. `flow` and `reply` are keys with their hashes. An
-    /// earlier entry of `flow` is removed first, as is a flow that is over and has the `reply` key.
+    /// earlier entry of `flow`, and an expired flow with the `reply` key, are removed first.
     ///
     /// # Errors
-    /// [`PairError::Conflict`] if another flow has the `reply` key; nothing has changed then. [`PairError::Full`],
-    /// counted, if every flow that could be evicted is established and in use, and [`PairError::Share`], counted, if
-    /// the service has reached its share of a full table; `flow` is then not in the table.
+    /// [`PairError::Conflict`] if another flow has the `reply` key; then nothing has changed. [`PairError::Full`],
+    /// counted, if no flow can be evicted, and [`PairError::Share`], counted, if the service has reached its share of a
+    /// full table; then `flow` is not in the table.
     ///
     /// # Panics
     /// If the two keys have different families.
@@ -261,7 +265,10 @@ impl NatTable {
     }
 
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "those of its two callers, and which of them it is")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of its two callers, and a flag for the caller"
+    )]
     fn put_pair(
         &mut self,
         flow: (&FlowKey, FlowHash),
@@ -281,9 +288,8 @@ impl NatTable {
         })
     }
 
-    /// The entries of flows of this service, in the table of a family, that do not show yet that the flow is
-    /// established: two for each client whose backend has not answered, one for each that has not acknowledged the
-    /// answer.
+    /// The opening entries of this service in the table of a family: two for each flow whose backend has not answered,
+    /// one for each whose client has not acknowledged the answer.
     #[must_use]
     pub fn opening_of(&self, service: ServiceId, clients: Family) -> u32 {
         match clients {
@@ -295,8 +301,8 @@ impl NatTable {
     /// Removes both entries of a flow, given the key of either side. Returns whether it was known.
     pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find(&packed, hash);
-            place.inspect(|&place| table.remove(place, EvictionReason::Removed)).is_some()
+            let position = table.find(&packed, hash);
+            position.inspect(|&position| table.remove(position, EvictionReason::Removed)).is_some()
         })
     }
 

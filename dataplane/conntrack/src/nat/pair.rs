@@ -1,5 +1,4 @@
-//! The two entries of one NAT flow in the table of its family: how they are inserted, how a packet changes them, and
-//! what they say.
+//! The two entries of a NAT flow in the table of its family: how they are inserted, read, and updated by a packet.
 //!
 //! Invariant: both entries are created together or not at all, and each names the other.
 
@@ -12,24 +11,24 @@ use crate::eviction::AdmitError;
 use crate::flow_state::{EvictionClass, IdleTimeout, Packet, Phase, State};
 use crate::insert_error::PairError;
 use crate::key::{FlowHash, PackedKey, addr_of};
-use crate::table::{Entry, Place, Table};
+use crate::table::{Entry, Position, Table};
 use crate::view::{FlowKind, FlowView};
 
-/// See [`NatTable::to_copy`]; `client` is the place of the client's side.
+/// See [`NatTable::to_copy`]; `client` is the position of the client's entry.
 pub(super) fn may_be_copied<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
-    client: Place,
+    position: Position,
+    client: Position,
     packet: Packet,
     idle_min_ms: u32,
     now: Now,
 ) -> bool {
-    let Some(flow) = table.flow_age(place, now) else { return false };
+    let Some(flow) = table.flow_age(position, now) else { return false };
     flow.status.eviction_class == EvictionClass::Established
         && !flow.expired()
         && flow.status.timeout_ms >= idle_min_ms
         && packet.is_plain()
-        && table.is_steady(place, packet)
+        && table.is_steady(position, packet)
         && table.stream(client).is_none()
         && table.splice(client).is_none()
 }
@@ -37,15 +36,15 @@ pub(super) fn may_be_copied<const A: usize, const W: usize, const K: usize, cons
 #[inline]
 pub(super) fn hit<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     reopened: bool,
 ) -> NatHit {
-    let to = table.peer_key(place);
+    let to = table.peer_key(position);
     NatHit {
-        backend: BackendId::from_raw(table.value(place)),
+        backend: BackendId::from_raw(table.value(position)),
         source: addr_of(to.addr),
         source_port: (to.tag >> 16) as u16,
-        phase: table.phase(place),
+        phase: table.phase(position),
         reopened,
         repeated: false,
         adopted: false,
@@ -55,73 +54,73 @@ pub(super) fn hit<const A: usize, const W: usize, const K: usize, const B: usize
 #[inline]
 pub(super) fn reply_hit<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
+    position: Position,
 ) -> ReplyHit {
-    let flow = table.peer_key(place);
+    let flow = table.peer_key(position);
     ReplyHit {
         service: ServiceId::from_raw(flow.owner),
         client: addr_of(flow.addr),
         client_port: (flow.tag >> 16) as u16,
-        backend: BackendId::from_raw(table.value(place)),
-        phase: table.phase(place),
+        backend: BackendId::from_raw(table.value(position)),
+        phase: table.phase(position),
     }
 }
 
 #[inline]
 pub(super) fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     packet: Packet,
     now: Now,
 ) -> Option<NatHit> {
-    let place = table.alive(place, now)?;
-    // Only a SYN needs the state of the server's side, and most SYNs have a key that is not known.
-    let peer = if packet.is_opening() { table.peer(place) } else { None };
+    let position = table.alive(position, now)?;
+    // Only a SYN on a known flow, which is rare, needs the state of the server's side.
+    let peer = if packet.is_opening() { table.peer(position) } else { None };
     let mut repeated = false;
-    let adopted = peer.is_some_and(|peer| table.is_untouched(place) && table.is_untouched(peer));
+    let adopted = peer.is_some_and(|peer| table.is_untouched(position) && table.is_untouched(peer));
     let reopened = match peer {
-        // The server has ended the connection and the client's SYN confirms that, or both sides had ended it.
+        // A SYN begins a new connection if the server or both sides have ended the old one.
         Some(peer) => {
-            repeated = awaits_answer(table, place, peer)
-                && table.flow_age(place, now).is_some_and(|flow| flow.idle_ms >= SYN_REPEATED_MS);
+            repeated = awaits_answer(table, position, peer)
+                && table.flow_age(position, now).is_some_and(|flow| flow.idle_ms >= SYN_REPEATED_MS);
             let ended = table
                 .state(peer)
                 .is_some_and(|server| matches!(server.phase(), Phase::Closing | Phase::Closed));
-            ended || table.flow_age(place, now)?.status.is_over()
+            ended || table.flow_age(position, now)?.status.is_over()
         }
         None => false,
     };
     if let (true, Some(peer)) = (reopened, peer) {
         table.touch(peer, State::silent(packet), now);
-        table.touch(place, State::first(packet), now);
+        table.touch(position, State::first(packet), now);
     } else {
-        let state = table.state(place)?.next(packet);
-        table.touch(place, state, now);
-        set_both(table, place, packet, now);
+        let state = table.state(position)?.next(packet);
+        table.touch(position, state, now);
+        set_both(table, position, packet, now);
     }
-    Some(NatHit { repeated, adopted, ..hit(table, place, reopened) })
+    Some(NatHit { repeated, adopted, ..hit(table, position, reopened) })
 }
 
 /// Whether the client has sent only SYNs, and the server nothing.
 #[inline]
 pub(super) fn awaits_answer<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
-    peer: Place,
+    position: Position,
+    peer: Position,
 ) -> bool {
-    [place, peer].iter().all(|&side| table.state(side) == Some(State::TcpOpening))
+    [position, peer].iter().all(|&side| table.state(side) == Some(State::TcpOpening))
 }
 
-/// Gives the other side its state too, after a packet of SCTP that decides for both.
+/// Updates the other side as well, after an SCTP packet that determines the state of both.
 #[inline]
 pub(super) fn set_both<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     packet: Packet,
     now: Now,
 ) {
     if let Some(state) = packet.state_of_both()
-        && let Some(peer) = table.peer(place)
+        && let Some(peer) = table.peer(position)
     {
         table.touch(peer, state, now);
     }
@@ -142,33 +141,33 @@ pub(super) fn insert_pair<const A: usize, const W: usize, const K: usize, const 
         "no key is in the table twice"
     );
     if is_known
-        && let Some(place) = table.find_alive(&reply_key, reply_hash, now)
-        && table.peer_key(place) != flow.key
+        && let Some(position) = table.find_alive(&reply_key, reply_hash, now)
+        && table.peer_key(position) != flow.key
     {
         return Err(PairError::Conflict);
     }
-    if is_known && let Some(place) = table.find(&flow.key, flow_hash) {
-        table.replace(place, now);
+    if is_known && let Some(position) = table.find(&flow.key, flow_hash) {
+        table.replace(position, now);
     }
-    let place = table.admit(&flow.key, flow_hash, now).map_err(|error| match error {
+    let position = table.admit(&flow.key, flow_hash, now).map_err(|error| match error {
         AdmitError::Full => PairError::Full,
         AdmitError::Share => PairError::Share,
     })?;
-    table.write(place, flow);
-    table.forget_streams(place);
-    let Some(place) = table.allocate(&flow.key, reply_hash, now) else {
-        // The first entry may have been moved by the second insertion.
-        let place = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");
-        table.clear(place);
+    table.write(position, flow);
+    table.forget_streams(position);
+    let Some(position) = table.allocate(&flow.key, reply_hash, now) else {
+        // The second insertion may have moved the first entry.
+        let position = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");
+        table.clear(position);
         return Err(PairError::Full);
     };
     let reply = Entry { key: reply_key, state: reply_state, peer: Some(flow.key), ..*flow };
-    table.write(place, &reply);
+    table.write(position, &reply);
     Ok(())
 }
 
-/// Creates a flow whose first packet is `packet` and that a look-up has not found, if no other flow has its reply key
-/// and nothing has to be evicted for it. Returns false, and changes nothing, if not.
+/// Creates a flow that begins with `packet` and that a look-up has not found. Returns false, and changes nothing, if
+/// another flow has its reply key or a flow would have to be evicted.
 #[inline(always)]
 pub(crate) fn create<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
@@ -182,26 +181,26 @@ pub(crate) fn create<const A: usize, const W: usize, const K: usize, const B: us
     if table.find(&reply_key, reply_hash).is_some() {
         return false;
     }
-    let Some([place, reply_place]) = table.free_for_pair(hash, reply_hash) else { return false };
+    let Some([position, reply_position]) = table.free_for_pair(hash, reply_hash) else { return false };
     let flow = Entry::first(key, Some(reply_key), backend, packet, idle, now);
-    table.write(place, &flow);
-    table.forget_streams(place);
+    table.write(position, &flow);
+    table.forget_streams(position);
     let reply = Entry { key: reply_key, state: State::silent(packet), peer: Some(key), ..flow };
-    table.write(reply_place, &reply);
+    table.write(reply_position, &reply);
     true
 }
 
-/// The public view of a flow of the table. `place` is the client's side.
+/// The public view of a flow of the table. `position` is the client's entry.
 pub(crate) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
-    place: Place,
+    position: Position,
     now: Now,
 ) -> Option<FlowView> {
-    let reply = table.peer_key(place);
+    let reply = table.peer_key(position);
     let kind = FlowKind::Nat {
         endpoint: EndpointId::from_raw(reply.owner),
         source: addr_of(reply.addr),
         source_port: (reply.tag >> 16) as u16,
     };
-    crate::dsr::view(table, place, now).map(|flow| FlowView { kind, ..flow })
+    crate::dsr::view(table, position, now).map(|flow| FlowView { kind, ..flow })
 }

@@ -1,20 +1,20 @@
-//! The counts of a table that change with its entries: flows, affinities and opening entries of each service, opening
-//! entries of each network, entries of each backend; and the journal of changed flows.
+//! Maintains the counts of a table: flows, affinities and opening entries of each service, opening entries of each
+//! network, entries of each backend. Also maintains the journal of changed flows.
 //!
-//! One service cannot use a full table alone: above its share it replaces only its own flows.
+//! One service cannot fill a table alone: above its share it replaces only its own flows.
 //!
-//! Promises: an entry is counted from its first write to its end, exactly once. The entries of backends are counted
-//! once [`Table::count_loads`] has walked the table, and below `loads.end` before that.
+//! Invariant: each entry is counted exactly once while it exists. Entries of backends are counted below `loads.end`,
+//! which [`Table::count_loads`] moves through the table.
 
 use tidegate_spec::ids::BackendId;
 
-use super::{OWNER, Place, TAG, Table};
+use super::{OWNER, Position, TAG, Table};
 use crate::counts::Load;
 use crate::flow_state::State;
 use crate::key::{AFFINITY_BIT, PackedKey, REPLY_BIT};
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// Sets the share of the bound that one service may have once the table holds more than the bound.
+    /// Sets the share of the bound that one service may have once the table exceeds the bound.
     pub(crate) fn set_share(&mut self, percent: u8) {
         let flows = if Self::PAIRED { self.bound / 2 } else { self.bound };
         self.share = if percent < 100 { (flows * usize::from(percent) / 100).max(1) } else { usize::MAX };
@@ -26,9 +26,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// The service of a flow, from either of its entries.
-    pub(crate) fn service_of(&self, place: Place) -> u32 {
-        let entry = self.entry(place);
-        if self.is_reply(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
+    pub(crate) fn service_of(&self, position: Position) -> u32 {
+        let entry = self.entry(position);
+        if self.is_reply(position) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
     }
 
     /// Whether an entry with this key counts as a flow: all do except the replies of pairs.
@@ -59,8 +59,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// The load of the service and network of a flow, from either of its entries.
-    pub(crate) fn load_of(&self, place: Place) -> Load {
-        let flow = self.flow_key(place);
+    pub(crate) fn load_of(&self, position: Position) -> Load {
+        let flow = self.flow_key(position);
         self.load(&flow)
     }
 
@@ -71,8 +71,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// The key of the client's side of a flow, from either of its entries.
     #[inline]
-    fn flow_key(&self, place: Place) -> PackedKey<A> {
-        if self.is_reply(place) { self.peer_key(place) } else { self.key(place) }
+    fn flow_key(&self, position: Position) -> PackedKey<A> {
+        if self.is_reply(position) { self.peer_key(position) } else { self.key(position) }
     }
 
     /// Updates the count of opening entries for an entry whose state changes.
@@ -89,53 +89,53 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Counts a flow that is no longer opening, or is opening again. Out of line, because most packets change nothing
-    /// here.
+    /// Counts a flow that is no longer opening, or is opening again. Out of line, because most packets don't change
+    /// that.
     #[cold]
     #[inline(never)]
-    pub(super) fn recount_opening(&mut self, place: Place, was: bool) {
-        let flow = self.flow_key(place);
+    pub(super) fn recount_opening(&mut self, position: Position, was: bool) {
+        let flow = self.flow_key(position);
         self.count_opening(&flow, was, !was);
     }
 
-    /// Turns the journal on or off.
+    /// Enables or disables the journal.
     pub(crate) fn watch(&mut self, is_on: bool) {
         self.journal.is_on = is_on;
         self.watched = if is_on { usize::MAX } else { self.loads.end };
     }
 
-    /// Counts and notes the change of an entry's state, or its end.
+    /// Records the change or end of an entry's state in the counts and the journal.
     #[cold]
     #[inline(never)]
-    pub(super) fn state_changes(&mut self, place: Place, after: Option<State>) {
-        if place.0 < self.loads.end {
-            self.recount_load(place, after);
+    pub(super) fn state_changes(&mut self, position: Position, after: Option<State>) {
+        if position.0 < self.loads.end {
+            self.recount_load(position, after);
         }
-        if !self.journal.is_on || Self::is_affinity_key(&self.key(place)) {
+        if !self.journal.is_on || Self::is_affinity_key(&self.key(position)) {
             return;
         }
         let ended = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
-        if ended(self.state(place)) != ended(after) {
-            let flow = self.flow_key(place);
+        if ended(self.state(position)) != ended(after) {
+            let flow = self.flow_key(position);
             self.journal.note(flow);
         }
     }
 
-    /// Counts the change of an entry's state, or its end.
+    /// Counts the change or end of an entry's state.
     #[cold]
     #[inline(never)]
-    pub(super) fn recount_load(&mut self, place: Place, after: Option<State>) {
-        let (tag, value) = (self.entry(place)[TAG], self.value(place));
-        self.load_changes(tag, value, self.state(place), after);
+    pub(super) fn recount_load(&mut self, position: Position, after: Option<State>) {
+        let (tag, value) = (self.entry(position)[TAG], self.value(position));
+        self.load_changes(tag, value, self.state(position), after);
     }
 
     /// Counts an entry that was not counted before.
-    pub(super) fn count_load(&mut self, place: Place) {
-        let (tag, value) = (self.entry(place)[TAG], self.value(place));
-        self.load_changes(tag, value, None, self.state(place));
+    pub(super) fn count_load(&mut self, position: Position) {
+        let (tag, value) = (self.entry(position)[TAG], self.value(position));
+        self.load_changes(tag, value, None, self.state(position));
     }
 
-    /// Counts an entry with this tag and backend whose state changes; `None` is that of an entry that is not there.
+    /// Counts an entry with this tag and backend whose state changes; `None` means no entry.
     #[cold]
     #[inline(never)]
     pub(super) fn load_changes(
@@ -164,8 +164,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.loads.of(backend)
     }
 
-    /// Counts the entries of backends in up to `buckets` more buckets. Returns whether all are counted. `exists` is
-    /// whether an id is one of the snapshot in use.
+    /// Counts the entries of backends in up to `buckets` more hash buckets. Returns whether all are counted. `exists`
+    /// is whether an id is one of the snapshot in use.
     pub(crate) fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
         let all = self.start(self.buckets);
         if self.live == 0 {
@@ -176,9 +176,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
                 break;
             }
             let start = self.loads.end.max(self.first);
-            for place in self.places(self.bucket_of(Place(start))) {
-                if !self.is_empty(place) && exists(BackendId::from_raw(self.value(place))) {
-                    self.count_load(place);
+            for position in self.positions(self.bucket_of(Position(start))) {
+                if !self.is_empty(position) && exists(BackendId::from_raw(self.value(position))) {
+                    self.count_load(position);
                 }
             }
             self.loads.end = start + B;

@@ -1,19 +1,19 @@
-//! When a flow has expired, and the walk that removes expired flows.
+//! Expiry of flows, and the walk that removes expired ones.
 //!
-//! The idle timeout depends on the state of the flow: of the pair, in tables of pairs. In a table under memory
+//! The idle timeout depends on the state of the flow, in tables of pairs on both entries. In a table under memory
 //! pressure, opening flows have shorter timeouts ([`Table::pressure_divisor`]).
 //!
-//! Promises: [`Table::is_expired`] is exact; [`Table::looks_expired`] is exact for one of the entries of a pair. Only
-//! [`Table::age`] removes anything.
+//! Invariant: [`Table::is_expired`] is exact; [`Table::expiry_reason`] is exact for at least one entry of a pair. Only
+//! [`Table::age`] removes flows.
 
 use tidegate_spec::limits::FLOW_PRESSURE;
 use tidegate_spec::now::Now;
 
-use super::{Place, SEEN, Table};
+use super::{Position, SEEN, Table};
 use crate::eviction_reason::EvictionReason;
 use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, State};
 
-/// The status of a flow, and how long it has been idle. In tables of pairs, of both entries together.
+/// The status of a flow, and how long it has been idle, from both entries in tables of pairs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FlowAge {
     pub(crate) status: FlowStatus,
@@ -45,59 +45,59 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         pressed.map_or(1, |(_, divisor)| *divisor)
     }
 
-    /// How long ago this direction sent, in milliseconds.
+    /// The idle time of this direction, in milliseconds.
     #[inline]
-    pub(crate) fn own_idle_ms(&self, place: Place, now: Now) -> u32 {
-        let age = now.millis().wrapping_sub(self.entry(place)[SEEN]);
-        // A timestamp ahead of now (by less than 24 days) counts as age zero.
+    pub(crate) fn own_idle_ms(&self, position: Position, now: Now) -> u32 {
+        let age = now.millis().wrapping_sub(self.entry(position)[SEEN]);
+        // A timestamp in the future (by less than 24 days) counts as age zero.
         if age > u32::MAX / 2 { 0 } else { age }
     }
 
-    /// The status and the idle time of the flow: of the pair, in tables of pairs.
-    pub(crate) fn flow_age(&self, place: Place, now: Now) -> Option<FlowAge> {
-        let (own, idle) = (self.state(place)?, self.idle_timeout(place));
-        let own_idle_ms = self.own_idle_ms(place, now);
-        let Some((peer, state)) = self.peer(place).and_then(|peer| Some((peer, self.state(peer)?))) else {
+    /// The status and the idle time of the flow, from both entries in tables of pairs.
+    pub(crate) fn flow_age(&self, position: Position, now: Now) -> Option<FlowAge> {
+        let (own, idle) = (self.state(position)?, self.idle_timeout(position));
+        let own_idle_ms = self.own_idle_ms(position, now);
+        let Some((peer, state)) = self.peer(position).and_then(|peer| Some((peer, self.state(peer)?))) else {
             return Some(FlowAge { status: own.alone(idle), idle_ms: own_idle_ms });
         };
-        let (client, server) = if self.is_reply(place) { (state, own) } else { (own, state) };
+        let (client, server) = if self.is_reply(position) { (state, own) } else { (own, state) };
         let idle_ms = own_idle_ms.min(self.own_idle_ms(peer, now));
         Some(FlowAge { status: State::of_both(client, server, idle), idle_ms })
     }
 
-    /// Whether the flow has expired. Exact. Does not read the peer of a flow that is in use.
+    /// Whether the flow has expired. Exact. Doesn't read the peer of a flow in use.
     #[inline]
-    pub(crate) fn is_expired(&self, place: Place, now: Now) -> bool {
+    pub(crate) fn is_expired(&self, position: Position, now: Now) -> bool {
         // No state has a shorter timeout, so a flow in use costs one comparison.
-        if now.millis().wrapping_sub(self.entry(place)[SEEN]) < IDLE_MIN_MS {
+        if now.millis().wrapping_sub(self.entry(position)[SEEN]) < IDLE_MIN_MS {
             return false;
         }
-        let Some(state) = self.state(place) else { return false };
-        let (idle, own_idle_ms) = (self.idle_timeout(place), self.own_idle_ms(place, now));
+        let Some(state) = self.state(position) else { return false };
+        let (idle, own_idle_ms) = (self.idle_timeout(position), self.own_idle_ms(position, now));
         if !Self::PAIRED {
             return own_idle_ms >= state.alone(idle).timeout_ms;
         }
         // The shortest timeout that any state of the pair can have.
-        own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.flow_age(place, now).is_some_and(|v| v.expired())
+        own_idle_ms >= CLOSED_MS.min(idle.millis())
+            && self.flow_age(position, now).is_some_and(|v| v.expired())
     }
 
-    /// Why the flow has expired, if it has. Unlike [`Self::is_expired`], it applies shorter timeouts to opening flows
-    /// when the table is under memory pressure ([`Self::pressure_divisor`]), and reads the peer only if the entry has
-    /// expired by its own state. A pair that has expired by the state of its other entry is found from that entry. For
-    /// walks over many entries.
+    /// Why the flow has expired, if it has. For walks over many entries: it applies shorter timeouts to opening flows
+    /// under memory pressure ([`Self::pressure_divisor`]), and reads the peer only if the entry has expired by its own
+    /// state. A pair that has expired by the state of its other entry is found at that entry.
     #[inline]
-    pub(crate) fn looks_expired(&self, place: Place, now: Now, divisor: u32) -> Option<EvictionReason> {
-        let state = self.state(place)?;
-        let mut shortest_ms = state.shortest_ms(self.idle_timeout(place), Self::PAIRED);
+    pub(crate) fn expiry_reason(&self, position: Position, now: Now, divisor: u32) -> Option<EvictionReason> {
+        let state = self.state(position)?;
+        let mut shortest_ms = state.shortest_ms(self.idle_timeout(position), Self::PAIRED);
         // An affinity entry is not a flow: it lasts for the affinity timeout of its service.
-        let divisor = if self.is_affinity(place) { 1 } else { divisor };
+        let divisor = if self.is_affinity(position) { 1 } else { divisor };
         if divisor > 1 && state.phase() == Phase::Opening {
             shortest_ms = timeout_under_pressure(shortest_ms, divisor);
         }
-        if self.own_idle_ms(place, now) < shortest_ms {
+        if self.own_idle_ms(position, now) < shortest_ms {
             return None;
         }
-        let age = self.flow_age(place, now)?;
+        let age = self.flow_age(position, now)?;
         if age.expired() {
             Some(EvictionReason::Expired)
         } else {
@@ -105,7 +105,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Removes the expired flows of the next `buckets` buckets. Returns how many.
+    /// Removes the expired flows of the next `buckets` hash buckets. Returns how many.
     pub(crate) fn age(&mut self, now: Now, buckets: usize) -> usize {
         let mut removed = 0;
         let divisor = self.pressure_divisor();
@@ -113,9 +113,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             if self.live == 0 {
                 break;
             }
-            for place in self.places(self.cursor) {
-                if let Some(why) = self.looks_expired(place, now, divisor) {
-                    self.remove(place, why);
+            for position in self.positions(self.cursor) {
+                if let Some(why) = self.expiry_reason(position, now, divisor) {
+                    self.remove(position, why);
                     removed += 1;
                 }
             }
@@ -124,7 +124,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         removed
     }
 
-    /// Prefetches the buckets that the next [`Self::age`] examines.
+    /// Prefetches the hash buckets that the next [`Self::age`] examines.
     #[inline]
     pub(crate) fn prefetch_age(&self, buckets: usize) {
         for bucket in (self.cursor..self.buckets).take(buckets) {

@@ -1,18 +1,17 @@
-//! Buckets of entries in one block of memory: their layout, and how an entry is read. The other work on it is below
-//! `table/`: `search.rs` finds entries, `changes.rs` writes them, `expiry.rs` ages them, `counting.rs` counts them.
-//! `eviction.rs` allocates places for new entries. The DSR and NAT tables define the meaning of an entry; they are this
-//! table with different sizes.
+//! The hash table of flows: the layout of its entries, and how they are read. `search.rs` finds entries, `changes.rs`
+//! writes them, `expiry.rs` ages them, `counting.rs` counts them, and `eviction.rs` allocates positions for new ones.
+//! The DSR and NAT tables are this table with different sizes.
 //!
 //! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs also the
-//! key of the other entry. A bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries, and each key
-//! has two buckets. The memory consists of zeroed words, and the first bucket begins at the first aligned one. Only
-//! plain words are zeroed by the system and so remain untouched until they are used; a type aligned to the cache line
-//! would be written in full at the start.
+//! key of the other entry. A hash bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries, and each
+//! key has two hash buckets. The memory is an array of plain words, and the first hash bucket starts at the first
+//! aligned one: the system zeroes plain words lazily, while a type aligned to the cache line would be written in full
+//! at the start.
 //!
-//! The memory may outlive the process (`memory.rs`), so an entry with a state is complete at any time (`changes.rs`).
+//! The memory may outlive the process (`memory.rs`), so an entry with a state is always complete (`changes.rs`).
 //!
-//! Invariant: an entry is in one of the two buckets of its key, and no key is in the table twice. The entries of a
-//! pair name each other by key, not by place, so either can be moved without touching the other.
+//! Invariant: an entry is in one of the two hash buckets of its key, and no key is in the table twice. The entries of a
+//! pair refer to each other by key, not by position, so either can be moved without touching the other.
 
 mod changes;
 mod counting;
@@ -36,39 +35,39 @@ use super::memory::{Part, TableKind, TableMemory, Words};
 use super::splice::Splice;
 use super::stream::{Stream, Streams};
 
-/// A table with `A` words of address, `W` of entry, `K` entries in a bucket and `B` words of bucket.
+/// A table with `A` words per address, `W` per entry, `K` entries per hash bucket and `B` words per hash bucket.
 #[derive(Debug)]
 pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B: usize> {
     words: Words,
-    /// The word at which the first bucket begins.
+    /// The first word of the first hash bucket.
     first: usize,
     pub(super) buckets: u32,
-    /// The number of entries that the table holds without evicting any.
+    /// The number of entries up to which none is evicted.
     pub(super) bound: usize,
     pub(super) live: usize,
     counts: Counts,
     loads: BackendLoads,
-    /// The state changes of entries at words below this one are counted or noted: 0 unless loads are compared or flows
-    /// are shared.
+    /// State changes of entries below this word are counted or added to the journal: 0 unless loads are compared or
+    /// flows are shared.
     watched: usize,
     /// The flows whose state has changed, if flows are shared.
     pub(super) journal: Journal<A>,
     pub(super) adopted: Adopted,
-    /// Flows that one service may have once the table holds more than its bound.
+    /// Flows that one service may have once the table exceeds its bound.
     share: usize,
-    /// The bucket that ageing examines next.
+    /// The hash bucket that ageing examines next.
     cursor: u32,
     hasher: FlowHasher,
     pub(super) counters: FlowCounters,
-    /// The streams of the flows that have one, at the client's entry. In tables of pairs only.
+    /// The streams of flows, at the client's entry. In tables of pairs only.
     streams: Streams,
 }
 
 /// The position of an entry. Valid until the next insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(usize);
+pub(super) struct Position(usize);
 
-// The next process reads these words: a change of their meaning is a new `STORED_FORM` (`restore.rs`).
+// The next process reads these words: a change of their meaning requires a new `STORED_FORM` (`restore.rs`).
 pub(super) const OWNER: usize = 0;
 /// Port (16 bits), reply or affinity (1), state (3), idle timeout (12).
 pub(super) const TAG: usize = 1;
@@ -126,12 +125,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let buckets = Self::buckets_for(bound);
         let len = buckets as usize * B;
         let words = Words::new(memory.provide(kind, Part::Entries, len), len, B - 1);
-        // The allocation does not move while the table exists.
+        // The allocation never moves while the table exists.
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
         let (counts, counters) = (Counts::new(hasher.network_secret()), FlowCounters::default());
-        let places = if Self::PAIRED { buckets as usize * (B / W) } else { 0 };
-        let streams = Streams::new(places, |part, len| {
+        let positions = if Self::PAIRED { buckets as usize * (B / W) } else { 0 };
+        let streams = Streams::new(positions, |part, len| {
             let provided = if len > 0 { memory.provide(kind, part, len) } else { None };
             Words::new(provided, len, 0)
         });
@@ -158,7 +157,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         table
     }
 
-    /// The number of buckets of a table for `bound` entries.
+    /// The number of hash buckets of a table for `bound` entries.
     pub(super) fn buckets_for(bound: usize) -> u32 {
         let buckets = (bound.max(1).saturating_mul(3).div_ceil(2 * K)).max(4);
         u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines")
@@ -192,10 +191,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Self::homes(hash, self.buckets)[1]
     }
 
-    /// The two buckets of a key, in a table of this many.
+    /// The two hash buckets of a key, in a table of this many.
     #[inline(always)]
     pub(super) fn homes(hash: FlowHash, buckets: u32) -> [u32; 2] {
-        // Lemire 2019: a share of the range instead of a remainder, so that any number of buckets works.
+        // Multiply-shift instead of a remainder (Lemire 2019), so that any number of hash buckets works.
         let share = |half: u64| ((half * u64::from(buckets)) >> 32) as u32;
         let (primary, secondary) = (share(u64::from(hash.0 as u32)), share(hash.0 >> 32));
         if secondary != primary {
@@ -211,13 +210,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     #[inline]
-    pub(super) fn places(&self, bucket: u32) -> [Place; K] {
+    pub(super) fn positions(&self, bucket: u32) -> [Position; K] {
         let start = self.start(bucket);
-        std::array::from_fn(|n| Place(start + n * W))
+        std::array::from_fn(|n| Position(start + n * W))
     }
 
-    pub(super) fn bucket_of(&self, place: Place) -> u32 {
-        ((place.0 - self.first) / B) as u32
+    pub(super) fn bucket_of(&self, position: Position) -> u32 {
+        ((position.0 - self.first) / B) as u32
     }
 
     #[inline]
@@ -229,26 +228,26 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Prefetches the first bucket of a key.
+    /// Prefetches the first hash bucket of a key.
     #[inline]
     pub(super) fn prefetch(&self, hash: FlowHash) {
         self.prefetch_bucket(self.primary(hash));
     }
 
     #[inline]
-    fn entry(&self, place: Place) -> &[u32; W] {
-        self.words[place.0..].first_chunk().expect("places lie within the table")
+    fn entry(&self, position: Position) -> &[u32; W] {
+        self.words[position.0..].first_chunk().expect("positions are within the table")
     }
 
     #[inline]
-    fn entry_mut(&mut self, place: Place) -> &mut [u32; W] {
-        self.words[place.0..].first_chunk_mut().expect("places lie within the table")
+    fn entry_mut(&mut self, position: Position) -> &mut [u32; W] {
+        self.words[position.0..].first_chunk_mut().expect("positions are within the table")
     }
 
-    /// The number of a place among all places.
+    /// The index of an entry.
     #[inline]
-    fn number(&self, place: Place) -> usize {
-        (place.0 - self.first) / W
+    fn entry_index(&self, position: Position) -> usize {
+        (position.0 - self.first) / W
     }
 
     /// Whether any flow has had a stream or a splice.
@@ -258,54 +257,54 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// The stream of a flow, at the client's entry.
-    pub(super) fn stream(&self, place: Place) -> Option<Stream> {
-        self.streams.get(self.number(place))
+    pub(super) fn stream(&self, position: Position) -> Option<Stream> {
+        self.streams.get(self.entry_index(position))
     }
 
-    pub(super) fn set_stream(&mut self, place: Place, stream: Stream) {
-        self.streams.set(self.number(place), stream);
+    pub(super) fn set_stream(&mut self, position: Position, stream: Stream) {
+        self.streams.set(self.entry_index(position), stream);
     }
 
-    /// Forgets the stream at this entry: its flow begins again.
-    pub(super) fn forget_stream(&mut self, place: Place) {
-        self.streams.forget_stream(self.number(place));
+    /// Removes the stream of this entry, because its flow begins again.
+    pub(super) fn forget_stream(&mut self, position: Position) {
+        self.streams.forget_stream(self.entry_index(position));
     }
 
-    /// Forgets the stream and the splice at this entry: its flow begins.
+    /// Removes the stream and the splice of this entry, because a new flow begins.
     #[inline]
-    pub(super) fn forget_streams(&mut self, place: Place) {
-        self.streams.forget(self.number(place));
+    pub(super) fn forget_streams(&mut self, position: Position) {
+        self.streams.forget(self.entry_index(position));
     }
 
     /// The splice of a flow, at the client's entry.
-    pub(super) fn splice(&self, place: Place) -> Option<Splice> {
-        self.streams.splice(self.number(place))
+    pub(super) fn splice(&self, position: Position) -> Option<Splice> {
+        self.streams.splice(self.entry_index(position))
     }
 
-    pub(super) fn set_splice(&mut self, place: Place, splice: Splice) {
-        self.streams.set_splice(self.number(place), splice);
+    pub(super) fn set_splice(&mut self, position: Position, splice: Splice) {
+        self.streams.set_splice(self.entry_index(position), splice);
     }
 
-    /// The state of the entry, `None` for a free place.
+    /// The state of the entry; `None` for a free position.
     #[inline]
-    pub(super) fn state(&self, place: Place) -> Option<State> {
-        State::from_bits((self.entry(place)[TAG] & STATE_MASK) >> STATE_SHIFT)
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self, place: Place) -> bool {
-        self.entry(place)[TAG] & STATE_MASK == 0
+    pub(super) fn state(&self, position: Position) -> Option<State> {
+        State::from_bits((self.entry(position)[TAG] & STATE_MASK) >> STATE_SHIFT)
     }
 
     #[inline]
-    pub(super) fn value(&self, place: Place) -> u32 {
-        self.entry(place)[VALUE]
+    pub(super) fn is_empty(&self, position: Position) -> bool {
+        self.entry(position)[TAG] & STATE_MASK == 0
+    }
+
+    #[inline]
+    pub(super) fn value(&self, position: Position) -> u32 {
+        self.entry(position)[VALUE]
     }
 
     /// The key of the entry.
     #[inline]
-    pub(super) fn key(&self, place: Place) -> PackedKey<A> {
-        let entry = self.entry(place);
+    pub(super) fn key(&self, position: Position) -> PackedKey<A> {
+        let entry = self.entry(position);
         PackedKey {
             owner: entry[OWNER],
             tag: entry[TAG] & KEY_MASK,
@@ -315,8 +314,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// The key of the other entry of the pair.
     #[inline]
-    pub(super) fn peer_key(&self, place: Place) -> PackedKey<A> {
-        let entry = self.entry(place);
+    pub(super) fn peer_key(&self, position: Position) -> PackedKey<A> {
+        let entry = self.entry(position);
         PackedKey {
             owner: entry[Self::PEER_OWNER],
             tag: entry[Self::PEER_TAG],
@@ -330,45 +329,45 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// The other entry of the pair, if the table has pairs.
-    pub(super) fn peer(&self, place: Place) -> Option<Place> {
+    pub(super) fn peer(&self, position: Position) -> Option<Position> {
         if !Self::PAIRED {
             return None;
         }
-        let key = self.peer_key(place);
+        let key = self.peer_key(position);
         self.find(&key, self.hash_of(&key))
     }
 
     /// The idle timeout of the flow's service when it began.
     #[inline]
-    fn idle_timeout(&self, place: Place) -> IdleTimeout {
-        IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK)
+    fn idle_timeout(&self, position: Position) -> IdleTimeout {
+        IdleTimeout::from_bits(self.entry(position)[TAG] & IDLE_MASK)
     }
 
-    /// When the direction sent last, in milliseconds.
-    pub(super) fn seen(&self, place: Place) -> u32 {
-        self.entry(place)[SEEN]
+    /// The time of the direction's last packet, in milliseconds.
+    pub(super) fn seen(&self, position: Position) -> u32 {
+        self.entry(position)[SEEN]
     }
 
     /// Whether the entry is the reply of a pair.
     #[inline]
-    pub(super) fn is_reply(&self, place: Place) -> bool {
-        Self::PAIRED && self.entry(place)[TAG] & REPLY_BIT != 0
+    pub(super) fn is_reply(&self, position: Position) -> bool {
+        Self::PAIRED && self.entry(position)[TAG] & REPLY_BIT != 0
     }
 
     /// Whether the entry is session affinity.
     #[inline]
-    pub(super) fn is_affinity(&self, place: Place) -> bool {
-        !Self::PAIRED && self.entry(place)[TAG] & AFFINITY_BIT != 0
+    pub(super) fn is_affinity(&self, position: Position) -> bool {
+        !Self::PAIRED && self.entry(position)[TAG] & AFFINITY_BIT != 0
     }
 
     /// Whether the entry counts as a flow: all do except the replies of pairs.
-    pub(super) fn is_flow(&self, place: Place) -> bool {
-        !(self.is_empty(place) || self.is_reply(place))
+    pub(super) fn is_flow(&self, position: Position) -> bool {
+        !(self.is_empty(position) || self.is_reply(position))
     }
 
     /// The phase of a flow.
     #[inline]
-    pub(super) fn phase(&self, place: Place) -> Phase {
-        self.state(place).map_or(Phase::Closed, State::phase)
+    pub(super) fn phase(&self, position: Position) -> Phase {
+        self.state(position).map_or(Phase::Closed, State::phase)
     }
 }

@@ -1,30 +1,30 @@
-//! Finds the entry of a key, and a free place for a new one; records plain packets of established flows on the way.
+//! Finds the entry of a key, or a free position for a new one, and records plain packets of established flows.
 //!
-//! A look-up reads the first bucket of the key, which has been prefetched, and seldom the second. Within a bucket, all
-//! entries are compared without branches.
+//! A look-up reads the first hash bucket of the key, which has been prefetched, and seldom the second. Within a hash
+//! bucket, all entries are compared without branches.
 //!
-//! Promises: an entry that is found has exactly this key and has a state. A search changes nothing, except that
+//! Invariant: a found entry has exactly this key and a state. A search changes nothing, except that
 //! [`Table::find_alive`] and [`Table::alive`] remove an expired flow, and the steady look-ups record the packet's time.
 
 use tidegate_spec::now::Now;
 
-use super::{ADDR, OWNER, Place, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
+use super::{ADDR, OWNER, Position, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 use crate::eviction_reason::EvictionReason;
 use crate::first_lookup::First;
 use crate::flow_state::{IDLE_MIN_MS, Packet, STEADY_MASK, State};
 use crate::key::{FlowHash, KEY_MASK, PackedKey};
 
-/// Two adjacent words, as they are read at once.
+/// Two adjacent words as one.
 #[inline(always)]
 const fn two(first: u32, second: u32) -> u64 {
     first as u64 | (second as u64) << 32
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// Searches only the first bucket, which has been prefetched, and prefetches the second one if the key is not in
-    /// the first.
+    /// Searches only the first hash bucket, which has been prefetched, and prefetches the second one if the key is not
+    /// in the first.
     #[inline(always)]
-    pub(crate) fn find_first(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+    pub(crate) fn find_first(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Position> {
         if self.live == 0 {
             return None;
         }
@@ -43,41 +43,42 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         hash: FlowHash,
         packet: Packet,
         now: Now,
-    ) -> First<(Place, u32)> {
+    ) -> First<(Position, u32)> {
         match self.find_first(key, hash) {
             None => First::Absent,
-            Some(place) => match self.see_steady(place, packet, now) {
-                Some(value) => First::Steady((place, value)),
-                None => First::There,
+            Some(position) => match self.see_steady(position, packet, now) {
+                Some(value) => First::Steady((position, value)),
+                None => First::Present,
             },
         }
     }
 
     #[inline]
-    pub(crate) fn find(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+    pub(crate) fn find(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Position> {
         if self.live == 0 {
-            // This also keeps the memory of a table that is never used untouched.
+            // This also leaves the memory of an unused table untouched.
             return None;
         }
         // Not `or_else`: the compiler would call its closure.
         match self.find_in(self.primary(hash), key) {
-            Some(place) => Some(place),
+            Some(position) => Some(position),
             None => self.find_in(self.secondary(hash), key),
         }
     }
 
     /// [`Self::find`] for a key that [`Self::see_first`] has not found.
     #[inline]
-    pub(crate) fn find_second(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+    pub(crate) fn find_second(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Position> {
         if self.live == 0 { None } else { self.find_in(self.secondary(hash), key) }
     }
 
-    /// The entry of a key in one of its buckets.
+    /// The entry of a key in one of its hash buckets.
     #[inline(always)]
-    pub(crate) fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
+    pub(crate) fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Position> {
         let start = self.start(bucket);
-        let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
-        // All entries are compared, even after a match: a branch for each would be mispredicted for every other packet.
+        let words: &[u32; B] = self.words[start..].first_chunk().expect("hash buckets are within the table");
+        // All entries are compared, even after a match: a branch per entry would be mispredicted for every other
+        // packet.
         let wanted = two(key.owner, key.tag);
         let mut hits = 0_u32;
         for n in 0..K {
@@ -89,47 +90,46 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             let occupied = entry[TAG] & STATE_MASK != 0;
             hits |= u32::from((differs == 0) & occupied) << n;
         }
-        (hits != 0).then(|| Place(start + hits.trailing_zeros() as usize * W))
+        (hits != 0).then(|| Position(start + hits.trailing_zeros() as usize * W))
     }
 
-    /// The first free place of a bucket, other than `taken`.
+    /// The first free position of a hash bucket, other than `taken`.
     #[inline(always)]
-    pub(crate) fn free_in(&self, bucket: u32, taken: Option<Place>) -> Option<Place> {
+    pub(crate) fn free_in(&self, bucket: u32, taken: Option<Position>) -> Option<Position> {
         let start = self.start(bucket);
-        let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
-        let taken = taken.map_or(usize::MAX, |place| place.0);
-        // All places are examined: which one is free is hard to predict.
+        let words: &[u32; B] = self.words[start..].first_chunk().expect("hash buckets are within the table");
+        let taken = taken.map_or(usize::MAX, |position| position.0);
+        // All positions are examined without branches, because which one is free is hard to predict.
         let mut free = 0_u32;
         for n in 0..K {
             let is_empty = words[n * W + TAG] & STATE_MASK == 0;
             free |= u32::from(is_empty & (start + n * W != taken)) << n;
         }
-        (free != 0).then(|| Place(start + free.trailing_zeros() as usize * W))
+        (free != 0).then(|| Position(start + free.trailing_zeros() as usize * W))
     }
 
     /// Finds the entry of a flow that has not expired. Removes an expired one.
     #[inline]
-    pub(crate) fn find_alive(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
-        let place = self.find(key, hash)?;
-        self.alive(place, now)
+    pub(crate) fn find_alive(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Position> {
+        let position = self.find(key, hash)?;
+        self.alive(position, now)
     }
 
     /// The entry, if its flow has not expired. Removes an expired one.
     #[inline]
-    pub(crate) fn alive(&mut self, place: Place, now: Now) -> Option<Place> {
-        if self.is_expired(place, now) {
-            self.remove(place, EvictionReason::Expired);
+    pub(crate) fn alive(&mut self, position: Position, now: Now) -> Option<Position> {
+        if self.is_expired(position, now) {
+            self.remove(position, EvictionReason::Expired);
             return None;
         }
-        Some(place)
+        Some(position)
     }
 
-    /// Records the time of a plain packet of a flow that this direction shows as established and that is in use, and
-    /// returns the entry's value. Most packets need nothing else. Returns `None` and changes nothing in all other
-    /// cases.
+    /// Records the time of a plain packet and returns the entry's value, if this direction shows that the flow is
+    /// established and in use. Most packets need nothing else. Otherwise returns `None` and changes nothing.
     #[inline(always)]
-    pub(crate) fn see_steady(&mut self, place: Place, packet: Packet, now: Now) -> Option<u32> {
-        let (now, entry) = (now.millis(), self.entry_mut(place));
+    pub(crate) fn see_steady(&mut self, position: Position, packet: Packet, now: Now) -> Option<u32> {
+        let (now, entry) = (now.millis(), self.entry_mut(position));
         // No state has a shorter timeout, so a flow in use costs one comparison.
         let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
         // One branch serves TCP and datagrams: separate branches would be mispredicted when traffic is mixed.
@@ -140,9 +140,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         })
     }
 
-    /// Searches one bucket of a key for the entry of a flow that this direction shows as established and that is in
-    /// use, records the time of a plain packet in it, and returns the entry's words. `tcp` is whether the packet is one
-    /// of TCP. Changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more steps.
+    /// Searches one hash bucket of a key. If this direction shows that the flow is established and in use, records the
+    /// time of a plain packet and returns the entry's words; otherwise changes nothing. `tcp` is whether the packet is
+    /// a TCP segment. [`Self::see_first`] handles any packet, in more steps.
     #[inline(always)]
     pub(crate) fn steady(
         &mut self,
@@ -153,7 +153,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     ) -> First<&[u32; W]> {
         let start = self.start(bucket);
         let words: &mut [u32; B] =
-            self.words[start..].first_chunk_mut().expect("buckets lie within the table");
+            self.words[start..].first_chunk_mut().expect("hash buckets are within the table");
         let wanted = two(key.owner, key.tag);
         let mask = two(u32::MAX, KEY_MASK);
         let mut hits = 0_u32;
@@ -170,13 +170,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
         let entry: &mut [u32; W] = words[hits.trailing_zeros() as usize * W..]
             .first_chunk_mut()
-            .expect("entries lie within their bucket");
+            .expect("entries are within their hash bucket");
         let now = now.millis();
         let steady = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
         let is_steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == steady << STATE_SHIFT;
         if !is_steady | (now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS) {
-            // A free place has the state 0, and equals a key of zeros.
-            return if entry[TAG] & STATE_MASK == 0 { First::Absent } else { First::There };
+            // A free position has the state 0, and matches a key of zeros.
+            return if entry[TAG] & STATE_MASK == 0 { First::Absent } else { First::Present };
         }
         entry[SEEN] = now;
         First::Steady(&*entry)
@@ -198,8 +198,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         entry[VALUE]
     }
 
-    /// Whether a plain packet of this kind leaves the state of the entry as it is.
-    pub(crate) fn is_steady(&self, place: Place, packet: Packet) -> bool {
-        self.entry(place)[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT
+    /// Whether a plain packet of this kind leaves the state of the entry unchanged.
+    pub(crate) fn is_steady(&self, position: Position, packet: Packet) -> bool {
+        self.entry(position)[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT
     }
 }

@@ -41,8 +41,8 @@ fn tables_take_every_dsr_flow_up_to_the_bound_and_under_churn_at_it() {
             let hash = tables.hash(&key);
             tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(n as u64 / 100));
         }
-        // Three to a bucket: none are lost. Two to a bucket (IPv6): 0.2 % of new flows are lost, under churn at the
-        // limit.
+        // With three entries per hash bucket none are lost. With two (IPv6), 0.2 % of new flows are lost, under churn
+        // at the limit.
         let limit = if v4 { 0 } else { bound * 3 / 500 };
         assert!(refused <= limit, "{refused} of {} refused, v4 {v4}", 4 * bound);
         assert_eq!(tables.counters().evictions(EvictionReason::BucketFull), 0);
@@ -96,7 +96,7 @@ fn structured_keys_fill_a_table_as_well_as_random_ones() {
 }
 
 #[test]
-fn a_flood_of_syns_pushes_out_no_established_flow() {
+fn a_flood_of_syns_evicts_no_established_flow() {
     let bound = 4000;
     let (mut tables, mut numbers) = (FlowTables::new(bound, 3), Numbers(9));
     let flows: Vec<_> =
@@ -167,8 +167,8 @@ fn a_table_full_of_established_flows_refuses_new_ones_until_flows_end() {
 }
 
 #[test]
-fn the_least_flow_makes_way_first() {
-    // A table of four buckets. It is filled with flows of each kind, to see which are evicted.
+fn the_lowest_ranked_flow_is_evicted_first() {
+    // A table of four hash buckets, filled with flows of each kind.
     let mut tables = FlowTables::new(1, 3);
     tables.set_service_share(100);
     let phases = [&[SYN][..], &[SYN, ACK], &[SYN, ACK, FIN | ACK], &[SYN, ACK, RST]];
@@ -178,7 +178,7 @@ fn the_least_flow_makes_way_first() {
         let packets = phases[n as usize % 4];
         insert(&mut tables, &key, Packet::Tcp(SYN), at(0)).unwrap();
         let hash = tables.hash(&key);
-        // The flow is established in the meantime, so that the next one does not evict it.
+        // The flow is established here, so that the next one doesn't evict it.
         tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(0));
         keys.push((key, hash, packets));
     }
@@ -210,7 +210,7 @@ fn the_least_flow_makes_way_first() {
 }
 
 #[test]
-fn new_flow_of_a_service_with_its_share_replaces_an_idle_one_of_it_anywhere() {
+fn a_service_at_its_share_replaces_its_own_idle_flow_anywhere() {
     for v4 in [true, false] {
         let bound = 8_000;
         let mut tables = FlowTables::new(bound, 11);
@@ -227,7 +227,7 @@ fn new_flow_of_a_service_with_its_share_replaces_an_idle_one_of_it_anywhere() {
                 break;
             }
             let (key, reply) = flow(n);
-            // Near the bound, a few find no place.
+            // Near the bound, a few are refused.
             if tables.dsr.live() < bound && insert(&mut tables, &key, Packet::Tcp(SYN), at(0)).is_ok() {
                 let hash = tables.hash(&key);
                 tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(0)).unwrap();
@@ -261,7 +261,7 @@ fn new_flow_of_a_service_with_its_share_replaces_an_idle_one_of_it_anywhere() {
             assert_ne!(inserted, Err(PairError::Share), "flow {n}, v4 {v4}");
             refused.1 += u32::from(inserted.is_err());
         }
-        // The buckets of a few are full of flows in use. Without the search, every fourth was refused.
+        // The hash buckets of a few are full of flows in use. Without the search, every fourth was refused.
         assert!(refused.0 <= 5 && refused.1 <= 5, "{refused:?} of 500 refused, v4 {v4}");
         for key in &used {
             assert!(tables.dsr.peek(key, tables.hash(key), late).is_some(), "a flow in use is kept");

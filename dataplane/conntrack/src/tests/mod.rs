@@ -1,5 +1,5 @@
-//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them, `restore` reads them as another
-//! process does.
+//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them, `restore` reads them like
+//! another process.
 
 mod full;
 mod oracle;
@@ -77,7 +77,7 @@ fn insert(tables: &mut FlowTables, key: &FlowKey, packet: Packet, now: Now) -> R
     tables.dsr.insert(key, hash, backend(3), packet, idle(900), now)
 }
 
-/// Ages every bucket of the four tables, which alternate.
+/// Ages every hash bucket of the four tables, which alternate.
 fn age_all(tables: &mut FlowTables, now: Now) {
     for _ in 0..4 {
         tables.age(now, usize::MAX);
@@ -95,17 +95,20 @@ fn assert_whole(tables: &FlowTables) {
 fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: &Table<A, W, K, B>) {
     let mut keys = HashSet::new();
     for bucket in 0..table.buckets {
-        for place in table.places(bucket).into_iter().filter(|&place| !table.is_empty(place)) {
-            let key = table.key(place);
+        for position in table.positions(bucket).into_iter().filter(|&position| !table.is_empty(position)) {
+            let key = table.key(position);
             let hash = table.hash_of(&key);
-            assert!([table.primary(hash), table.secondary(hash)].contains(&bucket), "out of its buckets");
-            assert_eq!(table.find(&key, hash), Some(place), "not found where it is");
-            assert!(keys.insert((key.owner, key.tag, key.addr)), "there twice");
+            assert!(
+                [table.primary(hash), table.secondary(hash)].contains(&bucket),
+                "outside of its hash buckets"
+            );
+            assert_eq!(table.find(&key, hash), Some(position), "not found at its position");
+            assert!(keys.insert((key.owner, key.tag, key.addr)), "a key is in the table twice");
             if Table::<A, W, K, B>::PAIRED {
-                let peer = table.peer(place).expect("a pair has two entries");
-                assert_eq!(table.peer(peer), Some(place), "the peer names another");
-                assert_ne!(table.is_reply(peer), table.is_reply(place), "one entry for each direction");
-                assert_eq!(table.value(peer), table.value(place));
+                let peer = table.peer(position).expect("a pair has two entries");
+                assert_eq!(table.peer(peer), Some(position), "the peer names another");
+                assert_ne!(table.is_reply(peer), table.is_reply(position), "one entry for each direction");
+                assert_eq!(table.value(peer), table.value(position));
             }
         }
     }
@@ -113,9 +116,10 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
     let counted = (0..16).map(|n| table.counts().flows(service(n).raw()) as usize).sum::<usize>();
     let paired = Table::<A, W, K, B>::PAIRED;
     assert_eq!(counted, if paired { keys.len() / 2 } else { keys.len() }, "flows are counted by service");
-    let places = (0..table.buckets).flat_map(|bucket| table.places(bucket));
-    let opening = places
-        .filter(|&place| !table.is_affinity(place) && table.state(place).is_some_and(State::is_opening));
+    let positions = (0..table.buckets).flat_map(|bucket| table.positions(bucket));
+    let opening = positions.filter(|&position| {
+        !table.is_affinity(position) && table.state(position).is_some_and(State::is_opening)
+    });
     let opening = opening.count();
     let counted = (0..16).map(|n| table.counts().opening_of(service(n).raw()) as usize).sum::<usize>();
     assert_eq!(
@@ -126,7 +130,7 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
 }
 
 #[test]
-fn a_flow_costs_32_bytes_with_dsr_and_96_with_nat_at_the_bound_and_32_more_with_sctp() {
+fn flows_cost_the_documented_memory_at_the_bound() {
     let flows = 1 << 16;
     let tables = FlowTables::new(flows, 1);
     let per_flow = tables.regions().map(|region| size_of_val(region) / flows);
@@ -138,7 +142,7 @@ fn a_flow_costs_32_bytes_with_dsr_and_96_with_nat_at_the_bound_and_32_more_with_
     );
     assert!(tables.memory_bytes() - masquerades < flows * (32 + 48 + 96 + 192 + 32) + 5 * 128);
     for (region, align) in tables.regions().into_iter().zip([64, 64, 64, 128]) {
-        assert_eq!(region.as_ptr().addr() % align, 0, "buckets begin with their cache line");
+        assert_eq!(region.as_ptr().addr() % align, 0, "hash buckets are aligned to cache lines");
     }
 }
 
@@ -238,7 +242,7 @@ fn a_syn_reopens_a_nat_flow_that_the_server_has_closed() {
         let hit = tables.nat.lookup(&flow, a, Packet::Tcp(SYN), at(4)).unwrap();
         assert!(hit.reopened);
         assert_eq!(tables.nat.peek_reply(&reply, b, at(4)).unwrap().phase, Phase::Opening);
-        // The caller may choose another place for the flow.
+        // The caller may choose another reply key for the flow.
         let (_, other) = pair(true, 1, 5001);
         insert_pair(&mut tables, (flow, other), Packet::Tcp(SYN), at(4)).unwrap();
         assert!(tables.nat.reply_key(&reply, b, &pair(true, 2, 1).0, at(4)) == ReplyKey::Free);
@@ -249,7 +253,7 @@ fn a_syn_reopens_a_nat_flow_that_the_server_has_closed() {
 }
 
 #[test]
-fn both_directions_of_a_nat_flow_have_all_that_translation_needs() {
+fn both_directions_of_a_nat_flow_have_the_data_for_translation() {
     for v4 in [true, false] {
         let mut tables = FlowTables::new(100, 1);
         let (flow, reply) = pair(v4, 7, 5000);
@@ -338,7 +342,7 @@ fn a_packet_stamped_before_the_last_one_does_not_end_its_flow() {
 }
 
 #[test]
-fn scan_shows_every_flow_once_whatever_the_step() {
+fn scan_shows_every_flow_once_with_any_step() {
     let mut tables = FlowTables::new(300, 1);
     for n in 0..100 {
         let v4 = n % 2 == 0;
@@ -359,7 +363,7 @@ fn scan_shows_every_flow_once_whatever_the_step() {
 }
 
 #[test]
-fn retain_forgets_whole_flows() {
+fn retain_removes_whole_flows() {
     let mut tables = FlowTables::new(300, 1);
     for n in 0..100 {
         insert(&mut tables, &FlowKey::flow(service(1), addr(true, n), 9), Packet::Tcp(SYN), at(0)).unwrap();

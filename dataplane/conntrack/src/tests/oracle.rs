@@ -87,7 +87,7 @@ fn dsr_key(n: u8) -> FlowKey {
     if n >= 20 { FlowKey::affinity(service(0), addr(n.is_multiple_of(2), 0)) } else { flow_key(n) }
 }
 
-/// A key in the family of the flow. There are few, so that many flows use the same reply key.
+/// A key in the family of the flow. There are few, so many flows use the same reply key.
 fn reply_key(flow: u8, n: u8) -> FlowKey {
     let of_datagrams = if is_datagrams(flow) { 3 } else { 0 };
     FlowKey::reply(
@@ -133,7 +133,7 @@ impl Flow {
         if silent { ms - server.seen_ms.max(self.client.seen_ms) } else { 0 }
     }
 
-    /// The state that decides whether another flow may take the reply key.
+    /// The state that determines whether another flow may take the reply key.
     fn reply_key(&self, ms: u64) -> ReplyKey {
         let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
         let idle_ms = u32::try_from(ms - seen).unwrap();
@@ -144,12 +144,12 @@ impl Flow {
                 ReplyKey::Answered { idle_ms }
             }
             Phase::Opening => ReplyKey::Opening { idle_ms },
-            Phase::Closing | Phase::Closed if idle_ms >= 1000 => ReplyKey::Doubtful { idle_ms },
+            Phase::Closing | Phase::Closed if idle_ms >= 1000 => ReplyKey::HalfClosed { idle_ms },
             _ => ReplyKey::Taken,
         }
     }
 
-    /// Records a packet of the client. Returns whether it opens the flow again.
+    /// Records a packet of the client. Returns whether it reopens the flow.
     fn client_packet(&mut self, packet: Packet, ms: u64) -> bool {
         let ended = |side: Side| matches!(side.state, State::TcpClosing | State::TcpClosed);
         let over = self.status().is_over() || self.server.is_some_and(|(_, side)| ended(side));
@@ -170,7 +170,7 @@ fn alive(model: &Model, key: &FlowKey, ms: u64) -> Option<Flow> {
     model.get(key).copied().filter(|flow| flow.alive(ms))
 }
 
-/// Tables of `nat` flows and their model, which every step compares.
+/// Tables of NAT flows and their model, which every step compares.
 struct Pairs {
     tables: FlowTables,
     model: Model,

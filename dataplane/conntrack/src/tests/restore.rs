@@ -1,4 +1,4 @@
-//! Tables that another process reads: all flows come back, and damage never becomes another flow.
+//! Tests of restoring: all flows are restored, and damage never results in another flow.
 
 use std::collections::HashSet;
 
@@ -34,7 +34,7 @@ fn any_made() -> impl Strategy<Value = Made> {
     })
 }
 
-/// What a flow is, without the numbers that differ between processes.
+/// A flow without the ids that differ between processes.
 type Seen = (bool, Addr, u16, BackendId, String, Phase, u32, bool);
 
 fn seen(tables: &FlowTables, now: Now) -> HashSet<Seen> {
@@ -116,14 +116,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn all_flows_come_back_with_their_states_ages_and_streams(
+    fn all_flows_are_restored_with_their_states_ages_and_streams(
         made in proptest::collection::vec(any_made(), 0..200),
         later in 0..30_000_u64,
         entries in prop_oneof![Just(ENTRIES), Just(4 * ENTRIES)],
     ) {
         let before = make(&made);
         let then = at(1_000 + later);
-        // The clock of the new process begins anew.
+        // The clock of the new process starts again.
         let now = at(5);
         let (mut after, refused) = restored(&before.as_stored(ENTRIES, SEED, then), entries, now);
         let alive: HashSet<Seen> = seen(&before, then).into_iter().filter(|flow| !flow.7).collect();
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_never_becomes_another_nat_flow(
+    fn damage_never_results_in_another_nat_flow(
         made in proptest::collection::vec(any_made(), 1..200),
         flips in proptest::collection::vec((0_usize..4, any::<usize>(), 0..32_u32), 1..60),
         zeroed in proptest::collection::vec((0_usize..4, any::<usize>(), 1_usize..20), 0..20),
@@ -154,8 +154,8 @@ proptest! {
         let then = at(1_000);
         let stored = before.as_stored(ENTRIES, SEED, then);
         let mut words = stored.tables.map(|table| table.entries.to_vec());
-        // Bits of words that are in use, for else nearly all flips are in free places. Each bit once: the same one in
-        // both entries of a flow can give it another backend that both name, and nothing can tell that from the truth.
+        // Flips bits only in used words, because most words are free. Flips each bit once: the same flip in both
+        // entries of a flow could be a valid change of its backend.
         let mut flipped = 0_u32;
         for &(table, n, bit) in &flips {
             if flipped >> bit & 1 == 1 {
@@ -187,7 +187,7 @@ proptest! {
             }
         });
         prop_assert!(strangers.is_empty(), "{strangers:?}");
-        // Whatever is read can be inserted.
+        // All flows that are read can be inserted.
         let _ = restored(&damaged, ENTRIES, at(5));
     }
 
@@ -206,15 +206,15 @@ fn an_entry_of_one_side_without_the_other_is_damaged() {
     let (_, reply) = keys(&made);
     let hash = before.hash(&reply);
     let packed = super::super::key::PackedKey::from(&reply);
-    let place = before.nat.v4.find(&packed, hash).expect("it was made");
-    before.nat.v4.clear(place);
+    let position = before.nat.v4.find(&packed, hash).expect("it was made");
+    before.nat.v4.clear(position);
     let mut found = Vec::new();
     before.as_stored(ENTRIES, SEED, at(10)).scan(|flow| found.push(flow.map(|flow| flow.client)));
     assert_eq!(found, [Err(NotRestored::Damaged)]);
 }
 
 #[test]
-fn words_of_entries_are_those_of_this_form_so_that_a_change_needs_another_form() {
+fn the_words_of_entries_match_the_stored_form() {
     let form = "1: dsr-v4 5/3/16, dsr-v6 8/2/16, nat-v4 8/2/16, nat-v6 16/2/32";
     assert_eq!(crate::STORED_FORM, form, "write down the words of the new form here");
     let mut tables = FlowTables::new(ENTRIES, SEED);

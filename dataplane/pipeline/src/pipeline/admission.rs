@@ -9,7 +9,7 @@
 
 use tidegate_conntrack::FlowTables;
 use tidegate_snapshot::Snapshot;
-use tidegate_spec::limits::RECHECK_BUCKETS_PER_TURN;
+use tidegate_spec::limits::RECHECK_BUCKETS_PER_ITERATION;
 use tidegate_spec::now::Now;
 
 /// Walks through the tables for one change. New flows may move other flows between their two hash buckets, past the
@@ -34,7 +34,7 @@ impl Recheck {
         if self.remaining_walks == 0 {
             return false;
         }
-        let next = flows.sweep(self.cursor, RECHECK_BUCKETS_PER_TURN, now, |flow| {
+        let next = flows.sweep(self.cursor, RECHECK_BUCKETS_PER_ITERATION, now, |flow| {
             let service = snapshot.service_by_id(flow.service);
             service.is_none_or(|service| snapshot.admits(service, &flow.client))
         });

@@ -375,7 +375,7 @@ impl Pipeline {
         if is_shutdown {
             // In DSR modes the server's last packet isn't seen. Until then the client may repeat its own on another
             // path.
-            self.associations.doubt(&to_server, now);
+            self.associations.unconfirm(&to_server, now);
         } else if let Some(ended) = self.associations.find(&to_server, now) {
             self.associations.forget(&to_server);
             if let Some(from_server) = key_from_server(service, burst.view.snapshot, &ended) {

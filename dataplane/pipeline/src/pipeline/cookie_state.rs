@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_spec::ids::ServiceId;
-use tidegate_spec::limits::{COOKIES_FROM, COOKIES_HOLD_MS, COOKIES_SERVICES_MAX, COOKIES_TABLE_SHARE};
+use tidegate_spec::limits::{COOKIES_FROM, COOKIES_MIN_MS, COOKIES_SERVICES_MAX, COOKIES_TABLE_SHARE};
 use tidegate_spec::now::Now;
 use tidegate_structures::selection_key::SelectionKey;
 
@@ -54,7 +54,7 @@ impl Cookies {
         let Some(at) = self.flooded.iter().position(|(id, _)| *id == service) else {
             return opening >= self.from && self.flooded.try_push((service, now)).is_ok();
         };
-        let expired = now.since(self.flooded[at].1) >= Duration::from_millis(u64::from(COOKIES_HOLD_MS));
+        let expired = now.since(self.flooded[at].1) >= Duration::from_millis(u64::from(COOKIES_MIN_MS));
         let over = expired && opening < self.from / 2;
         if over {
             self.flooded.swap_remove(at);
@@ -67,12 +67,12 @@ impl Cookies {
         let Self { flooded, reported, .. } = self;
         for &id in &*reported {
             if flooded.iter().all(|(one, _)| *one != id) {
-                tallies.tell_flood(id, false);
+                tallies.publish_flood(id, false);
             }
         }
         *reported = flooded.iter().map(|(id, _)| *id).collect();
         for &id in &*reported {
-            tallies.tell_flood(id, true);
+            tallies.publish_flood(id, true);
         }
     }
 

@@ -18,7 +18,7 @@ use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::service::Service;
 use tidegate_spec::Protocol;
 use tidegate_spec::ids::BackendId;
-use tidegate_spec::limits::SHARING_BUCKETS_PER_TURN;
+use tidegate_spec::limits::SHARING_BUCKETS_PER_ITERATION;
 use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
@@ -112,9 +112,9 @@ impl Pipeline {
         let Some(shared) = self.sharing.flows else { return false };
         if self.flows.has_changes() {
             self.flows.take_changes(now, |change, tags| match change {
-                SharedChange::Is(flow) => {
+                SharedChange::Live(flow) => {
                     let record = record(snapshot, shared, &flow, tags);
-                    record.into_iter().for_each(|record| send(FlowUpdate::Is(record)));
+                    record.into_iter().for_each(|record| send(FlowUpdate::Live(record)));
                 }
                 SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut send),
             });
@@ -126,7 +126,7 @@ impl Pipeline {
             let tags = self.flows.flow_tags();
             let record =
                 flow.and_then(|flow| record_of(snapshot, shared, &flow, tags, Agreement::Contradicted));
-            record.into_iter().for_each(|record| send(FlowUpdate::Is(record)));
+            record.into_iter().for_each(|record| send(FlowUpdate::Live(record)));
         }
         let sharing = &mut self.sharing;
         if sharing.walk.is_none() {
@@ -138,12 +138,13 @@ impl Pipeline {
         let Some(walk) = &mut sharing.walk else { return false };
         let with_nat = !walk.only_dsr && shared == SharedFlows::Nat;
         let tags = self.flows.flow_tags();
-        let next = self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_TURN, with_nat, now, |flow| {
-            if walk.is_complete || !flow.is_untouched {
-                let record = record(snapshot, shared, &flow, tags);
-                record.into_iter().for_each(|record| send(FlowUpdate::Is(record)));
-            }
-        });
+        let next =
+            self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_ITERATION, with_nat, now, |flow| {
+                if walk.is_complete || !flow.is_untouched {
+                    let record = record(snapshot, shared, &flow, tags);
+                    record.into_iter().for_each(|record| send(FlowUpdate::Live(record)));
+                }
+            });
         match next {
             Some(cursor) => walk.cursor = cursor,
             None => sharing.end_walk(),
@@ -171,9 +172,9 @@ impl Pipeline {
             (FlowKey::flow(service.id, name.client.addr, name.client.port), service.idle)
         };
         let record = match update {
-            FlowUpdate::Is(record) => record,
+            FlowUpdate::Live(record) => record,
             FlowUpdate::Gone(_) => {
-                self.flows.give_up_adopted(&key, key.is_affinity_key() || service.mode.is_dsr());
+                self.flows.remove_adopted(&key, key.is_affinity_key() || service.mode.is_dsr());
                 return ImportOutcome::Gone;
             }
         };

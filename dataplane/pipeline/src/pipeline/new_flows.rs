@@ -127,7 +127,7 @@ impl Pipeline {
                         self.flows.dsr.insert_new(key, hash, backend.id, request.kind, idle, now)
                     };
                     // Without an entry, the next packet could go to another backend.
-                    if inserted.is_err() && service.selector().is_of_worker() {
+                    if inserted.is_err() && service.selector().depends_on_worker() {
                         return Err(Refusal::FlowTableFull);
                     }
                 }
@@ -224,7 +224,7 @@ impl Pipeline {
             Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) | Selector::WarmUp(_) => {
                 service.select(choice_hash)
             }
-            Selector::Turns(turns) => self.schedule.next_in_ring(service.id, turns),
+            Selector::RoundRobin(round_robin) => self.schedule.next_in_ring(service.id, round_robin),
             Selector::Loads(loaded) => self.schedule.least(service, loaded, &mut self.flows),
         }
     }

@@ -104,7 +104,7 @@ impl Pipeline {
     ) -> Option<BackendId> {
         let Self { passive, schedule, flows, .. } = self;
         let usable = |id: BackendId| !tried.contains(&id) && !passive.aside.blocks(id, now);
-        match service.selector().deciding(choice_hash) {
+        match service.selector().selector_for(choice_hash) {
             Selector::Rendezvous(seats) => seats.owner_where(choice_hash, usable),
             Selector::InFlux(both) => both.present.owner_where(choice_hash, usable),
             Selector::Maglev(slots) => {
@@ -112,9 +112,9 @@ impl Pipeline {
                 let next = (0..slots.len().min(MAGLEV_TRIES)).map(|n| (first + n) % slots.len());
                 next.filter_map(|slot| slots.owner(slot)).find(|&id| usable(id))
             }
-            Selector::Turns(turns) => {
-                let next = (0..turns.len().min(MAGLEV_TRIES))
-                    .filter_map(|_| schedule.next_in_ring(service.id, turns));
+            Selector::RoundRobin(round_robin) => {
+                let next = (0..round_robin.len().min(MAGLEV_TRIES))
+                    .filter_map(|_| schedule.next_in_ring(service.id, round_robin));
                 next.into_iter().find(|&id| usable(id))
             }
             Selector::Loads(loaded) => schedule.least_where(service, loaded, flows, usable),

@@ -81,7 +81,7 @@ impl Owners<'_> {
                 Some(owner_of_client(client, proto, self.workers))
             }
             // Another worker would choose another backend.
-            (Steering::Partition, _) if service.selector().is_of_worker() => {
+            (Steering::Partition, _) if service.selector().depends_on_worker() => {
                 Some(owner_of_client(client, proto, self.workers))
             }
             (Steering::Rss(rss), _) if distribution == RssDistribution::Other => Some(rss.queue(client, vip)),

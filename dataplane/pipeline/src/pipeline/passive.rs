@@ -2,7 +2,7 @@
 //! backends aside.
 //!
 //! - A reset or an ICMP "unreachable" that answers a client's first SYN is not forwarded while another backend can be
-//!   tried: the SYN, stored in [`KeptSyns`], goes to the next one instead. If the SYN is no longer stored, the
+//!   tried: the SYN, stored in [`StoredSyns`], goes to the next one instead. If the SYN is no longer stored, the
 //!   refusal is dropped, and the client's next SYN goes to the next backend ([`super::retries`]).
 //! - A SYN that its client repeats because the backend didn't answer goes to the next backend
 //!   ([`super::next_backend`]).
@@ -14,12 +14,12 @@
 //!
 //! Invariant: a SYN of a client causes at most `1 + RETRIES_MAX` SYNs to backends.
 
-use tidegate_conntrack::{KeptSyns, Packet};
+use tidegate_conntrack::{Packet, StoredSyns};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_spec::BackendState;
 use tidegate_spec::ids::BackendId;
-use tidegate_spec::limits::MARKED_MAX;
+use tidegate_spec::limits::FAILING_BACKENDS_MAX;
 use tidegate_spec::now::Now;
 use tidegate_wire::tcp::flags;
 
@@ -29,7 +29,7 @@ use crate::set_aside::SetAside;
 #[derive(Debug)]
 pub(super) struct Passive {
     pub(super) aside: SetAside,
-    pub(super) syns: KeptSyns,
+    pub(super) syns: StoredSyns,
     /// The backend of the next new flow, if it was chosen because others have failed.
     pub(super) next: Option<BackendId>,
     /// The backends that are reported as set aside in the tallies.
@@ -38,8 +38,8 @@ pub(super) struct Passive {
 
 impl Passive {
     pub(super) fn new() -> Self {
-        let reported = Vec::with_capacity(MARKED_MAX);
-        Self { aside: SetAside::new(), syns: KeptSyns::default(), next: None, reported }
+        let reported = Vec::with_capacity(FAILING_BACKENDS_MAX);
+        Self { aside: SetAside::new(), syns: StoredSyns::default(), next: None, reported }
     }
 
     /// Whether no backend has failed. Then every choice is the usual one.
@@ -76,12 +76,12 @@ impl Passive {
         reported.retain(|&id| {
             let stays = aside.contains(id);
             if !stays {
-                tallies.tell_set_aside(id, false);
+                tallies.publish_set_aside(id, false);
             }
             stays
         });
         for &id in aside.marked().iter().filter(|&&id| aside.contains(id)) {
-            tallies.tell_set_aside(id, true);
+            tallies.publish_set_aside(id, true);
             if !reported.contains(&id) {
                 reported.push(id);
             }

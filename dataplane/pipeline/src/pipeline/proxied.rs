@@ -204,7 +204,7 @@ impl Pipeline {
         let client = Endpoint { addr: h.src, port: h.src_port };
         let Some((stream, hash)) = self.stream(service, client) else { return Ok(Change::Nothing) };
         let carries = h.tcp_flags & flags::RST == 0;
-        match stream.place(proxy_protocol::sequence(frame, h), carries) {
+        match stream.placement(proxy_protocol::sequence(frame, h), carries) {
             Placement::Before => Ok(Change::Nothing),
             Placement::After if stream.version == ProxyVersion::Toa => Ok(Change::Nothing),
             Placement::After => Ok(Change::Shift(stream)),

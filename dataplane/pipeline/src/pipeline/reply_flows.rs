@@ -85,12 +85,12 @@ impl Pipeline {
             reply.found = match self.flows.nat.lookup_reply_first(key, *hash, kind, burst.now) {
                 First::Steady(hit) => Some(hit),
                 // The next stage may retry the connection with another backend.
-                First::There if may_refuse(kind) && self.flows.nat.awaits_answer(key, *hash, burst.now) => {
+                First::Present if may_refuse(kind) && self.flows.nat.awaits_answer(key, *hash, burst.now) => {
                     None
                 }
                 // Look up now, not together with those of the other hash bucket: packets of one flow must be recorded
                 // in order.
-                First::There => self.reply_flow(burst, reply.packet, key, *hash),
+                First::Present => self.reply_flow(burst, reply.packet, key, *hash),
                 First::Absent => None,
             };
         }

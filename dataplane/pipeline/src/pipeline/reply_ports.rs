@@ -102,7 +102,7 @@ impl Pipeline {
             ReplyKey::Free | ReplyKey::Expired | ReplyKey::Over => true,
             // A handshake may be in progress.
             ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
-            ReplyKey::Answered { .. } | ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
+            ReplyKey::Answered { .. } | ReplyKey::HalfClosed { .. } | ReplyKey::Taken => false,
         };
         if is_evictable {
             self.insert_with_reply_key(request, found, &own, backend, idle, now)?;
@@ -178,7 +178,7 @@ pub(super) fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     match (found, than) {
         (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })
         | (ReplyKey::Answered { idle_ms }, ReplyKey::Answered { idle_ms: than })
-        | (ReplyKey::Doubtful { idle_ms }, ReplyKey::Doubtful { idle_ms: than }) => idle_ms > than,
+        | (ReplyKey::HalfClosed { idle_ms }, ReplyKey::HalfClosed { idle_ms: than }) => idle_ms > than,
         _ => found < than,
     }
 }

@@ -7,7 +7,7 @@ use tidegate_conntrack::{FlowHash, FlowKey, Packet};
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::service::Service;
 use tidegate_spec::ids::{BackendId, InterfaceIndex};
-use tidegate_spec::limits::KEPT_SYN_LEN;
+use tidegate_spec::limits::STORED_SYN_LEN;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_wire::quote::Quote;
 use tidegate_wire::rewrite::Endpoint;
@@ -203,7 +203,7 @@ impl Pipeline {
 struct TakenSyn {
     headers: Headers,
     interface: InterfaceIndex,
-    bytes: ArrayVec<u8, KEPT_SYN_LEN>,
+    bytes: ArrayVec<u8, STORED_SYN_LEN>,
 }
 
 /// Replaces the contents of a frame, and returns whether they fit.

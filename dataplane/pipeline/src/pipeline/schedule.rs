@@ -11,15 +11,15 @@
 use std::sync::Arc;
 
 use tidegate_conntrack::FlowTables;
-use tidegate_select::loads::{Load, Loaded};
+use tidegate_select::loads::{Load, LoadSelector};
+use tidegate_select::round_robin::RoundRobin;
 use tidegate_select::selector::Selector;
-use tidegate_select::turns::Turns;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_snapshot::service::Service;
 use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
 use tidegate_spec::limits::{
-    BACKENDS_MAX, LOADS_SHARED_MS, LOADS_SHARED_PER_TURN, RECHECK_BUCKETS_PER_TURN, SERVICES_MAX,
+    BACKENDS_MAX, LOADS_SHARED_MS, LOADS_SHARED_PER_ITERATION, RECHECK_BUCKETS_PER_ITERATION, SERVICES_MAX,
 };
 use tidegate_spec::now::Now;
 use tidegate_structures::hash::mix;
@@ -66,21 +66,21 @@ impl Schedule {
     }
 
     /// The next backend of the ring.
-    pub(super) fn next_in_ring(&mut self, service: ServiceId, turns: &Turns) -> Option<BackendId> {
+    pub(super) fn next_in_ring(&mut self, service: ServiceId, round_robin: &RoundRobin) -> Option<BackendId> {
         let next = self.next.get_mut(service.index())?;
         let position = *next;
-        *next = if position + 1 >= turns.len() { 0 } else { position + 1 };
+        *next = if position + 1 >= round_robin.len() { 0 } else { position + 1 };
         // Workers start at different positions, so that they don't all choose the same backend. The product is at
         // most 2^17 * 2^6.
-        let start = turns.len() * u32::from(self.worker) / u32::from(self.workers);
-        turns.owner(position + start)
+        let start = round_robin.len() * u32::from(self.worker) / u32::from(self.workers);
+        round_robin.owner(position + start)
     }
 
     /// The backend with the lowest load for its weight.
     pub(super) fn least(
         &mut self,
         service: &Service,
-        loaded: &Loaded,
+        loaded: &LoadSelector,
         flows: &mut FlowTables,
     ) -> Option<BackendId> {
         self.least_where(service, loaded, flows, |_| true)
@@ -91,7 +91,7 @@ impl Schedule {
     pub(super) fn least_where(
         &mut self,
         service: &Service,
-        loaded: &Loaded,
+        loaded: &LoadSelector,
         flows: &mut FlowTables,
         allowed: impl Fn(BackendId) -> bool,
     ) -> Option<BackendId> {
@@ -119,7 +119,7 @@ impl Schedule {
         now: Now,
     ) {
         if !self.is_counted {
-            let buckets = RECHECK_BUCKETS_PER_TURN as usize;
+            let buckets = RECHECK_BUCKETS_PER_ITERATION as usize;
             self.is_counted = flows.count_loads(buckets, |id| snapshot.backend(id).is_some());
         }
         if self.walk.is_over {
@@ -128,7 +128,7 @@ impl Schedule {
             }
             self.walk = Walk { began: now.millis(), ..Walk::default() };
         }
-        let mut remaining = LOADS_SHARED_PER_TURN;
+        let mut remaining = LOADS_SHARED_PER_ITERATION;
         while remaining > 0 {
             let Some(&id) = snapshot.compared().get(self.walk.service) else {
                 self.walk.is_over = true;
@@ -158,7 +158,7 @@ impl Schedule {
         for member in members.iter().take(most) {
             let id = member.owner;
             if let Some(own) = tallies.get(own) {
-                own.share_load(id, flows.load(is_dsr, clients, id));
+                own.publish_load(id, flows.load(is_dsr, clients, id));
             }
             let others = tallies.iter().enumerate().filter(|&(worker, _)| worker != own);
             let sum = others.fold(Load::default(), |sum, (_, theirs)| sum.plus(theirs.load(id)));

@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 use tidegate_conntrack::FlowKey;
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_snapshot::Snapshot;
-use tidegate_spec::limits::SHARING_CONTRADICTED_MAX;
+use tidegate_spec::limits::SHARING_CORRECTIONS_MAX;
 
 /// Which flows are shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) struct Sharing {
     pub(super) walk: Option<Walk>,
     /// Flows of which another gateway has an earlier connection of the same client port. They are sent in the next
     /// iteration.
-    pub(super) contradicted: ArrayVec<FlowKey, SHARING_CONTRADICTED_MAX>,
+    pub(super) contradicted: ArrayVec<FlowKey, SHARING_CORRECTIONS_MAX>,
     /// The walks that are done or in progress.
     done: Walks,
     /// The complete walks that have ended.

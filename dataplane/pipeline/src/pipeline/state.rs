@@ -11,8 +11,8 @@ use tidegate_snapshot::counters::Tallies;
 use tidegate_snapshot::service_limits::WorkerLimits;
 use tidegate_spec::ids::WorkerIndex;
 use tidegate_spec::limits::{
-    AGEING_BUCKETS_PER_BURST, AGEING_BUCKETS_PER_SECOND, AGEING_GAP_MAX, COPIES_TABLE_SHARE, FAST_PATH_RESTS,
-    FAST_PATH_SHARE,
+    AGEING_BUCKETS_PER_BURST, AGEING_BUCKETS_PER_SECOND, AGEING_GAP_MAX, COPIES_TABLE_SHARE, FAST_PATH_SHARE,
+    FAST_PATH_SKIPPED_BURSTS,
 };
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::AnswerKind;
@@ -157,7 +157,7 @@ impl Pipeline {
     #[inline]
     pub(super) fn note_fast_path(&mut self, taken: u32, frames: usize) {
         if taken.count_ones() as usize * FAST_PATH_SHARE < frames && self.may_skip_fast_path {
-            self.bursts_without_fast_path = FAST_PATH_RESTS;
+            self.bursts_without_fast_path = FAST_PATH_SKIPPED_BURSTS;
         }
     }
 

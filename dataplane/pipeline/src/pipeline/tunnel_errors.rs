@@ -62,7 +62,7 @@ impl Pipeline {
         if let Some(mtu) = mtu
             && self.path_mtu_updates.take(PATH_MTU_UPDATES, burst.now)
         {
-            burst.view.neighbors.path_mtus().learn(quoted.dst, mtu, burst.now);
+            burst.view.neighbors.path_mtus().record(quoted.dst, mtu, burst.now);
         }
         burst.set(at, Refusal::TunnelError);
         true

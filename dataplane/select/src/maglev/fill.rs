@@ -1,9 +1,9 @@
-//! Fills one Maglev table: turns by weight ([`order`](super::order)), walks by identity.
+//! Fills one Maglev table: weights determine the order of picks ([`order`](super::order)), identities the permutations.
 //!
-//! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and one bit of a map
-//! that stays in the first-level cache. Half of all probes would search for the last few free slots. For those,
-//! each walk computes its distance to every free slot and jumps to the nearest, which is the slot that it would have
-//! reached. Only [`build`](super::build) calls it.
+//! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and one bit of a map that
+//! stays in the first-level cache. Half of all probes would search for the last few free slots. For those, each walk
+//! computes its distance to every free slot and jumps to the nearest, the one that probing would reach. Only
+//! [`build`](super::build) calls it.
 //!
 //! Invariant: the table is that of the paper's loop, slot by slot; only the time differs.
 
@@ -19,7 +19,7 @@ struct Walk {
     position: u16,
     at: u32,
     step: u32,
-    /// How much of all steps around the table one slot is; 0 until it is needed. See [`Slots::jump`].
+    /// The fraction of a full cycle that one slot takes; 0 until it is needed. See [`Slots::jump`].
     steps_a_slot: u64,
 }
 
@@ -49,21 +49,21 @@ pub(super) fn fill(members: &[Member], size: u32) -> Vec<u16> {
             }
         }
     }
-    unreachable!("there are turns for all slots")
+    unreachable!("there are picks for all slots")
 }
 
 /// The free slots.
 struct Slots {
     size: u32,
     taken: Vec<u64>,
-    /// How many more slots are taken before the free ones are listed.
+    /// How many more slots to take before listing the free ones.
     until_listed: u32,
     /// All free slots, once there are few.
     listed: Vec<u32>,
 }
 
 impl Slots {
-    /// The list is for the last `sqrt(2.5 * size)` slots: from there on a pass over it costs less than probes.
+    /// The list serves the last `sqrt(2.5 * size)` slots: for these, scanning it costs less than probing.
     fn new(size: u32) -> Self {
         let taken = vec![0; (size as usize).div_ceil(64)];
         let listed = (size + size * 3 / 2).isqrt().min(size);
@@ -93,7 +93,7 @@ impl Slots {
         self.listed = (0..self.size).filter(is_free).collect();
     }
 
-    /// One step at a time. Two and four at once, to avoid mispredicted branches, were measured and are slower.
+    /// Takes one step at a time. Two or four at once, to avoid mispredicted branches, measured slower.
     #[inline]
     fn probe(&self, walk: &mut Walk) -> u32 {
         loop {
@@ -107,19 +107,19 @@ impl Slots {
 
     /// The listed slot that the walk reaches in the fewest steps.
     ///
-    /// From `at` to a slot it takes `(slot - at) / step` steps, modulo the size. As a fraction of 2^64 that is one
-    /// multiplication, which overflows as the steps do. It is at most `size` too large, or too small if the slot is
-    /// below `at`. A step is 2^64 divided by the size, which is more than twice as much, so the order is exact.
+    /// The distance from `at` to a slot is `(slot - at) / step` steps, modulo the size. As a fraction of 2^64 that is
+    /// one multiplication, which wraps as the steps do. The error is at most `size`. A step is 2^64 divided by the
+    /// size, more than twice the error, so the order is exact.
     fn jump(&mut self, walk: &mut Walk) -> u32 {
         if walk.steps_a_slot == 0 {
             walk.steps_a_slot = fraction(inverse(walk.step, self.size), self.size);
         }
         let at = u64::from(walk.at);
         let (mut nearest, mut fewest) = (0, u64::MAX);
-        for (place, &slot) in self.listed.iter().enumerate() {
+        for (index, &slot) in self.listed.iter().enumerate() {
             let steps = u64::from(slot).wrapping_sub(at).wrapping_mul(walk.steps_a_slot);
             if steps < fewest {
-                (nearest, fewest) = (place, steps);
+                (nearest, fewest) = (index, steps);
             }
         }
         let slot = self.listed.swap_remove(nearest);
@@ -154,7 +154,7 @@ fn inverse(a: u32, size: u32) -> u32 {
     (if factor < 0 { factor + i64::from(size) } else { factor }) as u32
 }
 
-/// The weights that occur, falling, and the walks of all members of each.
+/// The distinct weights in descending order, with the walks of their members.
 fn classes(members: &[Member], size: u32) -> (Vec<Class>, Vec<Walk>) {
     let mut occurrence = 0;
     let mut walks = Vec::with_capacity(members.len());

@@ -1,10 +1,11 @@
 //! Maglev tables: which backend owns which slot of the hash space (Eisenbud et al., NSDI 2016, section 3.4).
 //!
-//! Each backend walks its own permutation of the slots and takes the next free one when it has its turn. The
-//! permutation depends only on the backend's stable identity (address, and number among equal addresses), so tables
-//! do not depend on the order of backends and are equal on every gateway. The number of turns follows the weight. The
-//! compile of a snapshot builds tables for services with `scheduler: maglev`; workers only read slots. The size is
-//! configured: a size that followed the number of backends would redistribute the whole table at each step.
+//! Each backend has its own permutation of the slots. The backends pick one after the other, and each pick takes the
+//! backend's next free slot. The permutation depends only on the backend's stable identity (address, and number among
+//! equal addresses), so tables don't depend on the order of backends and are equal on every gateway. The number of
+//! picks follows the weight. Snapshot compilation builds tables for services with `scheduler: maglev`; workers only
+//! read slots. The size is configured: if it followed the number of backends, each step would redistribute the whole
+//! table.
 //!
 //! Bounds (tested): with n backends of weights w and their sum W, a table of M slots gives a backend `M * w / W`
 //! slots, with a deviation of at most `1 + n * w / W`. With equal weights, all are within one of each other.
@@ -37,7 +38,7 @@ pub fn is_prime(size: u32) -> bool {
 /// `members` are sorted by address. If no weight is above 0, the table is empty.
 ///
 /// # Panics
-/// If `size` is not a prime, or there are 65,536 members or more. The compile of a snapshot checks both.
+/// If `size` is not a prime, or there are 65,536 members or more. Snapshot compilation checks both.
 #[must_use]
 pub fn build(members: &[Member], size: u32) -> Arc<[u16]> {
     assert!(is_prime(size), "the size of a Maglev table is prime");
@@ -59,18 +60,18 @@ pub fn shares(table: &[u16], members: usize) -> Vec<u32> {
 
 /// The inputs of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Recipe {
+struct TableInputs {
     size: u32,
     members: Box<[Member]>,
 }
 
-/// The tables of a chain of snapshots, each built once. A copy is the same set.
+/// The tables of a chain of snapshots, each built once. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Tables(Arc<Mutex<Made>>);
+pub struct Tables(Arc<Mutex<BuiltTables>>);
 
 #[derive(Debug, Default)]
-struct Made {
-    tables: HashMap<Recipe, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
+struct BuiltTables {
+    tables: HashMap<TableInputs, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
     /// Tables built since unused ones were last dropped.
     since: usize,
 }
@@ -80,24 +81,24 @@ impl Tables {
     pub fn table(&self, mut members: Vec<Member>, size: u32) -> Arc<[u16]> {
         let divisor = members.iter().fold(0, |divisor, member| gcd(divisor, member.weight)).max(1);
         members.iter_mut().for_each(|member| member.weight /= divisor);
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Made { tables, since } = &mut *made;
-        let place = match tables.entry(Recipe { size, members: members.into() }) {
-            Entry::Occupied(made) => return Arc::clone(made.get()),
-            Entry::Vacant(place) => place,
+        let mut built = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let BuiltTables { tables, since } = &mut *built;
+        let vacant = match tables.entry(TableInputs { size, members: members.into() }) {
+            Entry::Occupied(built) => return Arc::clone(built.get()),
+            Entry::Vacant(vacant) => vacant,
         };
         *since += 1;
-        let table = build(&place.key().members, size);
-        Arc::clone(place.insert(table))
+        let table = build(&vacant.key().members, size);
+        Arc::clone(vacant.insert(table))
     }
 
-    /// Drops the tables that no snapshot uses, if there may be some. Call it when a snapshot is built. Until then,
-    /// tables of earlier snapshots are kept, for backends that leave and return.
+    /// Drops unused tables, if there may be many. Call it when a snapshot is built. Tables of earlier snapshots are
+    /// kept until then, for backends that leave and return.
     pub fn tidy(&self) {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.since > UNUSED_MAX.max(made.tables.len() / 16) {
-            made.tables.retain(|_, table| Arc::strong_count(table) > 1);
-            made.since = 0;
+        let mut built = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if built.since > UNUSED_MAX.max(built.tables.len() / 16) {
+            built.tables.retain(|_, table| Arc::strong_count(table) > 1);
+            built.since = 0;
         }
     }
 }

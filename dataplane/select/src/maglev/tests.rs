@@ -1,4 +1,4 @@
-//! Tests of Maglev tables: balance, churn, weights, order and sharing, each within limits.
+//! Tests of Maglev tables: balance, churn, weights, order and sharing.
 
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ fn balance_and_churn_are_those_of_the_design() {
 }
 
 #[test]
-fn primes_are_told_from_composites() {
+fn primes_are_distinguished_from_composites() {
     let primes: Vec<u32> = (0..60).filter(|&n| is_prime(n)).collect();
     assert_eq!(primes, [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59]);
     assert!(!is_prime(65_535) && is_prime(4_294_967_291) && !is_prime(u32::MAX));
@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// The loop of the paper with turns by weight: the next turn is always the earliest by exact fractions, and a walk tries one
+/// The loop of the paper with weights: the next pick is always the earliest by exact fractions, and a walk tries one
 /// slot after the other.
 fn plain(members: &[Member], size: u32) -> Vec<u16> {
     let hashes = |member: &Member| tidegate_structures::hash::identity_hashes(&member.address, 0);
@@ -152,19 +152,19 @@ fn plain(members: &[Member], size: u32) -> Vec<u16> {
         .map(hashes)
         .map(|(at, step)| (scale(at, size).into(), u64::from(scale(step, size - 1)) + 1))
         .collect();
-    let (mut owners, mut turns) = (vec![NO_BACKEND; size as usize], vec![0_u64; members.len()]);
+    let (mut owners, mut picks) = (vec![NO_BACKEND; size as usize], vec![0_u64; members.len()]);
     if members.iter().all(|member| member.weight == 0) {
         return Vec::new();
     }
     for _ in 0..size {
         let earlier = |&a: &usize, &b: &usize| {
             let [of_a, of_b] = [a, b].map(|at| u64::from(members[at].weight));
-            let (time_a, time_b) = ((2 * turns[a] + 1) * of_b, (2 * turns[b] + 1) * of_a);
+            let (time_a, time_b) = ((2 * picks[a] + 1) * of_b, (2 * picks[b] + 1) * of_a);
             time_a.cmp(&time_b).then(of_b.cmp(&of_a)).then(a.cmp(&b))
         };
         let takes_part = |&at: &usize| members[at].weight > 0;
         let next = (0..members.len()).filter(takes_part).min_by(earlier).expect("there are some");
-        turns[next] += 1;
+        picks[next] += 1;
         let (at, step) = &mut walks[next];
         while owners[*at as usize] != NO_BACKEND {
             *at = (*at + *step) % u64::from(size);
@@ -204,7 +204,7 @@ fn paper(members: &[Member], size: u32) -> Vec<u16> {
 }
 
 #[test]
-fn a_golden_table_holds() {
+fn a_golden_table_is_reproduced() {
     // These values are from an independent program. A change here moves connections when only some gateways are
     // upgraded.
     let table = build(&members(&[1, 2, 3]), 13);

@@ -1,45 +1,45 @@
-//! The seats that changed hands recently: which backends had another weight when the window of their change began.
+//! Recent changes of weights: which backends had another weight when the window of their change began.
 //!
-//! With `flowTracking: on-change` a gateway remembers no flow while its owner is settled. For a window after a change
-//! it must know the former owner of each flow. That follows from the weights that the backends had before: the seats
-//! are given out twice, by these weights and by the present ones, and a flow whose two owners differ is in flux. The
-//! control plane keeps this history; the compile of a snapshot builds both sets of seats from it.
+//! With `flowTracking: on-change` a gateway tracks no flow while its owner stays the same. For a window after a change
+//! it must know the former owner of each flow. That owner follows from the former weights: seats are assigned twice, by
+//! the former and by the current weights, and a flow whose two owners differ is in flux. The control plane keeps this
+//! history; snapshot compilation builds both sets of seats from it.
 //!
-//! State in, state out: nothing here reads a clock.
+//! Pure: nothing here reads a clock.
 //!
-//! Invariant: without a change for the length of the window the history is empty.
+//! Invariant: after a window without a change, the history is empty.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_spec::{EarlierSeat, MovedSeat};
+use tidegate_spec::{EarlierWeight, WeightChange};
 
 /// The recent changes of one service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SeatHistory {
+pub struct WeightHistory {
     /// The weights of the backends that take new flows.
     weights: BTreeMap<SocketAddr, u16>,
-    /// The backends whose weight is not what it was when their window began.
-    moved: BTreeMap<SocketAddr, Moved>,
+    /// The backends whose weight differs from the one at the start of their window.
+    moved: BTreeMap<SocketAddr, ChangedWeight>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Moved {
-    /// The weight at the beginning of the window; 0 if the backend took no new flows.
+struct ChangedWeight {
+    /// The weight at the start of the window; 0 if the backend took no new flows.
     former: u16,
     /// The end of the window.
     until: Duration,
 }
 
-impl SeatHistory {
-    /// The history that an earlier process had, at `now`. Its seats were read at 0.
+impl WeightHistory {
+    /// The history that an earlier process had, at `now`. Its weights were read at time 0.
     #[must_use]
-    pub fn of_earlier(seats: &[EarlierSeat], window: Duration, now: Duration) -> Self {
+    pub fn of_earlier(seats: &[EarlierWeight], window: Duration, now: Duration) -> Self {
         let weights = seats.iter().filter(|seat| seat.weight > 0).map(|seat| (seat.backend, seat.weight));
         let moved = seats.iter().filter(|seat| seat.weight != seat.former);
         let moved = moved.map(|seat| {
-            (seat.backend, Moved { former: seat.former, until: window.saturating_sub(seat.ago) })
+            (seat.backend, ChangedWeight { former: seat.former, until: window.saturating_sub(seat.ago) })
         });
         // A window that is over must not hide a later change.
         let moved = moved.filter(|(_, one)| one.until > now);
@@ -48,9 +48,9 @@ impl SeatHistory {
 
     /// The history after a change to these weights at `now`. Flows whose owner changes are in flux until `window` later.
     ///
-    /// Without a `previous` history nothing is known about earlier owners, and nothing is in flux. A backend that
-    /// changes again within its window keeps the weight that it had first: the flows of that time are the ones that no
-    /// entry may know yet. If it has that weight again, nothing is left of its changes.
+    /// Without a `previous` history no earlier owner is known, and nothing is in flux. A backend that changes again
+    /// within its window keeps its first former weight: only flows from that time may have no entry yet. If it returns
+    /// to that weight, its change is dropped.
     #[must_use]
     pub fn next(
         previous: Option<&Self>,
@@ -64,7 +64,7 @@ impl SeatHistory {
         for backend in previous.weights.keys().chain(weights.keys()) {
             let (was, is) = (weight(&previous.weights, backend), weight(&weights, backend));
             if was != is {
-                let one = moved.entry(*backend).or_insert(Moved { former: was, until: now });
+                let one = moved.entry(*backend).or_insert(ChangedWeight { former: was, until: now });
                 one.until = now + window;
             }
         }
@@ -78,20 +78,20 @@ impl SeatHistory {
     }
 
     /// The backends that changed, for a gateway that has not seen the changes.
-    pub fn moved(&self, now: Duration) -> impl Iterator<Item = MovedSeat> + '_ {
-        let seats = self.moved.iter().map(move |(backend, moved)| MovedSeat {
+    pub fn moved(&self, now: Duration) -> impl Iterator<Item = WeightChange> + '_ {
+        let seats = self.moved.iter().map(move |(backend, moved)| WeightChange {
             backend: *backend,
             former: moved.former,
-            left: moved.until.saturating_sub(now),
+            remaining: moved.until.saturating_sub(now),
         });
-        seats.filter(|seat| !seat.left.is_zero())
+        seats.filter(|seat| !seat.remaining.is_zero())
     }
 
-    /// Adds a change that another gateway has seen, and that is older than everything that this one has seen or has from an
-    /// earlier process: it has just started. The window is at most `window`.
-    pub fn learn(&mut self, seat: &MovedSeat, window: Duration, now: Duration) {
-        let until = now + seat.left.min(window);
-        let known = self.moved.entry(seat.backend).or_insert(Moved { former: seat.former, until });
+    /// Imports a change that another gateway saw before this one started. It is older than all changes that this
+    /// gateway knows. The window is at most `window`.
+    pub fn import(&mut self, seat: &WeightChange, window: Duration, now: Duration) {
+        let until = now + seat.remaining.min(window);
+        let known = self.moved.entry(seat.backend).or_insert(ChangedWeight { former: seat.former, until });
         (known.former, known.until) = (seat.former, known.until.max(until));
         let present = self.weights.get(&seat.backend).copied().unwrap_or(0);
         if known.former == present || known.until <= now {
@@ -122,74 +122,74 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    fn former(history: &SeatHistory) -> Vec<(SocketAddr, u16)> {
+    fn former(history: &WeightHistory) -> Vec<(SocketAddr, u16)> {
         history.former_weights().collect()
     }
 
     #[test]
-    fn a_backend_that_joins_leaves_or_changes_its_weight_is_known_by_its_former_one_for_the_window() {
+    fn a_changed_backend_keeps_its_former_weight_for_the_window() {
         let window = seconds(300);
-        let first = SeatHistory::next(None, weights(&[(1, 1), (2, 3)]), window, seconds(0));
+        let first = WeightHistory::next(None, weights(&[(1, 1), (2, 3)]), window, seconds(0));
         assert_eq!((former(&first), first.next_deadline()), (vec![], None), "nothing is known before");
-        let second = SeatHistory::next(Some(&first), weights(&[(2, 4), (3, 1)]), window, seconds(10));
+        let second = WeightHistory::next(Some(&first), weights(&[(2, 4), (3, 1)]), window, seconds(10));
         assert_eq!(former(&second), [(at(1), 1), (at(2), 3), (at(3), 0)]);
         assert_eq!(second.next_deadline(), Some(seconds(310)));
         let same = weights(&[(2, 4), (3, 1)]);
-        let third = SeatHistory::next(Some(&second), same.clone(), window, seconds(309));
-        assert_eq!(third, second, "no change prolongs no window");
-        let over = SeatHistory::next(Some(&third), same, window, seconds(310));
+        let third = WeightHistory::next(Some(&second), same.clone(), window, seconds(309));
+        assert_eq!(third, second, "only a change prolongs a window");
+        let over = WeightHistory::next(Some(&third), same, window, seconds(310));
         assert_eq!((former(&over), over.next_deadline()), (vec![], None));
     }
 
     #[test]
-    fn a_process_goes_on_with_the_seats_of_the_earlier_one() {
+    fn a_process_continues_the_windows_of_the_earlier_one() {
         let (window, now) = (seconds(100), seconds(5));
         let seat =
-            |n: u8, weight, former, ago| EarlierSeat { backend: at(n), weight, former, ago: seconds(ago) };
+            |n: u8, weight, former, ago| EarlierWeight { backend: at(n), weight, former, ago: seconds(ago) };
         // 1 left and 3 came before the restart, and 5 and 6 long before it. During the restart 2 and 6 leave, and 4 comes.
         let seats =
             [seat(1, 0, 1, 40), seat(2, 1, 1, 0), seat(3, 1, 0, 30), seat(5, 0, 1, 95), seat(6, 1, 0, 96)];
-        let earlier = SeatHistory::of_earlier(&seats, window, now);
+        let earlier = WeightHistory::of_earlier(&seats, window, now);
         let present = weights(&[(3, 1), (4, 1)]);
-        let next = SeatHistory::next(Some(&earlier), present.clone(), window, now);
+        let next = WeightHistory::next(Some(&earlier), present.clone(), window, now);
         assert_eq!(former(&next), [(at(1), 1), (at(2), 1), (at(3), 0), (at(4), 0), (at(6), 1)]);
         assert_eq!(next.next_deadline(), Some(seconds(60)));
-        let over = SeatHistory::next(Some(&next), present, window, seconds(105));
+        let over = WeightHistory::next(Some(&next), present, window, seconds(105));
         assert_eq!(former(&over), []);
     }
 
     #[test]
-    fn a_gateway_that_has_just_started_learns_the_changes_that_another_one_has_seen() {
+    fn a_gateway_that_has_just_started_imports_the_changes_of_another() {
         let window = seconds(100);
-        let old = SeatHistory::next(None, weights(&[(1, 1), (2, 1)]), window, seconds(500));
-        let old = SeatHistory::next(Some(&old), weights(&[(2, 1), (3, 5)]), window, seconds(510));
-        let mut new = SeatHistory::next(None, weights(&[(2, 1), (3, 5)]), window, seconds(0));
-        // It sees a later change of the same backend itself.
+        let old = WeightHistory::next(None, weights(&[(1, 1), (2, 1)]), window, seconds(500));
+        let old = WeightHistory::next(Some(&old), weights(&[(2, 1), (3, 5)]), window, seconds(510));
+        let mut new = WeightHistory::next(None, weights(&[(2, 1), (3, 5)]), window, seconds(0));
+        // The new gateway sees a later change of the same backend itself.
         let now = seconds(30);
-        new = SeatHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, now);
-        old.moved(seconds(540)).for_each(|seat| new.learn(&seat, window, now));
-        assert_eq!(former(&new), [(at(1), 1), (at(3), 0)], "what the older one knows is older");
+        new = WeightHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, now);
+        old.moved(seconds(540)).for_each(|seat| new.import(&seat, window, now));
+        assert_eq!(former(&new), [(at(1), 1), (at(3), 0)], "the change of the older gateway is older");
         assert_eq!(new.next_deadline(), Some(seconds(100)), "the change was 30 s ago");
         assert_eq!(old.moved(seconds(610)).count(), 0, "the window is over");
-        // A backend that has its former weight here has not moved.
-        new.learn(&MovedSeat { backend: at(2), former: 1, left: window }, window, now);
+        // A backend that has its former weight here has not changed.
+        new.import(&WeightChange { backend: at(2), former: 1, remaining: window }, window, now);
         // A window is never longer than that of the Service.
-        new.learn(&MovedSeat { backend: at(4), former: 9, left: Duration::MAX }, window, now);
+        new.import(&WeightChange { backend: at(4), former: 9, remaining: Duration::MAX }, window, now);
         assert_eq!(former(&new), [(at(1), 1), (at(3), 0), (at(4), 9)]);
-        let over = SeatHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, seconds(130));
+        let over = WeightHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, seconds(130));
         assert_eq!(former(&over), []);
     }
 
     #[test]
-    fn a_backend_that_changes_again_keeps_its_first_weight_and_one_that_returns_leaves_nothing() {
+    fn a_second_change_keeps_the_first_weight_and_a_return_drops_it() {
         let window = seconds(100);
-        let first = SeatHistory::next(None, weights(&[(1, 1), (2, 1)]), window, seconds(0));
-        let gone = SeatHistory::next(Some(&first), weights(&[(2, 1)]), window, seconds(10));
-        let heavier = SeatHistory::next(Some(&gone), weights(&[(1, 7), (2, 1)]), window, seconds(60));
+        let first = WeightHistory::next(None, weights(&[(1, 1), (2, 1)]), window, seconds(0));
+        let gone = WeightHistory::next(Some(&first), weights(&[(2, 1)]), window, seconds(10));
+        let heavier = WeightHistory::next(Some(&gone), weights(&[(1, 7), (2, 1)]), window, seconds(60));
         assert_eq!((former(&heavier), heavier.next_deadline()), (vec![(at(1), 1)], Some(seconds(160))));
-        let back = SeatHistory::next(Some(&gone), weights(&[(1, 1), (2, 1)]), window, seconds(60));
+        let back = WeightHistory::next(Some(&gone), weights(&[(1, 1), (2, 1)]), window, seconds(60));
         assert_eq!(former(&back), []);
-        let at_once = SeatHistory::next(Some(&first), weights(&[(2, 1)]), seconds(0), seconds(10));
+        let at_once = WeightHistory::next(Some(&first), weights(&[(2, 1)]), seconds(0), seconds(10));
         assert_eq!(former(&at_once), [], "without a window nothing is in flux");
     }
 }

@@ -18,7 +18,7 @@ impl Identity {
         Self { address, rest: u64::from(port) << 8 | u64::from(protocol) }
     }
 
-    /// The identity of a backend by address alone, for Services with client affinity: a client then has the same
+    /// The identity of a backend by address alone, for Services with client affinity: a client then reaches the same
     /// backend on all ports of the Service. `occurrence` numbers backends of equal address by their ports, from 0.
     #[must_use]
     pub fn of_address(address: Addr, occurrence: u32) -> Self {

@@ -1,52 +1,52 @@
 //! Seat rendezvous: chooses the backend of a new flow from the set of backends and the flow's hash alone.
 //!
-//! A backend of weight `w` has `w` numbered seats of a deck of 8,192, at positions that follow from its identity
-//! ([`seats`]). A flow's hash orders the seats of the deck ([`rank`]); the flow belongs to the backend on the first
-//! occupied seat in that order. If there are few seats, all are ranked ([`scan`]); if there are many, the order is
-//! followed until a seat is occupied ([`walk`]); both give the same result. If one deck is not enough, there are more
-//! ([`decks`]). `docs/selection.md` has the definition for a second implementation. The compile of a snapshot builds;
-//! workers look up.
+//! A seat map has 8,192 numbered seats. A backend of weight `w` occupies `w` of them, which follow from its identity
+//! ([`seats`]). A flow's hash orders the seats ([`rank`]), and the flow goes to the backend on the first occupied seat
+//! in that order. Few seats are all ranked ([`scan`]); with many, the order is followed until a seat is occupied
+//! ([`walk`]). Both give the same result. If one seat map is not enough, there are more ([`seat_maps`]).
+//! `docs/selection.md` has the definition for a second implementation. Snapshot compilation builds the maps; workers
+//! look up.
 //!
-//! Invariant: the result is a function of the set of (identity, weight) and the hash. It does not depend on history,
-//! order of arrival or number of backends, so every gateway gives the same result.
+//! Invariant: the result is a function of the set of (identity, weight) and the hash. It doesn't depend on history or
+//! order, so every gateway gives the same result.
 
-mod decks;
+mod chosen_seat;
 mod exponential;
 mod history;
 mod member;
-mod place;
 mod rank;
 mod scan;
+mod seat_maps;
 mod seats;
 #[cfg(test)]
 mod tests;
 mod walk;
 
-pub use history::SeatHistory;
+pub use chosen_seat::{ChosenSeat, SEATS_PER_MAP};
+pub use history::WeightHistory;
 pub use member::{Identity, Member};
-pub use place::{DECK_SEATS, Place};
 
 use std::sync::Arc;
 
-use decks::Decks;
 use rank::Order;
 use scan::{LANES, Scan};
+use seat_maps::SeatMaps;
 use tidegate_spec::ids::BackendId;
 use tidegate_structures::prefetch;
-use walk::Deck;
+use walk::SeatMap;
 
-/// Version of the definition: the hash of identities, the deck, the tries, the ranks and the table of exponentials.
+/// Version of the definition: the hash of identities, the seat map, the tries, the ranks and the table of exponentials.
 /// Gateways of different versions disagree, so a change of any of these needs a new number and a way to upgrade.
 pub const VERSION: u32 = 1;
 
-/// Services with at most this many seats rank all of them; with more, the walk is quicker.
+/// Services with at most this many seats rank all of them; with more, the walk is faster.
 const SCAN_SEATS_MAX: usize = 8 * LANES;
 
 /// The seats of one service port. A copy shares them.
 #[derive(Debug, Clone, Default)]
 pub struct Rendezvous(Kind);
 
-/// The number of seats determines the variant: chunks of [`LANES`] seats to scan, one deck to walk, or several decks.
+/// The number of seats determines the variant: chunks of [`LANES`] seats to scan, one seat map to walk, or several.
 #[derive(Debug, Clone, Default)]
 enum Kind {
     #[default]
@@ -57,8 +57,8 @@ enum Kind {
     Scan4(Arc<Scan<4>>),
     Scan6(Arc<Scan<6>>),
     Scan8(Arc<Scan<8>>),
-    Walk(Arc<Deck>),
-    Decks(Arc<Decks>),
+    Walk(Arc<SeatMap>),
+    SeatMaps(Arc<SeatMaps>),
 }
 
 /// The result of a build.
@@ -90,19 +90,19 @@ impl Rendezvous {
     #[must_use]
     pub fn build(members: &[Member]) -> Built {
         let divisor = seats::divisor(members.iter().map(|member| member.weight));
-        let decks = seats::seat(members, divisor);
-        let kind = match &decks[..] {
+        let seat_maps = seats::assign(members, divisor);
+        let kind = match &seat_maps[..] {
             [] => Kind::Empty,
-            [deck] => match deck.len().div_ceil(LANES) {
-                1 => Kind::Scan1(Arc::new(Scan::new(deck))),
-                2 => Kind::Scan2(Arc::new(Scan::new(deck))),
-                3 => Kind::Scan3(Arc::new(Scan::new(deck))),
-                4 => Kind::Scan4(Arc::new(Scan::new(deck))),
-                5..=6 => Kind::Scan6(Arc::new(Scan::new(deck))),
-                chunks if chunks * LANES <= SCAN_SEATS_MAX => Kind::Scan8(Arc::new(Scan::new(deck))),
-                _ => Kind::Walk(Arc::new(Deck::new(deck))),
+            [seat_map] => match seat_map.len().div_ceil(LANES) {
+                1 => Kind::Scan1(Arc::new(Scan::new(seat_map))),
+                2 => Kind::Scan2(Arc::new(Scan::new(seat_map))),
+                3 => Kind::Scan3(Arc::new(Scan::new(seat_map))),
+                4 => Kind::Scan4(Arc::new(Scan::new(seat_map))),
+                5..=6 => Kind::Scan6(Arc::new(Scan::new(seat_map))),
+                chunks if chunks * LANES <= SCAN_SEATS_MAX => Kind::Scan8(Arc::new(Scan::new(seat_map))),
+                _ => Kind::Walk(Arc::new(SeatMap::new(seat_map))),
             },
-            decks => Kind::Decks(Arc::new(Decks::new(decks))),
+            seat_maps => Kind::SeatMaps(Arc::new(SeatMaps::new(seat_maps))),
         };
         Built { rendezvous: Self(kind), divisor }
     }
@@ -111,7 +111,7 @@ impl Rendezvous {
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> Option<BackendId> {
-        // Made where it is used, so that it stays in registers.
+        // Built where it is used, so that it stays in registers.
         let order = || Order::new(hash);
         match &self.0 {
             Kind::Empty => None,
@@ -121,13 +121,13 @@ impl Rendezvous {
             Kind::Scan4(scan) => Some(scan.owner(&order())),
             Kind::Scan6(scan) => Some(scan.owner(&order())),
             Kind::Scan8(scan) => Some(scan.owner(&order())),
-            Kind::Walk(deck) => deck.first(&order()).map(|(_, seat)| deck.owner(seat)),
-            Kind::Decks(decks) => decks.first(hash).map(|place| place.owner),
+            Kind::Walk(seat_map) => seat_map.first(&order()).map(|(_, seat)| seat_map.owner(seat)),
+            Kind::SeatMaps(seat_maps) => seat_maps.first(hash).map(|chosen_seat| chosen_seat.owner),
         }
     }
 
-    /// The backend of a flow if only the backends that are `wanted` existed; `None` if no seat belongs to one of them.
-    /// It takes longer than [`Self::owner`], by far with many seats.
+    /// The backend of a flow among those that are `wanted`; `None` if no seat belongs to one of them. Slower than
+    /// [`Self::owner`], by far with many seats.
     #[must_use]
     pub fn owner_where(&self, hash: u64, wanted: impl Fn(BackendId) -> bool) -> Option<BackendId> {
         let order = Order::new(hash);
@@ -139,8 +139,8 @@ impl Rendezvous {
             Kind::Scan4(scan) => scan.owner_where(&order, wanted),
             Kind::Scan6(scan) => scan.owner_where(&order, wanted),
             Kind::Scan8(scan) => scan.owner_where(&order, wanted),
-            Kind::Walk(deck) => deck.first_where(&order, wanted).map(|(_, owner)| owner),
-            Kind::Decks(decks) => decks::owner_where(decks, hash, wanted),
+            Kind::Walk(seat_map) => seat_map.first_where(&order, wanted).map(|(_, owner)| owner),
+            Kind::SeatMaps(seat_maps) => seat_maps::owner_where(seat_maps, hash, wanted),
         }
     }
 
@@ -155,23 +155,25 @@ impl Rendezvous {
             Kind::Scan4(scan) => scan.prefetch(),
             Kind::Scan6(scan) => scan.prefetch(),
             Kind::Scan8(scan) => scan.prefetch(),
-            Kind::Walk(deck) => prefetch::read(&**deck),
-            Kind::Decks(decks) => prefetch::read(&**decks),
+            Kind::Walk(seat_map) => prefetch::read(&**seat_map),
+            Kind::SeatMaps(seat_maps) => prefetch::read(&**seat_maps),
         }
     }
 
     /// The seat of a flow: the result of [`Self::owner`] with all details, for display.
     #[must_use]
-    pub fn place(&self, hash: u64) -> Option<Place> {
+    pub fn chosen_seat(&self, hash: u64) -> Option<ChosenSeat> {
         let order = Order::new(hash);
-        if let Kind::Decks(decks) = &self.0 {
-            return decks.first(hash);
+        if let Kind::SeatMaps(seat_maps) = &self.0 {
+            return seat_maps.first(hash);
         }
-        let place = |(seat, owner)| Place { deck: 0, seat, rank: order.rank(seat), owner };
-        self.seats().map(|(_, seat, owner)| place((seat, owner))).min_by_key(|place| place.rank)
+        let chosen_seat = |(seat, owner)| ChosenSeat { seat_map: 0, seat, rank: order.rank(seat), owner };
+        self.seats()
+            .map(|(_, seat, owner)| chosen_seat((seat, owner)))
+            .min_by_key(|chosen_seat| chosen_seat.rank)
     }
 
-    /// All occupied seats: deck, seat, owner. For display.
+    /// All occupied seats: seat map, seat, owner. For display.
     pub fn seats(&self) -> impl Iterator<Item = (u16, u16, BackendId)> + '_ {
         let scanned: Vec<(u16, BackendId)> = match &self.0 {
             Kind::Scan1(scan) => scan.seats(),
@@ -180,14 +182,15 @@ impl Rendezvous {
             Kind::Scan4(scan) => scan.seats(),
             Kind::Scan6(scan) => scan.seats(),
             Kind::Scan8(scan) => scan.seats(),
-            Kind::Empty | Kind::Walk(_) | Kind::Decks(_) => Vec::new(),
+            Kind::Empty | Kind::Walk(_) | Kind::SeatMaps(_) => Vec::new(),
         };
-        let walked: &[Deck] = match &self.0 {
-            Kind::Walk(deck) => std::slice::from_ref(&**deck),
-            Kind::Decks(decks) => decks.all(),
+        let walked: &[SeatMap] = match &self.0 {
+            Kind::Walk(seat_map) => std::slice::from_ref(&**seat_map),
+            Kind::SeatMaps(seat_maps) => seat_maps.all(),
             _ => &[],
         };
-        let walked = (0_u16..).zip(walked).flat_map(|(n, deck)| deck.seats().map(move |(s, o)| (n, s, o)));
+        let walked =
+            (0_u16..).zip(walked).flat_map(|(n, seat_map)| seat_map.seats().map(move |(s, o)| (n, s, o)));
         scanned.into_iter().map(|(seat, owner)| (0, seat, owner)).chain(walked)
     }
 
@@ -198,12 +201,12 @@ impl Rendezvous {
         matches!(self.0, Kind::Empty)
     }
 
-    /// The number of decks in use.
+    /// The number of seat maps in use.
     #[must_use]
-    pub fn decks(&self) -> usize {
+    pub fn seat_maps(&self) -> usize {
         match &self.0 {
             Kind::Empty => 0,
-            Kind::Decks(decks) => decks.all().len(),
+            Kind::SeatMaps(seat_maps) => seat_maps.all().len(),
             _ => 1,
         }
     }
@@ -220,8 +223,8 @@ impl Rendezvous {
             Kind::Scan4(_) => scan(4),
             Kind::Scan6(_) => scan(6),
             Kind::Scan8(_) => scan(8),
-            Kind::Walk(deck) => deck.bytes() + 16,
-            Kind::Decks(decks) => decks.all().iter().map(Deck::bytes).sum::<usize>() + 32,
+            Kind::Walk(seat_map) => seat_map.bytes() + 16,
+            Kind::SeatMaps(seat_maps) => seat_maps.all().iter().map(SeatMap::bytes).sum::<usize>() + 32,
         }
     }
 }

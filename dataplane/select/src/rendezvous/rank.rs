@@ -1,20 +1,20 @@
-//! The order in which a flow visits the seats of a deck: a permutation of 0..8192 keyed by its hash, and its inverse.
+//! The order in which a flow visits the seats of a map: a permutation of 0..8192 keyed by its hash, and its inverse.
 //!
-//! 13 bits go through three rounds of a multiplication by an odd number and a shift, in 16-bit arithmetic, so that a
+//! 13 bits pass through three rounds of a multiplication by an odd number and a shift. The arithmetic is 16-bit, so a
 //! vector of 128 bits ranks eight seats at once on any x86-64. Pure.
 //!
-//! Invariant: [`Order::rank`] and [`Back::seat`] are inverse to each other for every hash.
+//! Invariant: [`Order::rank`] and [`InverseOrder::seat`] are inverse to each other for every hash.
 
-use super::place::DECK_SEATS;
+use super::chosen_seat::SEATS_PER_MAP;
 
 /// The mask of the 13 bits of a seat or a rank.
-const MASK: u16 = DECK_SEATS - 1;
+const MASK: u16 = SEATS_PER_MAP - 1;
 
 /// The multiplier of the last round: odd, from the golden ratio.
 const LAST: u16 = 0x9E37;
-const LAST_BACK: u16 = inverse(LAST);
+const LAST_INVERSE: u16 = inverse(LAST);
 
-/// The order of one flow over one deck.
+/// The order of one flow over one seat map.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Order {
     a: u16,
@@ -46,26 +46,26 @@ impl Order {
 
     /// The inverse of the order.
     #[inline]
-    pub(super) fn back(&self) -> Back {
-        Back { a: self.a, b: inverse(self.b), c: inverse(self.c), z: self.z }
+    pub(super) fn inverse(&self) -> InverseOrder {
+        InverseOrder { a: self.a, b: inverse(self.b), c: inverse(self.c), z: self.z }
     }
 }
 
 /// Maps positions in the order to seats.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Back {
+pub(super) struct InverseOrder {
     a: u16,
     b: u16,
     c: u16,
     z: u16,
 }
 
-impl Back {
+impl InverseOrder {
     /// The seat at a position in the order.
     #[inline(always)]
     pub(super) fn seat(&self, rank: u16) -> u16 {
         let x = fold(rank.wrapping_sub(self.z) & MASK);
-        let x = fold(x.wrapping_mul(LAST_BACK) & MASK);
+        let x = fold(x.wrapping_mul(LAST_INVERSE) & MASK);
         let x = fold(x.wrapping_mul(self.c) & MASK);
         x.wrapping_mul(self.b) & MASK ^ self.a
     }
@@ -99,15 +99,15 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_a_permutation_and_lead_back_to_their_seats() {
+    fn ranks_are_a_permutation_that_the_inverse_undoes() {
         for hash in (0..200).map(mix).chain([0, u64::MAX]) {
             let order = Order::new(hash);
-            let back = order.back();
-            let mut seen = vec![false; usize::from(DECK_SEATS)];
-            for seat in 0..DECK_SEATS {
+            let inverse = order.inverse();
+            let mut seen = vec![false; usize::from(SEATS_PER_MAP)];
+            for seat in 0..SEATS_PER_MAP {
                 let rank = order.rank(seat);
                 assert!(!std::mem::replace(&mut seen[usize::from(rank)], true), "{hash:#x}: {rank} twice");
-                assert_eq!(back.seat(rank), seat, "{hash:#x}");
+                assert_eq!(inverse.seat(rank), seat, "{hash:#x}");
             }
         }
     }

@@ -1,10 +1,10 @@
-//! For few seats: computes the rank of each and takes the smallest.
+//! Look-up among few seats: computes all ranks and takes the smallest.
 //!
 //! Seats and ranks are 16 bits wide and every step is the same for all lanes, so the compiler vectorises the loops.
 //! This works on plain x86-64 (SSE2) too, which has a minimum of signed 16-bit lanes but not of unsigned ones. The
 //! lower bits of a lane contain the chunk and the lane of its rank, so the owner is found without a second pass.
 //!
-//! Invariant: a place without a seat repeats the last seat and its owner.
+//! Invariant: unused lanes repeat the last seat and its owner.
 
 use tidegate_spec::ids::BackendId;
 use tidegate_structures::prefetch;
@@ -27,9 +27,9 @@ pub(super) struct Scan<const CHUNKS: usize> {
 }
 
 impl<const CHUNKS: usize> Scan<CHUNKS> {
-    /// Creates a scan from seats sorted by number; at least one, at most `16 * CHUNKS`.
+    /// Creates a scan from 1 to `16 * CHUNKS` seats, sorted by number.
     pub(super) fn new(seated: &[(u16, BackendId)]) -> Self {
-        assert!((1..=CHUNKS * LANES).contains(&seated.len()), "a scan has a seat, and room for all");
+        assert!((1..=CHUNKS * LANES).contains(&seated.len()), "a scan has 1 to 16 * CHUNKS seats");
         let at = |chunk: usize, lane: usize| seated[(chunk * LANES + lane).min(seated.len() - 1)];
         Self {
             seats: std::array::from_fn(|chunk| std::array::from_fn(|lane| at(chunk, lane).0)),
@@ -43,8 +43,8 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
         if CHUNKS == 1 { self.owner_of_one(order) } else { self.owner_of_many(order) }
     }
 
-    /// [`Self::owner`] with one chunk: its lanes fit into the bits that number the chunks otherwise, as quarters, so only the
-    /// last four values need more than 16 bits.
+    /// [`Self::owner`] with one chunk. The bits that otherwise number the chunks number the quarters, so only the last
+    /// four values need more than 16 bits.
     #[inline(always)]
     fn owner_of_one(&self, order: &Order) -> BackendId {
         const QUARTER: usize = LANES / 4;
@@ -70,8 +70,7 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
                     *least = (*least).min((order.rank(seat) << 2 | n) as i16);
                 }
             }
-            // The value consists of rank, chunk in the group, group and lane, so the smallest value identifies its
-            // seat.
+            // A value is rank, chunk in the group, group and lane, so the smallest value identifies its seat.
             for (lane, (first, least)) in (0_i32..).zip(first.iter_mut().zip(least)) {
                 *first = (*first).min(i32::from(least) << 8 | group << 4 | lane);
             }

@@ -1,24 +1,24 @@
-//! For many seats: walks a deck in the order of a flow until a seat is occupied.
+//! Look-up among many seats: walks a seat map in the order of a flow until a seat is occupied.
 //!
 //! The expected number of steps is `8192 / seats`. Eight steps are computed at once: their seats are one vector, and
 //! are looked up in a bitmap of 1 KiB without a branch. Owners are listed by seat; the number of owners before each
 //! block of 64 seats is stored beside the bitmap.
 //!
-//! Invariant: a walk ends, since the order visits every seat.
+//! Invariant: a walk ends, because the order visits every seat.
 
 use tidegate_spec::ids::BackendId;
 
-use super::place::DECK_SEATS;
-use super::rank::{Back, Order};
+use super::chosen_seat::SEATS_PER_MAP;
+use super::rank::{InverseOrder, Order};
 
 /// Steps computed at once.
 const STRIDE: u16 = 8;
 
-const WORDS: usize = DECK_SEATS as usize / 64;
+const WORDS: usize = SEATS_PER_MAP as usize / 64;
 
-/// A deck of occupied and free seats.
+/// A map of occupied and free seats.
 #[derive(Debug)]
-pub(super) struct Deck {
+pub(super) struct SeatMap {
     occupied: [u64; WORDS],
     /// The number of occupied seats before each word.
     before: [u16; WORDS],
@@ -26,8 +26,8 @@ pub(super) struct Deck {
     owners: Box<[BackendId]>,
 }
 
-impl Deck {
-    /// Creates a deck from occupied seats sorted by number.
+impl SeatMap {
+    /// Creates a map from occupied seats sorted by number.
     pub(super) fn new(seated: &[(u16, BackendId)]) -> Self {
         let mut occupied = [0_u64; WORDS];
         for &(seat, _) in seated {
@@ -44,9 +44,9 @@ impl Deck {
     /// The rank and number of the first occupied seat; `None` if there is none.
     #[inline]
     pub(super) fn first(&self, order: &Order) -> Option<(u16, u16)> {
-        let back = order.back();
-        for rank in (0..DECK_SEATS).step_by(STRIDE.into()) {
-            let (seats, found) = self.stride(&back, rank);
+        let inverse = order.inverse();
+        for rank in (0..SEATS_PER_MAP).step_by(STRIDE.into()) {
+            let (seats, found) = self.stride(&inverse, rank);
             if found != 0 {
                 let n = found.trailing_zeros() as usize % seats.len();
                 return Some((rank + n as u16, seats[n]));
@@ -61,18 +61,18 @@ impl Deck {
         order: &Order,
         wanted: impl Fn(BackendId) -> bool,
     ) -> Option<(u16, BackendId)> {
-        let back = order.back();
-        let seats = (0..DECK_SEATS).map(|rank| (rank, back.seat(rank)));
+        let inverse = order.inverse();
+        let seats = (0..SEATS_PER_MAP).map(|rank| (rank, inverse.seat(rank)));
         let occupied = seats.filter(|&(_, seat)| self.is_occupied(seat));
         occupied.map(|(rank, seat)| (rank, self.owner(seat))).find(|&(_, owner)| wanted(owner))
     }
 
     /// The seats at the next positions in an order, and a bit for each occupied one.
     #[inline(always)]
-    fn stride(&self, back: &Back, rank: u16) -> ([u16; STRIDE as usize], u32) {
+    fn stride(&self, inverse: &InverseOrder, rank: u16) -> ([u16; STRIDE as usize], u32) {
         let mut seats = [0; STRIDE as usize];
         for (n, seat) in (0..).zip(&mut seats) {
-            *seat = back.seat(rank + n);
+            *seat = inverse.seat(rank + n);
         }
         let mut found = 0;
         for (n, &seat) in seats.iter().enumerate() {
@@ -96,10 +96,10 @@ impl Deck {
 
     /// The seats with their owners.
     pub(super) fn seats(&self) -> impl Iterator<Item = (u16, BackendId)> + '_ {
-        (0..DECK_SEATS).filter(|&seat| self.is_occupied(seat)).zip(self.owners.iter().copied())
+        (0..SEATS_PER_MAP).filter(|&seat| self.is_occupied(seat)).zip(self.owners.iter().copied())
     }
 
-    /// The number of bytes of the deck and its list of owners.
+    /// The number of bytes of the map and its list of owners.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.owners)
     }

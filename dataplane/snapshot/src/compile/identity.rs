@@ -1,8 +1,8 @@
-//! Assigns ids to everything that is programmed: the ids of the previous snapshot to everything that still exists, and
-//! free ids to the rest.
+//! Assigns ids to everything that is programmed. Objects of the previous snapshot keep their ids; new ones get free
+//! ids.
 //!
 //! A service is identified by (VIP, protocol, port), a backend by its service and (address, port), an endpoint by
-//! (address, port, protocol). The compile of a snapshot calls it; [`super::super::indices`] allocates indices.
+//! (address, port, protocol). Snapshot compilation calls it; [`super::super::indices`] allocates indices.
 //!
 //! Invariant: objects are numbered in the order of their keys, so equal histories give equal ids.
 
@@ -12,13 +12,13 @@ use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use super::services::Programmed;
 use crate::backend::{EndpointKey, Uses};
 use crate::indices::{Generations, Indices, Kind};
-use crate::lineage::{Fresh, place};
+use crate::lineage::{Fresh, sort_key};
 use crate::state::Snapshot;
 
 /// Ids of everything programmed: services and backends in their order, endpoints by key.
 pub(super) struct Ids {
     pub(super) services: Vec<ServiceId>,
-    /// The backends of all services, one service after the other.
+    /// The backends of all services, in order.
     pub(super) backends: Vec<BackendId>,
     /// The endpoint of each backend.
     pub(super) backend_endpoints: Vec<EndpointId>,
@@ -35,7 +35,7 @@ impl Ids {
 
         let kept_services: Vec<_> = programmed
             .iter()
-            .map(|service| Some(previous?.services.at(&place(&service.spec.key))?.1))
+            .map(|service| Some(previous?.services.at(&sort_key(&service.spec.key))?.1))
             .collect();
         let (services, service_generations, fresh_services) = assign(
             &before.services,
@@ -87,7 +87,7 @@ impl Ids {
     }
 }
 
-/// Whether flows of one mode can continue in the other: between DSR modes the inner packet stays the same.
+/// Whether flows of one mode can continue in the other: DSR modes don't differ in the inner packet.
 pub(super) fn same_kind_of_flow(a: ForwardingMode, b: ForwardingMode) -> bool {
     a == b || a.is_dsr() && b.is_dsr()
 }

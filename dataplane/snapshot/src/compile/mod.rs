@@ -1,10 +1,11 @@
-//! Compiles a spec to a snapshot: checks it, programs what is possible, keeps ids, builds tables.
+//! Compiles a spec to a snapshot: checks it, programs all valid parts, keeps ids, builds tables.
 //!
 //! Runs on a control thread. A fault that concerns everything refuses the spec; a fault of one part becomes a
-//! [`Problem`], and that part is left out. Everything is sorted by identity first, so the order of the spec does not
-//! matter. The only side effects are on the neighbour table: next hops get entries, fixed ones their addresses.
+//! [`Problem`], and that part is left out. Everything is sorted by identity first, so the order of the spec doesn't
+//! matter. The only side effects are on the neighbour table: next hops get entries, and fixed ones their link
+//! addresses.
 //!
-//! Invariant: after an error the neighbour table is unchanged: entries that were allocated are released.
+//! Invariant: after an error the neighbour table is unchanged, because allocated entries are released.
 
 mod changes;
 mod identity;
@@ -26,7 +27,7 @@ use tidegate_spec::limits;
 use tidegate_spec::{CompileError, Problem, ServiceKey, SnapshotSpec};
 
 use super::interface::Interface;
-use super::lineage::{Lineage, Problems, place};
+use super::lineage::{Lineage, Problems, sort_key};
 use super::neighbor_references::NeighborReferences;
 use super::network::Network;
 use super::reusable_parts::Carried;
@@ -55,7 +56,7 @@ impl Snapshot {
         if let Some(revised) = previous.and_then(|previous| revise::revise(spec, previous, neighbors)) {
             return Ok(revised);
         }
-        compile_anew(spec, previous, neighbors)
+        from_scratch(spec, previous, neighbors)
     }
 }
 
@@ -63,18 +64,18 @@ impl Snapshot {
     /// Compiles everything from scratch. Only ids, and Maglev tables of equal backends, are those of `previous`.
     ///
     /// # Errors
-    /// Same as for [`Self::compile`].
+    /// As for [`Self::compile`].
     pub fn compile_from_scratch(
         spec: &SnapshotSpec,
         previous: Option<&Snapshot>,
         neighbors: &NeighborTable,
     ) -> Result<(Snapshot, Vec<Problem>), CompileError> {
-        compile_anew(spec, previous, neighbors)
+        from_scratch(spec, previous, neighbors)
     }
 }
 
 /// [`Snapshot::compile`] without an attempt to revise the previous snapshot.
-pub(super) fn compile_anew(
+pub(super) fn from_scratch(
     spec: &SnapshotSpec,
     previous: Option<&Snapshot>,
     neighbors: &NeighborTable,
@@ -86,15 +87,15 @@ pub(super) fn compile_anew(
 
     let mut references = neighbors.references();
     let network = Network::build(spec, &services, interfaces, &mut references, &mut problems.network);
-    // Before the backends, which must not use up their capacity.
+    // Before the backends, which must not take their entries.
     let static_neighbors = network.set_static(spec, previous, &mut references, &mut problems.neighbors);
     let mut of_backends = neighbors.references();
     let mut programmed = program(&network, &services, &mut of_backends, &mut problems);
-    if problems.lack_room() {
+    if problems.is_neighbor_table_full() {
         of_backends = neighbors.references();
         let taken = network.routers.iter().chain(&*static_neighbors).collect::<HashSet<_>>().len();
-        let room = neighbors.usage().next_hops_max.saturating_sub(taken);
-        of_backends.grant(Some(next_hop_shares::granted(spec, &network, &services, room)));
+        let capacity = neighbors.usage().next_hops_max.saturating_sub(taken);
+        of_backends.grant(Some(next_hop_shares::granted(spec, &network, &services, capacity)));
         programmed = program(&network, &services, &mut of_backends, &mut problems);
         of_backends.grant(None);
     }
@@ -123,7 +124,7 @@ fn program<'a>(
     let one = |service: &Sorted<'a>| {
         let mut found = Vec::new();
         let programmed = network.program(service, references, &mut found);
-        problems.left_out(place(&service.spec.key), found);
+        problems.left_out(sort_key(&service.spec.key), found);
         programmed
     };
     services.iter().map(one).collect()
@@ -179,7 +180,7 @@ fn assemble(
         let endpoints = ids.backend_endpoints[start..end].iter().copied();
         let named = ids.backends[start..end].iter().copied().zip(endpoints);
         let admitted = service.spec.source_ranges.as_ref();
-        let ranges = admitted.map(|nets| sets.place(nets, previous.map(|snapshot| &snapshot.source_ranges)));
+        let ranges = admitted.map(|nets| sets.intern(nets, previous.map(|snapshot| &snapshot.source_ranges)));
         let source_ranges = ranges.map(|at| Arc::clone(sets.get(at)));
         let before = previous.and_then(|snapshot| snapshot.services.info(id));
         if source_ranges.is_some() && before.is_some_and(|before| before.source_ranges != source_ranges) {
@@ -187,7 +188,7 @@ fn assemble(
         }
         let ranges = (ranges.map_or(0, |at| at + 1), source_ranges);
         let (hot, info, problem) = finish(service, id, named, ranges, &tables, &mut backends);
-        problems.selection(place(&service.spec.key), problem);
+        problems.selection(sort_key(&service.spec.key), problem);
         services.push((hot, info));
     }
     tables.tidy();
@@ -231,7 +232,7 @@ fn assemble(
     }
 }
 
-/// The rates of source prefixes. An unchanged limit keeps what was counted.
+/// The rates of source prefixes. An unchanged limit keeps its counts.
 fn source_rates(spec: &SnapshotSpec, previous: Option<&Snapshot>) -> Option<Arc<SourceRates>> {
     let rate = spec.network.source_rate?;
     let kept =
@@ -241,7 +242,7 @@ fn source_rates(spec: &SnapshotSpec, previous: Option<&Snapshot>) -> Option<Arc<
 
 /// The position of each service of the spec in the order of keys; `None` if that is the order of the spec.
 fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Option<Arc<[u32]>> {
-    if spec.services.is_sorted_by_key(|service| place(&service.key)) {
+    if spec.services.is_sorted_by_key(|service| sort_key(&service.key)) {
         return None;
     }
     let by_key: HashMap<ServiceKey, u32> =

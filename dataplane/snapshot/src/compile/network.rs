@@ -1,8 +1,7 @@
-//! The network around the services: interfaces, routes, addresses, and whether a backend can be reached.
+//! Compiles the network: interfaces, routes, addresses, and whether a backend can be reached.
 //!
-//! The compile of a snapshot calls it after it has checked the spec. [`Network::reach`] contains each rule that
-//! leaves a backend out, with its reason; nothing here refuses a spec. Next hops get their entries in the neighbour
-//! table here.
+//! Runs after the spec was checked. [`Network::reach`] contains all rules that leave out a backend, with their reasons;
+//! nothing here refuses a spec. Next hops get their entries in the neighbour table here.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -157,7 +156,7 @@ impl Network {
         Ok((hop.interface, id))
     }
 
-    /// Stores the link addresses of fixed neighbours, and clears those of neighbours that are no longer fixed.
+    /// Stores the link addresses of fixed neighbours and clears those of formerly fixed ones.
     pub(super) fn set_static(
         &self,
         spec: &SnapshotSpec,
@@ -220,10 +219,10 @@ fn layer2(vips: impl Iterator<Item = (Addr, Layer2)>) -> Arc<[(Addr, Layer2)]> {
     all.into()
 }
 
-/// The addresses that no client can have, though the gateway does not answer for them.
+/// Addresses that no client can have, although the gateway doesn't answer for them.
 ///
-/// Of the routers, only those of default routes are included. The next hop of a narrower route may be a node of the
-/// cluster, whose own processes, and Pods behind its masquerading, are clients of VIPs like any other host.
+/// Of the routers, only those of default routes are included. The next hop of a more specific route may be a node of
+/// the cluster, whose processes and masqueraded Pods are clients of VIPs like any other host.
 fn no_clients<'a>(
     spec: &'a SnapshotSpec,
     default_routers: &'a [(Addr, NeighborId)],

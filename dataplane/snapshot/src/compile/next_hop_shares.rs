@@ -1,10 +1,10 @@
-//! Divides the room of the neighbour table among namespaces, if backends need more next hops than it has.
+//! Divides the capacity of the neighbour table among namespaces, if backends need more next hops than it has.
 //!
-//! Each namespace may have an equal share of the room. What a namespace leaves of its share, and next hops that an
-//! earlier namespace has already, go to the others. So a namespace that needs no more than its share loses nothing,
-//! whatever the others do. Within a namespace, ports are served in the order of their keys.
+//! Namespaces have equal shares. What a namespace doesn't need of its share goes to the others, and so do next hops
+//! that an earlier namespace has already. So a namespace within its share loses nothing, whatever the others do. Within
+//! a namespace, ports are served in the order of their keys.
 //!
-//! Invariant: the result depends only on the spec, not on which entries are free at the moment.
+//! Invariant: the result depends only on the spec, not on which entries are currently free.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -18,12 +18,12 @@ use crate::network::Network;
 /// The address of a next hop on its link.
 type Hop = (InterfaceIndex, Addr);
 
-/// The next hops that backends may have, if there is room for this many besides routers and fixed neighbours.
+/// The next hops that backends may have, given the capacity besides routers and fixed neighbours.
 pub(super) fn granted(
     spec: &SnapshotSpec,
     network: &Network,
     services: &[Sorted<'_>],
-    room: usize,
+    capacity: usize,
 ) -> HashSet<Hop> {
     // These have their entries already.
     let own = spec.network.routes.iter().map(|route| route.via);
@@ -42,17 +42,17 @@ pub(super) fn granted(
             }
         }
     }
-    let mut granted = divide(needs, room);
+    let mut granted = divide(needs, capacity);
     granted.extend(own);
     granted
 }
 
-fn divide(needs: BTreeMap<&str, Vec<Hop>>, room: usize) -> HashSet<Hop> {
+fn divide(needs: BTreeMap<&str, Vec<Hop>>, capacity: usize) -> HashSet<Hop> {
     let mut needs: Vec<(&str, Vec<Hop>)> = needs.into_iter().collect();
     needs.sort_by_key(|(namespace, need)| (need.len(), *namespace));
     let mut granted = HashSet::new();
     for (n, (_, need)) in needs.iter().enumerate() {
-        let share = (room - granted.len()) / (needs.len() - n);
+        let share = (capacity - granted.len()) / (needs.len() - n);
         let most = granted.len() + share;
         for &hop in need {
             if granted.len() < most {
@@ -60,9 +60,9 @@ fn divide(needs: BTreeMap<&str, Vec<Hop>>, room: usize) -> HashSet<Hop> {
             }
         }
     }
-    // Room is left if namespaces have next hops in common.
+    // Capacity remains if namespaces have next hops in common.
     for &hop in needs.iter().flat_map(|(_, need)| need) {
-        if granted.len() < room {
+        if granted.len() < capacity {
             granted.insert(hop);
         }
     }
@@ -83,17 +83,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_namespace_within_its_share_loses_nothing_and_no_room_is_wasted(
+        fn a_namespace_within_its_share_loses_nothing_and_all_capacity_is_used(
             needs in prop::collection::vec(prop::collection::btree_set(0_u8..40, 0..20), 1..6),
-            room in 0_usize..50,
+            capacity in 0_usize..50,
         ) {
             let names: Vec<String> = (0..needs.len()).map(|n| format!("n{n}")).collect();
             let of = |set: &std::collections::BTreeSet<u8>| set.iter().map(|&n| hop(n)).collect::<Vec<_>>();
             let given = names.iter().map(String::as_str).zip(needs.iter().map(of)).collect();
-            let granted = divide(given, room);
+            let granted = divide(given, capacity);
             let all: HashSet<Hop> = needs.iter().flat_map(of).collect();
-            prop_assert_eq!(granted.len(), room.min(all.len()));
-            for need in needs.iter().filter(|need| need.len() <= room / needs.len()) {
+            prop_assert_eq!(granted.len(), capacity.min(all.len()));
+            for need in needs.iter().filter(|need| need.len() <= capacity / needs.len()) {
                 prop_assert!(of(need).iter().all(|hop| granted.contains(hop)));
             }
         }

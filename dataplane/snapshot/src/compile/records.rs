@@ -1,15 +1,15 @@
-//! A service port and its backends as packets meet them, and as people do.
+//! Builds the records of service ports and backends, for packets and for display.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_conntrack::IdleTimeout;
-use tidegate_select::loads::{LoadMember, Loaded};
+use tidegate_select::loads::{LoadMember, LoadSelector};
 use tidegate_select::maglev::{self, Tables};
 use tidegate_select::rendezvous::{self, Identity, Rendezvous};
-use tidegate_select::selector::{BothSeats, Selector, Slots};
-use tidegate_select::turns::Turns;
+use tidegate_select::round_robin::RoundRobin;
+use tidegate_select::selector::{SeatsInFlux, Selector, Slots};
 use tidegate_select::warm_up::{self, WarmUp};
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::limits;
@@ -84,7 +84,7 @@ fn selector(
     }
     let steps = steps(service.spec, &takers);
     match service.spec.scheduler {
-        Scheduler::WeightedRoundRobin => turns(service, &takers, &steps),
+        Scheduler::WeightedRoundRobin => round_robin(service, &takers, &steps),
         Scheduler::Loads(rule) => (loads(&takers, &steps, rule), None),
         _ if steps.is_empty() => by_hash(service, &takers, tables),
         _ => {
@@ -110,8 +110,8 @@ fn by_hash(
     (Selector::Rendezvous(seats), problem)
 }
 
-/// The backends that are warming up, with their steps. None if no other backend takes new flows: they then share the
-/// flows as if all were warm.
+/// The backends that are warming up, with their steps. Empty if no other backend takes new flows: then they share all
+/// flows.
 fn steps(spec: &ServiceSpec, takers: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
     if spec.choice.warming.is_empty() {
         return Vec::new();
@@ -126,7 +126,7 @@ fn steps(spec: &ServiceSpec, takers: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
     if steps.len() < takers.len() { steps } else { Vec::new() }
 }
 
-/// The weights with which backends are taken in turn or compared.
+/// The weights for round robin and for the comparison of loads.
 fn weights(takers: &[&BackendInfo], steps: &[(BackendId, u8)]) -> Vec<u16> {
     if steps.is_empty() {
         return takers.iter().map(|backend| backend.weight).collect();
@@ -137,7 +137,7 @@ fn weights(takers: &[&BackendInfo], steps: &[(BackendId, u8)]) -> Vec<u16> {
     warm_up::scaled(&weights)
 }
 
-/// The part of a packet that determines the choice.
+/// The input of the choice.
 fn basis(spec: &ServiceSpec) -> ChoiceBasis {
     match spec.scheduler {
         Scheduler::DestinationHash => ChoiceBasis::Vip,
@@ -147,30 +147,30 @@ fn basis(spec: &ServiceSpec) -> ChoiceBasis {
     }
 }
 
-/// The ring of turns.
-fn turns(
+/// The round-robin ring.
+fn round_robin(
     service: &Programmed<'_>,
     takers: &[&BackendInfo],
     steps: &[(BackendId, u8)],
 ) -> (Selector, Option<Problem>) {
     let weights = weights(takers, steps);
     let members: Vec<_> = takers.iter().zip(weights).map(|(backend, weight)| (backend.id, weight)).collect();
-    let built = Turns::build(&members);
-    // The factor of a warm-up ends with it, so its effect is not reported.
+    let built = RoundRobin::build(&members);
+    // A warm-up scales the weights temporarily, so the resulting divisor is not reported.
     let divisor = if steps.is_empty() { built.divisor } else { 1 };
-    let problem = divided(service, takers, divisor, limits::WRR_TURNS_MAX);
-    (Selector::Turns(Arc::new(built.turns)), problem)
+    let problem = divided(service, takers, divisor, limits::WRR_RING_MAX);
+    (Selector::RoundRobin(Arc::new(built.ring)), problem)
 }
 
-/// The backends that are compared by their loads.
+/// The backends whose loads are compared.
 fn loads(takers: &[&BackendInfo], steps: &[(BackendId, u8)], rule: LoadRule) -> Selector {
     let weights = weights(takers, steps);
     let members =
         takers.iter().zip(weights).map(|(backend, weight)| LoadMember { owner: backend.id, weight });
-    Selector::Loads(Arc::new(Loaded { rule, members: members.collect() }))
+    Selector::Loads(Arc::new(LoadSelector { rule, members: members.collect() }))
 }
 
-/// The report that the weights of a service were divided, if they were.
+/// The problem that the weights of a service were divided, if they were.
 fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max: usize) -> Option<Problem> {
     (divisor > 1).then(|| Problem::WeightsDivided {
         service: service.spec.key,
@@ -181,8 +181,8 @@ fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max:
     })
 }
 
-/// Seats by rendezvous. If the choice follows from the client or the VIP alone, ports do not count, so that a client has
-/// the same backend on all ports of a Service.
+/// Seats by rendezvous. If the client or the VIP alone determines the choice, ports don't count, so that a client
+/// reaches the same backend on all ports of a Service.
 fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Option<Problem>) {
     let protocol = service.spec.key.protocol.number();
     let by_address = basis(service.spec) != ChoiceBasis::Flow;
@@ -206,8 +206,8 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Opti
     (built.rendezvous, problem)
 }
 
-/// The backends whose weight changed lately, of a service whose packets without an entry may belong to a former owner;
-/// `None` for any other.
+/// The backends with a recently changed weight, if packets without an entry may belong to a former owner; otherwise
+/// `None`.
 fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
     let can = spec.mode.is_dsr()
         && spec.scheduler == Scheduler::Rendezvous
@@ -219,34 +219,35 @@ fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
     }
 }
 
-/// The seats by the present weights and by the former ones. The former seats follow from addresses and weights alone, so a
-/// backend that this gateway does not know any more has its seats too: otherwise gateways that know it would decide
-/// otherwise.
+/// The seats by the current and by the former weights. Former seats follow from addresses and weights alone. They
+/// include backends that this gateway no longer knows, because other gateways may still know them and must choose
+/// alike.
 fn seats_in_flux(
     service: &Programmed<'_>,
     backends: &[BackendInfo],
     takers: &[&BackendInfo],
     moved: &[FormerWeight],
 ) -> (Selector, Option<Problem>) {
-    let place = |backend: &BackendInfo| (backend.address, backend.port);
+    let address_and_port = |backend: &BackendInfo| (backend.address, backend.port);
     let former: BTreeMap<(Addr, u16), u16> =
         moved.iter().map(|one| ((one.address.into(), one.port), one.weight)).collect();
     let weight = |backend: &BackendInfo| {
         let present = if backend.state == BackendState::Active { backend.weight } else { 0 };
-        former.get(&place(backend)).copied().unwrap_or(present)
+        former.get(&address_and_port(backend)).copied().unwrap_or(present)
     };
     let known = backends.iter().map(|backend| BackendInfo { weight: weight(backend), ..*backend });
-    let is_unknown = |at: &(Addr, u16)| backends.binary_search_by(|known| place(known).cmp(at)).is_err();
+    let is_unknown =
+        |at: &(Addr, u16)| backends.binary_search_by(|known| address_and_port(known).cmp(at)).is_err();
     let unknown = former.iter().filter(|(at, _)| is_unknown(at)).map(|(&(address, port), &weight)| {
         let (id, endpoint) = (BackendId::ABSENT, EndpointId::from_raw(u32::MAX));
         BackendInfo { id, endpoint, address, port, weight, state: BackendState::Down }
     });
     let mut then: Vec<BackendInfo> = known.chain(unknown).filter(|backend| backend.weight > 0).collect();
-    then.sort_unstable_by_key(place);
+    then.sort_unstable_by_key(address_and_port);
     let then: Vec<&BackendInfo> = then.iter().collect();
     let (present, problem) = seats(service, takers);
     let (former, _) = seats(service, &then);
-    let both = BothSeats { present, former };
+    let both = SeatsInFlux { present, former };
     (Selector::InFlux(Arc::new(both)), problem)
 }
 
@@ -332,7 +333,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         proxy_protocol,
         proxy_tlvs: proxy_tlvs(service.spec),
         syn_cookies: service.spec.syn_cookies,
-        // An INIT ACK gets the further VIPs of its Service.
+        // INIT ACKs of SCTP get the further VIPs of the Service.
         is_plain: limits.bandwidth.is_none()
             && mss_limit == 0
             && proxy_protocol.is_none()
@@ -365,7 +366,7 @@ fn info(
     }
 }
 
-/// The header of the PROXY protocol, where it has an effect. The option TOA is for TCP, and in `nat` backends see the
+/// The version of the PROXY protocol, where it has an effect. The option TOA is for TCP, and backends of `nat` see the
 /// client's address anyway.
 fn proxy_protocol(spec: &ServiceSpec) -> Option<ProxyVersion> {
     spec.proxy_protocol.filter(|version| match version {

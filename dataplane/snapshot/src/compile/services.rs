@@ -1,4 +1,4 @@
-//! The service ports of a spec on their way to tables: checked and sorted, then with the backends that can be reached.
+//! Service ports during compilation: checked and sorted, then reduced to reachable backends.
 
 use std::net::SocketAddr;
 

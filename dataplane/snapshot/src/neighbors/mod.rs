@@ -1,16 +1,17 @@
 //! `NeighborTable`: the link address of each next hop, shared by all snapshots and workers.
 //!
-//! An entry belongs to one (interface, address) while it has a reference. Snapshots have theirs in [`References`],
-//! which are dropped with them; the resolver takes one with [`NeighborTable::intern`] and gives it back with
-//! [`NeighborTable::release`]. Backends and routes of a snapshot name their next hops by [`NeighborId`]. An entry
+//! An entry belongs to one (interface, address) while it has a reference. References of a snapshot are in
+//! [`References`], which are dropped with it; the resolver acquires one with [`NeighborTable::intern`] and releases it
+//! with [`NeighborTable::release`]. Backends and routes of a snapshot name their next hops by [`NeighborId`]. An entry
 //! without a reference is free for another next hop, so neither a long uptime nor a flood fills the table. Snapshots
-//! and the resolver have separate capacities: next hops that packets request cannot take the place of a backend.
+//! and the resolver have separate capacities, so next hops that packets request cannot displace backends.
 //!
 //! Orderings. Readers take no lock. The version of an entry is odd while the entry is free and while its key is
 //! written. [`NeighborTable::resolve`] reads the version before the key and again after the link address, so it never
 //! returns the address of another neighbour that got the entry meanwhile. Removal closes the gap in the index by moving
-//! later elements forward. Each is stored at its new place before its old place changes, and `removals` grows in
-//! between, so a reader that missed a moving element sees that and searches again. State and link address are one word.
+//! later elements forward. Each is stored at its new position before its old one changes, and `removals` grows in
+//! between, so a reader that missed a moving element detects that and searches again. State and link address are one
+//! word.
 //!
 //! Invariant: readers never wait, and never see an address that was not received for the next hop that they look up.
 
@@ -36,7 +37,7 @@ use writers::Writers;
 
 use crate::path_mtu::PathMtus;
 
-/// The number of a next hop in the table. Valid while the next hop has a reference.
+/// The id of a next hop in the table. Valid while the next hop has a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct NeighborId(u32);
@@ -79,8 +80,7 @@ const STATES: u64 = RESOLVED | STALE | STATIC;
 /// Set if a packet has looked up the next hop by its address since the resolver's last check.
 const USED: u64 = 1 << 51;
 
-/// The maximum number of searches for an entry that may have been moved: each further one needs another concurrent
-/// removal.
+/// The maximum number of searches for an entry that may have been moved. Each repetition requires a concurrent removal.
 const FIND_TRIES: usize = 8;
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Default for Key {
     }
 }
 
-/// The table of next hops and their link addresses. A copy is the same table.
+/// The table of next hops and their link addresses. Clones share it.
 #[derive(Debug, Clone)]
 pub struct NeighborTable {
     /// Open addressing, at most half full. An element is an id + 1, or 0 if it is free.
@@ -109,12 +109,12 @@ pub struct NeighborTable {
     links: Arc<[AtomicU64]>,
     /// The number of entries that were ever moved in the index.
     removals: Arc<AtomicU64>,
-    /// The secret of the index's hash: senders choose addresses.
+    /// The secret of the index's hash, because senders choose addresses.
     seed: u64,
     writers: Arc<Mutex<Writers>>,
-    /// Stored here because snapshots, workers and reports share it as they share the table.
+    /// Stored here because it has the same users as the table.
     path_mtus: Arc<PathMtus>,
-    /// Stored here for the same reason.
+    /// Also stored here because of its users.
     ownership: Arc<Ownership>,
 }
 
@@ -163,7 +163,7 @@ impl NeighborTable {
         Self { ownership: Arc::new(Ownership::by(clock)), ..self }
     }
 
-    /// Which VIPs this gateway answers for, where several gateways are on one link.
+    /// The VIPs that this gateway answers for, if several gateways are on one link.
     #[inline]
     #[must_use]
     pub fn ownership(&self) -> &Arc<Ownership> {
@@ -185,8 +185,8 @@ impl NeighborTable {
         }
     }
 
-    /// The link address to send to, if one is known. Costs one load. Call it only for an entry with a reference, such
-    /// as one of the snapshot that the caller uses.
+    /// The link address to send to, if one is known. Costs one load. Call it only for an entry with a reference, for
+    /// example from the snapshot in use.
     #[inline]
     #[must_use]
     pub fn mac(&self, id: NeighborId) -> Option<MacAddr> {
@@ -194,7 +194,7 @@ impl NeighborTable {
         (word & STATES != 0).then(|| mac_of(word))
     }
 
-    /// The link address of a next hop that no snapshot names, if one is known. Records that it is in use. Lock-free.
+    /// The link address of a next hop that no snapshot names, if one is known. Marks it as used. Lock-free.
     #[inline]
     #[must_use]
     pub fn resolve(&self, interface: InterfaceIndex, addr: &Addr) -> Option<MacAddr> {
@@ -210,8 +210,8 @@ impl NeighborTable {
         Some(mac_of(word))
     }
 
-    /// The current entry of a neighbour, to compare a sighting with: the outer `Option` says whether it has an
-    /// entry, the inner one is the known link address. Does not count as use. Lock-free.
+    /// The current entry of a neighbour: the outer `Option` is `None` without an entry, the inner one without a known
+    /// link address. Does not count as use. Lock-free.
     #[must_use]
     pub fn peek(&self, interface: InterfaceIndex, addr: &Addr) -> Option<Option<MacAddr>> {
         let (id, version) = self.find(interface, addr)?;
@@ -238,7 +238,7 @@ impl NeighborTable {
         self.update(id, |_| RESOLVED | word_of(mac))
     }
 
-    /// Records that the address has not been confirmed for a while. It stays in use.
+    /// Marks the address as not confirmed recently. It stays in use.
     pub fn mark_stale(&self, id: NeighborId) {
         self.update(id, |word| if word & RESOLVED == 0 { word } else { word & MAC_MASK | STALE });
     }
@@ -297,7 +297,7 @@ impl NeighborTable {
         self.len() == 0
     }
 
-    /// The id and the version of its entry, or `None` if the next hop has none.
+    /// The id and the version of a next hop's entry, if it has one.
     #[inline]
     fn find(&self, interface: InterfaceIndex, addr: &Addr) -> Option<(u32, u32)> {
         let hash = self.hash(interface, addr);
@@ -322,7 +322,7 @@ impl NeighborTable {
         None
     }
 
-    /// The id and the version of its entry, or the place in the index where the id would be stored.
+    /// The id and the version of a next hop's entry, or the position in the index where its id would be stored.
     #[inline]
     fn probe(&self, hash: usize, interface: InterfaceIndex, addr: &Addr) -> Result<(u32, u32), usize> {
         let (high, low) = words(addr);
@@ -360,14 +360,14 @@ impl NeighborTable {
         key_hash(&Addr::v6(whole.to_be_bytes()), interface, 0) as usize
     }
 
-    /// Changes an entry that is not static. Returns false if it is static. Keeps the mark of use.
+    /// Changes an entry unless it is static. Returns false if it is. Keeps [`USED`].
     fn update(&self, id: NeighborId, change: impl Fn(u64) -> u64) -> bool {
         let changed = |word: u64| (word & STATIC == 0).then(|| change(word & !USED) | word & USED);
         self.links.get(id.index()).is_some_and(|link| link.fetch_update(Release, Relaxed, changed).is_ok())
     }
 }
 
-/// Marks the link as used. This writes once per period of the resolver, not once per packet.
+/// Marks the link as used. Writes once per period of the resolver, not once per packet.
 #[cold]
 fn note_use(link: &AtomicU64) {
     link.fetch_or(USED, Relaxed);

@@ -1,7 +1,7 @@
 //! Allocates and frees the entries of the neighbour table by counting the references of snapshots and the resolver.
 //!
-//! Everything here takes the writers' lock, so it is for control threads and the slow path, not for workers. The
-//! memory orderings are described in the table's module.
+//! All functions take the writers' lock, so they are for control threads and the slow path, not for workers. The
+//! table's module describes the memory orderings.
 //!
 //! Invariant: an entry is free exactly when no [`References`] and no [`NeighborTable::intern`] refers to it.
 
@@ -16,8 +16,7 @@ use tidegate_wire::Addr;
 use super::writers::{RefCounts, RefKind, Usage, Writers};
 use super::{NeighborId, NeighborTable, TableFull, words};
 
-/// References to the entries that one snapshot added to those of the snapshots that it is derived from. Dropping this
-/// value releases them.
+/// References to the entries that one snapshot added to those of its predecessors. Dropping this value releases them.
 #[derive(Debug)]
 pub struct References {
     table: NeighborTable,
@@ -46,7 +45,7 @@ impl References {
         Ok(id)
     }
 
-    /// Refuses other next hops than these from now on, until it is called with `None`.
+    /// Restricts further references to these next hops; `None` lifts the restriction.
     pub fn grant(&mut self, granted: Option<HashSet<(InterfaceIndex, Addr)>>) {
         self.granted = granted;
     }
@@ -132,9 +131,9 @@ impl NeighborTable {
     ) -> Result<NeighborId, TableFull> {
         let mut writers = self.writers();
         let hash = self.hash(interface, addr);
-        let (id, place) = match self.probe(hash, interface, addr) {
+        let (id, at) = match self.probe(hash, interface, addr) {
             Ok((id, _)) => (id, None),
-            Err(place) if writers.has_capacity(kind) => {
+            Err(at) if writers.has_capacity(kind) => {
                 let capacity = writers.refs.len();
                 let fresh = writers.fresh;
                 let id = if (fresh as usize) < capacity {
@@ -143,12 +142,12 @@ impl NeighborTable {
                 } else {
                     writers.freed.pop_front().ok_or(TableFull)?
                 };
-                (id, Some(place))
+                (id, Some(at))
             }
             Err(_) => return Err(TableFull),
         };
         let before = writers.refs[id as usize];
-        // An entry of the resolver counts as one of the snapshots once a snapshot refers to it.
+        // An entry of the resolver counts towards the snapshots' capacity once a snapshot refers to it.
         if kind == RefKind::Snapshot && before.snapshots == 0 && !writers.has_capacity(kind) {
             return Err(TableFull);
         }
@@ -159,9 +158,9 @@ impl NeighborTable {
         }
         let after = *refs;
         writers.account(before, after);
-        if let Some(place) = place {
+        if let Some(at) = at {
             self.write_key(id, interface, addr);
-            self.index[place].store(id + 1, Release);
+            self.index[at].store(id + 1, Release);
         }
         Ok(NeighborId(id))
     }
@@ -185,7 +184,7 @@ impl NeighborTable {
     fn write_key(&self, id: u32, interface: InterfaceIndex, addr: &Addr) {
         let key = &self.keys[id as usize];
         let (high, low) = words(addr);
-        // A reader that sees one of the stores below, and fences, also sees the odd version stored before them.
+        // A reader that sees one of the stores below also sees, after its fence, the odd version stored before them.
         fence(Release);
         key.high.store(high, Relaxed);
         key.low.store(low, Relaxed);
@@ -211,7 +210,7 @@ impl NeighborTable {
             let element = self.index[at].load(Relaxed);
             let moved = element.checked_sub(1).and_then(|id| self.key(NeighborId(id)));
             let Some((interface, addr)) = moved else { break };
-            // An element whose look-up begins behind the gap stays where it is.
+            // An element whose probe starts behind the gap stays where it is.
             if distance(self.hash(interface, &addr) & mask, at) >= distance(hole, at) {
                 self.index[hole].store(element, Release);
                 self.count_removal();

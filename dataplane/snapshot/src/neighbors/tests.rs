@@ -1,4 +1,4 @@
-//! Tests that entries are allocated, read during writes, and freed.
+//! Tests of allocation, concurrent reads and release of entries.
 
 use super::*;
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn an_address_is_resolved_goes_stale_and_is_cleared() {
 }
 
 #[test]
-fn a_static_address_outlasts_answers_until_configuration_takes_it_back() {
+fn answers_do_not_replace_a_static_address() {
     let table = NeighborTable::with_capacity(4);
     let id = table.intern(0, addr(1)).unwrap();
     table.set_resolved(id, mac(1));
@@ -47,7 +47,7 @@ fn a_static_address_outlasts_answers_until_configuration_takes_it_back() {
 }
 
 #[test]
-fn the_all_zero_link_address_is_not_taken_for_none() {
+fn the_all_zero_link_address_is_an_address() {
     let table = NeighborTable::with_capacity(1);
     let id = table.intern(0, addr(1)).unwrap();
     table.set_static(id, MacAddr::ZERO);
@@ -97,7 +97,7 @@ proptest! {
 }
 
 #[test]
-fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
+fn readers_during_writes_see_whole_keys_and_addresses() {
     // Each link address repeats the host number, so a torn read is detected.
     let link = |n: u32, flip: u64| mac((u64::from(n) << 24 | u64::from(n)) << 4 | flip);
     let (table, done) = (NeighborTable::with_capacity(4_000), AtomicBool::new(false));
@@ -139,7 +139,7 @@ fn an_unused_next_hop_releases_its_entry_and_its_address() {
     let table = NeighborTable::with_capacity(2);
     for n in 0..100_000 {
         let id = table.intern(0, addr(n)).expect("the others have been released");
-        assert_eq!(table.mac(id), None, "nothing of the neighbour before");
+        assert_eq!(table.mac(id), None, "the address of the previous neighbour is cleared");
         table.set_resolved(id, mac(u64::from(n)));
         assert_eq!(table.resolve(0, &addr(n)), Some(mac(u64::from(n))));
         table.release(0, &addr(n));
@@ -157,7 +157,7 @@ fn packets_and_backends_have_separate_capacities() {
         references.intern(0, addr(10 + n)).unwrap();
     }
     assert_eq!((table.intern(0, addr(2)), references.intern(0, addr(12))), (Err(TableFull), Err(TableFull)));
-    assert_eq!(references.intern(0, addr(0)), Err(TableFull), "it would be one backend more");
+    assert_eq!(references.intern(0, addr(0)), Err(TableFull), "it would exceed the capacity for backends");
     assert!(table.intern(0, addr(10)).is_ok(), "the snapshot has allocated its entry");
     drop(references);
     assert_eq!(table.lookup(0, &addr(11)), None);
@@ -203,7 +203,7 @@ fn only_what_packets_resolve_counts_as_used() {
     assert!(!table.take_use(0, &addr(1)), "no packet has resolved it");
     assert_eq!(table.resolve(0, &addr(1)), Some(mac(1)));
     table.set_resolved(id, mac(2));
-    assert_eq!(table.state(id), NeighborState::Resolved(mac(2)), "the note of use is no state");
+    assert_eq!(table.state(id), NeighborState::Resolved(mac(2)), "the used bit is no state");
     assert!(table.take_use(0, &addr(1)) && !table.take_use(0, &addr(1)));
     table.forget(id);
     assert_eq!(table.mac(id), None);
@@ -211,7 +211,7 @@ fn only_what_packets_resolve_counts_as_used() {
 
 proptest! {
     #[test]
-    fn finds_what_a_hash_map_finds_while_entries_come_and_go(
+    fn finds_what_a_hash_map_finds_while_entries_are_released(
         moves in proptest::collection::vec((any::<bool>(), 0_u32..40), 0..400),
     ) {
         // Few entries for many keys cause long runs in the index. Every removal has to keep them intact.
@@ -240,7 +240,7 @@ proptest! {
 }
 
 #[test]
-fn a_reader_during_reuse_sees_its_own_neighbour_or_none_and_misses_no_other() {
+fn a_reader_during_reuse_sees_its_neighbour_or_none() {
     // Each link address identifies its host. There are four entries for many hosts, so entries are soon reused.
     let (table, done) = (NeighborTable::with_capacity(8), AtomicBool::new(false));
     for n in 0..4 {

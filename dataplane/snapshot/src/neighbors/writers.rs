@@ -1,5 +1,4 @@
-//! State of the neighbour table that only writers use: the references to each entry, and the number of entries of each
-//! kind.
+//! State of the neighbour table that only writers use: references to each entry, and entries of each kind.
 
 use std::collections::VecDeque;
 
@@ -30,7 +29,7 @@ pub(super) struct Writers {
     pub(super) refs: Vec<RefCounts>,
     /// The first entry that has never been used.
     pub(super) fresh: u32,
-    /// Free entries to be reused, the one freed longest ago first.
+    /// Free entries for reuse, the longest free one first.
     pub(super) freed: VecDeque<u32>,
     pub(super) usage: Usage,
 }

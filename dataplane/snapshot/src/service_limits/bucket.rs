@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_spec::now::Now;
 
-/// How fast a bucket fills, and how much it holds. A unit is a byte or a connection.
+/// The rate and capacity of a token bucket. A unit is a byte or a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refill {
     /// Units per second, at least 1 and at most 2^34.
     pub(crate) per_second: u64,
-    /// Units that the bucket holds, at most one second's worth or 2^20.
+    /// The capacity: at most the units of one second, or 2^20.
     pub(crate) burst: u64,
 }
 
 impl Refill {
-    /// What a worker takes at once: a millisecond's worth, so that workers meet at the bucket at most a thousand times a
-    /// second each.
+    /// The units that a worker takes at once: those of a millisecond. So each worker accesses the shared token bucket
+    /// at most a thousand times a second.
     pub(crate) fn share(self) -> u64 {
         (self.per_second / 1_000).max(1)
     }
@@ -33,13 +33,12 @@ impl Refill {
     }
 }
 
-/// A token bucket, stored as the moment up to which its tokens are spent. A new bucket is full.
+/// A token bucket, stored as the time up to which its tokens are spent. A new one is full.
 #[derive(Debug, Default)]
 pub(crate) struct SharedBucket(AtomicU64);
 
 impl SharedBucket {
-    /// Takes `wanted` units, or as many as there are if that is at least what is needed now. Returns how many were taken:
-    /// 0 if there are fewer than needed.
+    /// Takes at most `wanted` units, but at least `needed` or none. Returns the number taken.
     pub(crate) fn take(&self, refill: Refill, needed: u64, wanted: u64, now: Now) -> u64 {
         let mut spent = self.0.load(Ordering::Relaxed);
         loop {
@@ -48,9 +47,9 @@ impl SharedBucket {
             if units < needed {
                 return 0;
             }
-            // What is left is at least what these units cost, so the sum is at most `now` or the burst.
+            // These units cost at most what is left, so the sum is at most `now` or the burst.
             let after = from.saturating_add(refill.nanos(units));
-            // Another worker that came first has taken units, so each round is progress of one of them.
+            // The exchange fails only if another worker has taken units, so some worker always makes progress.
             match self.0.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return units,
                 Err(changed) => spent = changed,
@@ -58,17 +57,17 @@ impl SharedBucket {
         }
     }
 
-    /// Whether this many units are there now.
+    /// Whether this many units are available.
     pub(crate) fn has(&self, refill: Refill, units: u64, now: Now) -> bool {
         refill.units(left(self.0.load(Ordering::Relaxed), refill, now).1) >= units
     }
 }
 
-/// The moment from which the tokens that are there count, and how many nanoseconds' worth there are.
+/// The time from which unspent tokens count, and their amount in nanoseconds.
 fn left(spent: u64, refill: Refill, now: Now) -> (u64, u64) {
     let saved_max = refill.nanos(refill.burst);
     let from = spent.max(now.0.saturating_sub(saved_max));
-    // Before the bucket could have filled once since time 0, it is full.
+    // Shortly after time 0 the token bucket counts as full.
     (from, now.0.max(saved_max).saturating_sub(from))
 }
 
@@ -79,7 +78,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_bucket_gives_its_burst_and_then_its_rate_for_any_rate() {
+    fn a_token_bucket_yields_its_burst_and_then_its_rate() {
         for per_second in [1_u64, 7, 1_000, 125_000, 250_000_000, 12_500_000_000] {
             let refill = Refill { per_second, burst: per_second };
             for start in [0, 1_700_000_000 * SECOND] {
@@ -97,13 +96,13 @@ mod tests {
             }
             let expected = 11 * per_second;
             assert!(taken <= expected, "{taken} of {expected}");
-            // Each of the 40,000 takes may lose what arrives in a nanosecond.
+            // Each of the 40,000 calls may lose the units of a nanosecond.
             assert!(taken + 1 + per_second / 10_000 >= expected, "{taken} of {expected}");
         }
     }
 
     #[test]
-    fn two_threads_together_take_no_more_than_the_bucket_gives() {
+    fn two_threads_together_take_no_more_than_the_token_bucket_has() {
         let refill = Refill { per_second: 1_000_000, burst: 1_000_000 };
         let bucket = SharedBucket::default();
         let take_all = || {
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_stops_goes_back_or_ends_adds_no_tokens() {
+    fn time_that_stops_or_goes_back_adds_no_tokens() {
         let refill = Refill { per_second: 10, burst: 10 };
         let bucket = SharedBucket::default();
         assert_eq!(bucket.take(refill, 10, 10, Now(u64::MAX)), 10);

@@ -12,7 +12,7 @@ use tidegate_spec::verdict::Refusal;
 
 use super::bucket::{Refill, SharedBucket};
 
-/// Which limits a service port has to look at: a byte of its record.
+/// The limits that packets of a service port must check: a byte of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LimitFlags(u8);
 
@@ -20,7 +20,7 @@ impl LimitFlags {
     const NEW_FLOWS: u8 = 1;
     const BANDWIDTH: u8 = 2;
 
-    /// What these limits apply to.
+    /// The flags of these limits.
     pub(crate) fn new(limits: &ServiceLimits) -> Self {
         let of = |is: bool, flag| if is { flag } else { 0 };
         Self(of(limits.limits_new_flows(), Self::NEW_FLOWS) | of(limits.bandwidth.is_some(), Self::BANDWIDTH))
@@ -73,7 +73,7 @@ impl LimitDrop {
     }
 }
 
-/// What the workers share for one Service. Snapshots hand it on as long as the Service has limits.
+/// State of one Service that workers share. Snapshots pass it on for as long as the Service has limits.
 #[derive(Debug, Default)]
 pub(super) struct SharedState {
     pub(super) bandwidth: [SharedBucket; 2],
@@ -91,9 +91,9 @@ pub struct LimitedService {
     limits: ServiceLimits,
     /// Its service ports.
     ports: Arc<[ServiceId]>,
-    /// Its position in the tables of workers. It stays the same for as long as the shared state exists.
-    pub(super) place: u32,
-    /// Differs from that of the Service that had the position before.
+    /// Its index in the tables of workers, fixed for as long as the shared state exists.
+    pub(super) table_index: u32,
+    /// Differs from that of the Service that had the index before.
     pub(super) since: u32,
     pub(super) shared: Arc<SharedState>,
 }
@@ -123,19 +123,19 @@ impl LimitedService {
         &self.ports
     }
 
-    /// The flows that all workers together had a moment ago. Counted only if they are limited.
+    /// The current flows of all workers. Counted only if they are limited.
     #[must_use]
     pub fn connections(&self) -> u64 {
         u64::try_from(self.shared.connections.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// The packets that a limit has dropped since the Service has limits, as of a moment ago.
+    /// The packets that a limit has dropped since the Service got limits.
     #[must_use]
     pub fn drops(&self, by: LimitDrop) -> u64 {
         self.shared.drops[by.index()].load(Ordering::Relaxed)
     }
 
-    /// The limit that would refuse a new flow now, if one would. For display.
+    /// The limit that would refuse a new flow now, if any. For display.
     #[must_use]
     pub fn refuses_new(&self, now: Now) -> Option<LimitDrop> {
         if let Some(refill) = self.rate()
@@ -147,13 +147,13 @@ impl LimitedService {
         (self.connections() >= u64::from(max.get())).then_some(LimitDrop::Connections)
     }
 
-    /// The bucket of new flows: it holds one second's worth.
+    /// The token bucket of new flows, with the tokens of one second.
     pub(super) fn rate(&self) -> Option<Refill> {
         let per_second = u64::from(self.limits.connection_rate?.get());
         Some(Refill { per_second, burst: per_second })
     }
 
-    /// The bucket of bytes of one direction.
+    /// The token bucket for the bytes of one direction.
     pub(super) fn bandwidth(&self) -> Option<Refill> {
         let per_second = (self.limits.bandwidth?.get() / 8).max(1);
         Some(Refill { per_second, burst: (per_second / BANDWIDTH_BURST_PER_SECOND).max(BANDWIDTH_BURST_MIN) })
@@ -173,8 +173,8 @@ pub(crate) struct LimitedServices {
 pub(crate) type LimitedPort<'a> = (ServiceId, (&'a str, &'a str), ServiceLimits);
 
 impl LimitedServices {
-    /// The Services of these ports. `indices` is the number of ids, `generation` that of the spec. A Service that
-    /// `previous` has keeps its state. If the ports of a Service differ, the limits of the last one count.
+    /// The Services of these ports. `indices` is the number of ids, `generation` that of the spec. A Service in
+    /// `previous` keeps its state. If the ports of a Service differ, the limits of the last one count.
     pub(crate) fn build<'a>(
         ports: impl Iterator<Item = LimitedPort<'a>>,
         indices: usize,
@@ -196,7 +196,8 @@ impl LimitedServices {
                 services.binary_search_by_key(name, |service| (service.namespace(), service.name())).ok()?;
             services.get(at)
         };
-        let mut taken: BTreeSet<u32> = by_name.keys().filter_map(|name| Some(before(name)?.place)).collect();
+        let mut taken: BTreeSet<u32> =
+            by_name.keys().filter_map(|name| Some(before(name)?.table_index)).collect();
         let mut next = 0;
         let mut of_port = vec![0; indices];
         let services = by_name.iter().zip(1..).map(|((name, (limits, ports)), position)| {
@@ -213,8 +214,8 @@ impl LimitedServices {
                 name: name.1.into(),
                 limits: *limits,
                 ports,
-                place: next,
-                // Only whether it differs matters.
+                table_index: next,
+                // Only compared for equality, so the low bits are enough.
                 since: generation as u32,
                 shared: Arc::default(),
             }
@@ -255,14 +256,15 @@ mod tests {
         assert_eq!(first.all().len(), 2);
         assert_eq!(first.of_port(id(0)).map(LimitedService::ports), Some(&[id(0), id(2)][..]));
         assert!(first.of_port(id(3)).is_none() && LimitedServices::default().of_port(id(0)).is_none());
-        let (state, place) = (&first.of_port(id(1)).unwrap().shared, first.of_port(id(1)).unwrap().place);
-        // Another Service comes before it in the order of names, and the first one goes.
+        let (state, table_index) =
+            (&first.of_port(id(1)).unwrap().shared, first.of_port(id(1)).unwrap().table_index);
+        // Another Service precedes it in the order of names, and the first one is removed.
         let ports = [(id(3), ("a", "api"), limits(1)), (id(1), ("b", "web"), limits(9))];
         let second = LimitedServices::build(ports.into_iter(), 4, 2, Some(&first));
         let kept = second.of_port(id(1)).unwrap();
-        assert!(Arc::ptr_eq(&kept.shared, state) && kept.place == place);
+        assert!(Arc::ptr_eq(&kept.shared, state) && kept.table_index == table_index);
         assert_eq!(kept.limits(), &limits(9));
         let new = second.of_port(id(3)).unwrap();
-        assert!(new.place != place && new.since == 2);
+        assert!(new.table_index != table_index && new.since == 2);
     }
 }

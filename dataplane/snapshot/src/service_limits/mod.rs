@@ -1,20 +1,20 @@
 //! Limits of Services: connections, new connections per second, and bandwidth.
 //!
-//! A limit applies to the whole Service: all its ports and addresses, over all workers. The state that workers share
-//! is in [`LimitedService`], which snapshots hand on from one to the next. A worker does not read it for each packet:
+//! A limit applies to the whole Service: all its ports and addresses, over all workers. The state that workers share is
+//! in [`LimitedService`], which snapshots pass on. A worker doesn't read it for each packet:
 //!
-//! - Bandwidth and rate: a worker takes what the rate gives in a millisecond from the shared bucket at once, and spends
-//!   it alone ([`bucket`]). It does not matter which worker receives how much, so no worker has a fixed share. Together
-//!   the workers never spend more than the bucket gave. A worker may hold up to a millisecond's worth unused.
-//! - Connections: each worker knows its own flows from its flow tables, and adds the difference since the last time to
-//!   a shared count. A new flow is counted before it begins, so workers that admit flows at the same moment never exceed
-//!   the limit. Flows that end are subtracted when the worker next admits a flow of the Service, or reports its counts,
-//!   which it does several times a second.
+//! - Bandwidth and rate: a worker takes the tokens of a millisecond from the shared token bucket at once, and spends
+//!   them alone ([`bucket`]). So no worker has a fixed share, and together the workers never spend more than the rate
+//!   allows. A worker may keep the tokens of a millisecond unused.
+//! - Connections: each worker counts its own flows in its flow tables, and adds the difference since the last update to
+//!   a shared count. A new flow is counted before it begins, so workers that admit flows concurrently never exceed the
+//!   limit. Ended flows are subtracted when the worker next admits a flow of the Service, or reports its counts, which
+//!   it does several times a second.
 //!
-//! Packets of known flows never count against the limits of new flows, and neither do segments in the middle of a TCP
-//! connection that this gateway has not seen: another gateway has admitted it.
+//! The limits of new flows apply neither to packets of known flows nor to segments in the middle of an unknown TCP
+//! connection, which another gateway has admitted.
 //!
-//! Invariant: nothing here allocates or waits on a worker. A Service without limits costs one predicted branch.
+//! Invariant: nothing here allocates or blocks a worker. A Service without limits costs one predicted branch.
 
 pub(crate) mod bucket;
 mod limited_service;

@@ -1,5 +1,4 @@
-//! What one worker knows of the limits of Services: the tokens that it has taken and not yet spent, the flows that it has
-//! reported, and the drops that it has not reported yet.
+//! A worker's state for the limits of Services: unspent tokens, reported flows, and drops not reported yet.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +14,7 @@ use crate::counters::Direction;
 
 /// The words of a Service.
 const WORDS: usize = 12;
-/// [`LimitedService::since`] of the Service that the words are about.
+/// [`LimitedService::since`] of the Service that the words belong to.
 const SINCE: usize = 0;
 /// The flows that this worker has added to the shared count.
 const REPORTED: usize = 1;
@@ -23,33 +22,33 @@ const REPORTED: usize = 1;
 const BYTES: usize = 2;
 /// Unspent new flows.
 const NEW: usize = 4;
-/// When each of these three buckets was last found empty; 0 for never.
+/// When each of these three token buckets was last found empty; 0 for never.
 const EMPTY: usize = 5;
 /// Drops not reported yet, for each limit.
 const DROPS: usize = 8;
 
 const _: () = assert!(DROPS + LimitDrop::ALL.len() <= WORDS);
 
-/// The limits as one worker knows them.
+/// The limits of Services at one worker.
 #[derive(Debug)]
 pub struct WorkerLimits {
-    /// By [`LimitedService::place`].
+    /// By [`LimitedService::table_index`].
     services: Box<[[u32; WORDS]]>,
-    /// The position of the Service that the next report begins with.
+    /// The position of the first Service of the next report.
     next: usize,
 }
 
 impl Default for WorkerLimits {
-    /// Room for as many Services as a snapshot may have.
+    /// Capacity for the maximum number of Services.
     fn default() -> Self {
-        // The system zeroes the memory, so places without a Service take none.
+        // The system zeroes the memory, so unused words take none.
         Self { services: vec![[0; WORDS]; SERVICES_MAX].into_boxed_slice(), next: 0 }
     }
 }
 
 impl WorkerLimits {
     fn words(&mut self, service: &LimitedService) -> Option<&mut [u32; WORDS]> {
-        let words = self.services.get_mut(service.place as usize)?;
+        let words = self.services.get_mut(service.table_index as usize)?;
         if words[SINCE] != service.since {
             *words = [0; WORDS];
             words[SINCE] = service.since;
@@ -57,7 +56,7 @@ impl WorkerLimits {
         Some(words)
     }
 
-    /// Whether a packet of `bytes` is within the bandwidth of its direction; if so, they are spent.
+    /// Whether a packet of `bytes` is within the bandwidth of its direction; if so, its bytes are spent.
     pub fn passes(&mut self, service: &LimitedService, direction: Direction, bytes: usize, now: Now) -> bool {
         let (Some(refill), Some(words)) = (service.bandwidth(), self.words(service)) else { return true };
         let bucket = &service.shared.bandwidth[direction as usize];
@@ -67,7 +66,7 @@ impl WorkerLimits {
         spends
     }
 
-    /// Counts a new flow of a Service, if its limits allow one more now.
+    /// Counts a new flow of a Service, if its limits allow one more.
     ///
     /// # Errors
     /// The limit that is reached.
@@ -93,7 +92,7 @@ impl WorkerLimits {
         Err(by.refusal())
     }
 
-    /// Reports the flows that have ended, and the drops, of the next Services. Call it several times a second.
+    /// Reports ended flows and drops of the next Services. Call it several times a second.
     pub fn report(&mut self, snapshot: &Snapshot, flows: &FlowTables) {
         let all = snapshot.limited_services();
         if all.is_empty() {
@@ -117,7 +116,7 @@ impl WorkerLimits {
     }
 }
 
-/// Spends units that this worker holds, and takes more from the shared bucket if it must.
+/// Spends units of this worker, and takes more from the shared token bucket if necessary.
 fn spend(
     words: &mut [u32; WORDS],
     at: usize,
@@ -130,7 +129,8 @@ fn spend(
         words[at] = left;
         return true;
     }
-    // An empty bucket is not looked at again for 131 µs, so that workers do not meet there for each packet of a flood.
+    // An empty token bucket is not accessed again for 131 µs, so that workers don't contend for it on each packet of a
+    // flood.
     let moment = (now.0 >> 17) as u32 | 1 << 31;
     if words[EMPTY + at - BYTES] == moment {
         return false;
@@ -146,7 +146,7 @@ fn spend(
     true
 }
 
-/// Counts one more flow, if all workers together then have at most `max`. `own` are the flows of this worker.
+/// Counts one more flow, if all workers together then have at most `max`. `own` is the number of this worker's flows.
 fn reserve(words: &mut [u32; WORDS], service: &LimitedService, own: u32, max: u32) -> bool {
     let count = &service.shared.connections;
     let change = difference(own, words[REPORTED]);

@@ -1,4 +1,4 @@
-//! Random chains of specs against maps of them.
+//! Compares random chains of specs with maps of them.
 
 use proptest::prelude::*;
 

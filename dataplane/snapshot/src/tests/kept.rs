@@ -1,9 +1,9 @@
-//! What lives on from one snapshot to the next: ids, Maglev tables, entries of neighbours.
+//! State that is kept from one snapshot to the next: ids, Maglev tables, entries of neighbours.
 
 use super::*;
 
 #[test]
-fn ids_stay_with_what_lives_and_stale_ones_find_nothing() {
+fn objects_keep_their_ids_and_stale_ids_find_nothing() {
     let one = network(vec![
         service(
             "203.0.113.1",
@@ -38,7 +38,7 @@ fn ids_stay_with_what_lives_and_stale_ones_find_nothing() {
     assert!(second.service_by_id(old).is_none() && second.service_info(old).is_none());
     assert_eq!(second.service_indices(), 2);
 
-    // First nothing is left, then everything again: the indices return, but the ids do not.
+    // All objects are removed and added again: the indices are reused, the ids are not.
     let empty = clean(&network(vec![]), Some(&second));
     assert!(after.values().all(|id| empty.backend(*id).is_none()));
     let again = clean(&one, Some(&empty));
@@ -49,7 +49,7 @@ fn ids_stay_with_what_lives_and_stale_ones_find_nothing() {
 }
 
 #[test]
-fn a_change_from_or_to_nat_makes_other_backends_and_one_between_dsr_modes_does_not() {
+fn a_change_from_or_to_nat_changes_backend_ids_but_dsr_modes_keep_them() {
     let spec = |mode| network(vec![service("203.0.113.1", 80, mode, vec![backend("10.0.1.1", 80)])]);
     let id = |snapshot: &Snapshot| *backend_ids(snapshot).values().next().unwrap();
     let l2 = clean(&spec(DsrL2), None);
@@ -70,7 +70,7 @@ fn table_of(service: &Service) -> &Arc<[u16]> {
 }
 
 #[test]
-fn equal_tables_are_one_over_services_ports_and_snapshots() {
+fn services_ports_and_snapshots_share_equal_tables() {
     let backends = |port| vec![backend("10.0.1.1", port), backend("10.0.1.2", port)];
     let mut spec = network(vec![
         service("203.0.113.1", 80, Nat, backends(8080)),
@@ -90,11 +90,11 @@ fn equal_tables_are_one_over_services_ports_and_snapshots() {
     let second = clean(&spec, Some(&first));
     let after = tables(&second);
     assert!(Arc::ptr_eq(&before[0], &after[0]) && !Arc::ptr_eq(&before[2], &after[2]));
-    assert_eq!(second.tables(), 2, "tables that nobody uses are not carried on");
+    assert_eq!(second.tables(), 2, "unused tables are dropped");
 }
 
 #[test]
-fn fixed_neighbours_are_set_and_taken_back() {
+fn fixed_neighbours_are_set_and_cleared() {
     let neighbors = NeighborTable::with_capacity(16);
     let mut spec = network(vec![]);
     spec.network.neighbors = vec![
@@ -111,7 +111,7 @@ fn fixed_neighbours_are_set_and_taken_back() {
 }
 
 #[test]
-fn next_hops_that_no_snapshot_names_any_more_give_their_slots_up() {
+fn next_hops_that_no_snapshot_names_release_their_entries() {
     let neighbors = NeighborTable::with_capacity(64);
     let mut spec = network(vec![service("203.0.113.1", 80, Nat, vec![backend("10.0.1.1", 80)])]);
     let (mut snapshot, _) = Snapshot::compile(&spec, None, &neighbors).unwrap();

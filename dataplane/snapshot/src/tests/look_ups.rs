@@ -1,4 +1,4 @@
-//! What packets find: services, backends, addresses, routes, endpoints.
+//! Tests of look-ups: services, backends, addresses, routes, endpoints.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn snapshots_are_read_by_many_threads() {
 }
 
 #[test]
-fn a_packet_finds_its_service_its_backend_and_the_way_there() {
+fn a_packet_finds_its_service_backend_and_next_hop() {
     let mut spec = network(vec![service(
         "203.0.113.1",
         80,
@@ -59,7 +59,7 @@ fn addresses_and_routes_are_those_of_the_spec() {
     assert_eq!(
         snapshot.address(&addr("10.0.0.1")),
         Some(AddressKind::Own(0)),
-        "own, though it has a service port"
+        "own, although it has a service port"
     );
     assert_eq!(snapshot.address(&addr("2001:db8::1")), Some(AddressKind::Own(0)));
     assert_eq!(snapshot.address(&addr("10.0.0.2")), Some(AddressKind::Snat));
@@ -77,12 +77,12 @@ fn addresses_and_routes_are_those_of_the_spec() {
         (Some(addr("10.0.255.254")), neighbors.lookup(0, &addr("10.0.255.254")))
     );
     let far = snapshot.route(&addr("2001:db8:9::1")).unwrap();
-    assert_eq!(far.via, Some(addr("fe80::1")), "link-local routers are reached by the only interface");
+    assert_eq!(far.via, Some(addr("fe80::1")), "the only interface reaches link-local routers");
     assert_eq!(neighbors.key(far.neighbor.unwrap()), Some((0, addr("fe80::1"))));
 }
 
 #[test]
-fn endpoints_of_dsr_services_are_not_told_as_sources_of_replies() {
+fn endpoints_of_dsr_services_are_no_sources_of_replies() {
     let spec = network(vec![
         service("203.0.113.1", 80, DsrL2, vec![backend("10.0.1.1", 80), backend("10.0.1.2", 80)]),
         service("203.0.113.2", 80, Nat, vec![backend("10.0.1.2", 80)]),
@@ -94,14 +94,14 @@ fn endpoints_of_dsr_services_are_not_told_as_sources_of_replies() {
     };
     assert_eq!(endpoint("10.0.1.1"), None);
     let shared = endpoint("10.0.1.2").unwrap();
-    let holders =
+    let users =
         snapshot.services().flat_map(|(_, info)| info.backends.iter()).filter(|b| b.endpoint == shared);
-    assert_eq!(holders.count(), 2, "one endpoint behind two services has one id");
+    assert_eq!(users.count(), 2, "one endpoint behind two services has one id");
     assert_eq!(snapshot.endpoint_key(shared).unwrap().address, addr("10.0.1.2"));
 }
 
 #[test]
-fn backends_that_drain_or_weigh_nothing_take_no_new_flow_and_are_still_there() {
+fn draining_backends_and_those_of_weight_0_take_no_new_flow_but_exist() {
     let mut backends: Vec<_> = (1..=4).map(|n| backend(&format!("10.0.1.{n}"), 80)).collect();
     backends[0].state = BackendState::Draining;
     backends[1].state = BackendState::Down;

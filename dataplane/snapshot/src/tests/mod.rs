@@ -1,4 +1,4 @@
-//! Compares compiled snapshots with the spec: look-ups, ids over chains of compiles, shared tables, and every problem.
+//! Tests of compiled snapshots: look-ups, ids over chains of compiles, shared tables, and every problem.
 
 mod chains;
 mod kept;

@@ -1,4 +1,4 @@
-//! What is left out of a snapshot, and the reason that is given.
+//! Parts left out of a snapshot, with the reported reasons.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn reason(spec: &SnapshotSpec) -> BackendProblem {
 }
 
 #[test]
-fn each_backend_problem_leaves_that_backend_out_and_says_why() {
+fn each_backend_problem_leaves_that_backend_out_and_is_reported() {
     let with = |vip, mode, address, port| network(vec![service(vip, 80, mode, vec![backend(address, port)])]);
     let v4 = |mode, address, port| with("203.0.113.1", mode, address, port);
     assert_eq!(reason(&v4(DsrL2, "172.16.0.1", 80)), BackendProblem::NotOnLink);
@@ -51,7 +51,7 @@ fn each_backend_problem_leaves_that_backend_out_and_says_why() {
 }
 
 #[test]
-fn tunnels_cross_families_and_the_rest_of_a_service_works_beside_a_problem() {
+fn tunnels_cross_families_and_a_problem_leaves_the_rest_working() {
     let backends = vec![backend("2001:db8::9", 80), backend("10.0.1.1", 80), backend("10.0.1.2", 8080)];
     let (snapshot, problems) = compile(&network(vec![service("203.0.113.1", 80, DsrIpip, backends)]), None);
     let (_, info) = snapshot.services().next().unwrap();
@@ -66,7 +66,7 @@ fn tunnels_cross_families_and_the_rest_of_a_service_works_beside_a_problem() {
 }
 
 #[test]
-fn problems_of_routes_neighbours_and_tables_are_told() {
+fn problems_of_routes_neighbours_and_tables_are_reported() {
     let route = |to: &str, via: &str| RouteSpec { to: to.parse().unwrap(), via: ip(via) };
     let problem = |spec: &SnapshotSpec, capacity| {
         let mut problems = Snapshot::compile(spec, None, &NeighborTable::with_capacity(capacity)).unwrap().1;
@@ -117,7 +117,7 @@ fn problems_of_routes_neighbours_and_tables_are_told() {
     );
 }
 
-/// Two services with backends on the link. The table has room for `capacity` next hops.
+/// Two services with backends on the link.
 fn short(own: &[&str]) -> SnapshotSpec {
     let backends = |all: &[&str]| all.iter().map(|at| backend(at, 80)).collect();
     network(vec![
@@ -127,12 +127,12 @@ fn short(own: &[&str]) -> SnapshotSpec {
 }
 
 #[test]
-fn a_backend_that_was_left_out_of_a_full_table_is_tried_again_by_every_compile() {
+fn every_compile_retries_a_backend_left_out_of_a_full_table() {
     let mut spec = short(&["10.0.1.1", "10.0.1.2", "10.0.1.3"]);
     let routers = compile(&network(vec![]), None).0.next_hops().len();
     let neighbors = NeighborTable::with_capacity(routers + 3);
     let (first, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
-    assert!(problems.iter().all(Problem::is_lack_of_room) && problems.len() == 1, "{problems:?}");
+    assert!(problems.iter().all(Problem::is_neighbor_table_full) && problems.len() == 1, "{problems:?}");
     spec.services[0] = short(&["10.0.1.1"]).services.swap_remove(0);
     spec.generation += 1;
     let (second, _) = Snapshot::compile(&spec, Some(&first), &neighbors).unwrap();
@@ -144,7 +144,7 @@ fn a_backend_that_was_left_out_of_a_full_table_is_tried_again_by_every_compile()
 }
 
 #[test]
-fn a_namespace_with_more_next_hops_than_the_table_has_takes_none_of_another_namespace() {
+fn a_namespace_with_too_many_next_hops_takes_none_of_another() {
     let many: Vec<String> = (1..9).map(|n| format!("10.0.1.{n}")).collect();
     let mut spec = short(&many.iter().map(String::as_str).collect::<Vec<_>>());
     let mut other = ServiceSpec::clone(&spec.services[1]);
@@ -155,9 +155,9 @@ fn a_namespace_with_more_next_hops_than_the_table_has_takes_none_of_another_name
     let neighbors = NeighborTable::with_capacity(fixed + 4);
     let (snapshot, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
     assert_eq!(snapshot.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [3, 1]);
-    assert!(problems.len() == 5 && problems.iter().all(Problem::is_lack_of_room), "{problems:?}");
+    assert!(problems.len() == 5 && problems.iter().all(Problem::is_neighbor_table_full), "{problems:?}");
 
-    // A snapshot that is in use keeps its entries. The share is free when it is no longer in use.
+    // A snapshot in use keeps its entries. Its share is free once it is dropped.
     let first = network(vec![ServiceSpec::clone(&spec.services[0])]);
     spec.network.neighbors.clear();
     let neighbors = NeighborTable::with_capacity(fixed + 2);

@@ -1,8 +1,8 @@
-//! What refuses a whole spec.
+//! Errors that refuse the whole spec.
 
 use super::*;
 
-/// The error of a spec with one service after `change`. It must leave the neighbour table alone.
+/// The error of a spec with one service after `change`. It must not change the neighbour table.
 fn error(change: &dyn Fn(&mut SnapshotSpec)) -> CompileError {
     let mut spec = network(vec![service("203.0.113.1", 80, Nat, vec![backend("10.0.1.1", 80)])]);
     spec.network.neighbors = vec![NeighborSpec { ip: ip("10.0.0.9"), mac: MAC }];
@@ -19,7 +19,7 @@ fn key() -> ServiceKey {
 }
 
 #[test]
-fn counts_above_a_limit_refuse_the_spec_and_leave_the_neighbour_table_alone() {
+fn counts_above_a_limit_refuse_the_spec() {
     let service = key();
     let too_many = |what, max| CompileError::TooMany { what, count: max + 1, max };
 
@@ -60,7 +60,7 @@ fn counts_above_a_limit_refuse_the_spec_and_leave_the_neighbour_table_alone() {
 }
 
 #[test]
-fn duplicates_refuse_the_spec_and_leave_the_neighbour_table_alone() {
+fn duplicates_refuse_the_spec() {
     let service = key();
     assert_eq!(
         error(&|spec| spec
@@ -90,7 +90,7 @@ fn duplicates_refuse_the_spec_and_leave_the_neighbour_table_alone() {
 }
 
 #[test]
-fn values_out_of_range_refuse_the_spec_and_leave_the_neighbour_table_alone() {
+fn values_out_of_range_refuse_the_spec() {
     let service = key();
     assert_eq!(
         error(&|spec| spec.services[0].key.port = 0),

@@ -1,4 +1,4 @@
-//! Large specs.
+//! Tests with large specs.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ fn prints_how_long_a_thousand_services_of_ten_backends_take() {
     assert_eq!(problems, []);
     let bytes = |service: &Service| match service.selector() {
         Selector::Rendezvous(seats) => seats.bytes(),
-        _ => panic!("not asked for"),
+        _ => panic!("no other scheduler is configured"),
     };
     let bytes: usize = first.services().map(|(service, _)| bytes(service)).sum();
     assert!(bytes <= 500_000, "{bytes} bytes to choose by: 10,000 services stay below 5 MB");

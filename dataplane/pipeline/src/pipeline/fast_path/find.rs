@@ -66,7 +66,7 @@ where
                 snapshot.prefetch_backend(backend);
                 item.id = backend.raw();
             }
-            First::There => item.action = Action::Stages,
+            First::Present => item.action = Action::Stages,
             First::Absent => {
                 flows.prefetch_dsr(item.hash, Bucket::Second);
                 missing |= 1 << (n % BURST);
@@ -95,7 +95,7 @@ where
         let is_tcp = item.packet.proto == proto::TCP;
         match flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now) {
             First::Steady(hit) => store_hit(snapshot, item, &hit),
-            First::There => item.action = Action::Stages,
+            First::Present => item.action = Action::Stages,
             First::Absent => {
                 flows.prefetch_nat(item.hash, Bucket::Second);
                 missing |= 1 << (n % BURST);
@@ -127,13 +127,13 @@ fn find_in_second_bucket<const A: usize>(
                     snapshot.prefetch_backend(backend);
                     item.id = backend.raw();
                 }
-                First::There => item.action = Action::Stages,
+                First::Present => item.action = Action::Stages,
                 First::Absent => prepare_without_entry(snapshot, item, actions),
             }
         } else {
             match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
                 First::Steady(hit) => store_hit(snapshot, item, &hit),
-                First::There => item.action = Action::Stages,
+                First::Present => item.action = Action::Stages,
                 First::Absent => prepare_pair(snapshot, item, actions),
             }
         }

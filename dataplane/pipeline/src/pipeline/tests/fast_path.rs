@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_snapshot::counters::Tallies;
-use tidegate_spec::limits::FAST_PATH_RESTS;
+use tidegate_spec::limits::FAST_PATH_SKIPPED_BURSTS;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{
@@ -500,7 +500,7 @@ fn a_flood_of_new_flows_pauses_the_fast_path() {
         out.fast == 1
     };
     // Until a burst tries the fast path, which then sends the packet of the established flow.
-    let resumes = |lab: &mut Lab| (0..=FAST_PATH_RESTS).any(|_| fast(lab, &flow(1, flags::ACK)));
+    let resumes = |lab: &mut Lab| (0..=FAST_PATH_SKIPPED_BURSTS).any(|_| fast(lab, &flow(1, flags::ACK)));
     assert!(resumes(&mut lab));
     assert!(fast(&mut lab, &flow(1, flags::ACK)), "each burst tries it while it sends packets");
     assert!(!fast(&mut lab, &flow(2, flags::SYN)));

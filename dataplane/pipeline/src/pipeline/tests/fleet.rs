@@ -2,7 +2,7 @@
 //! restart without state, and no connection changes its backend.
 //!
 //! The model of a gateway's control plane knows the current backends and the changes that it has seen itself
-//! ([`SeatHistory`]) or received from the other gateway at its start. Removed backends continue to serve.
+//! ([`WeightHistory`]) or received from the other gateway at its start. Removed backends continue to serve.
 //!
 //! Connections send at least once a minute and, if their gateway fails, before the backends change again. Otherwise no
 //! gateway would know them, since tables don't survive the process.
@@ -14,7 +14,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_conntrack::flow_record::Walks;
-use tidegate_select::rendezvous::SeatHistory;
+use tidegate_select::rendezvous::WeightHistory;
 use tidegate_spec::verdict::TransmitReason;
 use tidegate_spec::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, NeighborSpec, Protocol,
@@ -68,7 +68,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 struct Gateway {
     lab: Lab,
-    history: SeatHistory,
+    history: WeightHistory,
     walks: Walks,
 }
 
@@ -100,7 +100,7 @@ fn client(port: u16) -> SocketAddr {
 }
 
 impl Gateway {
-    fn start(fleet: &Fleet, peer: Option<&SeatHistory>) -> Self {
+    fn start(fleet: &Fleet, peer: Option<&WeightHistory>) -> Self {
         let mut lab = Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &[])]);
         lab.change(|spec| {
             spec.network.interfaces[0].addresses[0] = "10.0.255.254/16".parse().expect("an address");
@@ -112,9 +112,9 @@ impl Gateway {
         });
         lab.wait(fleet.elapsed);
         lab.pipeline.set_shared_flows(Some(SharedFlows::Nat), Walks::default());
-        let mut history = SeatHistory::next(None, fleet.weights(), WINDOW, fleet.elapsed);
+        let mut history = WeightHistory::next(None, fleet.weights(), WINDOW, fleet.elapsed);
         if let Some(peer) = peer {
-            peer.moved(fleet.elapsed).for_each(|seat| history.learn(&seat, WINDOW, fleet.elapsed));
+            peer.moved(fleet.elapsed).for_each(|seat| history.import(&seat, WINDOW, fleet.elapsed));
         }
         let mut gateway = Self { lab, history, walks: Walks::default() };
         gateway.publish(fleet);
@@ -122,7 +122,7 @@ impl Gateway {
     }
 
     fn publish(&mut self, fleet: &Fleet) {
-        self.history = SeatHistory::next(Some(&self.history), fleet.weights(), WINDOW, fleet.elapsed);
+        self.history = WeightHistory::next(Some(&self.history), fleet.weights(), WINDOW, fleet.elapsed);
         let moved = self.history.former_weights();
         let moved = moved.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight });
         let moved: Vec<FormerWeight> = moved.collect();

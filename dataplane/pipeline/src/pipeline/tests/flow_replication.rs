@@ -248,7 +248,7 @@ fn gateway_knows_whether_it_gets_replies_of_adopted_flows() {
         gateway.wait(1);
         gateway.walks.complete += 1;
         let updates = gateway.updates();
-        let [FlowUpdate::Is(record)] = updates[..] else { panic!("{updates:?}") };
+        let [FlowUpdate::Live(record)] = updates[..] else { panic!("{updates:?}") };
         record.translation.expect("a NAT flow").has_replies
     };
     assert!(has_replies(&mut first), "its own flow");
@@ -305,14 +305,14 @@ fn adopted_flow_is_relayed_only_to_a_gateway_that_has_lost_its_tables() {
     assert_eq!(second.updates(), [], "the first gateway knows its own flow");
     second.walks.complete += 1;
     let back = second.updates();
-    assert!(matches!(back[..], [FlowUpdate::Is(record)] if record.is_relayed), "{back:?}");
+    assert!(matches!(back[..], [FlowUpdate::Live(record)] if record.is_relayed), "{back:?}");
     let mut restarted = Gateway::new(&spec, 1, SharedFlows::Nat);
     assert_eq!(restarted.adopt(&back), [ImportOutcome::New]);
     let [client, vip, _] = SIDES[0].map(addr);
     second.wait(1);
     second.send(client, vip, ACK);
     second.walks.refreshing += 1;
-    assert!(matches!(second.updates()[..], [FlowUpdate::Is(record)] if !record.is_relayed));
+    assert!(matches!(second.updates()[..], [FlowUpdate::Live(record)] if !record.is_relayed));
 }
 
 #[test]
@@ -346,12 +346,12 @@ fn flow_in_use_is_never_replaced_by_a_record() {
         first.send(backend, local, SYN | ACK);
         first.send(client, vip, ACK);
         let mut updates = first.updates();
-        let [FlowUpdate::Is(record)] = &mut updates[..] else { panic!("{updates:?}") };
+        let [FlowUpdate::Live(record)] = &mut updates[..] else { panic!("{updates:?}") };
         // The other gateway has chosen the other backend for the same ports.
         let other = if backend == addr("10.0.0.1:80") { "10.0.0.2:80" } else { "10.0.0.1:80" };
         let mut elsewhere = *record;
         elsewhere.backend.addr = addr(other).ip().into();
-        second.adopt(&[FlowUpdate::Is(elsewhere)]);
+        second.adopt(&[FlowUpdate::Live(elsewhere)]);
         second.wait(1);
         assert_eq!(sent(&second.send(client, vip, ACK)).1, addr(other));
         assert_eq!(second.adopt(&updates), [ImportOutcome::Conflict], "{mode:?}");
@@ -425,12 +425,12 @@ fn invalid_record_is_refused_with_its_reason() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
-    let [FlowUpdate::Is(record)] = first.updates()[..] else { panic!("one record") };
+    let [FlowUpdate::Live(record)] = first.updates()[..] else { panic!("one record") };
     let refuse = |change: &dyn Fn(&mut tidegate_conntrack::flow_record::FlowRecord)| {
         let mut record = record;
         change(&mut record);
         let mut second = Gateway::second(&spec, 1);
-        let outcome = second.adopt(&[FlowUpdate::Is(record)])[0];
+        let outcome = second.adopt(&[FlowUpdate::Live(record)])[0];
         assert_eq!(second.live(), usize::from(outcome == ImportOutcome::New));
         outcome
     };
@@ -456,13 +456,13 @@ fn records_fill_a_table_to_three_quarters_of_its_bound_at_most() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
     open(&mut first, SIDES[0]);
-    let [FlowUpdate::Is(record)] = first.updates()[..] else { panic!("one record") };
+    let [FlowUpdate::Live(record)] = first.updates()[..] else { panic!("one record") };
     let mut second = Gateway::second(&spec, 1);
     let full = (1..60_000u16).filter(|port| {
         let mut record = record;
         record.name.client.port = *port;
         record.translation.as_mut().unwrap().local.port = *port;
-        second.adopt(&[FlowUpdate::Is(record)]) == [ImportOutcome::Full]
+        second.adopt(&[FlowUpdate::Live(record)]) == [ImportOutcome::Full]
     });
     assert!(full.count() > 50_000);
     // The tables of a lab have a capacity of 4,096 flows.

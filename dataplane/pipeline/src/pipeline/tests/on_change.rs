@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_conntrack::flow_record::FlowUpdate;
 use tidegate_conntrack::flow_record::Walks;
-use tidegate_select::rendezvous::SeatHistory;
+use tidegate_select::rendezvous::WeightHistory;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, NeighborSpec, Protocol, Scheduler,
@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_secs(300);
 /// A gateway with a list of backends, as from the control plane.
 struct Fleet {
     lab: Lab,
-    history: SeatHistory,
+    history: WeightHistory,
     backends: BTreeMap<SocketAddr, (BackendState, Duration)>,
     elapsed: Duration,
 }
@@ -48,8 +48,8 @@ impl Fleet {
         });
         let active = backends.map(|n| (host(n), (BackendState::Active, Duration::MAX))).collect();
         let mut fleet =
-            Self { lab, history: SeatHistory::default(), backends: active, elapsed: Duration::ZERO };
-        fleet.history = SeatHistory::next(None, fleet.weights(), WINDOW, Duration::ZERO);
+            Self { lab, history: WeightHistory::default(), backends: active, elapsed: Duration::ZERO };
+        fleet.history = WeightHistory::next(None, fleet.weights(), WINDOW, Duration::ZERO);
         fleet.publish();
         fleet
     }
@@ -72,7 +72,7 @@ impl Fleet {
     fn publish(&mut self) {
         let elapsed = self.elapsed;
         self.backends.retain(|_, (_, until)| *until > elapsed);
-        self.history = SeatHistory::next(Some(&self.history), self.weights(), WINDOW, elapsed);
+        self.history = WeightHistory::next(Some(&self.history), self.weights(), WINDOW, elapsed);
         let moved = self.history.former_weights();
         let moved = moved.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight });
         let moved: Vec<_> = moved.collect();

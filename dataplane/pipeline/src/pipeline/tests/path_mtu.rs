@@ -155,7 +155,7 @@ fn a_flood_of_errors_changes_path_mtus_at_a_limited_rate() {
     for mtu in (600..1500).rev() {
         lab.send(error(&sent, mtu, 28));
     }
-    assert_eq!(lab.neighbors.path_mtus().learnt(), u64::from(PATH_MTU_UPDATES.burst));
+    assert_eq!(lab.neighbors.path_mtus().recorded(), u64::from(PATH_MTU_UPDATES.burst));
 }
 
 #[test]

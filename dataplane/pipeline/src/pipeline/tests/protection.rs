@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{FlowTracking, ForwardingMode, Protocol, ServiceLimits, ServiceSpec, SourceRate};
-use tidegate_structures::selection_key::{SelectionKey, client_choice, flow_choice};
+use tidegate_structures::selection_key::{SelectionKey, client_selection_hash, flow_selection_hash};
 use tidegate_wire::tcp::flags;
 
 use super::lab::{FrameResult, Lab, ip, service, spec_with};
@@ -259,8 +259,8 @@ fn an_icmp_error_about_an_unknown_flow_goes_where_the_key_sends_the_flow() {
         let result = lab.send(error);
         let (src, dst) = (ip("198.51.100.7").into(), ip("203.0.113.5").into());
         let (found, _) = lab.snapshot.services().next().expect("the service");
-        let expected = found.select(flow_choice(keyed.as_ref(), &src, port, &dst, 80, 6));
+        let expected = found.select(flow_selection_hash(keyed.as_ref(), &src, port, &dst, 80, 6));
         assert_eq!(result.note.backend, expected);
-        assert_ne!(client_choice(keyed.as_ref(), &src), client_choice(None, &src));
+        assert_ne!(client_selection_hash(keyed.as_ref(), &src), client_selection_hash(None, &src));
     }
 }

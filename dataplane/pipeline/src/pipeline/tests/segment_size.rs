@@ -96,7 +96,7 @@ fn a_tunnel_to_the_other_family_counts_its_own_header() {
 fn a_path_mtu_of_a_tunnel_limits_the_segment_size() {
     let mut lab = lab(ForwardingMode::DsrIpip, Path, V4, 1500);
     let backend = tidegate_wire::Addr::from(super::lab::ip("10.0.0.1"));
-    assert!(lab.neighbors.path_mtus().learn(backend, 1400, lab.now));
+    assert!(lab.neighbors.path_mtus().record(backend, 1400, lab.now));
     assert_eq!(sent_size(&mut lab, V4, flags::SYN, 1460), 1400 - 20 - 40);
 }
 

@@ -71,7 +71,7 @@ fn association_continues_at_another_gateway_which_recognises_its_end() {
             let mut second = Gateway::second(&spec, workers);
             let local = associate(&mut first, ends);
             let updates = first.updates();
-            let [FlowUpdate::Is(record)] = updates[..] else { panic!("{mode}: {updates:?}") };
+            let [FlowUpdate::Live(record)] = updates[..] else { panic!("{mode}: {updates:?}") };
             assert_eq!(record.tags, Some(TAGS));
             assert_eq!(second.adopt(&updates), [ImportOutcome::New], "{mode}, {workers} workers");
             let [client, vip, backend] = ends.map(addr);
@@ -118,9 +118,9 @@ fn tags_from_packets_are_not_replaced_by_those_of_a_record() {
     let spec = spec_of(ForwardingMode::Nat, ENDS[0][1], &[ENDS[0][2]]);
     let mut gateway = Gateway::new(&spec, 1, SharedFlows::Nat);
     associate(&mut gateway, ENDS[0]);
-    let [FlowUpdate::Is(mut record)] = gateway.updates()[..] else { panic!("one record") };
+    let [FlowUpdate::Live(mut record)] = gateway.updates()[..] else { panic!("one record") };
     record.tags = Some(TagPair { client: 1, server: 2 });
-    assert_eq!(gateway.adopt(&[FlowUpdate::Is(record)]), [ImportOutcome::Known]);
+    assert_eq!(gateway.adopt(&[FlowUpdate::Live(record)]), [ImportOutcome::Known]);
     let [client, vip, _] = ENDS[0].map(addr);
     for (tag, live) in [(2, 1), (TAGS.server, 0)] {
         send_chunk(&mut gateway, client, vip, tag, chunk::ABORT, &[]);

@@ -13,16 +13,16 @@ fn host(n: u8, weight: u16) -> Member {
 
 fn chosen(members: &[Member]) -> Vec<(u16, u16, u16, usize)> {
     let rendezvous = build(members);
-    let place = |&hash: &u64| {
-        let place = rendezvous.place(hash).unwrap();
-        (place.deck, place.seat, place.rank, place.owner.index())
+    let chosen_seat = |&hash: &u64| {
+        let chosen_seat = rendezvous.chosen_seat(hash).unwrap();
+        (chosen_seat.seat_map, chosen_seat.seat, chosen_seat.rank, chosen_seat.owner.index())
     };
-    HASHES.iter().map(place).collect()
+    HASHES.iter().map(chosen_seat).collect()
 }
 
 #[test]
 fn the_version_is_that_of_these_values() {
-    assert_eq!(VERSION, 1, "a new version has golden values of its own");
+    assert_eq!(VERSION, 1, "a new version has its own golden values");
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn identities_hash_as_defined() {
 }
 
 #[test]
-fn three_backends_sit_and_are_chosen_as_defined() {
+fn three_backends_have_seats_and_are_chosen_as_defined() {
     let members = [host(1, 1), host(2, 2), host(3, 3)];
     let seats: Vec<_> =
         seats_of(&build(&members)).into_iter().map(|((_, seat), owner)| (seat, owner.index())).collect();
@@ -51,10 +51,10 @@ fn three_backends_sit_and_are_chosen_as_defined() {
 }
 
 #[test]
-fn twelve_thousand_seats_fill_three_decks_as_defined() {
+fn twelve_thousand_seats_fill_three_maps_as_defined() {
     let members = [host(1, 4000), host(2, 5000), host(3, 3000)];
-    let in_deck = |n| build(&members).seats().filter(|&(deck, ..)| deck == n).count();
-    assert_eq!([0, 1, 2, 3].map(in_deck), [7967, 4002, 31, 0]);
+    let in_map = |n| build(&members).seats().filter(|&(seat_map, ..)| seat_map == n).count();
+    assert_eq!([0, 1, 2, 3].map(in_map), [7967, 4002, 31, 0]);
     let expected =
         [(0, 0, 0, 1), (0, 2119, 0, 3), (1, 6267, 0, 1), (1, 3779, 1, 1), (1, 5362, 0, 2), (0, 5154, 0, 1)];
     assert_eq!(chosen(&members), expected);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tidegate_structures::hash::mix;
 use tidegate_wire::Addr;
 
-use super::decks::{Time, hash_of};
+use super::seat_maps::{Time, hash_of};
 use super::seats::Seated;
 use super::*;
 
@@ -35,53 +35,55 @@ fn build(members: &[Member]) -> Rendezvous {
     built.rendezvous
 }
 
-/// The seats by the definition: each token proposes, a seat keeps the highest, and the loser proposes again.
+/// The seats by the definition: each token proposes, a seat keeps the highest token, and the loser proposes again.
 fn proposals(members: &[Member]) -> BTreeMap<(usize, u16), BackendId> {
-    let mut held = BTreeMap::<(usize, u16), (u64, Identity, u64, BackendId)>::new();
+    let mut seats = BTreeMap::<(usize, u16), (u64, Identity, u64, BackendId)>::new();
     for member in members {
         for k in 0..u64::from(member.weight) {
             let token = mix(member.identity.hash().wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
-            let mut standing = Some((token, member.identity, 0, member.owner));
-            while let Some((token, identity, n, owner)) = standing {
+            let mut proposal = Some((token, member.identity, 0, member.owner));
+            while let Some((token, identity, n, owner)) = proposal {
                 let seat = (n as usize / 4, (mix(token.wrapping_add(n)) >> 51) as u16);
                 let mine = (token, identity, n, owner);
-                standing = match held.get(&seat).copied() {
+                proposal = match seats.get(&seat).copied() {
                     None => {
-                        held.insert(seat, mine);
+                        seats.insert(seat, mine);
                         None
                     }
                     Some(other) if (other.0, identity) > (token, other.1) => {
                         Some((token, identity, n + 1, owner))
                     }
                     Some(other) => {
-                        held.insert(seat, mine);
+                        seats.insert(seat, mine);
                         Some((other.0, other.1, other.2 + 1, other.3))
                     }
                 };
             }
         }
     }
-    held.into_iter().map(|(seat, (.., owner))| (seat, owner)).collect()
+    seats.into_iter().map(|(seat, (.., owner))| (seat, owner)).collect()
 }
 
 fn seats_of(rendezvous: &Rendezvous) -> BTreeMap<(usize, u16), BackendId> {
-    rendezvous.seats().map(|(deck, seat, owner)| ((deck.into(), seat), owner)).collect()
+    rendezvous.seats().map(|(seat_map, seat, owner)| ((seat_map.into(), seat), owner)).collect()
 }
 
-/// The answer by the definition: the earliest of all seats.
-fn earliest(seats: &BTreeMap<(usize, u16), BackendId>, hash: u64) -> Option<Place> {
-    let mut first = BTreeMap::<usize, Place>::new();
-    for (&(deck, seat), &owner) in seats {
-        let n = u16::try_from(deck).unwrap();
+/// The result by the definition: the earliest of all seats.
+fn earliest(seats: &BTreeMap<(usize, u16), BackendId>, hash: u64) -> Option<ChosenSeat> {
+    let mut first = BTreeMap::<usize, ChosenSeat>::new();
+    for (&(seat_map, seat), &owner) in seats {
+        let n = u16::try_from(seat_map).unwrap();
         let rank = Order::new(hash_of(hash, n)).rank(seat);
-        let place = Place { deck: n, seat, rank, owner };
-        let held = first.entry(deck).or_insert(place);
-        if rank < held.rank {
-            *held = place;
+        let chosen_seat = ChosenSeat { seat_map: n, seat, rank, owner };
+        let seats = first.entry(seat_map).or_insert(chosen_seat);
+        if rank < seats.rank {
+            *seats = chosen_seat;
         }
     }
-    let time = |place: &Place| Time::of(hash_of(hash, place.deck), place.rank);
-    first.into_values().min_by_key(|place| (time(place), std::cmp::Reverse(hash_of(hash, place.deck))))
+    let time = |chosen_seat: &ChosenSeat| Time::of(hash_of(hash, chosen_seat.seat_map), chosen_seat.rank);
+    first
+        .into_values()
+        .min_by_key(|chosen_seat| (time(chosen_seat), std::cmp::Reverse(hash_of(hash, chosen_seat.seat_map))))
 }
 
 fn hashes(count: u64) -> impl Iterator<Item = u64> {
@@ -91,8 +93,8 @@ fn hashes(count: u64) -> impl Iterator<Item = u64> {
 #[test]
 fn scan_and_walk_find_the_smallest_rank_at_every_size() {
     for count in (1..=300).chain([511, 512, 1_000, 1_500]) {
-        let seated: Seated = seats::seat(&members(count), 1).remove(0);
-        let deck = Deck::new(&seated);
+        let seated: Seated = seats::assign(&members(count), 1).remove(0);
+        let seat_map = SeatMap::new(&seated);
         let whole = build(&members(count));
         for hash in hashes(40) {
             let order = Order::new(hash);
@@ -101,10 +103,10 @@ fn scan_and_walk_find_the_smallest_rank_at_every_size() {
                 .map(|&(seat, owner)| (order.rank(seat), seat, owner))
                 .min()
                 .expect("there is a seat");
-            assert_eq!(deck.first(&order), Some((rank, seat)), "{count} seats, {hash:#x}");
-            assert_eq!(deck.owner(seat), owner);
+            assert_eq!(seat_map.first(&order), Some((rank, seat)), "{count} seats, {hash:#x}");
+            assert_eq!(seat_map.owner(seat), owner);
             assert_eq!(whole.owner(hash), Some(owner), "{count} seats, {hash:#x}");
-            assert_eq!(whole.place(hash), Some(Place { deck: 0, seat, rank, owner }));
+            assert_eq!(whole.chosen_seat(hash), Some(ChosenSeat { seat_map: 0, seat, rank, owner }));
         }
     }
 }
@@ -112,19 +114,19 @@ fn scan_and_walk_find_the_smallest_rank_at_every_size() {
 #[test]
 fn a_scan_of_any_width_answers_like_a_walk() {
     for count in 1..=SCAN_SEATS_MAX as u32 {
-        let seated: Seated = seats::seat(&members(count), 1).remove(0);
-        let (scan, deck) = (Scan::<8>::new(&seated), Deck::new(&seated));
+        let seated: Seated = seats::assign(&members(count), 1).remove(0);
+        let (scan, seat_map) = (Scan::<8>::new(&seated), SeatMap::new(&seated));
         assert_eq!(scan.seats(), seated);
         for hash in hashes(20) {
             let order = Order::new(hash);
-            let walked = deck.first(&order).map(|(_, seat)| deck.owner(seat));
+            let walked = seat_map.first(&order).map(|(_, seat)| seat_map.owner(seat));
             assert_eq!(Some(scan.owner(&order)), walked, "{count} seats, {hash:#x}");
         }
     }
 }
 
 #[test]
-fn without_some_members_a_flow_has_the_owner_that_it_would_have_if_they_did_not_exist() {
+fn owner_where_ignores_unwanted_members() {
     let sizes = [vec![1; 2], vec![1; 10], vec![1; 70], vec![1; 300], vec![3, 1, 200], vec![600; 16]];
     for weights in sizes {
         let all = weighted(&weights);
@@ -135,7 +137,7 @@ fn without_some_members_a_flow_has_the_owner_that_it_would_have_if_they_did_not_
         for hash in hashes(60) {
             assert_eq!(whole.owner_where(hash, |_| true), whole.owner(hash), "{} members", all.len());
             let found = whole.owner_where(hash, |owner| !gone(owner));
-            // Members that leave free seats that others had wanted, so a few flows go elsewhere.
+            // Members that leave free seats that others tried before, so a few flows have other owners.
             assert!(found.is_some_and(|owner| !gone(owner)), "{} members", all.len());
             if weights.len() <= 10 {
                 assert_eq!(found, without.owner(hash), "{} members", all.len());
@@ -146,15 +148,18 @@ fn without_some_members_a_flow_has_the_owner_that_it_would_have_if_they_did_not_
 }
 
 #[test]
-fn several_decks_answer_with_the_earliest_time() {
+fn several_seat_maps_choose_the_earliest_time() {
     for weights in [vec![600_u16; 10], vec![256, 512, 768, 256, 512, 768, 4_000, 4_000], vec![u16::MAX, 1]] {
         let rendezvous = build(&weighted(&weights));
         let seats = seats_of(&rendezvous);
-        assert!(rendezvous.decks() > 1, "{weights:?}");
+        assert!(rendezvous.seat_maps() > 1, "{weights:?}");
         assert_eq!(seats.len(), weights.iter().map(|&w| usize::from(w)).sum::<usize>());
         for hash in hashes(30) {
-            assert_eq!(rendezvous.place(hash), earliest(&seats, hash), "{weights:?}, {hash:#x}");
-            assert_eq!(rendezvous.owner(hash), rendezvous.place(hash).map(|place| place.owner));
+            assert_eq!(rendezvous.chosen_seat(hash), earliest(&seats, hash), "{weights:?}, {hash:#x}");
+            assert_eq!(
+                rendezvous.owner(hash),
+                rendezvous.chosen_seat(hash).map(|chosen_seat| chosen_seat.owner)
+            );
         }
     }
 }
@@ -164,7 +169,7 @@ fn an_empty_set_has_no_seat() {
     for members in [vec![], weighted(&[0, 0])] {
         let rendezvous = build(&members);
         assert!(rendezvous.is_empty());
-        assert_eq!((rendezvous.owner(7), rendezvous.place(7), rendezvous.decks()), (None, None, 0));
+        assert_eq!((rendezvous.owner(7), rendezvous.chosen_seat(7), rendezvous.seat_maps()), (None, None, 0));
     }
 }
 
@@ -177,7 +182,7 @@ fn members_of_one_address_have_seats_of_their_own() {
     for members in [by_port, by_number] {
         let seats = seats_of(&build(&members));
         assert_eq!(seats.values().collect::<BTreeSet<_>>().len(), 300);
-        assert!(seats.keys().all(|&(deck, _)| deck == 0), "they do not crowd");
+        assert!(seats.keys().all(|&(seat_map, _)| seat_map == 0), "one map is enough");
     }
 }
 
@@ -198,34 +203,34 @@ proptest! {
     }
 
     #[test]
-    fn the_answer_is_that_of_the_letter(
+    fn the_result_is_that_of_the_definition(
         weights in proptest::collection::vec(0_u16..1_000, 0..30),
         flows in proptest::collection::vec(any::<u64>(), 20),
     ) {
         let rendezvous = build(&weighted(&weights));
         let seats = seats_of(&rendezvous);
         for hash in flows {
-            prop_assert_eq!(rendezvous.place(hash), earliest(&seats, hash));
-            prop_assert_eq!(rendezvous.owner(hash), rendezvous.place(hash).map(|place| place.owner));
+            prop_assert_eq!(rendezvous.chosen_seat(hash), earliest(&seats, hash));
+            prop_assert_eq!(rendezvous.owner(hash), rendezvous.chosen_seat(hash).map(|chosen_seat| chosen_seat.owner));
         }
     }
 }
 
 #[test]
-fn members_of_equal_hash_are_told_apart_by_their_identities() {
+fn members_of_equal_hash_have_separate_seats() {
     // No two identities with equal hashes are known, so the test uses the same identity twice.
-    let twin = Member { owner: BackendId::new(9, 0), ..member(0) };
-    let seats = seats_of(&build(&[member(0), twin]));
+    let duplicate = Member { owner: BackendId::new(9, 0), ..member(0) };
+    let seats = seats_of(&build(&[member(0), duplicate]));
     assert_eq!(seats.len(), 2);
 }
 
 #[test]
-fn the_most_seats_fit_the_decks_and_more_are_divided() {
+fn the_most_seats_fit_the_maps_and_more_are_divided() {
     let max = u32::try_from(tidegate_spec::limits::RENDEZVOUS_SEATS_MAX).unwrap();
     let fullest = weighted(&[50_000; 10]);
     let built = Rendezvous::build(&fullest);
     assert_eq!((built.divisor, built.rendezvous.seats().count()), (1, max as usize));
-    assert!(built.rendezvous.decks() <= tidegate_spec::limits::RENDEZVOUS_DECKS_MAX);
+    assert!(built.rendezvous.seat_maps() <= tidegate_spec::limits::RENDEZVOUS_SEAT_MAPS_MAX);
 
     let mut more = vec![u16::MAX; 30];
     more.push(1);

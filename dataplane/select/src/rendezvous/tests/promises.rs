@@ -21,7 +21,7 @@ fn one_more_and_one_less_move_nothing_else_at_every_size_up_to_300() {
     for count in 1..=300 {
         let (few, many) = (build(&members(count)), build(&members(count + 1)));
         let newcomer = BackendId::new(count as usize, 0);
-        // The same two sets are the step up and the step down.
+        // Swapping the two sets is the step down.
         let moves = moves(&few, &many, FLOWS);
         let others: u64 = moves.iter().filter(|((_, to), _)| *to != newcomer).map(|(_, n)| n).sum();
         let (before, after) = (seats_of(&few), seats_of(&many));
@@ -98,7 +98,7 @@ fn shares_follow_weights_within_sampling() {
 }
 
 #[test]
-fn the_flows_of_a_backend_that_leaves_are_dealt_evenly() {
+fn the_flows_of_a_backend_that_leaves_are_distributed_evenly() {
     let all = build(&members(11));
     let rest = build(&members(10));
     let gone = BackendId::new(10, 0);
@@ -129,18 +129,18 @@ fn one_more_token_takes_its_share_and_no_other() {
 }
 
 #[test]
-fn the_second_deck_deals_nothing_anew() {
-    // More members never use fewer decks, so the largest size with one deck is found by bisection.
+fn the_second_seat_map_moves_no_other_flow() {
+    // More members never use fewer maps, so bisection finds the largest size with one map.
     let (mut count, mut too_many) = (300, 4_000);
     while too_many - count > 1 {
         let middle = (count + too_many) / 2;
-        let fits = build(&members(middle)).decks() == 1;
+        let fits = build(&members(middle)).seat_maps() == 1;
         *if fits { &mut count } else { &mut too_many } = middle;
     }
     let (before, after) = (build(&members(count)), build(&members(count + 1)));
-    assert_eq!((before.decks(), after.decks()), (1, 2));
+    assert_eq!((before.seat_maps(), after.seat_maps()), (1, 2));
     let moved: u64 = moves(&before, &after, 100_000).values().sum();
-    println!("a second deck at {} backends: {moved} of 100000 moved", count + 1);
+    println!("a second seat map at {} backends: {moved} of 100000 moved", count + 1);
     let due = 100_000.0 / f64::from(count + 1);
     assert!((moved as f64) < due + 4.5 * due.sqrt() + 60.0, "{moved} moved, {due} are due");
 }

@@ -1,7 +1,7 @@
-//! What the changes of services affect beyond the services themselves: lists that are built from all services, limits,
-//! and what is outside of the packet path.
+//! Effects of changed services on other state: lists that are built from all services, limits, next hops and
+//! announcements.
 //!
-//! Promises: all of it is a function of the changes and of the network; nothing is changed here.
+//! Invariant: pure functions of the changes and the network.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::network::Network;
 use crate::routes::NextHop;
 use crate::state::Snapshot;
 
-/// Whether source ranges differ, or the list of VIPs that are not always answered, which are built from all services.
+/// Whether lists that are built from all services differ: source ranges, or the VIPs that are not always answered.
 pub(super) fn on_lists_of_all(changes: &Changes<'_>, previous: &Snapshot) -> bool {
     let listed = |service: &ServiceSpec| {
         let is_usual = matches!(service.layer2, Layer2::Always | Layer2::Answered);
@@ -24,7 +24,7 @@ pub(super) fn on_lists_of_all(changes: &Changes<'_>, previous: &Snapshot) -> boo
     differs_in_ranges || changes.services.iter().any(|change| change.differs(listed))
 }
 
-/// Whether all limits stay the same, and apply to the same services.
+/// Whether all limits are unchanged and apply to the same services.
 pub(super) fn same_limits(changes: &Changes<'_>) -> bool {
     let limits_of = |service| limits(service).map(|limits| (limits, leaves(service)));
     !changes.services.iter().any(|change| change.differs(limits_of))
@@ -36,13 +36,13 @@ pub(super) fn same_compared(changes: &Changes<'_>) -> bool {
     !changes.services.iter().any(|change| change.differs(compares))
 }
 
-/// Whether a service of SCTP differs.
+/// Whether an SCTP service changed.
 pub(super) fn on_sctp(changes: &Changes<'_>) -> bool {
     let is_sctp = |service: &ServiceSpec| service.key.protocol == Protocol::Sctp;
     changes.services.iter().any(|change| change.any(is_sctp))
 }
 
-/// Whether next hops and announced addresses stay the same.
+/// Whether next hops and announced addresses are unchanged.
 pub(super) fn same_outside(changes: &Changes<'_>, network: &Network) -> bool {
     changes.services.iter().all(|change| {
         !change.differs(|service| (service.layer2 != Layer2::Answered).then_some(service.layer2))
@@ -50,7 +50,7 @@ pub(super) fn same_outside(changes: &Changes<'_>, network: &Network) -> bool {
     })
 }
 
-/// Whether a service went that had next hops: these are free for others at once.
+/// Whether a removed service had next hops, which then become free at once.
 pub(super) fn frees_next_hops(changes: &Changes<'_>, network: &Network) -> bool {
     let mut gone = changes.services.iter().filter(|change| change.new.is_none());
     gone.any(|change| change.any(|service| on_link(network, service)))
@@ -67,7 +67,7 @@ fn leaves(service: &ServiceSpec) -> bool {
 }
 
 /// Whether a backend of the service is a next hop itself, or is in a network of an interface. Such backends are
-/// resolved ahead, even if a narrower route leads to them through a router.
+/// resolved in advance, even if a more specific route leads to them through a router.
 fn on_link(network: &Network, service: &ServiceSpec) -> bool {
     let itself = |hop: NextHop| hop.via.is_none();
     let is_near = |address: &IpAddr| {

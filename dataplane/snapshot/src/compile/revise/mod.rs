@@ -1,12 +1,11 @@
-//! Derives the next snapshot from the previous one if only some services came, went, or have different backends or
-//! options.
+//! Derives the next snapshot from the previous one if only some services were added, removed or changed.
 //!
-//! Unchanged parts are shared. Tables that packets read get new entries only for the changes (see [`tidegate_structures::table`]). So
-//! a change of one service costs little, and not a compile of everything. All other cases (another network, other source
-//! ranges, another order of the spec, a refused spec, something left out of a full neighbour table, a backend that has or
-//! had the address of a VIP) use the compile from scratch.
+//! Unchanged parts are shared, and tables that packets read get new entries only for the changes
+//! ([`tidegate_structures::table`]). So changing one service is cheap. All other cases are compiled from scratch:
+//! another network, other source ranges, another order of the spec, a refused spec, a part left out because the
+//! neighbour table is full, or a backend that has or had the address of a VIP.
 //!
-//! Invariant: the result equals that of a compile from scratch with the same previous snapshot (tested).
+//! Invariant: the result equals compiling from scratch with the same previous snapshot (tested).
 
 mod effects;
 
@@ -25,7 +24,7 @@ use super::records::finish;
 use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::indices::{Generations, Kind};
-use crate::lineage::{Fresh, Lineage, Problems, place};
+use crate::lineage::{Fresh, Lineage, Problems, sort_key};
 use crate::neighbors::{NeighborTable, References};
 use crate::network::Network;
 use crate::reusable_parts::Carried;
@@ -39,9 +38,9 @@ pub(super) fn revise(
     neighbors: &NeighborTable,
 ) -> Option<(Snapshot, Vec<Problem>)> {
     let before = &previous.carried;
-    // What was left out must be tried again: there may be room now. The references of a chain of revisions would also
-    // keep neighbours that nobody needs any more.
-    if before.lineage.problems.lack_room() {
+    // Parts that were left out must be tried again, because entries may be free now. A chain of revisions would also
+    // keep references to neighbours that are no longer needed.
+    if before.lineage.problems.is_neighbor_table_full() {
         return None;
     }
     let changes = Changes::between(&before.lineage, spec)?;
@@ -49,18 +48,19 @@ pub(super) fn revise(
         return None;
     }
     let same_limits = effects::same_limits(&changes);
-    // They are built from the services in the order of their keys.
+    // Limits are built from the services in the order of their keys.
     if !same_limits && before.lineage.ranks.is_some() {
         return None;
     }
-    let network = around(previous, &changes.vips)?;
-    let news = changes.services.iter().filter_map(|change| change.new);
-    let sorted: Vec<Sorted<'_>> = news.map(|new| sorted_service(new.spec).ok()).collect::<Option<_>>()?;
+    let network = network_with_vips(previous, &changes.vips)?;
+    let new_services = changes.services.iter().filter_map(|change| change.new);
+    let sorted: Vec<Sorted<'_>> =
+        new_services.map(|new| sorted_service(new.spec).ok()).collect::<Option<_>>()?;
     let mut problems = before.lineage.problems.clone();
     let mut references = neighbors.references();
     let revised = revised(previous, &sorted, &network, &mut references, &mut problems);
-    // The compile from scratch divides the room among namespaces.
-    if problems.lack_room() {
+    // Compiling from scratch divides the capacity among namespaces.
+    if problems.is_neighbor_table_full() {
         return None;
     }
     let gone = gone(previous, &changes, &mut problems);
@@ -108,7 +108,7 @@ pub(super) fn revise(
     Some((snapshot, problems))
 }
 
-/// The services that changed or came, as the network takes them.
+/// The changed and added services, with their reachable backends.
 fn revised<'a>(
     previous: &'a Snapshot,
     sorted: &'a [Sorted<'a>],
@@ -119,19 +119,19 @@ fn revised<'a>(
     let programmed = sorted.iter().map(|service| {
         let mut found = Vec::new();
         let programmed = network.program(service, references, &mut found);
-        problems.left_out(place(&service.spec.key), found);
+        problems.left_out(sort_key(&service.spec.key), found);
         Revised::new(previous, programmed)
     });
     programmed.collect()
 }
 
-/// The services that went. Their problems went with them.
+/// The removed services. Their problems are dropped.
 fn gone<'a>(previous: &'a Snapshot, changes: &Changes<'_>, problems: &mut Problems) -> Vec<&'a ServiceInfo> {
     let gone = changes.services.iter().filter(|change| change.new.is_none());
     gone.map(|change| {
-        problems.left_out(change.place, Vec::new());
-        problems.selection(change.place, None);
-        previous.services.at(&change.place).expect("it was programmed").1
+        problems.left_out(change.sort_key, Vec::new());
+        problems.selection(change.sort_key, None);
+        previous.services.at(&change.sort_key).expect("it was programmed").1
     })
     .collect()
 }
@@ -169,14 +169,14 @@ fn listed(spec: &SnapshotSpec, before: &Carried, changes: &Changes<'_>) -> Chunk
         return spec.services.iter().cloned().collect();
     }
     let mut listed = before.lineage.services.clone();
-    let news = changes.services.iter().filter_map(|change| change.new);
-    news.for_each(|new| listed.set(new.at, spec.services[new.at].clone()));
+    let new_services = changes.services.iter().filter_map(|change| change.new);
+    new_services.for_each(|new| listed.set(new.at, spec.services[new.at].clone()));
     listed
 }
 
-/// The network with these addresses as VIPs, or no longer; `None` if a backend of an unchanged service has or had one
-/// of the addresses: no backend can have the address of a VIP.
-fn around(previous: &Snapshot, vips: &[(Addr, bool)]) -> Option<Network> {
+/// The network with these VIPs added or removed; `None` if a backend has or had one of the addresses, because no
+/// backend may have the address of a VIP.
+fn network_with_vips(previous: &Snapshot, vips: &[(Addr, bool)]) -> Option<Network> {
     let mut network = previous.network.clone();
     if vips.is_empty() {
         return Some(network);
@@ -195,7 +195,7 @@ fn around(previous: &Snapshot, vips: &[(Addr, bool)]) -> Option<Network> {
     Some(network)
 }
 
-/// The ids in the order of their keys, after services came and went.
+/// The ids in the order of their keys, after services were added and removed.
 fn by_key(
     before: &Arc<[ServiceId]>,
     changes: &Changes<'_>,
@@ -254,13 +254,13 @@ fn records(
         let ranges =
             before.map_or((0, None), |(record, info)| (record.source_ranges, info.source_ranges.clone()));
         let (record, info, problem) = finish(service, id, named, ranges, &previous.carried.tables, &mut hot);
-        problems.selection(place(&service.spec.key), problem);
+        problems.selection(sort_key(&service.spec.key), problem);
         services.push((record, info));
     }
     (services, hot)
 }
 
-/// Gives the snapshot references to the neighbours that it names, and no others.
+/// Replaces the snapshot's references by those to the neighbours that it names.
 fn renew_references(snapshot: &mut Snapshot) {
     let next_hops = snapshot.next_hops();
     let others = snapshot.carried.static_neighbors.iter().chain(&*snapshot.network.default_routers);
@@ -269,7 +269,7 @@ fn renew_references(snapshot: &mut Snapshot) {
     snapshot.carried.neighbor_references = neighbor_references;
 }
 
-/// A service that changed or came.
+/// A changed or added service.
 struct Revised<'a> {
     service: Programmed<'a>,
     /// The records of the service in the previous snapshot.
@@ -280,7 +280,7 @@ struct Revised<'a> {
 
 impl<'a> Revised<'a> {
     fn new(previous: &'a Snapshot, service: Programmed<'a>) -> Self {
-        let before = previous.services.at(&place(&service.spec.key));
+        let before = previous.services.at(&sort_key(&service.spec.key));
         let known = |address, port| {
             let (_, info) = before.filter(|(_, info)| same_kind_of_flow(info.mode, service.spec.mode))?;
             let at = info.backends.binary_search_by_key(&(address, port), |b| (b.address, b.port)).ok()?;
@@ -305,7 +305,7 @@ struct Numbers {
     backends: Kind,
     /// The ids of new backends, in their order.
     fresh: Vec<BackendId>,
-    /// The ids of backends that are no longer there.
+    /// The ids of removed backends.
     gone: Vec<BackendId>,
     endpoints: Kind,
     /// The endpoints whose number of backends changes, in the order of their keys.
@@ -313,7 +313,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// `gone` are the services that are no longer there.
+    /// `gone` are the removed services.
     fn of(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]) -> Self {
         let generations = &previous.carried.generations;
         let new = revised.iter().filter(|service| service.before.is_none()).count();
@@ -370,9 +370,8 @@ fn endpoints(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]
     for Revised { service, .. } in revised {
         keys(service).for_each(|key| count(key, 1, service.spec.mode));
     }
-    let moved = |count: u32, by: i64| {
-        u32::try_from(i64::from(count) + by).expect("what is counted out was counted in")
-    };
+    let moved =
+        |count: u32, by: i64| u32::try_from(i64::from(count) + by).expect("only counted uses are subtracted");
     let mut revisions = Vec::new();
     let mut new = Vec::new();
     for (key, (all, replies)) in counts.into_iter().filter(|(_, by)| *by != (0, 0)) {

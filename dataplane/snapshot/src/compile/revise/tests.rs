@@ -1,4 +1,4 @@
-//! Revised snapshots against those that are compiled from scratch, over random histories.
+//! Compares revised snapshots with snapshots compiled from scratch, over random histories.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use super::*;
 /// The possible changes of a service: its mode, its scheduler, and its backends by (host, port).
 type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>);
 
-/// There are few hosts, so that services share endpoints. Some hosts are out of reach or are VIPs.
+/// There are few hosts, so services share endpoints. Some hosts are unreachable or are VIPs.
 fn any_change() -> impl Strategy<Value = (usize, Change)> {
     let backends = proptest::collection::btree_map((0_u8..9, any::<bool>()), (0_u16..3, 0_u8..3), 0..6);
     (0_usize..6, (0_usize..4, 0_usize..7, backends))
@@ -52,7 +52,7 @@ fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
     service.backends = backends.iter().map(backend).collect();
 }
 
-/// Compares everything that a snapshot can be asked, and the input of the next compile.
+/// Compares all look-ups of both snapshots, and the input of the next compile.
 fn assert_same(revised: &Snapshot, anew: &Snapshot) {
     let services = |snapshot: &Snapshot| format!("{:#?}", snapshot.services().collect::<Vec<_>>());
     assert_eq!(services(revised), services(anew));
@@ -75,7 +75,7 @@ fn assert_same(revised: &Snapshot, anew: &Snapshot) {
     };
     assert_eq!(limited(revised), limited(anew));
     assert_eq!(revised.further_vips, anew.further_vips);
-    // The slow path's information is still valid.
+    // Only a revision can show that the slow path's information is still valid.
     assert!(!anew.same_outside());
     assert_eq!(revised.carried.lineage.fresh, anew.carried.lineage.fresh);
     assert_eq!(revised.carried.lineage.ranks, anew.carried.lineage.ranks);
@@ -103,20 +103,20 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_revised_snapshot_is_the_one_compiled_anew(
-        turns in proptest::collection::vec(proptest::collection::vec(any_change(), 0..4), 1..8),
+    fn a_revised_snapshot_equals_one_compiled_from_scratch(
+        steps in proptest::collection::vec(proptest::collection::vec(any_change(), 0..4), 1..8),
     ) {
         let neighbors = NeighborTable::with_capacity(64);
         let services = (0..6).map(|n| SharedService::from(service(n))).collect();
         let mut spec = SnapshotSpec { generation: 1, services, ..lab::spec() };
-        let (mut previous, _) = super::super::compile_anew(&spec, None, &neighbors).expect("it compiles");
-        for changes in turns {
+        let (mut previous, _) = super::super::from_scratch(&spec, None, &neighbors).expect("it compiles");
+        for changes in steps {
             spec.generation += 1;
             for (at, what) in &changes {
                 change(&mut spec.services[*at], what);
             }
             let (revised, problems) = revise(&spec, &previous, &neighbors).expect("nothing else changed");
-            let anew = super::super::compile_anew(&spec, Some(&previous), &neighbors);
+            let anew = super::super::from_scratch(&spec, Some(&previous), &neighbors);
             let (anew, same_problems) = anew.expect("it compiles");
             prop_assert_eq!(problems, same_problems);
             assert_same(&revised, &anew);
@@ -128,7 +128,7 @@ proptest! {
 }
 
 #[test]
-fn what_it_cannot_do_is_compiled_anew() {
+fn other_changes_are_compiled_from_scratch() {
     let neighbors = NeighborTable::with_capacity(64);
     let spec = SnapshotSpec { services: vec![service(0).into(), service(1).into()], ..lab::spec() };
     let (previous, _) = Snapshot::compile(&spec, None, &neighbors).expect("it compiles");
@@ -157,12 +157,12 @@ fn one_of_eight(n: usize) -> ServiceSpec {
     let vip = [vip, ["203.0.113.7:80", "[2001:db8:f::4]:80", "[2001:db8:f::4]:81", "[2001:db8:f::5]:80"]];
     let vip = vip[n / 4][n % 4];
     let mut service = lab::service(ForwardingMode::FullNat, Protocol::Tcp, vip, &[]);
-    // Two ports each are of one Service.
+    // Each Service has two ports.
     service.name = format!("service-{}", n / 2);
     service
 }
 
-/// A service that comes, goes (without a change) or changes: whether it has limits, and whether only its flows are left.
+/// A service that is added or changed, or removed (`None`): whether it has limits, and whether only its flows remain.
 fn any_step() -> impl Strategy<Value = (usize, Option<(Change, bool, bool)>)> {
     let what = (any_change().prop_map(|(_, change)| change), any::<bool>(), proptest::bool::weighted(0.2));
     (0_usize..8, proptest::option::of(what))
@@ -172,7 +172,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn services_that_come_and_go_leave_the_snapshot_compiled_anew(
+    fn revisions_with_added_and_removed_services_equal_a_full_compile(
         steps in proptest::collection::vec(proptest::collection::vec(any_step(), 0..5), 1..25),
     ) {
         let neighbors = NeighborTable::with_capacity(64);
@@ -182,7 +182,7 @@ proptest! {
         };
         let network = spec(1, &services).network;
         let (mut previous, _) =
-            super::super::compile_anew(&SnapshotSpec { network: network.clone(), ..spec(1, &services) }, None, &neighbors)
+            super::super::from_scratch(&SnapshotSpec { network: network.clone(), ..spec(1, &services) }, None, &neighbors)
                 .expect("it compiles");
         for (generation, step) in (2..).zip(steps) {
             for (n, what) in step {
@@ -199,7 +199,7 @@ proptest! {
             }
             let spec = SnapshotSpec { network: network.clone(), ..spec(generation, &services) };
             let (anew, same_problems) =
-                super::super::compile_anew(&spec, Some(&previous), &neighbors).expect("it compiles");
+                super::super::from_scratch(&spec, Some(&previous), &neighbors).expect("it compiles");
             let Some((revised, problems)) = revise(&spec, &previous, &neighbors) else {
                 // Some backends have this address.
                 let vip = Addr::v4([203, 0, 113, 1]);
@@ -217,7 +217,7 @@ proptest! {
 }
 
 #[test]
-fn tables_grow_while_services_come_and_keep_their_size_when_they_go() {
+fn tables_grow_with_services_and_never_shrink() {
     let neighbors = NeighborTable::with_capacity(64);
     let service = |n: usize| -> SharedService {
         let [high, low] = u16::try_from(n).expect("a small number").to_be_bytes();

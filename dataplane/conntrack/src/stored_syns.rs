@@ -1,14 +1,14 @@
-//! The latest SYNs of a worker, so that a connection that a backend refuses can be offered to another one.
+//! The latest SYNs of a worker, so that it can offer a refused connection to another backend.
 //!
-//! A SYN is stored as it was received, in the set of places that the hash of its flow selects; it overwrites the oldest
-//! SYN of the set. An answer takes far less time than the table takes to fill, and a SYN that was overwritten costs
-//! only time: its client sends it again.
+//! A SYN is stored as it was received, in the set that the hash of its flow selects, and overwrites the oldest SYN of
+//! the set. An answer arrives long before the table has been overwritten. A lost SYN costs only time, because its
+//! client repeats it.
 //!
 //! Invariant: fixed memory, and nothing is allocated after construction.
 
 use arrayvec::ArrayVec;
 use tidegate_spec::ids::{BackendId, InterfaceIndex};
-use tidegate_spec::limits::{KEPT_SYN_LEN, KEPT_SYNS, RETRIES_MAX};
+use tidegate_spec::limits::{RETRIES_MAX, STORED_SYN_LEN, STORED_SYNS};
 
 use super::key::{FlowHash, FlowKey};
 
@@ -17,16 +17,16 @@ pub type Tried = ArrayVec<BackendId, { RETRIES_MAX as usize + 1 }>;
 
 /// See [the module](self).
 #[derive(Debug)]
-pub struct KeptSyns {
-    bytes: Box<[[u8; KEPT_SYN_LEN]]>,
-    notes: Box<[Option<KeptSyn>]>,
-    /// Which place of each set is overwritten next.
+pub struct StoredSyns {
+    bytes: Box<[[u8; STORED_SYN_LEN]]>,
+    notes: Box<[Option<StoredSyn>]>,
+    /// The index in each set that is overwritten next.
     next: Box<[u8]>,
 }
 
-/// What is known about a stored SYN.
+/// The metadata of a stored SYN.
 #[derive(Debug, Clone)]
-pub struct KeptSyn {
+pub struct StoredSyn {
     flow: FlowKey,
     /// Its sequence number.
     pub sequence: u32,
@@ -37,29 +37,29 @@ pub struct KeptSyn {
     len: u8,
 }
 
-/// SYNs of flows whose hashes select the same set.
-const WAYS: usize = 4;
-const SETS: usize = KEPT_SYNS / WAYS;
+/// SYNs in a set.
+const SYNS_PER_SET: usize = 4;
+const SETS: usize = STORED_SYNS / SYNS_PER_SET;
 
-const _: () = assert!(KEPT_SYN_LEN <= u8::MAX as usize && KEPT_SYNS.is_multiple_of(WAYS));
+const _: () = assert!(STORED_SYN_LEN <= u8::MAX as usize && STORED_SYNS.is_multiple_of(SYNS_PER_SET));
 
 fn set_of(hash: FlowHash) -> usize {
     hash.0 as usize % SETS
 }
 
-impl Default for KeptSyns {
+impl Default for StoredSyns {
     fn default() -> Self {
         Self {
             // The system zeroes the memory, so a worker that stores no SYN uses none of it.
-            bytes: vec![[0; KEPT_SYN_LEN]; KEPT_SYNS].into_boxed_slice(),
-            notes: vec![None; KEPT_SYNS].into_boxed_slice(),
+            bytes: vec![[0; STORED_SYN_LEN]; STORED_SYNS].into_boxed_slice(),
+            notes: vec![None; STORED_SYNS].into_boxed_slice(),
             next: vec![0; SETS].into_boxed_slice(),
         }
     }
 }
 
-impl KeptSyns {
-    /// Stores the SYN that begins a flow. A frame that is too long is not stored.
+impl StoredSyns {
+    /// Stores the SYN that begins a flow, unless its frame is too long.
     pub fn keep(
         &mut self,
         flow: &FlowKey,
@@ -71,20 +71,20 @@ impl KeptSyns {
         let (Some(next), Ok(len)) = (self.next.get_mut(set_of(hash)), u8::try_from(frame.len())) else {
             return;
         };
-        let at = set_of(hash) * WAYS + usize::from(*next);
+        let at = set_of(hash) * SYNS_PER_SET + usize::from(*next);
         let (Some(bytes), Some(note)) = (self.bytes.get_mut(at), self.notes.get_mut(at)) else { return };
         if let Some(copy) = bytes.get_mut(..frame.len()) {
             copy.copy_from_slice(frame);
             let tried = [backend].into_iter().collect();
-            *note = Some(KeptSyn { flow: *flow, sequence, interface, tried, len });
+            *note = Some(StoredSyn { flow: *flow, sequence, interface, tried, len });
             // The oldest of the set is overwritten next.
-            *next = (*next + 1) % WAYS as u8;
+            *next = (*next + 1) % SYNS_PER_SET as u8;
         }
     }
 
     /// Records that the SYN of a flow is sent to one more backend. Returns whether this SYN is stored.
     pub fn sent_again(&mut self, flow: &FlowKey, hash: FlowHash, sequence: u32, backend: BackendId) -> bool {
-        let Some(at) = self.place(flow, hash) else { return false };
+        let Some(at) = self.index_of(flow, hash) else { return false };
         match self.notes.get_mut(at) {
             Some(Some(note)) if note.sequence == sequence => {
                 // A client may repeat its SYN more often than there are retries.
@@ -95,20 +95,21 @@ impl KeptSyns {
         }
     }
 
-    /// The SYN of a flow, with its bytes, if it is still there.
+    /// The SYN of a flow, with its bytes, if it is still stored.
     #[must_use]
-    pub fn get(&self, flow: &FlowKey, hash: FlowHash) -> Option<(&KeptSyn, &[u8])> {
-        let at = self.place(flow, hash)?;
+    pub fn get(&self, flow: &FlowKey, hash: FlowHash) -> Option<(&StoredSyn, &[u8])> {
+        let at = self.index_of(flow, hash)?;
         let note = self.notes.get(at)?.as_ref()?;
         Some((note, self.bytes.get(at)?.get(..usize::from(note.len))?))
     }
 
-    /// Where the latest SYN of a flow is.
-    fn place(&self, flow: &FlowKey, hash: FlowHash) -> Option<usize> {
+    /// The index of a flow's latest SYN.
+    fn index_of(&self, flow: &FlowKey, hash: FlowHash) -> Option<usize> {
         let (set, next) = (set_of(hash), usize::from(*self.next.get(set_of(hash))?));
         // From the latest to the oldest.
-        let places = (1..=WAYS).map(|age| set * WAYS + (next + WAYS - age) % WAYS);
-        places.into_iter().find(|&at| {
+        let indices =
+            (1..=SYNS_PER_SET).map(|age| set * SYNS_PER_SET + (next + SYNS_PER_SET - age) % SYNS_PER_SET);
+        indices.into_iter().find(|&at| {
             self.notes.get(at).is_some_and(|note| note.as_ref().is_some_and(|note| note.flow == *flow))
         })
     }
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_syn_is_found_with_its_bytes_and_the_backends_that_it_was_sent_to() {
-        let mut syns = KeptSyns::default();
+        let mut syns = StoredSyns::default();
         let (key, hash) = flow(1);
         assert!(syns.get(&key, hash).is_none());
         syns.keep(&key, hash, 5, backend(1), (2, b"a syn"));
@@ -147,19 +148,19 @@ mod tests {
 
     #[test]
     fn a_frame_that_is_too_long_is_not_stored() {
-        let mut syns = KeptSyns::default();
+        let mut syns = StoredSyns::default();
         let (key, hash) = flow(1);
-        for len in [KEPT_SYN_LEN + 1, 300] {
+        for len in [STORED_SYN_LEN + 1, 300] {
             syns.keep(&key, hash, 5, backend(1), (2, &vec![0; len]));
             assert!(syns.get(&key, hash).is_none());
         }
-        syns.keep(&key, hash, 5, backend(1), (2, &[0; KEPT_SYN_LEN]));
+        syns.keep(&key, hash, 5, backend(1), (2, &[0; STORED_SYN_LEN]));
         assert!(syns.get(&key, hash).is_some());
     }
 
     #[test]
-    fn of_the_latest_hundred_nearly_all_are_there() {
-        let mut syns = KeptSyns::default();
+    fn nearly_all_of_the_latest_hundred_syns_are_stored() {
+        let mut syns = StoredSyns::default();
         for n in 0..10_000 {
             let (key, hash) = flow(n);
             syns.keep(&key, hash, n as u32, backend(n), (0, b"syn"));
