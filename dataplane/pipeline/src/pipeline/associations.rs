@@ -37,7 +37,7 @@ use crate::frame::Frame;
 impl Pipeline {
     /// The tags and chunks of an SCTP packet, and the packet's kind as far as its verification tag proves it. `flow`
     /// is the hash of the client's key.
-    fn proved<F: Frame>(
+    fn verify_tag<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         packet: u8,
@@ -56,25 +56,25 @@ impl Pipeline {
     /// gets a flow.
     #[cold]
     #[inline(never)]
-    pub(super) fn known_association<F: Frame>(
+    pub(super) fn look_up_association<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &Request<'_>,
     ) -> Option<Known> {
         let side = if request.service.mode.is_dsr() { Side::ClientAlone } else { Side::Client };
-        let (shown, mut kind) = self.proved(burst, request.packet, request.flow_hash, side);
+        let (shown, mut kind) = self.verify_tag(burst, request.packet, request.flow_hash, side);
         if shown.kind == Kind::CookieEcho
             && kind == Kind::Plain
-            && self.offer_again(request, &shown, burst.now)
+            && self.restore_offer(request, &shown, burst.now)
         {
-            (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
+            (_, kind) = self.verify_tag(burst, request.packet, request.flow_hash, side);
         }
-        let mut known = self.recorded(burst.view.snapshot, request, kind, burst.now);
+        let mut known = self.look_up_as(burst.view.snapshot, request, kind, burst.now);
         if known.is_none() {
-            self.join(burst, request, &shown)?;
+            self.create_path(burst, request, &shown)?;
             // The flow has the tags of the association now.
-            (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
-            known = self.recorded(burst.view.snapshot, request, kind, burst.now);
+            (_, kind) = self.verify_tag(burst, request.packet, request.flow_hash, side);
+            known = self.look_up_as(burst.view.snapshot, request, kind, burst.now);
         }
         let known = known?;
         match kind {
@@ -91,7 +91,7 @@ impl Pipeline {
     /// Restores the tags of an earlier INIT ACK if a COOKIE ECHO uses it, and returns whether it does. A server
     /// answers a repeated INIT with another tag, and the client uses the answer that arrives first (RFC 9260 sections
     /// 5.1 and 5.2.3).
-    fn offer_again(&mut self, request: &Request<'_>, shown: &Shown, now: Now) -> bool {
+    fn restore_offer(&mut self, request: &Request<'_>, shown: &Shown, now: Now) -> bool {
         let Request { key, flow_hash, service, .. } = *request;
         if service.mode.is_dsr() {
             return false;
@@ -108,7 +108,7 @@ impl Pipeline {
     }
 
     /// Looks up the flow of a request and records a packet of this kind in it.
-    fn recorded(
+    fn look_up_as(
         &mut self,
         snapshot: &Snapshot,
         request: &Request<'_>,
@@ -141,7 +141,7 @@ impl Pipeline {
     }
 
     /// Creates the flow of a further path, if the packet belongs to a known association.
-    fn join<F: Frame>(
+    fn create_path<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &Request<'_>,
@@ -184,7 +184,7 @@ impl Pipeline {
             _ => self.flows.tags.adopt(hash, association.tags, association.confirmed, now),
         }
         if association.confirmed {
-            let _ = self.recorded(burst.view.snapshot, request, Kind::CookieEcho, now);
+            let _ = self.look_up_as(burst.view.snapshot, request, Kind::CookieEcho, now);
         }
         Some(())
     }
@@ -454,14 +454,14 @@ impl Pipeline {
         let hit = match self.flows.nat.peek_reply(key, hash, now) {
             Some(hit) => hit,
             None => {
-                self.join_from_server(burst, packet, key, hash)?;
+                self.create_path_from_server(burst, packet, key, hash)?;
                 self.flows.nat.peek_reply(key, hash, now)?
             }
         };
         let client = (hit.client, hit.client_port);
         let flow = FlowKey::flow(hit.service, client.0, client.1);
         let flow_hash = self.flows.hash(&flow);
-        let (shown, kind) = self.proved(burst, packet, flow_hash, Side::Server);
+        let (shown, kind) = self.verify_tag(burst, packet, flow_hash, Side::Server);
         let hit = self.flows.nat.lookup_reply(key, hash, Packet::Sctp(kind), now);
         if let Some(service) = snapshot.service_by_id(flow.service()) {
             let offered = TagPair { client: shown.tag, server: shown.initiate };
@@ -479,7 +479,7 @@ impl Pipeline {
     }
 
     /// Creates the flow of a path that the backend creates, if the packet belongs to a known association.
-    fn join_from_server<F: Frame>(
+    fn create_path_from_server<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         packet: u8,

@@ -10,8 +10,7 @@
 //! Invariant: nothing here blocks. Without sharing, the only cost is one comparison in each iteration of the worker's
 //! loop.
 
-use tidegate_conntrack::flow_record::Walks;
-use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate, Translation};
+use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate, Translation, Walks};
 use tidegate_conntrack::{Adoption, FlowKey, FlowTags, SharedChange, SharedFlow, SharedReply};
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;

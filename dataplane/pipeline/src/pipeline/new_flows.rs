@@ -38,7 +38,7 @@ impl Pipeline {
         let h = burst.packets[request.index()].headers;
         let found = match request.found.known() {
             // An earlier packet of this burst may have created the flow.
-            None if burst.seen_flows.test_and_set(request.flow_hash) => self.known(burst, request),
+            None if burst.seen_flows.test_and_set(request.flow_hash) => self.look_up(burst, request),
             found => found.copied(),
         };
         if !request.found.is_known()
@@ -49,11 +49,11 @@ impl Pipeline {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
         // From here on, an unknown flow has no entry.
-        let reopened;
+        let updated;
         let request = match found {
             Some(known) if !request.found.is_known() => {
-                reopened = Request { found: Found::Known(known), ..*request };
-                &reopened
+                updated = Request { found: Found::Known(known), ..*request };
+                &updated
             }
             _ => request,
         };

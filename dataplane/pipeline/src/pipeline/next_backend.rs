@@ -107,10 +107,10 @@ impl Pipeline {
         match service.selector().selector_for(choice_hash) {
             Selector::Rendezvous(seats) => seats.owner_where(choice_hash, usable),
             Selector::InFlux(both) => both.present.owner_where(choice_hash, usable),
-            Selector::Maglev(slots) => {
-                let first = slots.slot_of(choice_hash);
-                let next = (0..slots.len().min(MAGLEV_TRIES)).map(|n| (first + n) % slots.len());
-                next.filter_map(|slot| slots.owner(slot)).find(|&id| usable(id))
+            Selector::Maglev(maglev) => {
+                let first = maglev.slot_of(choice_hash);
+                let next = (0..maglev.len().min(MAGLEV_TRIES)).map(|n| (first + n) % maglev.len());
+                next.filter_map(|slot| maglev.owner(slot)).find(|&id| usable(id))
             }
             Selector::RoundRobin(round_robin) => {
                 let next = (0..round_robin.len().min(MAGLEV_TRIES))

@@ -72,7 +72,7 @@ impl Pipeline {
         requests: &mut Requests<'_>,
     ) {
         for request in requests.iter_mut() {
-            if let Some(backend) = self.known_first(burst, request) {
+            if let Some(backend) = self.look_up_first(burst, request) {
                 burst.view.snapshot.prefetch_backend(backend);
             }
         }
@@ -80,7 +80,7 @@ impl Pipeline {
         for request in requests.iter_mut().filter(|request| !request.found.is_known()) {
             // A service that tracks on change usually has no entries, so no table needs to be read.
             if !request.service.on_change() || self.flows.dsr.has_flows_of(&request.key) {
-                request.found = self.known_second(burst, request).into();
+                request.found = self.look_up_second(burst, request).into();
                 if let Found::Known(known) = request.found {
                     burst.view.snapshot.prefetch_backend(known.backend);
                     continue;
@@ -98,14 +98,14 @@ impl Pipeline {
 
     /// Stores the entry of the first hash bucket of the flow in the request, and returns the backend.
     #[inline(always)]
-    fn known_first<F: Frame>(
+    fn look_up_first<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &mut Request<'_>,
     ) -> Option<BackendId> {
         let Request { key, flow_hash, kind, service, .. } = request;
         match service.entries {
-            Entries::Pairs => return self.known_first_translated(burst, request),
+            Entries::Pairs => return self.look_up_first_nat(burst, request),
             Entries::InFlux if !self.flows.dsr.has_flows_of(key) => return None,
             Entries::EachFlow | Entries::InFlux => {}
         }
@@ -114,13 +114,13 @@ impl Pipeline {
                 request.found = Found::Known(Known { backend, local: None, syn: Syn::No });
                 Some(backend)
             }
-            First::Present => self.known_now(burst, request),
+            First::There => self.look_up_now(burst, request),
             First::Absent => None,
         }
     }
 
     #[inline(never)]
-    fn known_first_translated<F: Frame>(
+    fn look_up_first_nat<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &mut Request<'_>,
@@ -132,24 +132,24 @@ impl Pipeline {
                 request.found = Found::Known(known);
                 Some(hit.backend)
             }
-            First::Present => self.known_now(burst, request),
+            First::There => self.look_up_now(burst, request),
             First::Absent => None,
         }
     }
 
     /// Looks up the flow of a packet that changes it immediately: packets of one flow must be recorded in order.
     #[inline(never)]
-    fn known_now<F: Frame>(
+    fn look_up_now<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &mut Request<'_>,
     ) -> Option<BackendId> {
-        request.found = self.known(burst, request).into();
+        request.found = self.look_up(burst, request).into();
         request.found.known().map(|known| known.backend)
     }
 
     /// Looks up the flow of a request and records the packet in it.
-    pub(super) fn known<F: Frame>(
+    pub(super) fn look_up<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &Request<'_>,
@@ -157,7 +157,7 @@ impl Pipeline {
         let Request { key, flow_hash, kind, service, .. } = request;
         let (kind, now) = (*kind, burst.now);
         if let Packet::Sctp(_) = kind {
-            return self.known_association(burst, request);
+            return self.look_up_association(burst, request);
         }
         if service.mode.is_dsr() {
             self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
@@ -167,12 +167,12 @@ impl Pipeline {
         }
     }
 
-    /// [`Self::known`] for a flow that is not in its first hash bucket.
-    fn known_second<F: Frame>(&mut self, burst: &Burst<'_, '_, F>, request: &Request<'_>) -> Option<Known> {
+    /// [`Self::look_up`] for a flow that is not in its first hash bucket.
+    fn look_up_second<F: Frame>(&mut self, burst: &Burst<'_, '_, F>, request: &Request<'_>) -> Option<Known> {
         let Request { key, flow_hash, kind, service, .. } = request;
         let (kind, now) = (*kind, burst.now);
         if let Packet::Sctp(_) = kind {
-            return self.known_association(burst, request);
+            return self.look_up_association(burst, request);
         }
         if service.mode.is_dsr() {
             self.flows.dsr.lookup_second(key, *flow_hash, kind, now).map(Known::from)
@@ -193,10 +193,10 @@ impl Pipeline {
         let snapshot = burst.view.snapshot;
         // Known flows for which a packet of this burst opened a new connection: their later packets must look up the
         // new one.
-        let mut renewed = ArrayVec::<FlowKey, BURST>::new();
+        let mut reopened = ArrayVec::<FlowKey, BURST>::new();
         for request in requests {
             // The usual packet has its own branch, so that its backend stays in registers.
-            if renewed.is_empty()
+            if reopened.is_empty()
                 && let Found::Known(Known { backend, local, syn: Syn::No }) = &request.found
                 && let Some(backend) = snapshot.backend(*backend)
                 && backend.state != BackendState::Down
@@ -204,10 +204,10 @@ impl Pipeline {
                 burst.send_to(request, backend, *local, FlowNote::Known);
                 continue;
             }
-            let again = if renewed.is_empty() || !renewed.contains(&request.key) {
+            let again = if reopened.is_empty() || !reopened.contains(&request.key) {
                 None
             } else {
-                Some(self.known(burst, request))
+                Some(self.look_up(burst, request))
             };
             let found = match &again {
                 Some(known) => known.as_ref(),
@@ -231,7 +231,7 @@ impl Pipeline {
             match chosen {
                 Ok(Chosen { backend, local, flow }) => {
                     if flow == FlowNote::New && request.found.is_known() {
-                        renewed.push(request.key);
+                        reopened.push(request.key);
                     }
                     burst.send_to(request, backend, local, flow);
                 }
@@ -294,8 +294,8 @@ impl Pipeline {
             return burst.set(at, Verdict::HandOver(worker));
         }
         let h = burst.packets[request.index()].headers;
-        let wanted = burst.view.snapshot.policy().reset_unknown_flows && h.proto == proto::TCP;
-        let answered = wanted && self.reset(burst, at, &h);
+        let may_reset = burst.view.snapshot.policy().reset_unknown_flows && h.proto == proto::TCP;
+        let answered = may_reset && self.reset(burst, at, &h);
         burst.answer_or(at, answered, TransmitReason::NoFlow, Refusal::NoFlow);
     }
 }

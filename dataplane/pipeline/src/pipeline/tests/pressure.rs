@@ -34,9 +34,9 @@ fn flows(lab: &Lab) -> Vec<FlowView> {
 /// Advances the time, and ages flows like a worker with 30,000 bursts a second.
 fn wait(lab: &mut Lab, time: Duration) {
     lab.wait(time);
-    let buckets =
+    let count =
         30_000 * tidegate_spec::limits::AGEING_BUCKETS_PER_BURST as u128 * time.as_micros() / 1_000_000;
-    lab.pipeline.flows_mut().age(lab.now, usize::try_from(buckets).unwrap());
+    lab.pipeline.flows_mut().age(lab.now, usize::try_from(count).unwrap());
 }
 
 #[test]
