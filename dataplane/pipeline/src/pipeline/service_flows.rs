@@ -114,7 +114,7 @@ impl Pipeline {
                 request.found = Found::Known(Known { backend, local: None, syn: Syn::No });
                 Some(backend)
             }
-            First::There => self.look_up_now(burst, request),
+            First::Present => self.look_up_now(burst, request),
             First::Absent => None,
         }
     }
@@ -132,7 +132,7 @@ impl Pipeline {
                 request.found = Found::Known(known);
                 Some(hit.backend)
             }
-            First::There => self.look_up_now(burst, request),
+            First::Present => self.look_up_now(burst, request),
             First::Absent => None,
         }
     }
