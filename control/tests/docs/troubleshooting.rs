@@ -68,7 +68,7 @@ fn assert_same(what: &str, explained: &BTreeSet<String>, code: impl IntoIterator
 fn packet_reasons_are_explained_exactly() {
     let text = document();
     let explained = |heading: &str, header: &str| column(section(&text, heading), header, 0);
-    let refused = explained("### Sound packets that are refused", "reason");
+    let refused = explained("### Well-formed packets", "reason");
     assert_same("drop reason", &refused, Refusal::ALL);
     let malformed = explained("### Malformed packets", "reason");
     assert_same("drop reason", &malformed, Malformed::ALL.iter().map(|reason| reason.as_str()));
@@ -106,7 +106,7 @@ fn events_findings_and_conditions_are_explained_exactly() {
     let findings = findings.map(Reason::as_str).into_iter().chain([CONFIGURATION_REFUSED]);
     assert_same("finding", &column(section(&text, "## Events and findings"), "reason", 0), findings);
     let events = EventReason::ALL.iter().map(|reason| reason.as_str());
-    assert_same("event", &column(section(&text, "## Events of what was done"), "reason", 0), events);
+    assert_same("event", &column(section(&text, "## Events about progress"), "reason", 0), events);
 
     let (_, conditions) = text.split_once("\n## Conditions\n").expect("the section of conditions");
     let types = ConditionType::ALL.iter().map(|one| one.as_str());
