@@ -228,8 +228,8 @@ impl Associations {
     /// Marks an association as unconfirmed, because it ends.
     pub fn unconfirm(&self, key: &AssociationKey, now: Now) {
         if let Some((entry, check, record)) = self.entry(key) {
-            let doubtful = Association { confirmed: false, ..Association::read(&record) };
-            entry.store(check, &timed(doubtful.record(), now));
+            let unconfirmed = Association { confirmed: false, ..Association::read(&record) };
+            entry.store(check, &timed(unconfirmed.record(), now));
         }
     }
 

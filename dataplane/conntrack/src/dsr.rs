@@ -86,7 +86,7 @@ impl DsrTable {
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
-            note(table, position, packet, now)
+            record_packet(table, position, packet, now)
         })
     }
 
@@ -102,7 +102,7 @@ impl DsrTable {
         now: Now,
     ) -> First<BackendId> {
         by_family!(mut self, key, |table, packed| {
-            table.see_first(&packed, hash, packet, now).map(|(_, value)| BackendId::from_raw(value))
+            table.record_first(&packed, hash, packet, now).map(|(_, value)| BackendId::from_raw(value))
         })
     }
 
@@ -117,7 +117,7 @@ impl DsrTable {
     ) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find_second(&packed, hash)?;
-            note(table, position, packet, now)
+            record_packet(table, position, packet, now)
         })
     }
 
@@ -210,7 +210,7 @@ pub(super) fn create<const A: usize, const W: usize, const K: usize, const B: us
 }
 
 #[inline]
-fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
+fn record_packet<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     position: Position,
     packet: Packet,

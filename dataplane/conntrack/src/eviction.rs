@@ -343,8 +343,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// The other hash bucket of an entry.
     fn other_bucket(&self, position: Position) -> u32 {
         let hash = self.hash_of(&self.key(position));
-        let (here, primary) = (self.bucket_of(position), self.primary(hash));
-        if here == primary { self.secondary(hash) } else { primary }
+        let (own_bucket, primary) = (self.bucket_of(position), self.primary(hash));
+        if own_bucket == primary { self.secondary(hash) } else { primary }
     }
 
     /// Frees a position in either hash bucket by moving its entry to its other hash bucket, where another entry may
@@ -409,7 +409,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     fn evict_longest_idle(&mut self, homes: [u32; 2], now: Now) -> Option<Position> {
         // A chain of positions: each entry except the last can move to the next.
         let mut longest: Option<(u32, [Position; 3])> = None;
-        let look = |table: &Self, longest: &mut Option<(u32, [Position; 3])>, chain: [Position; 3]| {
+        let consider = |table: &Self, longest: &mut Option<(u32, [Position; 3])>, chain: [Position; 3]| {
             let least = longest.map_or(ESTABLISHED_IDLE_MIN_MS, |(idle_ms, _)| idle_ms + 1);
             // A flow is idle no longer than either of its entries.
             if !table.is_empty(chain[2]) && table.own_idle_ms(chain[2], now) >= least {
@@ -420,17 +420,17 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             }
         };
         for home in homes.map(|bucket| self.positions(bucket)).into_iter().flatten() {
-            look(self, &mut longest, [home; 3]);
+            consider(self, &mut longest, [home; 3]);
             if self.is_empty(home) {
                 continue;
             }
             for between in self.positions(self.other_bucket(home)) {
-                look(self, &mut longest, [home, between, between]);
+                consider(self, &mut longest, [home, between, between]);
                 if self.is_empty(between) {
                     continue;
                 }
                 for beyond in self.positions(self.other_bucket(between)) {
-                    look(self, &mut longest, [home, between, beyond]);
+                    consider(self, &mut longest, [home, between, beyond]);
                 }
             }
         }

@@ -69,7 +69,7 @@ pub use splice::Splice;
 pub use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
 pub use stored_syns::{StoredSyn, StoredSyns, Tried};
 pub use stream::{Placement, Stream};
-pub use tags::{Shown, Side, TagPair, Tags};
+pub use tags::{PacketTags, Side, TagPair, Tags};
 pub use view::{FlowKind, FlowView};
 
 use tidegate_select::loads::Load;

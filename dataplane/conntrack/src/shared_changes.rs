@@ -40,7 +40,7 @@ impl FlowTables {
     }
 
     /// Enables or disables the journals of all tables.
-    pub fn note_changes(&mut self, is_on: bool) {
+    pub fn enable_journal(&mut self, is_on: bool) {
         self.dsr.v4.watch(is_on);
         self.dsr.v6.watch(is_on);
         self.nat.v4.watch(is_on);
@@ -107,7 +107,7 @@ impl FlowTables {
 impl DsrTable {
     /// Adds a new flow to the journal, if it is enabled.
     #[cold]
-    pub fn note_beginning(&mut self, key: &FlowKey) {
+    pub fn journal_new_flow(&mut self, key: &FlowKey) {
         by_family!(mut self, key, |table, packed| {
             if table.journal.is_on {
                 table.journal.note(packed);

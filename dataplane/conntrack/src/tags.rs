@@ -36,7 +36,7 @@ pub enum Side {
 
 /// The tags that a packet contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown {
+pub struct PacketTags {
     /// The kind of its chunks.
     pub kind: Kind,
     /// Its verification tag.
@@ -100,7 +100,7 @@ impl TagEntry {
 
     /// Whether a packet has the tag that its receiver requires, or the sender's own with bit T (RFC 9260 section
     /// 8.5.1).
-    fn proves(&self, from: Side, shown: &Shown) -> bool {
+    fn proves(&self, from: Side, shown: &PacketTags) -> bool {
         let pair = self.pair();
         let to_server = (from != Side::Server) != shown.reflected;
         let wanted = if to_server { pair.server } else { pair.client };
@@ -108,7 +108,7 @@ impl TagEntry {
     }
 
     /// The kind of the packet, if its tag proves it. Stores the tags of a handshake.
-    fn take(&mut self, from: Side, shown: &Shown) -> Kind {
+    fn take(&mut self, from: Side, shown: &PacketTags) -> Kind {
         match (shown.kind, from) {
             (Kind::Init, Side::Client | Side::ClientAlone) => {
                 self.offered = TagPair { client: shown.initiate, server: 0 };
@@ -219,10 +219,10 @@ impl Tags {
     fn store(&mut self, entry: &TagEntry, hash: FlowHash, now: Now) {
         let set = self.set_mut(hash);
         let least = (0..ENTRIES_PER_SET).min_by_key(|&n| {
-            let there = TagEntry::read(&set[n * WORDS..]);
-            let age = now.millis().wrapping_sub(there.seen_ms);
-            let empty = there.hash == 0 && there.seen_ms == 0;
-            (there.hash != hash.0, !empty, there.is_confirmed(), u32::MAX - age)
+            let known = TagEntry::read(&set[n * WORDS..]);
+            let age = now.millis().wrapping_sub(known.seen_ms);
+            let empty = known.hash == 0 && known.seen_ms == 0;
+            (known.hash != hash.0, !empty, known.is_confirmed(), u32::MAX - age)
         });
         if let Some(n) = least {
             entry.write(&mut set[n * WORDS..(n + 1) * WORDS]);
@@ -232,7 +232,7 @@ impl Tags {
     /// The kind of a packet of a flow, if its tag proves it. Stores the tags of a handshake. `hash` is that of the
     /// client's flow key.
     #[must_use]
-    pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &Shown, now: Now) -> Kind {
+    pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &PacketTags, now: Now) -> Kind {
         for words in self.set_mut(hash).chunks_exact_mut(WORDS) {
             let mut entry = TagEntry::read(words);
             if entry.hash == hash.0 {
@@ -276,8 +276,8 @@ mod tests {
     const FLOW: FlowHash = FlowHash(0x1234_5678_9abc_def0);
     const NOW: Now = Now(5_000_000_000);
 
-    fn shown(kind: Kind, tag: u32, initiate: u32) -> Shown {
-        Shown { kind, tag, initiate, reflected: false }
+    fn shown(kind: Kind, tag: u32, initiate: u32) -> PacketTags {
+        PacketTags { kind, tag, initiate, reflected: false }
     }
 
     /// The client requires tag 7, and the server tag 9.
@@ -300,7 +300,7 @@ mod tests {
                 assert_eq!(tags.proved(FLOW, from, &shown(kind, theirs, 0), NOW), kind);
             }
             let mut tags = associated();
-            let reflected = |tag| Shown { kind: Kind::End, tag, initiate: 0, reflected: true };
+            let reflected = |tag| PacketTags { kind: Kind::End, tag, initiate: 0, reflected: true };
             assert_eq!(tags.proved(FLOW, from, &reflected(theirs), NOW), Kind::Unproved);
             assert_eq!(tags.proved(FLOW, from, &reflected(own), NOW), Kind::End);
         }
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(tags.proved(FLOW, Side::Client, &guess, NOW), Kind::Plain);
         for tag in [666, 10] {
             for reflected in [false, true] {
-                let abort = Shown { kind: Kind::End, tag, initiate: 0, reflected };
+                let abort = PacketTags { kind: Kind::End, tag, initiate: 0, reflected };
                 assert_eq!(tags.proved(FLOW, Side::Client, &abort, NOW), Kind::Unproved);
             }
         }

@@ -74,7 +74,7 @@ pub(crate) struct Addresses {
     /// The indices of unused records.
     free: Arc<Vec<u32>>,
     /// The meanings that don't come from services. They stay when a VIP is removed.
-    beside: Arc<BTreeMap<Addr, Meaning>>,
+    other_meanings: Arc<BTreeMap<Addr, Meaning>>,
     networks: Arc<Networks>,
 }
 
@@ -115,12 +115,12 @@ impl Addresses {
         vips: impl Iterator<Item = Addr>,
         others: impl Iterator<Item = (Addr, Meaning)>,
     ) -> Self {
-        let mut beside = BTreeMap::new();
+        let mut other_meanings = BTreeMap::new();
         for (addr, meaning) in others {
-            beside.entry(addr).or_insert(meaning);
+            other_meanings.entry(addr).or_insert(meaning);
         }
-        let mut records: Vec<_> = vips.map(|vip| (vip, with_vip(beside.get(&vip)))).collect();
-        records.extend(beside.iter().map(|(&addr, &meaning)| (addr, meaning)));
+        let mut records: Vec<_> = vips.map(|vip| (vip, with_vip(other_meanings.get(&vip)))).collect();
+        records.extend(other_meanings.iter().map(|(&addr, &meaning)| (addr, meaning)));
         // The sort is stable: the meaning of a VIP stays first.
         records.sort_by_key(|&(addr, _)| addr);
         records.dedup_by_key(|&mut (addr, _)| addr);
@@ -135,7 +135,7 @@ impl Addresses {
             records: records.into(),
             by_address,
             free: Arc::default(),
-            beside: beside.into(),
+            other_meanings: other_meanings.into(),
             networks: networks.into(),
         }
     }
@@ -145,8 +145,8 @@ impl Addresses {
         let mut free = Vec::clone(&self.free);
         let (mut gone, mut new, mut set, mut moves) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for &(addr, is_vip) in vips {
-            let beside = self.beside.get(&addr);
-            let meaning = if is_vip { Some(with_vip(beside)) } else { beside.copied() };
+            let other_meanings = self.other_meanings.get(&addr);
+            let meaning = if is_vip { Some(with_vip(other_meanings)) } else { other_meanings.copied() };
             match (self.by_address.get(&addr), meaning) {
                 (Some(at), Some(meaning)) => set.push((at, (addr, meaning))),
                 (Some(at), None) => {
@@ -179,8 +179,8 @@ impl Addresses {
             set.iter().for_each(|&(at, record)| records.set(at as usize, record));
         });
         let index = index.unwrap_or_else(|| index_of(&by_address));
-        let beside = Arc::clone(&self.beside);
-        Self { index, records, by_address, free: free.into(), beside, networks }
+        let other_meanings = Arc::clone(&self.other_meanings);
+        Self { index, records, by_address, free: free.into(), other_meanings, networks }
     }
 
     #[inline]
@@ -233,8 +233,8 @@ impl Addresses {
 const VACANT: (Addr, Meaning) = (Addr::UNSPECIFIED, Meaning::NoClient(SourceFault::NotOneHost));
 
 /// The meaning of a VIP that has another meaning as well.
-fn with_vip(beside: Option<&Meaning>) -> Meaning {
-    match beside {
+fn with_vip(other_meanings: Option<&Meaning>) -> Meaning {
+    match other_meanings {
         Some(own @ Meaning::Kind(AddressKind::Own(_))) => *own,
         _ => Meaning::Kind(AddressKind::Vip),
     }

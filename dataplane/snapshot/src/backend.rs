@@ -194,8 +194,8 @@ impl Endpoints {
         if revisions.is_empty() {
             return self.clone();
         }
-        let comes = |r: &Revision| r.before.all == 0;
-        let goes = |r: &Revision| r.after.all == 0;
+        let is_new = |r: &Revision| r.before.all == 0;
+        let is_removed = |r: &Revision| r.after.all == 0;
         let found = |pick: fn(&Revision) -> bool| {
             let entries = revisions.iter().filter(|r| pick(r));
             entries.map(|r| (r.key.hash(), r.id.index())).collect::<Vec<_>>()
@@ -208,23 +208,23 @@ impl Endpoints {
             self.index.edited(&lost, &new, |at| self.records[at].0.hash())
         };
         let more = self.records.len()..table_len(indices);
-        let records = if more.is_empty() && !revisions.iter().any(|r| comes(r) || goes(r)) {
+        let records = if more.is_empty() && !revisions.iter().any(|r| is_new(r) || is_removed(r)) {
             self.records.clone()
         } else {
             self.records.revised(more.clone().map(vacant_endpoint), |records| {
                 // A new endpoint may have the index of a removed one.
-                for at in revisions.iter().filter(|r| goes(r)).map(|r| r.id.index()) {
+                for at in revisions.iter().filter(|r| is_removed(r)).map(|r| r.id.index()) {
                     records.set(at, vacant_endpoint(at));
                 }
-                revisions.iter().filter(|r| comes(r)).for_each(|r| records.set(r.id.index(), (r.key, r.id)));
+                revisions.iter().filter(|r| is_new(r)).for_each(|r| records.set(r.id.index(), (r.key, r.id)));
             })
         };
         let uses = self.uses.revised(more.map(|_| Uses::default()), |counts| {
-            revisions.iter().filter(|r| goes(r)).for_each(|r| counts.set(r.id.index(), r.after));
-            revisions.iter().filter(|r| !goes(r)).for_each(|r| counts.set(r.id.index(), r.after));
+            revisions.iter().filter(|r| is_removed(r)).for_each(|r| counts.set(r.id.index(), r.after));
+            revisions.iter().filter(|r| !is_removed(r)).for_each(|r| counts.set(r.id.index(), r.after));
         });
-        let moves = revisions.iter().filter(|r| comes(r) != goes(r));
-        let by_key = self.by_key.revised(moves.map(|r| (r.key, comes(r).then_some(r.id))));
+        let moves = revisions.iter().filter(|r| is_new(r) != is_removed(r));
+        let by_key = self.by_key.revised(moves.map(|r| (r.key, is_new(r).then_some(r.id))));
         let index = index.unwrap_or_else(|| {
             let found = by_key.iter().filter(|(_, id)| uses[id.index()].replies > 0);
             let entries: Vec<_> = found.map(|(key, id)| (key.hash(), id.index())).collect();

@@ -43,7 +43,7 @@ impl Snapshot {
                 return Some(vec![Difference { part: "compile".to_owned(), incremental, from_scratch }]);
             }
         };
-        let known = self.carried.lineage.problems();
+        let known = self.reusable.lineage.problems();
         if known.iter().chain(&problems).any(Problem::is_neighbor_table_full) {
             return None;
         }
@@ -57,8 +57,8 @@ impl Snapshot {
             difference::of_lists("left over", one.left_over(), other.left_over()),
             difference::of(
                 "lineage",
-                &self.carried.lineage.basis(spec),
-                &scratch.carried.lineage.basis(spec),
+                &self.reusable.lineage.basis(spec),
+                &scratch.reusable.lineage.basis(spec),
             ),
             difference::of("surroundings", &one.surroundings(), &other.surroundings()),
             difference::of_lists("problems", &known, &problems),
@@ -239,7 +239,7 @@ impl<'a> Seen<'a> {
         let of_backends = of_backends.map(|backend| (backend.address, backend.port));
         let listed: HashSet<EndpointId> = self.snapshot.endpoints.iter().map(|&(_, id)| id).collect();
         let of_endpoints =
-            self.snapshot.carried.generations.endpoints.all().filter_map(|(index, generation)| {
+            self.snapshot.reusable.generations.endpoints.all().filter_map(|(index, generation)| {
                 let id = EndpointId::new(index, generation);
                 let key = self.snapshot.endpoint_key(id).filter(|_| !listed.contains(&id))?;
                 Some((key.address, key.port))
@@ -282,7 +282,7 @@ impl<'a> Seen<'a> {
         let snapshot = self.snapshot;
         let routers: Vec<_> = snapshot.default_routers().iter().map(|id| self.next_hop(*id)).collect();
         let mut fixed: Vec<_> =
-            snapshot.carried.static_neighbors.iter().map(|id| self.next_hop(*id)).collect();
+            snapshot.reusable.static_neighbors.iter().map(|id| self.next_hop(*id)).collect();
         fixed.sort_unstable();
         let sources = [Family::V4, Family::V6]
             .map(|family| (snapshot.snat_addresses(family), snapshot.tunnel_source(family)));
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(stale(&|snapshot| snapshot.network.snat_v4 = Arc::default()), ["surroundings"]);
         let before = stale(&|snapshot| {
             let old = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles").0;
-            snapshot.carried.lineage = old.carried.lineage;
+            snapshot.reusable.lineage = old.reusable.lineage;
         });
         assert_eq!(before, ["lineage"], "the next revision would start from the previous spec");
     }

@@ -11,7 +11,7 @@ use crate::neighbors::NeighborId;
 
 /// The input of the next compile. Workers don't read it.
 #[derive(Debug)]
-pub(super) struct Carried {
+pub(super) struct ReusableParts {
     pub(super) generations: Generations,
     pub(super) tables: Tables,
     pub(super) static_neighbors: Arc<[NeighborId]>,

@@ -16,7 +16,7 @@ use tidegate_wire::{Addr, Family};
 use super::interface::Interface;
 use super::lineage::Fresh;
 use super::network::{Network, Transit};
-use super::reusable_parts::Carried;
+use super::reusable_parts::ReusableParts;
 use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
 use crate::neighbors::NeighborId;
@@ -55,7 +55,7 @@ pub struct Snapshot {
     pub(super) compared: Arc<[ServiceId]>,
     /// The further VIPs of SCTP services.
     pub(super) further_vips: FurtherVips,
-    pub(super) carried: Carried,
+    pub(super) reusable: ReusableParts,
 }
 
 /// Look-ups of the packet path.
@@ -411,7 +411,7 @@ impl Snapshot {
     /// The service ports of the spec, in its order.
     #[must_use]
     pub fn specs(&self) -> &Chunked<SharedService> {
-        &self.carried.lineage.services
+        &self.reusable.lineage.services
     }
 
     /// A service port for display, if it still exists.
@@ -459,25 +459,25 @@ impl Snapshot {
     /// Whether next hops and announced addresses are unchanged since the previous snapshot. False if unknown.
     #[must_use]
     pub fn same_outside(&self) -> bool {
-        self.carried.lineage.same_outside
+        self.reusable.lineage.same_outside
     }
 
     /// The ids that the previous snapshot didn't have. Their counters start at 0.
     #[must_use]
     pub fn fresh(&self) -> &Fresh {
-        &self.carried.lineage.fresh
+        &self.reusable.lineage.fresh
     }
 
     /// The required length of tables indexed by [`ServiceId::index`], such as counters.
     #[must_use]
     pub fn service_indices(&self) -> usize {
-        self.carried.generations.services.len()
+        self.reusable.generations.services.len()
     }
 
     /// The required length of tables indexed by [`BackendId::index`].
     #[must_use]
     pub fn backend_indices(&self) -> usize {
-        self.carried.generations.backends.len()
+        self.reusable.generations.backends.len()
     }
 
     /// The number of distinct Maglev tables.

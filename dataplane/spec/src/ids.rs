@@ -1,4 +1,4 @@
-//! Small numbers that stand for services, backends and endpoints in flow entries and counters.
+//! Compact ids of services, backends and endpoints, for flow entries and counters.
 //!
 //! An id is an index into a snapshot's tables plus a generation. If an index is reused for another object, the
 //! generation differs, so a flow entry with the old id matches nothing. An object keeps its id from snapshot to

@@ -283,7 +283,7 @@ pub const RECHECK_BUCKETS_PER_ITERATION: u64 = 256;
 pub struct Rate {
     /// Events per second.
     pub per_second: u32,
-    /// Events at once.
+    /// The burst: events without a pause.
     pub burst: u32,
 }
 

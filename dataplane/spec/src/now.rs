@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// Nanoseconds since an epoch that the caller chooses. They never decrease.
+/// Nanoseconds since an epoch that the caller chooses; never decreasing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Now(pub u64);
 

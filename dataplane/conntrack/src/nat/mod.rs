@@ -14,7 +14,7 @@ mod streams;
 pub use hits::{NatHit, ReplyHit, ReplyKey};
 pub(super) use pair::{create, view};
 
-use pair::{awaits_answer, hit, insert_pair, may_be_copied, note, reply_hit, set_both};
+use pair::{awaits_answer, hit, insert_pair, may_be_copied, record_packet, reply_hit, set_both};
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::limits::{HALF_CLOSED_IDLE_MIN_MS, SERVICES_MAX};
 use tidegate_spec::now::Now;
@@ -62,7 +62,7 @@ impl NatTable {
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
-            note(table, position, packet, now)
+            record_packet(table, position, packet, now)
         })
     }
 
@@ -72,7 +72,7 @@ impl NatTable {
     #[inline]
     pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
-            table.see_first(&packed, hash, packet, now).map(|(position, _)| hit(table, position, false))
+            table.record_first(&packed, hash, packet, now).map(|(position, _)| hit(table, position, false))
         })
     }
 
@@ -87,7 +87,7 @@ impl NatTable {
     ) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find_second(&packed, hash)?;
-            note(table, position, packet, now)
+            record_packet(table, position, packet, now)
         })
     }
 
@@ -120,7 +120,7 @@ impl NatTable {
         now: Now,
     ) -> First<ReplyHit> {
         by_family!(mut self, key, |table, packed| {
-            table.see_first(&packed, hash, packet, now).map(|(position, _)| reply_hit(table, position))
+            table.record_first(&packed, hash, packet, now).map(|(position, _)| reply_hit(table, position))
         })
     }
 

@@ -67,7 +67,7 @@ pub(super) fn reply_hit<const A: usize, const W: usize, const K: usize, const B:
 }
 
 #[inline]
-pub(super) fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
+pub(super) fn record_packet<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     position: Position,
     packet: Packet,

@@ -37,7 +37,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Like [`Self::find_first`], and records a plain packet of an established flow.
     #[inline(always)]
-    pub(crate) fn see_first(
+    pub(crate) fn record_first(
         &mut self,
         key: &PackedKey<A>,
         hash: FlowHash,
@@ -46,7 +46,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     ) -> First<(Position, u32)> {
         match self.find_first(key, hash) {
             None => First::Absent,
-            Some(position) => match self.see_steady(position, packet, now) {
+            Some(position) => match self.record_steady(position, packet, now) {
                 Some(value) => First::Steady((position, value)),
                 None => First::Present,
             },
@@ -66,7 +66,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// [`Self::find`] for a key that [`Self::see_first`] has not found.
+    /// [`Self::find`] for a key that [`Self::record_first`] has not found.
     #[inline]
     pub(crate) fn find_second(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Position> {
         if self.live == 0 { None } else { self.find_in(self.secondary(hash), key) }
@@ -128,7 +128,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Records the time of a plain packet and returns the entry's value, if this direction shows that the flow is
     /// established and in use. Most packets need nothing else. Otherwise returns `None` and changes nothing.
     #[inline(always)]
-    pub(crate) fn see_steady(&mut self, position: Position, packet: Packet, now: Now) -> Option<u32> {
+    pub(crate) fn record_steady(&mut self, position: Position, packet: Packet, now: Now) -> Option<u32> {
         let (now, entry) = (now.millis(), self.entry_mut(position));
         // No state has a shorter timeout, so a flow in use costs one comparison.
         let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
@@ -142,7 +142,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Searches one hash bucket of a key. If this direction shows that the flow is established and in use, records the
     /// time of a plain packet and returns the entry's words; otherwise changes nothing. `tcp` is whether the packet is
-    /// a TCP segment. [`Self::see_first`] handles any packet, in more steps.
+    /// a TCP segment. [`Self::record_first`] handles any packet, in more steps.
     #[inline(always)]
     pub(crate) fn steady(
         &mut self,

@@ -12,9 +12,9 @@ use crate::{NotRestored, StoredFlow, StoredKind, StoredTable, StoredTables, Succ
 const SEED: u64 = 7;
 const ENTRIES: usize = 256;
 
-/// A flow of the property: its number, family, mode and packets.
+/// A random flow: its number, family, mode and packets.
 #[derive(Debug, Clone)]
-struct Made {
+struct TestFlow {
     n: u32,
     v4: bool,
     nat: bool,
@@ -23,8 +23,8 @@ struct Made {
     streams: bool,
 }
 
-fn any_made() -> impl Strategy<Value = Made> {
-    (0..400_u32, any::<[bool; 5]>()).prop_map(|(n, [v4, nat, is_affinity, answered, streams])| Made {
+fn any_flow() -> impl Strategy<Value = TestFlow> {
+    (0..400_u32, any::<[bool; 5]>()).prop_map(|(n, [v4, nat, is_affinity, answered, streams])| TestFlow {
         n,
         v4,
         nat,
@@ -56,11 +56,11 @@ fn seen(tables: &FlowTables, now: Now) -> HashSet<Seen> {
     found
 }
 
-fn keys(made: &Made) -> (FlowKey, FlowKey) {
+fn keys(made: &TestFlow) -> (FlowKey, FlowKey) {
     pair(made.v4, made.n, 2000 + made.n as u16)
 }
 
-fn make(all: &[Made]) -> FlowTables {
+fn make(all: &[TestFlow]) -> FlowTables {
     let mut tables = FlowTables::new(ENTRIES, SEED);
     for made in all {
         let (flow, reply) = keys(made);
@@ -117,7 +117,7 @@ proptest! {
 
     #[test]
     fn all_flows_are_restored_with_their_states_ages_and_streams(
-        made in proptest::collection::vec(any_made(), 0..200),
+        made in proptest::collection::vec(any_flow(), 0..200),
         later in 0..30_000_u64,
         entries in prop_oneof![Just(ENTRIES), Just(4 * ENTRIES)],
     ) {
@@ -146,7 +146,7 @@ proptest! {
 
     #[test]
     fn damage_never_results_in_another_nat_flow(
-        made in proptest::collection::vec(any_made(), 1..200),
+        made in proptest::collection::vec(any_flow(), 1..200),
         flips in proptest::collection::vec((0_usize..4, any::<usize>(), 0..32_u32), 1..60),
         zeroed in proptest::collection::vec((0_usize..4, any::<usize>(), 1_usize..20), 0..20),
     ) {
@@ -201,7 +201,7 @@ proptest! {
 
 #[test]
 fn an_entry_of_one_side_without_the_other_is_damaged() {
-    let made = Made { n: 1, v4: true, nat: true, is_affinity: false, answered: true, streams: false };
+    let made = TestFlow { n: 1, v4: true, nat: true, is_affinity: false, answered: true, streams: false };
     let mut before = make(std::slice::from_ref(&made));
     let (_, reply) = keys(&made);
     let hash = before.hash(&reply);

@@ -16,7 +16,7 @@
 use arrayvec::ArrayVec;
 use tidegate_conntrack::associations::{Association, EndedPath, Path};
 use tidegate_conntrack::{
-    AssociationKey, FlowHash, FlowKey, Packet, ReplyHit, ReplyKey, SharedFlow, Shown, Side, TagPair,
+    AssociationKey, FlowHash, FlowKey, Packet, PacketTags, ReplyHit, ReplyKey, SharedFlow, Side, TagPair,
 };
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
@@ -43,7 +43,7 @@ impl Pipeline {
         packet: u8,
         flow: FlowHash,
         side: Side,
-    ) -> (Shown, Kind) {
+    ) -> (PacketTags, Kind) {
         let shown = shown(burst, packet);
         let kind = match shown.kind {
             Kind::Plain => Kind::Plain,
@@ -91,7 +91,7 @@ impl Pipeline {
     /// Restores the tags of an earlier INIT ACK if a COOKIE ECHO uses it, and returns whether it does. A server
     /// answers a repeated INIT with another tag, and the client uses the answer that arrives first (RFC 9260 sections
     /// 5.1 and 5.2.3).
-    fn restore_offer(&mut self, request: &Request<'_>, shown: &Shown, now: Now) -> bool {
+    fn restore_offer(&mut self, request: &Request<'_>, shown: &PacketTags, now: Now) -> bool {
         let Request { key, flow_hash, service, .. } = *request;
         if service.mode.is_dsr() {
             return false;
@@ -126,7 +126,13 @@ impl Pipeline {
     }
 
     /// The association of a packet without a flow.
-    fn association_of(&self, service: &Service, h: &Headers, shown: &Shown, now: Now) -> Option<Association> {
+    fn association_of(
+        &self,
+        service: &Service,
+        h: &Headers,
+        shown: &PacketTags,
+        now: Now,
+    ) -> Option<Association> {
         let ports = (h.src_port, service.port);
         let is_dsr = service.mode.is_dsr();
         let find = |key| self.associations.find(&key, now);
@@ -145,7 +151,7 @@ impl Pipeline {
         &mut self,
         burst: &Burst<'_, '_, F>,
         request: &Request<'_>,
-        shown: &Shown,
+        shown: &PacketTags,
     ) -> Option<()> {
         if !self.associations.is_prepared() {
             return None;
@@ -530,12 +536,12 @@ fn key_from_server(
 }
 
 /// What the packet reveals about its association.
-fn shown<F: Frame>(burst: &Burst<'_, '_, F>, packet: u8) -> Shown {
+fn shown<F: Frame>(burst: &Burst<'_, '_, F>, packet: u8) -> PacketTags {
     let h = &burst.packets[usize::from(packet)].headers;
     let frame = burst.frames[burst.frame_of(packet)].bytes();
     let (kind, reflected) = sctp::kind(&frame[usize::from(h.l4)..usize::from(h.ip_end)]);
     let (tag, initiate) = sctp::tags(frame, h);
-    Shown { kind, tag, initiate, reflected }
+    PacketTags { kind, tag, initiate, reflected }
 }
 
 /// The backend of a service port that is the endpoint of `id`, a backend of a port of the same Service with another

@@ -87,7 +87,7 @@ impl ImportOutcome {
 impl Pipeline {
     /// Sets which flows are shared. Walks requested earlier don't count.
     pub fn set_shared_flows(&mut self, flows: Option<SharedFlows>, walks: Walks) {
-        self.flows.note_changes(flows.is_some());
+        self.flows.enable_journal(flows.is_some());
         self.sharing = Sharing::new(flows, walks);
     }
 

@@ -182,7 +182,7 @@ impl Pipeline {
                 service.idle,
                 burst.now,
             );
-            self.flows.dsr.note_beginning(&request.key);
+            self.flows.dsr.journal_new_flow(&request.key);
         }
         if request.kind.is_opening() {
             burst.view.tallies.connected(backend.id);

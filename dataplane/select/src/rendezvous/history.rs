@@ -146,7 +146,8 @@ mod tests {
         let (window, now) = (seconds(100), seconds(5));
         let seat =
             |n: u8, weight, former, ago| EarlierWeight { backend: at(n), weight, former, ago: seconds(ago) };
-        // 1 left and 3 came before the restart, and 5 and 6 long before it. During the restart 2 and 6 leave, and 4 comes.
+        // Before the restart, 1 was removed and 3 added, 5 and 6 long before. During the restart 2 and 6 are removed
+        // and 4 is added.
         let seats =
             [seat(1, 0, 1, 40), seat(2, 1, 1, 0), seat(3, 1, 0, 30), seat(5, 0, 1, 95), seat(6, 1, 0, 96)];
         let earlier = WeightHistory::of_earlier(&seats, window, now);

@@ -96,8 +96,8 @@ fn services<'a>(lineage: &'a Lineage, spec: &'a SnapshotSpec) -> Option<Vec<Chan
             (Some(_), None) => (true, false),
             (None, Some(_)) => (false, true),
             (Some((_, old)), Some(new)) => {
-                let goes = sort_key(&old.key) < sort_key(&new.key);
-                (goes, !goes)
+                let is_removed = sort_key(&old.key) < sort_key(&new.key);
+                (is_removed, !is_removed)
             }
         };
         let old = old.filter(|_| of_old).map(|(at, old)| Listed { at, spec: old });

@@ -31,7 +31,7 @@ pub(super) struct Ids {
 
 impl Ids {
     pub(super) fn assign(programmed: &[Programmed<'_>], previous: Option<&Snapshot>) -> Self {
-        let before = previous.map(|snapshot| snapshot.carried.generations.clone()).unwrap_or_default();
+        let before = previous.map(|snapshot| snapshot.reusable.generations.clone()).unwrap_or_default();
 
         let kept_services: Vec<_> = programmed
             .iter()
@@ -103,12 +103,12 @@ fn assign<Id: Copy>(
     let kept: Vec<Option<Id>> =
         kept.inspect(|id| id.iter().for_each(|&id| indices.keep(index(id)))).collect();
     let mut fresh = Vec::new();
-    let mut give = || {
+    let mut allocate = || {
         let (index, generation) = indices.fresh();
         fresh.push(new(index, generation));
         new(index, generation)
     };
-    let ids = kept.into_iter().map(|id| id.unwrap_or_else(&mut give)).collect();
+    let ids = kept.into_iter().map(|id| id.unwrap_or_else(&mut allocate)).collect();
     (ids, indices.finish(), fresh.into())
 }
 

@@ -30,7 +30,7 @@ use super::interface::Interface;
 use super::lineage::{Lineage, Problems, sort_key};
 use super::neighbor_references::NeighborReferences;
 use super::network::Network;
-use super::reusable_parts::Carried;
+use super::reusable_parts::ReusableParts;
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
 use crate::neighbors::{NeighborId, NeighborTable, References};
@@ -110,7 +110,7 @@ pub(super) fn from_scratch(
         (static_neighbors, neighbor_references),
         problems,
     );
-    let problems = snapshot.carried.lineage.problems.all();
+    let problems = snapshot.reusable.lineage.problems.all();
     Ok((snapshot, problems))
 }
 
@@ -169,7 +169,7 @@ fn assemble(
     (static_neighbors, neighbor_references): (Arc<[NeighborId]>, NeighborReferences),
     mut problems: Problems,
 ) -> Snapshot {
-    let tables = previous.map(|snapshot| snapshot.carried.tables.clone()).unwrap_or_default();
+    let tables = previous.map(|snapshot| snapshot.reusable.tables.clone()).unwrap_or_default();
     let mut sets = Sets::default();
     let mut admission = previous.map_or(0, |snapshot| snapshot.admission);
     let mut services = Vec::with_capacity(programmed.len());
@@ -222,7 +222,7 @@ fn assemble(
         sources,
         source_rates: source_rates(spec, previous),
         admission,
-        carried: Carried {
+        reusable: ReusableParts {
             generations: ids.generations,
             tables,
             static_neighbors,

@@ -68,9 +68,9 @@ impl Network {
         let served = || services.iter().filter(|service| service.spec.no_endpoints != NoEndpoints::Unserved);
         let vips = served().map(|service| service.vip);
         let snats = spec.network.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
-        let beside = own.chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
-        let beside = beside.chain(no_clients(spec, &default_routers));
-        let addresses = Addresses::build(vips, beside);
+        let other_meanings = own.chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
+        let other_meanings = other_meanings.chain(no_clients(spec, &default_routers));
+        let addresses = Addresses::build(vips, other_meanings);
         Self {
             routes: Routes::build(&list),
             routers: routers.into(),
@@ -183,7 +183,7 @@ impl Network {
         }
         fixed.sort_unstable();
         fixed.dedup();
-        let before = previous.map_or(&[][..], |snapshot| &snapshot.carried.static_neighbors);
+        let before = previous.map_or(&[][..], |snapshot| &snapshot.reusable.static_neighbors);
         for &id in before.iter().filter(|id| fixed.binary_search(id).is_err()) {
             neighbors.table().clear_static(id);
         }

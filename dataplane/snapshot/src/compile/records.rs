@@ -74,23 +74,23 @@ fn selector(
     tables: &Tables,
 ) -> (Selector, Option<Problem>) {
     // In the order of (address, port), like all backends.
-    let takers: Vec<&BackendInfo> =
+    let candidates: Vec<&BackendInfo> =
         backends.iter().filter(|b| b.state == BackendState::Active && b.weight > 0).collect();
     if let Some(moved) = moved(service.spec).filter(|moved| !moved.is_empty()) {
-        return seats_in_flux(service, backends, &takers, moved);
+        return seats_in_flux(service, backends, &candidates, moved);
     }
-    if takers.is_empty() {
+    if candidates.is_empty() {
         return (Selector::default(), None);
     }
-    let steps = steps(service.spec, &takers);
+    let steps = steps(service.spec, &candidates);
     match service.spec.scheduler {
-        Scheduler::WeightedRoundRobin => round_robin(service, &takers, &steps),
-        Scheduler::Loads(rule) => (loads(&takers, &steps, rule), None),
-        _ if steps.is_empty() => by_hash(service, &takers, tables),
+        Scheduler::WeightedRoundRobin => round_robin(service, &candidates, &steps),
+        Scheduler::Loads(rule) => (loads(&candidates, &steps, rule), None),
+        _ if steps.is_empty() => by_hash(service, &candidates, tables),
         _ => {
-            let (all, problem) = by_hash(service, &takers, tables);
+            let (all, problem) = by_hash(service, &candidates, tables);
             let is_warm = |backend: &&&BackendInfo| !steps.iter().any(|&(id, _)| id == backend.id);
-            let warm: Vec<&BackendInfo> = takers.iter().filter(is_warm).copied().collect();
+            let warm: Vec<&BackendInfo> = candidates.iter().filter(is_warm).copied().collect();
             let (warm, _) = by_hash(service, &warm, tables);
             (Selector::WarmUp(Arc::new(WarmUp::new(all, warm, steps))), problem)
         }
@@ -100,19 +100,19 @@ fn selector(
 /// The seats or the table of a scheduler that chooses by a hash.
 fn by_hash(
     service: &Programmed<'_>,
-    takers: &[&BackendInfo],
+    candidates: &[&BackendInfo],
     tables: &Tables,
 ) -> (Selector, Option<Problem>) {
     if let Scheduler::Maglev { slots } = service.spec.scheduler {
-        return maglev_table(service, takers, slots, tables);
+        return maglev_table(service, candidates, slots, tables);
     }
-    let (seats, problem) = seats(service, takers);
+    let (seats, problem) = seats(service, candidates);
     (Selector::Rendezvous(seats), problem)
 }
 
 /// The backends that are warming up, with their steps. Empty if no other backend takes new flows: then they share all
 /// flows.
-fn steps(spec: &ServiceSpec, takers: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
+fn steps(spec: &ServiceSpec, candidates: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
     if spec.choice.warming.is_empty() {
         return Vec::new();
     }
@@ -122,18 +122,18 @@ fn steps(spec: &ServiceSpec, takers: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
         let step = warming.get(&(backend.address, backend.port)).filter(|&&step| step < WARM_UP_STEPS)?;
         Some((backend.id, *step))
     };
-    let steps: Vec<(BackendId, u8)> = takers.iter().filter_map(step).collect();
-    if steps.len() < takers.len() { steps } else { Vec::new() }
+    let steps: Vec<(BackendId, u8)> = candidates.iter().filter_map(step).collect();
+    if steps.len() < candidates.len() { steps } else { Vec::new() }
 }
 
 /// The weights for round robin and for the comparison of loads.
-fn weights(takers: &[&BackendInfo], steps: &[(BackendId, u8)]) -> Vec<u16> {
+fn weights(candidates: &[&BackendInfo], steps: &[(BackendId, u8)]) -> Vec<u16> {
     if steps.is_empty() {
-        return takers.iter().map(|backend| backend.weight).collect();
+        return candidates.iter().map(|backend| backend.weight).collect();
     }
     let steps: HashMap<BackendId, u8> = steps.iter().copied().collect();
     let weights: Vec<_> =
-        takers.iter().map(|backend| (backend.weight, steps.get(&backend.id).copied())).collect();
+        candidates.iter().map(|backend| (backend.weight, steps.get(&backend.id).copied())).collect();
     warm_up::scaled(&weights)
 }
 
@@ -150,32 +150,38 @@ fn basis(spec: &ServiceSpec) -> ChoiceBasis {
 /// The round-robin ring.
 fn round_robin(
     service: &Programmed<'_>,
-    takers: &[&BackendInfo],
+    candidates: &[&BackendInfo],
     steps: &[(BackendId, u8)],
 ) -> (Selector, Option<Problem>) {
-    let weights = weights(takers, steps);
-    let members: Vec<_> = takers.iter().zip(weights).map(|(backend, weight)| (backend.id, weight)).collect();
+    let weights = weights(candidates, steps);
+    let members: Vec<_> =
+        candidates.iter().zip(weights).map(|(backend, weight)| (backend.id, weight)).collect();
     let built = RoundRobin::build(&members);
     // A warm-up scales the weights temporarily, so the resulting divisor is not reported.
     let divisor = if steps.is_empty() { built.divisor } else { 1 };
-    let problem = divided(service, takers, divisor, limits::WRR_RING_MAX);
+    let problem = divided(service, candidates, divisor, limits::WRR_RING_MAX);
     (Selector::RoundRobin(Arc::new(built.ring)), problem)
 }
 
 /// The backends whose loads are compared.
-fn loads(takers: &[&BackendInfo], steps: &[(BackendId, u8)], rule: LoadRule) -> Selector {
-    let weights = weights(takers, steps);
+fn loads(candidates: &[&BackendInfo], steps: &[(BackendId, u8)], rule: LoadRule) -> Selector {
+    let weights = weights(candidates, steps);
     let members =
-        takers.iter().zip(weights).map(|(backend, weight)| LoadMember { owner: backend.id, weight });
+        candidates.iter().zip(weights).map(|(backend, weight)| LoadMember { owner: backend.id, weight });
     Selector::Loads(Arc::new(LoadSelector { rule, members: members.collect() }))
 }
 
 /// The problem that the weights of a service were divided, if they were.
-fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max: usize) -> Option<Problem> {
+fn divided(
+    service: &Programmed<'_>,
+    candidates: &[&BackendInfo],
+    divisor: u32,
+    max: usize,
+) -> Option<Problem> {
     (divisor > 1).then(|| Problem::WeightsDivided {
         service: service.spec.key,
         label: service.spec.label(),
-        sum: takers.iter().map(|backend| u64::from(backend.weight)).sum(),
+        sum: candidates.iter().map(|backend| u64::from(backend.weight)).sum(),
         max,
         divisor,
     })
@@ -183,7 +189,7 @@ fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max:
 
 /// Seats by rendezvous. If the client or the VIP alone determines the choice, ports don't count, so that a client
 /// reaches the same backend on all ports of a Service.
-fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Option<Problem>) {
+fn seats(service: &Programmed<'_>, candidates: &[&BackendInfo]) -> (Rendezvous, Option<Problem>) {
     let protocol = service.spec.key.protocol.number();
     let by_address = basis(service.spec) != ChoiceBasis::Flow;
     let mut before: Option<(Addr, u32)> = None;
@@ -200,9 +206,9 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Opti
         weight: backend.weight,
         owner: backend.id,
     };
-    let members: Vec<_> = takers.iter().map(member).collect();
+    let members: Vec<_> = candidates.iter().map(member).collect();
     let built = Rendezvous::build(&members);
-    let problem = divided(service, takers, built.divisor, limits::RENDEZVOUS_SEATS_MAX);
+    let problem = divided(service, candidates, built.divisor, limits::RENDEZVOUS_SEATS_MAX);
     (built.rendezvous, problem)
 }
 
@@ -225,7 +231,7 @@ fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
 fn seats_in_flux(
     service: &Programmed<'_>,
     backends: &[BackendInfo],
-    takers: &[&BackendInfo],
+    candidates: &[&BackendInfo],
     moved: &[FormerWeight],
 ) -> (Selector, Option<Problem>) {
     let address_and_port = |backend: &BackendInfo| (backend.address, backend.port);
@@ -245,7 +251,7 @@ fn seats_in_flux(
     let mut then: Vec<BackendInfo> = known.chain(unknown).filter(|backend| backend.weight > 0).collect();
     then.sort_unstable_by_key(address_and_port);
     let then: Vec<&BackendInfo> = then.iter().collect();
-    let (present, problem) = seats(service, takers);
+    let (present, problem) = seats(service, candidates);
     let (former, _) = seats(service, &then);
     let both = SeatsInFlux { present, former };
     (Selector::InFlux(Arc::new(both)), problem)
@@ -254,19 +260,19 @@ fn seats_in_flux(
 /// The Maglev table, shared by all services with equal backends.
 fn maglev_table(
     service: &Programmed<'_>,
-    takers: &[&BackendInfo],
+    candidates: &[&BackendInfo],
     slots: u32,
     tables: &Tables,
 ) -> (Selector, Option<Problem>) {
     let member = |backend: &&BackendInfo| maglev::Member { address: backend.address, weight: backend.weight };
-    let table = tables.table(takers.iter().map(member).collect(), slots);
-    let problem = ((slots as usize) < takers.len()).then(|| Problem::TableTooSmall {
+    let table = tables.table(candidates.iter().map(member).collect(), slots);
+    let problem = ((slots as usize) < candidates.len()).then(|| Problem::TableTooSmall {
         service: service.spec.key,
         label: service.spec.label(),
         slots,
-        backends: takers.len(),
+        backends: candidates.len(),
     });
-    let owners = takers.iter().map(|backend| backend.id).collect();
+    let owners = candidates.iter().map(|backend| backend.id).collect();
     (Selector::Maglev(Arc::new(Slots::new(table, owners))), problem)
 }
 
@@ -387,8 +393,8 @@ fn proxy_tlvs(spec: &ServiceSpec) -> ProxyTlvs {
 
 /// The rules of passive health, where they have an effect: the gateway sees the answers, and another backend exists.
 fn passive_health(spec: &ServiceSpec) -> Option<PassiveHealth> {
-    let takers = spec.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0);
-    let can = !spec.mode.is_dsr() && spec.key.protocol == Protocol::Tcp && takers.take(2).count() > 1;
+    let candidates = spec.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0);
+    let can = !spec.mode.is_dsr() && spec.key.protocol == Protocol::Tcp && candidates.take(2).count() > 1;
     spec.passive_health.filter(|rules| can && rules.is_on())
 }
 

@@ -27,7 +27,7 @@ use crate::indices::{Generations, Kind};
 use crate::lineage::{Fresh, Lineage, Problems, sort_key};
 use crate::neighbors::{NeighborTable, References};
 use crate::network::Network;
-use crate::reusable_parts::Carried;
+use crate::reusable_parts::ReusableParts;
 use crate::service::{Service, ServiceInfo};
 use crate::state::Snapshot;
 
@@ -37,7 +37,7 @@ pub(super) fn revise(
     previous: &Snapshot,
     neighbors: &NeighborTable,
 ) -> Option<(Snapshot, Vec<Problem>)> {
-    let before = &previous.carried;
+    let before = &previous.reusable;
     // Parts that were left out must be tried again, because entries may be free now. A chain of revisions would also
     // keep references to neighbours that are no longer needed.
     if before.lineage.problems.is_neighbor_table_full() {
@@ -99,12 +99,12 @@ pub(super) fn revise(
         sources: previous.sources.clone(),
         source_rates: previous.source_rates.clone(),
         admission: previous.admission,
-        carried: carried(before, spec, &changes, numbers.into_ids(), references, problems, same_outside),
+        reusable: reusable(before, spec, &changes, numbers.into_ids(), references, problems, same_outside),
     };
-    if frees_next_hops || snapshot.carried.neighbor_references.is_long() {
+    if frees_next_hops || snapshot.reusable.neighbor_references.is_long() {
         renew_references(&mut snapshot);
     }
-    let problems = snapshot.carried.lineage.problems();
+    let problems = snapshot.reusable.lineage.problems();
     Some((snapshot, problems))
 }
 
@@ -137,16 +137,16 @@ fn gone<'a>(previous: &'a Snapshot, changes: &Changes<'_>, problems: &mut Proble
 }
 
 /// The input of the next compile.
-fn carried(
-    before: &Carried,
+fn reusable(
+    before: &ReusableParts,
     spec: &SnapshotSpec,
     changes: &Changes<'_>,
     (generations, fresh): (Generations, Fresh),
     references: References,
     problems: Problems,
     same_outside: bool,
-) -> Carried {
-    Carried {
+) -> ReusableParts {
+    ReusableParts {
         generations,
         tables: before.tables.clone(),
         static_neighbors: Arc::clone(&before.static_neighbors),
@@ -164,7 +164,7 @@ fn carried(
 }
 
 /// The services of the spec, in its order. Unchanged parts of the list are shared with the previous one.
-fn listed(spec: &SnapshotSpec, before: &Carried, changes: &Changes<'_>) -> Chunked<SharedService> {
+fn listed(spec: &SnapshotSpec, before: &ReusableParts, changes: &Changes<'_>) -> Chunked<SharedService> {
     if changes.is_structural {
         return spec.services.iter().cloned().collect();
     }
@@ -182,7 +182,7 @@ fn network_with_vips(previous: &Snapshot, vips: &[(Addr, bool)]) -> Option<Netwo
         return Some(network);
     }
     let is_left_out = |vip: &Addr| {
-        let mut left_out = previous.carried.lineage.problems.left_out.values().flatten();
+        let mut left_out = previous.reusable.lineage.problems.left_out.values().flatten();
         left_out.any(|problem| match problem {
             Problem::Backend { backend, .. } => Addr::from(backend.ip()) == *vip,
             _ => false,
@@ -253,7 +253,7 @@ fn records(
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
         let ranges =
             before.map_or((0, None), |(record, info)| (record.source_ranges, info.source_ranges.clone()));
-        let (record, info, problem) = finish(service, id, named, ranges, &previous.carried.tables, &mut hot);
+        let (record, info, problem) = finish(service, id, named, ranges, &previous.reusable.tables, &mut hot);
         problems.selection(sort_key(&service.spec.key), problem);
         services.push((record, info));
     }
@@ -263,10 +263,10 @@ fn records(
 /// Replaces the snapshot's references by those to the neighbours that it names.
 fn renew_references(snapshot: &mut Snapshot) {
     let next_hops = snapshot.next_hops();
-    let others = snapshot.carried.static_neighbors.iter().chain(&*snapshot.network.default_routers);
+    let others = snapshot.reusable.static_neighbors.iter().chain(&*snapshot.network.default_routers);
     let neighbor_references =
-        snapshot.carried.neighbor_references.only(next_hops.iter().chain(others).copied());
-    snapshot.carried.neighbor_references = neighbor_references;
+        snapshot.reusable.neighbor_references.only(next_hops.iter().chain(others).copied());
+    snapshot.reusable.neighbor_references = neighbor_references;
 }
 
 /// A changed or added service.
@@ -315,7 +315,7 @@ struct Numbers {
 impl Numbers {
     /// `gone` are the removed services.
     fn of(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]) -> Self {
-        let generations = &previous.carried.generations;
+        let generations = &previous.reusable.generations;
         let new = revised.iter().filter(|service| service.before.is_none()).count();
         let (services, fresh) = generations.services.revised(gone.iter().map(|info| info.id.index()), new);
         let fresh_services =
@@ -348,7 +348,7 @@ fn backend_ids(
         gone.extend(info.backends.iter().map(|b| b.id).filter(|id| stay.binary_search(id).is_err()));
     }
     let new = revised.iter().flat_map(|service| &service.kept).filter(|kept| kept.is_none()).count();
-    let (kind, fresh) = previous.carried.generations.backends.revised(gone.iter().map(|id| id.index()), new);
+    let (kind, fresh) = previous.reusable.generations.backends.revised(gone.iter().map(|id| id.index()), new);
     let fresh = fresh.into_iter().map(|(index, generation)| BackendId::new(index, generation)).collect();
     (kind, fresh, gone)
 }
@@ -384,7 +384,7 @@ fn endpoints(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]
         revisions.push(Revision { key, id, before, after });
     }
     let gone = revisions.iter().filter(|r| r.after.all == 0).map(|r| r.id.index());
-    let (kind, fresh) = previous.carried.generations.endpoints.revised(gone, new.len());
+    let (kind, fresh) = previous.reusable.generations.endpoints.revised(gone, new.len());
     for (at, (index, generation)) in new.into_iter().zip(fresh) {
         revisions[at].id = EndpointId::new(index, generation);
     }

@@ -53,17 +53,17 @@ fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
 }
 
 /// Compares all look-ups of both snapshots, and the input of the next compile.
-fn assert_same(revised: &Snapshot, anew: &Snapshot) {
+fn assert_same(revised: &Snapshot, full: &Snapshot) {
     let services = |snapshot: &Snapshot| format!("{:#?}", snapshot.services().collect::<Vec<_>>());
-    assert_eq!(services(revised), services(anew));
-    assert_eq!(format!("{:?}", revised.backends), format!("{:?}", anew.backends));
-    assert_eq!(revised.endpoints.listed(), anew.endpoints.listed());
-    assert_eq!(format!("{:?}", revised.carried.generations), format!("{:?}", anew.carried.generations));
-    assert_eq!(revised.next_hops(), anew.next_hops());
-    assert_eq!(revised.admission, anew.admission);
-    assert_eq!(revised.compared, anew.compared);
-    assert!(revised.addresses().eq(anew.addresses()));
-    assert_eq!(revised.services.by_key(), anew.services.by_key());
+    assert_eq!(services(revised), services(full));
+    assert_eq!(format!("{:?}", revised.backends), format!("{:?}", full.backends));
+    assert_eq!(revised.endpoints.listed(), full.endpoints.listed());
+    assert_eq!(format!("{:?}", revised.reusable.generations), format!("{:?}", full.reusable.generations));
+    assert_eq!(revised.next_hops(), full.next_hops());
+    assert_eq!(revised.admission, full.admission);
+    assert_eq!(revised.compared, full.compared);
+    assert!(revised.addresses().eq(full.addresses()));
+    assert_eq!(revised.services.by_key(), full.services.by_key());
     let limited = |snapshot: &Snapshot| {
         let ports = snapshot.services().map(|(service, info)| {
             let limited = snapshot.limited_service(service).map(|limited| {
@@ -73,15 +73,15 @@ fn assert_same(revised: &Snapshot, anew: &Snapshot) {
         });
         ports.collect::<Vec<_>>()
     };
-    assert_eq!(limited(revised), limited(anew));
-    assert_eq!(revised.further_vips, anew.further_vips);
+    assert_eq!(limited(revised), limited(full));
+    assert_eq!(revised.further_vips, full.further_vips);
     // Only a revision can show that the slow path's information is still valid.
-    assert!(!anew.same_outside());
-    assert_eq!(revised.carried.lineage.fresh, anew.carried.lineage.fresh);
-    assert_eq!(revised.carried.lineage.ranks, anew.carried.lineage.ranks);
-    assert_eq!(revised.carried.lineage.backends, anew.carried.lineage.backends);
-    assert!(revised.carried.lineage.services.iter().eq(anew.carried.lineage.services.iter()));
-    for (service, _) in anew.services() {
+    assert!(!full.same_outside());
+    assert_eq!(revised.reusable.lineage.fresh, full.reusable.lineage.fresh);
+    assert_eq!(revised.reusable.lineage.ranks, full.reusable.lineage.ranks);
+    assert_eq!(revised.reusable.lineage.backends, full.reusable.lineage.backends);
+    assert!(revised.reusable.lineage.services.iter().eq(full.reusable.lineage.services.iter()));
+    for (service, _) in full.services() {
         let (proto, port) = (service.protocol.number(), service.port);
         let hash = Snapshot::hash_service(&service.vip, proto, port);
         let found = revised.service(hash, &service.vip, proto, port).map(|service| service.id);
@@ -92,7 +92,7 @@ fn assert_same(revised: &Snapshot, anew: &Snapshot) {
             let address = Addr::from(address.parse::<IpAddr>().expect("an address"));
             for port in [80, 8080] {
                 let hash = Snapshot::hash_endpoint(&address, 6, port);
-                let [a, b] = [revised, anew].map(|snapshot| snapshot.endpoint(hash, &address, 6, port));
+                let [a, b] = [revised, full].map(|snapshot| snapshot.endpoint(hash, &address, 6, port));
                 assert_eq!(a, b);
             }
         }
@@ -116,12 +116,12 @@ proptest! {
                 change(&mut spec.services[*at], what);
             }
             let (revised, problems) = revise(&spec, &previous, &neighbors).expect("nothing else changed");
-            let anew = super::super::from_scratch(&spec, Some(&previous), &neighbors);
-            let (anew, same_problems) = anew.expect("it compiles");
-            prop_assert_eq!(problems, same_problems);
-            assert_same(&revised, &anew);
+            let full = super::super::from_scratch(&spec, Some(&previous), &neighbors);
+            let (full, full_problems) = full.expect("it compiles");
+            prop_assert_eq!(problems, full_problems);
+            assert_same(&revised, &full);
             prop_assert_eq!(revised.compare(&spec, &neighbors), Some(Vec::new()));
-            prop_assert!(!revised.same_outside() || previous.next_hops() == anew.next_hops());
+            prop_assert!(!revised.same_outside() || previous.next_hops() == full.next_hops());
             previous = revised;
         }
     }
@@ -198,19 +198,19 @@ proptest! {
                 service.layer2 = if leaves { Layer2::Answered } else { Layer2::Always };
             }
             let spec = SnapshotSpec { network: network.clone(), ..spec(generation, &services) };
-            let (anew, same_problems) =
+            let (full, full_problems) =
                 super::super::from_scratch(&spec, Some(&previous), &neighbors).expect("it compiles");
             let Some((revised, problems)) = revise(&spec, &previous, &neighbors) else {
                 // Some backends have this address.
                 let vip = Addr::v4([203, 0, 113, 1]);
-                prop_assert_ne!(previous.address(&vip), anew.address(&vip));
-                previous = anew;
+                prop_assert_ne!(previous.address(&vip), full.address(&vip));
+                previous = full;
                 continue;
             };
-            prop_assert_eq!(problems, same_problems);
-            assert_same(&revised, &anew);
+            prop_assert_eq!(problems, full_problems);
+            assert_same(&revised, &full);
             prop_assert_eq!(revised.compare(&spec, &neighbors), Some(Vec::new()));
-            prop_assert!(!revised.same_outside() || previous.next_hops() == anew.next_hops());
+            prop_assert!(!revised.same_outside() || previous.next_hops() == full.next_hops());
             previous = revised;
         }
     }
