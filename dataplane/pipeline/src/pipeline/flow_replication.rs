@@ -312,7 +312,7 @@ fn record_of(
     let is_agreed =
         || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
     let is_shared = if is_affinity {
-        // Only walks send it: with a flood of sources, other updates would be lost.
+        // Only walks send affinity: in a flood of sources, changes of affinity would displace other updates.
         service.affinity_ms != 0 && !is_agreed()
     } else if client.port == 0 || service.mode.is_dsr() != flow.reply.is_none() {
         false

@@ -60,8 +60,8 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
 
 /// Whether the gateway answers a request for the link address of this address. It does for the interface's own
 /// addresses, too, since the kernel's side of the tap has the same link address. The kernel decides for addresses of
-/// other interfaces. Of several gateways with a VIP only the owner answers, for a SNAT address the gateway that
-/// replies must reach, and for the next hop of a route only the router.
+/// other interfaces. For a VIP of several gateways, only the owner answers; for a SNAT address, the gateway that
+/// replies must reach; for the next hop of a route, only the router.
 fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: Option<AddressKind>, address: &Addr) -> bool {
     let ownership = burst.view.neighbors.ownership();
     match kind {

@@ -6,9 +6,8 @@
 //! the start of a flow, so datagrams go to the current owner at once.
 //!
 //! If such a service starts to track always, its flows without an entry get one with their former owners for the rest
-//! of that window ([`FlowTracking::AlwaysAfter`]). So do flows of other gateways, if the gateways share flows.
-//!
-//! Gateways can share flows in flux ([`flow_replication`](super::flow_replication)).
+//! of that window ([`FlowTracking::AlwaysAfter`]). So do flows of other gateways, if the gateways share flows
+//! ([`flow_replication`](super::flow_replication)).
 //!
 //! [`FlowTracking::AlwaysAfter`]: tidegate_spec::FlowTracking::AlwaysAfter
 //!

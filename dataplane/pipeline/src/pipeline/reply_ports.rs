@@ -173,7 +173,7 @@ impl Pipeline {
 }
 
 /// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or
-/// doubtful, the one that has been idle longest is best.
+/// half-closed, the one that has been idle longest is best.
 pub(super) fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     match (found, than) {
         (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })

@@ -158,7 +158,7 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    // Flows with PROXY protocol headers are left to the stages.
+    // A flow with a stream or a splice needs the stages. Once there was one, they process all NAT packets.
     let translates = !flows.nat.has_streams();
     let mut actions = Actions::default();
     let mut deferred = Deferred::default();
