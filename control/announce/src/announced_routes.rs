@@ -1,6 +1,6 @@
-//! The last decision about what is announced, and the routes that follow from it.
+//! The latest announcement decision and the routes that result from it.
 //!
-//! Invariant: a decision is made again only if its inputs have changed, or when a VIP has waited long enough.
+//! Invariant: the decision is recomputed only when its inputs have changed or a damping delay has expired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,25 +15,25 @@ use crate::inputs::Round;
 use crate::routes::{Routes, outside_of_pools, routes};
 use crate::snat::{self, SnatRoutes};
 
-/// How many of the VIPs that are withdrawn at once are named in the log.
+/// How many of the VIPs that are withdrawn together are named in the log.
 const NAMED_IN_LOG: usize = 10;
 
-/// The last decision.
+/// The latest decision.
 #[derive(Debug, Default)]
 pub(crate) struct Decision {
     damping: Damping,
-    /// The VIPs that were announced last.
+    /// The VIPs that are announced.
     pub(crate) announced: BTreeSet<IpAddr>,
-    /// What the last decision was made from: the number of changes, and the gateway's state.
+    /// The inputs of the latest decision: the change counter and the gateway's state.
     made_from: Option<(u64, Gateway)>,
-    /// When the decision changes by itself, because a VIP has waited long enough.
+    /// When the next damping delay expires, which changes the decision without any new input.
     due: Option<Instant>,
     pub(crate) vips: BTreeMap<IpAddr, Vip>,
     /// The routes for BIRD.
     pub(crate) routes: Routes,
-    /// Those of them that are the last resort.
+    /// The routes among them that are a last resort.
     pub(crate) last_resort: BTreeSet<IpNet>,
-    /// The aggregates that are not announced, because no pool has an address of them.
+    /// The aggregates that are not announced because they contain no address of any pool.
     pub(crate) outside: BTreeSet<IpNet>,
     /// The routes for the kernel.
     pub(crate) kernel_routes: Routes,
@@ -42,7 +42,7 @@ pub(crate) struct Decision {
 }
 
 impl Decision {
-    /// Announces nothing: the configuration says so.
+    /// Announces nothing: no announcements are configured.
     pub(crate) fn clear(&mut self) {
         self.announced.clear();
         self.vips.clear();
@@ -51,7 +51,7 @@ impl Decision {
         (self.made_from, self.due) = (None, None);
     }
 
-    /// Decides again, if something has changed since the last decision or a VIP has waited long enough.
+    /// Recomputes the decision if an input has changed or a damping delay has expired.
     pub(crate) fn decide(
         &mut self,
         config: &AnnounceConfig,
@@ -70,9 +70,9 @@ impl Decision {
             match gateway.withheld() {
                 Some(_) if self.announced.is_empty() => {}
                 Some(reason) => {
-                    tracing::warn!(%reason, vips = self.announced.len(), "all VIPs are withdrawn");
+                    tracing::warn!(%reason, vips = self.announced.len(), "withdrew all VIPs");
                 }
-                None => tracing::info!("VIPs are announced again"),
+                None => tracing::info!("announcing VIPs again"),
             }
         }
         self.made_from = Some((changes, gateway));
@@ -102,16 +102,16 @@ impl Decision {
             self.damping.withdrawn(vip, now);
             if gateway.withheld().is_none() && n < NAMED_IN_LOG {
                 let reason = vips.get(&vip).and_then(|vip| vip.withheld).map_or("released", Withheld::as_str);
-                tracing::info!(%vip, reason, "the VIP is withdrawn");
+                tracing::info!(%vip, reason, "withdrew the VIP");
             }
         }
         let withdrawn = self.announced.difference(&next).count();
         if gateway.withheld().is_none() && withdrawn > NAMED_IN_LOG {
-            tracing::info!(vips = withdrawn - NAMED_IN_LOG, "more VIPs are withdrawn");
+            tracing::info!(vips = withdrawn - NAMED_IN_LOG, "withdrew more VIPs");
         }
         for &vip in next.difference(&self.announced) {
             self.damping.announced(vip, now);
-            tracing::debug!(%vip, "the VIP is announced");
+            tracing::debug!(%vip, "announced the VIP");
         }
         self.damping.forget(now);
         self.announced = next;
@@ -119,7 +119,7 @@ impl Decision {
         let outside = outside_of_pools(config, &round.outcome.pools);
         if outside != self.outside {
             for aggregate in &outside {
-                tracing::warn!(%aggregate, "the aggregate is not announced: no pool has an address of it");
+                tracing::warn!(%aggregate, "not announcing the aggregate: it contains no address of any pool");
             }
             self.outside = outside;
         }

@@ -1,9 +1,10 @@
-//! The thread that announces: it takes the newest round, decides, and lets BIRD and the kernel have the result.
+//! The announcer thread: takes the latest round, decides what to announce, and applies the result to BIRD and
+//! the kernel.
 //!
-//! It looks at the gateway's state every [`TICK`], so that a gateway that cannot forward withdraws within a second
-//! although no round follows. It is also BIRD's parent: BIRD ends when this thread ends.
+//! It checks the gateway's state every [`TICK`], so a gateway that stops forwarding withdraws its VIPs within
+//! a second, even if no round follows. It is also BIRD's parent process: BIRD exits when this thread ends.
 //!
-//! Invariant: the daemon's loop never waits for this thread, except for [`Announcer::withdraw`] at its end.
+//! Invariant: the daemon's loop never waits for this thread, except in [`Announcer::withdraw`] at shutdown.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ use tidegate_model::config::BgpConfig;
 
 use crate::announced_routes::Decision;
 use crate::bird::Bird;
-use crate::bird::config::{Files, Given, Waiting};
+use crate::bird::config::{Files, InitialExport, Waiting};
 use crate::decide::Gateway;
 use crate::first_bfd::FirstBfd;
 pub use crate::inputs::{Condition, Round, Serves, Setup};
@@ -25,9 +26,9 @@ use crate::kernel::Table;
 use crate::snat::SnatRoutes;
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
 
-/// Routes that an earlier gateway has left in the kernel stay for this time while no objects are known.
+/// How long routes that an earlier daemon left in the kernel are kept while no objects are known.
 const KEEP_MAX: Duration = Duration::from_secs(10);
-/// The interval at which the state of the gateway is looked at.
+/// How often the state of the gateway is checked.
 const TICK: Duration = Duration::from_millis(200);
 
 /// The inputs of the thread.
@@ -37,7 +38,7 @@ struct Inputs {
     round: Option<Round>,
     snat: Arc<SnatRoutes>,
     leaving: bool,
-    stops: bool,
+    stopping: bool,
     /// Counts changes of the above.
     changes: u64,
 }
@@ -47,9 +48,9 @@ struct Shared {
     inputs: Mutex<Inputs>,
     changed: Condvar,
     status: Mutex<Arc<Status>>,
-    /// Whether everything is withdrawn, since the gateway leaves.
+    /// Whether everything is withdrawn because the gateway is stopping.
     withdrawn: Mutex<bool>,
-    withdraws: Condvar,
+    withdrawn_changed: Condvar,
 }
 
 /// The running thread.
@@ -60,38 +61,39 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Starts the thread. `directory` is where BIRD's files are; it is created when BIRD is needed. `condition` says
-    /// how the gateway is now.
+    /// Starts the thread. `directory` is for BIRD's files and is created when BIRD is needed. `condition`
+    /// returns the current state of the gateway.
     ///
     /// # Errors
-    /// When the system has no more threads.
+    /// If the system cannot create another thread.
     pub fn start(directory: PathBuf, condition: impl Fn() -> Condition + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (of_thread, condition) = (Arc::clone(&shared), Box::new(condition));
+        let (for_thread, condition) = (Arc::clone(&shared), Box::new(condition));
         let worker = move || {
             let mut worker = Worker::new(directory, condition);
-            worker.run(&of_thread);
+            worker.run(&for_thread);
         };
         let thread = thread::Builder::new().name("tg-announce".to_owned()).spawn(worker)?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Uses a configuration from now on.
+    /// Replaces the configuration.
     pub fn configure(&self, setup: Setup) {
         self.change(|inputs| inputs.setup = Some(Arc::new(setup)));
     }
 
-    /// Uses the result of a round from now on.
+    /// Replaces the result of the latest round.
     pub fn offer(&self, round: Round) {
         self.change(|inputs| inputs.round = Some(round));
     }
 
-    /// Announces these SNAT addresses from now on.
+    /// Replaces the SNAT routes.
     pub fn announce_snat(&self, routes: SnatRoutes) {
         self.change(|inputs| inputs.snat = Arc::new(routes));
     }
 
-    /// Withdraws everything for good, and waits for that for at most `within`. Returns whether it is done.
+    /// Withdraws everything for good and waits until that is done, for at most `within`. Returns whether it
+    /// is done.
     pub fn withdraw(&self, within: Duration) -> bool {
         self.change(|inputs| inputs.leaving = true);
         let until = Instant::now() + within;
@@ -101,19 +103,19 @@ impl Announcer {
             if left.is_zero() {
                 return false;
             }
-            let waited = self.shared.withdraws.wait_timeout(withdrawn, left);
+            let waited = self.shared.withdrawn_changed.wait_timeout(withdrawn, left);
             withdrawn = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
 
-    /// Ends BIRD, removes the routes of the kernel, and ends the thread.
+    /// Stops BIRD, removes the kernel routes, and ends the thread.
     pub fn stop(&self) {
-        self.change(|inputs| inputs.stops = true);
+        self.change(|inputs| inputs.stopping = true);
         if let Some(thread) = lock(&self.thread).take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of the announcements has failed");
+            tracing::error!("the announcer thread panicked");
         }
     }
 
@@ -147,23 +149,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The thread's own state.
+/// The state that only the thread uses.
 struct Worker {
     directory: PathBuf,
     started: Instant,
     condition: Box<dyn Fn() -> Condition + Send>,
     bird: Option<Bird>,
-    /// Why there can be no BIRD, if so.
+    /// Why BIRD cannot be used, if it cannot.
     no_bird: Option<String>,
     table: Option<Table>,
     decision: Decision,
     files: Files,
-    /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
+    /// What `files` was generated from: the configuration, the number of the decision, and the waiting peers.
     written: Option<(Arc<Setup>, u64, Waiting)>,
     first_bfd: FirstBfd,
     interruption: Interruption,
     peers: Vec<PeerStatus>,
-    /// The numbers of VIPs and prefixes that peers or the kernel have.
+    /// How many VIPs and prefixes the peers or the kernel have received.
     sent: (usize, usize),
 }
 
@@ -189,7 +191,7 @@ impl Worker {
     fn run(&mut self, shared: &Shared) {
         let mut seen = 0;
         loop {
-            let (setup, round, snat, leaving, changes, stops) = {
+            let (setup, round, snat, leaving, changes, stopping) = {
                 let mut inputs = lock(&shared.inputs);
                 if inputs.changes == seen {
                     let waited = shared.changed.wait_timeout(inputs, TICK);
@@ -197,9 +199,9 @@ impl Worker {
                 }
                 seen = inputs.changes;
                 let snat = Arc::clone(&inputs.snat);
-                (inputs.setup.clone(), inputs.round.clone(), snat, inputs.leaving, seen, inputs.stops)
+                (inputs.setup.clone(), inputs.round.clone(), snat, inputs.leaving, seen, inputs.stopping)
             };
-            if stops {
+            if stopping {
                 return self.end();
             }
             let now = Instant::now();
@@ -216,12 +218,13 @@ impl Worker {
                 } else if let Some(round) = &round {
                     self.decision.decide(&setup.config, (round, &snat), gateway, changes, now);
                 }
-                // Before the first round nothing is known: a restarted daemon must not remove what it will announce
-                // again. Routes of BIRD cannot be left: they ended with the old BIRD.
+                // Before the first round, nothing is known: a restarted daemon must not remove what it will
+                // announce again. That concerns kernel routes only: BIRD's routes ended with the previous
+                // BIRD.
                 if round.is_some() || gateway.leaving {
                     is_applied = self.apply(setup, now);
                 } else if now.saturating_duration_since(self.started) >= KEEP_MAX {
-                    // This gateway forwards nothing.
+                    // This gateway is not forwarding yet.
                     is_applied = self.apply_to_kernel(setup, now);
                 }
                 self.count_sent(is_applied);
@@ -229,12 +232,13 @@ impl Worker {
             }
             if gateway.leaving && is_applied && self.decision.announced.is_empty() {
                 *lock(&shared.withdrawn) = true;
-                shared.withdraws.notify_all();
+                shared.withdrawn_changed.notify_all();
             }
         }
     }
 
-    /// Whether what is announced stays so while the gateway catches up: a router still sends packets because of it.
+    /// Whether announced routes are kept while the gateway catches up, because a router still sends packets
+    /// through them.
     fn keeps_routes(&mut self, setup: &Setup, now: Instant) -> bool {
         if self.decision.announced.is_empty() {
             return false;
@@ -247,16 +251,16 @@ impl Worker {
         self.peers.iter().any(|peer| self.interruption.keeps(peer))
     }
 
-    /// Lets BIRD and the kernel have the routes. Returns whether both have them.
+    /// Applies the routes to BIRD and the kernel. Returns whether both have applied them.
     fn apply(&mut self, setup: &Arc<Setup>, now: Instant) -> bool {
-        let of_kernel = self.apply_to_kernel(setup, now);
-        let of_bird = self.apply_to_bird(setup, now);
-        of_kernel && of_bird
+        let in_kernel = self.apply_to_kernel(setup, now);
+        let in_bird = self.apply_to_bird(setup, now);
+        in_kernel && in_bird
     }
 
     fn apply_to_kernel(&mut self, setup: &Setup, now: Instant) -> bool {
         let wanted = setup.config.kernel_routes;
-        if self.table.as_ref().map(Table::of) != wanted {
+        if self.table.as_ref().map(Table::config) != wanted {
             if let Some(mut table) = self.table.take() {
                 table.clear(now);
             }
@@ -312,16 +316,17 @@ impl Worker {
             let restarts =
                 |address| bgp.peers.iter().any(|peer| peer.address == address && peer.graceful_restart);
             let lost = self.peers.iter().filter(|peer| !self.interruption.keeps(peer));
-            // A peer with graceful restart keeps the old routes, and an empty table would remove them.
+            // A peer with graceful restart keeps the old routes; an empty table would remove them.
             let lost = lost.map(|peer| peer.address).filter(|&address| !restarts(address));
-            // If no other gateway lives, replies to the own SNAT addresses have no other way.
-            waiting.extend(lost.map(|address| (address, Given::LastResort)));
+            // If no other gateway is alive, this is the only path for replies to our SNAT addresses.
+            waiting.extend(lost.map(|address| (address, InitialExport::LastResort)));
         }
-        waiting.extend(self.first_bfd.waiting(bgp).into_iter().map(|address| (address, Given::Nothing)));
+        waiting
+            .extend(self.first_bfd.waiting(bgp).into_iter().map(|address| (address, InitialExport::Nothing)));
         waiting
     }
 
-    /// Asks BIRD about the sessions, if that is due.
+    /// Queries BIRD for the sessions if a query is due.
     fn observe_peers(&mut self, bgp: &BgpConfig, now: Instant) {
         let mut before = std::mem::take(&mut self.peers);
         for peer in &bgp.peers {
@@ -342,7 +347,8 @@ impl Worker {
         }
     }
 
-    /// Counts what peers and the kernel have. While BIRD has not read the last change (`is_applied`), they have what they had.
+    /// Counts what peers and the kernel have. Until BIRD has applied the latest change (`is_applied`), the
+    /// counts stay.
     fn count_sent(&mut self, is_applied: bool) {
         let reached = status::reached(&self.peers, is_applied && self.table.is_some());
         if is_applied || reached == [false; 2] {
@@ -372,8 +378,8 @@ impl Worker {
                 peers: self.peers.clone(),
             }),
             kernel: self.table.as_ref().map(|table| KernelStatus {
-                table: table.of().table,
-                protocol: table.of().protocol,
+                table: table.config().table,
+                protocol: table.config().protocol,
                 routes: table.len(),
                 last_error: table.last_error().map(str::to_owned),
             }),
@@ -391,7 +397,8 @@ impl Worker {
     }
 }
 
-/// The directory of BIRD's files, from the path of the admin socket, which only one gateway of a machine can have.
+/// The directory for BIRD's files, derived from the path of the admin socket, which is unique per gateway on
+/// a machine.
 #[must_use]
 pub fn directory_beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
@@ -410,7 +417,7 @@ mod tests {
     use crate::snat::{Preference, SnatRoute};
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_shown_until_it_can() {
+    fn a_directory_that_cannot_be_created_is_reported_until_it_can() {
         let at = tempfile::tempdir().unwrap();
         let parent = at.path().join("run");
         fs::write(&parent, "a file").unwrap();
@@ -434,7 +441,7 @@ mod tests {
         assert!(why.starts_with("cannot start BIRD"), "{why}");
     }
     #[test]
-    fn peers_get_the_last_resort_before_the_gateway_has_caught_up_and_no_vip() {
+    fn peers_get_only_last_resort_routes_until_the_gateway_has_caught_up() {
         let text = "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\n\
              announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2, bfd: false}], program: /there/is/no/bird}}\n\
              dataplane: {interfaces: [{name: up, device: net_null0, addresses: [192.0.2.2/24]}]}\n";
@@ -452,7 +459,7 @@ mod tests {
             worker.decision.routes.clear();
             worker.decision.add_snat(&SnatRoutes::from([own]), Gateway { catching_up, ..gateway });
             worker.decision.number += 1;
-            // The first look creates the peers, which are down.
+            // The first call creates the peers, which are down.
             for _ in 0..2 {
                 assert!(!worker.apply_to_bird(&setup, now), "there is no BIRD");
             }

@@ -1,8 +1,8 @@
-//! Delays the announcement of VIPs that flap. Routers treat each change as work, and may suppress a prefix that changes
-//! often for much longer (RFC 2439) than this module does.
+//! Delays the announcement of flapping VIPs. Routers pay for each change, and may suppress a prefix that
+//! changes often (RFC 2439) for much longer than this module does.
 //!
-//! The first withdrawal costs nothing. Each further one within [`STABLE`] doubles the time until the VIP may be announced
-//! again. Withdrawals are never delayed.
+//! The first withdrawal costs nothing. Each further one within [`STABLE`] doubles the time until the VIP may
+//! be announced again. Withdrawals are never delayed.
 //!
 //! Invariant: nothing here reads a clock; `now` is an argument.
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// A VIP that stays announced for this time has no flaps any more.
+/// After this time without a change, the flaps of a VIP are forgotten.
 pub const STABLE: Duration = Duration::from_secs(300);
 /// The delay after the second withdrawal.
 pub const DELAY_MIN: Duration = Duration::from_secs(1);
@@ -31,14 +31,14 @@ struct Flaps {
 pub struct Damping(BTreeMap<IpAddr, Flaps>);
 
 impl Damping {
-    /// Records that a VIP is announced.
+    /// Records that a VIP was announced.
     pub fn announced(&mut self, vip: IpAddr, now: Instant) {
         if let Some(flaps) = self.0.get_mut(&vip) {
             flaps.changed = now;
         }
     }
 
-    /// Records that an announced VIP is withdrawn.
+    /// Records that an announced VIP was withdrawn.
     pub fn withdrawn(&mut self, vip: IpAddr, now: Instant) {
         let flaps = self.0.entry(vip).or_insert(Flaps { count: 0, changed: now, until: now });
         if now.saturating_duration_since(flaps.changed) >= STABLE {
@@ -49,19 +49,19 @@ impl Damping {
         flaps.until = now + delay(flaps.count);
     }
 
-    /// Until when a VIP may not be announced.
+    /// Until when the VIP must not be announced.
     #[must_use]
     pub fn until(&self, vip: IpAddr, now: Instant) -> Option<Instant> {
         self.0.get(&vip).map(|flaps| flaps.until).filter(|&until| until > now)
     }
 
-    /// Forgets the VIPs that have been stable, announced or not.
+    /// Removes the VIPs that have been stable, announced or not.
     pub fn forget(&mut self, now: Instant) {
         self.0.retain(|_, flaps| now.saturating_duration_since(flaps.changed.max(flaps.until)) < STABLE);
     }
 }
 
-/// The delay after this number of withdrawals.
+/// The delay after this many withdrawals.
 fn delay(count: u32) -> Duration {
     match count {
         0 | 1 => Duration::ZERO,

@@ -1,10 +1,10 @@
 //! Decides which VIPs the gateway announces: a pure function of a round's outcome and the gateway's state.
 //!
-//! A VIP is announced if this gateway serves it, the workers have it, and one of its service ports has an endpoint that
-//! can be reached. The gateway announces nothing while it cannot forward, while it is drained, and when it stops. Every
-//! VIP that is not announced has a reason ([`Withheld`]).
+//! A VIP is announced if this gateway serves it, the workers have applied its Service, and one of its service
+//! ports has a reachable endpoint. The gateway announces nothing while it cannot forward, while it is
+//! draining, and while it stops. Every VIP that is not announced has a reason ([`Withheld`]).
 //!
-//! Invariant: nothing here reads a clock. Delays are those of [`super::damping`].
+//! Invariant: nothing here reads a clock. [`super::damping`] handles delays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,11 +20,12 @@ use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy
 pub enum Withheld {
     /// The gateway is stopping.
     Leaving,
-    /// The operator drains the gateway.
+    /// The operator is draining the gateway.
     Draining,
     /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
     NotForwarding,
-    /// The gateway has started or was interrupted, and has not got the flows of other gateways yet (`flowSharing`).
+    /// The gateway has started or was interrupted, and has not yet received the flows of its peers
+    /// (`flowSharing`).
     CatchingUp,
     /// Another gateway serves it.
     NotServed,
@@ -32,7 +33,7 @@ pub enum Withheld {
     NotProgrammed,
     /// The workers have not applied its Service yet.
     NotApplied,
-    /// None of its service ports has an endpoint that can be reached.
+    /// None of its service ports has a reachable endpoint.
     NoEndpoints,
     /// It was withdrawn several times within a short time.
     Flapping,
@@ -80,9 +81,9 @@ impl fmt::Display for Withheld {
 pub struct Gateway {
     /// Every worker runs, every link is up, and a snapshot is applied.
     pub forwarding: bool,
-    /// The operator drains it.
+    /// The operator is draining it.
     pub draining: bool,
-    /// It has started or was interrupted, and has not got the flows of other gateways yet.
+    /// It has started or was interrupted, and has not yet received the flows of its peers.
     pub catching_up: bool,
     /// It is stopping.
     pub leaving: bool,
@@ -102,18 +103,19 @@ impl Gateway {
     }
 }
 
-/// What the decision follows from.
+/// The inputs of a decision.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// The Services of the last round.
     pub services: &'a [Arc<ServiceView>],
-    /// The Services whose newest state the workers have not applied yet.
+    /// The Services whose latest state the workers have not applied yet.
     pub unapplied: &'a BTreeSet<ObjectKey>,
     /// Whether this gateway serves an address.
     pub serves: &'a dyn Fn(IpAddr) -> bool,
     /// The gateway.
     pub gateway: Gateway,
-    /// Whether a VIP is announced now: one whose Service changes stays announced until the workers have the change.
+    /// Whether a VIP is announced now. It stays announced while its Service changes, until the workers have
+    /// applied the change.
     pub announced: &'a dyn Fn(IpAddr) -> bool,
     /// The pools.
     pub pools: &'a [PoolUsage],
@@ -124,25 +126,25 @@ pub struct Input<'a> {
 pub struct Vip {
     /// Why it is withheld; `None` if it is announced.
     pub withheld: Option<Withheld>,
-    /// Its pool; empty if it is not known.
+    /// Its pool; empty if unknown.
     pub pool: String,
-    /// What its route carries: as its Services and its pool say.
+    /// The attributes of its route, from its Services and its pool.
     pub attributes: RouteAttributes,
 }
 
-/// Decides about every VIP of a pool that a Service has.
+/// Decides about every VIP from a pool that a Service has.
 #[must_use]
 pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
-    let of_gateway = input.gateway.withheld();
+    let gateway = input.gateway.withheld();
     let pools: BTreeMap<&str, &RouteAttributes> =
         input.pools.iter().map(|usage| (usage.pool.as_str(), &usage.routes.attributes)).collect();
-    let of_several = of_several_namespaces(input.services);
+    let shared = shared_between_namespaces(input.services);
     for service in input.services {
         for vip in service.vips.iter().filter(|vip| vip.is_of_pool()) {
-            let withheld = of_gateway.or_else(|| withheld(input, service, vip.address));
-            // What one namespace asks for must not change the route of another.
-            let own = match of_several.contains(&vip.address) {
+            let withheld = gateway.or_else(|| withheld(input, service, vip.address));
+            // A Service must not change the route of another namespace's Service.
+            let own = match shared.contains(&vip.address) {
                 true => RouteAttributes::default(),
                 false => service.bgp.clone(),
             };
@@ -160,21 +162,21 @@ pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
 }
 
 /// The VIPs that Services of several namespaces share.
-fn of_several_namespaces(services: &[Arc<ServiceView>]) -> BTreeSet<IpAddr> {
+fn shared_between_namespaces(services: &[Arc<ServiceView>]) -> BTreeSet<IpAddr> {
     let mut namespaces: BTreeMap<IpAddr, &str> = BTreeMap::new();
-    let mut of_several = BTreeSet::new();
+    let mut shared = BTreeSet::new();
     for service in services {
         for vip in service.vips.iter().filter(|vip| vip.is_of_pool()) {
             if *namespaces.entry(vip.address).or_insert(&service.namespace) != service.namespace {
-                of_several.insert(vip.address);
+                shared.insert(vip.address);
             }
         }
     }
-    of_several
+    shared
 }
 
 impl Vip {
-    /// Adds what another Service with the same VIP wants. One reason to announce it is enough.
+    /// Merges the decision of another Service with the same VIP. One reason to announce it is enough.
     fn join(&mut self, other: &Self) {
         self.attributes = self.attributes.with(&other.attributes);
         self.withheld = match (self.withheld, other.withheld) {
@@ -208,7 +210,7 @@ fn has_endpoint(port: &PortView) -> bool {
     port.backends.iter().any(can_be_reached)
 }
 
-/// Whether a backend answers clients: it takes new flows, or it keeps the flows that it has and is still there.
+/// Whether clients can reach a backend: it accepts new flows, or it still exists and keeps its flows.
 fn can_be_reached(backend: &BackendView) -> bool {
     match backend.state {
         BackendViewState::Active => backend.why != BackendWhy::NoNextHop,
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_to_withhold_a_vip_is_given() {
+    fn every_reason_to_withhold_a_vip_is_reported() {
         let with = |gateway| decided(vec![web(&[ACTIVE])], gateway, true, true, true).unwrap();
         assert_eq!(with(Gateway { forwarding: false, ..FORWARDS }), Some(Withheld::NotForwarding));
         assert_eq!(with(Gateway { draining: true, ..FORWARDS }), Some(Withheld::Draining));
@@ -330,11 +332,15 @@ mod tests {
         let refused = ServiceView { refused: Some("too large".to_owned()), ..web(&[ACTIVE]) };
         assert_eq!(decided(vec![refused], FORWARDS, true, true, true), Some(Some(Withheld::NotProgrammed)));
         let own = service("web", VipKind::NodePort, vec![backend(ACTIVE.0, ACTIVE.1)]);
-        assert_eq!(decided(vec![own], FORWARDS, true, true, true), None, "own addresses are no VIPs");
+        assert_eq!(
+            decided(vec![own], FORWARDS, true, true, true),
+            None,
+            "a gateway's own address is not a VIP"
+        );
     }
 
     #[test]
-    fn a_route_carries_what_services_of_one_namespace_say_and_nothing_if_others_share_its_vip() {
+    fn a_route_has_the_attributes_of_services_only_within_one_namespace() {
         let saying = |namespace: &str, communities: &str| {
             let bgp = RouteAttributes {
                 communities: tidegate_model::objects::communities(communities).unwrap(),
@@ -363,11 +369,11 @@ mod tests {
         let (shop, more) = (saying("shop", "64512:2"), saying("shop", "64512:3"));
         assert_eq!(carried(&[shop.clone(), more.clone()]), ["64512:1", "64512:2", "64512:3"]);
         let other = saying("other", "no-advertise");
-        assert_eq!(carried(&[shop, other, more]), ["64512:1"], "that of the pool");
+        assert_eq!(carried(&[shop, other, more]), ["64512:1"], "only that of the pool");
     }
 
     #[test]
-    fn one_of_the_services_of_a_shared_vip_is_enough() {
+    fn one_service_of_a_shared_vip_with_endpoints_is_enough() {
         let other = service("other", VipKind::ExternalIp, Vec::new());
         assert_eq!(decided(vec![other.clone(), web(&[ACTIVE])], FORWARDS, true, true, true), Some(None));
         assert_eq!(

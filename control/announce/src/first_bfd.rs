@@ -1,9 +1,9 @@
-//! Which peers get no routes yet, because BFD has just begun.
+//! Which peers get no routes yet, because their BFD session has just started.
 //!
-//! A peer may not have noticed the end of the BFD session that the gateway had before its restart. It notices it when the new
-//! one begins, and ends the BGP session, which may be established by then. Routes that it had already would come, go and come
-//! again, and each change moves flows. So after each start of BIRD a peer gets the routes when BFD has been up once: the
-//! peer has then seen the end of its old session.
+//! A peer may not have noticed yet that the BFD session from before the gateway's restart ended. It notices
+//! when the new one starts, and then ends the BGP session, which may already be established. Routes that it
+//! already had would appear, disappear and reappear, and each change moves flows. So after each start of
+//! BIRD, a peer gets routes only once BFD has been up: by then, the peer has seen its old session end.
 //!
 //! Invariant: a peer that gets routes does not lose them because of this while BIRD runs.
 
@@ -15,17 +15,18 @@ use tidegate_model::config::BgpConfig;
 
 use crate::status::PeerStatus;
 
-/// A peer whose session has been established for this time gets the routes without BFD: it may not be configured there.
+/// A peer whose session has been established for this long gets the routes without BFD, which may not be
+/// configured on its side.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The peers that may have routes since BIRD's start.
+/// The peers that may get routes since BIRD's start.
 #[derive(Debug, Default)]
 pub(crate) struct FirstBfd {
     ready: BTreeSet<IpAddr>,
 }
 
 impl FirstBfd {
-    /// Takes note of the sessions. At the end of a BIRD (`runs` is false) everything begins anew.
+    /// Records the state of the sessions. When BIRD exits (`runs` is false), this starts over.
     pub(crate) fn observe(&mut self, runs: bool, peers: &[PeerStatus], now: Instant) {
         if !runs {
             self.ready.clear();
@@ -37,13 +38,13 @@ impl FirstBfd {
             let has_no_bfd = peer.is_up() && peer.bfd.is_none();
             let is_ready = has_no_bfd || is_late || peer.bfd.as_deref() == Some("Up");
             if is_ready && self.ready.insert(peer.address) && is_late && !has_no_bfd {
-                tracing::warn!(peer = %peer.address, "BFD is not up: the peer gets the routes without");
+                tracing::warn!(peer = %peer.address, "BFD is not up; sending routes to the peer anyway");
             }
         }
     }
 
-    /// The peers that get no routes yet. With graceful restart they keep the old ones until the session has sent all, so they
-    /// need not wait, and an empty table would remove these.
+    /// The peers that get no routes yet. A peer with graceful restart keeps the old routes until the session
+    /// has sent all of them. It need not wait, and an empty table would remove its routes.
     pub(crate) fn waiting(&self, bgp: &BgpConfig) -> BTreeSet<IpAddr> {
         let waits = bgp.peers.iter().filter(|peer| peer.bfd && !peer.graceful_restart);
         waits.map(|peer| peer.address).filter(|address| !self.ready.contains(address)).collect()
@@ -64,43 +65,43 @@ mod tests {
         peer
     }
 
-    fn may_have_routes(first: &FirstBfd) -> bool {
+    fn may_get_routes(first: &FirstBfd) -> bool {
         first.ready.contains(&PEER.parse::<IpAddr>().unwrap())
     }
 
     #[test]
-    fn an_established_session_has_no_routes_until_bfd_is_up_and_keeps_them_when_bfd_fails() {
+    fn a_session_gets_routes_when_bfd_is_up_and_keeps_them_if_bfd_fails() {
         let (mut first, now) = (FirstBfd::default(), Instant::now());
         first.observe(true, &[peer(SessionState::Established, Some("Down"))], now);
-        assert!(!may_have_routes(&first), "the peer may still end the session");
+        assert!(!may_get_routes(&first), "the peer may still end the session");
         first.observe(true, &[peer(SessionState::Established, Some("Init"))], now);
-        assert!(!may_have_routes(&first));
+        assert!(!may_get_routes(&first));
         first.observe(true, &[peer(SessionState::Down, Some("Up"))], now);
-        assert!(may_have_routes(&first), "BFD is up: the next session may have routes at once");
+        assert!(may_get_routes(&first), "BFD is up: the next session may have routes at once");
         first.observe(true, &[peer(SessionState::Established, Some("Down"))], now);
-        assert!(may_have_routes(&first));
+        assert!(may_get_routes(&first));
         first.observe(false, &[peer(SessionState::Down, Some("Down"))], now);
-        assert!(!may_have_routes(&first), "a new BIRD begins anew");
+        assert!(!may_get_routes(&first), "a new BIRD starts over");
     }
 
     #[test]
-    fn a_peer_that_does_not_speak_bfd_gets_routes_after_a_time() {
+    fn a_peer_without_bfd_gets_routes_after_a_time() {
         let mut first = FirstBfd::default();
         let one = peer(SessionState::Established, Some("Down"));
         let since = one.since_instant;
         first.observe(true, std::slice::from_ref(&one), since + WAIT_MAX / 2);
-        assert!(!may_have_routes(&first));
+        assert!(!may_get_routes(&first));
         first.observe(true, &[one], since + WAIT_MAX);
-        assert!(may_have_routes(&first));
+        assert!(may_get_routes(&first));
     }
 
     #[test]
-    fn bfd_that_is_configured_later_takes_no_routes_away() {
+    fn bfd_that_is_configured_later_removes_no_routes() {
         let (mut first, now) = (FirstBfd::default(), Instant::now());
         first.observe(true, &[peer(SessionState::Established, None)], now);
         first.observe(true, &[peer(SessionState::Established, Some("Down"))], now);
-        assert!(may_have_routes(&first));
+        assert!(may_get_routes(&first));
         first.observe(true, &[], now);
-        assert!(!may_have_routes(&first), "a peer that was removed begins anew");
+        assert!(!may_get_routes(&first), "a removed peer starts over");
     }
 }

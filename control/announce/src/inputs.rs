@@ -1,4 +1,4 @@
-//! What the announcements are made from: the state of the gateway, the configuration and the newest round.
+//! The inputs of the announcements: the state of the gateway, the configuration and the latest round.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,19 +17,19 @@ pub struct Condition {
     pub forwarding: bool,
     /// The gateway is drained or draining.
     pub draining: bool,
-    /// It has started or was interrupted, and has not got the flows of other gateways yet.
+    /// It has started or was interrupted, and has not yet received the flows of its peers.
     pub catching_up: bool,
 }
 
 /// Whether this gateway serves an address.
 pub type Serves = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
-/// The result of a round, as far as it matters here.
+/// The part of a round's result that matters for announcements.
 #[derive(Clone)]
 pub struct Round {
     /// The desired state.
     pub outcome: Arc<Outcome>,
-    /// The Services whose newest state the workers have not applied yet.
+    /// The Services whose latest state the workers have not applied yet.
     pub unapplied: Arc<BTreeSet<ObjectKey>>,
     /// Which VIPs this gateway serves.
     pub serves: Serves,
@@ -41,7 +41,7 @@ impl fmt::Debug for Round {
     }
 }
 
-/// What is configured.
+/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setup {
     /// `announce`.

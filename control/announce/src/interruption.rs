@@ -1,8 +1,9 @@
-//! Which peers still have the routes from before an interruption of the gateway.
+//! Which peers still have the routes from before the gateway was interrupted.
 //!
-//! After an interruption the gateway must get the flows of other gateways before packets of these reach it. A peer whose
-//! session has outlived the interruption sends packets anyway, so its routes stay. One that has ended its session has sent
-//! the packets elsewhere meanwhile: it gets the routes when the gateway has caught up.
+//! After an interruption, the gateway must import the flows of its peers before it receives their packets. A
+//! BGP peer whose session survived the interruption sends packets anyway, so its routes stay. One that ended
+//! its session has sent the packets elsewhere meanwhile, so it gets the routes only when the gateway has
+//! caught up.
 //!
 //! Invariant: nothing here reads a clock.
 
@@ -13,25 +14,25 @@ use crate::status::PeerStatus;
 /// The interruption in progress, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Interruption {
-    /// The last look.
+    /// The latest observation.
     last: Option<Instant>,
-    /// The last look before the interruption.
+    /// The last observation before the interruption.
     since: Option<Instant>,
 }
 
 impl Interruption {
-    /// Takes note of whether the gateway catches up.
+    /// Records whether the gateway is catching up.
     pub(crate) fn observe(&mut self, catching_up: bool, now: Instant) {
         let before = self.last.replace(now).unwrap_or(now);
         self.since = catching_up.then(|| self.since.unwrap_or(before));
     }
 
-    /// Whether the gateway catches up.
+    /// Whether the gateway is catching up.
     pub(crate) fn is_under_way(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Whether the session with a peer is the one from before the interruption.
+    /// Whether the session with a peer has lasted since before the interruption.
     pub(crate) fn keeps(&self, peer: &PeerStatus) -> bool {
         self.since.is_none_or(|since| peer.is_up() && peer.since_instant <= since)
     }
@@ -45,7 +46,7 @@ mod tests {
     use crate::bird::replies::SessionState;
 
     #[test]
-    fn a_session_that_ended_or_began_in_the_interruption_gets_no_routes() {
+    fn a_session_that_started_during_the_interruption_gets_no_routes() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let peer = |state, since| {

@@ -1,9 +1,10 @@
-//! The announced prefixes as `blackhole` routes in a table of the kernel, from which a routing daemon redistributes them.
+//! The announced prefixes as `blackhole` routes in a kernel table, from which a routing daemon redistributes
+//! them.
 //!
-//! The routes have a protocol number of ours, by which they are recognised: a gateway that was killed leaves its routes,
-//! and the next one removes those that it does not want. Routes that another program has removed are restored.
+//! The routes are marked with our own protocol number. A gateway that was killed leaves its routes behind,
+//! and the next one removes those that it does not want. Routes that another program removed are restored.
 //!
-//! Invariant: only blackhole routes of our protocol in our table are removed.
+//! Invariant: only blackhole routes with our protocol number in our table are removed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,109 +16,112 @@ use tidegate_model::config::KernelRoutes;
 use crate::netlink::Netlink;
 use crate::routes::Routes;
 
-/// The interval at which the kernel's table is compared.
+/// How often the kernel's table is compared with the routes that should be there.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The routes of one table.
 #[derive(Debug)]
 pub struct Table {
-    of: KernelRoutes,
-    have: BTreeSet<IpNet>,
-    /// When to read the table again; `None` if it was never read.
+    config: KernelRoutes,
+    installed: BTreeSet<IpNet>,
+    /// When to read the table again; `None` if it has never been read.
     compare_at: Option<Instant>,
     last_error: Option<String>,
 }
 
 impl Table {
-    /// A table whose contents are not known yet.
+    /// A table with unknown contents.
     #[must_use]
-    pub fn new(of: KernelRoutes) -> Self {
-        Self { of, have: BTreeSet::new(), compare_at: None, last_error: None }
+    pub fn new(config: KernelRoutes) -> Self {
+        Self { config, installed: BTreeSet::new(), compare_at: None, last_error: None }
     }
 
-    /// Where the routes are.
+    /// The table and protocol number of the routes.
     #[must_use]
-    pub fn of(&self) -> KernelRoutes {
-        self.of
+    pub fn config(&self) -> KernelRoutes {
+        self.config
     }
 
-    /// The number of routes that the kernel has.
+    /// The number of routes in the kernel.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.have.len()
+        self.installed.len()
     }
 
-    /// Whether the kernel has no routes.
+    /// Whether there are no routes in the kernel.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.have.is_empty()
+        self.installed.is_empty()
     }
 
-    /// Why some routes are missing, if so.
+    /// Why some routes are missing, if any are.
     #[must_use]
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
 
-    /// Adds and removes routes. Returns whether the kernel has no other routes of ours.
+    /// Adds and removes routes. Returns whether our routes in the kernel are exactly these.
     pub fn apply(&mut self, wanted: &Routes, now: Instant) -> bool {
         let is_due = self.compare_at.is_none_or(|at| at <= now);
-        let is_same = self.have.len() == wanted.len() && self.have.iter().all(|net| wanted.contains_key(net));
+        let is_same =
+            self.installed.len() == wanted.len() && self.installed.iter().all(|net| wanted.contains_key(net));
         if is_same && !is_due {
             return true;
         }
         let applied = self.change(wanted, is_due);
-        // A route that stays missing must not delay the comparison for the others.
+        // A route that stays missing must not delay the comparison of the others.
         if is_due {
             self.compare_at = Some(now + COMPARE_INTERVAL);
         }
         match applied {
             Ok(()) => self.last_error = None,
             Err(error) => {
-                let why = format!("kernel routes in table {}: {error}", self.of.table);
+                let why = format!("kernel routes in table {}: {error}", self.config.table);
                 if self.last_error.as_ref() != Some(&why) {
-                    tracing::error!(reason = why, "not every VIP has its route in the kernel");
+                    tracing::error!(reason = why, "some VIPs have no route in the kernel");
                 }
                 self.last_error = Some(why);
             }
         }
-        self.have.iter().all(|net| wanted.contains_key(net))
+        self.installed.iter().all(|net| wanted.contains_key(net))
     }
 
     fn change(&mut self, wanted: &Routes, reads: bool) -> io::Result<()> {
         let mut netlink = Netlink::open()?;
         if reads {
-            let found: BTreeSet<IpNet> = netlink.list(self.of)?.into_iter().collect();
-            let lost = self.have.difference(&found).count();
+            let found: BTreeSet<IpNet> = netlink.list(self.config)?.into_iter().collect();
+            let lost = self.installed.difference(&found).count();
             if lost > 0 {
                 tracing::warn!(
                     routes = lost,
-                    table = self.of.table,
-                    "another program deleted routes of VIPs: restored"
+                    table = self.config.table,
+                    "restored routes of VIPs that another program deleted"
                 );
             }
-            self.have = found;
+            self.installed = found;
         }
-        // Withdrawals first: they are urgent. The first error is reported, and the others do not stop the rest.
+        // Withdrawals come first because they are urgent. An error does not stop the rest, and the first one
+        // is reported.
         let mut result = Ok(());
-        let gone: Vec<IpNet> = self.have.iter().filter(|net| !wanted.contains_key(*net)).copied().collect();
-        for net in gone {
-            match netlink.remove(self.of, net) {
-                Err(error) if !is_absent(&error) => result = result.and(Err(about(net, &error))),
+        let stale: Vec<IpNet> =
+            self.installed.iter().filter(|net| !wanted.contains_key(*net)).copied().collect();
+        for net in stale {
+            match netlink.remove(self.config, net) {
+                Err(error) if !is_absent(&error) => result = result.and(Err(route_error(net, &error))),
                 _ => {
-                    self.have.remove(&net);
+                    self.installed.remove(&net);
                 }
             }
         }
         for &net in wanted.keys() {
-            if self.have.contains(&net) {
+            if self.installed.contains(&net) {
                 continue;
             }
-            match netlink.add(self.of, net) {
+            match netlink.add(self.config, net) {
                 Ok(()) => {
-                    self.have.insert(net);
+                    self.installed.insert(net);
                 }
-                Err(error) => result = result.and(Err(about(net, &error))),
+                Err(error) => result = result.and(Err(route_error(net, &error))),
             }
         }
         result
@@ -130,7 +134,7 @@ impl Table {
     }
 }
 
-fn about(net: IpNet, error: &io::Error) -> io::Error {
+fn route_error(net: IpNet, error: &io::Error) -> io::Error {
     let what = match error.kind() {
         io::ErrorKind::AlreadyExists => "another program has a route to it in this table".to_owned(),
         _ => error.to_string(),

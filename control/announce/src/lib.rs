@@ -1,15 +1,14 @@
 //! Announces the VIPs of this gateway to routers.
 //!
-//! [`decide`] says which VIPs have a reason to be announced, and why the others are withheld; [`damping`] delays VIPs
-//! that flap; [`routes`] makes prefixes of them, and
-//! [`snat`] adds SNAT addresses. Two parts carry the prefixes to the network: [`bird`], a BIRD 2 that
-//! this crate starts and watches, and [`kernel`], routes in a table of the kernel. [`announcer`] is the thread that does
-//! all of this, and [`status`] what it shows to others.
+//! [`decide`] decides which VIPs to announce and why the others are withheld, [`damping`] delays flapping
+//! VIPs, [`routes`] derives prefixes from VIPs, and [`snat`] adds SNAT addresses. [`bird`], a BIRD 2 that
+//! this crate starts and monitors, and [`kernel`], which manages routes in a kernel table, pass the prefixes
+//! on to the network. [`announcer`] is the thread that runs all of this, and [`status`] is what it reports.
 //!
-//! May depend on: `tidegate-model` (the configuration) and `tidegate-policy` (the Services). May not: the dataplane, an API
-//! server. The daemon says whether the gateway forwards.
+//! May depend on: `tidegate-model` (the configuration) and `tidegate-policy` (the Services). May not: the
+//! dataplane, an API server. The daemon reports whether the gateway forwards.
 //!
-//! Invariant: what is withdrawn is withdrawn at once. Whatever fails here, the gateway keeps forwarding.
+//! Invariant: withdrawals are immediate. Whatever fails here, the gateway keeps forwarding.
 
 mod announced_routes;
 pub mod announcer;

@@ -1,7 +1,7 @@
-//! Routes of one table by rtnetlink: list them, add one, remove one.
+//! Lists, adds and removes routes of one table by rtnetlink.
 //!
-//! Kept by hand: the `rtnetlink` crate needs an async runtime, and this is a thread of its own. The messages are those of
-//! `netlink-packet-route`.
+//! Written by hand because the `rtnetlink` crate needs an async runtime, and the announcer is a plain thread.
+//! The message types are those of `netlink-packet-route`.
 
 use std::io;
 
@@ -33,8 +33,8 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// The prefixes of the routes of our protocol in the table.
-    pub(crate) fn list(&mut self, of: KernelRoutes) -> io::Result<Vec<IpNet>> {
+    /// The prefixes of the routes in the table that have our protocol number.
+    pub(crate) fn list(&mut self, config: KernelRoutes) -> io::Result<Vec<IpNet>> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut message = RouteMessage::default();
@@ -42,7 +42,7 @@ impl Netlink {
             self.send(RouteNetlinkMessage::GetRoute(message), NLM_F_DUMP)?;
             self.read(|route| {
                 if let RouteNetlinkMessage::NewRoute(route) = route {
-                    found.extend(prefix(&route).filter(|_| is_of(&route, of)));
+                    found.extend(prefix(&route).filter(|_| is_ours(&route, config)));
                 }
             })?;
         }
@@ -50,15 +50,15 @@ impl Netlink {
     }
 
     /// Adds a blackhole route.
-    pub(crate) fn add(&mut self, of: KernelRoutes, net: IpNet) -> io::Result<()> {
+    pub(crate) fn add(&mut self, config: KernelRoutes, net: IpNet) -> io::Result<()> {
         let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-        self.send(RouteNetlinkMessage::NewRoute(route(of, net)), flags)?;
+        self.send(RouteNetlinkMessage::NewRoute(route(config, net)), flags)?;
         self.read(|_| {})
     }
 
     /// Removes a route that [`Self::add`] added.
-    pub(crate) fn remove(&mut self, of: KernelRoutes, net: IpNet) -> io::Result<()> {
-        self.send(RouteNetlinkMessage::DelRoute(route(of, net)), NLM_F_ACK)?;
+    pub(crate) fn remove(&mut self, config: KernelRoutes, net: IpNet) -> io::Result<()> {
+        self.send(RouteNetlinkMessage::DelRoute(route(config, net)), NLM_F_ACK)?;
         self.read(|_| {})
     }
 
@@ -74,7 +74,7 @@ impl Netlink {
         self.socket.send(&bytes, 0).map(drop)
     }
 
-    /// Reads answers to the last request until its end.
+    /// Reads all replies to the last request.
     fn read(&mut self, mut each: impl FnMut(RouteNetlinkMessage)) -> io::Result<()> {
         loop {
             let (bytes, _) = self.socket.recv_from_full()?;
@@ -101,7 +101,7 @@ impl Netlink {
     }
 }
 
-fn route(of: KernelRoutes, net: IpNet) -> RouteMessage {
+fn route(config: KernelRoutes, net: IpNet) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header = RouteHeader {
         address_family: match net {
@@ -109,25 +109,27 @@ fn route(of: KernelRoutes, net: IpNet) -> RouteMessage {
             IpNet::V6(_) => AddressFamily::Inet6,
         },
         destination_prefix_length: net.prefix_len(),
-        // A larger number is only in the attribute.
-        table: u8::try_from(of.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC),
-        protocol: RouteProtocol::from(of.protocol),
+        // A larger number fits only into the attribute.
+        table: u8::try_from(config.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC),
+        protocol: RouteProtocol::from(config.protocol),
         scope: RouteScope::Universe,
         kind: RouteType::BlackHole,
         ..RouteHeader::default()
     };
-    message.attributes =
-        vec![RouteAttribute::Destination(RouteAddress::from(net.network())), RouteAttribute::Table(of.table)];
+    message.attributes = vec![
+        RouteAttribute::Destination(RouteAddress::from(net.network())),
+        RouteAttribute::Table(config.table),
+    ];
     message
 }
 
-fn is_of(route: &RouteMessage, of: KernelRoutes) -> bool {
+fn is_ours(route: &RouteMessage, config: KernelRoutes) -> bool {
     let table = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Table(table) => Some(*table),
         _ => None,
     });
-    table.unwrap_or(u32::from(route.header.table)) == of.table
-        && u8::from(route.header.protocol) == of.protocol
+    table.unwrap_or(u32::from(route.header.table)) == config.table
+        && u8::from(route.header.protocol) == config.protocol
         && route.header.kind == RouteType::BlackHole
 }
 

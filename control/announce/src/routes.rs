@@ -1,7 +1,7 @@
-//! Makes the prefixes that are announced from the announced VIPs: host routes, or the aggregates that contain them.
+//! Derives the announced prefixes from the announced VIPs: host routes, or the aggregates that contain them.
 //!
-//! An aggregate is announced while at least one VIP in it is. It carries what its pools say, and not what Services say,
-//! so that it does not change with each Service.
+//! An aggregate is announced while at least one of its VIPs is. It carries the attributes of its pools but
+//! not those of Services, so it does not change with each Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use tidegate_policy::pools::PoolUsage;
 
 use crate::decide::Vip;
 
-/// Prefixes with what they carry.
+/// Prefixes with their attributes.
 pub type Routes = BTreeMap<IpNet, RouteAttributes>;
 
-/// The aggregates of the configuration that are not announced because no pool has an address of them. The router would send
-/// their traffic, which is other hosts', to the gateway.
+/// The configured aggregates that are not announced because they contain no address of any pool. The router
+/// would send us traffic that belongs to other hosts.
 #[must_use]
 pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeSet<IpNet> {
     let is_outside = |net: &&IpNet| {
@@ -28,7 +28,7 @@ pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeSe
     aggregates.filter(is_outside).copied().collect()
 }
 
-/// The prefixes of the VIPs that are not withheld. VIPs in an aggregate of `outside` are announced one by one.
+/// The prefixes of the VIPs that are not withheld. VIPs in an aggregate of `outside` get host routes.
 #[must_use]
 pub fn routes(
     vips: &BTreeMap<IpAddr, Vip>,
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregate_stands_while_one_of_its_vips_is_announced() {
+    fn an_aggregate_is_announced_while_one_of_its_vips_is() {
         let pool = PoolUsage {
             pool: "public".to_owned(),
             routes: PoolRoutes { aggregation_v4: Some(28), ..PoolRoutes::default() },
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregate_is_announced_if_a_pool_has_an_address_of_it() {
+    fn an_aggregate_is_announced_only_if_a_pool_has_an_address_in_it() {
         let pool = |name: &str, net: &str| PoolUsage {
             pool: name.to_owned(),
             ranges: vec![net.parse::<IpNet>().unwrap().into()],
@@ -124,7 +124,7 @@ mod tests {
             ("203.0.113.0/27", "203.0.113.1", "203.0.113.0/27"),
             ("203.0.113.0/29", "203.0.113.1", "203.0.113.0/29"),
             ("203.0.113.0/24", "203.0.113.1", "203.0.113.0/24"),
-            // The Service has had it since before the pool was changed.
+            // The Service got it before the pool was changed.
             ("203.0.113.64/26", "203.0.113.65", "203.0.113.65/32"),
         ] {
             let config = bgp(aggregate);

@@ -1,11 +1,12 @@
 //! Routes to SNAT addresses: replies of backends must reach a gateway that has their flows.
 //!
-//! Gateways that share flows announce the SNAT addresses of all of them. Routers use the gateway that has an address, and
-//! another one when its routes are gone, without any message between the gateways. The preference is in every attribute
-//! that routers compare: LOCAL_PREF within an AS, the length of the path, and MULTI_EXIT_DISC. Routes of the kernel have none
-//! of these, so they exist only where no other gateway has a better one.
+//! Gateways that share flows announce each other's SNAT addresses. Routers prefer the gateway that owns an
+//! address and fail over to another when its routes disappear, without any message between the gateways. The
+//! preference is in every attribute that routers compare: LOCAL_PREF within an AS, the length of the path,
+//! and MULTI_EXIT_DISC. Kernel routes have none of these, so they exist only while no other gateway has a
+//! better one.
 //!
-//! The daemon decides about the preferences. Nothing is announced while the gateway cannot forward, or leaves.
+//! The daemon chooses the preferences. Nothing is announced while the gateway cannot forward or is stopping.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,14 +17,14 @@ use tidegate_model::objects::{PREPENDS_MAX, RouteAttributes};
 use crate::decide::Gateway;
 use crate::routes::Routes;
 
-/// Which route to a SNAT address routers use, the best one first.
+/// Which route to a SNAT address routers prefer, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preference {
-    /// That of the gateway that has the address.
+    /// The gateway owns the address.
     Own,
-    /// Those of gateways that have its flows.
+    /// The gateway has the flows of the owner.
     Reserve,
-    /// That of the gateway that has the address, while it drains or doesn't have the flows of its peers yet.
+    /// The gateway owns the address, but is draining or has not received the flows of its peers yet.
     Last,
 }
 
@@ -51,14 +52,14 @@ fn attributes(local_pref: u32, med: u32, prepends: u8) -> RouteAttributes {
 pub struct SnatRoute {
     /// Its preference.
     pub preference: Preference,
-    /// No gateway that is known to live has a better one.
+    /// No gateway that is known to be alive has a better one.
     pub is_best: bool,
 }
 
 /// The routes of this gateway to SNAT addresses.
 pub type SnatRoutes = BTreeMap<IpAddr, SnatRoute>;
 
-/// Adds the routes to SNAT addresses to those of BGP, and to those of the kernel.
+/// Adds the routes to SNAT addresses to the BGP routes and the kernel routes.
 pub(crate) fn add(snat: &SnatRoutes, gateway: Gateway, bgp: &mut Routes, kernel: &mut Routes) {
     if gateway.leaving || !gateway.forwarding {
         return;
@@ -71,7 +72,7 @@ pub(crate) fn add(snat: &SnatRoutes, gateway: Gateway, bgp: &mut Routes, kernel:
     }
 }
 
-/// The routes of the last resort among these.
+/// The routes of last resort among these.
 pub(crate) fn last_resort(snat: &SnatRoutes) -> BTreeSet<IpNet> {
     let last = snat.iter().filter(|(_, route)| route.preference == Preference::Last);
     last.map(|(&address, _)| IpNet::from(address)).collect()
@@ -85,15 +86,15 @@ mod tests {
         Gateway { forwarding: true, draining: false, catching_up: false, leaving: false };
 
     #[test]
-    fn routers_prefer_the_gateway_of_an_address_then_the_others_then_one_that_drains() {
+    fn routers_prefer_the_owner_then_the_others_then_a_draining_owner() {
         use Preference::{Last, Own, Reserve};
         let all = [Own, Reserve, Last].map(Preference::attributes);
-        let worth = |of: &RouteAttributes| {
+        let rank = |of: &RouteAttributes| {
             let (med, prepends) = (of.med.unwrap_or(0), of.prepends.unwrap_or(0));
             (of.local_pref.unwrap_or(100), std::cmp::Reverse(prepends), std::cmp::Reverse(med))
         };
         for pair in all.windows(2) {
-            let [better, worse] = [worth(&pair[0]), worth(&pair[1])];
+            let [better, worse] = [rank(&pair[0]), rank(&pair[1])];
             assert!(better.0 > worse.0 && better.1 > worse.1 && better.2 > worse.2, "{pair:?}");
         }
     }

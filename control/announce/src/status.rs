@@ -1,4 +1,5 @@
-//! The state of the announcements, for `tidegate status` and metrics. Plain values; the daemon gives them their form.
+//! The state of the announcements, for `tidegate status` and metrics, as plain values that the daemon
+//! formats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,37 +12,37 @@ use jiff::{SignedDuration, Timestamp};
 use crate::bird::replies::{Protocols, Session, SessionState};
 use crate::decide::{Vip, Withheld};
 
-/// A connection that is begun and not answered for this time is no answer. An error explains a state that begins at most this
-/// long after it.
+/// After this time, an unanswered connection attempt counts as unanswered. An error explains a state only if
+/// the state began at most this long after it.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// BIRD's times are whole seconds, and clocks are slewed.
+/// BIRD's times are in whole seconds, and clocks are slewed.
 const SINCE_TOLERANCE: Duration = Duration::from_secs(2);
 
 /// The state of the announcements.
 #[derive(Debug, Clone, Default)]
 pub struct Status {
-    /// Whether anything is configured that announces.
+    /// Whether any announcement is configured.
     pub is_configured: bool,
-    /// The announced prefixes.
+    /// The number of announced prefixes.
     pub prefixes: usize,
-    /// The number of announced VIPs: a BGP peer has been sent them, or they are in the kernel's table.
+    /// The number of announced VIPs: those sent to a BGP peer or present in the kernel's table.
     pub announced: usize,
-    /// The number of VIPs that are to be announced, and have reached neither.
+    /// The number of VIPs that should be announced and are in neither place yet.
     pub unsent: usize,
     /// The VIPs that are withheld.
     pub withheld: BTreeMap<IpAddr, Withheld>,
-    /// The aggregates that are not announced, because no pool has an address of them.
+    /// The aggregates that are not announced because they contain no address of any pool.
     pub outside: BTreeSet<IpNet>,
     /// BGP; `None` without `announce.bgp`.
     pub bgp: Option<BgpStatus>,
-    /// Routes of the kernel; `None` without `announce.kernelRoutes`.
+    /// Kernel routes; `None` without `announce.kernelRoutes`.
     pub kernel: Option<KernelStatus>,
-    /// When the thread of the announcements had this state; `None` before its first one.
+    /// When the announcer reported this state; `None` before its first report.
     pub at: Option<Instant>,
 }
 
 impl Status {
-    /// The number of withheld VIPs, by reason. Each reason once.
+    /// The number of withheld VIPs, by reason. Lists every reason once.
     #[must_use]
     pub fn withheld_counts(&self) -> Vec<(Withheld, usize)> {
         let count = |reason| self.withheld.values().filter(|&&one| one == reason).count();
@@ -54,9 +55,9 @@ impl Status {
 pub struct BgpStatus {
     /// Whether BIRD runs and answers.
     pub is_running: bool,
-    /// How often it was started again after it had ended.
+    /// How often it was restarted after it had exited.
     pub restarts: u64,
-    /// Why it does not run, or does not have the newest configuration yet, if so.
+    /// Why it does not run or has not loaded the latest configuration, if so.
     pub last_error: Option<String>,
     /// The peers, in the order of the configuration.
     pub peers: Vec<PeerStatus>,
@@ -73,19 +74,19 @@ pub struct PeerStatus {
     pub session: Session,
     /// Since when the session is in its state.
     pub since: Timestamp,
-    /// The same, independent of changes of the clock.
+    /// Like `since`, but independent of changes of the clock.
     pub since_instant: Instant,
     /// How often the session was established since the daemon's start.
     pub established: u64,
-    /// With BFD, its state: `Up`, `Down`, `Init`, `AdminDown`; `None` if it is not configured.
+    /// The BFD state, if configured: `Up`, `Down`, `Init` or `AdminDown`.
     pub bfd: Option<String>,
-    /// When the last error of the session happened, as far as that shows.
+    /// When the session's last error happened, as far as can be derived.
     error_at: Option<Instant>,
-    /// When BIRD was last asked, by both clocks.
-    asked: (Timestamp, Instant),
+    /// When BIRD was last queried, by both clocks.
+    queried: (Timestamp, Instant),
 }
 
-/// The routes of the kernel.
+/// The kernel routes.
 #[derive(Debug, Clone, Default)]
 pub struct KernelStatus {
     /// The table.
@@ -94,12 +95,12 @@ pub struct KernelStatus {
     pub protocol: u8,
     /// The number of routes.
     pub routes: usize,
-    /// Why some are missing, if so.
+    /// Why some are missing, if any are.
     pub last_error: Option<String>,
 }
 
 impl PeerStatus {
-    /// A peer of which nothing is known.
+    /// A peer about which nothing is known.
     #[must_use]
     pub fn new(address: IpAddr, asn: u32) -> Self {
         Self {
@@ -111,7 +112,7 @@ impl PeerStatus {
             established: 0,
             bfd: None,
             error_at: None,
-            asked: (Timestamp::now(), Instant::now()),
+            queried: (Timestamp::now(), Instant::now()),
         }
     }
 
@@ -121,23 +122,23 @@ impl PeerStatus {
         self.session.state == SessionState::Established
     }
 
-    /// Sets what BIRD says about the peer, or that it says nothing.
+    /// Updates the state from BIRD's reply; `None` if BIRD did not reply.
     pub(crate) fn update(&mut self, protocols: Option<&Protocols>, has_bfd: bool, now: Instant) {
         let protocol = crate::bird::config::protocol_of(self.address);
         let session = protocols.and_then(|all| all.sessions.get(&protocol));
         let session = session.cloned().unwrap_or(Session { state: SessionState::Down, ..Session::default() });
         let wall = Timestamp::now();
         let is_other = self.is_up() && !self.is_same_session(&session, wall, now);
-        self.asked = (wall, now);
+        self.queried = (wall, now);
         let has_changed = session.state != self.session.state;
         if has_changed || is_other {
             let (peer, asn, is_up) = (self.address, self.asn, session.state == SessionState::Established);
             if is_up {
                 self.established += 1;
-                tracing::info!(%peer, asn, "the BGP session is established");
+                tracing::info!(%peer, asn, "BGP session established");
             } else if self.is_up() {
                 let reason = session.last_error.as_deref().unwrap_or("unknown");
-                tracing::warn!(%peer, asn, reason, "the BGP session ended");
+                tracing::warn!(%peer, asn, reason, "BGP session ended");
             }
             (self.since, self.since_instant) = (Timestamp::now(), now);
         }
@@ -146,7 +147,7 @@ impl PeerStatus {
         if session.last_error.is_some() && (fails || is_new) {
             self.error_at = Some(now);
         }
-        // BIRD forgets the error when the session is up again. People look for it later.
+        // BIRD forgets the error when the session is up again, but operators look for it later.
         let last_error = session.last_error.clone().or_else(|| self.session.last_error.take());
         self.session = Session { last_error, ..session };
         self.bfd = has_bfd.then(|| {
@@ -157,20 +158,22 @@ impl PeerStatus {
 }
 
 impl PeerStatus {
-    /// Whether what BIRD says is about the session of the last question. One that ended and began again meanwhile has another
-    /// time. BIRD says it by the clock of the wall, which may have been set.
+    /// Whether the reply is about the same session as the previous one. A session that ended and started
+    /// again in between has another start time. BIRD reports it by the wall clock, which may have been
+    /// adjusted.
     fn is_same_session(&self, session: &Session, wall: Timestamp, now: Instant) -> bool {
         let (before, after) = (self.session.since.parse::<DateTime>(), session.since.parse::<DateTime>());
         let (Ok(before), Ok(after)) = (before, after) else { return self.session.since == session.since };
-        let (wall_before, asked) = self.asked;
-        let passed = now.saturating_duration_since(asked);
+        let (wall_before, queried) = self.queried;
+        let passed = now.saturating_duration_since(queried);
         let Ok(passed) = SignedDuration::try_from(passed) else { return false };
         let set_by = wall.duration_since(wall_before) - passed;
         let moved = after.duration_since(before);
         (moved - set_by).unsigned_abs() < SINCE_TOLERANCE
     }
 
-    /// Why the session is not established, for people. An error that is older than the state explains nothing.
+    /// Why the session is not established, for people. An error from before the current state explains
+    /// nothing.
     #[must_use]
     pub fn why_down(&self, now: Instant) -> Option<String> {
         let in_state = now.saturating_duration_since(self.since_instant);
@@ -190,7 +193,7 @@ impl PeerStatus {
     }
 }
 
-/// The families, IPv4 and IPv6, of which a peer has been sent routes, or of which the kernel has all.
+/// The families, IPv4 and IPv6, whose routes were sent to a peer or are all in the kernel.
 pub(crate) fn reached(peers: &[PeerStatus], kernel_has_all: bool) -> [bool; 2] {
     [0, 1].map(|family| {
         kernel_has_all || peers.iter().any(|peer| peer.is_up() && peer.session.sent[family] > 0)
@@ -221,24 +224,24 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_the_wall_clock_is_no_new_session() {
+    fn a_step_of_the_wall_clock_is_not_a_new_session() {
         let (mut peer, now) = (peer(), Instant::now());
         let up = |since| protocols(SessionState::Established, since, None);
         peer.update(Some(&up("2026-11-26 10:00:00")), false, now);
         assert_eq!(peer.established, 1);
-        // The clock has been set by an hour since the last question.
-        peer.asked.0 -= SignedDuration::from_hours(1);
+        // The clock was set forward by an hour since the last query.
+        peer.queried.0 -= SignedDuration::from_hours(1);
         peer.update(Some(&up("2026-11-26 11:00:00")), false, now);
         assert_eq!((peer.established, peer.since_instant), (1, now));
-        // BIRD rounds.
+        // BIRD rounds times.
         peer.update(Some(&up("2026-11-26 11:00:01")), false, now);
         assert_eq!(peer.established, 1);
         peer.update(Some(&up("2026-11-26 11:05:00")), false, now);
-        assert_eq!(peer.established, 2, "it ended and began again between two questions");
+        assert_eq!(peer.established, 2, "it ended and started again between two queries");
     }
 
     #[test]
-    fn an_old_error_does_not_explain_a_present_state() {
+    fn an_old_error_does_not_explain_the_current_state() {
         let (mut peer, begun) = (peer(), Instant::now());
         let at = |seconds| begun + Duration::from_secs(seconds);
         let error = Some("Received: Bad peer AS");
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_has_reached_a_peer_only_if_routes_were_sent_in_its_session() {
+    fn a_family_reached_a_peer_only_if_its_session_sent_routes() {
         let mut one = peer();
         one.session.sent = [5, 0];
         assert_eq!(reached(&[one.clone()], false), [false; 2], "the session is down");

@@ -1,13 +1,13 @@
-//! Writes the configuration of BIRD 2.
+//! Generates the configuration of BIRD 2.
 //!
-//! The main file has the sessions. The routes are in files of their own, as static routes, so that a change of VIPs
-//! leaves the sessions as they are: BIRD compares the routes and sends what differs. What a route carries stands with it
-//! in attributes of ours, which the filter of each peer turns into those of BGP.
+//! The main file defines the sessions. The routes are in separate files, as static routes, so a change of
+//! VIPs doesn't touch the sessions: BIRD compares the routes and sends the difference. A route carries our
+//! own attributes, which the filter of each peer translates to BGP attributes.
 //!
-//! A protocol is named after its peer, so that a new peer does not restart the sessions of others.
+//! A protocol is named after its peer, so a new peer does not restart the sessions of others.
 //!
-//! Invariant: nothing is written as it was read: numbers, addresses and prefixes are formatted from their types, and
-//! passwords have no character with a meaning in BIRD.
+//! Invariant: no input text is copied verbatim. Numbers, addresses and prefixes are formatted from their
+//! types, and passwords contain no character that is special in BIRD.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,7 +21,7 @@ use crate::routes::Routes;
 
 /// The main file.
 pub const MAIN: &str = "bird.conf";
-/// The files of the routes, by family.
+/// The route files, by family.
 const ROUTES: [&str; 2] = ["vips4.conf", "vips6.conf"];
 /// Every file.
 pub const NAMES: [&str; 3] = [MAIN, ROUTES[0], ROUTES[1]];
@@ -29,19 +29,19 @@ pub const NAMES: [&str; 3] = [MAIN, ROUTES[0], ROUTES[1]];
 /// How long peers keep routes after a failure, with graceful restart.
 const RESTART_SECONDS: u32 = 120;
 
-/// What a peer gets that waits for the routes.
+/// What is exported to a peer that is still waiting for the full set of routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Given {
+pub enum InitialExport {
     /// No route.
     Nothing,
-    /// The routes of the last resort, which routers use if there is no other.
+    /// The routes of last resort, which routers use only if there is no other.
     LastResort,
 }
 
-/// The peers that wait for the routes.
-pub type Waiting = BTreeMap<IpAddr, Given>;
+/// The peers that wait for the full set of routes.
+pub type Waiting = BTreeMap<IpAddr, InitialExport>;
 
-/// The texts of all files.
+/// The contents of all files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
     main: String,
@@ -49,8 +49,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// The files for these peers and routes, of which some are the last resort. `own` are the addresses of the gateway's
-    /// interfaces.
+    /// The files for these peers and routes. `own` are the addresses of the gateway's interfaces.
     #[must_use]
     pub fn of(
         bgp: &BgpConfig,
@@ -68,12 +67,12 @@ impl Files {
         Self { main: main(bgp, own, waiting), routes: [of_family(true), of_family(false)] }
     }
 
-    /// Whether there is a route.
+    /// Whether there is any route.
     pub(super) fn has_routes(&self) -> bool {
         self.routes.iter().any(|text| !text.is_empty())
     }
 
-    /// Each file with its name. The main file, which includes the others, is the last one.
+    /// Each file with its name. The main file comes last because it includes the others.
     pub(super) fn each(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let routes = ROUTES.into_iter().zip(self.routes.iter().map(String::as_str));
         routes.chain([(MAIN, self.main.as_str())])
@@ -160,9 +159,9 @@ fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &Waiting) -> String {
     text
 }
 
-fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, given: Option<Given>) {
+fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, initial: Option<InitialExport>) {
     let (asn, symbol) = (bgp.asn, symbol(peer.address));
-    filter(text, asn, &symbol, peer, given);
+    filter(text, asn, &symbol, peer, initial);
     let Some(local) = local_address(own, peer.address) else { return };
     let (address, port) = (peer.address, peer.port);
     push(
@@ -184,7 +183,7 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, giv
         push(text, format_args!("  password \"{}\";\n", password.reveal()));
     }
     push(text, format_args!("  hold time {};\n", peer.hold_time.as_secs()));
-    // BIRD waits 2 minutes before it connects again, and up to 5 after an error.
+    // BIRD's defaults are 2 minutes before it reconnects and up to 5 after an error.
     text.push_str("  connect delay time 1;\n  connect retry time 5;\n  error wait time 1, 10;\n");
     match peer.graceful_restart {
         true => {
@@ -192,10 +191,10 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, giv
         }
         false => text.push_str("  graceful restart off;\n"),
     }
-    // BIRD sends the routes when the filter changes, and keeps the session.
-    let export = match given {
-        Some(Given::Nothing) => "none".to_owned(),
-        Some(Given::LastResort) | None => format!("filter to_{symbol}"),
+    // BIRD re-exports routes when the filter changes, without restarting the session.
+    let export = match initial {
+        Some(InitialExport::Nothing) => "none".to_owned(),
+        Some(InitialExport::LastResort) | None => format!("filter to_{symbol}"),
     };
     for (family, is_v4, wanted) in [(4, true, peer.families[0]), (6, false, peer.families[1])] {
         let next_hop = if local.is_ipv4() == is_v4 { Some(local) } else { first_of(own, is_v4, local) };
@@ -211,20 +210,20 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, giv
     text.push_str("}\n");
 }
 
-/// What the peer gets. What the route has comes first.
-fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer, given: Option<Given>) {
-    let of_peer = &peer.attributes;
+/// The export filter of a peer. Attributes of the route take precedence over those of the peer.
+fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer, initial: Option<InitialExport>) {
+    let defaults = &peer.attributes;
     push(text, format_args!("filter to_{symbol} {{\n  if source != RTS_STATIC then reject;\n"));
-    if given == Some(Given::LastResort) {
+    if initial == Some(InitialExport::LastResort) {
         text.push_str("  if !defined(tg_last_resort) then reject;\n");
     }
     let mut added = String::new();
-    communities(&mut added, &of_peer.communities);
+    communities(&mut added, &defaults.communities);
     if !added.is_empty() {
         push(text, format_args!(" {added}\n"));
     }
     for (ours, theirs, default) in
-        [("tg_pref", "bgp_local_pref", of_peer.local_pref), ("tg_med", "bgp_med", of_peer.med)]
+        [("tg_pref", "bgp_local_pref", defaults.local_pref), ("tg_med", "bgp_med", defaults.med)]
     {
         push(text, format_args!("  if defined({ours}) then {theirs} = {ours};"));
         if let Some(default) = default {
@@ -232,22 +231,22 @@ fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer, given: Option<
         }
         text.push('\n');
     }
-    // A peer of the same AS refuses a path with its own number.
+    // A peer in the same AS rejects a path that contains its own number.
     if peer.asn != asn {
-        prepends(text, asn, of_peer.prepends.unwrap_or(0));
+        prepends(text, asn, defaults.prepends.unwrap_or(0));
     }
     text.push_str("  accept;\n}\n");
 }
 
-/// Prepends the AS number as often as the route says, otherwise `of_peer` times.
-fn prepends(text: &mut String, asn: u32, of_peer: u8) {
+/// Prepends the AS number as often as the route specifies, or else `default` times.
+fn prepends(text: &mut String, asn: u32, default: u8) {
     // BIRD has no loops.
     text.push_str("  if defined(tg_prepends) then {\n");
     for n in 1..=PREPENDS_MAX {
         push(text, format_args!("    if tg_prepends >= {n} then bgp_path.prepend({asn});\n"));
     }
     text.push_str("  }");
-    match of_peer {
+    match default {
         0 => text.push('\n'),
         n => push(
             text,
@@ -256,7 +255,7 @@ fn prepends(text: &mut String, asn: u32, of_peer: u8) {
     }
 }
 
-/// The address of the gateway's end of a session: the one in the peer's network, or the first of its family.
+/// The gateway's address for a session: the one in the peer's network, or else the first of its family.
 fn local_address(own: &[Vec<IpNet>], peer: IpAddr) -> Option<IpAddr> {
     let on_link = own.iter().flatten().find(|net| net.contains(&peer));
     on_link
@@ -264,14 +263,15 @@ fn local_address(own: &[Vec<IpNet>], peer: IpAddr) -> Option<IpAddr> {
         .map(IpNet::addr)
 }
 
-/// The next hop of the family that the session does not have: an address of the same interface, or of another one.
+/// The next hop for the family that the session does not use: an address of the same interface, or else of
+/// another.
 fn first_of(own: &[Vec<IpNet>], is_v4: bool, local: IpAddr) -> Option<IpAddr> {
     let same = own.iter().filter(|interface| interface.iter().any(|net| net.addr() == local));
     let addresses = same.chain(own).flatten().map(IpNet::addr);
     addresses.into_iter().find(|ip| ip.is_ipv4() == is_v4)
 }
 
-/// Writing to a `String` does not fail.
+/// Writing to a `String` cannot fail.
 fn push(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(what);
 }

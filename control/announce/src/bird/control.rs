@@ -1,16 +1,17 @@
-//! Commands for BIRD by its control socket: one connection for each command.
+//! Sends commands to BIRD's control socket, with one connection per command.
 //!
-//! The protocol is lines: `CCCC-text` continues a reply and `CCCC text` ends it, where `CCCC` is a code, and a line that
-//! begins with a space has the code of the line before it (BIRD 2 programmer's documentation, "Command line interface").
+//! The protocol is line-based: `CCCC-text` continues a reply and `CCCC text` ends it, where `CCCC` is a code.
+//! A line that starts with a space has the code of the previous line (BIRD 2 programmer's documentation,
+//! "Command line interface").
 //!
-//! Invariant: a call ends within its time, and reads a bounded number of bytes.
+//! Invariant: a call returns within its time limit and reads a bounded number of bytes.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Take, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The largest reply: some 64 peers have 2 KiB each.
+/// The largest reply: about 2 KiB for each of 64 peers, with a wide margin.
 const REPLY_BYTES_MAX: u64 = 4 << 20;
 
 /// A reply: lines with their codes.
@@ -18,14 +19,14 @@ const REPLY_BYTES_MAX: u64 = 4 << 20;
 pub struct Reply(pub Vec<(u16, String)>);
 
 impl Reply {
-    /// Whether BIRD does what `configure` asked for: it has a new configuration, or will have it soon.
+    /// Whether BIRD accepted a `configure` command: it has loaded the new configuration or will do so soon.
     #[must_use]
     pub fn is_accepted(&self) -> bool {
-        // "Reconfigured", "in progress", "already in progress, queued", "ignored, shutting down" is 6.
+        // Codes 3 to 5: "Reconfigured", "in progress", "already in progress, queued". Code 6 is "ignored, shutting down".
         self.0.last().is_some_and(|(code, _)| matches!(code, 3..=5))
     }
 
-    /// The last lines, for people.
+    /// The last lines, for error messages.
     #[must_use]
     pub fn text(&self) -> String {
         let lines: Vec<&str> = self.0.iter().rev().take(3).map(|(_, text)| text.as_str()).collect();
@@ -33,24 +34,24 @@ impl Reply {
     }
 }
 
-/// Sends a command, and returns the reply.
+/// Sends a command and returns the reply.
 ///
 /// # Errors
-/// When BIRD does not answer in time, or closes the connection early.
-pub fn ask(socket: &Path, command: &str, within: Duration) -> io::Result<Reply> {
+/// If BIRD does not answer in time, or closes the connection early.
+pub fn query(socket: &Path, command: &str, within: Duration) -> io::Result<Reply> {
     let deadline = Instant::now() + within;
     let mut request = Request::send(socket, command, within)?;
     let reply = request.reply(deadline.saturating_duration_since(Instant::now()))?;
     reply.ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
-/// A command that was sent, and whose reply may come later.
+/// A command that was sent and whose reply may still be pending.
 #[derive(Debug)]
 pub struct Request {
     lines: BufReader<Take<UnixStream>>,
-    /// The line of which only a part has come.
+    /// The incomplete last line.
     line: Vec<u8>,
-    /// The lines of the reply that have come.
+    /// The lines of the reply received so far.
     reply: Reply,
     is_greeted: bool,
 }
@@ -59,7 +60,7 @@ impl Request {
     /// Sends a command.
     ///
     /// # Errors
-    /// When BIRD does not listen, or has no room for the command within this time.
+    /// If BIRD does not accept the connection or the command within this time.
     pub fn send(socket: &Path, command: &str, within: Duration) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_write_timeout(Some(within))?;
@@ -68,10 +69,10 @@ impl Request {
         Ok(Self { lines, line: Vec::new(), reply: Reply::default(), is_greeted: false })
     }
 
-    /// The reply, or `None` if it has not come within this time. Then it can be asked for again.
+    /// The reply, or `None` if it has not arrived within this time; then you can call this again.
     ///
     /// # Errors
-    /// When BIRD has closed the connection early.
+    /// If BIRD has closed the connection early.
     pub fn reply(&mut self, within: Duration) -> io::Result<Option<Reply>> {
         let deadline = Instant::now() + within;
         loop {
@@ -80,7 +81,7 @@ impl Request {
                 return Ok(None);
             }
             self.lines.get_ref().get_ref().set_read_timeout(Some(left))?;
-            // A part of a line that came in time stays in `line`.
+            // The part of a line that arrived in time stays in `line`.
             match self.lines.read_until(b'\n', &mut self.line) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {}
@@ -93,7 +94,7 @@ impl Request {
             self.line.clear();
             if is_last {
                 let reply = std::mem::take(&mut self.reply);
-                // The greeting is a reply of its own.
+                // The greeting is a separate reply.
                 if std::mem::replace(&mut self.is_greeted, true) {
                     return Ok(Some(reply));
                 }
@@ -103,7 +104,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Adds a line. Returns whether it is the last one.
+    /// Adds a line. Returns whether it completes the reply.
     pub(crate) fn push(&mut self, line: &str) -> bool {
         let code = line.get(..4).and_then(|code| code.parse::<u16>().ok());
         match (code, line.as_bytes().get(4)) {
@@ -142,14 +143,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ctl");
         let listener = UnixListener::bind(&path).unwrap();
-        let error = ask(&path, "show status", Duration::from_millis(50)).unwrap_err();
+        let error = query(&path, "show status", Duration::from_millis(50)).unwrap_err();
         assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
         drop(listener);
-        assert!(ask(&path, "show status", Duration::from_secs(5)).is_err());
+        assert!(query(&path, "show status", Duration::from_secs(5)).is_err());
     }
 
     #[test]
-    fn a_reply_that_comes_late_and_in_parts_is_read() {
+    fn a_reply_that_arrives_late_and_in_parts_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ctl");
         let listener = UnixListener::bind(&path).unwrap();
@@ -161,7 +162,7 @@ mod tests {
             assert_eq!(request.reply(short).unwrap(), None, "{part}");
         }
         bird.write_all(b"3 Reconfigured\n").unwrap();
-        let reply = request.reply(Duration::from_secs(5)).unwrap().expect("it has come");
+        let reply = request.reply(Duration::from_secs(5)).unwrap().expect("a reply");
         assert_eq!(reply, reply_of("0002-Reading\n0003 Reconfigured"));
         drop(bird);
         assert!(request.reply(Duration::from_secs(5)).is_err());

@@ -1,12 +1,12 @@
-//! A BIRD 2 of the gateway's own: [`config`] writes its configuration, [`process`] starts and ends it, [`control`] talks
-//! to it, [`replies`] reads its answers, and [`Bird`] puts these together.
+//! Runs a private BIRD 2: [`config`] generates its configuration, [`process`] starts and stops it,
+//! [`control`] sends commands, [`replies`] parses the answers, and [`Bird`] combines them.
 //!
-//! Its files are in one directory, which only this gateway uses. A BIRD that the system runs is not touched.
+//! Its files are in one directory that only this gateway uses. A BIRD that the system runs is not touched.
 //!
-//! BIRD does nothing else while it reads a configuration. A large one on a busy machine takes some seconds: it keeps its
-//! sessions, and is given what is wanted by then.
+//! BIRD does nothing else while it reads a configuration, which takes some seconds if the configuration is
+//! large and the machine busy. It keeps its sessions meanwhile, and is then given the latest configuration.
 //!
-//! Invariant: a BIRD that does not answer is killed, because it could keep announcing what was withdrawn.
+//! Invariant: a BIRD that does not answer is killed, because it could still be announcing withdrawn routes.
 
 pub mod config;
 pub mod control;
@@ -26,32 +26,33 @@ use self::replies::{Protocols, SessionState};
 
 /// How long BIRD may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// The same while it reads a configuration and routes are to be announced: its end would withdraw all of them.
+/// How long BIRD may take to read its configuration while routes are to be announced: killing it would
+/// withdraw all of them.
 const READ_MAX: Duration = Duration::from_secs(30);
-/// How long the thread waits each time for BIRD to have read its configuration. It has other things to look at.
+/// How long each call waits for BIRD to finish reading its configuration. The thread has other work to do.
 const READ_WAIT: Duration = Duration::from_millis(200);
-/// How long a new BIRD may take until it has a socket.
+/// How long a new BIRD may take to open its socket.
 const START_MAX: Duration = Duration::from_secs(10);
 /// The pause after the first failure. It doubles with each further one.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A BIRD that has run for this time has no failures any more.
+/// After this time without a failure, the failure count is reset.
 const STABLE: Duration = Duration::from_secs(60);
-/// The interval of questions about the sessions.
+/// How often BIRD is queried for its sessions.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The pause before BIRD is told again to begin a session that it has turned off.
-const BEGIN_AGAIN: Duration = Duration::from_secs(5);
+/// How long to wait before BIRD is asked again to restart a session that it has disabled.
+const REENABLE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The BIRD of the gateway.
 #[derive(Debug)]
 pub struct Bird {
     directory: PathBuf,
-    /// What BIRD should have.
+    /// The latest files.
     wanted: Files,
-    /// Whether the files have it.
+    /// Whether the latest files are on disk.
     is_written: bool,
     program: PathBuf,
-    /// Whether a crash must not end the graceful restart of the sessions.
+    /// Whether sessions recover gracefully when BIRD has crashed.
     recovers: bool,
     running: Option<Running>,
     failures: u32,
@@ -67,20 +68,20 @@ pub struct Bird {
 struct Running {
     process: Process,
     since: Instant,
-    /// Whether it has answered.
+    /// Whether it has answered yet.
     is_up: bool,
-    /// What it was given.
+    /// The files that it has loaded.
     applied: Files,
-    /// What it reads now.
+    /// The files that it is loading.
     reading: Option<Reading>,
     poll_at: Instant,
-    /// When it may be told again to begin a session that it has turned off.
-    begin_at: Instant,
-    /// Whether it is to read its configuration again for that.
-    begins: bool,
+    /// When it may be asked again to restart a session that it has disabled.
+    reenable_at: Instant,
+    /// Whether it must reload its configuration to restart such a session.
+    must_reload: bool,
 }
 
-/// A configuration that BIRD has been told to read, and has not answered yet.
+/// A reload that BIRD has not confirmed yet.
 #[derive(Debug)]
 struct Reading {
     request: Request,
@@ -90,23 +91,23 @@ struct Reading {
 
 impl Running {
     fn new(process: Process, applied: Files, now: Instant) -> Self {
-        let (is_up, reading, begins) = (false, None, false);
-        Self { process, since: now, is_up, applied, reading, poll_at: now, begin_at: now, begins }
+        let (is_up, reading, must_reload) = (false, None, false);
+        Self { process, since: now, is_up, applied, reading, poll_at: now, reenable_at: now, must_reload }
     }
 
-    /// Whether it has these files, and will have no others.
+    /// Whether it has loaded these files and is not loading others.
     fn has(&self, files: &Files) -> bool {
         self.is_up && self.reading.is_none() && self.applied == *files
     }
 }
 
 impl Bird {
-    /// Prepares the directory, and ends a BIRD that an earlier gateway left there.
+    /// Prepares the directory, and kills a BIRD that an earlier gateway left behind.
     ///
     /// # Errors
-    /// When the directory cannot be created.
+    /// If the directory cannot be created.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        make(directory)?;
+        create_directory(directory)?;
         process::end_old(&directory.join(process::PID_FILE), &directory.join(config::MAIN));
         Ok(Self {
             directory: directory.to_owned(),
@@ -123,7 +124,7 @@ impl Bird {
         })
     }
 
-    /// Sets what BIRD should have, and applies it if BIRD runs. Returns whether BIRD has it.
+    /// Sets the files, and applies them if BIRD runs. Returns whether BIRD has loaded them.
     pub fn apply(&mut self, wanted: &Files, program: &Path, recovers: bool, now: Instant) -> bool {
         if self.program != program {
             self.program = program.to_owned();
@@ -134,13 +135,13 @@ impl Bird {
             self.wanted = wanted.clone();
             self.is_written = false;
         }
-        // It would read a part of the old files and a part of the new ones.
+        // Replacing the files during a reload would make BIRD read some old and some new ones.
         let reads = self.running.as_ref().is_some_and(|running| running.reading.is_some());
-        // A new BIRD would read the old files, so it waits for the new ones.
+        // A new BIRD would read the old files, so it must not start before the new ones are written.
         if !self.is_written && !reads && self.may_start(now) {
             if let Err(error) = self.write() {
                 self.fail(format!("cannot write the configuration of BIRD: {error}"));
-                // The old one would announce what was withdrawn.
+                // The running one would keep announcing withdrawn routes.
                 self.kill(now);
                 return false;
             }
@@ -154,19 +155,19 @@ impl Bird {
         self.running.as_ref().is_some_and(|running| running.has(&self.wanted))
     }
 
-    /// Whether the pause after the last failure is over, if there was one.
+    /// Whether the pause after the last failure, if any, is over.
     fn may_start(&self, now: Instant) -> bool {
         self.running.is_some() || self.start_at.is_none_or(|at| at <= now)
     }
 
-    /// Starts BIRD if it does not run and may start, and notices its end.
+    /// Detects that BIRD has exited, and starts it if it is not running and may start.
     fn watch(&mut self, now: Instant) {
         let ended = self.running.as_mut().and_then(|running| running.process.ended());
         if let Some(how) = ended {
-            let said = self.running.as_ref().and_then(|running| running.process.last_words());
+            let said = self.running.as_ref().and_then(|running| running.process.last_line());
             let said = said.map(|line| format!(": {line}")).unwrap_or_default();
             self.fail(format!("BIRD ended ({how}){said}"));
-            self.gone(now);
+            self.terminated(now);
         }
         if self.running.is_some() || !self.may_start(now) {
             return;
@@ -182,16 +183,16 @@ impl Bird {
             Err(error) => {
                 let program = self.program.display();
                 self.fail(format!("cannot start BIRD ({program}): {error}; it is the Debian package bird2"));
-                self.gone(now);
+                self.terminated(now);
             }
         }
     }
 
-    /// Lets BIRD read a configuration that it does not have yet.
+    /// Makes BIRD load the latest files if it hasn't yet.
     fn configure(&mut self, now: Instant) {
         let Some(running) = &mut self.running else { return };
         if running.reading.is_none() {
-            if running.has(&self.wanted) && !running.begins {
+            if running.has(&self.wanted) && !running.must_reload {
                 return;
             }
             let socket = self.directory.join(process::SOCKET);
@@ -205,9 +206,10 @@ impl Bird {
             match Request::send(&socket, "configure", ANSWER_MAX) {
                 Ok(request) => {
                     let files = self.wanted.clone();
-                    (running.reading, running.begins) = (Some(Reading { request, files, since: now }), false);
+                    (running.reading, running.must_reload) =
+                        (Some(Reading { request, files, since: now }), false);
                 }
-                Err(error) => return self.unanswered(&error, now),
+                Err(error) => return self.not_accepted(&error, now),
             }
         }
         let Some(reading) = &mut running.reading else { return };
@@ -217,16 +219,17 @@ impl Bird {
                 running.applied = std::mem::take(&mut reading.files);
                 (running.reading, running.is_up) = (None, true);
                 if self.last_error.take().is_some() {
-                    tracing::info!("BIRD has the configuration");
+                    tracing::info!("BIRD loaded the configuration");
                 }
             }
             Ok(Some(reply)) => {
                 let text = reply.text();
-                self.fail(format!("BIRD refuses its configuration: {text}"));
+                self.fail(format!("BIRD rejected its configuration: {text}"));
                 self.kill(now);
             }
             Ok(None) => {
-                // Its end is what is wanted if it may announce something, and nothing is to be announced.
+                // If nothing is to be announced, killing a BIRD that may still be announcing something is
+                // what we want.
                 let may_announce = running.applied.has_routes() || reading.files.has_routes();
                 let is_to_end = may_announce && !self.wanted.has_routes();
                 let limit = if is_to_end { ANSWER_MAX } else { READ_MAX };
@@ -234,18 +237,18 @@ impl Bird {
                     self.fail(format!("BIRD has not read its configuration within {limit:?}"));
                     self.kill(now);
                 } else if waited >= ANSWER_MAX {
-                    self.slow();
+                    self.record_slow_load();
                 }
             }
             Err(error) => {
                 running.reading = None;
-                self.unanswered(&error, now);
+                self.not_accepted(&error, now);
             }
         }
     }
 
-    /// Kills a BIRD that has not taken its configuration, unless it may still be starting.
-    fn unanswered(&mut self, error: &io::Error, now: Instant) {
+    /// Kills a BIRD that did not accept its configuration, unless it may still be starting.
+    fn not_accepted(&mut self, error: &io::Error, now: Instant) {
         let running = self.running.as_ref().filter(|running| !running.is_up);
         if running.is_none_or(|running| now.saturating_duration_since(running.since) >= START_MAX) {
             self.fail(format!("BIRD does not answer: {error}"));
@@ -253,14 +256,14 @@ impl Bird {
         }
     }
 
-    /// Makes the next [`Self::poll`] ask for the sessions.
+    /// Makes the next [`Self::poll`] query the sessions.
     pub fn poll_soon(&mut self, now: Instant) {
         if let Some(running) = &mut self.running {
             running.poll_at = running.poll_at.min(now);
         }
     }
 
-    /// The sessions, if it is time to ask for them.
+    /// The sessions, if a query is due.
     pub fn poll(&mut self, now: Instant) -> Option<Protocols> {
         let running = self.running.as_mut().filter(|one| one.is_up && one.reading.is_none())?;
         if running.poll_at > now {
@@ -282,17 +285,17 @@ impl Bird {
 
     fn protocols(&mut self, now: Instant) -> io::Result<Protocols> {
         let socket = self.directory.join(process::SOCKET);
-        let sessions = control::ask(&socket, "show protocols all", ANSWER_MAX)?;
-        let bfd = control::ask(&socket, "show bfd sessions", ANSWER_MAX)?;
+        let sessions = control::query(&socket, "show protocols all", ANSWER_MAX)?;
+        let bfd = control::query(&socket, "show bfd sessions", ANSWER_MAX)?;
         let protocols = Protocols::read(&sessions, &bfd);
-        // BIRD turns a session off for good if it cannot listen for the peer, because another program has the port or the
-        // address is missing. It begins it again when it reads its configuration.
+        // BIRD disables a session for good if it cannot listen for the peer, because another program uses the
+        // port or the address is missing. Reloading the configuration enables the session again.
         if let Some(running) = &mut self.running
-            && running.begin_at <= now
+            && running.reenable_at <= now
             && protocols.sessions.values().any(|session| session.state == SessionState::Down)
         {
-            running.begin_at = now + BEGIN_AGAIN;
-            running.begins = true;
+            running.reenable_at = now + REENABLE_PAUSE;
+            running.must_reload = true;
         }
         Ok(protocols)
     }
@@ -303,19 +306,19 @@ impl Bird {
         self.running.as_ref().is_some_and(|running| running.is_up)
     }
 
-    /// How often it was started again.
+    /// How often it was restarted.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// Why it does not work, if so.
+    /// Why it does not work, if it does not.
     #[must_use]
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
 
-    /// Ends it: the sessions are closed with a notification, so that peers withdraw all routes at once.
+    /// Stops it. It closes the sessions with a notification, so peers withdraw all routes at once.
     pub fn stop(&mut self) {
         if let Some(running) = self.running.take() {
             running.process.stop();
@@ -325,7 +328,7 @@ impl Bird {
         self.starts = 0;
         (self.wanted, self.is_written) = (Files::default(), false);
         for name in config::NAMES {
-            // With the passwords of the sessions.
+            // It contains the passwords of the sessions.
             let _ = fs::remove_file(self.directory.join(name));
         }
     }
@@ -334,12 +337,12 @@ impl Bird {
         if let Some(running) = self.running.take() {
             running.process.kill();
         }
-        self.gone(now);
+        self.terminated(now);
     }
 
-    fn gone(&mut self, now: Instant) {
+    fn terminated(&mut self, now: Instant) {
         self.running = None;
-        // The next one may miss its files because somebody has removed them.
+        // The files may be missing because somebody removed them, so the next one gets new ones.
         self.is_written = false;
         let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
@@ -353,21 +356,21 @@ impl Bird {
         self.last_error = Some(why);
     }
 
-    /// Records that the newest configuration waits for BIRD.
-    fn slow(&mut self) {
+    /// Records that the latest configuration is delayed.
+    fn record_slow_load(&mut self) {
         if self.last_error.is_none() {
-            tracing::warn!("BIRD takes long to read its configuration: changes of what is announced wait");
-            let why = "BIRD takes long to read its configuration: what it announces is not the newest";
+            tracing::warn!("BIRD is slow to load its configuration; route changes are delayed");
+            let why = "BIRD is slow to load its configuration; its routes are out of date";
             self.last_error = Some(why.to_owned());
         }
     }
 
-    /// Writes every file as a whole, so that BIRD never reads a part of one.
+    /// Replaces every file atomically, so that BIRD never reads an incomplete one.
     fn write(&self) -> io::Result<()> {
-        make(&self.directory)?;
+        create_directory(&self.directory)?;
         for (name, text) in self.wanted.each() {
             let (path, new) = (self.directory.join(name), self.directory.join(format!("{name}.new")));
-            // A file that exists keeps its mode.
+            // A file that exists would keep its mode.
             let _ = fs::remove_file(&new);
             let mut options = fs::OpenOptions::new();
             let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
@@ -378,8 +381,8 @@ impl Bird {
     }
 }
 
-/// Creates the directory of BIRD's files, if it does not exist.
-fn make(directory: &Path) -> io::Result<()> {
+/// Creates the directory for BIRD's files if it does not exist.
+fn create_directory(directory: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
@@ -419,11 +422,11 @@ mod tests {
         Files::of(&without_peers("bird"), &[], (routes, &BTreeSet::new()), &config::Waiting::new())
     }
 
-    /// A BIRD that runs with these files, and its socket, at which the test answers.
+    /// A BIRD that runs with these files, and its socket, where the test answers.
     fn running(directory: &Path, has: &Files, now: Instant) -> (Bird, UnixListener) {
         let mut bird = Bird::open(directory).unwrap();
         let listener = UnixListener::bind(directory.join(process::SOCKET)).unwrap();
-        // It ends at the latest with its input, which ends with this process.
+        // It ends when its standard input closes, at the latest with this process.
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let running = Running::new(Process::of(child), has.clone(), now);
         bird.running = Some(Running { is_up: true, ..running });
@@ -435,7 +438,7 @@ mod tests {
         bird.apply(wanted, Path::new(NO_BIRD), false, now)
     }
 
-    /// Applies until the answer of BIRD has been seen, which may take several turns on a busy machine.
+    /// Applies until BIRD's answer has been read, which may take several calls on a busy machine.
     fn apply_until_read(bird: &mut Bird, wanted: &Files, now: Instant) -> bool {
         loop {
             let is_applied = apply(bird, wanted, now);
@@ -446,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bird_that_reads_for_long_goes_on_and_then_gets_what_is_wanted_by_then() {
+    fn a_bird_that_loads_slowly_keeps_running_and_then_gets_the_latest_files() {
         let at = tempfile::tempdir().unwrap();
         let directory = at.path().join("bird");
         let start = Instant::now();
@@ -459,15 +462,15 @@ mod tests {
             io::Write::write_all(&mut stream, text.as_bytes()).unwrap();
         };
         assert!(!apply(&mut bird, &two, start));
-        assert!(bird.poll(start).is_none() && bird.is_up(), "it answers nothing else");
+        assert!(bird.poll(start).is_none() && bird.is_up(), "it answers no other command");
         assert_eq!(bird.last_error(), None);
         let late = start + READ_MAX - Duration::from_millis(1);
         assert!(!apply(&mut bird, &three, late) && bird.is_up());
-        assert!(bird.last_error().is_some_and(|why| why.contains("takes long")), "{bird:?}");
+        assert!(bird.last_error().is_some_and(|why| why.contains("is slow")), "{bird:?}");
         assert!(written().contains("203.0.113.2/32"), "it may be reading the files");
-        assert!(!apply(&mut bird, &one, late) && bird.is_up(), "it had this, and will have the second");
+        assert!(!apply(&mut bird, &one, late) && bird.is_up(), "it had these, but is loading the second");
         answer();
-        assert!(!apply_until_read(&mut bird, &three, late), "it has the second now");
+        assert!(!apply_until_read(&mut bird, &three, late), "it has loaded the second");
         assert_eq!(bird.last_error(), None);
         assert!(!apply(&mut bird, &three, late));
         assert!(written().contains("203.0.113.3/32"));
@@ -477,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bird_that_reads_without_end_is_killed_and_soon_if_nothing_is_to_be_announced() {
+    fn a_bird_that_never_finishes_loading_is_killed_sooner_without_routes() {
         let [one, two] = ["203.0.113.1/32", "203.0.113.2/32"].map(files);
         let none = files_of(&Routes::new());
         let cases = [(&one, &two, READ_MAX), (&one, &none, ANSWER_MAX), (&none, &none, READ_MAX)];
@@ -485,8 +488,8 @@ mod tests {
             let at = tempfile::tempdir().unwrap();
             let start = Instant::now();
             let (mut bird, _listener) = running(&at.path().join("bird"), has, start);
-            // As for a session that it has turned off.
-            bird.running.as_mut().unwrap().begins = true;
+            // BIRD has disabled a session.
+            bird.running.as_mut().unwrap().must_reload = true;
             assert!(!apply(&mut bird, has, start) && bird.is_up());
             assert!(!apply(&mut bird, wanted, start + limit - Duration::from_millis(1)) && bird.is_up());
             assert!(!apply(&mut bird, wanted, start + limit) && !bird.is_up());
@@ -495,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn another_bird_starts_only_with_the_newest_files() {
+    fn a_new_bird_starts_only_with_the_latest_files() {
         let at = tempfile::tempdir().unwrap();
         let directory = at.path().join("bird");
         let mut bird = Bird::open(&directory).unwrap();
@@ -505,7 +508,7 @@ mod tests {
         bird.apply(&files("203.0.113.1/32"), none, false, now);
         assert!(written().contains("203.0.113.1/32"), "{bird:?}");
 
-        // As on a file system that is full.
+        // Writing fails, like on a full file system.
         let beside = directory.join("vips4.conf.new");
         fs::create_dir(&beside).unwrap();
         let wanted = files("203.0.113.2/32");
@@ -523,6 +526,6 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         now += PAUSE_MAX;
         bird.apply(&wanted, none, false, now);
-        assert!(written().contains("203.0.113.2/32"), "somebody had removed the files");
+        assert!(written().contains("203.0.113.2/32"), "the removed files are written again");
     }
 }

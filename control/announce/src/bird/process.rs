@@ -1,10 +1,10 @@
-//! Starts BIRD as a child of this thread, reads what it says, and ends it.
+//! Starts BIRD as a child of this thread, reads its output, and stops it.
 //!
-//! `setpriv --pdeathsig` (util-linux) makes the kernel end BIRD when this thread ends, however the daemon ends: nobody
-//! would withdraw its routes then. A daemon that dies in the instant in which it starts BIRD escapes this, so a new
-//! daemon also ends the BIRD of its own pid file ([`end_old`]).
+//! `setpriv --pdeathsig` (util-linux) makes the kernel kill BIRD when this thread ends, however the daemon
+//! exits; otherwise its routes would never be withdrawn. A daemon that dies just while it starts BIRD escapes
+//! this, so a new daemon also kills the BIRD of its own pid file ([`end_old`]).
 //!
-//! Invariant: only a process whose command line names our own configuration file is ended.
+//! Invariant: only a process whose command line names our own configuration file is killed.
 
 use std::fs;
 use std::io::{self, BufReader};
@@ -32,26 +32,27 @@ const PRIORITY: i32 = -10;
 /// How long BIRD may take to close its sessions.
 const STOP_MAX: Duration = Duration::from_secs(2);
 const STOP_POLL: Duration = Duration::from_millis(10);
-/// The largest number of lines of BIRD that are logged each second.
+/// How many lines of BIRD's output are logged per second.
 const LINES_PER_SECOND: u32 = 20;
-/// The longest line of BIRD's log that is kept.
+/// How much of a line is logged.
 const LINE_MAX: usize = 512;
 
-/// A BIRD that was started.
+/// A running BIRD.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    last_words: Arc<Mutex<Option<String>>>,
+    last_line: Arc<Mutex<Option<String>>>,
 }
 
 impl Process {
-    /// Starts BIRD with the files in `directory`. `recovers`: it continues sessions that restart gracefully.
+    /// Starts BIRD with the files in `directory`. With `recovers`, it recovers its sessions by graceful
+    /// restart.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start(program: &Path, directory: &Path, recovers: bool) -> io::Result<Self> {
         let program = find(program)?;
-        // A socket that is left would look like one of the new BIRD.
+        // A leftover socket would look like that of the new BIRD.
         match fs::remove_file(directory.join(SOCKET)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -66,14 +67,14 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        // BFD expects a packet every few hundred milliseconds, also while other programs use the CPU. Without the right
-        // to raise it, the priority stays as it is.
+        // BFD must send a packet every few hundred milliseconds, even if other programs use the CPU. Without
+        // the capability to raise it, the priority stays as it is.
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             let _ = setpriority_process(Some(pid), PRIORITY);
         }
-        let last_words = Arc::default();
+        let last_line = Arc::default();
         if let Some(stderr) = child.stderr.take() {
-            let words = Arc::clone(&last_words);
+            let words = Arc::clone(&last_line);
             let reader = thread::Builder::new().name("tg-bird-log".to_owned());
             if let Err(error) = reader.spawn(move || follow(BufReader::new(stderr), &words)) {
                 // A `Child` that is dropped runs on, and nobody would withdraw its routes.
@@ -82,13 +83,13 @@ impl Process {
                 return Err(error);
             }
         }
-        Ok(Self { child, last_words })
+        Ok(Self { child, last_line })
     }
 
-    /// A process that stands for BIRD.
+    /// Wraps a process that replaces BIRD in a test.
     #[cfg(test)]
     pub(super) fn of(child: Child) -> Self {
-        Self { child, last_words: Arc::default() }
+        Self { child, last_line: Arc::default() }
     }
 
     /// Its pid.
@@ -97,7 +98,7 @@ impl Process {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// How it exited, if it has.
     pub fn ended(&mut self) -> Option<String> {
         match self.child.try_wait() {
             Ok(None) => None,
@@ -110,16 +111,16 @@ impl Process {
         }
     }
 
-    /// The last line that it wrote.
+    /// The last line of its output.
     #[must_use]
-    pub fn last_words(&self) -> Option<String> {
-        self.last_words.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn last_line(&self) -> Option<String> {
+        self.last_line.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets it close its sessions, and kills it if it does not end.
+    /// Asks it to close its sessions and exit, and kills it if it does not.
     pub fn stop(mut self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Our own child: the pid is valid until we have waited for it.
+            // It is our own child, so the pid stays valid until we have waited for it.
             let _ = kill_process(pid, Signal::TERM);
         }
         let until = Instant::now() + STOP_MAX;
@@ -129,7 +130,7 @@ impl Process {
             }
             thread::sleep(STOP_POLL);
         }
-        tracing::warn!("BIRD does not stop: killed");
+        tracing::warn!("BIRD did not exit in time; killed it");
         self.kill();
     }
 
@@ -140,7 +141,8 @@ impl Process {
     }
 }
 
-/// Where the program is: as written if it is a path, else in `PATH` and the directories of system programs.
+/// Finds the program: a path is used as it is, a name is searched in `PATH` and the directories of system
+/// programs.
 fn find(program: &Path) -> io::Result<PathBuf> {
     if program.components().count() > 1 {
         return Ok(program.to_owned());
@@ -153,8 +155,8 @@ fn find(program: &Path) -> io::Result<PathBuf> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "not found in PATH"))
 }
 
-/// Passes BIRD's log on, until BIRD ends.
-fn follow(mut lines: impl io::BufRead, last_words: &Mutex<Option<String>>) {
+/// Forwards BIRD's log until BIRD exits.
+fn follow(mut lines: impl io::BufRead, last_line: &Mutex<Option<String>>) {
     let mut bytes = Vec::new();
     let (mut second, mut lines_in_it, mut left_out) = (Instant::now(), 0, 0_u64);
     loop {
@@ -167,7 +169,7 @@ fn follow(mut lines: impl io::BufRead, last_words: &Mutex<Option<String>>) {
         let line: String = line.trim_end().chars().take(LINE_MAX).collect();
         if second.elapsed() >= Duration::from_secs(1) {
             if left_out > 0 {
-                tracing::warn!(lines = left_out, "lines of BIRD were left out of the log");
+                tracing::warn!(lines = left_out, "suppressed lines of BIRD's log");
             }
             (second, lines_in_it, left_out) = (Instant::now(), 0, 0);
         }
@@ -176,33 +178,33 @@ fn follow(mut lines: impl io::BufRead, last_words: &Mutex<Option<String>>) {
             left_out += 1;
             continue;
         }
-        // A line is: date, time, <CLASS>, text; without the first three before the configuration is read.
+        // A line is: date, time, <CLASS>, text. Before the configuration is read, it is only the text.
         let (class, text) = line
             .split_once('<')
             .and_then(|(_, rest)| rest.split_once("> "))
             .map_or(("ERR", line.as_str()), |(class, text)| (class, text));
         match class {
-            _ if text == "Shutdown completed" => tracing::debug!(bird = text, "BIRD says"),
-            "INFO" | "DBG" | "TRACE" => tracing::debug!(bird = text, "BIRD says"),
-            "RMT" | "WARN" => tracing::warn!(bird = text, "BIRD says"),
-            _ => tracing::error!(bird = text, "BIRD says"),
+            _ if text == "Shutdown completed" => tracing::debug!(bird = text, "log of BIRD"),
+            "INFO" | "DBG" | "TRACE" => tracing::debug!(bird = text, "log of BIRD"),
+            "RMT" | "WARN" => tracing::warn!(bird = text, "log of BIRD"),
+            _ => tracing::error!(bird = text, "log of BIRD"),
         }
-        *last_words.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
+        *last_line.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
     }
 }
 
-/// Ends the BIRD whose pid is in this file, if its command line names the configuration file `main`.
+/// Kills the BIRD whose pid is in this file, if its command line names the configuration file `main`.
 pub fn end_old(pid_file: &Path, main: &Path) {
     let Ok(text) = fs::read_to_string(pid_file) else { return };
     let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { return };
-    // The handle stays the one process, also if the pid is used again.
+    // The handle keeps referring to this process even if the pid is reused.
     let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
     let main = main.as_os_str().as_encoded_bytes();
     if !line.split(|byte| *byte == 0).any(|argument| argument == main) {
         return;
     }
-    tracing::warn!(pid = pid.as_raw_nonzero().get(), "ending the BIRD of an earlier gateway");
+    tracing::warn!(pid = pid.as_raw_nonzero().get(), "killing the BIRD of an earlier gateway");
     let _ = pidfd_send_signal(&handle, Signal::TERM);
     let wait = Timespec::try_from(STOP_MAX).expect("a short time");
     // The handle becomes readable when the process has ended.

@@ -1,23 +1,23 @@
-//! Reads the sessions from the replies of BIRD to `show protocols all` and `show bfd sessions`.
+//! Parses the sessions in BIRD's replies to `show protocols all` and `show bfd sessions`.
 //!
-//! Lines that this module does not know are ignored: another version of BIRD has other ones.
+//! Unknown lines are ignored, because each version of BIRD has different ones.
 //!
-//! Invariant: whatever the text is, no panic.
+//! Invariant: no input makes it panic.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::control::Reply;
 
-/// The states of a BGP session (RFC 4271 section 8.2.2), and what BIRD has besides.
+/// The states of a BGP session (RFC 4271 section 8.2.2), and those that BIRD adds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SessionState {
-    /// BIRD has not been asked yet, or said something unknown.
+    /// BIRD has not been queried yet, or reported an unknown state.
     #[default]
     Unknown,
-    /// Turned off, or BIRD does not run.
+    /// Disabled, or BIRD does not run.
     Down,
-    /// Waits before it tries again.
+    /// Waits before the next attempt.
     Idle,
     /// Connects to the peer.
     Connect,
@@ -47,7 +47,7 @@ impl SessionState {
         Self::Close,
     ];
 
-    /// The name, as BIRD has it.
+    /// The name in BIRD's output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -73,11 +73,11 @@ impl SessionState {
 pub struct Session {
     /// Its state.
     pub state: SessionState,
-    /// Since when BIRD has it in this state, in BIRD's format.
+    /// Since when the session is in this state, in BIRD's format.
     pub since: String,
-    /// Why it ended or does not begin, as BIRD says it.
+    /// Why it ended or cannot start, in BIRD's words.
     pub last_error: Option<String>,
-    /// Routes that were sent, by family: IPv4, IPv6.
+    /// The number of routes sent, by family: IPv4, IPv6.
     pub sent: [u64; 2],
     /// The hold time that both sides agreed on, in seconds.
     pub hold_seconds: Option<u64>,
@@ -85,7 +85,7 @@ pub struct Session {
     pub graceful_restart: bool,
 }
 
-/// All sessions, by the name of BIRD's protocol, and the state of BFD, by peer.
+/// All sessions, by the name of BIRD's protocol, and the BFD states, by peer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Protocols {
     /// BGP.
@@ -95,7 +95,7 @@ pub struct Protocols {
 }
 
 impl Protocols {
-    /// Reads both replies.
+    /// Parses both replies.
     #[must_use]
     pub fn read(protocols: &Reply, bfd: &Reply) -> Self {
         Self { sessions: sessions(protocols), bfd: bfd_states(bfd) }
@@ -104,7 +104,7 @@ impl Protocols {
 
 /// The code of the first line of a protocol.
 const PROTOCOL: u16 = 1002;
-/// The code of its further lines.
+/// The code of its other lines.
 const DETAILS: u16 = 1006;
 /// The code of BFD sessions.
 const BFD: u16 = 1020;
@@ -112,12 +112,12 @@ const BFD: u16 = 1020;
 fn sessions(reply: &Reply) -> BTreeMap<String, Session> {
     let mut sessions = BTreeMap::new();
     let mut current: Option<(String, Session)> = None;
-    // The part of the details: 0 and 1 are the channels, by family.
-    let (mut channel, mut of_neighbor) = (None, false);
+    // The current section of the details: 0 and 1 are the channels, by family.
+    let (mut channel, mut in_neighbor) = (None, false);
     for (code, line) in &reply.0 {
         if *code == PROTOCOL {
             sessions.extend(current.take());
-            (channel, of_neighbor) = (None, false);
+            (channel, in_neighbor) = (None, false);
             let words: Vec<&str> = line.split_whitespace().collect();
             if let [name, "BGP", _, state, rest @ ..] = &words[..] {
                 let state = if *state == "down" { SessionState::Down } else { SessionState::Unknown };
@@ -131,8 +131,8 @@ fn sessions(reply: &Reply) -> BTreeMap<String, Session> {
         match line {
             "Channel ipv4" => channel = Some(0),
             "Channel ipv6" => channel = Some(1),
-            "Neighbor capabilities" => of_neighbor = true,
-            "Graceful restart" if of_neighbor => session.graceful_restart = true,
+            "Neighbor capabilities" => in_neighbor = true,
+            "Graceful restart" if in_neighbor => session.graceful_restart = true,
             _ => {}
         }
         let Some((key, value)) = line.split_once(':') else { continue };
@@ -172,7 +172,7 @@ mod tests {
     use super::super::control::reply_of;
     use super::*;
 
-    /// As BIRD 2.0.12 of Debian 12 writes it, shortened.
+    /// Output of BIRD 2.0.12 (Debian 12), shortened.
     const PROTOCOLS: &str = "\
 2002-Name       Proto      Table      State  Since         Info
 1002-device1    Device     ---        up     2026-11-24 23:38:46  
