@@ -1,9 +1,10 @@
-//! The check by SCTP: an INIT that must be answered by INIT ACK. An ABORT then ends what might have begun.
+//! Checks by SCTP: an INIT must be answered by an INIT ACK. An ABORT then ends the exchange.
 //!
-//! It uses a raw socket, so the host's kernel needs no SCTP. A server keeps nothing for an INIT until the COOKIE ECHO
-//! (RFC 9260 section 5.1.3), so a check costs it no association, and its application does not see the check.
+//! It uses a raw socket, so the host's kernel needs no SCTP. A server keeps no state for an INIT until the
+//! COOKIE ECHO (RFC 9260 section 5.1.3), so a check costs it no association, and its application does not see
+//! the check.
 //!
-//! A kernel that has SCTP may answer the INIT ACK with an ABORT of its own. That has no effect on the result.
+//! A kernel with SCTP may send its own ABORT to the INIT ACK. That has no effect on the result.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -16,10 +17,10 @@ use tidegate_wire::proto;
 use tidegate_wire::sctp::{self, Kind, chunk};
 use tokio::net::UdpSocket;
 
-/// The first local port. The kernel assigns none for raw sockets, so checks take the ports from here on in turn: two
-/// that run at the same time never have the same.
+/// The first local port. The kernel assigns none for raw sockets, so checks use consecutive ports from here
+/// on, and two that run at the same time have different ones.
 const PORT_MIN: u16 = 1 << 15;
-/// The packets of a check are shorter, and the tags are at the beginning of the answer.
+/// Packets of a check are shorter, and the tags are at the beginning of the answer.
 const ANSWER_MAX: usize = 2048;
 
 /// The answer of a server.
@@ -36,10 +37,10 @@ pub(crate) enum Reply {
 pub(crate) struct Init {
     /// A raw socket. It is used like one of UDP: connect, send and receive are the same system calls.
     socket: UdpSocket,
-    near: IpAddr,
-    near_port: u16,
+    local: IpAddr,
+    local_port: u16,
     port: u16,
-    /// The tag that packets to us must have.
+    /// The tag that received packets must carry.
     tag: u32,
 }
 
@@ -54,19 +55,19 @@ impl Init {
     ///
     /// # Errors
     /// If there is no socket: without the capability `NET_RAW`, or without a free descriptor.
-    pub(crate) fn new(near: IpAddr, port: u16) -> io::Result<Self> {
-        let domain = if near.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+    pub(crate) fn new(local: IpAddr, port: u16) -> io::Result<Self> {
+        let domain = if local.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
         let kind = Type::RAW.nonblocking().cloexec();
         let socket = Socket::new(domain, kind, Some(Protocol::from(i32::from(proto::SCTP))))?;
-        if !near.is_unspecified() {
-            socket.bind(&SocketAddr::new(near, 0).into())?;
+        if !local.is_unspecified() {
+            socket.bind(&SocketAddr::new(local, 0).into())?;
         }
         // The keys of a `RandomState` come from the system. 0 is no tag (RFC 9260 section 3.3.2).
         let tag = (RandomState::new().build_hasher().finish() as u32).max(1);
-        static TURN: AtomicU16 = AtomicU16::new(0);
-        let near_port = TURN.fetch_add(1, Ordering::Relaxed) | PORT_MIN;
+        static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
+        let local_port = NEXT_PORT.fetch_add(1, Ordering::Relaxed) | PORT_MIN;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(OwnedFd::from(socket)))?;
-        Ok(Self { socket, near, near_port, port, tag })
+        Ok(Self { socket, local, local_port, port, tag })
     }
 
     /// An unspecified address of the family of `of`.
@@ -75,18 +76,18 @@ impl Init {
     }
 
     /// The local port.
-    pub(crate) fn near_port(&self) -> u16 {
-        self.near_port
+    pub(crate) fn local_port(&self) -> u16 {
+        self.local_port
     }
 
-    /// Sends the INIT to this address, and waits for its answer without a limit of time.
+    /// Sends the INIT to this address and waits for the answer, without a time limit.
     ///
     /// # Errors
     /// Those of the socket, such as an ICMP error about the INIT.
-    pub(crate) async fn ask(&self, far: IpAddr) -> io::Result<Reply> {
+    pub(crate) async fn send_init(&self, remote: IpAddr) -> io::Result<Reply> {
         // Connected, so that the kernel delivers only packets of this peer, and its ICMP errors.
-        SockRef::from(&self.socket).connect(&SocketAddr::new(far, 0).into())?;
-        // A receive window, one stream each way, and a first sequence number (RFC 9260 section 3.3.2).
+        SockRef::from(&self.socket).connect(&SocketAddr::new(remote, 0).into())?;
+        // A receive window, one stream in each direction, and a first sequence number (RFC 9260 section 3.3.2).
         let fields =
             [&self.tag.to_be_bytes()[..], &[0, 1, 0, 0, 0, 1, 0, 1], &self.tag.to_be_bytes()].concat();
         let init = self.packet(0, chunk::INIT, &fields);
@@ -94,10 +95,10 @@ impl Init {
         loop {
             let mut bytes = [0; ANSWER_MAX];
             let len = self.socket.recv(&mut bytes).await?;
-            let Some((kind, initiate)) = self.meaning(&bytes[..len]) else { continue };
+            let Some((kind, initiate)) = self.parse(&bytes[..len]) else { continue };
             match kind {
                 Kind::InitAck => {
-                    // Lost at worst: the server keeps no association for the INIT.
+                    // If this is lost, nothing happens: the server keeps no association for the INIT.
                     let _ = self.socket.try_send(&self.packet(initiate, chunk::ABORT, &[]));
                     return Ok(Reply::Accepted);
                 }
@@ -110,7 +111,7 @@ impl Init {
     fn packet(&self, tag: u32, kind: u8, value: &[u8]) -> Vec<u8> {
         let len = (4 + value.len()) as u16;
         let mut packet =
-            [&self.near_port.to_be_bytes()[..], &self.port.to_be_bytes(), &tag.to_be_bytes()].concat();
+            [&self.local_port.to_be_bytes()[..], &self.port.to_be_bytes(), &tag.to_be_bytes()].concat();
         packet.extend([0; 4]);
         packet.extend([kind, 0]);
         packet.extend(len.to_be_bytes());
@@ -120,14 +121,14 @@ impl Init {
         packet
     }
 
-    /// The kind and the initiate tag of a received packet, if it is an intact answer to this check.
-    fn meaning(&self, received: &[u8]) -> Option<(Kind, u32)> {
+    /// The chunk type and initiate tag of a received packet, if it is an intact answer to this check.
+    fn parse(&self, received: &[u8]) -> Option<(Kind, u32)> {
         // Raw sockets of IPv4 deliver the IP header too (raw(7)), those of IPv6 do not.
-        let ip = if self.near.is_ipv4() { usize::from(received.first()? & 0xf) * 4 } else { 0 };
+        let ip = if self.local.is_ipv4() { usize::from(received.first()? & 0xf) * 4 } else { 0 };
         let packet = received.get(ip..)?;
         let head: &[u8; sctp::HEADER_LEN] = packet.first_chunk()?;
         let word = |at: usize| Some(u32::from_be_bytes(*packet.get(at..)?.first_chunk()?));
-        let ports = word(0)? == u32::from(self.port) << 16 | u32::from(self.near_port);
+        let ports = word(0)? == u32::from(self.port) << 16 | u32::from(self.local_port);
         if !ports || word(4)? != self.tag || head[8..12] != sctp::crc32c(packet) {
             return None;
         }

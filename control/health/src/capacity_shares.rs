@@ -2,11 +2,11 @@
 //!
 //! Two resources are limited.
 //!
-//! Checks in progress: a namespace may begin another check only while it has fewer of them than [`OF_THE_FREE`] times
-//! the number that is free ("dynamic thresholds", Choudhury and Hahne, 1998). The last part of the capacity,
-//! [`KEPT`], is reserved for namespaces that have no check in progress. So one namespace alone can have three
-//! quarters, two can have two fifths each, and there is always room for a new one. Namespaces that may begin a check
-//! take turns.
+//! Checks in progress: a namespace may start another check only while it has fewer than [`SHARE_OF_FREE`]
+//! times the free capacity in progress ("dynamic thresholds", Choudhury and Hahne, 1998). One
+//! [`RESERVED_FRACTION`]th of the capacity is reserved for namespaces that have no check in progress. So one
+//! namespace alone can use three quarters, two can use two fifths each, and there is always capacity for a
+//! new one. Namespaces that may start a check are served round robin.
 //!
 //! Checks a second: each namespace gets what it requests up to a level, which is set so that the sum fits the
 //! capacity (max-min fairness). The intervals of namespaces that request more are stretched.
@@ -16,10 +16,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// The factor by which a namespace's checks in progress may exceed the number of free places.
-const OF_THE_FREE: usize = 4;
-/// The fraction of all places that is kept for namespaces without a check in progress.
-const KEPT: usize = 16;
+/// The factor by which a namespace's checks in progress may exceed the free capacity.
+const SHARE_OF_FREE: usize = 4;
+/// One part in this many of the capacity is reserved for namespaces without a check in progress.
+const RESERVED_FRACTION: usize = 16;
 
 /// Checks are limited by class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub(super) struct Shares<E> {
     by_name: BTreeMap<Option<Arc<str>>, ShareIndex>,
     all: Vec<Share<E>>,
     unused: Vec<ShareIndex>,
-    /// The shares with a waiting check, in the order of their turns.
-    turns: [VecDeque<ShareIndex>; 2],
+    /// The shares with a waiting check, in round-robin order.
+    ready: [VecDeque<ShareIndex>; 2],
     under_way: [usize; 2],
 }
 
@@ -65,15 +65,15 @@ impl<E> Share<E> {
         Self { name, targets: 0, checks_an_hour: 0, stretch: 1, waiting, under_way: [0; 2] }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_unused(&self) -> bool {
         self.targets == 0 && self.under_way == [0; 2] && self.waiting.iter().all(VecDeque::is_empty)
     }
 }
 
 impl<E> Default for Shares<E> {
     fn default() -> Self {
-        let turns = [VecDeque::new(), VecDeque::new()];
-        Self { by_name: BTreeMap::new(), all: Vec::new(), unused: Vec::new(), turns, under_way: [0; 2] }
+        let ready = [VecDeque::new(), VecDeque::new()];
+        Self { by_name: BTreeMap::new(), all: Vec::new(), unused: Vec::new(), ready, under_way: [0; 2] }
     }
 }
 
@@ -110,20 +110,20 @@ impl<E> Shares<E> {
         let share = &mut self.all[index as usize];
         share.targets -= 1;
         share.checks_an_hour -= checks_an_hour;
-        self.forget_if_over(index);
+        self.remove_if_unused(index);
     }
 
     /// Adds a check of this share that is due.
     pub(super) fn wait(&mut self, index: ShareIndex, class: Class, entry: E) {
         let waiting = &mut self.all[index as usize].waiting[class as usize];
         if waiting.is_empty() {
-            self.turns[class as usize].push_back(index);
+            self.ready[class as usize].push_back(index);
         }
         waiting.push_back(entry);
     }
 
-    /// The next check to begin, among those for which `is_live` is true, if fewer than `max` of the class are in
-    /// progress. It then counts as in progress.
+    /// The next check to start, among those for which `is_live` is true, if fewer than `max` of the class are
+    /// in progress. It then counts as in progress.
     pub(super) fn begin(
         &mut self,
         class: Class,
@@ -132,13 +132,13 @@ impl<E> Shares<E> {
     ) -> Option<(ShareIndex, E)> {
         let of = class as usize;
         let free = max.checked_sub(self.under_way[of]).filter(|free| *free > 0)?;
-        let free = free.saturating_sub(max / KEPT);
-        // A share that may not begin a check has several in progress, so there are few such shares.
-        for _ in 0..self.turns[of].len() {
-            let index = self.turns[of].pop_front()?;
+        let free = free.saturating_sub(max / RESERVED_FRACTION);
+        // A share that may not start a check has several in progress, so there are few such shares.
+        for _ in 0..self.ready[of].len() {
+            let index = self.ready[of].pop_front()?;
             let share = &mut self.all[index as usize];
-            if share.under_way[of] >= free.saturating_mul(OF_THE_FREE).max(1) {
-                self.turns[of].push_back(index);
+            if share.under_way[of] >= free.saturating_mul(SHARE_OF_FREE).max(1) {
+                self.ready[of].push_back(index);
                 continue;
             }
             let mut next = share.waiting[of].pop_front();
@@ -146,7 +146,7 @@ impl<E> Shares<E> {
                 next = share.waiting[of].pop_front();
             }
             if !share.waiting[of].is_empty() {
-                self.turns[of].push_back(index);
+                self.ready[of].push_back(index);
             }
             match next {
                 Some(entry) => {
@@ -154,7 +154,7 @@ impl<E> Shares<E> {
                     self.under_way[of] += 1;
                     return Some((index, entry));
                 }
-                None => self.forget_if_over(index),
+                None => self.remove_if_unused(index),
             }
         }
         None
@@ -164,7 +164,7 @@ impl<E> Shares<E> {
     pub(super) fn end(&mut self, index: ShareIndex, class: Class) {
         self.under_way[class as usize] -= 1;
         self.all[index as usize].under_way[class as usize] -= 1;
-        self.forget_if_over(index);
+        self.remove_if_unused(index);
     }
 
     /// The number of checks in progress.
@@ -183,25 +183,25 @@ impl<E> Shares<E> {
     }
 
     /// Distributes this number of checks an hour. Returns whether the factor of any namespace changed.
-    pub(super) fn share_out(&mut self, checks_an_hour: u64) -> bool {
-        let mut asked: Vec<(u64, ShareIndex)> =
+    pub(super) fn distribute(&mut self, checks_an_hour: u64) -> bool {
+        let mut requested: Vec<(u64, ShareIndex)> =
             self.by_name.values().map(|index| (self.all[*index as usize].checks_an_hour, *index)).collect();
-        asked.sort_unstable();
-        let (mut left, mut others) = (checks_an_hour, asked.len() as u64);
+        requested.sort_unstable();
+        let (mut left, mut others) = (checks_an_hour, requested.len() as u64);
         let mut changed = false;
-        for (asked, index) in asked {
+        for (requested, index) in requested {
             let level = (left / others).max(1);
-            let stretch = u32::try_from(asked.div_ceil(level)).unwrap_or(u32::MAX).max(1);
-            left -= asked.min(level).min(left);
+            let stretch = u32::try_from(requested.div_ceil(level)).unwrap_or(u32::MAX).max(1);
+            left -= requested.min(level).min(left);
             others -= 1;
             changed |= std::mem::replace(&mut self.all[index as usize].stretch, stretch) != stretch;
         }
         changed
     }
 
-    fn forget_if_over(&mut self, index: ShareIndex) {
+    fn remove_if_unused(&mut self, index: ShareIndex) {
         let share = &mut self.all[index as usize];
-        if share.is_over() && self.by_name.get(&share.name) == Some(&index) {
+        if share.is_unused() && self.by_name.get(&share.name) == Some(&index) {
             self.by_name.remove(&share.name);
             self.unused.push(index);
         }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_a_namespace_that_comes_after_any_number_that_want_everything() {
+    fn a_new_namespace_gets_capacity_however_many_others_want_everything() {
         for namespaces in [1, 2, 10, 100, 1000] {
             let mut shares = Shares::default();
             for n in 0..namespaces {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn one_namespace_alone_has_three_quarters() {
+    fn one_namespace_alone_uses_three_quarters() {
         let mut shares = Shares::default();
         let index = shares.join(None, 1);
         (0..5_000).for_each(|n| shares.wait(index, Class::Plain, n));
@@ -262,17 +262,17 @@ mod tests {
     fn the_largest_namespace_loses_checks_when_the_rate_limit_is_reached() {
         let mut shares = Shares::<()>::default();
         let stretches = |shares: &Shares<()>| [0, 1, 2].map(|index| shares.stretch(index));
-        for (n, asked) in [(0, 10), (1, 400), (2, 6_000)] {
-            shares.join(Some(&name(n)), asked);
+        for (n, requested) in [(0, 10), (1, 400), (2, 6_000)] {
+            shares.join(Some(&name(n)), requested);
         }
-        assert!(!shares.share_out(10_000));
+        assert!(!shares.distribute(10_000));
         assert_eq!(stretches(&shares), [1, 1, 1]);
         // 10 of 1,000 for the first leave 495 for each of the others, and 590 for the last.
-        assert!(shares.share_out(1_000));
+        assert!(shares.distribute(1_000));
         assert_eq!(stretches(&shares), [1, 1, 11]);
-        assert!(shares.share_out(500));
+        assert!(shares.distribute(500));
         assert_eq!(stretches(&shares), [1, 2, 25]);
-        assert!(shares.share_out(10_000));
+        assert!(shares.distribute(10_000));
         assert_eq!(stretches(&shares), [1, 1, 1]);
     }
 

@@ -7,7 +7,7 @@ use super::Failure;
 pub struct Answer {
     /// The result of the check.
     pub result: CheckResult,
-    /// The weight that the node returned with it.
+    /// The weight that the node reported, if any.
     pub weight: Option<u16>,
 }
 
@@ -24,13 +24,13 @@ pub enum CheckResult {
     Success,
     /// The target, or the network towards it, has a fault.
     Failure(Failure),
-    /// The gateway itself has a fault, so the check says nothing about the target.
+    /// The gateway itself has a fault, so the result is no information about the target.
     Inconclusive,
 }
 
 impl CheckResult {
     /// Whether the target itself reported the fault, by HTTP.
-    pub(crate) fn says_something(self) -> bool {
+    pub(crate) fn is_from_target(self) -> bool {
         matches!(self, Self::Failure(Failure::Status(_) | Failure::NotHttp))
     }
 }

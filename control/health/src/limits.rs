@@ -7,10 +7,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub struct Limits {
     /// The maximum number of checks by TCP, HTTP and UDP in progress, each with a socket.
     pub plain_max: usize,
-    /// The maximum number of checks by TLS in progress: each costs a handshake of a millisecond, and tens of kilobytes.
+    /// The maximum number of TLS checks in progress: each costs a millisecond of CPU for the handshake, and
+    /// tens of kilobytes.
     pub tls_max: usize,
-    /// The maximum number of checks begun a second. If the intervals of all targets require more, all intervals are
-    /// multiplied by the same whole number.
+    /// The maximum number of checks started per second. If the targets' intervals require more, intervals are
+    /// stretched.
     pub per_second_max: u32,
 }
 
@@ -22,10 +23,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The defaults, reduced to half of the file descriptors that the process may open. First raises that limit as far
-    /// as the system allows, up to 65,536.
+    /// The defaults, reduced to half of the file descriptors that the process may open. Raises that limit
+    /// first, as far as the system allows, up to 65,536.
     #[must_use]
-    pub fn of_this_process() -> Self {
+    pub fn for_this_process() -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let aim = maximum.unwrap_or(u64::MAX).min(65_536);
         let raised = current.is_some_and(|now| now < aim)
@@ -47,14 +48,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_take_no_more_than_half_of_the_descriptors() {
+    fn checks_use_at_most_half_of_the_descriptors() {
         for descriptors in [16, 512, 1024, 65_536] {
             let limits = Limits::default().within(descriptors);
             assert!(limits.plain_max + limits.tls_max <= descriptors);
             assert!(limits.plain_max >= limits.tls_max && limits.tls_max > 0);
         }
         assert_eq!(Limits::default().within(65_536), Limits::default());
-        let here = Limits::of_this_process();
+        let here = Limits::for_this_process();
         let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         assert!((here.plain_max + here.tls_max) as u64 <= now / 2);
     }

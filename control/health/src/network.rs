@@ -39,10 +39,10 @@ use super::{Check, Failure, Target};
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// The user agent, which appears in the logs of servers.
 const AGENT: &str = concat!("tidegate-health/", env!("CARGO_PKG_VERSION"));
-/// The header with which a node reports the number of ready endpoints of the Service that it has.
+/// The header in which a node reports how many ready endpoints of the Service it has.
 const ENDPOINT_WEIGHT: &str = "x-load-balancing-endpoint-weight";
 
-/// Makes the checks over the network.
+/// Performs checks over the network.
 #[derive(Debug, Clone)]
 pub struct NetworkProber {
     tls: TlsConfig,
@@ -56,7 +56,7 @@ impl NetworkProber {
     /// A prober; cheap to clone.
     #[must_use]
     pub fn new() -> Self {
-        Self { tls: TlsConfig::that_takes_any_certificate(), probes: None }
+        Self { tls: TlsConfig::accepting_any_certificate(), probes: None }
     }
 
     /// Checks targets at their VIPs through these probes. If there are no probes, or they have no path to a target, the
@@ -67,24 +67,25 @@ impl NetworkProber {
     }
 
     async fn result(&self, target: &Target) -> Result<Option<u16>, Fault> {
-        let way = self.way(target);
-        let address = match (&target.at_vip, &way) {
+        let path = self.path(target);
+        let address = match (&target.at_vip, &path) {
             (Some(at), Some(_)) => SocketAddr::new(at.vip, target.address.port()),
             _ => target.address,
         };
         if target.probe.check == Check::Udp {
-            return match way {
-                Some((probes, way)) => datagram_at_vip(probes, way, address.port()).await,
+            return match path {
+                Some((probes, path)) => datagram_at_vip(probes, path, address.port()).await,
                 None => datagram(address).await,
             }
             .map(|()| None);
         }
         if target.probe.check == Check::Sctp {
-            return associate(way, address).await.map(|()| None);
+            return associate(path, address).await.map(|()| None);
         }
-        // Dropped after the connection, because the end of the connection must also reach the backend.
-        let (mut stream, _flow) = match way {
-            Some((probes, way)) => connect_at_vip(probes, way, address.port()).await?,
+        // Declared first and so dropped after the connection, because the end of the connection must also
+        // reach the backend.
+        let (mut stream, _flow) = match path {
+            Some((probes, path)) => connect_at_vip(probes, path, address.port()).await?,
             None => (connect(address).await?, None),
         };
         if let Some(version) = target.probe.header {
@@ -116,7 +117,7 @@ impl NetworkProber {
     }
 
     /// The path to a target's VIP, if the target is checked there.
-    fn way(&self, target: &Target) -> Option<(&Probes, ProbePath)> {
+    fn path(&self, target: &Target) -> Option<(&Probes, ProbePath)> {
         let (at, probes) = (target.at_vip.as_ref()?, self.probes.as_deref()?);
         Some((probes, probes.path(at.vip, target.address.ip(), at.mode, &at.tunnel)?))
     }
@@ -129,7 +130,7 @@ impl Default for NetworkProber {
 }
 
 impl Prober for NetworkProber {
-    async fn ask(&self, target: &Target) -> Answer {
+    async fn run_check(&self, target: &Target) -> Answer {
         match self.result(target).await {
             Ok(weight) => Answer { result: CheckResult::Success, weight },
             Err(fault) => Answer { result: fault.result, weight: fault.weight },
@@ -137,7 +138,7 @@ impl Prober for NetworkProber {
     }
 }
 
-/// The end of a check that did not succeed.
+/// Why a check did not succeed.
 #[derive(Debug)]
 struct Fault {
     result: CheckResult,
@@ -145,7 +146,7 @@ struct Fault {
 }
 
 impl Fault {
-    /// A fault of this host, which says nothing about the target.
+    /// A fault of this host, which is no information about the target.
     const OURS: Self = Self { result: CheckResult::Inconclusive, weight: None };
 }
 
@@ -161,13 +162,13 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// A header of the PROXY protocol that names no client: servers take the connection for one of the sender's own.
+/// A PROXY protocol header that names no client: servers treat the connection as one of the sender itself.
 fn header_without_client(version: ProxyVersion) -> &'static [u8] {
     match version {
         ProxyVersion::V1 => b"PROXY UNKNOWN\r\n",
         // Command LOCAL, no family, no addresses.
         ProxyVersion::V2 => b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0",
-        // It is no header, so a check begins without one.
+        // Version `none` has no header.
         ProxyVersion::Toa => b"",
     }
 }
@@ -175,7 +176,7 @@ fn header_without_client(version: ProxyVersion) -> &'static [u8] {
 /// A TCP handshake.
 async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
     let stream = TcpStream::connect(address).await?;
-    // If this is refused, the connection is only closed in the usual way.
+    // Best effort: without it, the connection is closed in the usual way.
     let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     Ok(stream)
 }
@@ -183,22 +184,22 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
 /// A TCP handshake with a VIP on one backend.
 async fn connect_at_vip(
     probes: &Probes,
-    way: ProbePath,
+    path: ProbePath,
     port: u16,
 ) -> Result<(TcpStream, Option<Flow<'_>>), Fault> {
-    let ends = way.ends();
+    let ends = path.ends();
     let ours = |_: io::Error| Fault::OURS;
     let socket = if ends.near.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.map_err(ours)?;
     bind_device(probes, &socket);
     socket.bind(SocketAddr::new(ends.near, 0)).map_err(ours)?;
     let near_port = socket.local_addr().map_err(ours)?.port();
-    let flow = probes.open(proto::TCP, near_port, port, way);
+    let flow = probes.open(proto::TCP, near_port, port, path);
     let stream = socket.connect(SocketAddr::new(ends.far, port)).await?;
     let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     Ok((stream, Some(flow)))
 }
 
-/// The routes also lead to this device. Binding distinguishes it from the device of another gateway on this host.
+/// The routes of other gateways on this host may lead to this address, too. Binding selects our device.
 fn bind_device(probes: &Probes, socket: &impl std::os::fd::AsFd) {
     if let Some(device) = probes.device() {
         let _ = socket2::SockRef::from(socket).bind_device(Some(device.as_bytes()));
@@ -206,32 +207,32 @@ fn bind_device(probes: &Probes, socket: &impl std::os::fd::AsFd) {
 }
 
 /// An empty datagram to a VIP on one backend.
-async fn datagram_at_vip(probes: &Probes, way: ProbePath, port: u16) -> Result<(), Fault> {
-    let ends = way.ends();
+async fn datagram_at_vip(probes: &Probes, path: ProbePath, port: u16) -> Result<(), Fault> {
+    let ends = path.ends();
     let ours = |_: io::Error| Fault::OURS;
     let socket = UdpSocket::bind(SocketAddr::new(ends.near, 0)).await.map_err(ours)?;
     bind_device(probes, &socket);
     let near_port = socket.local_addr().map_err(ours)?.port();
-    let _flow = probes.open(proto::UDP, near_port, port, way);
+    let _flow = probes.open(proto::UDP, near_port, port, path);
     socket.connect(SocketAddr::new(ends.far, port)).await?;
     socket.send(&[]).await?;
     socket.recv(&mut [0]).await?;
     Ok(())
 }
 
-/// Begins an association, at a VIP on one backend if there is a path to it.
-async fn associate(way: Option<(&Probes, ProbePath)>, address: SocketAddr) -> Result<(), Fault> {
-    let near = way.as_ref().map_or(Init::any(address.ip()), |(_, way)| way.ends().near);
+/// Starts an association, at a VIP on one backend if there is a path to it.
+async fn associate(path: Option<(&Probes, ProbePath)>, address: SocketAddr) -> Result<(), Fault> {
+    let near = path.as_ref().map_or(Init::any(address.ip()), |(_, path)| path.ends().near);
     let init = Init::new(near, address.port()).map_err(|_| Fault::OURS)?;
-    let (far, _flow) = match way {
-        Some((probes, way)) => {
+    let (far, _flow) = match path {
+        Some((probes, path)) => {
             bind_device(probes, &init);
-            let far = way.ends().far;
-            (far, Some(probes.open(proto::SCTP, init.near_port(), address.port(), way)))
+            let far = path.ends().far;
+            (far, Some(probes.open(proto::SCTP, init.local_port(), address.port(), path)))
         }
         None => (address.ip(), None),
     };
-    match init.ask(far).await? {
+    match init.send_init(far).await? {
         Reply::Accepted => Ok(()),
         Reply::Refused => Err(Failure::Refused.into()),
     }
@@ -266,7 +267,7 @@ async fn get(
     http.max_buf_size(HEAD_BYTES_MAX).title_case_headers(true);
     let (mut sender, connection) = http.handshake(TokioIo::new(stream)).await.map_err(|e| http_fault(&e))?;
     let answer = sender.send_request(request);
-    // The connection does the reading and writing. When it ends, the request fails.
+    // This task does the reading and writing. When it ends, the request fails.
     let drive = async {
         let _ = connection.await;
         std::future::pending::<std::convert::Infallible>().await
@@ -284,8 +285,8 @@ fn good(head: &Response<()>, accepted: std::ops::Range<u16>) -> Result<(), Fault
 }
 
 fn weight(headers: &HeaderMap) -> Option<u16> {
-    let told: u64 = headers.get(ENDPOINT_WEIGHT)?.to_str().ok()?.trim().parse().ok()?;
-    Some(u16::try_from(told).unwrap_or(u16::MAX))
+    let weight: u64 = headers.get(ENDPOINT_WEIGHT)?.to_str().ok()?.trim().parse().ok()?;
+    Some(u16::try_from(weight).unwrap_or(u16::MAX))
 }
 
 fn http_fault(error: &hyper::Error) -> Fault {
@@ -315,7 +316,7 @@ fn result_of(error: &io::Error) -> CheckResult {
     let no_protocol = error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error());
     CheckResult::Failure(match error.kind() {
         io::ErrorKind::ConnectionRefused => Failure::Refused,
-        // ICMP protocol unreachable: nothing on the host takes SCTP.
+        // ICMP protocol unreachable: the host has no SCTP.
         _ if no_protocol => Failure::Refused,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Failure::Unreachable,
         io::ErrorKind::TimedOut => Failure::Timeout,
@@ -330,7 +331,7 @@ fn result_of(error: &io::Error) -> CheckResult {
 }
 
 impl TlsConfig {
-    fn that_takes_any_certificate() -> Self {
+    fn accepting_any_certificate() -> Self {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = AnyCertificate(Arc::clone(&provider));
         let mut config = ClientConfig::builder_with_provider(provider)

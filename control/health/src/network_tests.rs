@@ -19,10 +19,12 @@ use super::*;
 
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-async fn ask(address: SocketAddr, check: Check) -> Answer {
+async fn run_check(address: SocketAddr, check: Check) -> Answer {
     let target = Target::new(address, &Probe::new(check, Rules::default()).into());
     let bound = Duration::from_secs(10);
-    tokio::time::timeout(bound, NetworkProber::new().ask(&target)).await.expect("an answer within bounds")
+    tokio::time::timeout(bound, NetworkProber::new().run_check(&target))
+        .await
+        .expect("an answer within bounds")
 }
 
 fn failed(failure: Failure) -> Answer {
@@ -40,7 +42,7 @@ async fn listener() -> (TcpListener, SocketAddr) {
 /// Answers connections one after the other, and records the requests.
 #[derive(Clone, Default)]
 struct Server {
-    asked: Arc<Mutex<Vec<Request<()>>>>,
+    requests: Arc<Mutex<Vec<Request<()>>>>,
     /// `/readyz` is answered with 500.
     not_ready: Arc<AtomicBool>,
 }
@@ -89,7 +91,7 @@ impl Server {
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let answer = |request: Request<Incoming>| {
             let uri = request.uri().clone();
-            self.asked.lock().expect("no test panics with the lock").push(request.map(drop));
+            self.requests.lock().expect("no test panics with the lock").push(request.map(drop));
             let status = match uri.path() {
                 "/readyz" if self.not_ready.load(Ordering::Relaxed) => 500,
                 "/readyz" => 200,
@@ -108,8 +110,8 @@ impl Server {
             .await;
     }
 
-    fn asked(&self) -> Vec<Request<()>> {
-        std::mem::take(&mut self.asked.lock().expect("no test panics with the lock"))
+    fn requests(&self) -> Vec<Request<()>> {
+        std::mem::take(&mut self.requests.lock().expect("no test panics with the lock"))
     }
 }
 
@@ -131,7 +133,7 @@ async fn closed() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn checks_of_endpoints_that_expect_the_proxy_protocol_begin_with_a_header_that_names_no_client() {
+async fn checks_with_proxy_protocol_start_with_a_header_without_a_client() {
     for (version, header) in
         [(ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]), (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0")]
     {
@@ -149,19 +151,19 @@ async fn checks_of_endpoints_that_expect_the_proxy_protocol_begin_with_a_header_
                 read
             };
             let prober = NetworkProber::new();
-            let (read, answer) = tokio::join!(server, prober.ask(&target));
+            let (read, answer) = tokio::join!(server, prober.run_check(&target));
             assert_eq!((&read[..], answer), (header, GOOD), "{target}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_tcp_check_wants_a_handshake_and_nothing_more() {
+async fn a_tcp_check_needs_only_a_handshake() {
     let (listener, address) = listener().await;
-    assert_eq!(ask(address, Check::Tcp).await, GOOD);
+    assert_eq!(run_check(address, Check::Tcp).await, GOOD);
     let (mut stream, _) = listener.accept().await.expect("the check connected");
     assert!(stream.read(&mut [0]).await.is_err(), "closed by RST: no TIME_WAIT is left");
-    assert_eq!(ask(closed().await, Check::Tcp).await, failed(Failure::Refused));
+    assert_eq!(run_check(closed().await, Check::Tcp).await, failed(Failure::Refused));
 }
 
 #[tokio::test]
@@ -171,57 +173,60 @@ async fn an_http_check_is_good_with_200_to_399() {
     for (status, good) in
         [(200, true), (204, true), (302, true), (399, true), (400, false), (404, false), (503, false)]
     {
-        let answer = ask(address, Check::Http { path: format!("/{status}").into() }).await;
+        let answer = run_check(address, Check::Http { path: format!("/{status}").into() }).await;
         assert_eq!(answer, if good { GOOD } else { failed(Failure::Status(status)) });
     }
-    assert_eq!(server.asked().len(), 7, "redirections are not followed");
+    assert_eq!(server.requests().len(), 7, "redirections are not followed");
 }
 
 #[tokio::test]
-async fn an_http_check_sends_path_host_and_who_asks() {
+async fn an_http_check_sends_path_host_and_user_agent() {
     let server = Server::default();
     let address = server.http().await;
-    ask(address, Check::Http { path: "/200?full=1".into() }).await;
-    let asked = server.asked().remove(0);
-    assert_eq!((asked.method().as_str(), asked.uri().to_string().as_str()), ("GET", "/200?full=1"));
-    assert_eq!(asked.version(), hyper::Version::HTTP_11);
-    let header = |name| asked.headers().get(name).and_then(|value| value.to_str().ok());
+    run_check(address, Check::Http { path: "/200?full=1".into() }).await;
+    let requests = server.requests().remove(0);
+    assert_eq!((requests.method().as_str(), requests.uri().to_string().as_str()), ("GET", "/200?full=1"));
+    assert_eq!(requests.version(), hyper::Version::HTTP_11);
+    let header = |name| requests.headers().get(name).and_then(|value| value.to_str().ok());
     assert_eq!(header("host"), Some(address.to_string().as_str()));
     assert_eq!(header("connection"), Some("close"));
     assert!(header("user-agent").is_some_and(|agent| agent.starts_with("tidegate-health/")));
 }
 
 #[tokio::test]
-async fn servers_that_misbehave_fail_by_name() {
+async fn misbehaving_servers_fail_with_a_specific_reason() {
     let check = || Check::Http { path: "/".into() };
-    assert_eq!(ask(raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n").await, check()).await, failed(Failure::NotHttp));
-    assert_eq!(ask(raw(b"").await, check()).await, failed(Failure::Closed));
-    assert_eq!(ask(raw(b"HTTP/1.1 200").await, check()).await, failed(Failure::Closed));
-    assert_eq!(ask(closed().await, check()).await, failed(Failure::Refused));
+    assert_eq!(run_check(raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n").await, check()).await, failed(Failure::NotHttp));
+    assert_eq!(run_check(raw(b"").await, check()).await, failed(Failure::Closed));
+    assert_eq!(run_check(raw(b"HTTP/1.1 200").await, check()).await, failed(Failure::Closed));
+    assert_eq!(run_check(closed().await, check()).await, failed(Failure::Refused));
     let endless = Box::leak(
         [b"HTTP/1.1 200 OK\r\nx: ", [b'x'; 2 * HEAD_BYTES_MAX].as_slice()].concat().into_boxed_slice(),
     );
-    assert_eq!(ask(raw(endless).await, check()).await, failed(Failure::NotHttp));
-    assert_eq!(ask(raw(b"HTTP/1.0 200 OK\r\n\r\n").await, check()).await, GOOD, "an old server is a server");
+    assert_eq!(run_check(raw(endless).await, check()).await, failed(Failure::NotHttp));
+    assert_eq!(run_check(raw(b"HTTP/1.0 200 OK\r\n\r\n").await, check()).await, GOOD, "HTTP/1.0 is accepted");
 }
 
 /// The answers are those of an API server (`docs/kubernetes.md`, section 9).
 #[tokio::test]
-async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
+async fn an_https_check_accepts_any_certificate_and_checks_the_status() {
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let server = Server::default();
         let address = server.https(&[version]).await;
-        assert_eq!(ask(address, Check::Https { path: "/200".into() }).await, GOOD);
-        assert_eq!(ask(address, Check::Https { path: "/500".into() }).await, failed(Failure::Status(500)));
-        assert_eq!(server.asked().len(), 2);
+        assert_eq!(run_check(address, Check::Https { path: "/200".into() }).await, GOOD);
+        assert_eq!(
+            run_check(address, Check::Https { path: "/500".into() }).await,
+            failed(Failure::Status(500))
+        );
+        assert_eq!(server.requests().len(), 2);
     }
     let plain = Server::default().http().await;
-    assert_eq!(ask(plain, Check::Https { path: "/200".into() }).await, failed(Failure::Tls));
+    assert_eq!(run_check(plain, Check::Https { path: "/200".into() }).await, failed(Failure::Tls));
 }
 
 /// One of three API servers becomes not ready, is found to fail, and recovers (`docs/kubernetes.md`, section 9).
 #[tokio::test]
-async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
+async fn an_api_server_that_is_not_ready_fails_and_recovers() {
     let servers = [Server::default(), Server::default(), Server::default()];
     let rules = Rules {
         interval: Duration::from_millis(100),
@@ -239,7 +244,7 @@ async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
     checker.set_targets(targets.iter().cloned().collect::<Targets>());
     let bound = Duration::from_secs(30);
     let mut verdicts = checker.verdicts();
-    // On a busy machine another check may time out. Only this final state matters.
+    // On a busy machine, another check may time out, so only this final state is asserted.
     let found = verdicts.wait_for(|now| {
         now.of(&targets[1]).failure == Some(Failure::Status(500)) && now.failing_count() == 1
     });
@@ -250,14 +255,14 @@ async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
 }
 
 #[tokio::test]
-async fn http_to_a_tls_port_is_no_success() {
+async fn http_to_a_tls_port_fails() {
     let address = Server::default().https(&[&rustls::version::TLS13]).await;
-    let answer = ask(address, Check::Http { path: "/200".into() }).await;
+    let answer = run_check(address, Check::Http { path: "/200".into() }).await;
     assert!(matches!(answer.result, CheckResult::Failure(Failure::NotHttp | Failure::Closed)), "{answer:?}");
 }
 
 #[tokio::test]
-async fn a_udp_check_fails_by_port_unreachable_alone() {
+async fn a_udp_check_fails_only_by_port_unreachable() {
     let socket = UdpSocket::bind(LOOPBACK).await.expect("a free port");
     let address = socket.local_addr().expect("it is bound");
     let echo = tokio::spawn(async move {
@@ -265,23 +270,23 @@ async fn a_udp_check_fails_by_port_unreachable_alone() {
         socket.send_to(b"here", from).await.expect("it is sent");
         (n, socket)
     });
-    assert_eq!(ask(address, Check::Udp).await, GOOD);
+    assert_eq!(run_check(address, Check::Udp).await, GOOD);
     let (n, socket) = echo.await.expect("it answered");
     assert_eq!(n, 0, "an empty datagram");
     // The server does not answer. The runner ends the check after the timeout, and the check passes.
     let silent = tokio::time::timeout(Duration::from_millis(50), datagram(address)).await;
     assert!(silent.is_err() && Check::Udp.passes_in_silence());
     drop(socket);
-    assert_eq!(ask(address, Check::Udp).await, failed(Failure::Refused));
+    assert_eq!(run_check(address, Check::Udp).await, failed(Failure::Refused));
 }
 
 #[tokio::test]
-async fn a_nodes_health_check_node_port_reports_its_weight_with_503_too() {
+async fn a_health_check_node_port_reports_its_weight_even_with_503() {
     let answers = |status: &'static str, weight: &'static str| async move {
         let head = format!(
             "HTTP/1.1 {status}\r\nContent-Length: 0\r\nX-Load-Balancing-Endpoint-Weight: {weight}\r\n\r\n"
         );
-        ask(raw(head.leak().as_bytes()).await, Check::NodeHealthPort).await
+        run_check(raw(head.leak().as_bytes()).await, Check::NodeHealthPort).await
     };
     assert_eq!(answers("200 OK", "3").await, Answer { weight: Some(3), ..GOOD });
     let gone = Answer { weight: Some(0), ..failed(Failure::Status(503)) };
@@ -291,7 +296,7 @@ async fn a_nodes_health_check_node_port_reports_its_weight_with_503_too() {
     assert_eq!(answers("302 Found", "3").await.result, CheckResult::Failure(Failure::Status(302)));
 }
 
-/// The gateway's own health-check node port passes the check that it makes of nodes.
+/// The gateway's own health-check node port passes the check that gateways perform on nodes.
 #[tokio::test]
 async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
     use crate::health_check_node_port::{ProxyHealth, http_answer};
@@ -314,7 +319,7 @@ async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
                 .await;
         });
         let weight = u16::try_from(local_endpoints).ok();
-        assert_eq!(ask(address, Check::NodeHealthPort).await, Answer { result, weight });
+        assert_eq!(run_check(address, Check::NodeHealthPort).await, Answer { result, weight });
         serving.abort();
     }
 }
@@ -323,13 +328,16 @@ async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
 async fn the_proxys_healthz_is_good_with_200() {
     let server = Server::default();
     let address = server.http().await;
-    assert_eq!(ask(address, Check::NodeProxy).await, failed(Failure::Status(404)));
-    assert_eq!(server.asked()[0].uri().path(), "/healthz");
-    assert_eq!(ask(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await, Check::NodeProxy).await, GOOD);
+    assert_eq!(run_check(address, Check::NodeProxy).await, failed(Failure::Status(404)));
+    assert_eq!(server.requests()[0].uri().path(), "/healthz");
+    assert_eq!(
+        run_check(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await, Check::NodeProxy).await,
+        GOOD
+    );
 }
 
 #[test]
-fn faults_of_the_gateway_itself_are_told_from_those_of_the_target() {
+fn faults_of_the_gateway_are_distinguished_from_those_of_the_target() {
     let of = |errno: Errno| result_of(&io::Error::from_raw_os_error(errno.raw_os_error()));
     for ours in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::ADDRNOTAVAIL, Errno::PERM] {
         assert_eq!(of(ours), CheckResult::Inconclusive, "{ours}");
@@ -361,8 +369,8 @@ mod associations {
         packet
     }
 
-    /// A server at this port of loopback. It answers one INIT with the packets that `answers` makes from it and its tag,
-    /// and returns the next packet that it gets, if one comes.
+    /// A server on this loopback port. It answers one INIT with the packets that `answers` derives from it
+    /// and its tag, and returns the next packet that it receives, if any.
     fn server(
         port: u16,
         answers: fn(&[u8], u32) -> Vec<Vec<u8>>,
@@ -396,16 +404,16 @@ mod associations {
 
     #[tokio::test]
     #[ignore = "needs root, for raw sockets: make test runs it"]
-    async fn an_sctp_check_passes_by_an_init_ack_and_answers_it_with_an_abort() {
+    async fn an_sctp_check_passes_on_an_init_ack_and_aborts_it() {
         let served = server(3868, |init, tag| vec![packet(init, tag, chunk::INIT_ACK)]);
-        assert_eq!(ask("127.0.0.1:3868".parse().expect("an address"), Check::Sctp).await, GOOD);
-        let abort = served.join().expect("the server is whole").expect("a packet follows");
+        assert_eq!(run_check("127.0.0.1:3868".parse().expect("an address"), Check::Sctp).await, GOOD);
+        let abort = served.join().expect("the server thread finished").expect("a packet follows");
         assert_eq!((&abort[4..8], &abort[12..16]), (&TAG.to_be_bytes()[..], &[chunk::ABORT, 0, 0, 4][..]));
     }
 
     #[tokio::test]
     #[ignore = "needs root, for raw sockets: make test runs it"]
-    async fn an_sctp_check_fails_by_an_abort_and_not_by_packets_that_do_not_answer_it() {
+    async fn an_sctp_check_fails_on_an_abort_and_ignores_unrelated_packets() {
         let served = server(3869, |init, tag| {
             let mut damaged = packet(init, tag, chunk::INIT_ACK);
             damaged[8] ^= 1;
@@ -414,7 +422,7 @@ mod associations {
             vec![damaged, elsewhere, forged, packet(init, tag, chunk::ABORT)]
         });
         let address = "127.0.0.1:3869".parse().expect("an address");
-        assert_eq!(ask(address, Check::Sctp).await, failed(Failure::Refused));
-        assert_eq!(served.join().expect("the server is whole"), None, "nothing follows");
+        assert_eq!(run_check(address, Check::Sctp).await, failed(Failure::Refused));
+        assert_eq!(served.join().expect("the server thread finished"), None, "nothing follows");
     }
 }

@@ -1,9 +1,9 @@
-//! Runs the checks: one task that asks the [`Schedule`] for due targets, and one short task for each check in
-//! progress.
+//! Runs the checks: one task that gets due targets from the [`Schedule`], and one short task for each check
+//! in progress.
 //!
 //! The clock and the sockets are here and in the [`Prober`]; decisions are made in the schedule and in
-//! [`Tally`](super::Tally). A new set of targets replaces the last one at most every [`REPLACE_GAP`], because
-//! reconciling can be much faster than checking.
+//! [`Tally`](super::Tally). A new set of targets replaces the previous one at most every [`REPLACE_GAP`],
+//! because reconciling can be much faster than checking.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -25,8 +25,8 @@ const REPLACE_GAP: Duration = Duration::from_millis(50);
 
 /// Checks a target. The daemon uses [`NetworkProber`](super::NetworkProber).
 pub trait Prober: Clone + Send + Sync + 'static {
-    /// Makes one check. The runner ends it after the timeout by dropping it.
-    fn ask(&self, target: &Target) -> impl Future<Output = Answer> + Send;
+    /// Performs one check. The runner cancels it after the timeout by dropping it.
+    fn run_check(&self, target: &Target) -> impl Future<Output = Answer> + Send;
 }
 
 /// The results so far, for `tidegate_health_checks_total{result}`, and the current load.
@@ -35,7 +35,7 @@ pub struct CheckCounts {
     success: AtomicU64,
     failure: AtomicU64,
     inconclusive: AtomicU64,
-    /// The task of the checks writes it.
+    /// Written only by the task that runs the checks.
     round_trips: Recorder,
     late: AtomicU64,
     targets: AtomicU64,
@@ -56,10 +56,10 @@ pub struct CheckLoad {
     pub damped: u64,
     /// The number of checks in progress.
     pub under_way: u64,
-    /// The number of checks so far that began more than an interval late.
+    /// The number of checks so far that started more than an interval late.
     pub late: u64,
-    /// The largest factor by which the intervals of a namespace are multiplied, so that no more checks begin in a
-    /// second than the limit allows. 1 if no interval is stretched.
+    /// The largest factor by which the intervals of a namespace are stretched to stay below the limit of
+    /// checks per second. 1 if no interval is stretched.
     pub stretch: u64,
 }
 
@@ -107,7 +107,7 @@ impl CheckCounts {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn note(&self, schedule: &Schedule, verdicts: &Verdicts) {
+    fn update_load(&self, schedule: &Schedule, verdicts: &Verdicts) {
         let store = |counter: &AtomicU64, n: usize| counter.store(n as u64, Ordering::Relaxed);
         store(&self.targets, schedule.len());
         store(&self.under_way, schedule.under_way());
@@ -133,21 +133,21 @@ pub struct Checker {
     targets: watch::Sender<Targets>,
     verdicts: watch::Receiver<Verdicts>,
     counts: Arc<CheckCounts>,
-    way_out: WayOut,
+    connectivity: Connectivity,
 }
 
 /// Whether the gateway can reach anything, once that is known.
 #[derive(Clone, Default)]
-struct WayOut(Arc<OnceLock<Box<dyn Fn() -> bool + Send + Sync>>>);
+struct Connectivity(Arc<OnceLock<Box<dyn Fn() -> bool + Send + Sync>>>);
 
-impl std::fmt::Debug for WayOut {
+impl std::fmt::Debug for Connectivity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("WayOut").finish_non_exhaustive()
     }
 }
 
-impl WayOut {
-    /// Whether a failure may be one of the target.
+impl Connectivity {
+    /// Whether a failure may be the target's fault.
     fn is_open(&self) -> bool {
         self.0.get().is_none_or(|is_open| is_open())
     }
@@ -159,7 +159,7 @@ impl Checker {
     pub fn start(prober: impl Prober, limits: Limits, gateway: &str) -> Self {
         let (targets, targets_seen) = watch::channel(Targets::default());
         let (verdicts_out, verdicts) = watch::channel(Verdicts::default());
-        let (counts, way_out) = (Arc::new(CheckCounts::default()), WayOut::default());
+        let (counts, connectivity) = (Arc::new(CheckCounts::default()), Connectivity::default());
         let runner = Runner {
             prober,
             schedule: Schedule::new(limits, schedule::seed_of(gateway)),
@@ -168,20 +168,22 @@ impl Checker {
             tickets: HashMap::new(),
             verdicts: verdicts_out,
             counts: counts.clone(),
-            way_out: way_out.clone(),
+            connectivity: connectivity.clone(),
         };
         tokio::spawn(runner.run(targets_seen));
-        Self { targets, verdicts, counts, way_out }
+        Self { targets, verdicts, counts, connectivity }
     }
 
-    /// Failures count only while `can_forward`: otherwise a gateway whose own link is down takes all targets for down, and
-    /// chooses other ones than its peers when the link is back. The first call decides.
+    /// Counts failures only while `can_forward`. Otherwise a gateway whose own link is down would consider
+    /// all targets down, and choose different backends than its peers when the link is back. Only the first
+    /// call has an effect.
     pub fn fail_only_while(&self, can_forward: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.way_out.0.set(Box::new(can_forward));
+        let _ = self.connectivity.0.set(Box::new(can_forward));
     }
 
-    /// Replaces the targets. Targets that stay keep their state and their position; a target whose probe changed keeps
-    /// the verdict on its address until its own checks decide. The cost depends on the number of differences.
+    /// Replaces the targets. Targets that stay keep their state and their position. A target whose probe
+    /// changed keeps the verdict on its address until its own checks decide. The cost depends on the number
+    /// of differences.
     pub fn set_targets(&self, targets: Targets) {
         self.targets.send_if_modified(|now| {
             let changed = !now.is_same(&targets);
@@ -211,7 +213,7 @@ struct Runner<P> {
     tickets: HashMap<task::Id, Ticket>,
     verdicts: watch::Sender<Verdicts>,
     counts: Arc<CheckCounts>,
-    way_out: WayOut,
+    connectivity: Connectivity,
 }
 
 impl<P: Prober> Runner<P> {
@@ -245,7 +247,7 @@ impl<P: Prober> Runner<P> {
                 let task = self.under_way.spawn(timed(check(self.prober.clone(), target)));
                 self.tickets.insert(task.id(), ticket);
             }
-            self.counts.note(&self.schedule, &self.verdicts.borrow());
+            self.counts.update_load(&self.schedule, &self.verdicts.borrow());
         }
     }
 
@@ -255,7 +257,7 @@ impl<P: Prober> Runner<P> {
             tracing::error!(error = %panic, "a health check panicked");
             (panic.id(), (CheckResult::Inconclusive.into(), Duration::ZERO))
         });
-        let is_own = matches!(answer.result, CheckResult::Failure(_)) && !self.way_out.is_open();
+        let is_own = matches!(answer.result, CheckResult::Failure(_)) && !self.connectivity.is_open();
         let answer = if is_own { CheckResult::Inconclusive.into() } else { answer };
         self.counts.count(answer.result, took);
         let ticket = self.tickets.remove(&id).expect("each task has the ticket that it was begun with");
@@ -285,33 +287,34 @@ async fn check(prober: impl Prober, target: Target) -> Answer {
     } else {
         (probe.rules.timeout, CheckResult::Failure(Failure::Timeout))
     };
-    // If silence counts as a success, it says nothing about the VIP either.
+    // Where silence counts as success, it is no evidence for the VIP either.
     if target.at_vip.is_some() && !probe.check.passes_in_silence() {
         return check_at_vip(&prober, &target, limit).await;
     }
-    timeout(limit, prober.ask(&target)).await.unwrap_or(silence.into())
+    timeout(limit, prober.run_check(&target)).await.unwrap_or(silence.into())
 }
 
-/// Makes a check at a VIP. If it fails, the endpoint's own address is checked too, in the remaining time, to
-/// distinguish an endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer.
+/// Performs a check at a VIP. If it fails, the endpoint's own address is checked in the remaining time, to
+/// distinguish an endpoint that is down from one that lacks the VIP. Half of the time is enough for an
+/// answer.
 async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) -> Answer {
     let until = Instant::now() + limit;
-    let asked = prober.ask(target);
-    tokio::pin!(asked);
-    let early = timeout(limit / 2, asked.as_mut()).await;
+    let checking = prober.run_check(target);
+    tokio::pin!(checking);
+    let early = timeout(limit / 2, checking.as_mut()).await;
     if let Ok(answer) = early
         && !matches!(answer.result, CheckResult::Failure(_))
     {
         return answer;
     }
     let plain = target.at_own_address();
-    let own = prober.ask(&plain);
+    let own = prober.run_check(&plain);
     tokio::pin!(own);
     let (mut at_vip, mut at_own) = (early.ok(), None);
     while at_vip.is_none() || at_own.is_none() {
         tokio::select! {
             () = sleep_until(until) => break,
-            answer = asked.as_mut(), if at_vip.is_none() => {
+            answer = checking.as_mut(), if at_vip.is_none() => {
                 if !matches!(answer.result, CheckResult::Failure(_)) {
                     return answer;
                 }
@@ -322,10 +325,10 @@ async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) ->
     }
     let is_good = at_own.is_some_and(|answer| answer.result == CheckResult::Success);
     match at_vip {
-        // The target answered at the VIP, with the result that clients get too.
-        Some(answer) if !is_good || answer.result.says_something() => answer,
+        // The target answered at the VIP, which is also what clients see.
+        Some(answer) if !is_good || answer.result.is_from_target() => answer,
         _ if is_good => CheckResult::Failure(Failure::NotOnVip).into(),
-        // The result at its own address, if any, is the only information about it.
+        // Only the result at its own address, if any, says something about it.
         _ => at_own.unwrap_or(CheckResult::Failure(Failure::Timeout).into()),
     }
 }

@@ -1,5 +1,5 @@
-//! Tests the runner with a scripted prober and a paused clock that advances only when all tasks wait. The tests count
-//! events and do not measure time.
+//! Tests the runner with a scripted prober and a paused clock that advances only when all tasks wait. The
+//! tests count events and measure no time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ struct Script {
     wanted: Vec<Target>,
     /// A check of this address panics.
     cursed: Option<SocketAddr>,
-    asked: Vec<(Target, Instant)>,
+    checks: Vec<(Target, Instant)>,
     under_way: usize,
     under_way_max: usize,
 }
@@ -80,15 +80,15 @@ impl Scripted {
     }
 
     fn times(&self, target: &Target) -> Vec<Instant> {
-        self.script().asked.iter().filter(|(asked, _)| asked == target).map(|(_, at)| *at).collect()
+        self.script().checks.iter().filter(|(checks, _)| checks == target).map(|(_, at)| *at).collect()
     }
 }
 
 impl Prober for Scripted {
-    async fn ask(&self, target: &Target) -> Answer {
+    async fn run_check(&self, target: &Target) -> Answer {
         let (answer, silent) = {
             let mut script = self.script();
-            script.asked.push((target.clone(), Instant::now()));
+            script.checks.push((target.clone(), Instant::now()));
             script.under_way += 1;
             script.under_way_max = script.under_way_max.max(script.under_way);
             let lacks_vip = target.at_vip.is_some() && script.without_vip;
@@ -109,7 +109,7 @@ impl Prober for Scripted {
 const REFUSED: CheckResult = CheckResult::Failure(Failure::Refused);
 
 #[tokio::test(start_paused = true)]
-async fn failures_while_the_gateway_cannot_forward_say_nothing_about_targets() {
+async fn failures_while_the_gateway_cannot_forward_do_not_count() {
     let (scripted, target) = (Scripted::default(), target("10.0.0.1:80", 1_000));
     scripted.answer(&target, REFUSED);
     let checker = start(&scripted, Limits::default());
@@ -125,7 +125,7 @@ async fn failures_while_the_gateway_cannot_forward_say_nothing_about_targets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_fails_after_three_failures_and_is_back_after_two_successes() {
+async fn a_target_fails_after_three_failures_and_recovers_after_two_successes() {
     let scripted = Scripted::default();
     let target = target("192.0.2.1:80", 2000);
     scripted.answer(&target, REFUSED);
@@ -134,17 +134,17 @@ async fn a_target_fails_after_three_failures_and_is_back_after_two_successes() {
     checker.set_targets(Targets::from_iter([target.clone()]));
     verdicts.changed().await.expect("the runner lives");
     assert_eq!(verdicts.borrow_and_update().of(&target).failure, Some(Failure::Refused));
-    assert_eq!(scripted.script().asked.len(), 3);
+    assert_eq!(scripted.script().checks.len(), 3);
 
     scripted.script().answers.clear();
     verdicts.changed().await.expect("the runner lives");
     assert_eq!(*verdicts.borrow_and_update(), Verdicts::default());
-    assert_eq!(scripted.script().asked.len(), 5);
+    assert_eq!(scripted.script().checks.len(), 5);
     assert_eq!(checker.counts().read(), [("success", 2), ("failure", 3), ("inconclusive", 0)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_is_a_failure_after_the_timeout_but_for_udp() {
+async fn silence_is_a_failure_after_the_timeout_except_for_udp() {
     let scripted = Scripted::default();
     scripted.script().silent = true;
     let (tcp, udp) = (target("192.0.2.1:80", 2000), target_of("192.0.2.1:53", 2000, Check::Udp));
@@ -157,7 +157,7 @@ async fn silence_is_a_failure_after_the_timeout_but_for_udp() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_lacks_the_vip_fails_for_this_reason_and_one_that_is_down_for_its_own() {
+async fn a_backend_that_lacks_the_vip_and_one_that_is_down_differ_in_reason() {
     let vip = Arc::new(AtVip {
         vip: "203.0.113.5".parse().expect("an address"),
         mode: ForwardingMode::DsrL2,
@@ -177,9 +177,8 @@ async fn a_backend_that_lacks_the_vip_fails_for_this_reason_and_one_that_is_down
     assert_eq!(failures(&verdicts.borrow()), [None, Some(Failure::Refused), Some(Failure::Timeout)]);
     scripted.script().without_vip = true;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let told = failures(&verdicts.borrow());
-    assert_eq!(told, [Some(Failure::NotOnVip), Some(Failure::Refused), Some(Failure::Timeout)]);
-    assert_eq!(told[0].expect("it fails").to_string(), "answers on its own address, not on the VIP");
+    let reported = failures(&verdicts.borrow());
+    assert_eq!(reported, [Some(Failure::NotOnVip), Some(Failure::Refused), Some(Failure::Timeout)]);
     scripted.script().without_vip = false;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(failures(&verdicts.borrow())[0], None);
@@ -188,7 +187,7 @@ async fn a_backend_that_lacks_the_vip_fails_for_this_reason_and_one_that_is_down
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fault_of_the_gateway_says_nothing_about_the_target() {
+async fn a_fault_of_the_gateway_does_not_count_against_the_target() {
     let scripted = Scripted::default();
     let target = target("192.0.2.1:80", 1000);
     scripted.answer(&target, CheckResult::Inconclusive);
@@ -200,7 +199,7 @@ async fn a_fault_of_the_gateway_says_nothing_about_the_target() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_panics_does_not_end_other_checks() {
+async fn a_check_that_panics_does_not_stop_other_checks() {
     let scripted = Scripted::default();
     let (cursed, other) = (target("192.0.2.1:80", 1000), target("192.0.2.2:80", 1000));
     scripted.script().cursed = Some(cursed.address);
@@ -213,12 +212,12 @@ async fn a_check_that_panics_does_not_end_other_checks() {
     scripted.script().cursed = None;
     scripted.answer(&cursed, REFUSED);
     verdicts.changed().await.expect("the runner lives");
-    assert!(verdicts.borrow().fails(&cursed), "it is asked again");
+    assert!(verdicts.borrow().fails(&cursed), "it is checked again");
     assert!(checker.counts().read()[2].1 >= 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
+async fn a_weight_that_a_node_reports_is_applied_at_once_and_kept() {
     let scripted = Scripted::default();
     let node = target_of("192.0.2.1:30500", 1000, Check::NodeHealthPort);
     scripted.answer(&node, Answer { result: CheckResult::Success, weight: Some(3) });
@@ -226,7 +225,7 @@ async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
     let mut verdicts = checker.verdicts();
     checker.set_targets(Targets::from_iter([node.clone()]));
     verdicts.changed().await.expect("the runner lives");
-    assert_eq!((verdicts.borrow_and_update().weight(&node), scripted.script().asked.len()), (Some(3), 1));
+    assert_eq!((verdicts.borrow_and_update().weight(&node), scripted.script().checks.len()), (Some(3), 1));
     // The last endpoint is gone: the weight is 0 immediately, but the verdict waits for its threshold.
     scripted.answer(&node, Answer { result: CheckResult::Failure(Failure::Status(503)), weight: Some(0) });
     verdicts.changed().await.expect("the runner lives");
@@ -236,10 +235,10 @@ async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
     verdicts.changed().await.expect("the runner lives");
     let now = verdicts.borrow().of(&node);
     assert_eq!((now.weight, now.failure), (Some(0), Some(Failure::Refused)), "the last weight known");
-    // An older version, which reports no weight, takes its place.
+    // An older version, which reports no weight, replaces it.
     scripted.answer(&node, CheckResult::Success);
-    let told = verdicts.wait_for(|verdicts| verdicts.weight(&node).is_none()).await;
-    assert!(told.expect("the runner lives").fails(&node), "two good ones are to come");
+    let updated = verdicts.wait_for(|verdicts| verdicts.weight(&node).is_none()).await;
+    assert!(updated.expect("the runner lives").fails(&node), "it needs two successes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,10 +248,10 @@ async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
     checker.set_targets(ten_thousand());
     tokio::time::sleep(Duration::from_secs(20)).await;
     let script = scripted.script();
-    let began = script.asked[0].1;
+    let began = script.checks[0].1;
     let mut in_10_ms: BTreeMap<u128, usize> = BTreeMap::new();
     let mut by_target: HashMap<&Target, usize> = HashMap::new();
-    for (target, at) in &script.asked {
+    for (target, at) in &script.checks {
         *in_10_ms.entry((*at - began).as_millis() / 10).or_default() += 1;
         *by_target.entry(target).or_default() += 1;
     }
@@ -265,32 +264,32 @@ async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
         "{least:?} to {most:?} checks of one target in 10 intervals"
     );
     assert_eq!(by_target.len(), 10_000);
-    // A check takes one or two milliseconds here, because the clock of tokio has that resolution.
+    // A check takes one or two milliseconds here, because tokio's clock has that resolution.
     assert!(script.under_way_max <= 50, "{}", script.under_way_max);
     assert_eq!((checker.counts().load().late, checker.counts().load().stretch), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_checks_time_out_none_pile_up_and_every_target_has_a_turn() {
+async fn when_all_checks_time_out_every_target_is_still_checked() {
     let scripted = Scripted::default();
     scripted.script().silent = true;
     let limits = Limits { plain_max: 1000, ..Limits::default() };
     let checker = start(&scripted, limits);
     checker.set_targets(ten_thousand());
-    // A check takes a second. The limit is 750 a second, the part of 1000 that one namespace alone may use, so a round
-    // takes 13 seconds instead of two.
+    // A check takes a second. The limit is 750 a second, the part of 1000 that one namespace alone may use,
+    // so each target is checked every 13 seconds instead of every two.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let load = checker.counts().load();
     assert_eq!(load.failing, 10_000);
     assert!(load.late > 10_000 && load.under_way <= 751);
-    let asked = {
+    let checks = {
         let mut script = scripted.script();
         assert_eq!(script.under_way_max, 751);
         script.silent = false;
-        std::mem::take(&mut script.asked)
+        std::mem::take(&mut script.checks)
     };
     let mut by_target: HashMap<&Target, usize> = HashMap::new();
-    asked.iter().for_each(|(target, _)| *by_target.entry(target).or_default() += 1);
+    checks.iter().for_each(|(target, _)| *by_target.entry(target).or_default() += 1);
     let (least, most) = (by_target.values().min(), by_target.values().max());
     assert!(least >= Some(&4) && most <= Some(&6), "{least:?} to {most:?} checks of one target");
 
@@ -299,24 +298,24 @@ async fn when_all_checks_time_out_none_pile_up_and_every_target_has_a_turn() {
     assert_eq!(*checker.verdicts().borrow(), Verdicts::default());
     let late = checker.counts().load().late;
     tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(checker.counts().load().late, late, "nobody is late any more");
+    assert_eq!(checker.counts().load().late, late, "no check is late any more");
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_checks_than_the_bound_allows_stretch_all_intervals_alike() {
+async fn too_many_checks_stretch_all_intervals_by_one_factor() {
     let scripted = Scripted::default();
     let checker = start(&scripted, Limits { per_second_max: 100, ..Limits::default() });
     checker.set_targets(ten_thousand().into_iter().take(1000).collect());
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(checker.counts().load().stretch, 5);
-    let asked = scripted.script().asked.len();
-    assert!((9_500..=10_100).contains(&asked), "{asked} checks in 100 s");
+    let checks = scripted.script().checks.len();
+    assert!((9_500..=10_100).contains(&checks), "{checks} checks in 100 s");
     checker.set_targets(ten_thousand().into_iter().take(100).collect());
-    scripted.script().asked.clear();
+    scripted.script().checks.clear();
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(checker.counts().load().stretch, 1);
-    let asked = scripted.script().asked.len();
-    assert!((4_800..=5_100).contains(&asked), "{asked} checks in 100 s");
+    let checks = scripted.script().checks.len();
+    assert!((4_800..=5_100).contains(&checks), "{checks} checks in 100 s");
 }
 
 fn of_namespace(namespace: &str, target: &Target) -> Target {
@@ -346,7 +345,7 @@ async fn detection_beside(others: impl IntoIterator<Item = Target>, limits: Limi
     let died = Instant::now();
     let bound = Duration::from_secs(1000);
     let turned = verdicts.wait_for(|verdicts| verdicts.fails(&victim));
-    timeout(bound, turned).await.expect("it is found out").expect("the runner lives");
+    timeout(bound, turned).await.expect("it is detected").expect("the runner lives");
     died.elapsed()
 }
 
@@ -355,7 +354,7 @@ async fn detection_beside(others: impl IntoIterator<Item = Target>, limits: Limi
 const DETECTION: Duration = Duration::from_millis(3_500);
 
 #[tokio::test(start_paused = true)]
-async fn slow_udp_checks_of_one_namespace_do_not_delay_the_detection_of_another_s() {
+async fn slow_udp_checks_of_one_namespace_do_not_delay_those_of_another() {
     let interval = Duration::from_secs(2);
     let rules = Rules { interval, timeout: interval, ..Rules::default() };
     let probe = Arc::new(Probe::new(Check::Udp, rules).of(&"hostile".into()));
@@ -366,7 +365,7 @@ async fn slow_udp_checks_of_one_namespace_do_not_delay_the_detection_of_another_
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_and_frequent_checks_of_many_namespaces_do_not_delay_the_detection_of_another_s() {
+async fn slow_frequent_checks_of_many_namespaces_do_not_delay_those_of_another() {
     let hostile = (0..20_000_u32).map(|n| {
         // These connections hang. Each is requested ten times a second, and a fifth of them use TLS.
         let check = if n % 5 == 0 { Check::Https { path: "/".into() } } else { Check::Tcp };
@@ -381,7 +380,7 @@ async fn slow_and_frequent_checks_of_many_namespaces_do_not_delay_the_detection_
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_costs_a_udp_check_five_seconds_at_most_whatever_its_timeout() {
+async fn a_udp_check_waits_at_most_five_seconds_whatever_its_timeout() {
     let scripted = Scripted::default();
     scripted.script().silent = true;
     let interval = Duration::from_secs(3600);
@@ -390,7 +389,7 @@ async fn silence_costs_a_udp_check_five_seconds_at_most_whatever_its_timeout() {
         Target::new("192.0.2.1:53".parse().expect("an address"), &Probe::new(Check::Udp, rules).into());
     let checker = start(&scripted, Limits::default());
     checker.set_targets(Targets::from_iter([target]));
-    while scripted.script().asked.is_empty() {
+    while scripted.script().checks.is_empty() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     tokio::time::sleep(UDP_SILENCE_MAX).await;
@@ -398,7 +397,7 @@ async fn silence_costs_a_udp_check_five_seconds_at_most_whatever_its_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_one_namespace_finds_out_about_an_address_is_not_another_s_first_verdict() {
+async fn namespaces_do_not_share_the_first_verdict_on_an_address() {
     let scripted = Scripted::default();
     let hostile =
         of_namespace("hostile", &target_of("192.0.2.1:80", 1000, Check::Http { path: "/none".into() }));
@@ -418,7 +417,7 @@ async fn what_one_namespace_finds_out_about_an_address_is_not_another_s_first_ve
 }
 
 #[tokio::test(start_paused = true)]
-async fn tls_checks_have_a_bound_of_their_own_and_hold_up_nobody() {
+async fn tls_checks_have_a_separate_limit_and_delay_no_others() {
     let scripted = Scripted::default();
     scripted.script().silent = true;
     let checker = start(&scripted, Limits { tls_max: 2, ..Limits::default() });
@@ -432,7 +431,7 @@ async fn tls_checks_have_a_bound_of_their_own_and_hold_up_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn targets_that_stay_keep_their_verdict_and_their_time_over_a_reload() {
+async fn targets_that_stay_keep_their_verdict_and_position_over_a_reload() {
     let scripted = Scripted::default();
     let stays = target("192.0.2.1:80", 1000);
     scripted.answer(&stays, REFUSED);
@@ -486,9 +485,9 @@ async fn removed_targets_are_not_checked() {
     checker.set_targets(Targets::default());
     verdicts.changed().await.expect("the runner lives");
     assert_eq!(*verdicts.borrow_and_update(), Verdicts::default());
-    let asked = scripted.script().asked.len();
+    let checks = scripted.script().checks.len();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(scripted.script().asked.len(), asked);
+    assert_eq!(scripted.script().checks.len(), checks);
     assert_eq!(checker.counts().load(), CheckLoad { stretch: 1, ..CheckLoad::default() });
 }
 
@@ -513,7 +512,7 @@ async fn a_real_listener_passes_and_fails_when_it_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_of_each_check_is_recorded_and_one_without_an_answer_counts_with_its_timeout() {
+async fn the_time_of_each_check_is_recorded_and_silence_counts_as_the_timeout() {
     let scripted = Scripted::default();
     let (up, silent, refusing) =
         (target("10.0.0.1:80", 1000), target("10.0.0.2:80", 1000), target("10.0.0.3:80", 1000));

@@ -1,14 +1,15 @@
-//! Decides when each target is checked, how many are checked at once, and how the results change the targets' states.
+//! Decides when each target is checked, how many are checked at once, and how the results change the targets'
+//! states.
 //!
-//! A hash of a target's address and a seed sets its position in the interval. So thousands of targets are spread
-//! evenly, and a target that is removed and added again, or whose check changes, keeps its position. Every check is
-//! delayed by up to a tenth of the interval, so that targets with the same position by chance separate. Gateways have
-//! different seeds, so they check the same backend at different times.
+//! A hash of a target's address and a seed sets its position in the interval. So thousands of targets are
+//! spread evenly, and a target that is removed and added again, or whose check changes, keeps its position.
+//! Every check is delayed by up to a tenth of the interval, so targets that happen to have the same position
+//! drift apart. Gateways have different seeds, so they check the same backend at different times.
 //!
-//! These are bounded: checks in progress (TLS separately, which costs the most) and checks a second, both in fair
-//! shares for each namespace ([`Shares`]), and memory: half a kilobyte for each target. A target is in progress,
-//! waiting, or scheduled; never two of these. So if all checks time out, nothing accumulates: each target is checked
-//! when its turn comes, late.
+//! Checks in progress (separately for TLS, which costs the most) and checks per second are limited, both in
+//! fair shares for each namespace ([`Shares`]). Memory is limited to half a kilobyte per target. A target is
+//! in progress, waiting, or scheduled, and only one of these. So nothing accumulates if all checks time out:
+//! each target is still checked, only late.
 //!
 //! Invariant: nothing here reads a clock, sends a request or generates random numbers: `now` and the seed are
 //! arguments.
@@ -25,12 +26,12 @@ use super::capacity_shares::{Class, ShareIndex, Shares};
 use super::check_result::{Answer, CheckResult};
 use super::{Check, Failure, HealthStatus, Limits, Probe, Rules, Tally, Target, Targets};
 
-/// The maximum memory of a target here, including the set that names it. Checks in progress additionally need tasks and
-/// sockets.
+/// The maximum memory of a target here, including the set that contains it. Checks in progress also need
+/// tasks and sockets.
 #[cfg(test)]
 const BYTES_A_TARGET_MAX: usize = 512;
 
-/// Nanoseconds since the schedule began.
+/// Nanoseconds since the schedule was created.
 type Nanos = u64;
 
 /// The schedule of all targets.
@@ -40,9 +41,9 @@ pub(super) struct Schedule {
     seed: u64,
     wanted: Targets,
     at: BTreeMap<Target, u32>,
-    slots: Vec<Slot>,
+    records: Vec<Record>,
     free: Vec<u32>,
-    /// The number of the next target, which distinguishes it from the previous user of its slot.
+    /// The number of the next target, which distinguishes it from the previous user of its record.
     epoch: u32,
     times: BinaryHeap<Reverse<Time>>,
     /// The checks that are due or in progress, and the share of each namespace.
@@ -50,7 +51,7 @@ pub(super) struct Schedule {
     late: u64,
 }
 
-/// A check that was begun.
+/// A check that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket {
     entry: Entry,
@@ -60,7 +61,7 @@ pub(super) struct Ticket {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
-    slot: u32,
+    record: u32,
     epoch: u32,
 }
 
@@ -71,8 +72,8 @@ struct Time {
 }
 
 #[derive(Debug)]
-struct Slot {
-    /// `None` while the slot is free.
+struct Record {
+    /// `None` while the record is free.
     target: Option<Target>,
     epoch: u32,
     /// The share of its namespace.
@@ -85,8 +86,8 @@ struct Slot {
     status: HealthStatus,
 }
 
-impl Slot {
-    /// Whether the slot still belongs to the target of this entry.
+impl Record {
+    /// Whether the record still belongs to the target of this entry.
     fn is(&self, entry: Entry) -> bool {
         self.target.is_some() && self.epoch == entry.epoch
     }
@@ -102,7 +103,7 @@ impl Schedule {
             seed,
             wanted: Targets::default(),
             at: BTreeMap::new(),
-            slots: Vec::new(),
+            records: Vec::new(),
             free: Vec::new(),
             epoch: 0,
             times: BinaryHeap::new(),
@@ -111,9 +112,9 @@ impl Schedule {
         }
     }
 
-    /// Replaces the targets. Returns those whose state changed. Targets that stay keep everything. A new target at an
-    /// address that is, or was until now, checked differently starts with the known state of that address: failing if
-    /// all of its checks fail.
+    /// Replaces the targets. Returns those whose state changed. Targets that stay keep everything. A new
+    /// target at an address that was already checked in a different way starts with the known state of that
+    /// address: failing if all of its checks fail.
     pub(super) fn replace(&mut self, wanted: &Targets, now: Duration) -> Vec<Change> {
         let old = std::mem::replace(&mut self.wanted, wanted.clone());
         let (mut come, mut gone) = (Vec::new(), BTreeSet::new());
@@ -147,29 +148,29 @@ impl Schedule {
         self.times.peek().map(|Reverse(time)| Duration::from_nanos(time.at))
     }
 
-    /// The next check to begin now, if one is due and within the limits.
+    /// The next check to start now, if one is due and within the limits.
     pub(super) fn begin(&mut self, now: Duration) -> Option<(Ticket, Target)> {
         let now = nanos(now);
         while let Some(Reverse(Time { at, entry })) = self.times.peek().copied()
             && at <= now
         {
             self.times.pop();
-            if let Some(slot) = self.live(entry) {
-                slot.is_timed = false;
-                let class = class(slot.target.as_ref().expect("a live slot has a target"));
-                let share = slot.share;
+            if let Some(record) = self.live(entry) {
+                record.is_timed = false;
+                let class = class(record.target.as_ref().expect("a live slot has a target"));
+                let share = record.share;
                 self.shares.wait(share, class, entry);
             }
         }
-        Class::ALL.into_iter().find_map(|class| self.begin_waiting(class, now))
+        Class::ALL.into_iter().find_map(|class| self.start_waiting(class, now))
     }
 
     /// Applies the answer of a check. Returns the target's state if it changed.
     pub(super) fn end(&mut self, ticket: Ticket, answer: Answer, now: Duration) -> Option<Change> {
         self.shares.end(ticket.share, ticket.class);
-        let slot = self.live(ticket.entry)?;
-        let target = slot.target.clone().expect("a live slot has a target");
-        let before = slot.status;
+        let record = self.live(ticket.entry)?;
+        let target = record.target.clone().expect("a live slot has a target");
+        let before = record.status;
         let (success, failure) = match answer.result {
             CheckResult::Success => (Some(true), None),
             CheckResult::Failure(failure) => (Some(false), Some(failure)),
@@ -178,13 +179,13 @@ impl Schedule {
         // A node that passes without reporting a weight no longer has one, for example because its proxy was
         // downgraded.
         let kept = if success == Some(true) { None } else { before.weight };
-        slot.status.weight = answer.weight.or(kept);
-        if success.is_some_and(|success| slot.tally.record(success, &target.probe.rules)) {
-            slot.status.damping = slot.tally.damping();
-            slot.status.failure = if slot.tally.passes() { None } else { before.failure.or(failure) };
+        record.status.weight = answer.weight.or(kept);
+        if success.is_some_and(|success| record.tally.record(success, &target.probe.rules)) {
+            record.status.damping = record.tally.damping();
+            record.status.failure = if record.tally.passes() { None } else { before.failure.or(failure) };
         }
-        let status = slot.status;
-        let done = slot.interval;
+        let status = record.status;
+        let done = record.interval;
         let interval = self.cadence(&target, ticket.share).interval_at(nanos(now)).max(done + 1);
         self.time(ticket.entry, &target, interval);
         (status != before).then_some((target, status))
@@ -200,39 +201,40 @@ impl Schedule {
         self.shares.under_way()
     }
 
-    /// The number of checks that began more than their interval late.
+    /// The number of checks that started more than their interval late.
     pub(super) fn late(&self) -> u64 {
         self.late
     }
 
-    /// The factor by which the intervals of the namespace with the most checks are multiplied, to stay below the
-    /// bound on checks a second.
+    /// The factor by which the intervals of the namespace with the most checks are stretched to stay below
+    /// the limit of checks per second.
     pub(super) fn stretch(&self) -> u32 {
         self.shares.stretch_max()
     }
 
-    fn begin_waiting(&mut self, class: Class, now: Nanos) -> Option<(Ticket, Target)> {
+    fn start_waiting(&mut self, class: Class, now: Nanos) -> Option<(Ticket, Target)> {
         let max = match class {
             Class::Plain => self.limits.plain_max,
             Class::Tls => self.limits.tls_max,
         };
-        let slots = &self.slots;
-        let (share, entry) = self.shares.begin(class, max, |entry| slots[entry.slot as usize].is(*entry))?;
-        let slot = &slots[entry.slot as usize];
-        let (target, interval) = (slot.target.clone().expect("a live slot has a target"), slot.interval);
+        let records = &self.records;
+        let (share, entry) =
+            self.shares.begin(class, max, |entry| records[entry.record as usize].is(*entry))?;
+        let record = &records[entry.record as usize];
+        let (target, interval) = (record.target.clone().expect("a live slot has a target"), record.interval);
         let cadence = self.cadence(&target, share);
         self.late += u64::from(now > cadence.time_of(interval) + cadence.period);
         Some((Ticket { entry, class, share }, target))
     }
 
-    fn live(&mut self, entry: Entry) -> Option<&mut Slot> {
-        Some(&mut self.slots[entry.slot as usize]).filter(|slot| slot.is(entry))
+    fn live(&mut self, entry: Entry) -> Option<&mut Record> {
+        Some(&mut self.records[entry.record as usize]).filter(|record| record.is(entry))
     }
 
     fn insert(&mut self, target: Target, failure: Option<Failure>, now: Nanos) {
         self.epoch = self.epoch.wrapping_add(1);
         let share = self.shares.join(target.probe.namespace.as_ref(), checks_an_hour(&target));
-        let slot = Slot {
+        let record = Record {
             target: Some(target.clone()),
             epoch: self.epoch,
             share,
@@ -243,76 +245,77 @@ impl Schedule {
         };
         let index = match self.free.pop() {
             Some(index) => {
-                self.slots[index as usize] = slot;
+                self.records[index as usize] = record;
                 index
             }
             None => {
-                self.slots.push(slot);
-                u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 targets")
+                self.records.push(record);
+                u32::try_from(self.records.len() - 1).expect("fewer than 2^32 targets")
             }
         };
         let interval = self.cadence(&target, share).interval_after(now);
-        self.time(Entry { slot: index, epoch: self.epoch }, &target, interval);
+        self.time(Entry { record: index, epoch: self.epoch }, &target, interval);
         self.at.insert(target, index);
     }
 
     fn remove(&mut self, target: &Target) -> Option<Change> {
         let index = self.at.remove(target).expect("what was wanted has a slot");
-        let slot = &mut self.slots[index as usize];
-        slot.target = None;
+        let record = &mut self.records[index as usize];
+        record.target = None;
         self.free.push(index);
-        self.shares.leave(slot.share, checks_an_hour(target));
-        (slot.status != HealthStatus::default()).then(|| (target.clone(), HealthStatus::default()))
+        self.shares.leave(record.share, checks_an_hour(target));
+        (record.status != HealthStatus::default()).then(|| (target.clone(), HealthStatus::default()))
     }
 
     fn time(&mut self, entry: Entry, target: &Target, interval: u64) {
-        let at = self.cadence(target, self.slots[entry.slot as usize].share).time_of(interval);
-        let slot = &mut self.slots[entry.slot as usize];
-        slot.interval = interval;
-        slot.is_timed = true;
+        let at = self.cadence(target, self.records[entry.record as usize].share).time_of(interval);
+        let record = &mut self.records[entry.record as usize];
+        record.interval = interval;
+        record.is_timed = true;
         self.times.push(Reverse(Time { at, entry }));
     }
 
     /// Stretches intervals if the sum of all checks requires it: every scheduled target whose namespace gets a
     /// different stretch is scheduled again.
     fn stretch_if_due(&mut self, now: Nanos) {
-        let before: Vec<u32> = self.slots.iter().map(|slot| self.shares.stretch(slot.share)).collect();
-        if !self.shares.share_out(u64::from(self.limits.per_second_max) * 3600) {
+        let before: Vec<u32> = self.records.iter().map(|record| self.shares.stretch(record.share)).collect();
+        if !self.shares.distribute(u64::from(self.limits.per_second_max) * 3600) {
             return;
         }
-        let slots = &self.slots;
-        let same = |slot: u32| before[slot as usize] == self.shares.stretch(slots[slot as usize].share);
-        self.times.retain(|Reverse(time)| same(time.entry.slot));
+        let records = &self.records;
+        let same =
+            |record: u32| before[record as usize] == self.shares.stretch(records[record as usize].share);
+        self.times.retain(|Reverse(time)| same(time.entry.record));
         for (index, before) in before.into_iter().enumerate() {
-            let slot = &self.slots[index];
-            if before == self.shares.stretch(slot.share) {
+            let record = &self.records[index];
+            if before == self.shares.stretch(record.share) {
                 continue;
             }
-            let Some(target) = slot.target.clone() else { continue };
-            let entry = Entry { slot: index as u32, epoch: slot.epoch };
-            let is_timed = slot.is_timed;
-            let interval = self.cadence(&target, slot.share).interval_after(now);
+            let Some(target) = record.target.clone() else { continue };
+            let entry = Entry { record: index as u32, epoch: record.epoch };
+            let is_timed = record.is_timed;
+            let interval = self.cadence(&target, record.share).interval_after(now);
             if is_timed {
                 self.time(entry, &target, interval);
             } else {
                 // Its check counts for the previous interval.
-                self.slots[index].interval = interval.saturating_sub(1);
+                self.records[index].interval = interval.saturating_sub(1);
             }
         }
     }
 
-    /// Removes times of removed targets from the heap if there are more of them than of others.
+    /// Removes times of removed targets from the heap if they outnumber the others.
     fn forget_stale_times(&mut self) {
         if self.times.len() > 2 * self.at.len() + 64 {
-            let slots = &self.slots;
-            self.times.retain(|Reverse(time)| slots[time.entry.slot as usize].is(time.entry));
+            let records = &self.records;
+            self.times.retain(|Reverse(time)| records[time.entry.record as usize].is(time.entry));
         }
     }
 
     fn cadence(&self, target: &Target, share: ShareIndex) -> Cadence {
         let stretch = u64::from(self.shares.stretch(share));
         let period = nanos(target.probe.rules.interval).max(1).saturating_mul(stretch);
-        Cadence::new(place(self.seed, target.address), period)
+        Cadence::new(position(self.seed, target.address), period)
     }
 
     /// The known state of a new target's address in its namespace, or, if `among` is given, of these targets with the
@@ -324,10 +327,10 @@ impl Schedule {
             None => target.address == address,
             Some(_) => target.address.ip() == address.ip(),
         });
-        let told = near.filter(|(target, _)| {
+        let known = near.filter(|(target, _)| {
             target.probe.namespace == *namespace && among.is_none_or(|among| among.contains(target))
         });
-        let failures = told.map(|(_, index)| self.slots[*index as usize].status.failure);
+        let failures = known.map(|(_, index)| self.records[*index as usize].status.failure);
         failures.reduce(Option::and)
     }
 
@@ -338,14 +341,14 @@ impl Schedule {
         let in_maps = 2 * std::mem::size_of::<(Target, u32)>() * 2;
         let waiting = self.shares.capacity();
         in_maps * self.wanted.len()
-            + std::mem::size_of::<Slot>() * self.slots.capacity()
+            + std::mem::size_of::<Record>() * self.records.capacity()
             + std::mem::size_of::<Time>() * self.times.capacity()
             + std::mem::size_of::<Entry>() * waiting
             + std::mem::size_of::<u32>() * self.free.capacity()
     }
 }
 
-/// A target at the address that is not greater than any other.
+/// The smallest possible target at this address, as the start of a range.
 fn lowest(address: SocketAddr) -> Target {
     let rules = Rules {
         interval: Duration::ZERO,
@@ -357,17 +360,17 @@ fn lowest(address: SocketAddr) -> Target {
     Target::new(address, &Arc::new(Probe::new(Check::Tcp, rules)))
 }
 
-/// The times of one target: interval n begins at `phase + n * period`, and its check follows shortly after.
+/// The times of one target: interval n starts at `phase + n * period`, and its check follows shortly after.
 #[derive(Debug, Clone, Copy)]
 struct Cadence {
-    place: u64,
+    position: u64,
     phase: Nanos,
     period: Nanos,
 }
 
 impl Cadence {
-    fn new(place: u64, period: Nanos) -> Self {
-        Self { place, phase: share(place, period), period }
+    fn new(position: u64, period: Nanos) -> Self {
+        Self { position, phase: share(position, period), period }
     }
 
     /// The interval that contains `now`; 0 also before the first one.
@@ -375,14 +378,14 @@ impl Cadence {
         now.saturating_sub(self.phase) / self.period
     }
 
-    /// The first interval that begins after `now`.
+    /// The first interval that starts after `now`.
     fn interval_after(&self, now: Nanos) -> u64 {
         if now < self.phase { 0 } else { self.interval_at(now) + 1 }
     }
 
     /// When the check of an interval is due.
     fn time_of(&self, interval: u64) -> Nanos {
-        let jitter = share(mix(self.place ^ interval.wrapping_mul(GOLDEN)), self.period / 10);
+        let jitter = share(mix(self.position ^ interval.wrapping_mul(GOLDEN)), self.period / 10);
         let begins = self.period.saturating_mul(interval).saturating_add(self.phase);
         begins.saturating_add(jitter)
     }
@@ -404,15 +407,15 @@ fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The part of `whole` that `place` is of 2^64.
-fn share(place: u64, whole: u64) -> u64 {
-    ((u128::from(place) * u128::from(whole)) >> 64) as u64
+/// `whole` times `position` / 2^64.
+fn share(position: u64, whole: u64) -> u64 {
+    ((u128::from(position) * u128::from(whole)) >> 64) as u64
 }
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The position of an address in its interval: FNV-1a, then mixed. It is the same in all versions, machines and runs.
-fn place(seed: u64, address: SocketAddr) -> u64 {
+/// The position of an address in its interval: FNV-1a, then mixed. All versions, machines and runs agree on it.
+fn position(seed: u64, address: SocketAddr) -> u64 {
     let ip = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,

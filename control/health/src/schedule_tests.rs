@@ -45,11 +45,11 @@ fn the_cadence_has_jitter_and_does_not_drift() {
     let gaps: BTreeSet<u128> = times.windows(2).map(|w| w[1] - w[0]).collect();
     assert!(gaps.len() > 50 && *gaps.first().expect("some") >= 899 && *gaps.last().expect("some") <= 1101);
     let off: BTreeSet<u128> = times.iter().zip(0..).map(|(at, n)| at - n * 1000).collect();
-    assert!(off.last().expect("some") - off.first().expect("some") <= 100, "within a tenth of its place");
+    assert!(off.last().expect("some") - off.first().expect("some") <= 100, "within a tenth of its position");
 }
 
 #[test]
-fn two_gateways_ask_the_same_target_at_different_times_and_one_at_the_same_after_a_restart() {
+fn gateways_check_at_different_times_and_a_restart_keeps_them() {
     let targets = || set((0..100).map(|n| target(n, &probe(1000, Check::Tcp))));
     let times = |gateway: &str| {
         let mut schedule = Schedule::new(Limits::default(), seed_of(gateway));
@@ -63,7 +63,7 @@ fn two_gateways_ask_the_same_target_at_different_times_and_one_at_the_same_after
 }
 
 #[test]
-fn another_interval_keeps_the_place_of_a_target_in_it() {
+fn another_interval_keeps_the_position_of_a_target() {
     let place_of = |interval_ms: u64| {
         let mut schedule = Schedule::new(Limits::default(), 1);
         let only = target(7, &probe(interval_ms, Check::Tcp));
@@ -92,7 +92,7 @@ fn a_check_as_long_as_the_interval_is_followed_by_the_next_one() {
 }
 
 #[test]
-fn memory_a_target_is_bounded_and_comes_down_to_nothing_per_change() {
+fn memory_per_target_is_bounded_whatever_changes() {
     let mut schedule = Schedule::new(Limits::default(), 1);
     let probe = probe(3_600_000, Check::Tcp);
     for round in 0..20 {
@@ -108,9 +108,9 @@ fn memory_a_target_is_bounded_and_comes_down_to_nothing_per_change() {
 enum Step {
     /// Advances the time by these milliseconds.
     Wait(u64),
-    /// Begins all checks that may begin.
+    /// Starts all checks that may start.
     Begin,
-    /// Ends the oldest check under way.
+    /// Ends the oldest check in progress.
     End(bool),
     /// Replaces the targets: (address, kind of check).
     Replace(Vec<(u32, u8)>),
@@ -137,7 +137,7 @@ fn made(kinds: &[(u32, u8)]) -> Targets {
 
 proptest! {
     #[test]
-    fn under_any_steps_no_target_is_checked_twice_at_once_or_forgotten_and_limits_hold(
+    fn no_target_is_checked_twice_at_once_or_forgotten_and_limits_hold(
         steps in prop::collection::vec(step(), 1..200),
     ) {
         let limits = Limits { plain_max: 3, tls_max: 1, per_second_max: 8 };
@@ -145,7 +145,7 @@ proptest! {
         let mut wanted = Targets::default();
         let mut now = Duration::ZERO;
         let mut under_way: Vec<(Ticket, Target)> = Vec::new();
-        // The state as a reader of the changes knows it.
+        // The state that a reader of the changes sees.
         let mut statuses: BTreeMap<Target, HealthStatus> = BTreeMap::new();
         for step in steps {
             match step {
@@ -167,14 +167,14 @@ proptest! {
             let tls = under_way.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
             prop_assert!(tls <= 1 && under_way.len() - tls <= 3);
             prop_assert_eq!((schedule.under_way(), schedule.len()), (under_way.len(), wanted.len()));
-            // A target that was removed and added again may still have an old check under way. The answer to it does
-            // not count.
+            // A target that was removed and added again may still have an old check in progress, whose answer
+            // does not count.
             let live: Vec<_> = under_way.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
             let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
             prop_assert_eq!(distinct.len(), live.len());
             for (target, status) in &statuses {
                 let kept = wanted.contains(target) || *status == HealthStatus::default();
-                prop_assert!(kept, "{target} is gone and stands as {status:?}");
+                prop_assert!(kept, "{target} is gone but reported as {status:?}");
             }
         }
         // From here on all checks are answered immediately: every target is checked within two stretched intervals.
@@ -182,18 +182,18 @@ proptest! {
             schedule.end(ticket, GOOD.into(), now);
         }
         let end = now + 3 * Duration::from_secs(2) * schedule.stretch();
-        let mut asked = BTreeSet::new();
+        let mut checked = BTreeSet::new();
         loop {
             while let Some((ticket, target)) = schedule.begin(now) {
                 schedule.end(ticket, GOOD.into(), now);
-                asked.insert(target);
+                checked.insert(target);
             }
             match schedule.next().filter(|next| *next <= end) {
                 Some(next) => now = now.max(next),
                 None => break,
             }
         }
-        prop_assert!(asked.iter().eq(wanted.iter()), "{asked:?} of {wanted:?}");
+        prop_assert!(checked.iter().eq(wanted.iter()), "{checked:?} of {wanted:?}");
     }
 }
 
@@ -215,7 +215,7 @@ proptest! {
         schedule.replace(&set(were.iter().map(|(target, _)| target.clone())), Duration::ZERO);
         for (target, fails) in &were {
             let index = schedule.at[target] as usize;
-            schedule.slots[index].status = failing(fails.then_some(Failure::Refused));
+            schedule.records[index].status = failing(fails.then_some(Failure::Refused));
         }
         let gone = gone.min(were.len());
         let new = Target::new(([10, 0, 0, ip], 80 + port).into(), &probe(1000, Check::Http { path: "/".into() }));
@@ -229,8 +229,8 @@ proptest! {
             .filter(|(target, _)| target.address.ip() == new.address.ip())
             .map(|(_, fails)| *fails)
             .collect();
-        let told = if here.is_empty() { gone_here } else { here };
-        let begins_failing = !told.is_empty() && told.iter().all(|fails| *fails);
+        let known = if here.is_empty() { gone_here } else { here };
+        let begins_failing = !known.is_empty() && known.iter().all(|fails| *fails);
         let said = changes.iter().any(|(target, status)| *target == new && status.failure.is_some());
         prop_assert_eq!(said, begins_failing);
     }

@@ -1,17 +1,18 @@
 //! Thresholds and damping: how many results in a row change the state of a target.
 //!
-//! Pure, and counted in checks, not in time. A target whose state changed more than [`TURNS_MAX`] times within
-//! [`WINDOW`] checks flaps, and its damping level is raised by one. At level n the healthy threshold is multiplied by
-//! 2^n, at most 8; the unhealthy one by 2 at every level, so that a flapping target that dies is removed after at
-//! most twice the configured time. Each [`WINDOW`] checks without a change lower the level by one.
+//! Pure, and counted in checks, not in time. A target whose state changed more than [`CHANGES_MAX`] times
+//! within [`WINDOW`] checks is flapping, and its damping level rises by one. At level n the healthy threshold
+//! is multiplied by 2^n, at most 8, and the unhealthy one by 2 at every level, so that a flapping target that
+//! dies is removed after at most twice the configured time. Each [`WINDOW`] checks without a change lower the
+//! level by one.
 //!
-//! Invariant: a state changes only after a whole threshold of results in a row against it.
+//! Invariant: a state changes only after a whole threshold of consecutive results against it.
 
 use super::Rules;
 
-/// The number of turns within [`WINDOW`] that a target may make without being damped.
-pub const TURNS_MAX: usize = 4;
-/// The number of checks over which turns are counted, and after which the level falls by one.
+/// How many times within [`WINDOW`] checks a target's state may change without damping.
+pub const CHANGES_MAX: usize = 4;
+/// The number of checks over which changes are counted, and after which the level falls by one.
 pub const WINDOW: u32 = 60;
 /// The highest level of damping.
 pub const DAMPING_MAX: u8 = 3;
@@ -21,16 +22,16 @@ pub const DAMPING_MAX: u8 = 3;
 pub struct Tally {
     passes: bool,
     damping: u8,
-    /// The number of valid entries in `turned_at`.
-    turns: u8,
+    /// The number of valid entries in `changed_at`.
+    changes: u8,
     /// The number of consecutive results against the current state.
     against: u32,
     /// The number of results so far; it wraps.
     results: u32,
-    /// The results at which the last turns happened, oldest first.
-    turned_at: [u32; TURNS_MAX],
+    /// The results at which the last changes happened, oldest first.
+    changed_at: [u32; CHANGES_MAX],
     /// The result at which the state or the level last changed.
-    calm_since: u32,
+    stable_since: u32,
 }
 
 impl Tally {
@@ -40,11 +41,11 @@ impl Tally {
         Self {
             passes,
             damping: 0,
-            turns: 0,
+            changes: 0,
             against: 0,
             results: 0,
-            turned_at: [0; TURNS_MAX],
-            calm_since: 0,
+            changed_at: [0; CHANGES_MAX],
+            stable_since: 0,
         }
     }
 
@@ -68,17 +69,17 @@ impl Tally {
         }
         if success == self.passes {
             self.against = 0;
-            return self.calm_down();
+            return self.lower_damping();
         }
         self.against += 1;
         if self.against < self.threshold(rules) {
-            return self.calm_down();
+            return self.lower_damping();
         }
         self.passes = success;
         self.against = 0;
-        self.calm_since = self.results;
+        self.stable_since = self.results;
         if rules.damping {
-            self.note_turn();
+            self.record_change();
         }
         true
     }
@@ -92,27 +93,27 @@ impl Tally {
         }
     }
 
-    fn note_turn(&mut self) {
-        let turns = usize::from(self.turns);
-        if turns < TURNS_MAX {
-            self.turned_at[turns] = self.results;
-            self.turns += 1;
-        } else if self.results.wrapping_sub(self.turned_at[0]) < WINDOW {
+    fn record_change(&mut self) {
+        let changes = usize::from(self.changes);
+        if changes < CHANGES_MAX {
+            self.changed_at[changes] = self.results;
+            self.changes += 1;
+        } else if self.results.wrapping_sub(self.changed_at[0]) < WINDOW {
             // The higher level starts a new window.
-            self.turns = 0;
+            self.changes = 0;
             self.damping = (self.damping + 1).min(DAMPING_MAX);
         } else {
-            self.turned_at.rotate_left(1);
-            self.turned_at[TURNS_MAX - 1] = self.results;
+            self.changed_at.rotate_left(1);
+            self.changed_at[CHANGES_MAX - 1] = self.results;
         }
     }
 
-    fn calm_down(&mut self) -> bool {
-        if self.damping == 0 || self.results.wrapping_sub(self.calm_since) < WINDOW {
+    fn lower_damping(&mut self) -> bool {
+        if self.damping == 0 || self.results.wrapping_sub(self.stable_since) < WINDOW {
             return false;
         }
         self.damping -= 1;
-        self.calm_since = self.results;
+        self.stable_since = self.results;
         true
     }
 }
@@ -137,20 +138,20 @@ mod tests {
     }
 
     #[test]
-    fn only_results_in_a_row_turn_a_target() {
+    fn only_consecutive_results_change_the_state() {
         assert_eq!(states(true, rules(2, 3), "--+--+---"), "++++++++-");
         assert_eq!(states(false, rules(2, 3), "+-+-++"), "-----+");
     }
 
     #[test]
-    fn a_threshold_of_one_turns_at_once() {
+    fn a_threshold_of_one_changes_the_state_at_once() {
         assert_eq!(states(true, rules(1, 1), "-+-+"), "-+-+");
     }
 
     #[test]
-    fn a_target_that_flaps_needs_more_successes_and_is_calm_again_after_a_window() {
+    fn a_flapping_target_needs_more_successes_until_a_window_without_change() {
         let rules = rules(1, 1);
-        assert_eq!(states(true, rules, "-+-+-+-+-"), "-+-+-----", "the fifth turn damps");
+        assert_eq!(states(true, rules, "-+-+-+-+-"), "-+-+-----", "damping starts with the fifth change");
         let mut tally = Tally::new(true);
         for success in [false, true, false, true, false] {
             tally.record(success, &rules);
@@ -171,22 +172,22 @@ mod tests {
     /// The documented rule, applied to the whole history.
     fn oracle(rules: &Rules, results: &[bool]) -> (bool, u8) {
         let (mut passes, mut level, mut in_a_row) = (true, 0_u32, 0);
-        let mut turns: Vec<usize> = Vec::new();
-        let mut calm_since = 0;
+        let mut changes: Vec<usize> = Vec::new();
+        let mut stable_since = 0;
         for (at, result) in results.iter().enumerate().map(|(at, result)| (at + 1, *result)) {
             in_a_row = if result == passes { 0 } else { in_a_row + 1 };
             let healthy = rules.healthy_threshold * 2_u32.pow(level);
             let unhealthy = rules.unhealthy_threshold * if level > 0 { 2 } else { 1 };
             if in_a_row >= if passes { unhealthy } else { healthy } {
-                (passes, in_a_row, calm_since) = (result, 0, at);
-                turns.push(at);
-                if turns.iter().filter(|turn| at - **turn < WINDOW as usize).count() > TURNS_MAX {
+                (passes, in_a_row, stable_since) = (result, 0, at);
+                changes.push(at);
+                if changes.iter().filter(|change| at - **change < WINDOW as usize).count() > CHANGES_MAX {
                     level = (level + 1).min(DAMPING_MAX.into());
-                    turns.clear();
+                    changes.clear();
                 }
-            } else if level > 0 && at - calm_since >= WINDOW as usize {
+            } else if level > 0 && at - stable_since >= WINDOW as usize {
                 level -= 1;
-                calm_since = at;
+                stable_since = at;
             }
         }
         (passes, level as u8)
@@ -213,7 +214,7 @@ mod tests {
         }
 
         #[test]
-        fn a_dead_target_is_out_within_twice_the_threshold_however_it_flapped(
+        fn a_dead_target_fails_within_twice_the_threshold_however_it_flapped(
             unhealthy in 1_u32..20,
             results in prop::collection::vec(any::<bool>(), 0..500),
         ) {

@@ -1,8 +1,8 @@
-//! Whether the daemon's loop comes to the end of its turns, and goes on.
+//! Detects a hung daemon loop.
 //!
-//! While it hangs, workers forward as before and nothing else changes: no update of an endpoint, no result of a health
-//! check, no drain. Other tasks go on, and would show a gateway that is well. [`Turn`] is for people, [`Progress`] for who
-//! restarts the gateway.
+//! While it hangs, workers keep forwarding and nothing else changes: no update of an endpoint, no result of a
+//! health check, no drain. Other tasks continue, and every health check would still pass. [`Iteration`] is
+//! for people; [`Progress`] is for whatever restarts the gateway.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,24 +11,25 @@ use jiff::Timestamp;
 use tidegate_model::time::whole_seconds;
 use tokio::time::Instant;
 
-/// A turn that takes longer hangs. Waits for disks take 2 s each, the first round with millions of backends some ten seconds.
+/// An iteration that takes longer is hung. Each wait for a disk may take 2 s, and the first round with
+/// millions of backends about ten seconds.
 const TURN_MAX: Duration = Duration::from_secs(60);
 
-/// What has not gone on for this time hangs. It is half the time of the unit in `deploy/systemd`. The liveness probe in
-/// `deploy/kubernetes` adds about as much.
+/// Without progress for this time, the loop is hung. This is half the time of the unit in `deploy/systemd`.
+/// The liveness probe in `deploy/kubernetes` adds about as much.
 const STANDSTILL_MAX: Duration = Duration::from_secs(45);
 
-/// The turn of the loop that is under way.
+/// The current iteration of the loop.
 #[derive(Debug, Default)]
 pub(super) struct Turn(Mutex<Option<(Instant, Timestamp)>>);
 
 impl Turn {
-    /// The loop has something to do.
+    /// The loop has work to do.
     pub(super) fn begin(&self) {
         *self.inner() = Some((Instant::now(), Timestamp::now()));
     }
 
-    /// The loop waits for something to do.
+    /// The loop is waiting for work.
     pub(super) fn end(&self) {
         *self.inner() = None;
     }
@@ -38,7 +39,7 @@ impl Turn {
         let (began, since) = (*self.inner())?;
         (began.elapsed() > TURN_MAX).then(|| {
             let since = whole_seconds(since);
-            format!("the daemon's loop has not ended its turn since {since}: changes wait for that")
+            format!("the daemon's loop has been busy since {since}: changes are delayed")
         })
     }
 
@@ -47,8 +48,8 @@ impl Turn {
     }
 }
 
-/// When the loop, and the dataplane's watch over hanging threads, were last seen to go on. The watchdog of a supervisor
-/// ([`super::supervisor`]) hears the same.
+/// When the loop, and the dataplane's check for hung threads, were last seen to make progress. The watchdog
+/// of a supervisor ([`super::supervisor`]) uses the same information.
 #[derive(Debug)]
 pub(super) struct Progress(Mutex<Seen>);
 
@@ -65,8 +66,8 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// The loop goes on. `looks` is how often the dataplane has looked for hanging threads: while it stands still, nothing
-    /// counts as seen.
+    /// Records progress of the loop. `looks` counts the dataplane's checks for hung threads: while it doesn't
+    /// increase, nothing is recorded.
     pub(super) fn seen(&self, looks: u64) {
         let mut seen = self.inner();
         if seen.looks != looks {
@@ -74,8 +75,9 @@ impl Progress {
         }
     }
 
-    /// Whether both go on. An API server that does not answer, or a state that cannot be published, stops neither.
-    pub(super) fn goes_on(&self) -> bool {
+    /// Whether both make progress. An API server that does not answer, or a state that cannot be published,
+    /// stops neither.
+    pub(super) fn loop_alive(&self) -> bool {
         self.inner().at.elapsed() <= STANDSTILL_MAX
     }
 
@@ -89,38 +91,35 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_or_a_watch_that_stands_still_does_not_go_on_until_both_are_seen() {
+    async fn a_hung_loop_or_check_is_detected_until_both_make_progress() {
         let progress = Progress::default();
         let beyond = STANDSTILL_MAX + Duration::from_millis(1);
         tokio::time::advance(STANDSTILL_MAX).await;
-        assert!(progress.goes_on(), "it starts");
+        assert!(progress.loop_alive(), "it starts");
         progress.seen(1);
         tokio::time::advance(beyond).await;
-        assert!(!progress.goes_on(), "the loop stands still");
+        assert!(!progress.loop_alive(), "the loop hangs");
         progress.seen(1);
-        assert!(!progress.goes_on(), "the watch over hanging threads has stood still");
+        assert!(!progress.loop_alive(), "the check for hung threads hung");
         progress.seen(2);
-        assert!(progress.goes_on());
+        assert!(progress.loop_alive());
         tokio::time::advance(beyond).await;
         progress.seen(3);
-        assert!(progress.goes_on(), "a pause that is over");
+        assert!(progress.loop_alive(), "both made progress");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_that_does_not_end_is_told_and_a_wait_between_two_is_not() {
+    async fn a_hung_iteration_is_reported_and_a_wait_between_two_is_not() {
         let turn = Turn::default();
         turn.begin();
         tokio::time::advance(TURN_MAX).await;
         assert_eq!(turn.trouble(), None);
         turn.end();
         tokio::time::advance(TURN_MAX * 100).await;
-        assert_eq!(turn.trouble(), None, "it waits for something to do");
+        assert_eq!(turn.trouble(), None, "it waits for work");
         turn.begin();
         tokio::time::advance(TURN_MAX * 2).await;
-        assert!(
-            turn.trouble()
-                .is_some_and(|why| why.starts_with("the daemon's loop has not ended its turn since "))
-        );
+        assert!(turn.trouble().is_some_and(|why| why.starts_with("the daemon's loop has been busy since ")));
         turn.end();
         assert_eq!(turn.trouble(), None);
     }

@@ -1,7 +1,7 @@
 //! The state of the running daemon that other tasks read: the result of the last round, and the dataplane.
 //!
-//! The controller writes it after each round. The admin socket, metrics and health ports read it: each takes an
-//! [`Arc`] and never delays a round.
+//! The controller writes it after each round. The admin socket, metrics and health ports read it: each gets
+//! an [`Arc`] and never delays a round.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -46,13 +46,13 @@ pub(super) struct State {
     pub(super) dataplane: Arc<Dataplane>,
     pub(super) started: Timestamp,
     checks: Arc<CheckCounts>,
-    /// The numbers of comparisons of incremental results with results from scratch.
+    /// The counts of comparisons between incremental results and results from scratch.
     pub(super) comparisons: Arc<Comparisons>,
     /// The drain of the gateway itself.
     pub(super) drain: GatewayDrain,
-    /// Whether the daemon's loop goes on.
+    /// Whether the daemon's loop is alive.
     pub(super) main_loop: Loop,
-    /// Which backends changed lately, for other gateways.
+    /// Recent changes of backends, for other gateways.
     pub(super) moved_seats: Arc<MovedSeats>,
     readiness: Readiness,
     pub(super) publications: Publications,
@@ -66,9 +66,9 @@ pub(super) struct State {
 /// The daemon's loop.
 #[derive(Debug, Default)]
 pub(super) struct Loop {
-    /// Its turn.
+    /// Its current iteration.
     pub(super) turn: Turn,
-    /// Whether it goes on.
+    /// Whether it makes progress.
     pub(super) progress: Progress,
 }
 
@@ -81,7 +81,7 @@ struct Configured {
     sharing_keys: watch::Sender<Option<Keys>>,
 }
 
-/// What is wrong with files.
+/// Problems with files.
 #[derive(Debug, Default)]
 struct OnDisk {
     /// Why the configuration on disk is not in use.
@@ -90,7 +90,7 @@ struct OnDisk {
     unsaved: RwLock<[Option<String>; 3]>,
 }
 
-/// The parts of the gateway that start later than this state.
+/// Components that start later than this state.
 #[derive(Debug, Default)]
 struct Joined {
     /// The state of the cluster, if the objects come from an API server.
@@ -98,9 +98,9 @@ struct Joined {
     announcer: OnceLock<Arc<Announcer>>,
     /// Who owns which VIPs on layer 2.
     layer2: OnceLock<Layer2View>,
-    /// What is shown of the exchange of flows with other gateways, if there is one.
+    /// The state of flow sharing for display, if flows are shared.
     flow_sharing: OnceLock<Arc<Mutex<Shown>>>,
-    /// What traffic shows of misconfigurations.
+    /// Symptoms of misconfigurations in the traffic.
     symptoms: OnceLock<watch::Receiver<Arc<Symptoms>>>,
 }
 
@@ -142,7 +142,7 @@ impl State {
         }
     }
 
-    /// Sets the view of who owns which VIPs on layer 2.
+    /// Sets the view of which gateway owns which VIPs on layer 2.
     pub(super) fn join_layer2(&self, view: Layer2View) {
         // Called once.
         let _ = self.joined.layer2.set(view);
@@ -153,13 +153,13 @@ impl State {
         self.joined.layer2.get()
     }
 
-    /// Sets where symptoms of misconfigurations are shown.
+    /// Sets the source of the symptoms to show.
     pub(super) fn show_symptoms(&self, symptoms: watch::Receiver<Arc<Symptoms>>) {
         // Called once, at the start.
         let _ = self.joined.symptoms.set(symptoms);
     }
 
-    /// What traffic shows of misconfigurations.
+    /// The symptoms of misconfigurations in the traffic.
     pub(super) fn symptoms(&self) -> Arc<Symptoms> {
         self.joined.symptoms.get().map(|symptoms| Arc::clone(&symptoms.borrow())).unwrap_or_default()
     }
@@ -174,19 +174,20 @@ impl State {
         let _ = self.joined.cluster.set(ClusterState { counts, name_taken });
     }
 
-    /// Sets the announcer, whose state is shown.
+    /// Sets the announcer whose state is shown.
     pub(super) fn announce_with(&self, announcer: Arc<Announcer>) {
         // Called once, at the start.
         let _ = self.joined.announcer.set(announcer);
     }
 
-    /// Announces these SNAT addresses. Returns false before there is an announcer.
+    /// Announces these SNAT addresses. Returns false while there is no announcer yet.
     pub(super) fn announce_snat(&self, routes: SnatRoutes) -> bool {
         self.joined.announcer.get().map(|announcer| announcer.announce_snat(routes)).is_some()
     }
 
-    /// The SNAT addresses that may move to another gateway, and whether replies are to reach this one; and the addresses of
-    /// the interfaces, which never move. While backends are masqueraded, all stay: other gateways don't have those flows.
+    /// The SNAT addresses that may move to another gateway, and whether this one should receive the replies;
+    /// and the addresses of the interfaces, which never move. While backends are masqueraded, no address
+    /// moves, because other gateways don't have those flows.
     pub(super) fn own_snat(&self) -> (Snat, BTreeSet<IpAddr>) {
         let Some(round) = self.last() else { return Default::default() };
         let network = &round.outcome.spec.network;
@@ -198,7 +199,7 @@ impl State {
         (Snat { addresses, serves: self.can_forward() && (is_serving || stays) }, of_interfaces)
     }
 
-    /// The state of the announcements, if anything announces.
+    /// The state of the announcements, if any are configured.
     pub(super) fn announcements(&self) -> Option<Arc<AnnounceStatus>> {
         Some(self.joined.announcer.get()?.status()).filter(|status| status.is_configured)
     }
@@ -212,29 +213,30 @@ impl State {
             && dataplane.links().faults().is_empty()
     }
 
-    /// Whether workers still restore the flows of the process before, and forward nothing meanwhile.
+    /// Whether workers are still restoring the flows of the previous process, and forward nothing meanwhile.
     pub(super) fn restores(&self) -> bool {
         self.dataplane.restoration().is_some_and(Restoration::is_in_progress)
     }
 
-    /// Whether the newest state is published, and every worker forwards by it.
+    /// Whether the latest state is published and every worker uses it.
     fn is_applied(&self) -> bool {
         let Generations { desired, applied } = self.generations();
         desired > 0 && applied >= desired && self.publish_failure().is_none() && !self.restores()
     }
 
-    /// Sets where the state of the exchange of flows with other gateways is shown.
+    /// Sets the source of the state of flow sharing.
     pub(super) fn share_flows(&self, shown: Arc<Mutex<Shown>>) {
         // Called once, at the start.
         let _ = self.joined.flow_sharing.set(shown);
     }
 
-    /// The state of the exchange of flows with other gateways, if there is one.
+    /// The state of flow sharing, if flows are shared.
     pub(super) fn flow_sharing(&self) -> Option<Shown> {
         Some(self.joined.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Records that the gateway doesn't forward: when it does again, it must get the flows of other gateways first.
+    /// Records that the gateway doesn't forward. When it does again, it must first import the flows of its
+    /// peers.
     pub(super) fn interrupt(&self) {
         if let Some(shown) = self.joined.flow_sharing.get() {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,13 +244,14 @@ impl State {
         }
     }
 
-    /// Whether the gateway has started or was interrupted, and has not got the flows of other gateways yet.
+    /// Whether the gateway has started or was interrupted, and has not yet received the flows of its peers.
     pub(super) fn catches_up(&self) -> bool {
         let shown = self.joined.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.catches_up)
     }
 
-    /// Whether it catches up because other gateways may serve its VIPs since its start or the interruption.
+    /// Whether it is catching up although other gateways may have served its VIPs since its start or the
+    /// interruption.
     pub(super) fn is_cut_off(&self) -> bool {
         let shown = self.joined.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.is_cut_off)
@@ -290,7 +293,8 @@ impl State {
         self.on_disk.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records why the addresses of Services, the drained targets and the lists of `protection` are not saved on disk.
+    /// Records why the addresses of Services, the drained targets and the lists of `protection` are not saved
+    /// on disk.
     pub(super) fn leave_unsaved(&self, unsaved: [Option<String>; 3]) {
         *self.on_disk.unsaved.write().unwrap_or_else(PoisonError::into_inner) = unsaved;
     }
@@ -310,19 +314,19 @@ impl State {
         ]
     }
 
-    /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason
-    /// than the last one.
+    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a
+    /// different reason than the last one.
     pub(super) fn publish_failed(&self, why: &str) -> bool {
         self.readiness.update_queued();
         self.publications.failed(why)
     }
 
-    /// Records that the newest desired state is published. Returns whether that failed before.
+    /// Records that the latest desired state is published. Returns whether that failed before.
     pub(super) fn published(&self) -> bool {
         self.publications.succeeded()
     }
 
-    /// Why the newest desired state is not published, if so.
+    /// Why the latest desired state is not published, if it isn't.
     pub(super) fn publish_failure(&self) -> Option<PublishFailure> {
         self.publications.failure()
     }
@@ -332,13 +336,13 @@ impl State {
         self.readiness.set_node_eligible(eligible);
     }
 
-    /// Counts log lines that were left out.
+    /// Counts suppressed log lines.
     pub(super) fn log_lines_left_out(&self, count: u64) {
         self.rounds.leave_lines_out(count);
     }
 
-    /// Records a round; `took` is the time from its beginning until it was applied, `change` the time since its
-    /// change of the manifests was seen.
+    /// Records a round; `took` is the time from its start until it was applied, `change` the time since the
+    /// change of the manifests was noticed.
     pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
         self.publications.timings().observe_sync(took);
         if let Some(change) = change {
@@ -347,12 +351,12 @@ impl State {
         self.rounds.replace(round);
     }
 
-    /// Records the time after which every worker has applied a snapshot. Only the daemon's loop calls it.
+    /// Records how long it took until every worker had applied a snapshot. Only the daemon's loop calls this.
     pub(super) fn applied(&self, took: Duration) {
         self.publications.timings().observe_publication(took);
     }
 
-    /// Durations of the parts of the gateway.
+    /// Durations in the parts of the gateway.
     pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
         Latencies::merge(stats, &self.checks.round_trips(), &self.publications.timings().publications())
     }
@@ -362,12 +366,12 @@ impl State {
         self.rounds.last()
     }
 
-    /// The parts that the dataplane leaves out since the last round.
+    /// The parts that the dataplane ignores since the last round.
     pub(super) fn problems(&self) -> Vec<Problem> {
         self.last().map(|round| round.problems.clone()).unwrap_or_default()
     }
 
-    /// The generations of the newest snapshot, and of the oldest one that a worker still uses.
+    /// The generations of the latest snapshot, and of the oldest one that a worker still uses.
     pub(super) fn generations(&self) -> Generations {
         let desired = self.publications.desired();
         Generations { desired, applied: self.dataplane.applied_generation() }
@@ -411,16 +415,16 @@ impl State {
         let is_draining = self.drain.phase() != GatewayDrainState::Serving;
         let (is_applied, workers_run) = (self.is_applied(), self.dataplane.healthy());
         let report = self.readiness.report(is_applied, workers_run, is_draining, self.troubles());
-        HealthReport { goes_on: self.main_loop.progress.goes_on(), ..report }
+        HealthReport { loop_alive: self.main_loop.progress.loop_alive(), ..report }
     }
 
-    /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness this
-    /// does not depend on a drain.
+    /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike
+    /// readiness, this does not depend on a drain.
     pub(super) fn forwards(&self) -> bool {
         self.readiness.report(self.is_applied(), self.dataplane.healthy(), false, self.troubles()).ready
     }
 
-    /// Interfaces that cannot carry packets, and threads that hang, as text for display.
+    /// Interfaces that cannot carry packets, and hung threads, as text for display.
     fn troubles(&self) -> Vec<String> {
         self.link_troubles().into_iter().chain(self.hung()).collect()
     }
@@ -445,7 +449,7 @@ impl State {
         with_times(self.dataplane.links().route_fault().into_iter().collect())
     }
 
-    /// Workers and slow path, if they hang, as text for display.
+    /// Hung workers and the slow path if it hangs, as text for display.
     pub(super) fn hung(&self) -> Vec<String> {
         with_times(self.dataplane.hung())
     }

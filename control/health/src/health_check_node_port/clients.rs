@@ -1,7 +1,7 @@
-//! The clients that a listener answers: everybody, or those of some networks.
+//! The clients that a listener serves: everybody, or those of some networks.
 //!
-//! The connection of another client is closed before anything of it is read. Clients at loopback addresses are always
-//! answered: a supervisor, or a kubelet that probes there.
+//! The connection of any other client is closed before anything is read from it. Clients at loopback
+//! addresses are always served, for example a supervisor or a kubelet that probes there.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use tidegate_http::Accept;
 use tokio::net::{TcpListener, TcpStream};
 
-/// The networks whose clients are answered; none means everybody.
+/// The networks whose clients are served; empty means everybody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clients(Arc<[IpNet]>);
 

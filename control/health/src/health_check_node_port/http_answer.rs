@@ -30,23 +30,23 @@ pub fn service(port: &HealthCheckNodePort, report: &HealthReport) -> Answer {
 
 /// The answer of `/healthz`, `/livez`, `/readyz` or `/watchdog`; 404 for other paths.
 ///
-/// `lastUpdated` is the current time while all is well, otherwise the time when the newest state was last applied.
-/// `status` has that time for each family, since one state serves both.
+/// `lastUpdated` is the current time while the gateway is healthy, otherwise the time when the latest state
+/// was applied. `status` has that time for both families, since one state serves both.
 #[must_use]
 pub fn probe(path: &str, report: &HealthReport) -> Answer {
     let ok = match path {
         "/healthz" => report.healthy && report.node_eligible,
         "/livez" => report.healthy,
         "/readyz" => report.ready,
-        "/watchdog" => report.goes_on,
+        "/watchdog" => report.loop_alive,
         _ => return complete(text(StatusCode::NOT_FOUND, "404 page not found\n"), report.now),
     };
     let applied = report.last_applied.unwrap_or(report.started);
     let (updated, now) = (if ok { report.now } else { applied }, report.now);
     let healthy = report.healthy;
     let mut body = format!("{{\"lastUpdated\":\"{updated}\",\"currentTime\":\"{now}\"");
-    // Why the gateway is not ready names its interfaces and their faults: `tidegate status` says that, and not everybody who
-    // reaches this port.
+    // The reason would name interfaces and their faults, which not everybody who reaches this port should
+    // see. `tidegate status` shows it.
     if !matches!(path, "/readyz" | "/watchdog") {
         if path == "/healthz" {
             body.push_str(&format!(",\"nodeEligible\":{}", report.node_eligible));
@@ -58,13 +58,13 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
     complete(json(ok, body), now)
 }
 
-/// Adds the headers that Go's server writes after those of the answer, in its order.
+/// Adds the headers that Go's server adds, in its order.
 fn complete(mut answer: Answer, now: Timestamp) -> Answer {
     let length = answer.body().size_hint().exact().expect("the body is complete");
     let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&now);
     let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
     let headers = answer.headers_mut();
-    // Without one, the server adds its own.
+    // If there is none, the server would add its own.
     headers.extend(date.map(|date| (DATE, date)));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     answer

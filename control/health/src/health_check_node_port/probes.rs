@@ -19,10 +19,10 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Binds `admin.healthz` and answers these clients. `report` is called for each request.
+    /// Binds `admin.healthz` and serves these clients. `report` is called for each request.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// If the address cannot be bound.
     pub async fn start(
         address: SocketAddr,
         clients: Clients,
@@ -44,7 +44,7 @@ impl Probes {
         self.local_addr
     }
 
-    /// The task that serves, to see whether it has ended.
+    /// The server task, to check whether it has ended.
     #[must_use]
     pub fn task(&self) -> AbortHandle {
         self.task.abort_handle()

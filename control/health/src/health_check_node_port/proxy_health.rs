@@ -1,7 +1,7 @@
 //! Whether the gateway is healthy: every worker runs, and every update was applied in time.
 //!
-//! The daemon reports events and the servers read the result; times are arguments. If an update waits longer than the
-//! timeout, the gateway is unhealthy until it is applied, as with kube-proxy.
+//! The daemon reports events and the servers read the result; times are arguments. If an update waits longer
+//! than the timeout, the gateway is unhealthy until the update is applied, like kube-proxy.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -32,23 +32,23 @@ pub struct HealthReport {
     pub healthy: bool,
     /// Whether every worker has applied the first snapshot, all workers run, and [`Self::degraded`] is empty.
     pub ready: bool,
-    /// Whether the daemon's loop goes on. The daemon knows; true here.
-    pub goes_on: bool,
-    /// The reasons why a gateway that works cannot carry packets: links that are lost. For display.
+    /// Whether the daemon's loop is alive. The daemon sets it; always true here.
+    pub loop_alive: bool,
+    /// Why the gateway cannot carry packets although it works, such as links that are down. For display.
     pub degraded: Vec<String>,
     /// Whether the node is not marked for deletion; true for an appliance outside of a cluster.
     pub node_eligible: bool,
     /// When the daemon started.
     pub started: Timestamp,
-    /// When the newest state was last applied by all workers.
+    /// When all workers last applied the latest state.
     pub last_applied: Option<Timestamp>,
     /// The time of the report.
     pub now: Timestamp,
 }
 
 impl ProxyHealth {
-    /// A gateway that has just started: workers run, and nothing is applied. An update may wait for `timeout`;
-    /// kube-proxy uses twice its sync period, by default one minute.
+    /// A gateway that has just started: workers run and nothing is applied. An update may wait for `timeout`;
+    /// kube-proxy uses twice its sync period, one minute by default.
     #[must_use]
     pub fn new(timeout: Duration, started: Timestamp) -> Self {
         let state = State { waiting_since: None, last_applied: None, workers_run: true, node_eligible: true };
@@ -60,7 +60,7 @@ impl ProxyHealth {
         self.state().waiting_since.get_or_insert(now);
     }
 
-    /// Records that every worker has the newest state.
+    /// Records that every worker has applied the latest state.
     pub fn applied(&self, now: Timestamp) {
         let mut state = self.state();
         state.waiting_since = None;
@@ -72,7 +72,7 @@ impl ProxyHealth {
         self.state().workers_run = run;
     }
 
-    /// Sets whether the node takes traffic. It does not if it is marked for deletion.
+    /// Sets whether the node accepts traffic. It does not if it is marked for deletion.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
@@ -85,7 +85,7 @@ impl ProxyHealth {
         HealthReport {
             healthy: state.workers_run && in_time,
             ready: state.workers_run && state.last_applied.is_some(),
-            goes_on: true,
+            loop_alive: true,
             degraded: Vec::new(),
             node_eligible: state.node_eligible,
             started: self.started,

@@ -89,7 +89,7 @@ async fn assert_kept(address: SocketAddr) {
     let end = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let answers = exchange(address, &[get, get, end].concat()).await.expect("it answers");
     assert_eq!(answers, [&*one, &*one, &*last].concat());
-    // Clients that know only HTTP/1.0 request it.
+    // Keep-alive for clients that know only HTTP/1.0 and request it.
     let old = format!("HTTP/1.0 {head}Connection: keep-alive\r\n\r\n{body}");
     let last = format!("HTTP/1.0 {head}\r\n{body}");
     let (get, end) = ("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "GET / HTTP/1.0\r\n\r\n");
@@ -98,7 +98,7 @@ async fn assert_kept(address: SocketAddr) {
 }
 
 #[test]
-fn readyz_alone_tells_of_a_lost_link_and_not_of_which() {
+fn only_readyz_reports_a_lost_link_and_does_not_name_it() {
     let lost = "interface \"uplink\" is gone".to_owned();
     let report = HealthReport { ready: false, degraded: vec![lost], ..report() };
     let status = |path: &str| http_answer::probe(path, &report).status().as_u16();
@@ -110,9 +110,9 @@ fn readyz_alone_tells_of_a_lost_link_and_not_of_which() {
 }
 
 #[test]
-fn watchdog_tells_of_a_loop_that_hangs_and_of_nothing_else() {
+fn watchdog_reports_only_a_hung_loop() {
     let status = |path: &str, report: &HealthReport| http_answer::probe(path, report).status().as_u16();
-    let hangs = HealthReport { goes_on: false, ..report() };
+    let hangs = HealthReport { loop_alive: false, ..report() };
     assert_eq!((status("/watchdog", &hangs), status("/livez", &hangs)), (503, 200));
     let fails = HealthReport { healthy: false, ready: false, node_eligible: false, ..report() };
     assert_eq!((status("/watchdog", &fails), status("/livez", &fails)), (200, 503));
@@ -122,7 +122,7 @@ fn watchdog_tells_of_a_loop_that_hangs_and_of_nothing_else() {
 async fn the_probes_have_the_shape_of_kube_proxys() {
     let probes =
         Probes::start(SocketAddr::new(LOCALHOST, 0), Clients::default(), report).await.expect("it binds");
-    let ask = async |path: &str| {
+    let get = async |path: &str| {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         exchange(probes.local_addr(), &request).await.expect("it answers")
     };
@@ -136,14 +136,14 @@ async fn the_probes_have_the_shape_of_kube_proxys() {
         )
     };
     let healthz = format!("{{{times},\"nodeEligible\":true,{end}");
-    assert_eq!(undated(&ask("/healthz").await), head(healthz.len()) + &healthz);
+    assert_eq!(undated(&get("/healthz").await), head(healthz.len()) + &healthz);
     let livez = format!("{{{times},{end}");
-    assert_eq!(undated(&ask("/livez").await), head(livez.len()) + &livez);
+    assert_eq!(undated(&get("/livez").await), head(livez.len()) + &livez);
     for path in ["/readyz", "/watchdog"] {
         let short = format!("{{{times}}}");
-        assert_eq!(undated(&ask(path).await), head(short.len()) + &short);
+        assert_eq!(undated(&get(path).await), head(short.len()) + &short);
     }
-    assert!(ask("/").await.starts_with("HTTP/1.1 404 Not Found\r\n"));
+    assert!(get("/").await.starts_with("HTTP/1.1 404 Not Found\r\n"));
 }
 
 #[test]
@@ -169,7 +169,11 @@ fn an_update_that_waits_too_long_makes_the_gateway_unhealthy_until_it_is_applied
     health.applied(wall(1062));
     assert_eq!(status(1062, "/healthz"), 200);
     health.set_node_eligible(false);
-    assert_eq!((status(1062, "/healthz"), status(1062, "/livez")), (503, 200), "livez does not ask the node");
+    assert_eq!(
+        (status(1062, "/healthz"), status(1062, "/livez")),
+        (503, 200),
+        "livez ignores the node's state"
+    );
     health.set_workers_run(false);
     assert_eq!((status(1062, "/livez"), status(1062, "/readyz")), (503, 503));
 }
