@@ -4,16 +4,16 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The announcements of VIPs by BGP and by routes of the kernel.
+/// How VIPs are announced, by BGP and by kernel routes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnounceStatus {
-    /// The number of VIPs that are announced: a BGP peer has been sent them, or they are in the kernel's table.
+    /// The number of announced VIPs: those sent to a BGP peer or present in the kernel's table.
     pub announced: usize,
-    /// The number of VIPs that are to be announced, and have reached neither.
+    /// The number of VIPs that should be announced and are in neither place yet.
     #[serde(default)]
     pub unsent: usize,
-    /// The number of prefixes that they are announced as. An aggregate counts once.
+    /// The number of announced prefixes. An aggregate counts once.
     pub prefixes: usize,
     /// VIPs that are not announced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -21,7 +21,7 @@ pub struct AnnounceStatus {
     /// BGP; absent without `announce.bgp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bgp: Option<BgpStatus>,
-    /// Routes of the kernel; absent without `announce.kernelRoutes`.
+    /// Kernel routes; absent without `announce.kernelRoutes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_routes: Option<KernelRoutesStatus>,
 }
@@ -43,7 +43,7 @@ pub struct WithheldVip {
 pub struct BgpStatus {
     /// Whether BIRD runs and answers.
     pub running: bool,
-    /// How often BIRD was started again after it had ended.
+    /// How often BIRD was restarted after it had exited.
     pub restarts: u64,
     /// The last failure of BIRD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,12 +80,12 @@ pub struct BgpPeerStatus {
     /// The state of BFD (`Up`, `Down`, `Init`, `AdminDown`); absent if it is not configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bfd: Option<String>,
-    /// Why the session last ended or did not begin, as BIRD says it.
+    /// Why the session last ended or did not start, in BIRD's words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
 
-/// Routes of the kernel.
+/// Kernel routes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KernelRoutesStatus {

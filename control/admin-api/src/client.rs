@@ -62,8 +62,8 @@ pub enum ClientError {
     },
     /// The daemon did not answer a request to change something in time.
     #[error(
-        "the gateway at {path} did not answer within {} s: it will not begin this change any more, but if it has begun it, \
-         the change may still happen; `tidegate status` shows whether it did",
+        "the gateway at {path} did not answer within {} s: it will not start this change any more, but may already have \
+         started it; `tidegate status` shows whether the change happened",
         TIMEOUT.as_secs()
     )]
     ChangeTimeout {
@@ -253,7 +253,7 @@ impl Client {
         name: &str,
         query: &[(&str, &str)],
     ) -> Result<T, ClientError> {
-        // A gateway that hangs must not make the change long after its operator was told that it failed.
+        // The deadline keeps a hung gateway from making the change long after its operator saw it fail.
         let before = boot_time().plus(TIMEOUT).0.to_string();
         let query: Vec<_> = query.iter().copied().chain([(BEFORE, before.as_str())]).collect();
         match self.exchange(Method::POST, name, &query).await {

@@ -1,4 +1,4 @@
-//! The clock of the times in requests.
+//! The clock for the times in requests.
 
 use tidegate_spec::ownership::BootTime;
 

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 pub struct DrainAnswer {
     /// The target that was drained or undrained.
     pub target: String,
-    /// The number of backends of service ports that it covers now.
+    /// The number of backends of service ports that it covers.
     pub backends: usize,
     /// All drained targets.
     pub drained: Vec<String>,
-    /// Why a restart of the gateway would lose this.
+    /// Why a restart of the gateway would lose this drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_kept: Option<String>,
 }
@@ -24,9 +24,9 @@ pub enum GatewayDrainState {
     /// No drain is requested.
     #[default]
     Serving,
-    /// The gateway announces nothing, and packets still come, or came a short time ago.
+    /// The gateway announces nothing, and packets still arrive or arrived a short time ago.
     Draining,
-    /// No packet comes any more.
+    /// No more packets arrive.
     Drained,
 }
 
@@ -87,13 +87,13 @@ pub struct GatewayDrainStatus {
     /// The number of flows in the tables; 0 while the gateway serves.
     #[serde(default)]
     pub flows: u64,
-    /// Packets for VIPs and replies of backends that come now, in a second; 0 while the gateway serves.
+    /// Packets per second that still arrive for VIPs or as replies of backends; 0 while the gateway serves.
     #[serde(default)]
     pub packets_per_second: f64,
-    /// When the last of these came, RFC 3339; absent if none has come since the beginning of the drain.
+    /// When the last of these arrived, RFC 3339; absent if none has arrived since the drain started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_packet: Option<String>,
-    /// The gateway is drained when none has come for this number of seconds (`drain.quiet`).
+    /// The gateway is drained after this many seconds without such a packet (`drain.quiet`).
     #[serde(default)]
     pub quiet_seconds: u64,
 }
@@ -104,9 +104,9 @@ pub struct GatewayDrainStatus {
 pub struct GatewayDrainAnswer {
     /// `metadata.name` of the gateway.
     pub gateway: String,
-    /// Its drain.
+    /// The state of its drain.
     pub drain: GatewayDrainStatus,
-    /// Why a restart of the gateway would lose this.
+    /// Why a restart of the gateway would lose this drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_kept: Option<String>,
 }

@@ -25,6 +25,6 @@ pub enum AdminError {
 /// The body of every answer with a status other than 200.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorAnswer {
-    /// The fault, and what would be accepted.
+    /// The error, and what would be accepted.
     pub error: String,
 }

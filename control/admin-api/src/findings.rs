@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidegate_policy::reconcile::Finding;
 
-/// The reason of the finding for a latest configuration with errors.
+/// The reason of the finding that the latest configuration has errors.
 pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";
 
 /// Requests of objects that were not granted.
@@ -19,7 +19,7 @@ pub struct FindingView {
     /// `path:line:column`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// The fault.
+    /// What is wrong.
     pub message: String,
     /// What would be accepted.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,8 +1,8 @@
-//! The part of `status` about the exchange of flows with other gateways.
+//! The part of `status` about sharing flows with other gateways.
 
 use serde::{Deserialize, Serialize};
 
-/// The exchange of flows with other gateways.
+/// How flows are shared with other gateways.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowSharingStatus {
@@ -13,29 +13,29 @@ pub struct FlowSharingStatus {
     /// The fingerprint of `flowSharing.acceptKey`; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accepted_key: Option<String>,
-    /// Whether the other gateways are found by their `GatewayStatus`, and not configured.
+    /// Whether the other gateways are discovered by their `GatewayStatus` instead of being configured.
     #[serde(default)]
     pub finds_peers: bool,
     /// The other gateways.
     pub peers: Vec<FlowPeerStatus>,
 }
 
-/// A gateway with which flows are exchanged.
+/// A gateway with which flows are shared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowPeerStatus {
-    /// Its socket.
+    /// Its address and port.
     pub address: String,
     /// Its name, once it has answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `up`, `behind`, `connecting`, `other-version`, `absent` for a gateway that was found and has stopped or has no
-    /// heartbeat, or `itself` for this gateway's own address.
+    /// `up`, `behind`, `connecting`, `other-version`, `absent` for a discovered gateway that has stopped or
+    /// sends no heartbeat, or `itself` for this gateway's own address.
     pub state: String,
-    /// Milliseconds since something was last heard from it; absent if nothing was.
+    /// Milliseconds since anything was last received from it; absent if nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ago_milliseconds: Option<u64>,
-    /// Messages about flows that wait to be sent.
+    /// Messages about flows that are waiting to be sent.
     pub waiting: usize,
     /// Batches of messages that it has not acknowledged.
     pub unacknowledged: usize,

@@ -66,10 +66,10 @@ pub struct FlowRow {
     pub port_name: String,
     /// `TCP`, `UDP` or `SCTP`; for a masqueraded echo `ICMP`.
     pub protocol: String,
-    /// The client; port 0 for affinity, which covers all its ports. For a masqueraded flow the backend that began it,
-    /// with the identifier of an echo as its port.
+    /// The client; port 0 for affinity, which covers all its ports. For a masqueraded flow, the backend that
+    /// started it, with the identifier of an echo as its port.
     pub client: SocketAddr,
-    /// The VIP, with the service port. For a masqueraded flow the host outside.
+    /// The VIP, with the service port. For a masqueraded flow, the external host.
     pub vip: SocketAddr,
     /// The backend of the flow; absent if the backend is gone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,8 @@ pub struct FlowRow {
     pub mode: String,
     /// The kind of the entry.
     pub kind: FlowRowKind,
-    /// The local address and port towards the backend, in mode `fullnat`; of a masqueraded flow, towards the host outside.
+    /// The local address and port: towards the backend in mode `fullnat`, towards the external host for a
+    /// masqueraded flow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<SocketAddr>,
     /// `opening`, `established`, `closing` or `closed`.
@@ -95,6 +96,6 @@ pub struct WorkerFlows {
     pub worker: u8,
     /// The number of flows in its tables.
     pub flows: u64,
-    /// The number of flows that it has room for.
+    /// The number of flows that fit into its tables.
     pub capacity: u64,
 }

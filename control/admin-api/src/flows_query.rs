@@ -1,9 +1,9 @@
 //! The filter of `flows`: by Service, backend and client, with a limit.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
-//! address is read as the IPv4 address in it, because the addresses of flows have that form.
+//! The command line and the query of the request use the same text, which is parsed here for both. An
+//! IPv4-mapped IPv6 address is read as the IPv4 address in it, because flows have addresses of that form.
 //!
-//! Invariant: otherwise, [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
+//! Invariant: apart from that, [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use super::query;
 
 /// The number of flows that are listed if no limit is given.
 pub const LIMIT_DEFAULT: usize = 500;
-/// The maximum number of flows in one listing: some 10 MB of answer.
+/// The maximum number of flows in one listing, which makes an answer of about 10 MB.
 pub const LIMIT_MAX: usize = 50_000;
 
 /// The filter and the limit. A field that is `None` matches all flows.
@@ -74,7 +74,7 @@ impl FromStr for ServiceName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let refuse =
-            || format!("{text:?} is no Service; accepted: NAME, NAMESPACE/NAME, each with :PORT or without");
+            || format!("{text:?} is not a Service; accepted: NAME or NAMESPACE/NAME, optionally with :PORT");
         let (service, port) = match text.split_once(':') {
             Some((service, port)) => (service, Some(port)),
             None => (text, None),
@@ -120,7 +120,7 @@ impl FromStr for BackendName {
         }
         let address = text.trim_matches(['[', ']']).parse::<IpAddr>();
         let address =
-            address.map_err(|_| format!("{text:?} is no backend; accepted: ADDRESS:PORT, ADDRESS"))?;
+            address.map_err(|_| format!("{text:?} is not a backend; accepted: ADDRESS:PORT, ADDRESS"))?;
         Ok(Self { address: address.to_canonical(), port: None })
     }
 }
@@ -143,7 +143,7 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let limit = text.parse().ok().filter(|&limit| limit <= LIMIT_MAX);
-        limit.map(Self).ok_or_else(|| format!("{text:?} is no limit; accepted: 0 to {LIMIT_MAX}"))
+        limit.map(Self).ok_or_else(|| format!("{text:?} is not a limit; accepted: 0 to {LIMIT_MAX}"))
     }
 }
 
@@ -154,7 +154,7 @@ impl FromStr for Client {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let client = text.parse::<IpAddr>();
-        let client = client.map_err(|_| format!("{text:?} is no client; accepted: an address"))?;
+        let client = client.map_err(|_| format!("{text:?} is not a client; accepted: an address"))?;
         Ok(Self(client.to_canonical()))
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_comes_back_as_it_was() {
+    fn a_query_is_parsed_to_what_was_encoded() {
         for service in [None, Some("web"), Some("default/web"), Some("default/web:http"), Some("web:80")] {
             for backend in
                 [None, Some("10.0.0.1"), Some("10.0.0.1:80"), Some("2001:db8::1"), Some("[2001:db8::1]:80")]
@@ -196,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named_with_what_would_be() {
+    fn an_invalid_value_is_reported_with_what_is_accepted() {
         for (text, named) in [
-            ("service=a/b/c", "service: \"a/b/c\" is no Service; accepted: NAME, NAMESPACE/NAME"),
-            ("service=", "service: \"\" is no Service"),
-            ("backend=web", "backend: \"web\" is no backend; accepted: ADDRESS:PORT, ADDRESS"),
-            ("client=10.0.0.0/8", "client: \"10.0.0.0/8\" is no client; accepted: an address"),
-            ("limit=-1", "limit: \"-1\" is no limit; accepted: 0 to 50000"),
+            ("service=a/b/c", "service: \"a/b/c\" is not a Service; accepted: NAME or NAMESPACE/NAME"),
+            ("service=", "service: \"\" is not a Service"),
+            ("backend=web", "backend: \"web\" is not a backend; accepted: ADDRESS:PORT, ADDRESS"),
+            ("client=10.0.0.0/8", "client: \"10.0.0.0/8\" is not a client; accepted: an address"),
+            ("limit=-1", "limit: \"-1\" is not a limit; accepted: 0 to 50000"),
             ("limit=50001", "accepted: 0 to 50000"),
         ] {
             let error = FlowsQuery::parse(text).expect_err(text).to_string();

@@ -17,10 +17,10 @@ pub struct InterfaceStatus {
     /// The state of the link.
     #[serde(default)]
     pub link: LinkStatus,
-    /// The tap that mirrors it for the kernel; absent if there is none.
+    /// The tap that mirrors it to the kernel; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapStatus>,
-    /// What was agreed with its driver.
+    /// What its driver supports and counts.
     #[serde(default)]
     pub port: PortStatus,
     /// Packets received.
@@ -33,7 +33,7 @@ pub struct InterfaceStatus {
     pub tx_bytes: u64,
 }
 
-/// What was agreed with the driver of a port, and what it counts.
+/// What was negotiated with the driver of a port, and what it counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortStatus {
@@ -50,8 +50,8 @@ pub struct PortStatus {
     pub rx_descriptors: u16,
     /// Descriptors of each transmit ring.
     pub tx_descriptors: u16,
-    /// How packets are distributed to the queues: the protocols whose ports are hashed (`own-key`: with a key other than
-    /// the gateway's), `addresses`, `unknown` if the driver does not say, or `one-queue`.
+    /// How packets are distributed to the queues: the protocols whose ports are hashed (`own-key`: with a key
+    /// other than the gateway's), `addresses`, `unknown` if the driver does not report it, or `one-queue`.
     pub rss: String,
     /// Receive offloads in use, by DPDK's names.
     #[serde(default)]
@@ -59,7 +59,7 @@ pub struct PortStatus {
     /// Transmit offloads in use, by DPDK's names.
     #[serde(default)]
     pub tx_offloads: Vec<String>,
-    /// Packets that the NIC received and dropped, because their worker did not take them in time.
+    /// Packets that the NIC received and dropped because their worker did not fetch them in time.
     pub rx_missed: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct TapStatus {
     pub link: LinkStatus,
 }
 
-/// The usage of the neighbour table. If `used` is `max`, there is no room for another next hop.
+/// The usage of the neighbour table. If `used` is `max`, there is no capacity for another next hop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NeighborsStatus {
@@ -93,27 +93,27 @@ pub struct NeighborsStatus {
     pub next_hops: usize,
     /// The maximum number of these.
     pub next_hops_max: usize,
-    /// Neighbours that only packets requested.
+    /// Neighbours that only packets need.
     pub on_demand: usize,
     /// The maximum number of these.
     pub on_demand_max: usize,
 }
 
 impl NeighborsStatus {
-    /// Whether there is no more room for next hops of backends or routes.
+    /// Whether there is no more capacity for next hops of backends or routes.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.next_hops_max > 0 && self.next_hops >= self.next_hops_max
     }
 
-    /// What lacks because the table is full, and what to do.
+    /// What is missing because the table is full, and what to do.
     #[must_use]
     pub fn shortage(&self) -> Option<String> {
         let Self { next_hops, next_hops_max, .. } = self;
         self.is_full().then(|| {
             format!(
                 "the table of next hops is full ({next_hops} of {next_hops_max}): further backends on the links of \
-                 the gateway are left out; remove such backends, or reach them through routers (dataplane.routes)"
+                 the gateway are ignored; remove such backends, or reach them through routers (dataplane.routes)"
             )
         })
     }

@@ -1,4 +1,4 @@
-//! The admin socket as its two sides see it: requests, answers, errors, and the client.
+//! The protocol of the admin socket, for both sides: requests, answers, errors, and the client.
 //!
 //! It is HTTP/1.1 with JSON over a Unix socket that only its owner can open, so `curl --unix-socket` works too. The
 //! daemon serves it; the commands of `tidegate-cli` use [`Client`].
@@ -20,16 +20,17 @@
 //! | `POST /v1/reload` | [`ReloadAnswer`] |
 //! | `POST /v1/vrrp-check?began=NANOSECONDS` | `true`, or 503 with the reason |
 //!
-//! A `POST` may have `before=NANOSECONDS`, a time of `CLOCK_BOOTTIME` from which it is refused: its sender no longer waits.
-//! The commands send it, so that a gateway that hung makes no change that its operator was told had failed.
+//! A `POST` may have `before=NANOSECONDS`, a time of `CLOCK_BOOTTIME` after which it is refused because its
+//! sender no longer waits. The commands send it, so a gateway that hung does not make a change that its
+//! operator saw fail.
 //!
-//! The field names are what `-o json` and `-o yaml` show: an interface. Fields are added, not renamed; counters count
-//! since the daemon's start.
+//! The field names are those of `-o json` and `-o yaml`, so they are an interface: fields are added, not
+//! renamed. Counters count since the daemon's start.
 //!
-//! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services), `tidegate-spec` (protocols, a point
-//! in time). May not: DPDK, the dataplane, an API server.
+//! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services), `tidegate-spec`
+//! (protocols, a point in time). May not: DPDK, the dataplane, an API server.
 //!
-//! Invariant: an invalid request gets a 4xx answer with an [`ErrorAnswer`] that says what is accepted.
+//! Invariant: an invalid request gets a 4xx answer with an [`ErrorAnswer`] that lists what is accepted.
 
 mod announce;
 mod client;

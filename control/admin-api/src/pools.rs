@@ -12,7 +12,7 @@ pub struct PoolsAnswer {
     pub pools: Vec<PoolView>,
 }
 
-/// The usage of a pool. Counts above 2^64 - 1 are shown as that.
+/// The usage of a pool. Counts are capped at 2^64 - 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolView {
@@ -20,22 +20,22 @@ pub struct PoolView {
     pub name: String,
     /// The number of its addresses.
     pub total: u64,
-    /// Addresses held by Services, with those that are no longer in the pool.
+    /// Addresses assigned to Services, including those that are no longer in the pool.
     pub assigned: u64,
     /// Addresses that can still be assigned.
     pub free: u64,
     /// Whether it is disabled.
     pub disabled: bool,
-    /// Of the assigned addresses, those that are no longer in the pool.
+    /// How many of the assigned addresses are no longer in the pool.
     #[serde(default)]
     pub outside: u64,
-    /// The number of Services that hold addresses from it.
+    /// The number of Services with addresses from it.
     #[serde(default)]
     pub users: usize,
     /// The first of them, `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_users: Vec<String>,
-    /// Whether the pool no longer exists, but Services still hold addresses from it.
+    /// Whether the pool no longer exists although Services still have addresses from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// The selector of the gateways that announce its addresses, in the form of `kubectl -l`; empty for all gateways.

@@ -8,6 +8,6 @@ use serde::{Deserialize, Serialize};
 pub struct ReloadAnswer {
     /// Whether the new configuration is in use; otherwise the last good state stays.
     pub accepted: bool,
-    /// The faults, one per line as `check` prints them.
+    /// The errors, one per line, as `check` prints them.
     pub report: Vec<String>,
 }

@@ -56,20 +56,22 @@ pub struct BackendRow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendForwarding {
-    /// The number of new flows that were sent to it; absent if it is in no snapshot yet.
+    /// The number of new flows sent to it; absent if it is in no snapshot yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
     /// The path MTU of its tunnel in bytes, outer header included, as a router reported it; absent if
     /// none was reported in the last ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u16>,
-    /// The number of workers that have set it aside because it refused or ignored new connections; absent if none has.
+    /// The number of workers that avoid it because it refused or ignored new connections; absent if none
+    /// does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set_aside_workers: Option<usize>,
 }
 
 impl BackendRow {
-    /// The rows of services, in their order; `forwarding` is called for each, with (VIP, protocol, port) and backend.
+    /// The rows of services, in the same order; `forwarding` is called for each, with (VIP, protocol, port)
+    /// and backend.
     pub fn of_services(
         services: &[impl std::borrow::Borrow<ServiceView>],
         forwarding: impl Fn(&PortView, &BackendView) -> BackendForwarding,

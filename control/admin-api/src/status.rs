@@ -26,42 +26,44 @@ pub struct Status {
     pub started: String,
     /// Seconds since then.
     pub uptime_seconds: u64,
-    /// Every worker runs and applies updates in time, and the neighbour table has room.
+    /// Every worker runs and applies updates in time, and the neighbour table is not full.
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
-    /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and
-    /// taps that cannot carry packets; routes of the kernel that cannot be changed; threads that hang; BGP sessions that are down; state that is not on disk and would be lost in a restart. Each with its time.
+    /// Why the gateway is degraded, each with its time: another gateway with this name; why this one cannot
+    /// lead; a state that cannot be published; interfaces and taps that cannot carry packets; kernel routes
+    /// that cannot be changed; hung threads; BGP sessions that are down; state that is not on disk and would
+    /// be lost in a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// The fingerprint of `selectionKey`; absent without a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection_key: Option<String>,
-    /// The exchange of flows with other gateways; absent without `flowSharing`.
+    /// How flows are shared with other gateways; absent without `flowSharing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow_sharing: Option<FlowSharingStatus>,
-    /// What became of the flows of earlier processes; absent if flow tables end with the process.
+    /// What happened to the flows of earlier processes; absent if flow tables end with the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<RestoredStatus>,
-    /// Generation of the newest desired state.
+    /// Generation of the latest desired state.
     pub generation_desired: u64,
-    /// Generation that every worker has.
+    /// Generation that every worker has applied.
     pub generation_applied: u64,
-    /// Where the objects come from.
+    /// Where the objects are read from.
     pub source: SourceStatus,
     /// The state of writing to the cluster; absent if the objects come from a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
-    /// The announcements of VIPs; absent without `announce.bgp` and `announce.kernelRoutes`.
+    /// How VIPs are announced; absent without `announce.bgp` and `announce.kernelRoutes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// The groups of VIPs that one of several gateways owns on layer 2: for a Lease its holder, for a VRRP group the state
-    /// of this gateway (`master`, `backup`, `fault`, `unknown`).
+    /// The groups of VIPs that one of several gateways owns on layer 2, with the holder of the Lease or the
+    /// state of this gateway in the VRRP group (`master`, `backup`, `fault`, `unknown`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layer2: BTreeMap<String, String>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
-    /// Durations of the parts of the gateway.
+    /// Durations in the parts of the gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<LatencyStatus>,
     /// The ports.
@@ -71,25 +73,25 @@ pub struct Status {
     pub neighbors: NeighborsStatus,
     /// The number of Services that request an address.
     pub services: usize,
-    /// The number of Services that wait for one.
+    /// The number of Services that wait for an address.
     pub services_pending: usize,
-    /// Backends that take new flows, over all service ports.
+    /// Backends that accept new flows, over all service ports.
     pub backends_active: usize,
     /// All backends, over all service ports.
     pub backends: usize,
-    /// The targets that operators drained.
+    /// The targets that operators have drained.
     pub drained: Vec<String>,
     /// The drain of the gateway itself.
     #[serde(default)]
     pub drain: GatewayDrainStatus,
     /// Requests of objects that were not granted.
     pub findings: Vec<FindingView>,
-    /// Objects that are refused because of their errors, with the reason.
+    /// Objects that are refused because of errors, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
 }
 
-/// What became of the flows of earlier processes.
+/// What happened to the flows of earlier processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoredStatus {
@@ -97,12 +99,12 @@ pub struct RestoredStatus {
     pub done: bool,
     /// Flows that continue.
     pub flows: u64,
-    /// The others, by the reason why not.
+    /// The number of other flows, by the reason why they were not restored.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub not_restored: BTreeMap<String, u64>,
-    /// Tables that are refused as a whole: single damaged ones, and all those of a process, counted as one.
+    /// Tables that were refused as a whole: single damaged ones, and all tables of a process, counted as one.
     pub refused_tables: u64,
-    /// The longest time that a worker needed, in which it forwarded nothing.
+    /// The longest time that a worker needed, during which it forwarded nothing.
     pub milliseconds: u64,
 }
 
@@ -114,19 +116,19 @@ pub struct SourceStatus {
     pub kind: String,
     /// The directory, or the API server.
     pub location: String,
-    /// Whether it answers now; a directory always does. While it does not, the last objects stay.
+    /// Whether it answers; always true for a directory. While it does not, the last objects are kept.
     #[serde(default)]
     pub connected: bool,
-    /// Since when that is so, RFC 3339.
+    /// Since when it has or has not answered, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
-    /// When the objects were last known to be those of the source, RFC 3339.
+    /// When the objects were last known to be up to date, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync: Option<String>,
-    /// The reason, if it does not answer.
+    /// Why it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Whether the objects are those that were on disk when the gateway started.
+    /// Whether the objects are those saved on disk when the gateway started.
     #[serde(default)]
     pub from_disk: bool,
     /// Objects that are kept although the API server lost them.
@@ -135,7 +137,7 @@ pub struct SourceStatus {
     /// When it was last read without error, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_read: Option<String>,
-    /// Faults of the last read. While there are any, the last good state stays.
+    /// Errors of the last read. While there are any, the last good state is kept.
     #[serde(default)]
     pub errors: Vec<String>,
 }
@@ -144,7 +146,7 @@ pub struct SourceStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {
-    /// Whether this gateway leads: it writes the status of Services.
+    /// Whether this gateway is the leader, which writes the status of Services.
     pub leads: bool,
     /// The name of the leader; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -18,19 +18,19 @@ pub struct WatchAnswer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedAnswer {
-    /// Packets since the last request, those of each worker in their order.
+    /// Packets since the last request, in order for each worker.
     pub packets: Vec<WatchedRow>,
-    /// Packets since the start that matched and are not shown, because they were not requested in time.
+    /// Packets that matched since the start but are not shown because they were not requested in time.
     pub lost: u64,
 }
 
-/// A packet and what became of it.
+/// A packet and what happened to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedRow {
     /// Nanoseconds since 1970-01-01 00:00 UTC.
     pub timestamp_ns: u64,
-    /// The worker that decided.
+    /// The worker that processed it.
     pub worker: u8,
     /// The interface that received it.
     pub interface: String,
@@ -47,8 +47,8 @@ pub struct WatchedRow {
     pub verdict: String,
     /// The reason, as in `replay --json`.
     pub reason: String,
-    /// Whether it is held until its next hop or its first fragment is known. It is shown again when that is known;
-    /// otherwise this verdict applies.
+    /// Whether it is queued until its next hop or its first fragment is known. It is shown again then; if
+    /// that never happens, this verdict applies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub waits: bool,
     /// The service port that it belongs to, as `namespace/name:port`.
@@ -57,7 +57,7 @@ pub struct WatchedRow {
     /// The address of the service port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vip: Option<IpAddr>,
-    /// The backend that it goes to or comes from.
+    /// The backend to which or from which it goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
     /// The forwarding mode of the service port.
@@ -88,7 +88,7 @@ pub struct WatchedFrame {
 pub struct SentFrame {
     /// The interface.
     pub interface: String,
-    /// The frame. One that does not fit its link is sent in pieces; this is the whole frame.
+    /// The frame before fragmentation, if it did not fit its link.
     #[serde(flatten)]
     pub frame: WatchedFrame,
 }
@@ -97,6 +97,6 @@ pub struct SentFrame {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnwatchAnswer {
-    /// Packets that matched and were not shown.
+    /// Packets that matched but were not shown.
     pub lost: u64,
 }

@@ -1,9 +1,10 @@
 //! The filter of `trace` and `capture`: by host, port, protocol, interface, Service, backend, verdict and reason.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
-//! address is read as the IPv4 address in it, because no packet that is forwarded has an IPv4-mapped one.
+//! The command line and the query of the request use the same text, which is parsed here for both. An
+//! IPv4-mapped IPv6 address is read as the IPv4 address in it, because no forwarded packet has an IPv4-mapped
+//! one.
 //!
-//! Invariant: otherwise, [`WatchQuery::parse`] reads back exactly what [`WatchQuery::pairs`] wrote.
+//! Invariant: apart from that, [`WatchQuery::parse`] reads back exactly what [`WatchQuery::pairs`] wrote.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,9 +16,9 @@ use super::error::AdminError;
 use super::flows_query::{BackendName, ServiceName};
 use super::query;
 
-/// Bytes of each frame that are copied if no number is given: all headers.
+/// Bytes of each frame that are copied by default: enough for all headers.
 pub const SNAP_DEFAULT: usize = 256;
-/// The most bytes of a frame that can be copied.
+/// The maximum number of bytes of a frame that can be copied.
 pub const SNAP_MAX: usize = 16_384;
 
 /// The filter. A field that is `None` matches all packets.
@@ -112,7 +113,7 @@ impl WatchQuery {
 pub enum VerdictName {
     /// Sent.
     Transmit,
-    /// For the kernel.
+    /// Punted to the kernel.
     Punt,
     /// Dropped.
     Drop,
@@ -142,7 +143,7 @@ impl FromStr for VerdictName {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Self::Transmit, Self::Punt, Self::Drop];
         let found = all.into_iter().find(|one| one.as_str() == text);
-        found.ok_or_else(|| format!("{text:?} is no verdict; accepted: transmit, punt, drop"))
+        found.ok_or_else(|| format!("{text:?} is not a verdict; accepted: transmit, punt, drop"))
     }
 }
 
@@ -155,7 +156,7 @@ impl FromStr for Snap {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let snap = text.parse().ok().filter(|snap| (1..=SNAP_MAX).contains(snap));
-        snap.map(Self).ok_or_else(|| format!("{text:?} is no number of bytes; accepted: 1 to {SNAP_MAX}"))
+        snap.map(Self).ok_or_else(|| format!("{text:?} is not a number of bytes; accepted: 1 to {SNAP_MAX}"))
     }
 }
 
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_comes_back_as_it_was() {
+    fn a_query_is_parsed_to_what_was_encoded() {
         let full = WatchQuery {
             host: Some("2001:db8::1".parse().expect("an address")),
             port: Some(443),
@@ -191,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named_with_what_would_be() {
+    fn an_invalid_value_is_reported_with_what_is_accepted() {
         for (text, named) in [
             ("host=10.0.0.0/8", "host: \"10.0.0.0/8\" is not valid; accepted: an address"),
             ("port=65536", "accepted: 0 to 65535"),
             ("protocol=icmp", "accepted: tcp, udp, sctp"),
-            ("verdict=lost", "verdict: \"lost\" is no verdict; accepted: transmit, punt, drop"),
+            ("verdict=lost", "verdict: \"lost\" is not a verdict; accepted: transmit, punt, drop"),
             ("snap=0", "accepted: 1 to 16384"),
         ] {
             let error = WatchQuery::parse(text).expect_err(text).to_string();

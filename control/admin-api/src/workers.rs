@@ -10,18 +10,18 @@ pub struct WorkerStatus {
     pub worker: u8,
     /// Its core.
     pub core: usize,
-    /// `running`; `hung` if it makes no progress; else the reason why it does not run.
+    /// `running`; `hung` if it makes no progress; otherwise the reason why it does not run.
     pub state: String,
-    /// The share of time in which it had work, 0 to 1.
+    /// The fraction of time in which it had work, 0 to 1.
     pub busy_ratio: f64,
     /// Cycles per packet over the last measurement interval.
     pub cycles_per_packet: f64,
     /// The number of flows in its tables.
     pub flows: u64,
-    /// The pages of its flow tables: `huge pages`, `transparent huge pages` or `4 KiB pages`.
+    /// The page size of its flow tables: `huge pages`, `transparent huge pages` or `4 KiB pages`.
     #[serde(default)]
     pub flow_table_pages: String,
-    /// Bytes of its flow tables that have their memory. A table gets it when a Service first needs it.
+    /// The size of its allocated flow tables in bytes. A table is allocated when a Service first needs it.
     #[serde(default)]
     pub flow_table_bytes: u64,
 }
@@ -30,9 +30,9 @@ pub struct WorkerStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LatencyStatus {
-    /// `worker-turn`: a turn of a worker's loop that had work. `punt-queue`: a frame for the kernel in its queue.
-    /// `health-check`: from the start of a check to its result or timeout. `publication`: from the publication of a
-    /// snapshot until each worker has applied it.
+    /// `worker-turn`: a loop iteration of a worker that had work. `punt-queue`: the queueing time of a frame
+    /// for the kernel. `health-check`: from the start of a check to its result or timeout. `publication`:
+    /// from the publication of a snapshot until every worker has applied it.
     pub name: String,
     /// The number of recorded durations.
     pub count: u64,

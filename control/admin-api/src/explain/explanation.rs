@@ -39,7 +39,7 @@ impl fmt::Display for PacketVerdict {
 
 /// The verdict on a packet, and every step that led to it.
 ///
-/// In JSON it is one flat object: the values of a group are beside the others.
+/// In JSON it is one flat object: the fields of a group are beside the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
@@ -57,13 +57,13 @@ pub struct Explanation {
     /// The forwarding mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// The choice among the backends, if neither a known flow nor session affinity decided.
+    /// How the backend was chosen, if neither a known flow nor session affinity decided.
     #[serde(flatten)]
     pub choice: Option<BackendChoice>,
     /// The backend chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
-    /// The way to the backend, if one was chosen.
+    /// The path to the backend, if one was chosen.
     #[serde(flatten)]
     pub way: Option<Egress>,
     /// The steps with their results, in order.
@@ -101,16 +101,16 @@ pub enum BackendChoice {
     },
 }
 
-/// The way from the gateway to the backend.
+/// The path from the gateway to the backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Egress {
-    /// The interface that the packet leaves by.
+    /// The interface on which the packet leaves.
     pub interface: String,
     /// The next hop on that link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_hop: Option<IpAddr>,
-    /// The largest IP packet of the client that fits the path, in bytes.
+    /// The largest IP packet of the client that fits, in bytes.
     pub mtu: u16,
 }
 
