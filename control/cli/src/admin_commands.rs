@@ -1,4 +1,4 @@
-//! The commands that query the running daemon over its admin socket. The API server can answer some of them too
+//! The commands that use the admin socket of a running daemon. The API server can answer some of them too
 //! ([`super::cluster`]).
 //!
 //! As in kubectl, the exit code is 1 with `Error from gateway ...` if the daemon does not answer, refuses the request,
@@ -27,16 +27,16 @@ use super::invocation::plugin_name;
 use super::output::Style;
 use super::{status_tables, tables, top, watch};
 
-/// Exit code of `drain --gateway` if packets still come at the timeout.
+/// Exit code of `drain --gateway` if packets still arrive at the timeout.
 const NOT_DRAINED: u8 = 3;
-/// How often `drain --gateway` asks for the state.
+/// How often `drain --gateway` queries the state.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// How often it reports what still comes.
+/// How often it reports the remaining traffic.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Question {
+pub enum AdminCommand {
     /// Show the gateway's status: workers, interfaces, source, refused requests
     Status(Named),
     /// List the Services that request an address, with their VIPs and ports
@@ -49,18 +49,19 @@ pub enum Question {
     Drops(Common),
     /// List the address pools and their usage
     Pools(Named),
-    /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway, take this
-    /// gateway out of service and wait until no packet comes any more
+    /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway,
+    /// take this gateway out of service and wait until no more packets arrive
     Drain(DrainArgs),
     /// Cancel a drain
     Undrain(Target),
-    /// Show packets as they come, with what becomes of each
+    /// Show packets as they arrive, with what happens to each
     Trace(Trace),
-    /// Write packets to a pcapng file; a comment says what became of each
+    /// Write packets to a pcapng file; a comment says what happened to each
     Capture(Capture),
     /// Show live figures: workers, interfaces, drops and the busiest Services
     Top(Top),
-    /// Tell the gateway that keepalived runs; exit with 1 if it cannot forward (vrrp_script of keepalived)
+    /// Report to the gateway that keepalived runs; exit with 1 if it cannot forward (vrrp_script of
+    /// keepalived)
     VrrpCheck(SocketArg),
     /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
@@ -81,7 +82,7 @@ pub struct SocketArg {
 }
 
 impl SocketArg {
-    /// Returns the API server if it is to be queried. A kubectl plugin also queries it if no gateway runs on this
+    /// The API server, if that is to be queried. A kubectl plugin also queries it if no gateway runs on this
     /// machine.
     fn cluster(&self) -> Option<Server> {
         let Self { socket, kubeconfig, context } = self;
@@ -95,8 +96,8 @@ impl SocketArg {
         })
     }
 
-    /// Refuses a question that the API server cannot answer.
-    fn of_gateway(&self, what: &str) -> Result<(), Failure> {
+    /// Fails for a query that the API server cannot answer.
+    fn require_gateway(&self, what: &str) -> Result<(), Failure> {
         if self.cluster().is_none() {
             return Ok(());
         }
@@ -179,7 +180,7 @@ pub struct Target {
     /// ADDRESS:PORT, ADDRESS for all its ports, or the name of a node
     #[arg(required_unless_present = "gateway")]
     target: Option<DrainTarget>,
-    /// The gateway itself: it withdraws its announcements, and forwards what still comes
+    /// The gateway itself: it withdraws its announcements and forwards packets that still arrive
     #[arg(long, conflicts_with = "target")]
     gateway: bool,
     #[command(flatten)]
@@ -191,8 +192,8 @@ pub struct Target {
 pub struct DrainArgs {
     #[command(flatten)]
     target: Target,
-    /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain goes on after it; the exit
-    /// code is 3 then
+    /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain continues
+    /// after the timeout, and the exit code is 3
     #[arg(long, value_name = "DURATION", default_value = "300s", value_parser = wait, conflicts_with = "target")]
     timeout: Duration,
 }
@@ -231,70 +232,72 @@ pub struct Top {
     common: Common,
 }
 
-/// The maximum wait of `vrrp-check`: keepalived starts one each second.
+/// The maximum duration of `vrrp-check`: keepalived starts one each second.
 const VRRP_CHECK_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
-pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
-    answered(async {
+pub(super) fn run(command: AdminCommand) -> anyhow::Result<ExitCode> {
+    run_query(async {
         let out = &mut io::stdout().lock();
-        match question {
-            Question::Status(named) => status(&named, out).await?,
-            Question::Services(asked) => services(&asked, out).await?,
-            Question::Backends(listing) => backends(&listing, out).await?,
-            Question::Flows(asked) => flows(asked, out).await?,
-            Question::Drops(Common { socket, output }) => {
-                socket.of_gateway("drops")?;
+        match command {
+            AdminCommand::Status(named) => status(&named, out).await?,
+            AdminCommand::Services(options) => services(&options, out).await?,
+            AdminCommand::Backends(listing) => backends(&listing, out).await?,
+            AdminCommand::Flows(options) => flows(options, out).await?,
+            AdminCommand::Drops(Common { socket, output }) => {
+                socket.require_gateway("drops")?;
                 let drops = client(&socket).drops().await?;
                 output.style().print(out, &drops, || tables::drops(&drops))?;
             }
-            Question::Pools(named) => pools(&named, out).await?,
-            Question::Drain(DrainArgs { target: Target { target: None, common, .. }, timeout }) => {
-                common.socket.of_gateway("drains")?;
+            AdminCommand::Pools(named) => pools(&named, out).await?,
+            AdminCommand::Drain(DrainArgs { target: Target { target: None, common, .. }, timeout }) => {
+                common.socket.require_gateway("drains")?;
                 drain_gateway(&client(&common.socket), timeout, common.output.style(), out).await?;
             }
-            Question::Undrain(Target { target: None, common, .. }) => {
-                common.socket.of_gateway("drains")?;
+            AdminCommand::Undrain(Target { target: None, common, .. }) => {
+                common.socket.require_gateway("drains")?;
                 let answer = client(&common.socket).undrain_gateway().await?;
                 let done = format!("gateway/{} undrained", answer.gateway);
                 print_change(common.output.style(), out, &answer, &done)?;
                 warn_not_kept(answer.not_kept.as_deref());
             }
-            Question::Drain(DrainArgs { target: Target { target: Some(target), common, .. }, .. }) => {
-                common.socket.of_gateway("drains")?;
+            AdminCommand::Drain(DrainArgs {
+                target: Target { target: Some(target), common, .. }, ..
+            }) => {
+                common.socket.require_gateway("drains")?;
                 let answer = client(&common.socket).drain(&target).await?;
                 let done = tables::drained(&target, "drained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
                 warn_not_kept(answer.not_kept.as_deref());
             }
-            Question::Undrain(Target { target: Some(target), common, .. }) => {
-                common.socket.of_gateway("drains")?;
+            AdminCommand::Undrain(Target { target: Some(target), common, .. }) => {
+                common.socket.require_gateway("drains")?;
                 let answer = client(&common.socket).undrain(&target).await?;
                 let done = tables::drained(&target, "undrained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
                 warn_not_kept(answer.not_kept.as_deref());
             }
-            Question::Trace(Trace { selection, common }) => {
-                common.socket.of_gateway("packets")?;
+            AdminCommand::Trace(Trace { selection, common }) => {
+                common.socket.require_gateway("packets")?;
                 watch::trace(&client(&common.socket), &selection, common.output.style(), out).await?;
             }
-            Question::Capture(Capture { file, selection, socket }) => {
-                socket.of_gateway("packets")?;
+            AdminCommand::Capture(Capture { file, selection, socket }) => {
+                socket.require_gateway("packets")?;
                 watch::capture(&client(&socket), &selection, &file).await?;
             }
-            Question::Top(Top { view, common }) => {
-                common.socket.of_gateway("live figures")?;
+            AdminCommand::Top(Top { view, common }) => {
+                common.socket.require_gateway("live figures")?;
                 top::run(&client(&common.socket), &view, common.output.style(), out).await?;
             }
-            Question::VrrpCheck(socket) => {
-                socket.of_gateway("VRRP groups")?;
-                // The time of the start of this process: it may wait for a gateway that is stopped.
+            AdminCommand::VrrpCheck(socket) => {
+                socket.require_gateway("VRRP groups")?;
+                // The time when this process started: it may wait for a gateway that is stopped.
                 let began = tidegate_admin_api::boot_time();
                 let checked = tokio::time::timeout(VRRP_CHECK_MAX, client(&socket).vrrp_check(began)).await;
                 let late = || ClientError::Timeout { path: socket.socket.clone() };
                 checked.map_err(|_| late())??;
             }
-            Question::Metrics(socket) => {
-                socket.of_gateway("metrics")?;
+            AdminCommand::Metrics(socket) => {
+                socket.require_gateway("metrics")?;
                 out.write_all(client(&socket).metrics().await?.as_bytes())?;
             }
         }
@@ -302,28 +305,28 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints a warning if a drain was not saved and would be lost on a restart.
+/// Warns if a drain was not saved and would be lost in a restart.
 fn warn_not_kept(not_kept: Option<&str>) {
     if let Some(why) = not_kept {
         eprintln!("Warning: {why}");
     }
 }
 
-/// Drains the gateway itself, and reports on standard error what still comes until it is drained.
+/// Drains the gateway itself, and reports the remaining traffic on standard error until it is drained.
 async fn drain_gateway(
     client: &Client,
     timeout: Duration,
     style: Style,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut answer = client.drain_gateway().await?;
     warn_not_kept(answer.not_kept.as_deref());
     let mut report_at = Duration::ZERO;
     let is_drained = loop {
         match answer.drain.state {
             GatewayDrainState::Drained => break true,
-            GatewayDrainState::Draining if begun.elapsed() >= timeout => break false,
+            GatewayDrainState::Draining if started.elapsed() >= timeout => break false,
             GatewayDrainState::Draining => {}
             GatewayDrainState::Serving => {
                 let why =
@@ -331,15 +334,15 @@ async fn drain_gateway(
                 return Err(Failure::Cancelled(why));
             }
         }
-        if begun.elapsed() >= report_at {
+        if started.elapsed() >= report_at {
             eprintln!(
                 "gateway/{} draining: {}",
                 answer.gateway,
                 status_tables::drain_progress(&answer.drain)
             );
-            report_at = begun.elapsed() + REPORT_INTERVAL;
+            report_at = started.elapsed() + REPORT_INTERVAL;
         }
-        tokio::time::sleep(POLL_INTERVAL.min(timeout.saturating_sub(begun.elapsed()))).await;
+        tokio::time::sleep(POLL_INTERVAL.min(timeout.saturating_sub(started.elapsed()))).await;
         answer.drain = client.status().await?.drain;
     };
     let done = match is_drained {
@@ -356,13 +359,13 @@ async fn drain_gateway(
     if is_drained { Ok(()) } else { Err(Failure::NotDrained) }
 }
 
-/// Runs a question to completion. Prints a refusal of the daemon in the wording of kubectl.
-pub(super) fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Result<ExitCode> {
+/// Runs a query to completion. Prints an error of the daemon in the style of kubectl.
+pub(super) fn run_query(query: impl Future<Output = Result<(), Failure>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    match runtime.block_on(question) {
+    match runtime.block_on(query) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(Failure::Output(error)) => Err(error.into()),
         Err(Failure::Gateway(error)) => {
@@ -465,8 +468,8 @@ impl ClusterArgs {
     }
 }
 
-async fn services(asked: &Services, out: &mut impl Write) -> Result<(), Failure> {
-    let Services { listing, cluster } = asked;
+async fn services(options: &Services, out: &mut impl Write) -> Result<(), Failure> {
+    let Services { listing, cluster } = options;
     let namespace = listing.namespace.as_deref();
     if let Some(query) = cluster.query(&listing.common, &listing.names, namespace)? {
         report_if_empty(query.show::<Service>(out).await?, namespace);
@@ -481,16 +484,16 @@ async fn services(asked: &Services, out: &mut impl Write) -> Result<(), Failure>
 }
 
 async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
-    listing.common.socket.of_gateway("backends")?;
+    listing.common.socket.require_gateway("backends")?;
     let mut rows = client(&listing.common.socket).backends().await?.backends;
     rows.retain(|row| listing.wants(&row.namespace, &row.service));
     listing.common.output.style().print_list(out, &rows, || tables::backends(&rows))?;
     listing.end(rows.len(), rows.iter().map(|row: &BackendRow| row.service.as_str()))
 }
 
-async fn flows(asked: Flows, out: &mut impl Write) -> Result<(), Failure> {
-    let Flows { service, backend, client: of_client, limit: Limit(limit), count, common } = asked;
-    common.socket.of_gateway("flows")?;
+async fn flows(options: Flows, out: &mut impl Write) -> Result<(), Failure> {
+    let Flows { service, backend, client: of_client, limit: Limit(limit), count, common } = options;
+    common.socket.require_gateway("flows")?;
     let limit = if count { 0 } else { limit };
     let query = FlowsQuery { service, backend, client: of_client, limit };
     let answer = client(&common.socket).flows(&query).await?;
@@ -526,7 +529,7 @@ impl Listing {
     }
 }
 
-/// Fails if some requested names are not in `found`.
+/// Fails if any requested name is not in `found`.
 fn found_all<'a>(
     what: &str,
     names: &[String],

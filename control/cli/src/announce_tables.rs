@@ -6,7 +6,7 @@ use tidegate_admin_api::{AnnounceStatus, BgpPeerStatus};
 
 use super::output::{Table, age};
 
-/// How many withheld VIPs are named for each reason. The data formats name all.
+/// How many withheld VIPs are listed for each reason. The data formats list all.
 const NAMED: usize = 5;
 
 /// The lines of `status`: name and value.
@@ -14,7 +14,7 @@ pub(super) fn facts(announce: &AnnounceStatus) -> Vec<(&'static str, String)> {
     let AnnounceStatus { announced, prefixes, .. } = announce;
     let unsent = match announce.unsent {
         0 => String::new(),
-        unsent => format!("; {unsent} VIPs have reached no peer"),
+        unsent => format!("; {unsent} VIPs not sent to any peer"),
     };
     let mut facts = vec![("Announced", format!("{announced} VIPs as {prefixes} prefixes{unsent}"))];
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();

@@ -23,8 +23,8 @@ use tidegate_source::kubernetes::{Connector, causes};
 use super::failure::Failure;
 use super::output::{Style, Table};
 
-/// The pause before a watch that has ended is opened again.
-const WATCH_AGAIN: Duration = Duration::from_secs(1);
+/// The pause before a watch that ended is restarted.
+const WATCH_RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// The HTTP status when the history of a watch is no longer available.
 const GONE: u16 = 410;
 
@@ -37,7 +37,7 @@ pub(super) struct Server {
     pub(super) context: Option<String>,
 }
 
-/// What is asked.
+/// A query.
 #[derive(Debug)]
 pub(super) struct Query<'a> {
     pub(super) server: Server,
@@ -145,7 +145,7 @@ impl Query<'_> {
                     }
                 }
             }
-            tokio::time::sleep(WATCH_AGAIN).await;
+            tokio::time::sleep(WATCH_RESTART_PAUSE).await;
         }
     }
 
@@ -159,13 +159,13 @@ impl Query<'_> {
         } else {
             table.row(object.cells(Timestamp::now()));
             self.style.print_last(out, table)?;
-            table.forget_last();
+            table.remove_last();
         }
         Ok(out.flush()?)
     }
 }
 
-/// What the API server refuses, or why it gives no answer.
+/// Why the API server refuses a request or does not answer.
 fn refused(server: &str, error: kube::Error) -> Failure {
     Failure::Cluster(match error {
         kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
@@ -176,14 +176,14 @@ fn refused(server: &str, error: kube::Error) -> Failure {
 /// Warns on standard error if the definition of AddressPool is being deleted: its discovery lacks the verb `create` then.
 async fn warn_of_deleted_definition(client: &kube::Client) {
     let version = AddressPool::api_version(&());
-    // Whoever may not read it learns as much as before.
+    // Without the right to read the definition, there is no warning.
     let Ok(known) = client.list_api_group_resources(&version).await else { return };
     let plural = AddressPool::plural(&());
     let pools = known.resources.iter().find(|resource| resource.name == plural);
     if pools.is_some_and(|pools| !pools.verbs.iter().any(|verb| verb == "create")) {
         eprintln!(
-            "Warning: the definition of AddressPool is being deleted: no AddressPool can be created, and those in use are \
-             gone when no Service uses them; docs/addresses.md says how to restore the definition"
+            "Warning: the definition of AddressPool is being deleted: no AddressPool can be created, and existing ones \
+             disappear when no Service uses them; see docs/addresses.md for how to restore the definition"
         );
     }
 }

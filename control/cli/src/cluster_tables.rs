@@ -1,4 +1,4 @@
-//! The tables of what gateways write to the API server: GatewayStatuses, Services and AddressPools.
+//! Tables of what gateways write to the API server: GatewayStatuses, Services and AddressPools.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
@@ -104,7 +104,7 @@ impl Shown for AddressPool {
         let status = self.status.clone().unwrap_or_default();
         let condition = |kind: &str| status.conditions.iter().find(|condition| condition.kind == kind);
         let message = |kind: &str| condition(kind).map(|condition| condition.message.clone());
-        // A pool that is deleted waits for the Services that hold its addresses.
+        // A pool that is being deleted waits for the Services that still have addresses from it.
         let deleted = self.metadata.deletion_timestamp.as_ref().map(|_| {
             let why = message("InUse").unwrap_or_default();
             format!("being deleted; {why}").trim_end_matches("; ").to_owned()

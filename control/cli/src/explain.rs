@@ -1,4 +1,4 @@
-//! `explain` of a running gateway.
+//! `explain` for a running gateway.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use clap::Args;
 use tidegate_admin_api::Client;
 use tidegate_admin_api::explain::{Packet, Transport};
 
-use super::admin_commands::answered;
+use super::admin_commands::run_query;
 use super::args::{OutputArgs, SOCKET};
 use super::output::print_answer;
 
-/// The packet, and the gateway that decides on it.
+/// The packet, and the gateway to query.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
     /// Admin socket of the running gateway (admin.socket)
@@ -39,12 +39,12 @@ impl ExplainArgs {
         Packet::new(self.proto, self.src, self.dst)
     }
 
-    /// Asks the gateway, and prints its answer.
+    /// Queries the gateway and prints its answer.
     ///
     /// # Errors
-    /// The answer could not be printed. A refusal of the gateway is an exit code.
+    /// The answer could not be printed. An error of the gateway is an exit code.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        answered(async {
+        run_query(async {
             let explanation = Client::new(&self.socket).explain(&self.packet()).await?;
             Ok(print_answer(self.output.style(), &explanation)?)
         })

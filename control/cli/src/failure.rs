@@ -4,18 +4,18 @@ use std::io;
 
 use tidegate_admin_api::ClientError;
 
-/// The reason why a question was not answered completely.
+/// Why a query was not answered completely.
 #[derive(Debug)]
 pub(super) enum Failure {
     Gateway(ClientError),
     /// The API server cannot be queried, or it does not have the requested data.
     Cluster(String),
     Output(io::Error),
-    /// Somebody else ended what the command waits for.
+    /// Somebody else cancelled what the command waits for.
     Cancelled(&'static str),
-    /// Packets still came to the gateway at the timeout. That has been printed.
+    /// Packets still arrived at the gateway at the timeout. That has been printed.
     NotDrained,
-    /// The named objects that do not exist. The others have been printed.
+    /// The named objects do not exist. The others have been printed.
     NotFound(Vec<String>),
 }
 

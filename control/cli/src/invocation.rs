@@ -18,7 +18,7 @@ pub(super) fn plugin_name(program: Option<&OsStr>) -> Option<String> {
     Some(format!("kubectl {}", file.strip_prefix("kubectl-")?.replace('_', "-")))
 }
 
-/// Parses the command line of this process. If it is wrong, or asks for help, the process ends here.
+/// Parses the command line of this process. Exits if it is wrong or asks for help.
 #[must_use]
 pub fn parse<C: CommandFactory + FromArgMatches>() -> C {
     let command = without_empty_variables(C::command());
@@ -29,7 +29,7 @@ pub fn parse<C: CommandFactory + FromArgMatches>() -> C {
     C::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
 }
 
-/// Removes the environment variables that are empty, which count as not set: clap would refuse their value.
+/// Ignores environment variables that are empty: clap would reject their value.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
     command.mut_args(|argument| {
         let value = argument.get_env().and_then(std::env::var_os);
@@ -38,7 +38,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     })
 }
 
-/// The exit code of a command that has ended. `report` prints why one failed.
+/// The exit code of a command. `report` prints why it failed.
 pub fn exit_code(result: anyhow::Result<ExitCode>, report: impl FnOnce(&str)) -> ExitCode {
     match result {
         Ok(code) => code,
@@ -50,7 +50,8 @@ pub fn exit_code(result: anyhow::Result<ExitCode>, report: impl FnOnce(&str)) ->
     }
 }
 
-/// The text of an error with its causes. Some errors include the text of their cause; it is there only once.
+/// The text of an error with its causes. Errors that already include the text of their cause do not repeat
+/// it.
 fn text_of(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

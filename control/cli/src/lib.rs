@@ -1,16 +1,16 @@
-//! The commands that query a gateway or a cluster, and change what they control: everything that an operator does from a
+//! The commands that query or control a gateway or a cluster: everything that an operator does from a
 //! workstation.
 //!
-//! `tidegate` and the kubectl plugin `kubectl-tidegate` offer [`Command`]; each adds its own. A command has a file: it
-//! takes its parsed arguments and returns an exit code or an error. Commands make no decisions about packets or manifests:
-//! they ask, and print the answer ([`output`]).
+//! `tidegate` and the kubectl plugin `kubectl-tidegate` offer [`Command`]; each adds its own. Each command
+//! has a file: it takes the parsed arguments and returns an exit code or an error. Commands make no decisions
+//! about packets or manifests: they query, and print the answer ([`output`]).
 //!
 //! May depend on: `tidegate-admin-api` (the admin socket), `tidegate-cluster` (our kinds, and what gateways wrote),
 //! `tidegate-source` (the connection to the API server), `tidegate-policy`, `tidegate-model`, `tidegate-capture`
 //! (pcapng files). May not: DPDK, the dataplane, the daemon.
 //!
-//! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong; 3 packets
-//! still came to a gateway at the timeout of `drain --gateway`.
+//! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong;
+//! 3 packets still arrived at the gateway when `drain --gateway` timed out.
 
 mod admin_commands;
 mod announce_tables;
@@ -38,9 +38,9 @@ pub use invocation::{REFUSED, exit_code, parse};
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Questions to a gateway or an API server.
+    /// Commands for a gateway or an API server.
     #[command(flatten)]
-    Ask(admin_commands::Question),
+    Admin(admin_commands::AdminCommand),
     /// Print the CustomResourceDefinitions of AddressPool and GatewayStatus, or write them to a directory
     Crds(crds::CrdsArgs),
     /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
@@ -51,10 +51,10 @@ impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// Why it failed, if it has not printed that itself.
+    /// Why it failed, unless it has already printed that.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Ask(question) => admin_commands::run(question),
+            Self::Admin(command) => admin_commands::run(command),
             Self::Crds(args) => crds::run(&args),
             Self::Uninstall(args) => uninstall::run(args),
         }

@@ -138,7 +138,7 @@ impl Table {
     }
 
     /// Removes the last row.
-    pub(super) fn forget_last(&mut self) {
+    pub(super) fn remove_last(&mut self) {
         self.rows.pop();
     }
 
@@ -169,8 +169,8 @@ impl Table {
     }
 }
 
-/// A text with its control characters escaped: whoever may write objects chooses some texts, and a terminal obeys these
-/// characters.
+/// Escapes control characters. Whoever may write objects chooses some of the text, and a terminal would
+/// interpret these characters.
 fn printable(text: String) -> String {
     if !text.contains(char::is_control) {
         return text;
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_gets_no_control_characters_of_a_cell() {
+    fn control_characters_of_a_cell_do_not_reach_the_terminal() {
         let mut table = Table::new(&["ZONE"]);
         table.row(["a\u{1b}[2Jb\nc\u{e9}".into()]);
         assert_eq!(table.render(false, false), "a\\u{1b}[2Jb\\nc\u{e9}\n");

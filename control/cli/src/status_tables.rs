@@ -52,7 +52,7 @@ fn facts(status: &Status) -> String {
     status.degraded.iter().for_each(|what| fact("DEGRADED", what.clone()));
     fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
     if let Some(fingerprint) = &status.selection_key {
-        fact("Selection", format!("by the key with the fingerprint {fingerprint}"));
+        fact("Selection", format!("key fingerprint {fingerprint}"));
     }
     if !status.layer2.is_empty() {
         let groups = status.layer2.iter().map(|(group, owner)| format!("{group}: {owner}"));
@@ -106,38 +106,39 @@ fn facts(status: &Status) -> String {
     text
 }
 
-/// How flows are shared, as text for display.
+/// How flows are shared, as text.
 fn flow_sharing(sharing: &FlowSharingStatus) -> String {
     format!(
-        "flows of mode {}, by the key with the fingerprint {}{}{}",
+        "mode {}, key fingerprint {}{}{}",
         sharing.mode,
         sharing.key,
-        sharing.accepted_key.as_ref().map(|key| format!(", or {key} of others")).unwrap_or_default(),
-        if sharing.finds_peers { ", with the gateways that have a GatewayStatus" } else { "" }
+        sharing.accepted_key.as_ref().map(|key| format!(", also accepts {key}")).unwrap_or_default(),
+        if sharing.finds_peers { ", discovers peers" } else { "" }
     )
 }
 
-/// A gateway with which flows are shared, as text for display. Its key is shown if it is not `own_key`.
+/// A gateway with which flows are shared, as text. Its key is shown if it is not `own_key`.
 fn flow_peer(peer: &FlowPeerStatus, own_key: &str) -> String {
     let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
-    let heard = peer.heard_ago_milliseconds.map(|ms| format!(", heard {ms} ms ago")).unwrap_or_default();
-    let waiting = format!("{} messages wait, {} batches unacknowledged", peer.waiting, peer.unacknowledged);
+    let last_heard =
+        peer.heard_ago_milliseconds.map(|ms| format!(", last heard {ms} ms ago")).unwrap_or_default();
+    let waiting = format!("{} messages queued, {} batches unacknowledged", peer.waiting, peer.unacknowledged);
     let key = peer.key.as_ref().filter(|key| *key != own_key);
-    let key = key.map(|key| format!(", by the key {key}")).unwrap_or_default();
-    format!("{}{name} {}{heard}, {waiting}{key}", peer.address, peer.state)
+    let key = key.map(|key| format!(", key {key}")).unwrap_or_default();
+    format!("{}{name} {}{last_heard}, {waiting}{key}", peer.address, peer.state)
 }
 
-/// What became of the flows of earlier processes, as text for display.
+/// What happened to the flows of earlier processes, as text.
 fn restored_flows(restored: &RestoredStatus) -> String {
     let RestoredStatus { done, flows, not_restored, refused_tables, milliseconds } = restored;
-    let mut text = format!("{flows} flows of the earlier process");
+    let mut text = format!("{flows} flows of the previous process");
     if !done {
         text.push_str(", not finished");
     } else if flows + not_restored.values().sum::<u64>() > 0 {
         text.push_str(&format!(" in {milliseconds} ms"));
     }
     for (why, count) in not_restored {
-        text.push_str(&format!(", {count} not ({why})"));
+        text.push_str(&format!(", {count} lost ({why})"));
     }
     if *refused_tables > 0 {
         text.push_str(&format!(
@@ -147,12 +148,12 @@ fn restored_flows(restored: &RestoredStatus) -> String {
     text
 }
 
-/// What still comes to a gateway that drains, as text for display.
+/// The traffic that a draining gateway still receives, as text.
 pub(super) fn drain_progress(drain: &GatewayDrainStatus) -> String {
     let GatewayDrainStatus { flows, packets_per_second, last_packet, quiet_seconds, .. } = drain;
     let last = match last_packet {
         Some(at) => format!("the last one at {at}"),
-        None => "none since the beginning".to_owned(),
+        None => "none since the drain started".to_owned(),
     };
     format!(
         "{packets_per_second:.0} packets/s, {last}, {flows} flows; drained after {quiet_seconds} s without a packet"

@@ -66,8 +66,8 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
     table
 }
 
-/// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select other
-/// gateways.
+/// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select
+/// other gateways.
 fn announced(service: &ServiceView) -> String {
     let way = |vip: &VipView| {
         let EdgeView { outside_group, layer2, bgp, owner, owned_by, unable } = &vip.edge;
@@ -107,13 +107,13 @@ fn state_of(service: &ServiceView) -> &'static str {
         (Some(_), _) if service.vips.is_empty() => "Pending",
         (_, n) if n > 0 && n == service.ports.len() => "Refused",
         (Some(_), _) | (None, 1..) => "Partial",
-        _ if lacks_a_next_hop(service) => "Partial",
+        _ if has_no_next_hop(service) => "Partial",
         (None, 0) => "Programmed",
     }
 }
 
-/// Whether a backend that should serve is in no worker.
-fn lacks_a_next_hop(service: &ServiceView) -> bool {
+/// Whether no worker has a backend that should serve.
+fn has_no_next_hop(service: &ServiceView) -> bool {
     service.ports.iter().flat_map(|port| &port.backends).any(|one| one.why == BackendWhy::NoNextHop)
 }
 
@@ -262,8 +262,8 @@ pub(super) fn flows(rows: &[FlowRow]) -> Table {
     table
 }
 
-/// The table of `flows --count`, with one line for each worker. The numbers of removed flows, by reason, are only in
-/// the data formats and in the metrics.
+/// The table of `flows --count`, with one line for each worker. The numbers of evicted flows, by reason, are
+/// only in the data formats and the metrics.
 pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
     let mut table = Table::new(&["WORKER", "FLOWS", "CAPACITY", "USED"]);
     for worker in &answer.workers {
@@ -339,7 +339,7 @@ pub(super) fn drained(target: &DrainTarget, done: &str, backends: usize) -> Stri
         DrainTarget::Node(_) => "node",
     };
     match backends {
-        0 => format!("{kind}/{target} {done} (no backend of any Service now)"),
+        0 => format!("{kind}/{target} {done} (currently no backend of any Service)"),
         1 => format!("{kind}/{target} {done} (1 backend of a service port)"),
         n => format!("{kind}/{target} {done} ({n} backends of service ports)"),
     }

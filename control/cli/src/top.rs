@@ -1,8 +1,8 @@
 //! `top`: live figures of a running gateway.
 //!
-//! It requests the counters at intervals and shows their rates. On a terminal it draws a screen that fits; otherwise, and
-//! with a number of iterations, it prints one table after another. It decides nothing and keeps nothing but the counters
-//! of the last request.
+//! It queries the counters periodically and shows their rates. On a terminal it draws a screen that fits;
+//! otherwise, and with a number of iterations, it prints one table after another. It keeps only the counters
+//! of the last query.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
@@ -53,7 +53,7 @@ enum Sort {
     Connections,
 }
 
-/// The counters of one request.
+/// The counters of one query.
 struct Reading {
     at: Instant,
     status: Status,
@@ -61,7 +61,7 @@ struct Reading {
     drops: DropsAnswer,
 }
 
-/// What the counters did between two requests.
+/// The rates between two queries.
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Figures {
@@ -70,11 +70,11 @@ struct Figures {
     uptime_seconds: u64,
     generation_desired: u64,
     generation_applied: u64,
-    /// Seconds between the two requests.
+    /// Seconds between the two queries.
     seconds: f64,
     workers: Vec<WorkerFigures>,
     interfaces: Vec<InterfaceFigures>,
-    /// Packets dropped per second, the most frequent reason first. Reasons without any are left out.
+    /// Packets dropped per second, the most frequent reason first. Reasons that did not occur are omitted.
     drops: Vec<DropFigures>,
     /// The busiest first.
     services: Vec<ServiceFigures>,
@@ -121,7 +121,7 @@ struct ServiceFigures {
     connections_per_second: f64,
 }
 
-/// Shows the figures until the operator ends it, or for a number of refreshes.
+/// Shows the figures until the operator quits, or for a number of refreshes.
 ///
 /// # Errors
 /// The gateway does not answer, or the write to `out` failed.
@@ -181,7 +181,7 @@ async fn read(client: &Client) -> Result<Reading, Failure> {
 
 fn figures(before: &Reading, now: &Reading, sort: Sort) -> Figures {
     let seconds = now.at.duration_since(before.at).as_secs_f64();
-    // A daemon that was restarted counts from 0.
+    // A restarted daemon counts from 0.
     let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds.max(0.001);
     let status = &now.status;
     let interfaces = status.interfaces.iter().map(|one| {
@@ -207,7 +207,7 @@ fn figures(before: &Reading, now: &Reading, sort: Sort) -> Figures {
     let old: BTreeMap<_, &ServiceTraffic> =
         before.traffic.services.iter().map(|one| (key(one), one)).collect();
     let services = now.traffic.services.iter().map(|one| {
-        // A Service that is new since the last request has counted from 0.
+        // A Service that is new since the last query has counted from 0.
         let of = |count: fn(&ServiceTraffic) -> u64| {
             rate(count(one), old.get(&key(one)).map_or(0, |old| count(old)))
         };
@@ -333,7 +333,7 @@ enum Key {
     Sort(Sort),
 }
 
-/// Waits for a key, until a time.
+/// Waits for a key until the given time.
 fn keys_until(until: Instant) -> io::Result<Option<Key>> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -357,7 +357,7 @@ fn keys_until(until: Instant) -> io::Result<Option<Key>> {
     }
 }
 
-/// The terminal while figures are drawn on it. Its state comes back when this is dropped.
+/// The terminal while figures are drawn on it. Dropping this restores its state.
 struct Screen;
 
 impl Screen {
@@ -373,7 +373,7 @@ impl Screen {
         let (columns, rows) = terminal::size()?;
         let out = &mut io::stdout();
         queue!(out, cursor::MoveTo(0, 0))?;
-        let keys = "keys: q quits; order by p packets, b bytes, n new connections";
+        let keys = "keys: q quit; sort by p packets, b bytes, n new connections";
         let text = text(figures, style);
         let lines = std::iter::once(keys).chain(text.lines()).take(usize::from(rows.max(1)));
         for (n, line) in lines.enumerate() {

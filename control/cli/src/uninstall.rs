@@ -1,5 +1,5 @@
-//! `tidegate uninstall`: removes everything that gateways wrote to a cluster. Also `kubectl tidegate uninstall`, from
-//! a workstation: it needs a kubeconfig and no gateway.
+//! `tidegate uninstall` and `kubectl tidegate uninstall` remove everything that gateways wrote to a cluster.
+//! They need a kubeconfig and no gateway.
 //!
 //! It prints a line for each change to standard output, and the next steps to standard error. The exit code is 1 if
 //! something could not be removed.
@@ -72,7 +72,7 @@ pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     Ok(if done.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the operator is asked before anything changes.
+/// The question for the operator before anything changes.
 fn question(kubeconfig: Option<&Path>, context: Option<&str>) -> String {
     let context =
         context.map_or_else(|| "the current context".to_owned(), |name| format!("context {name:?}"));
@@ -86,7 +86,7 @@ fn question(kubeconfig: Option<&Path>, context: Option<&str>) -> String {
 /// Asks, and returns whether the answer is yes.
 ///
 /// # Errors
-/// Nobody can answer, because the input is not a terminal.
+/// Nobody can answer because the input is not a terminal.
 fn confirmed(
     question: &str,
     is_terminal: bool,
@@ -149,7 +149,7 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
     if *holds_lease {
         line(format!(
             "The {lease} (holder {UNINSTALLED}) prevents gateways from writing to the cluster. Deleting \
-             deploy/kubernetes/base deletes it; delete it alone to let the gateways write again."
+             deploy/kubernetes/base deletes it, too; delete only the Lease to let the gateways write again."
         ));
     }
     text
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_and_which_gateways_run_are_said() {
+    fn the_summary_names_what_remains_and_which_gateways_run() {
         let options =
             |dry_run| Options { dry_run, keep_going: false, lease_namespace: "tidegate-system".into() };
         let running = vec!["edge-1".into()];

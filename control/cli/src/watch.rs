@@ -1,7 +1,7 @@
-//! `trace` and `capture`: the packets of a running gateway, with what became of them.
+//! `trace` and `capture`: the packets of a running gateway, with what happened to them.
 //!
-//! Both begin a watch at the daemon and request its packets until they have enough, their time is over, or the operator
-//! ends them. `trace` prints a line for each packet, `capture` writes a pcapng file.
+//! Both start a watch in the daemon and fetch its packets until they have enough, the time is over, or the
+//! operator stops them. `trace` prints a line for each packet, `capture` writes a pcapng file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -97,12 +97,12 @@ pub(super) async fn trace(
     style: Style,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    let begun = client.watch(&selection.query(Snap(if style.is_data() { SNAP_MAX } else { 256 }))).await?;
+    let started = client.watch(&selection.query(Snap(if style.is_data() { SNAP_MAX } else { 256 }))).await?;
     if !style.is_data() && !style.no_headers {
         writeln!(out, "{}", heading(style.format == Format::Wide))?;
         out.flush()?;
     }
-    let shown = follow(client, &begun, selection, |row| {
+    let shown = follow(client, &started, selection, |row| {
         match style.format {
             Format::Json => writeln!(out, "{}", serde_json::to_string(row)?)?,
             Format::Yaml => {
@@ -118,8 +118,8 @@ pub(super) async fn trace(
     Ok(())
 }
 
-/// Writes a pcapng file. A received frame has a comment that says what became of it, and is followed by the frame that
-/// was sent because of it.
+/// Writes a pcapng file. A received frame has a comment that says what happened to it, and is followed by the
+/// frame that was sent because of it.
 ///
 /// # Errors
 /// As for [`trace`], or the file cannot be written.
@@ -130,23 +130,23 @@ pub(super) async fn capture(client: &Client, selection: &Selection, file: &FileA
             "standard output is a terminal; accepted: --write FILE, or a pipe to a program that reads pcapng";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
     }
-    let begun = client.watch(&selection.query(file.snap)).await?;
+    let started = client.watch(&selection.query(file.snap)).await?;
     let in_file =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.write.display()));
     let out: Box<dyn Write> = match is_stdout {
         true => Box::new(io::stdout()),
         false => Box::new(File::create(&file.write).map_err(in_file)?),
     };
-    let names: Vec<&str> = begun.interfaces.iter().map(String::as_str).collect();
+    let names: Vec<&str> = started.interfaces.iter().map(String::as_str).collect();
     let program = concat!("tidegate ", env!("CARGO_PKG_VERSION"));
     let mut writer = PcapngWriter::new(BufWriter::new(out), program, &names).map_err(in_file)?;
-    let place = |name: &str| names.iter().position(|one| *one == name).unwrap_or(0) as u32;
-    let shown = follow(client, &begun, selection, |row| {
+    let index = |name: &str| names.iter().position(|one| *one == name).unwrap_or(0) as u32;
+    let shown = follow(client, &started, selection, |row| {
         let comment = comment(row);
         let mut write = |interface: &str, direction, frame: &WatchedFrame, comment: &str| {
             writer
                 .write(&Captured {
-                    interface: place(interface),
+                    interface: index(interface),
                     timestamp_ns: row.timestamp_ns,
                     direction,
                     bytes: &bytes(&frame.hex),
@@ -173,10 +173,10 @@ struct Shown {
     lost: u64,
 }
 
-/// Calls `each` for every packet until there are enough, the time is over, or the operator ends the command.
+/// Calls `each` for every packet until there are enough, the time is over, or the operator stops the command.
 async fn follow(
     client: &Client,
-    begun: &WatchAnswer,
+    started: &WatchAnswer,
     selection: &Selection,
     mut each: impl FnMut(&WatchedRow) -> io::Result<()>,
 ) -> Result<Shown, Failure> {
@@ -194,7 +194,7 @@ async fn follow(
             break Ok(());
         }
         let answer = tokio::select! {
-            answer = client.watched(begun.id) => answer,
+            answer = client.watched(started.id) => answer,
             () = &mut over => break Ok(()),
             _ = tokio::signal::ctrl_c() => break Ok(()),
         };
@@ -209,8 +209,8 @@ async fn follow(
         }
         shown.packets += answer.packets.len().min(left) as u64;
     };
-    // A gateway that does not answer ends the watch by itself.
-    if let Ok(ended) = client.unwatch(begun.id).await
+    // A gateway that does not answer ends the watch on its own.
+    if let Ok(ended) = client.unwatch(started.id).await
         && selection.count.is_none()
     {
         shown.lost = ended.lost;
@@ -218,18 +218,18 @@ async fn follow(
     result.map(|()| shown)
 }
 
-/// Says how many packets there were, on standard error.
+/// Prints how many packets there were, on standard error.
 fn report(shown: &Shown) {
     let Shown { packets, lost } = shown;
     match lost {
         0 => eprintln!("{packets} packets"),
         _ => eprintln!(
-            "{packets} packets; {lost} more matched and were not recorded, because they came faster than they were read"
+            "{packets} packets; {lost} more matched and were not recorded, because they arrived faster than they were read"
         ),
     }
 }
 
-/// The columns of `trace`. The widths are fixed, because lines are printed as packets come.
+/// The columns of `trace`. The widths are fixed because lines are printed as packets arrive.
 const COLUMNS: [(&str, usize); 10] = [
     ("TIME", 15),
     ("INTERFACE", 10),
@@ -283,7 +283,7 @@ fn time(timestamp_ns: u64) -> String {
     at.to_zoned(jiff::tz::TimeZone::system()).strftime("%H:%M:%S.%6f").to_string()
 }
 
-/// What became of a packet, as the comment of a capture: `key=value` pairs.
+/// What happened to a packet, as the comment of a capture: `key=value` pairs.
 fn comment(row: &WatchedRow) -> String {
     let mut text = format!("verdict={} reason={} flow={}", row.verdict, row.reason, row.flow);
     let more = [
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_no_number_of_seconds_is_refused() {
+    fn a_time_that_is_not_a_number_of_seconds_is_refused() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         for wrong in ["-1", "nan", "inf", "ten", ""] {
             assert!(seconds(wrong).is_err_and(|message| message.starts_with("accepted: ")), "{wrong}");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_says_what_became_of_the_packet() {
+    fn a_comment_says_what_happened_to_the_packet() {
         assert_eq!(
             comment(&row()),
             "verdict=transmit reason=forward flow=new service=shop/web:http backend=10.0.0.1:8080 mode=nat"

@@ -1,6 +1,7 @@
 //! The plugin with the test API server.
 //!
-//! `--test kubernetes` of the workspace selects these tests beside those of the gateway, and so builds the plugin for both.
+//! `--test kubernetes` of the workspace selects these tests beside those of the gateway, and so builds the
+//! plugin for both.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -19,9 +20,9 @@ fn the_plugin_calls_itself_as_kubectl_does() {
     assert!(help.status.success() && text.contains("Usage: kubectl tidegate services"), "{text}");
     // Queries work as usual; this daemon does not exist.
     let socket = directory.path().join("none.sock");
-    let asked = Command::new(PLUGIN).args(["pools", "--socket"]).arg(socket).output().expect("it runs");
-    let text = String::from_utf8_lossy(&asked.stderr);
-    assert_eq!(asked.status.code(), Some(1));
+    let output = Command::new(PLUGIN).args(["pools", "--socket"]).arg(socket).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
     assert!(text.starts_with("Error from gateway: "), "{text}");
 }
 
@@ -37,8 +38,8 @@ fn server() -> TestApiServer {
     server
 }
 
-/// Exit code, output and errors of a command that has this kubeconfig.
-fn ask(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String, String) {
+/// Exit code, output and errors of a command with this kubeconfig.
+fn run(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(PLUGIN);
     command.args(words).arg("--kubeconfig").arg(kubeconfig).stdin(Stdio::null());
     let ran = command.output().expect("it runs");
@@ -56,7 +57,7 @@ fn pool(name: &str, team: &str) -> serde_json::Value {
 }
 
 #[test]
-fn from_a_workstation_the_plugin_asks_the_api_server() {
+fn the_plugin_queries_the_api_server_from_a_workstation() {
     let server = server();
     let condition = |kind: &str, status: &str, message: &str| {
         json!({
@@ -93,16 +94,16 @@ fn from_a_workstation_the_plugin_asks_the_api_server() {
     server.load(objects.into()).expect("legal objects");
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
-    let ask = |words: &[&str]| ask(&kubeconfig, words);
+    let run = |words: &[&str]| run(&kubeconfig, words);
     let has = |text: &str, words: &[&str]| words.iter().all(|word| text.contains(word));
-    let (code, out, err) = ask(&["status", "-o", "wide"]);
+    let (code, out, err) = run(&["status", "-o", "wide"]);
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(has(&out, &["edge-1", "Unknown", "yes", "9.9", "Ready: Unknown no heartbeat"]), "{out}");
-    let (code, out, err) = ask(&["services", "-o", "wide"]);
+    let (code, out, err) = run(&["services", "-o", "wide"]);
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(has(&out, &["shop", "web", "203.0.113.5", "80/TCP", "False", "not on edge-2"]), "{out}");
     assert!(!out.contains("another"), "{out}");
-    let (code, out, _) = ask(&["pools"]);
+    let (code, out, _) = run(&["pools"]);
     assert!(code == Some(0) && has(&out, &["public", "203.0.113.0/28"]), "{out}");
     // The definition is deleted while a pool is in use.
     let hold =
@@ -110,11 +111,11 @@ fn from_a_workstation_the_plugin_asks_the_api_server() {
     server.edit("tidegate.dev/v1alpha1", "AddressPool", "", "public", hold).expect("legal");
     server.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "addresspools.tidegate.dev");
     for command in ["pools", "status"] {
-        let (code, _, err) = ask(&[command]);
+        let (code, _, err) = run(&[command]);
         assert_eq!(code, Some(0));
         assert!(err.contains("the definition of AddressPool is being deleted"), "{command}: {err}");
     }
-    let (code, _, err) = ask(&["flows"]);
+    let (code, _, err) = run(&["flows"]);
     assert!(code == Some(1) && err.contains("only a gateway has flows"), "{err}");
 }
 
@@ -125,7 +126,7 @@ fn the_plugin_selects_by_names_labels_and_context() {
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
     let shown = |words: &[&str]| {
-        let (code, out, err) = ask(&kubeconfig, words);
+        let (code, out, err) = run(&kubeconfig, words);
         let names = out.lines().skip(1).filter_map(|line| line.split(' ').next()).map(str::to_owned);
         (code, names.collect::<Vec<_>>(), err)
     };
@@ -141,7 +142,7 @@ fn the_plugin_selects_by_names_labels_and_context() {
     assert!(err.contains("addresspools \"three\" not found"), "{err}");
     let (code, _, err) = shown(&["status", "edge-9"]);
     assert!(code == Some(1) && err.contains("gatewaystatuses \"edge-9\" not found"), "{err}");
-    // Another context than the current one.
+    // A context other than the current one.
     let text = std::fs::read_to_string(&kubeconfig).expect("readable");
     let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let context = std::mem::replace(&mut config["current-context"], json!("gone"));
@@ -188,13 +189,13 @@ fn uninstall_without_a_terminal_needs_yes() {
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
     let is_held = || {
-        let pool = server.get("tidegate.dev/v1alpha1", "AddressPool", "", "one").expect("it is there");
+        let pool = server.get("tidegate.dev/v1alpha1", "AddressPool", "", "one").expect("it still exists");
         pool["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
     };
-    let (code, _, err) = ask(&kubeconfig, &["uninstall"]);
+    let (code, _, err) = run(&kubeconfig, &["uninstall"]);
     assert!(code == Some(1) && err.contains("not a terminal; accepted: --yes"), "{err}");
-    assert_eq!(ask(&kubeconfig, &["uninstall", "--dry-run"]).0, Some(0));
+    assert_eq!(run(&kubeconfig, &["uninstall", "--dry-run"]).0, Some(0));
     assert!(is_held());
-    let (code, _, err) = ask(&kubeconfig, &["uninstall", "--yes"]);
+    let (code, _, err) = run(&kubeconfig, &["uninstall", "--yes"]);
     assert!(code == Some(0) && !is_held(), "{err}");
 }

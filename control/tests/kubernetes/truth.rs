@@ -226,7 +226,7 @@ fn health_check_node_ports_are_left_to_kube_proxy() {
     world.until("the port", || world.http(30_501, "/"));
     // A node can be drained before it has endpoints.
     let (done, _) = world.gateway("edge-1").drain("a");
-    assert!(done.contains("node/a drained (no backend of any Service now)"), "{done}");
+    assert!(done.contains("node/a drained (currently no backend of any Service)"), "{done}");
     let (_, refused) = world.gateway("edge-1").drain("b");
     assert!(refused.contains("no backend or node b"), "{refused}");
     // The proxy starts after the gateway.
