@@ -1,7 +1,7 @@
 //! The server of the admin socket.
 //!
-//! `tidegate-admin-api` has the requests and the types of every answer, the daemon implements [`AdminBackend`], and
-//! [`Server`] connects the two. This module does not compute answers.
+//! `tidegate-admin-api` defines the requests and the answers, the daemon implements [`AdminBackend`], and
+//! [`Server`] connects the two. This module computes no answers.
 
 mod server;
 mod socket;
@@ -18,8 +18,8 @@ use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 
-/// The answers of the daemon. Queries never wait for a worker, except for `flows` and `watched`. The changes return when they
-/// are decided, not when every worker has applied them.
+/// The answers of the daemon. Queries never wait for a worker, except `flows` and `watched`. Changes return
+/// when they are decided, not when every worker has applied them.
 pub trait AdminBackend: Send + Sync + 'static {
     /// `status`.
     fn status(&self) -> api::Status;
@@ -27,7 +27,7 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn services(&self) -> api::ServicesAnswer;
     /// `backends`.
     fn backends(&self) -> api::BackendsAnswer;
-    /// `flows`: waits for workers, with a time limit.
+    /// `flows`: waits for workers, up to a time limit.
     ///
     /// # Errors
     /// If a requested name is not served.
@@ -38,13 +38,13 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn pools(&self) -> api::PoolsAnswer;
     /// What each service port forwarded.
     fn traffic(&self) -> api::TrafficAnswer;
-    /// Begins to copy packets, for `trace` and `capture`. It ends by [`Self::unwatch`], or some time after the last
-    /// [`Self::watched`].
+    /// Starts copying packets for `trace` and `capture`. This ends with [`Self::unwatch`], or some time after
+    /// the last [`Self::watched`].
     ///
     /// # Errors
     /// If a name of the query is not known, or there are too many watches.
     fn watch(&self, query: WatchQuery) -> Result<api::WatchAnswer, AdminError>;
-    /// The packets of a watch since the last call. Waits up to a second for one.
+    /// The packets of a watch since the last call. Waits up to a second for the first one.
     ///
     /// # Errors
     /// If there is no such watch.
@@ -67,7 +67,7 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// If no backend or node has that name.
     fn drain(&self, target: DrainTarget)
     -> impl Future<Output = Result<api::DrainAnswer, AdminError>> + Send;
-    /// Undrains it.
+    /// Cancels a drain.
     ///
     /// # Errors
     /// If it was not drained.
@@ -75,27 +75,27 @@ pub trait AdminBackend: Send + Sync + 'static {
         &self,
         target: DrainTarget,
     ) -> impl Future<Output = Result<api::DrainAnswer, AdminError>> + Send;
-    /// Begins to drain the gateway itself. It does not wait until the gateway is drained: `status` says when.
+    /// Starts to drain the gateway itself. Does not wait for the end of the drain, which `status` shows.
     ///
     /// # Errors
     /// If the daemon is shutting down.
     fn drain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
-    /// Ends a drain of the gateway that [`Self::drain_gateway`] began.
+    /// Cancels a drain of the gateway that [`Self::drain_gateway`] started.
     ///
     /// # Errors
-    /// If there is none, or something else drains the gateway too.
+    /// If there is none, or something else also drains the gateway.
     fn undrain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
-    /// Applies a check of keepalived that began at this time.
+    /// Records a check of keepalived that started at this time.
     ///
     /// # Errors
-    /// Why the check fails: keepalived then gives up its groups.
+    /// Why the check fails, in which case keepalived releases its groups.
     fn vrrp_check(&self, began: BootTime) -> Result<(), AdminError> {
         let _ = began;
         Err(AdminError::Unavailable("the gateway does not use VRRP".to_owned()))
     }
-    /// Reads configuration and objects again, as SIGHUP does.
+    /// Reloads the configuration and the objects, like SIGHUP.
     ///
     /// # Errors
-    /// If it cannot be tried. A refused configuration is an answer, not an error.
+    /// If it cannot be attempted. A refused configuration is an answer, not an error.
     fn reload(&self) -> impl Future<Output = Result<api::ReloadAnswer, AdminError>> + Send;
 }

@@ -27,13 +27,13 @@ const READ: &str =
 /// The paths of changes.
 const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch, vrrp-check";
 
-/// The time from one check that the socket's file is still there to the next.
+/// How often to check that the socket's file still exists.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// Serves the admin socket until it is dropped, which also removes the socket's file.
 #[derive(Debug)]
 pub struct Server {
-    /// `None` when the server ends.
+    /// `None` when the server is stopping.
     file: Arc<Mutex<Option<SocketFile>>>,
     task: JoinHandle<()>,
 }
@@ -51,7 +51,7 @@ impl Server {
         Ok(Self { file, task })
     }
 
-    /// The task that serves, to see whether it has ended.
+    /// The server task, to check whether it has ended.
     #[must_use]
     pub fn task(&self) -> AbortHandle {
         self.task.abort_handle()
@@ -74,7 +74,7 @@ async fn serve(
         let backend = Arc::clone(&backend);
         let serving =
             tidegate_http::serve(listener, Limits::COMMANDS, move |request| answer(backend.clone(), request));
-        // Requests under way end with the old listener.
+        // Requests in progress end with the old listener.
         tokio::select! {
             () = serving => return,
             bound = bound_again(&file) => match bound {
@@ -85,12 +85,12 @@ async fn serve(
     }
 }
 
-/// Waits until the file is gone, and binds the socket again; `None` if the server ends.
+/// Waits until the file is gone and binds the socket again; `None` if the server is stopping.
 async fn bound_again(file: &Mutex<Option<SocketFile>>) -> Option<UnixListener> {
     let mut last_error = None;
     loop {
         tokio::time::sleep(CHECK).await;
-        // The lock is held while the file is made, so that a server that ends leaves none.
+        // The lock is held while the file is created, so that a server that stops leaves none behind.
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let current = file.as_ref()?;
         if current.is_there() {
@@ -99,7 +99,7 @@ async fn bound_again(file: &Mutex<Option<SocketFile>>) -> Option<UnixListener> {
         let path = current.path().to_owned();
         match socket::bind(&path) {
             Ok((listener, new)) => {
-                tracing::warn!(path = %path.display(), "somebody removed the admin socket: it is there again");
+                tracing::warn!(path = %path.display(), "recreated the admin socket, which somebody had removed");
                 *file = Some(new);
                 return Some(listener);
             }
@@ -108,7 +108,7 @@ async fn bound_again(file: &Mutex<Option<SocketFile>>) -> Option<UnixListener> {
                 if last_error.as_ref() != Some(&error) {
                     tracing::error!(
                         path = %path.display(), error,
-                        "somebody removed the admin socket, and it cannot be made again: no command reaches the gateway"
+                        "somebody removed the admin socket and it cannot be recreated: no command reaches the gateway"
                     );
                     last_error = Some(error);
                 }
@@ -175,7 +175,7 @@ async fn route(
         "watch" => ok(&backend.watch(WatchQuery::parse(query)?)?),
         "unwatch" => ok(&backend.unwatch(watch_id(query)?)?),
         "vrrp-check" => ok(&backend.vrrp_check(began(query)?).map(|()| true)?),
-        _ => unreachable!("the names were told apart above"),
+        _ => unreachable!("only these paths were accepted above"),
     })
 }
 
@@ -195,7 +195,7 @@ fn packet(query: &str) -> Result<Packet, AdminError> {
         let text = parameter(key, "ADDRESS:PORT")?;
         text.parse().map_err(|_| {
             AdminError::BadRequest(format!(
-                "{key}: {text:?} is no address with a port; accepted: 192.0.2.1:80, [2001:db8::1]:80"
+                "{key}: {text:?} is not an address with a port; accepted: 192.0.2.1:80, [2001:db8::1]:80"
             ))
         })
     };
@@ -207,19 +207,17 @@ fn packet(query: &str) -> Result<Packet, AdminError> {
 fn is_awaited(query: &str) -> Result<(), AdminError> {
     let Some(text) = query::value(query, BEFORE) else { return Ok(()) };
     let before = text.parse().map(BootTime).map_err(|_| {
-        let what = format!("{BEFORE}: {text:?} is no time; accepted: NANOSECONDS of CLOCK_BOOTTIME");
+        let what = format!("{BEFORE}: {text:?} is not a time; accepted: NANOSECONDS of CLOCK_BOOTTIME");
         AdminError::BadRequest(what)
     })?;
     if boot_time() < before {
         return Ok(());
     }
-    tracing::warn!(
-        "refusing a change that was requested through the admin socket: its sender no longer waits for it"
-    );
-    Err(AdminError::Unavailable("the sender no longer waits for this change: it was not made".to_owned()))
+    tracing::warn!("refused a change requested through the admin socket: its sender no longer waits for it");
+    Err(AdminError::Unavailable("the sender no longer waits for this change, so it was not made".to_owned()))
 }
 
-/// What a drain is about.
+/// The target of a drain.
 enum Subject {
     Gateway,
     Target(DrainTarget),

@@ -1,7 +1,8 @@
-//! The file of the admin socket: readable by its owner only. It replaces a stale file, and is removed at shutdown.
+//! The file of the admin socket: only its owner can open it. It replaces a stale file, and is removed at
+//! shutdown.
 //!
-//! The socket is bound under another name and renamed after its mode is set, so that no other user can open it at any
-//! moment.
+//! The socket is bound under another name and renamed after its mode is set, so no other user can open it at
+//! any moment.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
 
-/// The file of a bound socket. It is removed on drop, unless another file has replaced it.
+/// The file of a bound socket. Removed on drop, unless another file has replaced it.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -22,8 +23,8 @@ pub(super) struct SocketFile {
 /// Binds a listener at `path`, with the directories above it.
 ///
 /// # Errors
-/// `AddrInUse` if a daemon answers there; otherwise the error of the file system, for example for a file that is not a
-/// socket.
+/// `AddrInUse` if a daemon answers there; otherwise the error of the file system, for example if the file is
+/// not a socket.
 pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
         fs::create_dir_all(parent)?;
@@ -44,12 +45,12 @@ pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     Ok((listener, SocketFile { path: path.to_owned(), identity }))
 }
 
-/// What distinguishes the file at a path from one that replaces it: its device and its number there.
+/// What distinguishes the file at a path from one that replaces it: its device and inode.
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Returns an error if the file at `path` must not be replaced.
+/// Fails if the file at `path` must not be replaced.
 fn refuse_living(path: &Path) -> io::Result<()> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -57,7 +58,7 @@ fn refuse_living(path: &Path) -> io::Result<()> {
         Err(e) => return Err(e),
     };
     if !metadata.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file is there that is no socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
     }
     match UnixStream::connect(path) {
         Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there")),
@@ -73,7 +74,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 impl SocketFile {
-    /// Whether the file is at its path. Where that cannot be found out, it is taken to be.
+    /// Whether the file is at its path. Assumes so if that cannot be determined.
     pub(super) fn is_there(&self) -> bool {
         match identity(&self.path) {
             Ok(found) => found == self.identity,
@@ -91,7 +92,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let ours = identity(&self.path).is_ok_and(|found| found == self.identity);
         if ours {
-            // During shutdown an error cannot be reported.
+            // Errors cannot be reported during shutdown.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -185,7 +185,7 @@ impl Lab {
 }
 
 #[tokio::test]
-async fn every_answer_comes_through_as_it_was_given() {
+async fn every_answer_reaches_the_client_unchanged() {
     let (lab, daemon) = (Lab::new(), Daemon::default());
     let client = lab.client();
     assert_eq!(client.status().await.expect("it answers"), daemon.status());
@@ -210,11 +210,15 @@ async fn every_answer_comes_through_as_it_was_given() {
     assert_eq!(client.metrics().await.expect("it answers"), daemon.metrics());
     assert_eq!(client.reload().await.expect("it answers"), daemon.reload().await.expect("it reports"));
     let pools = client.pools().await.expect("it answers").pools;
-    assert_eq!((pools[0].total, pools[0].assigned), (u64::MAX, 1), "too large for JSON readers is cut");
+    assert_eq!(
+        (pools[0].total, pools[0].assigned),
+        (u64::MAX, 1),
+        "capped to what JSON readers can represent"
+    );
 }
 
 #[tokio::test]
-async fn drains_are_made_and_taken_back_by_backend_and_by_node() {
+async fn backends_and_nodes_are_drained_and_undrained() {
     let lab = Lab::new();
     let client = lab.client();
     for text in ["10.0.0.1:8080", "[2001:db8::1]:80", "node-a"] {
@@ -228,7 +232,7 @@ async fn drains_are_made_and_taken_back_by_backend_and_by_node() {
 }
 
 #[tokio::test]
-async fn a_change_that_comes_after_its_sender_gave_up_is_refused_and_not_made() {
+async fn a_change_whose_sender_gave_up_is_refused_and_not_made() {
     let lab = Lab::new();
     let client = lab.client();
     let error =
@@ -242,15 +246,18 @@ async fn a_change_that_comes_after_its_sender_gave_up_is_refused_and_not_made() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_without_an_answer_has_a_limit_and_its_error_says_that_it_may_still_happen() {
+async fn a_change_that_times_out_is_reported_as_possibly_made() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("tidegate.sock");
-    // It accepts no connection, as a process that is stopped.
+    // It accepts no connection, like a stopped process.
     let stopped = std::os::unix::net::UnixListener::bind(&path).expect("it binds");
     let client = Client::new(&path);
     let target: DrainTarget = "node-a".parse().expect("a target");
     let error = client.drain(&target).await.expect_err("nobody answers").to_string();
-    assert!(error.contains("did not answer within 30 s") && error.contains("may still happen"), "{error}");
+    assert!(
+        error.contains("did not answer within 30 s") && error.contains("may already have started it"),
+        "{error}"
+    );
     let error = client.status().await.expect_err("nobody answers").to_string();
     assert!(error.ends_with("did not answer within 30 s"), "{error}");
 
@@ -261,7 +268,7 @@ async fn a_change_without_an_answer_has_a_limit_and_its_error_says_that_it_may_s
 }
 
 #[test]
-fn addresses_of_a_removed_pool_count_as_assigned_while_services_hold_them() {
+fn addresses_of_a_removed_pool_count_as_assigned_while_services_own_them() {
     let usage = tidegate_policy::pools::PoolUsage {
         pool: "old".into(),
         outside: 2,
@@ -274,7 +281,7 @@ fn addresses_of_a_removed_pool_count_as_assigned_while_services_hold_them() {
 }
 
 #[tokio::test]
-async fn the_gateway_itself_is_drained_and_a_refusal_of_its_state_is_a_conflict() {
+async fn the_gateway_itself_is_drained_and_its_refusal_is_a_conflict() {
     let lab = Lab::new();
     let client = lab.client();
     let answer = client.drain_gateway().await.expect("it drains");
@@ -284,7 +291,7 @@ async fn the_gateway_itself_is_drained_and_a_refusal_of_its_state_is_a_conflict(
 }
 
 #[tokio::test]
-async fn faults_of_a_request_say_what_is_accepted() {
+async fn errors_of_a_request_say_what_is_accepted() {
     let lab = Lab::new();
     let client = lab.client();
     for (method, uri, status, accepted) in [
@@ -303,7 +310,7 @@ async fn faults_of_a_request_say_what_is_accepted() {
     ] {
         let error = client.request(method.parse().expect("a method"), uri).await.expect_err("it is refused");
         let ClientError::Refused { status: told, message } = error else { panic!("{error}") };
-        assert_eq!(told, status, "{method} {uri}");
+        assert_eq!(received, status, "{method} {uri}");
         assert!(message.contains(accepted), "{message}");
     }
 }
@@ -324,7 +331,7 @@ async fn explain_carries_the_packet_of_either_family() {
 }
 
 #[tokio::test]
-async fn only_the_owner_may_open_the_socket_and_it_goes_with_the_server() {
+async fn only_the_owner_can_open_the_socket_and_the_server_removes_it() {
     let lab = Lab::new();
     let path = Lab::socket(&lab.directory);
     let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
@@ -338,7 +345,7 @@ async fn only_the_owner_may_open_the_socket_and_it_goes_with_the_server() {
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_removed_is_bound_again_and_goes_with_the_server() {
+async fn a_removed_socket_is_bound_again_and_the_server_removes_it() {
     let lab = Lab::new();
     let path = Lab::socket(&lab.directory);
     std::fs::remove_file(&path).expect("it is there");
@@ -355,7 +362,7 @@ async fn a_socket_that_somebody_removed_is_bound_again_and_goes_with_the_server(
 }
 
 #[tokio::test]
-async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("tidegate.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("it binds")); // The file stays, as after a killed daemon.

@@ -1,7 +1,8 @@
-//! Faults that only the configuration and the objects together show, and that nothing else reports.
+//! Faults that show only when the configuration is compared with the objects, and that nothing else reports.
 //!
-//! Of `check` alone: a gateway that runs reports the same states as they occur (`status`, conditions), where most of them
-//! are usual for a while, such as a Service without endpoints. Pure; called by `load` with what it has read.
+//! Only `check` reports them: most of these states are normal for a while, such as a Service without
+//! endpoints, and a running gateway reports them in `status` and conditions. Pure; called by `load` with what
+//! it has read.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,10 +16,10 @@ use tidegate_policy::reconcile::Outcome;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_spec::ForwardingMode;
 
-/// The most Services that one kind of warning names one by one.
+/// How many Services one kind of warning names individually.
 const NAMED_MAX: usize = 32;
 
-/// All of them.
+/// All faults.
 pub(super) fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let mut faults = aggregates(config, objects);
     if matches!(config.source, SourceConfig::Directory(_)) {
@@ -32,7 +33,7 @@ pub(super) fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcom
     faults
 }
 
-/// An aggregate leads the traffic of all its addresses to the gateway.
+/// An aggregate attracts the traffic for all its addresses to the gateway.
 fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let Some(bgp) = &config.announce.bgp else { return Vec::new() };
     let (pools, _) = pools::merge(&config.pools, &objects.address_pools);
@@ -42,12 +43,12 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
         let (first, count) = range.outside(ranges())?;
         let field = format!("announce.bgp.aggregates[{i}]");
         let fault = if count == range.size() {
-            let what = format!("{field}: no pool has an address of {net}, so it would draw traffic of other hosts only");
+            let what = format!("{field}: {net} contains no address of any pool, so it would only attract traffic of other hosts");
             Diagnostic::error(what).accepting("a prefix with addresses of pools")
         } else {
             Diagnostic::warning(format!(
-                "{field}: the gateway draws the traffic of all addresses of {net}, and {count} of them are in no pool, such as \
-                 {first}"
+                "{field}: the gateway attracts the traffic for all addresses of {net}, and {count} of them are in no \
+                 pool, such as {first}"
             ))
             .accepting("a prefix all of whose addresses are in pools, if other hosts have these")
         };
@@ -56,8 +57,9 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     outside.collect()
 }
 
-/// The gateway answers for these addresses, so it takes over the traffic of the host that has one of them. With a
-/// directory the operator writes the endpoints too; from an API server nobody can take an address of a gateway.
+/// The gateway answers for these addresses, so it would take over the traffic of the host that has one of
+/// them. This is checked only for a directory, where the operator also writes the endpoints; with an API
+/// server, an endpoint cannot claim an address of a gateway.
 fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let network = &config.dataplane.network;
     let own: BTreeSet<IpAddr> =
@@ -89,7 +91,7 @@ fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec
     faults
 }
 
-/// The classes of Services that do not belong to this gateway.
+/// Services whose class is not that of this gateway.
 fn of_other_classes(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let own = config.source.load_balancer_class();
     let other = |service: &&Service| other_class(service, own).is_some();
@@ -109,7 +111,7 @@ fn other_class<'a>(service: &'a Service, own: &str) -> Option<&'a str> {
     class.filter(|_| service.service_type == ServiceType::LoadBalancer)
 }
 
-/// At an API server, Services of other classes are usual, unless there are only these.
+/// With an API server, Services of other classes are normal, unless there are no others.
 fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<Diagnostic> {
     let (own, takes_all) = (config.source.load_balancer_class(), config.source.claims_classless());
     let is_ours =
@@ -127,7 +129,8 @@ fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<
     Some(Diagnostic::warning(what).accepting(accepted).at(place))
 }
 
-/// Services that no object describes endpoints of. If there are objects without the ports of the Service, that is reported.
+/// Services without any endpoint objects. If there are objects that lack the ports of the Service, that is
+/// reported elsewhere.
 fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let index = EndpointIndex::new(objects);
     let is_empty = |view: &&ServiceView| view.ports.iter().all(|port| port.backends.is_empty());
@@ -154,7 +157,7 @@ fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     services.filter_map(warning).take(NAMED_MAX).collect()
 }
 
-/// In `nat` and `fullnat` the answers to clients pass the gateway, which needs a route to them.
+/// In `nat` and `fullnat` mode, replies to clients go through the gateway, which needs a route to them.
 fn without_default_route(config: &GatewayConfig, outcome: &Outcome) -> Vec<Diagnostic> {
     let routes = &config.dataplane.network.routes;
     let mut warnings = Vec::new();
@@ -166,7 +169,7 @@ fn without_default_route(config: &GatewayConfig, outcome: &Outcome) -> Vec<Diagn
             routes.iter().any(|route| route.to.prefix_len() == 0 && route.to.addr().is_ipv4() == is_v4);
         let Some(spec) = first.filter(|_| !has_route) else { continue };
         let what = format!(
-            "dataplane.routes: there is no default route of {family}, so clients that no other route leads to get no answer \
+            "dataplane.routes: there is no default route of {family}, so clients that no other route covers get no answer \
              from Services in mode {}, such as {}/{}",
             spec.mode, spec.namespace, spec.name
         );

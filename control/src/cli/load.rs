@@ -1,7 +1,7 @@
 //! Loads configuration and manifests for `check`, `replay` and `explain -c`: offline, with every backend healthy.
 //!
-//! It reads the files, reconciles and compiles once, and collects the faults of all stages in one report. The daemon
-//! takes the same steps with additional inputs: link addresses of its ports, health, drains.
+//! It reads the files, reconciles and compiles once, and collects the faults of all stages in one report. The
+//! daemon does the same with additional inputs: link addresses of its ports, health, drains.
 //!
 //! Invariant: the result depends only on the files, not on the order of the files or of the objects in them.
 
@@ -49,7 +49,7 @@ pub(super) fn offline(path: &Path) -> Offline {
         Some(SourceConfig::Kubernetes(server)) => {
             let gateway = loaded.config.as_ref().map_or("gateway", |config| &config.name);
             let (objects, faults) = kubernetes::load(server, gateway);
-            // Faults of objects name the object; those of the connection are of the key that names it.
+            // Faults of objects name the object; those of the connection name the key of the configuration.
             let origin = loaded.config.as_ref().map(|config| &config.origin);
             let place = origin.and_then(|origin| origin.field("source.kubernetes.kubeconfig"));
             let place = place.unwrap_or_else(|| Location::start_of(path.to_string_lossy().as_ref()));
@@ -77,14 +77,14 @@ pub(super) fn offline(path: &Path) -> Offline {
     Offline { config: loaded.config, objects, outcome, report }
 }
 
-/// Whether a finding is about what an object says. Without its configuration, nothing is known about what it gets: a pool
-/// with a fault has no addresses, for example.
+/// Whether a finding is about the text of an object. Without a valid configuration, other findings are
+/// meaningless: for example, a faulty pool has no addresses.
 fn is_of_own_text(finding: &Finding) -> bool {
     matches!(finding.reason, Reason::InvalidValue | Reason::NotSupported | Reason::AliasIgnored)
 }
 
-/// Ports without a backend by their traffic policy, which is no finding because with policy Local it is usual on most
-/// nodes; and backends of `dsr-dscp` that cannot tell two VIPs apart.
+/// Notes that are not findings: ports without a backend because of their traffic policy, which is normal on
+/// most nodes with policy Local; and backends of `dsr-dscp` that cannot distinguish two VIPs.
 fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let mut notes = Vec::new();
     for view in &outcome.services {
@@ -118,7 +118,7 @@ fn reconcile_offline(config: &GatewayConfig, objects: &Objects) -> Outcome {
     })
 }
 
-/// Reports the problems found while compiling the spec, each with the place of its Service or key.
+/// Reports the problems found while compiling the spec, each with the position of its Service or key.
 fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec) -> Report {
     match Snapshot::compile(spec, None, &NeighborTable::new()) {
         Ok((_, problems)) => problems.iter().map(|p| problem(config, objects, spec, p)).collect(),
@@ -190,7 +190,7 @@ fn compile_error(
     Diagnostic::error(error.to_string()).at(place)
 }
 
-/// The place where a service port is defined: its port, or else its object.
+/// The position where a service port is defined: its port, or else its object.
 fn service_place(objects: &Objects, spec: &SnapshotSpec, key: tidegate_spec::ServiceKey) -> Option<Location> {
     let found = spec.services.iter().find(|s| s.key == key)?;
     let object = tidegate_model::objects::ObjectKey::new(found.namespace.clone(), found.name.clone());

@@ -1,12 +1,12 @@
 //! The command line of `tidegate`: the commands of `tidegate-cli`, and those that need the dataplane or the compiled
 //! pipeline.
 //!
-//! Each command has a file. It takes its parsed arguments and returns an exit code or an error, which is printed here
-//! as `error: ...` with exit code 1. Clap exits with 2 when the command line is wrong. Commands make no decisions about
-//! packets or manifests: they call the library and print the result.
+//! Each command has a file. It takes its parsed arguments and returns an exit code or an error, which is
+//! printed here as `error: ...` with exit code 1. Clap exits with 2 if the command line is wrong. Commands
+//! make no decisions about packets or manifests: they call the library and print the result.
 //!
-//! Exit codes: those of `tidegate-cli`; 2 also if the input is invalid (`check`, an invalid configuration). `run` has
-//! codes of its own (`daemon`).
+//! Exit codes: those of `tidegate-cli`; 2 also if the input is invalid (`check`, an invalid configuration).
+//! `run` has more codes (`daemon`).
 
 mod check;
 mod cross_check;
@@ -66,7 +66,7 @@ struct ConfigArg {
     config: PathBuf,
 }
 
-/// Runs the command of the command line and returns the exit code.
+/// Runs the given command and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { log_format, command } = tidegate_cli::parse();

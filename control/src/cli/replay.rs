@@ -1,9 +1,9 @@
 //! `tidegate replay`: shows offline what the gateway would do with the packets of a capture.
 //!
-//! It uses the dataplane's own replay; this file reads and writes captures and prints a JSON line for each packet. If
-//! manifests have faults, the objects that the daemon would refuse are left out, and the faults go to standard error.
-//! A faulty configuration is refused with exit code 2. If a file is not a capture, or is cut off, the packets before
-//! the fault are written and the exit code is 1.
+//! It uses the dataplane's own replay; this file reads and writes captures and prints a JSON line for each
+//! packet. If manifests have faults, the objects that the daemon would refuse are omitted, and the faults go
+//! to standard error. A faulty configuration is refused with exit code 2. If a file is not a capture, or is
+//! truncated, the packets before the fault are written and the exit code is 1.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -35,7 +35,7 @@ pub(super) struct ReplayArgs {
     /// Capture file to read: pcap or pcapng, Ethernet
     #[arg(long = "in", value_name = "IN.pcap")]
     input: PathBuf,
-    /// Capture file to write, another one: the frames that the gateway would send
+    /// Capture file to write, different from the input: the frames that the gateway would send
     #[arg(long = "out", value_name = "OUT.pcap")]
     output: PathBuf,
     /// Print one JSON object per packet of the capture
@@ -101,7 +101,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the output would replace the capture that is read: the same regular file, by whatever names.
+/// Whether the output would overwrite the capture that is read: the same regular file under any name.
 fn is_same_file(input: &File, output: &Path) -> bool {
     let (Ok(input), Ok(output)) = (input.metadata(), std::fs::metadata(output)) else { return false };
     input.is_file() && (input.dev(), input.ino()) == (output.dev(), output.ino())

@@ -1,8 +1,9 @@
 //! `explain`: computes the decision for one packet step by step, as text and as data.
 //!
-//! The steps call the same functions of [`Snapshot`] and [`hash`](tidegate_structures::hash) as the pipeline, so an explanation cannot differ
-//! from what is forwarded. Checks of the frame itself (headers, TTL, fragments) are not part of it. `explain -c` uses
-//! a snapshot that is compiled from files, the daemon uses its current one.
+//! The steps call the same functions of [`Snapshot`] and [`hash`](tidegate_structures::hash) as the pipeline,
+//! so an explanation cannot differ from what is forwarded. Checks of the frame itself (headers, TTL,
+//! fragments) are not included. `explain -c` uses a snapshot compiled from files, the daemon uses its current
+//! one.
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 
@@ -36,16 +37,16 @@ use tidegate_wire::{Addr, mss};
 pub struct Circumstances<'a> {
     /// Link addresses, and path MTUs of tunnels.
     pub neighbors: &'a NeighborTable,
-    /// The time on the workers' clock, which decides whether a path MTU is still remembered.
+    /// The time on the workers' clock, which decides whether a path MTU is still valid.
     pub now: Now,
     /// Why (VIP, protocol, port) is not programmed although a Service requests it, or why it has no backend because of
     /// its traffic policy.
     pub refused: Option<&'a str>,
-    /// The entry of the flow tables; `None` if there are no flow tables, or they have none.
+    /// The entry in the flow tables; `None` if there are no flow tables or they have no entry.
     pub known_flow: Option<KnownFlow>,
     /// The backend that the client has by session affinity, on this service port.
     pub affinity: Option<SocketAddr>,
-    /// The backends that a worker has set aside because they refused or ignored new connections.
+    /// The backends that a worker avoids because they refused or ignored new connections.
     pub set_aside: &'a [BackendId],
     /// The number of workers that did not answer the query for the flow in time.
     pub silent_workers: usize,
@@ -69,8 +70,8 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
     draft.0
 }
 
-/// Why the destination port of the packet is not programmed, or has no backend because of its traffic policy, if a
-/// Service requests it: for [`Circumstances::refused`].
+/// Why the destination port of the packet is not programmed, or has no backend because of its traffic policy,
+/// if a Service requests it. For [`Circumstances::refused`].
 #[must_use]
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
@@ -79,13 +80,14 @@ pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String>
         asked.filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0);
     let of = |s: &ServiceView, why: &dyn fmt::Display| format!("{}/{}: {why}", s.namespace, s.name);
     match same.clone().find(|(_, p)| p.refused.is_none()) {
-        // The Service that serves it. Others may have been refused there.
+        // The Service that serves it comes first; others may have been refused.
         Some((s, p)) => p.note.as_ref().map(|why| of(s, why)),
         None => same.find_map(|(s, p)| p.refused.as_ref().map(|why| of(s, why))),
     }
 }
 
-/// Contains all branching; each result is recorded as a step. The error is the end of a packet that is not forwarded.
+/// Contains all branching; each result is recorded as a step. The error is the verdict on a packet that is
+/// not forwarded.
 fn decide(
     snapshot: &Snapshot,
     about: Circumstances<'_>,
@@ -323,7 +325,8 @@ fn choose<'s>(
     Ok(backend)
 }
 
-/// The choice of a scheduler that depends on the worker: it is known only if a single backend takes new flows.
+/// The choice of a scheduler that depends on the worker, which is known only if a single backend accepts new
+/// flows.
 fn one_of<'s>(
     snapshot: &'s Snapshot,
     (service, info): (&Service, &ServiceInfo),

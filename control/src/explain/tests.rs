@@ -109,7 +109,7 @@ fn found<'a>(explanation: &'a Explanation, step: &str) -> &'a str {
 const ACTIVE: BackendState = BackendState::Active;
 
 #[test]
-fn a_new_connection_that_gets_a_syn_cookie_says_so() {
+fn a_syn_cookie_for_a_new_connection_is_shown() {
     let of = |mode, cookies| {
         let mut spec = spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
         spec.network.policy.syn_cookies = cookies;
@@ -119,7 +119,7 @@ fn a_new_connection_that_gets_a_syn_cookie_says_so() {
     let always = of(ForwardingMode::FullNat, SynCookies::Always);
     assert_eq!(
         always.as_deref(),
-        Some("always: the gateway answers the SYN (syn_cookie), and the next segment begins the flow")
+        Some("always: the gateway answers the SYN (syn_cookie), and the next segment starts the flow")
     );
     assert!(of(ForwardingMode::Nat, SynCookies::Auto).is_some());
     assert_eq!(of(ForwardingMode::FullNat, SynCookies::Off), None);
@@ -149,7 +149,7 @@ fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
 }
 
 #[test]
-fn a_header_of_the_proxy_protocol_is_shown_as_the_backend_gets_it() {
+fn a_proxy_protocol_header_is_shown_as_the_backend_receives_it() {
     let proxied = ServiceSpec {
         proxy_protocol: Some(ProxyVersion::V1),
         ..service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])
@@ -178,7 +178,7 @@ fn the_backend_is_the_one_that_the_selection_hash_chooses() {
 }
 
 #[test]
-fn rendezvous_tells_seat_and_rank_and_maglev_the_slot() {
+fn rendezvous_shows_seat_and_rank_and_maglev_the_slot() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     let by = |scheduler| {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
@@ -200,7 +200,7 @@ fn rendezvous_tells_seat_and_rank_and_maglev_the_slot() {
 }
 
 #[test]
-fn a_scheduler_of_the_worker_names_the_backends_it_may_choose_and_no_single_one() {
+fn a_stateful_scheduler_lists_its_candidates_and_no_single_backend() {
     let ask_of = |scheduler, backends: &[(&str, u16, BackendState)]| {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, backends);
         web.scheduler = scheduler;
@@ -208,7 +208,7 @@ fn a_scheduler_of_the_worker_names_the_backends_it_may_choose_and_no_single_one(
     };
     let two = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     for (scheduler, how) in [
-        (Scheduler::WeightedRoundRobin, "wrr: the worker that receives the packet gives its new flows"),
+        (Scheduler::WeightedRoundRobin, "wrr: the worker that receives the packet assigns its new flows"),
         (Scheduler::Loads(LoadRule::LeastConnections), "lc: the worker that receives the packet compares"),
     ] {
         let told = ask_of(scheduler, &two);
@@ -231,7 +231,7 @@ fn a_scheduler_of_the_worker_names_the_backends_it_may_choose_and_no_single_one(
 }
 
 #[test]
-fn hash_client_is_named_as_the_input_of_the_choice() {
+fn hash_client_is_shown_as_the_input_of_the_choice() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     for (scheduler, step) in [(Scheduler::Rendezvous, "seat"), (Scheduler::Maglev { slots: 251 }, "slot")] {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
@@ -243,7 +243,7 @@ fn hash_client_is_named_as_the_input_of_the_choice() {
 }
 
 #[test]
-fn a_backend_that_warms_up_is_named_with_its_part_and_the_flow_that_it_does_not_take_with_its_other_seat() {
+fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
     let cold = tidegate_spec::Warming { address: "10.0.0.2".parse().expect("an address"), port: 80, step: 3 };
@@ -255,11 +255,14 @@ fn a_backend_that_warms_up_is_named_with_its_part_and_the_flow_that_it_does_not_
         let backend = told.backend.map(|at| at.to_string()).expect("it has one");
         match told.steps.iter().find(|step| step.step == "slow start") {
             Some(step) if backend == "10.0.0.2:80" => {
-                assert_eq!(step.found, "10.0.0.2:80 warms up and takes 3 of 10 of its flows, this one too");
+                assert_eq!(
+                    step.found,
+                    "10.0.0.2:80 is warming up and gets 3 of 10 of its flows, including this one"
+                );
                 taken += 1;
             }
             Some(step) => {
-                let words = "10.0.0.2:80 warms up and takes 3 of 10 of its flows, not this one: it goes to a backend that is warm";
+                let words = "10.0.0.2:80 is warming up and gets 3 of 10 of its flows, but not this one, which goes to a backend that is warm";
                 assert_eq!((step.found.as_str(), backend.as_str()), (words, "10.0.0.1:80"));
                 not_taken += 1;
             }
@@ -270,7 +273,7 @@ fn a_backend_that_warms_up_is_named_with_its_part_and_the_flow_that_it_does_not_
 }
 
 #[test]
-fn affinity_hashes_the_client_alone() {
+fn affinity_hashes_only_the_client() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, ACTIVE)];
     let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
     web.affinity = Some(Duration::from_secs(10_800));
@@ -282,7 +285,7 @@ fn affinity_hashes_the_client_alone() {
 }
 
 #[test]
-fn a_tunnel_takes_its_header_off_the_mtu() {
+fn a_tunnel_header_reduces_the_mtu() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
     let told = ask(&spec(vec![web]), "203.0.113.1:80");
     let next_hop = Some("192.0.2.11".parse().expect("an address"));
@@ -290,7 +293,7 @@ fn a_tunnel_takes_its_header_off_the_mtu() {
 }
 
 #[test]
-fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header() {
+fn longer_packets_are_handled_by_family_policy_and_header() {
     let backends = [("192.0.2.11", 80, ACTIVE)];
     let mut direct = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &backends)]);
     let told = ask(&direct, "203.0.113.1:80");
@@ -350,7 +353,7 @@ fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header()
 }
 
 #[test]
-fn traffic_that_a_backend_originates_is_said_to_be_forwarded_or_refused() {
+fn traffic_that_a_backend_originates_is_shown_as_forwarded_or_refused() {
     for (forward, verdict) in [(true, "transmit routed"), (false, "transmit not_routed")] {
         let mut spec = spec(vec![]);
         spec.network.gateway = GatewaySpec {
@@ -367,7 +370,7 @@ fn traffic_that_a_backend_originates_is_said_to_be_forwarded_or_refused() {
 }
 
 #[test]
-fn traffic_that_is_masqueraded_is_said_to_leave_with_a_snat_address() {
+fn masqueraded_traffic_is_shown_as_leaving_with_a_snat_address() {
     let net = || vec!["192.0.2.0/25".parse().expect("a net")];
     let mut spec = spec(vec![]);
     spec.network.gateway = GatewaySpec { prefixes: net(), forward: true, masquerade: net() };
@@ -403,7 +406,7 @@ fn the_limit_of_the_segment_size_is_shown_where_it_applies() {
 }
 
 #[test]
-fn what_a_refusal_by_the_backend_causes_is_shown_where_another_one_can_be_tried() {
+fn passive_health_is_shown_if_another_backend_can_be_tried() {
     let web = |backends: &[_], rules| {
         let web = service(ForwardingMode::FullNat, "203.0.113.1", 80, backends);
         spec(vec![ServiceSpec { passive_health: Some(rules), ..web }])
@@ -435,13 +438,13 @@ fn what_a_refusal_by_the_backend_causes_is_shown_where_another_one_can_be_tried(
         Circumstances { set_aside: &ids, ..Circumstances::of_files(&neighbors, Now::default(), None) };
     let told = explain(&snapshot, about, &packet).to_string();
     assert!(
-        told.contains("a worker has set this backend aside, and gives new flows to another one"),
+        told.contains("a worker has set this backend aside, and assigns new flows to another one"),
         "{told}"
     );
 }
 
 #[test]
-fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
+fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
     let mut spec = spec(vec![web]);
     let flow = ("198.51.100.7:40000", "203.0.113.1:80");
@@ -449,7 +452,10 @@ fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     neighbors.path_mtus().record(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
     let told = ask_beside(&spec, &neighbors, flow, None);
     assert_eq!(told.way.as_ref().map(|way| way.mtu), Some(1380));
-    assert!(found(&told, "mtu").starts_with("1380 bytes: 1400, as a router on the way"), "{told}");
+    assert!(
+        found(&told, "mtu").starts_with("1380 bytes: 1400, as reported by a router on the path"),
+        "{told}"
+    );
     assert!(found(&told, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{told}");
 
     spec.network.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
@@ -458,7 +464,7 @@ fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
 }
 
 #[test]
-fn each_refusal_says_why() {
+fn each_refusal_shows_its_reason() {
     let none = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[])]);
     let end = |told: &Explanation| format!("{} {}", told.verdict, told.reason);
     assert_eq!(end(&ask(&none, "203.0.113.1:80")), "transmit no_endpoints");
@@ -476,7 +482,7 @@ fn each_refusal_says_why() {
 
     let down = [("10.0.0.1", 80, BackendState::Down), ("10.0.0.2", 80, BackendState::Draining)];
     let told = ask(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
-    assert_eq!(found(&told, "backend"), "none of the 2 backends takes new flows (1 draining, 1 down)");
+    assert_eq!(found(&told, "backend"), "none of the 2 backends accepts new flows (1 draining, 1 down)");
 
     let asked = ask_about(
         &none,
@@ -496,7 +502,7 @@ fn each_refusal_says_why() {
 }
 
 #[test]
-fn a_backend_that_is_its_own_client_is_masqueraded_or_refused_by_name() {
+fn a_backend_that_is_its_own_client_is_masqueraded_or_refused() {
     let own = |mode| spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let told = ask_about(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
     assert!(found(&told, "hairpin").contains("sent from 192.0.2.3"), "{told}");
@@ -544,7 +550,7 @@ fn a_forged_source_is_refused_with_the_reason() {
 }
 
 #[test]
-fn the_source_range_that_lets_a_client_in_is_named_and_who_is_left_out_is_told() {
+fn the_source_range_that_allows_or_refuses_a_client_is_shown() {
     let net = |text: &str| text.parse().expect("a net");
     let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)]);
     web.source_ranges = Some([net("198.51.0.0/16"), net("198.51.100.0/24"), net("192.0.2.0/24")].into());
@@ -567,7 +573,7 @@ fn the_source_range_that_lets_a_client_in_is_named_and_who_is_left_out_is_told()
 }
 
 #[test]
-fn text_and_json_tell_the_same() {
+fn text_and_json_agree() {
     let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let told = ask(&spec, "203.0.113.1:80");
     let text = told.to_string();
@@ -578,7 +584,7 @@ fn text_and_json_tell_the_same() {
 }
 
 #[test]
-fn the_backend_that_a_client_has_by_session_affinity_is_told_and_not_the_one_of_its_hash() {
+fn session_affinity_overrides_the_hash_in_the_explanation() {
     let backends =
         [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, BackendState::Draining)];
     let mut web = service(ForwardingMode::FullNat, "203.0.113.1", 80, &backends);
@@ -605,7 +611,7 @@ fn the_backend_that_a_client_has_by_session_affinity_is_told_and_not_the_one_of_
 }
 
 #[test]
-fn an_explanation_is_one_flat_object_in_json_and_is_read_back_the_same() {
+fn an_explanation_is_one_flat_json_object_and_round_trips() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     let by = |scheduler| {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
@@ -630,7 +636,7 @@ fn an_explanation_is_one_flat_object_in_json_and_is_read_back_the_same() {
 }
 
 #[test]
-fn the_limits_of_a_service_are_shown_and_the_one_that_refuses_a_new_flow_is_told() {
+fn the_limits_of_a_service_and_the_one_that_refuses_a_flow_are_shown() {
     let limits = ServiceLimits {
         connections: std::num::NonZeroU32::new(1),
         bandwidth: std::num::NonZeroU64::new(2_500_000_000),

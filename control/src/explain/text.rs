@@ -71,7 +71,7 @@ pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
             )
         }
         SourceFault::Router => format!(
-            "{src} is the next hop of a default route, which is no client (dataplane.routersAsClients: true serves it)"
+            "{src} is the next hop of a default route, not a client (dataplane.routersAsClients: true serves it)"
         ),
         SourceFault::LinkLocal => {
             format!("{src} is link-local, but in no connected network: answers would have to go to a router")
@@ -85,7 +85,7 @@ pub(super) fn hairpin(client: &Addr, snat: &[Addr]) -> String {
             format!("{client} is the client and the backend: sent from {first} or another SNAT address")
         }
         None => format!(
-            "{client} is the client and the backend: its answer would not come back here without a SNAT address \
+            "{client} is the client and the backend: its reply would not return here without a SNAT address \
              (dataplane.snatAddresses)"
         ),
     }
@@ -110,7 +110,7 @@ pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
     }
 }
 
-/// Which list of the gateway has a source.
+/// Which list of the gateway contains a source.
 pub(super) fn source_list(lists: &SourceLists, client: &Addr) -> String {
     match lists.find(client) {
         None => format!("{client} is in neither list of protection"),
@@ -123,14 +123,14 @@ pub(super) fn source_list(lists: &SourceLists, client: &Addr) -> String {
     }
 }
 
-/// How many flows the prefix of a source may begin.
+/// How many flows the prefix of a source may create.
 pub(super) fn source_rate(rate: &SourceRate, client: &Addr, list: Option<SourceList>) -> String {
     if list == Some(SourceList::Allow) {
         return format!("{client} has no limit: it is in protection.allow");
     }
     let len = if client.is_v4() { rate.v4_len } else { rate.v6_len };
     let (per_second, burst) = (rate.per_second, rate.burst);
-    format!("the /{len} of {client} may begin {per_second} flows a second, {burst} at once")
+    format!("the /{len} of {client} may start {per_second} flows a second, {burst} at once")
 }
 
 /// The limits of a Service, and whether one of them refuses a new flow now.
@@ -146,7 +146,7 @@ pub(super) fn limits(limited: &LimitedService, refused: Option<LimitDrop>) -> St
     match refused {
         None => all,
         Some(LimitDrop::Connections) => format!("{all}: a new connection is refused until one ends"),
-        Some(_) => format!("{all}: a new connection is refused until a later moment"),
+        Some(_) => format!("{all}: a new connection is refused for now"),
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) fn flow(known: Option<KnownFlow>, still_there: bool, silent_workers: 
     match known {
         None if silent_workers > 0 => format!(
             "not known to the workers that answered; {silent_workers} did not answer in time: treated as the first \
-             packet of a flow, ask again to be sure"
+             packet of a flow, query again to be sure"
         ),
         None => "not known: treated as the first packet of a flow (TCP: the SYN)".to_owned(),
         Some(flow) if still_there => format!("known, and pinned to {}", flow.backend),
@@ -169,7 +169,7 @@ pub(super) fn affinity(client: &Addr, at: SocketAddr, takes_new_flows: bool) -> 
     match takes_new_flows {
         true => format!("{client} has been sent to {at} before, and stays there"),
         false => format!(
-            "{client} has been sent to {at} before, which takes no new flows: a new backend is chosen"
+            "{client} has been sent to {at} before, which accepts no new flows: a new backend is chosen"
         ),
     }
 }
@@ -177,7 +177,7 @@ pub(super) fn affinity(client: &Addr, at: SocketAddr, takes_new_flows: bool) -> 
 pub(super) fn no_backend(info: &ServiceInfo, why: Option<&str>) -> String {
     let found = match info.backends.len() {
         0 => "the Service has no backend".to_owned(),
-        n => format!("none of the {n} backends takes new flows ({})", states(info)),
+        n => format!("none of the {n} backends accepts new flows ({})", states(info)),
     };
     why.map_or_else(|| found.clone(), |why| format!("{found}: {why}"))
 }
@@ -221,7 +221,7 @@ pub(super) fn seat(
 }
 
 pub(super) fn former(backend: Option<&Backend>) -> String {
-    let rest = "the flow is in flux: a SYN goes to its new owner and is remembered";
+    let rest = "the flow is in flux: a SYN goes to its new owner and creates an entry";
     match backend {
         Some(backend) => {
             let former = SocketAddr::new(backend.address.ip(), backend.port);
@@ -235,22 +235,22 @@ pub(super) fn slot(service: &Service, slots: &Slots, slot: u32, hash: u64) -> St
     format!("{slot} of {}: hash {hash:#018x} of {}", slots.len(), hashed(service))
 }
 
-/// Why the backend does not follow from the packet.
+/// Why the backend does not follow from the packet alone.
 pub(super) fn of_worker(info: &ServiceInfo, candidates: usize) -> String {
     let how = match info.scheduler {
         Scheduler::Loads(_) => "compares the loads of the backends that it knows at that moment",
-        _ => "gives its new flows to the backends in turn",
+        _ => "assigns its new flows to the backends in turn",
     };
     let name = info.scheduler.as_str();
     match candidates {
-        1 => format!("{name}: one backend takes new flows"),
+        1 => format!("{name}: only one backend accepts new flows"),
         n => format!(
-            "{name}: the worker that receives the packet {how}, so the packet does not tell which of {n} backends it is"
+            "{name}: the worker that receives the packet {how}, so the packet does not determine which of {n} backends it is"
         ),
     }
 }
 
-/// The backends that a scheduler may choose, with their weights or turns.
+/// The backends that a scheduler may choose, with their weights.
 pub(super) fn candidates(snapshot: &Snapshot, shares: &BTreeMap<BackendId, u32>) -> String {
     const SHOWN: usize = 8;
     let sum = shares.values().map(|&share| f64::from(share)).sum::<f64>().max(1.0);
@@ -278,7 +278,7 @@ fn hashed(service: &Service) -> &'static str {
     }
 }
 
-/// The choice among all backends of a service, those that warm up included.
+/// The choice among all backends of a service, including those that are warming up.
 fn all(service: &Service) -> &Selector {
     match service.selector() {
         Selector::WarmUp(both) => both.all(),
@@ -288,10 +288,10 @@ fn all(service: &Service) -> &Selector {
 
 pub(super) fn slow_start(owner: &Backend, step: u8, takes: bool) -> String {
     let address = SocketAddr::new(owner.address.ip(), owner.port);
-    let part = format!("{address} warms up and takes {step} of {WARM_UP_STEPS} of its flows");
+    let part = format!("{address} is warming up and gets {step} of {WARM_UP_STEPS} of its flows");
     match takes {
-        true => format!("{part}, this one too"),
-        false => format!("{part}, not this one: it goes to a backend that is warm"),
+        true => format!("{part}, including this one"),
+        false => format!("{part}, but not this one, which goes to a backend that is warm"),
     }
 }
 
@@ -312,7 +312,7 @@ pub(super) fn backend(
         Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
         Selector::RoundRobin(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
             return format!(
-                "{address}, weight {weight}, is the only one that takes new flows ({})",
+                "{address}, weight {weight}, is the only one that accepts new flows ({})",
                 states(info)
             );
         }
@@ -351,7 +351,7 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
             )
         }
         ForwardingMode::DsrDscp => format!(
-            "dsr-dscp: the destination becomes {}, and DSCP {} tells it the VIP; the backend answers the client itself",
+            "dsr-dscp: the destination becomes {}, and DSCP {} identifies the VIP; the backend answers the client itself",
             backend.address, service.dscp
         ),
         ForwardingMode::Nat => {
@@ -377,12 +377,12 @@ pub(super) fn syn_cookie(cookies: SynCookies) -> Option<String> {
     };
     let reason = TransmitReason::SynCookie;
     Some(format!(
-        "{}: {when}the gateway answers the SYN ({reason}), and the next segment begins the flow",
+        "{}: {when}the gateway answers the SYN ({reason}), and the next segment starts the flow",
         cookies.as_str()
     ))
 }
 
-/// The header that the backend gets in front of the client's data, or the option in its place.
+/// The header that the backend receives before the client's data, or the option that replaces it.
 pub(super) fn proxy_protocol(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
     let header = header_of(version, packet);
     if version == ProxyVersion::Toa {
@@ -406,10 +406,10 @@ pub(super) fn proxy_protocol(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Pa
     format!("{version}, {} bytes in front of {wherein}: {shown}{more}", header.len() + tlvs.len())
 }
 
-/// What a refusal or a lack of an answer by the backend causes.
+/// What happens if the backend refuses or does not answer.
 pub(super) fn passive_health(rules: &PassiveHealth, is_aside: bool) -> String {
     let aside = if is_aside {
-        "a worker has set this backend aside, and gives new flows to another one; ".to_owned()
+        "a worker has set this backend aside, and assigns new flows to another one; ".to_owned()
     } else {
         String::new()
     };
@@ -441,7 +441,7 @@ fn outer_flow_hash(packet: &Packet) -> u64 {
     outer_hash(selection_hash(&src, from.port(), &dst, to.port(), packet.protocol.0.number()))
 }
 
-/// The outer source of a flow, and the prefix that it was chosen from.
+/// The outer source of a flow, and the prefix from which it was chosen.
 fn outer_source(source: &TunnelPrefix, flow: u64) -> String {
     let picked = source.pick(flow);
     if source.is_many() {
@@ -451,7 +451,7 @@ fn outer_source(source: &TunnelPrefix, flow: u64) -> String {
     }
 }
 
-/// The headers behind the outer IP header.
+/// The headers after the outer IP header.
 fn behind(between: Encapsulation, flow: u64) -> String {
     match between {
         Encapsulation::Ip => String::new(),
@@ -493,7 +493,7 @@ pub(super) fn next_hop(
 pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) -> String {
     let fits = path.unwrap_or(link).saturating_sub(overhead);
     let of = match path {
-        Some(path) => format!("{path}, as a router on the way to the backend said,"),
+        Some(path) => format!("{path}, as reported by a router on the path to the backend,"),
         None => format!("{link} of {interface}"),
     };
     match overhead {
@@ -502,7 +502,7 @@ pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) 
     }
 }
 
-/// What happens to packets that are longer than `fits`, with this `overhead` of a tunnel.
+/// What happens to packets that are longer than `fits`, with a tunnel of this `overhead`.
 pub(super) fn longer(packet: &Packet, fragments_ipv4: bool, fits: u16, overhead: u16) -> &'static str {
     match (packet.source.is_ipv4(), fragments_ipv4) {
         (true, true) => {
@@ -519,7 +519,7 @@ pub(super) fn longer(packet: &Packet, fragments_ipv4: bool, fits: u16, overhead:
     }
 }
 
-/// Which packets also need room for the header of the PROXY protocol.
+/// Which packets also need space for the header of the PROXY protocol.
 pub(super) fn room_for_header(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
     let which = match packet.protocol.0 {
         Protocol::Udp => "each datagram",
@@ -544,7 +544,7 @@ pub(super) fn transit(src: &Addr, transit: &Transit) -> String {
     }
 }
 
-/// Of a packet whose source is in `dataplane.gateway.masquerade`.
+/// For a packet whose source is in `dataplane.gateway.masquerade`.
 pub(super) fn masquerade(protocol: Protocol) -> String {
     let of_others = "the source is in dataplane.gateway.masquerade, and the destination is not in \
                      dataplane.gateway.prefixes";
@@ -553,7 +553,7 @@ pub(super) fn masquerade(protocol: Protocol) -> String {
             "{of_others}: the source becomes one of dataplane.snatAddresses if the segment is a SYN or its flow is known"
         ),
         Protocol::Udp => format!("{of_others}: the source becomes one of dataplane.snatAddresses"),
-        Protocol::Sctp => format!("{of_others}: SCTP is not masqueraded, but refused"),
+        Protocol::Sctp => format!("{of_others}: SCTP is refused because it cannot be masqueraded"),
     }
 }
 
