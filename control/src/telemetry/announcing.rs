@@ -1,4 +1,4 @@
-//! The families of announcements: VIPs, BGP sessions, routes of the kernel.
+//! The families of announcements: VIPs, BGP sessions, kernel routes.
 
 use super::exposition::Exposition;
 use super::sample::AnnounceSample;
@@ -6,9 +6,9 @@ use super::sample::AnnounceSample;
 /// Announced and withheld VIPs, and the sessions.
 pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) {
     let status = sample.status;
-    let help = "VIPs that a BGP peer has been sent, or that are routes of the kernel.";
+    let help = "Announced VIPs: those sent to a BGP peer or present as kernel routes.";
     page.gauge("tidegate_announced_vips", help, []).sample([], status.announced);
-    let help = "Prefixes that these VIPs are announced as.";
+    let help = "Announced prefixes; an aggregate counts once.";
     page.gauge("tidegate_announced_prefixes", help, []).sample([], status.prefixes);
     let help = "VIPs that the gateway does not announce, by reason.";
     let mut withheld = page.gauge("tidegate_withheld_vips", help, ["reason"]);
@@ -16,13 +16,13 @@ pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) 
         withheld.sample([reason.as_str()], *count);
     }
     if let Some(kernel) = &status.kernel {
-        let help = "Routes of VIPs in the table of `announce.kernelRoutes`.";
+        let help = "Routes of VIPs in the kernel table of `announce.kernelRoutes`.";
         page.gauge("tidegate_kernel_routes", help, []).sample([], kernel.routes);
     }
     let Some(bgp) = &status.bgp else { return };
     let help = "1 while BIRD runs and answers, else 0.";
     page.gauge("tidegate_bird_up", help, []).sample([], bgp.is_running);
-    let help = "Starts of BIRD after it had ended.";
+    let help = "Restarts of BIRD after it had exited.";
     page.counter("tidegate_bird_restarts_total", help, []).sample([], bgp.restarts);
     let peers: Vec<_> = bgp.peers.iter().map(|peer| (peer.address.to_string(), peer)).collect();
     let help = "1 while the BGP session with the peer is established, else 0.";
@@ -40,7 +40,7 @@ pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) 
     for (name, peer) in &peers {
         established.sample([name], peer.established);
     }
-    let help = "Prefixes that were sent to the peer, by family.";
+    let help = "Prefixes sent to the peer, by family.";
     let mut sent = page.gauge("tidegate_bgp_prefixes_sent", help, ["peer", "family"]);
     for (name, peer) in &peers {
         sent.sample([name, "ipv4"], peer.session.sent[0]).sample([name, "ipv6"], peer.session.sent[1]);

@@ -2,12 +2,13 @@
 //!
 //! Format: <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
 //!
-//! Why our own: `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so clients
-//! that request the older format (a browser, curl, most test tools) read untyped samples. `prometheus` requires that
-//! every series is registered beforehand, and depends on a crate that `deny.toml` bans. This one file covers all that
-//! is needed.
+//! `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so clients that
+//! request the older format (a browser, curl, most test tools) read untyped samples. `prometheus` requires
+//! that every series is registered beforehand, and depends on a crate that `deny.toml` bans. This file covers
+//! all that is needed.
 //!
-//! Invariant: a family's samples directly follow its HELP and TYPE. The caller gives names; values are escaped here.
+//! Invariant: a family's samples directly follow its HELP and TYPE. The caller provides names; values are
+//! escaped here.
 
 use std::fmt::{Display, Formatter, Write as _};
 
@@ -80,7 +81,7 @@ impl Exposition {
     }
 }
 
-const STRING: &str = "writing to a String does not fail";
+const STRING: &str = "writing to a String cannot fail";
 
 /// Collects the samples of one family.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ pub(super) struct Family<'a, const N: usize> {
 }
 
 impl<const N: usize> Family<'_, N> {
-    /// Adds one series. The caller adds each set of label values only once.
+    /// Adds one series. The caller must add each set of label values only once.
     pub(super) fn sample(&mut self, values: [&str; N], value: impl Into<Value>) -> &mut Self {
         self.text.push_str(self.name);
         for (at, (label, text)) in self.labels.iter().zip(values).enumerate() {

@@ -1,10 +1,10 @@
 //! Merges the durations that several threads recorded into one distribution for each kind.
 //!
-//! Writers count in the buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR histogram, which
-//! gives quantiles to `status -o wide` and cumulative counts to `/metrics`.
+//! Writers count in the buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR
+//! histogram, which provides quantiles for `status -o wide` and cumulative counts for `/metrics`.
 //!
-//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by the
-//! recorder's buckets, 1/128 by the histogram's. Counts and sums are exact.
+//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by
+//! the recorder's buckets, 1/128 by the histogram's. Counts and sums are exact.
 
 use std::time::Duration;
 
@@ -14,10 +14,12 @@ use tidegate_structures::histogram::Durations;
 
 use super::timings::Reading;
 
-/// The number of decimal digits that the histogram distinguishes; the buckets of the recorder distinguish fewer.
+/// The number of decimal digits that the histogram distinguishes; the buckets of the recorder distinguish
+/// fewer.
 const DIGITS: u8 = 2;
 
-/// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes milliseconds.
+/// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes
+/// milliseconds.
 pub(super) const WORKER_TURN: &[f64] =
     &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1];
 
@@ -29,16 +31,17 @@ pub(super) const PUNT_QUEUE: &[f64] =
 pub(super) const HEALTH_CHECK: &[f64] =
     &[1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 
-/// Seconds. A worker under load takes a snapshot within one turn, a sleeping one within a millisecond.
+/// Seconds. A worker under load applies a snapshot within one loop iteration, a sleeping one within a
+/// millisecond.
 pub(super) const PUBLICATION: &[f64] =
     &[5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0, 5.0];
 
-/// All kinds of durations that are recorded.
+/// All kinds of recorded durations.
 #[derive(Debug)]
 pub struct Latencies {
-    /// Turns of the workers' loops that had work, over all workers.
+    /// Loop iterations that had work, over all workers.
     pub worker_turn: Latency,
-    /// The time from when a worker queued a frame for the kernel until the slow path took it.
+    /// The time from when a worker queued a frame for the kernel until the slow path dequeued it.
     pub punt_queue: Latency,
     /// The time from the start of a health check to its result or its timeout.
     pub health_check: Latency,
@@ -98,7 +101,8 @@ impl Latency {
         self.histogram.len()
     }
 
-    /// The duration that this part of all records does not exceed; 0 if there are none. `part` is from 0 to 1.
+    /// The duration that this fraction of all records does not exceed; 0 if there are none. `part` is from 0
+    /// to 1.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Duration {
         Duration::from_nanos(self.histogram.value_at_quantile(part))
@@ -136,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_two_workers_are_those_of_all_their_turns_within_four_percent() {
-        // A thousand turns of 1 to 1,000 µs, divided between two workers.
+    fn quantiles_of_two_workers_are_merged_within_four_percent() {
+        // A thousand iterations of 1 to 1,000 µs, divided between two workers.
         let of = |odd: u64| recorded((1..=1000).filter(move |n| n % 2 == odd).map(|n| n * 1000));
         let merged = Latency::merge([&of(0), &of(1)]);
         assert_eq!(merged.count(), 1000);

@@ -16,7 +16,7 @@ pub struct Process {
     pub virtual_bytes: u64,
     /// Open file descriptors.
     pub open_fds: usize,
-    /// The soft limit of these; `None` if there is none.
+    /// The soft limit of open file descriptors; `None` if there is none.
     pub max_fds: Option<u64>,
     /// Threads.
     pub threads: u64,

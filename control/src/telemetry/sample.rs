@@ -23,38 +23,39 @@ pub struct Sample<'a> {
     pub dataplane: DataplaneSample<'a>,
     /// The last round.
     pub round: RoundSample<'a>,
-    /// Its way to the workers.
+    /// Publications to the workers.
     pub publication: PublicationSample<'a>,
     /// Health checks.
     pub checks: CheckSample<'a>,
-    /// The condition of the gateway.
+    /// The state of the gateway.
     pub gateway: GatewaySample<'a>,
-    /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
+    /// Durations of loop iterations of workers, waits of frames for the kernel, health checks and
+    /// publications.
     pub latencies: &'a Latencies,
-    /// The exchange of flows with other gateways; `None` leaves its families out.
+    /// Flow sharing; `None` omits its families.
     pub flow_sharing: Option<&'a FlowSharingSample>,
     /// The log.
     pub log: LogSample,
     /// The state of the source.
     pub source: &'a SourceState,
-    /// What is written to the cluster; `None` leaves its families out.
+    /// Writes to the cluster; `None` omits its families.
     pub cluster: Option<tidegate_cluster::Reading>,
-    /// The announcements; `None` leaves their families out.
+    /// The announcements; `None` omits their families.
     pub announce: Option<AnnounceSample<'a>>,
-    /// Who owns VIPs on layer 2; `None` leaves its families out.
+    /// Ownership of VIPs on layer 2; `None` omits its families.
     pub layer2: Option<Layer2Counts>,
-    /// The process itself; `None` leaves its families out.
+    /// The process itself; `None` omits its families.
     pub process: Option<&'a Process>,
     /// Whether there are series for each backend: the product of backends and service ports can be large.
     pub per_backend: bool,
 }
 
-/// The condition of the gateway.
+/// The state of the gateway.
 #[derive(Debug, Clone, Copy)]
 pub struct GatewaySample<'a> {
     /// The state of the drain of the gateway.
     pub drain: GatewayDrainState,
-    /// Whether the gateway is ready, as `/readyz` says.
+    /// Whether the gateway is ready, as for `/readyz`.
     pub ready: bool,
     /// The number of faults that `tidegate status` shows as DEGRADED.
     pub degraded: usize,
@@ -66,12 +67,12 @@ pub struct GatewaySample<'a> {
     pub comparisons: &'a [(&'static str, u64, u64)],
 }
 
-/// Lines that the log does not have.
+/// Suppressed and lost log lines.
 #[derive(Debug, Clone, Copy)]
 pub struct LogSample {
-    /// Lines about faults of objects that were left out.
+    /// Suppressed lines about faults of objects.
     pub left_out: u64,
-    /// Lines that standard error did not take.
+    /// Lines that standard error did not accept.
     pub lost: u64,
 }
 
@@ -84,29 +85,30 @@ pub struct AnnounceSample<'a> {
     pub withheld: &'a [(Withheld, usize)],
 }
 
-/// The exchange of flows with other gateways.
+/// Flow sharing.
 #[derive(Debug, Clone)]
 pub struct FlowSharingSample {
-    /// The peers: address, whether flows are shared with it, messages that wait for it, and seconds since it was heard.
+    /// The peers: address, whether flows are shared with it, messages waiting for it, and seconds since it
+    /// was last heard from.
     pub peers: Vec<(String, bool, usize, Option<f64>)>,
-    /// Datagrams sent, those of them that were sent again, and datagrams used.
+    /// Datagrams sent, resent, and accepted.
     pub datagrams: (u64, u64, u64),
-    /// Datagrams that were not used, by reason.
+    /// Rejected datagrams, by reason.
     pub rejected: Vec<(&'static str, u64)>,
-    /// Messages about flows from other gateways, by what became of them.
+    /// Messages about flows from other gateways, by result.
     pub learned: Vec<(&'static str, u64)>,
-    /// Messages about flows that were lost because too many waited, by where.
+    /// Messages about flows that were lost because a queue was full, by queue.
     pub lost: [(&'static str, u64); 2],
 }
 
-/// What the dataplane counts.
+/// The counters of the dataplane.
 #[derive(Debug, Clone, Copy)]
 pub struct DataplaneSample<'a> {
-    /// Names by interface index; an interface without a name is called by its index.
+    /// Names by interface index; an interface without a name is identified by its index.
     pub interfaces: &'a [String],
     /// Their links and taps, by interface index.
     pub links: &'a [InterfaceLink],
-    /// What the drivers of their ports reported last, by interface index.
+    /// The latest reports of the drivers of their ports, by interface index.
     pub ports: &'a [PortReport],
     /// The counters of the dataplane.
     pub stats: &'a Stats,
@@ -127,20 +129,20 @@ pub struct RoundSample<'a> {
     pub services: &'a [std::sync::Arc<ServiceView>],
     /// Its findings.
     pub findings: &'a [Finding],
-    /// What this gateway alone found.
+    /// Findings of this gateway alone.
     pub own_findings: &'a [Finding],
     /// Its pools.
     pub pools: &'a [PoolUsage],
     /// Files whose last good state is kept.
     pub stale_files: &'a [StaleFile],
-    /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
+    /// EndpointSlices whose endpoints are ignored because they exceed a limit.
     pub slices_left_out: usize,
 }
 
 /// Publications of desired states.
 #[derive(Debug, Clone, Copy)]
 pub struct PublicationSample<'a> {
-    /// Generation of the newest snapshot, and the one that every worker has applied.
+    /// Generation of the latest snapshot, and the one that every worker has applied.
     pub generations: Generations,
     /// Desired states that could not be published.
     pub failures: u64,
@@ -153,7 +155,7 @@ pub struct PublicationSample<'a> {
 pub struct CheckSample<'a> {
     /// Checks by result, each result once.
     pub results: &'a [(&'static str, u64)],
-    /// How much there is to check.
+    /// The number of checks and targets.
     pub load: CheckLoad,
 }
 
@@ -166,14 +168,14 @@ pub struct Layer2Counts {
     pub groups: u64,
     /// How often it has become the owner of a group by a Lease.
     pub taken: u64,
-    /// Requests for Leases that failed.
+    /// Failed requests for Leases.
     pub failures: u64,
 }
 
 /// Generations of snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generations {
-    /// The generation of the newest snapshot.
+    /// The generation of the latest snapshot.
     pub desired: u64,
     /// The lowest generation that a worker still uses.
     pub applied: u64,

@@ -1,8 +1,9 @@
 //! Decides which Services have no series for each of their backends.
 //!
-//! Users decide how many backends a Service has, and on how many ports. A page with millions of series takes gigabytes, and a
-//! monitoring system does not read it. So a Service with very many backends has none of its own, and the others share what a
-//! page may have: if they have more, namespaces have equal shares, and a namespace below its share has all of its series.
+//! Users decide how many backends a Service has, and on how many ports. A page with millions of series takes
+//! gigabytes, and a monitoring system does not read it. So a Service with very many backends gets no series
+//! per backend, and the others share the limit of a page: if they have more, namespaces get equal shares, and
+//! a namespace below its share keeps all of its series.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ const OF_SERVICE_MAX: usize = 4_096;
 /// The maximum number of backends of all Services.
 const OF_ALL_MAX: usize = 200_000;
 
-/// The Services with series for each backend, and how many backends have none.
+/// The Services with series per backend, and how many backends have none.
 #[derive(Debug, Default)]
 pub(super) struct WithoutSeries<'a> {
     with_series: HashSet<(&'a str, &'a str)>,
@@ -30,7 +31,7 @@ impl<'a> WithoutSeries<'a> {
         Self::among(&sized.collect::<Vec<_>>(), OF_SERVICE_MAX, OF_ALL_MAX)
     }
 
-    /// Among these Services, each with its namespace, its name and its number of backends.
+    /// Like [`Self::of`], for Services given by namespace, name and number of backends.
     fn among(services: &[(&'a str, &'a str, usize)], of_service_max: usize, of_all_max: usize) -> Self {
         let mut namespaces: BTreeMap<&str, usize> = BTreeMap::new();
         for &(namespace, _, size) in services.iter().filter(|(.., size)| *size <= of_service_max) {
@@ -51,18 +52,19 @@ impl<'a> WithoutSeries<'a> {
         without
     }
 
-    /// Whether this Service has none: it has too many backends, or it was removed and only keeps its flows.
+    /// Whether this Service has no series per backend: it has too many backends, or it was removed and only
+    /// keeps its flows.
     pub(super) fn has(&self, namespace: &str, name: &str) -> bool {
         !self.with_series.contains(&(namespace, name))
     }
 
-    /// The number of their backends, over ports and addresses.
+    /// The number of backends without series, over ports and addresses.
     pub(super) fn backends(&self) -> usize {
         self.backends
     }
 }
 
-/// The most that each of these may have, so that all together have at most `max`.
+/// The maximum for each of these, so that all together have at most `max`.
 fn share(mut sizes: Vec<usize>, max: usize) -> usize {
     sizes.sort_unstable();
     let (mut left, mut others) = (max, sizes.len());

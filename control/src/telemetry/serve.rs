@@ -1,5 +1,5 @@
-//! The listener of `admin.listen`: it answers `GET /metrics` with a page rendered for each request, and everything
-//! else with 404.
+//! The listener of `admin.listen`: answers `GET /metrics` with a page rendered for each request, and
+//! everything else with 404.
 //!
 //! The page is rendered on a blocking thread, so that a large one does not delay other tasks. Each connection serves
 //! one request: scrapes are seconds apart, and connections that close at once need no idle timer.
@@ -33,7 +33,7 @@ impl Listener {
         self.address
     }
 
-    /// The task that serves, to see whether it has ended.
+    /// The server task, to check whether it has ended.
     #[must_use]
     pub fn task(&self) -> AbortHandle {
         self.task.abort_handle()
@@ -46,7 +46,7 @@ impl Drop for Listener {
     }
 }
 
-/// Listens, and answers `GET /metrics` with the current result of `render`. Needs a tokio runtime with I/O and time;
+/// Listens, and answers `GET /metrics` with the result of `render`. Needs a tokio runtime with I/O and time;
 /// `render` may block.
 ///
 /// # Errors
@@ -79,7 +79,9 @@ async fn answer<R: Fn() -> String + Send + Sync + 'static>(
     match tokio::task::spawn_blocking(move || render()).await {
         Ok(page) => tidegate_http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
         // It panicked. The scrape shows that, and forwarding continues.
-        Err(_) => tidegate_http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
+        Err(_) => {
+            tidegate_http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be rendered\n")
+        }
     }
 }
 
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_request_gets_a_page_made_for_it() {
+    async fn each_request_gets_a_new_page() {
         let made = AtomicU32::new(0);
         let render = move || format!("n {}\n", made.fetch_add(1, Ordering::Relaxed));
         let listener = serve(LOOPBACK, render).await.unwrap();
@@ -129,8 +131,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn other_paths_and_methods_are_refused_and_make_no_page() {
-        let listener = serve(LOOPBACK, || panic!("no page is asked for")).await.unwrap();
+    async fn other_paths_and_methods_are_refused_without_rendering() {
+        let listener = serve(LOOPBACK, || panic!("no page is requested")).await.unwrap();
         for path in ["/", "/metrics/", "/metricsx"] {
             let answer = ask(listener.address(), &get(path)).await;
             assert!(answer.starts_with("HTTP/1.1 404 "), "{path}: {answer}");
@@ -145,7 +147,7 @@ mod tests {
     async fn a_page_that_panics_is_a_500_and_the_listener_continues() {
         let made = AtomicU32::new(0);
         let render = move || {
-            assert!(made.fetch_add(1, Ordering::Relaxed) > 0, "the first page, on purpose");
+            assert!(made.fetch_add(1, Ordering::Relaxed) > 0, "the first page panics on purpose");
             "fine 1\n".to_owned()
         };
         let listener = serve(LOOPBACK, render).await.unwrap();
@@ -174,7 +176,7 @@ mod tests {
         waiting.write_all(b"GET /met").await.unwrap();
         drop(listener);
         let mut rest = Vec::new();
-        // A reset is an end, too.
+        // A reset also ends the connection.
         let _ = waiting.read_to_end(&mut rest).await;
         assert!(rest.is_empty());
         assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");

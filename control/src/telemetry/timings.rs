@@ -2,8 +2,8 @@
 //!
 //! It uses atomics only, so [`Timings`] is shared by reference. Nothing here reads a clock.
 //!
-//! Invariant: in one reading the buckets add up to the count, even if others record at the same time. Only the sum
-//! may differ, by the values that are being recorded.
+//! Invariant: in one reading, the buckets add up to the count, even if others record at the same time. Only
+//! the sum may differ, by the values that are being recorded.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,18 +37,18 @@ impl Default for Timings {
 }
 
 impl Timings {
-    /// Records one reconcile: from its inputs to a snapshot that was given to the workers, or refused.
+    /// Records one reconcile: from its inputs to a snapshot that was published to the workers, or refused.
     pub fn observe_sync(&self, took: Duration) {
         self.sync.observe(took);
     }
 
-    /// Records one change: from when the source saw it to when every worker has applied it.
+    /// Records one change: from when the source noticed it until every worker had applied it.
     pub fn observe_programming(&self, took: Duration) {
         self.programming.observe(took);
     }
 
-    /// Records one snapshot: from when the workers were given it to when each of them has applied it. Only one thread
-    /// at a time may call it.
+    /// Records one snapshot: from its publication until every worker has applied it. Only one thread at a
+    /// time may call this.
     pub fn observe_publication(&self, took: Duration) {
         self.publication.record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -87,7 +87,7 @@ impl Histogram {
         let seconds = took.as_secs_f64();
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        // A `u64` holds 584 years of nanoseconds.
+        // A `u64` is enough for 584 years of nanoseconds.
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }

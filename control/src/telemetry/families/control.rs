@@ -22,7 +22,7 @@ pub(in crate::telemetry) fn control(page: &mut Exposition, sample: &Sample<'_>) 
     }
     stale_files(page, sample);
     log_lines(page, sample);
-    let help = "EndpointSlices whose endpoints are not kept, because a Service lists too many or a namespace is above its share.";
+    let help = "EndpointSlices whose endpoints are ignored because a Service lists too many or a namespace exceeds its share.";
     page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.round.slices_left_out);
 
     source(page, sample.source);
@@ -33,10 +33,10 @@ pub(in crate::telemetry) fn control(page: &mut Exposition, sample: &Sample<'_>) 
         .sample(["used"], capacity.saturating_sub(free));
 }
 
-/// Desired states, and how long they take to the workers.
+/// Desired states, and how long they take to reach the workers.
 fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
     let help =
-        "Generation of the newest desired state, and of the state that every worker has applied, by kind.";
+        "Generation of the latest desired state, and of the state that every worker has applied, by kind.";
     page.gauge("tidegate_snapshot_generation", help, ["kind"])
         .sample(["desired"], sample.publication.generations.desired)
         .sample(["applied"], sample.publication.generations.applied);
@@ -53,14 +53,13 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
     for (layer, count, _) in sample.gateway.comparisons {
         made.sample([layer], *count);
     }
-    let help = "Comparisons in which an incremental result differed from the one computed from scratch, by layer; above 0 \
-                there is a bug in the gateway.";
+    let help = "Comparisons in which an incremental result differed from the one computed from scratch, by layer; a value above 0 \
+                is a bug in the gateway.";
     let mut differed = page.counter("tidegate_incremental_differences_total", help, ["layer"]);
     for (layer, _, count) in sample.gateway.comparisons {
         differed.sample([layer], *count);
     }
-    let help =
-        "Time of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
+    let help = "Duration of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
     page.histogram("tidegate_sync_duration_seconds", help, sample.publication.timings.sync.read());
     let help = "Time from when the source saw a change until every worker had applied it.";
     page.histogram(
@@ -73,7 +72,7 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
 /// Pools of addresses.
 fn pools(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Addresses of the pool, by state: assigned to Services, free, reserved because they are the gateway's own, or \
-                outside: held by Services and no longer in the pool.";
+                outside: assigned to Services although they are no longer in the pool.";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
     for one in sample.round.pools {
         pools
@@ -84,9 +83,10 @@ fn pools(page: &mut Exposition, sample: &Sample<'_>) {
     }
 }
 
-/// What is well and what is not.
+/// The health of the gateway and its objects.
 fn condition(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "1 while the gateway is ready, which /readyz answers with 200, else 0; a drained gateway is not ready.";
+    let help =
+        "1 while the gateway is ready (`/readyz` returns 200), else 0; a drained gateway is not ready.";
     page.gauge("tidegate_ready", help, []).sample([], sample.gateway.ready);
     let help = "Faults of the gateway that `tidegate status` shows as DEGRADED.";
     page.gauge("tidegate_degraded", help, []).sample([], sample.gateway.degraded);
@@ -94,7 +94,7 @@ fn condition(page: &mut Exposition, sample: &Sample<'_>) {
     for finding in sample.round.findings.iter().chain(sample.round.own_findings) {
         *findings.entry(finding.reason.as_str()).or_default() += 1;
     }
-    let help = "Findings about objects, by reason: requests that were not granted, and misconfigurations that traffic shows; only reasons with any.";
+    let help = "Findings about objects, by reason: requests that were not granted, and misconfigurations detected in traffic; only reasons with any.";
     let mut family = page.gauge("tidegate_findings", help, ["reason"]);
     for (reason, count) in &findings {
         family.sample([reason], *count);
@@ -106,10 +106,10 @@ fn condition(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// The configuration on disk, and the state that a restart needs.
 fn on_disk(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "1 while the configuration that was read last, or a list of it, is refused and the previous one is in force, else 0.";
+    let help = "1 while the latest configuration, or one of its lists, is refused and the previous one is in use, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.gateway.configuration_refused));
-    let help = "1 while state that a restart needs is not kept, by state: addresses of Services, what operators have \
+    let help = "1 while state that a restart needs is not saved, by state: addresses of Services, what operators have \
                 drained, flows, the lists of `protection`, the last objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.gateway.unsaved {
@@ -128,26 +128,26 @@ fn stale_files(page: &mut Exposition, sample: &Sample<'_>) {
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 }
 
-/// Lines that the log does not have.
+/// Suppressed and lost log lines.
 fn log_lines(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Log lines about faults of objects and about failed writes that were left out, because their namespace had too many.";
+    let help = "Log lines about faults of objects and about failed writes that were suppressed because their namespace had too many.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log.left_out);
-    let help = "Log lines that were lost, because nobody read standard error.";
+    let help = "Log lines that were lost because nothing read standard error.";
     page.counter("tidegate_log_lines_lost_total", help, []).sample([], sample.log.lost);
 }
 
 /// The API server, or the directory.
 fn source(page: &mut Exposition, source: &SourceState) {
     let help =
-        "1 while the source of objects answers; at 0 the gateway forwards with the last known objects.";
+        "1 while the source of objects answers, else 0: the gateway forwards with the last known objects.";
     page.gauge("tidegate_source_connected", help, []).sample([], source.connected);
-    let help = "Unix time of the last change between a source that answers and one that does not.";
+    let help = "Unix time at which the source of objects last started or stopped answering.";
     page.gauge("tidegate_source_connected_timestamp_seconds", help, [])
         .sample([], seconds(Some(source.since)));
     let help = "Unix time at which the objects were last known to be up to date with the source; 0 before the first time.";
     let synced = source.last_sync(Timestamp::now());
     page.gauge("tidegate_source_last_sync_timestamp_seconds", help, []).sample([], seconds(synced));
-    let help = "Attempts to read from the API server that failed.";
+    let help = "Failed attempts to read from the API server.";
     page.counter("tidegate_source_failures_total", help, []).sample([], source.failures);
     let help = "1 while the gateway forwards with objects that it read from disk at the start, else 0.";
     page.gauge("tidegate_source_from_disk", help, []).sample([], source.from_disk);
@@ -168,14 +168,14 @@ fn seconds(at: Option<Timestamp>) -> f64 {
 pub(in crate::telemetry) fn cluster(page: &mut Exposition, cluster: &tidegate_cluster::Reading) {
     let help = "1 while this gateway leads and writes the status of Services, else 0.";
     page.gauge("tidegate_leader", help, []).sample([], cluster.leads);
-    let help = "Writes to Services and AddressPools that wait to be sent.";
+    let help = "Writes to Services and AddressPools that are waiting to be sent.";
     page.gauge("tidegate_cluster_writes_pending", help, []).sample([], cluster.pending);
     let help = "Writes to Services and AddressPools, by result.";
     let mut writes = page.counter("tidegate_cluster_writes_total", help, ["result"]);
     for (result, count) in cluster.writes {
         writes.sample([result], count);
     }
-    let help = "Events about objects of the cluster, by result; dropped ones were over their rate limit.";
+    let help = "Events about objects of the cluster, by result; dropped ones exceeded their rate limit.";
     let mut events = page.counter("tidegate_events_total", help, ["result"]);
     for (result, count) in cluster.events {
         events.sample([result], count);
@@ -184,29 +184,29 @@ pub(in crate::telemetry) fn cluster(page: &mut Exposition, cluster: &tidegate_cl
 
 /// Owners of VIPs on layer 2.
 pub(in crate::telemetry) fn layer2(page: &mut Exposition, layer2: &Layer2Counts) {
-    let help = "Groups of VIPs (Leases, or VRRP groups of keepalived) for which one of several gateways answers ARP and neighbour discovery, by whether this gateway is the owner.";
+    let help = "Groups of VIPs (Leases, or VRRP groups of keepalived) for which only one gateway answers ARP and neighbour discovery, by whether this gateway is the owner.";
     page.gauge("tidegate_layer2_groups", help, ["owner"])
         .sample(["this"], layer2.owned)
         .sample(["other"], layer2.groups.saturating_sub(layer2.owned));
     let help = "Times that this gateway became the owner of a group of VIPs by a Lease.";
     page.counter("tidegate_layer2_leases_taken_total", help, []).sample([], layer2.taken);
-    let help = "Looks at the Leases of VIPs, and writes to them, that failed; the gateway stops answering for VIPs when its Leases end.";
+    let help = "Failed reads and writes of the Leases of VIPs; the gateway stops answering for VIPs when its Leases expire.";
     page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
 }
 
-/// The exchange of flows with other gateways.
+/// Sharing flows with other gateways.
 fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
-    let help = "1 while flows are shared with this gateway and nothing was lost, else 0: connections may break if it takes over.";
+    let help = "1 while flows are shared with this peer and nothing was lost, else 0: connections may break if it takes over.";
     let mut up = page.gauge("tidegate_flow_sharing_peer_up", help, ["peer"]);
     for (peer, is_up, ..) in &sharing.peers {
         up.sample([peer], usize::from(*is_up));
     }
-    let help = "Messages about flows that wait to be sent to this gateway.";
+    let help = "Messages about flows that are waiting to be sent to this peer.";
     let mut queue = page.gauge("tidegate_flow_sharing_peer_queue", help, ["peer"]);
     for (peer, _, waiting, _) in &sharing.peers {
         queue.sample([peer], *waiting);
     }
-    let help = "Seconds since something was heard from this gateway. Absent if nothing was.";
+    let help = "Seconds since anything was received from this peer; absent if nothing was.";
     let mut silence = page.gauge("tidegate_flow_sharing_peer_silence_seconds", help, ["peer"]);
     for (peer, .., heard) in &sharing.peers {
         if let Some(heard) = heard {
@@ -214,24 +214,24 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
         }
     }
     let (sent, sent_again, received) = sharing.datagrams;
-    let help = "Datagrams to other gateways, and those from them that were used.";
+    let help = "Datagrams sent to other gateways, and accepted from them, by direction.";
     page.counter("tidegate_flow_sharing_datagrams_total", help, ["direction"])
         .sample(["sent"], sent)
         .sample(["received"], received);
-    let help = "Datagrams that were sent again because no acknowledgement came in time.";
+    let help = "Datagrams that were resent because no acknowledgement arrived in time.";
     page.counter("tidegate_flow_sharing_resent_total", help, []).sample([], sent_again);
-    let help = "Datagrams at the socket for flow sharing that were not used, by reason.";
+    let help = "Datagrams received by the flow sharing socket that were rejected, by reason.";
     let mut rejected = page.counter("tidegate_flow_sharing_rejected_total", help, ["reason"]);
     for (reason, count) in &sharing.rejected {
         rejected.sample([*reason], *count);
     }
     let help =
-        "Messages about flows from other gateways, by their result. Each worker counts those that it gets.";
+        "Messages about flows from other gateways, by result; counted by each worker that receives one.";
     let mut learned = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
     for (result, count) in &sharing.learned {
         learned.sample([*result], *count);
     }
-    let help = "Messages about flows that were lost because too many waited, at a worker or for a peer. A walk of the flow tables repeats them.";
+    let help = "Messages about flows that were lost because a queue was full, at a worker or for a peer; a walk of the flow tables repeats them.";
     let mut lost = page.counter("tidegate_flow_sharing_lost_total", help, ["at"]);
     for (at, count) in sharing.lost {
         lost.sample([at], count);

@@ -12,7 +12,7 @@ use crate::telemetry::exposition::Exposition;
 /// Links of interfaces, and of the taps that mirror them for the kernel.
 pub(in crate::telemetry) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
     let is_up = |state: LinkState| state == LinkState::Up;
-    let help = "1 while the interface has a link, else 0; the gateway is not ready while it is 0.";
+    let help = "1 while the interface has a link, else 0, and the gateway is not ready.";
     let mut up = page.gauge("tidegate_interface_up", help, ["interface"]);
     for link in links {
         up.sample([&link.name], is_up(link.port.state));
@@ -40,17 +40,17 @@ pub(in crate::telemetry) fn links(page: &mut Exposition, links: &[InterfaceLink]
     }
 }
 
-/// What the drivers of ports count.
+/// The counters of the ports' drivers.
 pub(in crate::telemetry) fn ports(page: &mut Exposition, links: &[InterfaceLink], ports: &[PortReport]) {
     let ports = || links.iter().zip(ports);
-    let help = "What the driver of the interface counts, by DPDK's name of the counter (rx_missed_errors, rx_q0_packets ...); read once a second, and begins at 0 when the device is opened.";
+    let help = "Counters of the interface's driver, by DPDK's name (rx_missed_errors, rx_q0_packets ...); read once a second, and reset when the device is opened.";
     let mut stats = page.counter("tidegate_port_stat_total", help, ["interface", "stat"]);
     for (link, port) in ports() {
         for (stat, value) in &port.stats {
             stats.sample([&link.name, stat.as_str()], *value);
         }
     }
-    let help = "Speed of the interface's link in bytes per second; absent if it is not known.";
+    let help = "Speed of the interface's link in bytes per second; absent if unknown.";
     let mut speed = page.gauge("tidegate_interface_speed_bytes", help, ["interface"]);
     for (link, port) in ports() {
         if let Some(mbps) = port.mbps {
@@ -87,7 +87,7 @@ pub(in crate::telemetry) fn frames(page: &mut Exposition, stats: &Stats, names: 
         conflicts.sample([&name(at)], one.address_conflicts);
     }
 
-    let help = "Packets of a sample whose TCP or UDP checksum their sender left to its NIC, and nothing completed: their receivers drop them.";
+    let help = "Sampled packets with a partial TCP or UDP checksum, which their sender left to its NIC: receivers drop them.";
     let mut partial = page.counter("tidegate_partial_checksums_total", help, ["interface"]);
     for (at, one) in stats.interfaces.iter().enumerate() {
         partial.sample([&name(at)], one.checksums_partial);
@@ -112,7 +112,7 @@ pub(in crate::telemetry) fn frames(page: &mut Exposition, stats: &Stats, names: 
     }
     let help = "Frames passed from the worker that received them to the worker that owns their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
-    let help = "Packets of a sample by whether their NIC brought them to the worker that the gateway computes (expected) or to another one (elsewhere: replies of fullnat may be lost); 0 where drivers do not report how they distribute packets.";
+    let help = "Sampled packets, by whether RSS distributed them to the worker that the gateway expects (expected) or to another one (elsewhere: replies of fullnat may be lost); 0 if drivers do not report how they distribute packets.";
     page.counter("tidegate_rss_checks_total", help, ["result"])
         .sample(["expected"], stats.arrivals_as_computed)
         .sample(["elsewhere"], stats.arrivals_elsewhere);
@@ -134,19 +134,19 @@ pub(in crate::telemetry) fn kernel(page: &mut Exposition, stats: &Stats) {
         .sample(["from_kernel"], slow.from_kernel_dropped);
     let help = "ARP and neighbour discovery requests, probes and announcements that the gateway sent.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
-    let help = "Neighbours that only packets asked for and that were not added, because all on-demand entries of the link and family were in use.";
+    let help = "Neighbours needed only by packets that were not added because all on-demand entries of the link and family were in use.";
     page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
-    let help = "Neighbours that only packets asked for and that were removed to make room for newer ones.";
+    let help = "Neighbours needed only by packets that were evicted in favour of newer ones.";
     page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);
-    let help = "Entries of the neighbour table, by kind: next hops of backends and routes, and entries that only packets asked for (on_demand).";
+    let help = "Entries of the neighbour table, by kind: next hops of backends and routes, and entries needed only by packets (on_demand).";
     page.gauge("tidegate_neighbors", help, ["kind"])
         .sample(["next_hop"], stats.neighbors.next_hops)
         .sample(["on_demand"], stats.neighbors.on_demand);
-    let help = "Entries that the neighbour table has room for, by kind.";
+    let help = "Capacity of the neighbour table in entries, by kind.";
     page.gauge("tidegate_neighbors_max", help, ["kind"])
         .sample(["next_hop"], stats.neighbors.next_hops_max)
         .sample(["on_demand"], stats.neighbors.on_demand_max);
-    let help = "Frames for the kernel, by class and result: passed on, over the rate of the class, or dropped at a full queue.";
+    let help = "Frames for the kernel, by class and result: passed on, over the rate limit of the class, or dropped at a full queue.";
     let mut family = page.counter("tidegate_punts_by_class_total", help, ["class", "result"]);
     for (class, count) in &stats.punt_classes {
         family
@@ -169,14 +169,14 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
         gauge.sample([worker], one.state == WorkerState::Running);
     }
     let help = "1 while the thread for the kernel's packets and for neighbour resolution runs, else 0.";
-    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_healthy);
-    let help = "How often a thread of the packet path has begun to hang: it was alive and made no progress.";
+    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_well);
+    let help = "How often a thread of the packet path started to hang: it was alive but made no progress.";
     let mut counter = page.counter("tidegate_thread_hangs_total", help, ["thread"]);
     for (worker, one) in &workers {
         counter.sample([&format!("worker {worker}")], one.hangs);
     }
     counter.sample(["slow path"], stats.slow_path.hangs);
-    let help = "Share of time in which the worker had work, from 0 to 1, over the last second or longer.";
+    let help = "Fraction of time in which the worker had work, from 0 to 1, over the last second or longer.";
     let mut gauge = page.gauge("tidegate_worker_busy_ratio", help, ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.busy_ratio);
@@ -204,14 +204,14 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (worker, one) in &workers {
         gauge.sample([worker], one.flows);
     }
-    let help = "SYN cookies sent to clients, accepted when they came back, and segments refused because they had none.";
+    let help = "SYN cookies sent to clients and accepted from them, and segments refused because they had none, by result.";
     let mut counter = page.counter("tidegate_syn_cookies_total", help, ["result"]);
     let sum =
         |of: fn(&CookieCounts) -> u64| stats.workers.iter().map(|one| of(&one.syn_cookies)).sum::<u64>();
     counter.sample(["sent"], sum(|counts| counts.sent));
     counter.sample(["accepted"], sum(|counts| counts.accepted));
     counter.sample(["refused"], sum(|counts| counts.refused));
-    let help = "Service ports whose new connections get SYN cookies on the worker because of a SYN flood.";
+    let help = "Service ports for which the worker uses SYN cookies because of a SYN flood.";
     let mut gauge = page.gauge("tidegate_services_under_syn_flood", help, ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.services_under_flood);
@@ -221,8 +221,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (why, count) in &stats.evictions {
         counter.sample([why.as_str()], *count);
     }
-    let help =
-        "New flows that got no flow table entry, because every flow that could be evicted was established.";
+    let help = "New flows that got no flow table entry because no flow could be evicted for them.";
     page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
     let help = "How often a worker set a backend aside because it refused or ignored new connections.";
     page.counter("tidegate_backends_set_aside_total", help, []).sample([], stats.backends_set_aside);
@@ -237,7 +236,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_received);
 }
 
-/// What the start found of flows of earlier processes.
+/// The flows of earlier processes found at the start.
 pub(in crate::telemetry) fn restored(page: &mut Exposition, restored: &Restored) {
     let help = "Flows that this process found in the flow tables of earlier ones, by result: restored, or the reason why not.";
     let mut gauge = page.gauge("tidegate_restored_flows", help, ["result"]);
@@ -245,8 +244,8 @@ pub(in crate::telemetry) fn restored(page: &mut Exposition, restored: &Restored)
     for (why, count) in NotRestored::ALL.iter().zip(restored.counts.not_restored) {
         gauge.sample([why.as_str()], count);
     }
-    let help = "Flow tables of earlier processes that this process refused as a whole: single ones that are damaged, or all of a process, counted as one, of another version or from before a boot.";
+    let help = "Flow tables of earlier processes that were refused as a whole: single damaged ones, or all tables of a process with another version or from before a boot, counted as one.";
     page.gauge("tidegate_restored_refused_tables", help, []).sample([], restored.refused_tables);
-    let help = "Time in which a worker restored flows at the start, and forwarded nothing; the longest of all workers.";
+    let help = "Time during which a worker restored flows at the start and forwarded nothing; the longest of all workers.";
     page.gauge("tidegate_restored_seconds", help, []).sample([], restored.took.as_secs_f64());
 }

@@ -1,4 +1,4 @@
-//! The families of the process: its build, durations that its threads recorded, and what it uses.
+//! The families of the process: its build, durations recorded by its threads, and its resources.
 
 use crate::telemetry::exposition::Exposition;
 use crate::telemetry::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
@@ -12,14 +12,13 @@ pub(in crate::telemetry) fn build(page: &mut Exposition, version: &str) {
 
 /// Durations that workers, the slow path, the health checks and the daemon's loop recorded.
 pub(in crate::telemetry) fn latencies(page: &mut Exposition, latencies: &Latencies) {
-    let help = "Time of one turn of a worker's loop that had work: receive a burst from each interface, process and send it.";
+    let help = "Duration of one loop iteration of a worker that had work: receive a burst from each interface, process and send it.";
     page.histogram("tidegate_worker_turn_seconds", help, latencies.worker_turn.reading(WORKER_TURN));
-    let help =
-        "Time that a frame for the kernel waited in a queue, from the worker until the slow path took it.";
+    let help = "Time that a frame for the kernel waited in the queue between a worker and the slow path.";
     page.histogram("tidegate_punt_queue_seconds", help, latencies.punt_queue.reading(PUNT_QUEUE));
-    let help = "Time from the start of a health check to its result; a check without an answer counts with its timeout.";
+    let help = "Time from the start of a health check to its result; a check without an answer counts as its timeout.";
     page.histogram("tidegate_health_check_seconds", help, latencies.health_check.reading(HEALTH_CHECK));
-    let help = "Time from when the workers were given a snapshot until every worker forwarded by it.";
+    let help = "Time from the publication of a snapshot until every worker used it.";
     page.histogram("tidegate_publication_seconds", help, latencies.publication.reading(PUBLICATION));
 }
 

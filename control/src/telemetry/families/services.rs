@@ -30,7 +30,8 @@ pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStat
     let mut ports: BTreeMap<(PortKey<'_>, &str), Traffic> = BTreeMap::new();
     for one in stats {
         for (direction, traffic) in Direction::ALL.into_iter().zip(one.traffic) {
-            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like silence.
+            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like
+            // silence.
             if one.mode.is_dsr() && direction == Direction::Reply {
                 continue;
             }
@@ -139,17 +140,18 @@ pub(in crate::telemetry) fn backends(
             }
         }
     }
-    let help = "1 while the backend takes new flows; 0 while it keeps only the flows that it has.";
+    let help = "1 while the backend accepts new flows; 0 while it only keeps its existing flows.";
     let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
     }
-    let help = "The part of its new flows that a backend takes while it warms up (slowStart); absent if it takes all.";
+    let help =
+        "Fraction of its new flows that a backend gets while it warms up (slowStart); absent if it gets all.";
     let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), percent) in &warm_up {
         family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
     }
-    let help = "Backends, over all service ports and addresses, that have no series of their own because there are too many.";
+    let help = "Backends, over all service ports and addresses, without their own series because there are too many.";
     page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
 }
 
@@ -160,7 +162,7 @@ pub(in crate::telemetry) fn snat_ports(
     snat_ports: &[SnatPortStats],
     without_series: &WithoutSeries<'_>,
 ) {
-    let help = "Local ports that one SNAT address has towards one backend and protocol, over all workers.";
+    let help = "Local ports of one SNAT address towards one backend and protocol, over all workers.";
     page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
     let detailed = stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name));
     let backends = detailed.flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
@@ -192,7 +194,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
         checks.sample([result], *count);
     }
     let load = &sample.checks.load;
-    let help = "Health checks that started late by more than their interval.";
+    let help = "Health checks that started more than their interval late.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks in progress.";
     page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.under_way);
@@ -214,7 +216,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
             active.entry(key).and_modify(|least| *least = of_vip.min(*least)).or_insert(of_vip);
         }
     }
-    let help = "Backends of the service port that take new flows; the fewest over its VIPs.";
+    let help = "Backends of the service port that accept new flows; the minimum over its VIPs.";
     let mut family = page.gauge("tidegate_service_backends", help, PORT_LABELS);
     for (key, count) in &active {
         family.sample(*key, *count);

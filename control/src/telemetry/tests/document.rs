@@ -57,7 +57,7 @@ fn table() -> String {
 }
 
 #[test]
-fn the_document_of_metrics_says_what_the_page_says() {
+fn docs_metrics_md_matches_the_page() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
     let text = std::fs::read_to_string(&path).expect("docs/metrics.md");
     let (before, rest) = text.split_once(BEGIN).expect("the begin of the table");
@@ -68,7 +68,7 @@ fn the_document_of_metrics_says_what_the_page_says() {
             .expect("docs/metrics.md is written");
         return;
     }
-    assert!(written == table, "docs/metrics.md is not what the code says: {}", BEGIN.trim());
+    assert!(written == table, "docs/metrics.md differs from the code: {}", BEGIN.trim());
 }
 
 #[test]

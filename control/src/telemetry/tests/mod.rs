@@ -293,7 +293,7 @@ fn recorded(nanos: &[u64]) -> Durations {
     recorder.read()
 }
 
-/// Counters of the dataplane, each with a value of its own.
+/// Counters of the dataplane, each with a different value.
 fn stats() -> Stats {
     let interface = |n: u64| InterfaceStats {
         rx_packets: n,
@@ -627,7 +627,7 @@ fn timings_land_in_their_buckets() {
 }
 
 #[test]
-fn what_workers_and_checks_recorded_is_on_the_page_as_histograms_over_all_workers() {
+fn recorded_durations_are_histograms_over_all_workers() {
     let page = world().page();
     let bucket = |name: &str, le: &str| page.value(&format!("tidegate_{name}_bucket"), &[("le", le)]);
     let total = |name: &str| {
@@ -648,7 +648,7 @@ fn what_workers_and_checks_recorded_is_on_the_page_as_histograms_over_all_worker
 }
 
 #[test]
-fn the_app_protocol_of_a_service_port_is_a_label_whatever_it_is() {
+fn any_app_protocol_of_a_service_port_is_a_label() {
     for app_protocol in ["kubernetes.io/h2c", "example.com/unheard-of"] {
         let mut world = world();
         Arc::make_mut(&mut world.services[0]).ports[0].app_protocol = Some(app_protocol.into());
@@ -710,7 +710,7 @@ fn a_service_port_that_fails_open_on_one_vip_shows_it() {
 }
 
 #[test]
-fn a_backend_that_warms_up_shows_its_part_of_the_new_flows() {
+fn a_warming_backend_shows_its_fraction_of_the_new_flows() {
     let mut world = world();
     let name = "tidegate_backend_warm_up_ratio";
     assert_eq!(world.page().value(name, &web_backend("10.0.0.1:8080")), 0.3);
@@ -721,7 +721,7 @@ fn a_backend_that_warms_up_shows_its_part_of_the_new_flows() {
 }
 
 #[test]
-fn a_backend_is_up_while_it_takes_new_flows_on_any_vip() {
+fn a_backend_is_up_while_it_accepts_new_flows_on_any_vip() {
     let mut world = world();
     let up = |world: &World, backend| world.page().value("tidegate_backend_up", &web_backend(backend));
     assert_eq!(up(&world, "10.0.0.1:8080"), 1.0);
@@ -730,7 +730,7 @@ fn a_backend_is_up_while_it_takes_new_flows_on_any_vip() {
     Arc::make_mut(&mut world.services[0]).ports[0].backends[0].state = BackendViewState::Draining;
     assert_eq!(up(&world, "10.0.0.1:8080"), 1.0, "still active on the other VIP");
     Arc::make_mut(&mut world.services[0]).ports[1].refused =
-        Some(PortRefusal::from("a wish that is not granted".to_owned()));
+        Some(PortRefusal::from("a request that is not granted".to_owned()));
     assert_eq!(up(&world, "10.0.0.1:8080"), 0.0, "a port that is not programmed does not count");
 }
 
@@ -779,7 +779,7 @@ fn series_per_backend_can_be_left_out() {
 }
 
 #[test]
-fn reasons_that_never_happened_are_there_at_zero() {
+fn reasons_that_never_happened_are_present_at_zero() {
     let mut world = world();
     world.stats = Stats::default();
     world.stats.drops = vec![(DropReason::Refused(Refusal::NoRoute), 4)];
@@ -790,7 +790,7 @@ fn reasons_that_never_happened_are_there_at_zero() {
 }
 
 #[test]
-fn label_values_come_back_whatever_is_in_them() {
+fn any_label_value_is_escaped_and_read_back() {
     let mut world = world();
     let odd = "q\"b\\n\nend\\";
     world.pools[0].pool = odd.into();
@@ -801,7 +801,7 @@ fn label_values_come_back_whatever_is_in_them() {
 }
 
 #[test]
-fn numbers_that_are_none_are_written_as_the_format_wants_them() {
+fn nan_and_infinities_are_written_in_the_prometheus_format() {
     let mut world = world();
     for (value, text) in [(f64::NAN, "NaN"), (f64::INFINITY, "+Inf"), (f64::NEG_INFINITY, "-Inf")] {
         world.stats.workers[0].busy_ratio = value;
@@ -828,7 +828,7 @@ fn nothing_stale_is_zero_not_absent() {
 }
 
 #[test]
-fn the_process_goes_by_the_names_of_client_libraries() {
+fn process_metrics_have_the_names_of_client_libraries() {
     let world = world();
     let process = Process::read().expect("tests run where /proc is mounted");
     let page = Page::parse(&render(&Sample { process: Some(&process), ..world.sample() }));
