@@ -1,11 +1,12 @@
 //! Where log lines go: standard error, whose reader may be slow, stopped or gone.
 //!
-//! A write to a pipe that nobody reads does not return. A thread that logs would hang there, and with it all others that
-//! log: the daemon's loop, the announcements, the slow path. So a line waits for [`WAIT`] at most. After that lines are
-//! lost and counted, without a wait, until there is room again, and a line then says how many they were.
+//! A write to a full pipe blocks until somebody reads. A thread that logs would hang there, and with it all
+//! others that log: the daemon's loop, the announcer, the slow path. So a line waits for [`WAIT`] at most.
+//! After that, lines are lost and counted without waiting until there is space again; then a line reports how
+//! many were lost.
 //!
-//! Invariant: a write never fails, and waits no longer than [`WAIT`], unless standard error is a file on a disk that does
-//! not answer.
+//! Invariant: a write never fails, and waits no longer than [`WAIT`], unless standard error is a file on a
+//! disk that does not answer.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,13 +16,13 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// The longest wait for room.
+/// How long a line waits for space.
 const WAIT: Duration = Duration::from_millis(100);
-/// The bytes of one write: a pipe or socket that can be written has room for as many (`PIPE_BUF`), and does not make the
-/// writer wait.
+/// The bytes of one write: a pipe or socket that is writable has at least this much space (`PIPE_BUF`), so
+/// the write does not block.
 const CHUNK: usize = 4096;
 
-/// Makes the line that says how many lines were lost.
+/// Formats the line that reports how many lines were lost.
 pub(crate) type Note = fn(u64) -> String;
 
 /// The output.
@@ -29,11 +30,11 @@ pub(crate) type Note = fn(u64) -> String;
 pub(crate) struct LogSink {
     out: File,
     note: Note,
-    /// The lines that were lost since the last one that was written, and since when.
+    /// How many lines were lost since the last one that was written, and since when.
     lost: Option<(u64, Timestamp)>,
-    /// All lines that were lost.
+    /// The total number of lost lines.
     lost_in_total: u64,
-    /// Whether the last line was written in part.
+    /// Whether the last line was truncated.
     is_cut: bool,
 }
 
@@ -42,17 +43,17 @@ impl LogSink {
         Self { out, note, lost: None, lost_in_total: 0, is_cut: false }
     }
 
-    /// The number of lines that were lost.
+    /// The total number of lost lines.
     pub(crate) fn lost_in_total(&self) -> u64 {
         self.lost_in_total
     }
 
-    /// How many lines are lost and since when, unless there is room again.
+    /// How many lines are lost and since when, unless there is space again.
     pub(crate) fn trouble(&mut self) -> Option<(u64, Timestamp)> {
         if self.tell_lost() { None } else { self.lost }
     }
 
-    /// Writes how many lines were lost, if any. Returns false if there is no room for that.
+    /// Reports lost lines, if any. Returns false if there is no space for that.
     fn tell_lost(&mut self) -> bool {
         let Some((lines, _)) = self.lost else { return true };
         let is_told = self.put((self.note)(lines).as_bytes(), Duration::ZERO);
@@ -62,11 +63,11 @@ impl LogSink {
         is_told
     }
 
-    /// Writes all of the text. Returns false if there is no room for it in time, or nobody reads it.
+    /// Writes all of the text. Returns false if there is no space in time, or no reader.
     fn put(&mut self, text: &[u8], wait: Duration) -> bool {
         let until = Instant::now() + wait;
         let end: &[u8] = if self.is_cut { b"\n" } else { b"" };
-        // The rest of a line that was cut ends before anything else.
+        // Ends a truncated line before anything else.
         for (n, chunk) in end.chunks(1).chain(text.chunks(CHUNK)).enumerate() {
             let is_within_line = n > end.len();
             if !has_room(&self.out, until) {
@@ -100,7 +101,7 @@ impl Write for LogSink {
     }
 }
 
-/// Whether a chunk can be written without a wait, by `until` at the latest.
+/// Whether a chunk can be written without blocking, by `until` at the latest.
 fn has_room(out: &File, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -124,7 +125,7 @@ mod tests {
 
     const NOTE: Note = |lines| format!("{lines} lines were lost\n");
 
-    /// Does something on another thread, and fails if that does not end.
+    /// Runs a task on another thread, and fails if it does not end.
     fn within_a_minute<T: Send + 'static>(task: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, waits) = mpsc::channel();
         std::thread::spawn(move || done.send(task()));
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nobody_reads_are_lost_without_a_wait_and_counted_when_somebody_reads_again() {
+    fn unread_lines_are_lost_without_blocking_and_counted_afterwards() {
         let (mut reader, writer) = io::pipe().expect("a pipe");
         let mut sink = LogSink::new(File::from(OwnedFd::from(writer)), NOTE);
         let line = |n: u32| format!("line {n} {}\n", "x".repeat(10_000));
@@ -146,7 +147,7 @@ mod tests {
 
         let mut taken = vec![0; 20_000];
         reader.read_exact(&mut taken).expect("the pipe is full");
-        assert_eq!(sink.trouble(), None, "there is room again");
+        assert_eq!(sink.trouble(), None, "there is space again");
         let mut text = String::from_utf8(taken).expect("text");
         let rest = std::thread::spawn(move || {
             let mut rest = String::new();
@@ -161,13 +162,13 @@ mod tests {
         assert_eq!(lines[lines.len() - 2..], [NOTE(lost).trim_end(), "the last line"]);
         let whole = |n: u32, text: &str| text == line(n).trim_end();
         let written = (0..).zip(&lines).take_while(|(n, text)| whole(*n, text)).count();
-        assert_eq!(written as u64, 200 - lost, "those before are whole");
-        // The rest is the line that was cut.
+        assert_eq!(written as u64, 200 - lost, "those before are complete");
+        // The rest is the truncated line.
         assert!(lines.len() - 2 - written <= 1, "{} lines", lines.len());
     }
 
     #[test]
-    fn a_reader_that_is_gone_is_no_error() {
+    fn a_closed_reader_is_not_an_error() {
         let (reader, writer) = io::pipe().expect("a pipe");
         let mut sink = LogSink::new(File::from(OwnedFd::from(writer)), NOTE);
         sink.write_all(b"one\n").expect("it never fails");

@@ -1,16 +1,17 @@
 //! Logging to standard error: one line for each event, as text or as JSON.
 //!
-//! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are logged. If it
-//! is invalid, or names neither a level nor a target of the gateway, a warning says so, and the default applies. The
-//! target of an event is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's
-//! own errors are off by default because the source reports them once.
+//! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are
+//! logged. If it is invalid, or names neither a level nor a target of the gateway, the default applies, with
+//! a warning. The target of an event is the module that logs it, for example
+//! `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are off by default because the
+//! source reports them once.
 //!
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
 //! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
 //!
-//! Nothing is logged per packet: counters record what happens to packets. Nobody waits for who reads standard error, and
-//! nothing fails if nobody does ([`log_sink`](crate::log_sink)). With text, DPDK writes its own few lines to standard error
-//! itself, and waits.
+//! Nothing is logged per packet: counters record what happens to packets. Logging never waits for a reader of
+//! standard error, and never fails without one ([`log_sink`](crate::log_sink)). In text format, DPDK writes
+//! its own few lines directly to standard error, and does wait.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
@@ -30,7 +31,7 @@ use crate::log_sink::LogSink;
 /// Events that are logged when `RUST_LOG` is not set.
 const DEFAULT_FILTER: &str = "info,kube_client=off";
 
-/// The values of `RUST_LOG`.
+/// The accepted values of `RUST_LOG`.
 const FILTER_ACCEPTED: &str =
     "error, warn, info, debug, trace or off, also of a target: info,tidegate_source=debug";
 
@@ -82,7 +83,7 @@ pub(crate) enum LogFormat {
 /// Sends the events of this process to standard error. A second call has no effect.
 ///
 /// # Errors
-/// When standard error cannot be redirected for JSON.
+/// If standard error cannot be redirected for JSON.
 pub(crate) fn start(format: LogFormat) -> io::Result<()> {
     let log = File::from(rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3)?);
     let is_terminal = io::stderr().is_terminal();
@@ -115,14 +116,14 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
     std::panic::set_hook(Box::new(panicked));
     if let Some(error) = fault {
         let accepted = FILTER_ACCEPTED;
-        tracing::warn!(%error, accepted, "RUST_LOG is {written:?}, which is not valid; the default applies: info");
+        tracing::warn!(%error, accepted, "invalid RUST_LOG {written:?}; using the default: info");
     }
     Ok(())
 }
 
-/// The filter of this value of `RUST_LOG`, or why it is not valid.
+/// The filter for this value of `RUST_LOG`, or why it is invalid.
 fn filter(written: &str) -> Result<EnvFilter, String> {
-    // `EnvFilter` takes a blank before or after a level as a part of it, and then reads a target.
+    // `EnvFilter` treats a blank before or after a level as a part of it, and then reads a target.
     let directives: Vec<&str> =
         written.split(',').map(str::trim).filter(|directive| !directive.is_empty()).collect();
     // An empty filter would log nothing, not even why the configuration is refused.
@@ -135,8 +136,9 @@ fn filter(written: &str) -> Result<EnvFilter, String> {
     }
 }
 
-/// Whether a directive that is a single word is a level or one of [`TARGETS`]. `EnvFilter` reads any other word as a
-/// target: a misspelt level would turn off the log of all targets that exist. Other directives are not judged here.
+/// Whether a directive that is a single word is a level or one of [`TARGETS`]. `EnvFilter` reads any other
+/// word as a target: a misspelt level would turn off the log of all existing targets. Other directives are
+/// not checked here.
 fn is_known(directive: &str) -> bool {
     let is_word = !directive.contains(['=', '[']) && !directive.contains("::");
     !is_word || directive.parse::<LevelFilter>().is_ok() || TARGETS.contains(&directive)
@@ -165,29 +167,29 @@ fn sink() -> Option<MutexGuard<'static, LogSink>> {
 /// Prints why the command failed. If events are logged, it waits no longer than a line of the log.
 pub(crate) fn last_words(text: &str) {
     let line = format!("error: {text}\n");
-    // Nobody reads it if this fails.
+    // If this fails, nobody reads it.
     let _ = match sink() {
         Some(mut sink) => sink.write_all(line.as_bytes()),
         None => io::stderr().write_all(line.as_bytes()),
     };
 }
 
-/// The number of log lines that were lost because standard error did not take them.
+/// The number of log lines that were lost because standard error was full.
 pub(crate) fn lost_lines() -> u64 {
     sink().map_or(0, |sink| sink.lost_in_total())
 }
 
-/// That log lines are lost now, as text for display.
+/// Whether log lines are being lost, as text for display.
 pub(crate) fn trouble() -> Option<String> {
     let (lines, since) = sink()?.trouble()?;
     Some(format!(
-        "{lines} log lines have been lost since {}: nobody reads standard error",
+        "{lines} log lines have been lost since {}: nothing reads standard error",
         whole_seconds(since)
     ))
 }
 
-/// What [`SINK`] writes when lines were lost.
-const LOST: &str = "log lines were lost: nobody read standard error";
+/// The message of [`SINK`] when lines were lost.
+const LOST: &str = "log lines were lost: nothing read standard error";
 
 fn lost_as_text(lines: u64) -> String {
     format!("{}  WARN {}: {LOST} lines={lines}\n", Timestamp::now(), module_path!())
@@ -203,7 +205,7 @@ fn lost_as_json(lines: u64) -> String {
     format!("{line}\n")
 }
 
-/// Logs a panic. A backtrace is in it if `RUST_BACKTRACE` asks for one.
+/// Logs a panic, with a backtrace if `RUST_BACKTRACE` requests it.
 fn panicked(panic: &PanicHookInfo<'_>) {
     let payload = panic.payload();
     let text = payload.downcast_ref::<String>().map(String::as_str);
@@ -230,19 +232,19 @@ fn forward(lines: PipeReader) {
     }
 }
 
-/// Logs for each namespace how many of its faults were not logged.
+/// Logs for each namespace how many of its faults were suppressed.
 pub(crate) fn left_out(namespaces: &[(String, u64)]) {
     for (namespace, left_out) in namespaces {
         tracing::warn!(
             target: DIAGNOSTICS_TARGET,
             namespace,
             left_out,
-            "too many log lines about objects of this namespace: some are left out; `tidegate services` and events have all"
+            "suppressed log lines about objects of this namespace: there were too many; `tidegate services` and events show all"
         );
     }
 }
 
-/// Logs an error in the configuration or in a manifest, with its place and the accepted values as fields.
+/// Logs an error in the configuration or in a manifest, with its position and the accepted values as fields.
 pub(crate) fn diagnostic(diagnostic: &Diagnostic) {
     let place = diagnostic.location.as_ref().map(tracing::field::display);
     let (what, accepted) = (&diagnostic.what, diagnostic.accepted.as_deref());

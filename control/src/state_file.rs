@@ -11,7 +11,7 @@ const MODE: u32 = 0o600;
 /// Opens an empty file that other users cannot read.
 ///
 /// # Errors
-/// When it cannot be created, truncated, or given its mode.
+/// If it cannot be created, truncated, or given its mode.
 pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(path)?;
     // An existing file keeps its old mode until here.
@@ -19,11 +19,11 @@ pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Replaces a file by the output of `write`, through a file beside it. At any moment, either the old or the new file is
-/// complete. On return the new file is on the disk.
+/// Replaces a file by the output of `write`, through a temporary file. At any moment, either the old or the
+/// new file is complete. On return, the new file is on the disk.
 ///
 /// # Errors
-/// When the directory or the file cannot be written; the previous file then stays.
+/// If the directory or the file cannot be written; the previous file then stays.
 pub(crate) fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -49,7 +49,7 @@ pub(crate) fn replace(
 /// Writes one line.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub(crate) fn line(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())?;
     out.write_all(b"\n")

@@ -1,9 +1,9 @@
-//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and has no status to
-//! write them to.
+//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and so has no
+//! status to write them to.
 //!
-//! Each Service has one line: a hash of the rest of the line, and JSON. If a line is cut or altered, only that
-//! Service loses its record, and the loss is logged. The controller saves before it publishes, so a gateway that is
-//! killed at any moment restarts with every address that a client could have used.
+//! Each Service has one line: a hash of the rest of the line, and JSON. If a line is truncated or altered,
+//! only that Service loses its record, and the loss is logged. The controller saves before it publishes, so a
+//! gateway that is killed at any moment restarts with every address that a client could have used.
 //!
 //! Each gateway and each directory of manifests has its own file, so two gateways on one machine do not share one.
 
@@ -27,7 +27,7 @@ use crate::state_file;
 
 /// The version of the format of lines. Lines of another version are ignored, like damaged ones.
 const FORMAT: u32 = 1;
-/// How long a round waits for the disk. A slower disk does not delay the publication.
+/// How long a round waits for the disk. A slower disk does not delay the publication further.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// The pause before a failed save is retried.
 const RETRY: Duration = Duration::from_secs(10);
@@ -82,7 +82,7 @@ impl AddressFile {
         Self { path, saved: Arc::default(), tried: Arc::default(), under_way: None, failed: None }
     }
 
-    /// Reads the file. Lines that cannot be read are logged and lost.
+    /// Reads the file. Damaged lines are logged and lost.
     pub(super) fn load(&mut self) -> Arc<Allocations> {
         match read(&self.path) {
             Ok(None) => tracing::info!(path = %self.path.display(), "no saved addresses of a previous run"),
@@ -124,7 +124,7 @@ impl AddressFile {
         ))
     }
 
-    /// Saves these addresses to disk, and waits with a limit.
+    /// Saves these addresses to disk, and waits up to a time limit.
     pub(super) async fn save(&mut self, allocations: &Arc<Allocations>) {
         match &self.failed {
             None if Arc::ptr_eq(&self.saved, allocations) => return,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_saved_is_read_by_the_next_run_and_by_nobody_else() {
+    async fn saved_addresses_are_loaded_only_by_the_next_run_of_this_gateway() {
         let directory = tempfile::tempdir().expect("a directory");
         let state = directory.path().join("state");
         let mut first = file(&state);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_or_cut_file_costs_the_services_of_its_damaged_lines_and_no_other() {
+    async fn a_damaged_or_truncated_file_loses_only_its_damaged_lines() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut first = file(directory.path());
         first.save(&allocations(4)).await;
@@ -320,9 +320,9 @@ mod tests {
         assert_eq!(file(&blocked.join("state")).load(), allocations(1));
     }
 
-    /// Saves the same content again: this must not cause endless retries.
+    /// Saves unchanged content again, which must not cause endless retries.
     #[tokio::test]
-    async fn a_failed_save_is_over_with_the_next_that_succeeds_whatever_that_saves() {
+    async fn a_failed_save_is_cleared_by_the_next_successful_save() {
         let directory = tempfile::tempdir().expect("a directory");
         let state = directory.path().join("state");
         let mut first = file(&state);

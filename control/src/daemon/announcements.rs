@@ -1,6 +1,6 @@
-//! Starts the announcer with what the daemon knows, and shows its state.
+//! Starts the announcer with its inputs from the daemon, and converts its state for display.
 //!
-//! What is announced is decided in `tidegate-announce`; here is only where its inputs come from.
+//! `tidegate-announce` decides what is announced.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,10 +18,10 @@ use tidegate_model::config::GatewayConfig;
 use super::last_round;
 use super::state::State;
 
-/// The longest wait for the withdrawal at the end. BIRD needs some 20 ms for 10,000 routes.
+/// The longest wait for the withdrawal at shutdown. BIRD needs about 20 ms for 10,000 routes.
 const WITHDRAW_MAX: Duration = Duration::from_millis(800);
-/// The state of the announcements is newer than this, unless their thread hangs or has failed. A BIRD that does not answer
-/// takes some seconds of it.
+/// An older state means that the announcer thread hangs or has failed. A BIRD that does not answer delays it
+/// by some seconds.
 const AGE_MAX: Duration = Duration::from_secs(15);
 
 /// Starts the announcer of this gateway.
@@ -36,7 +36,7 @@ pub(super) fn start(config: &GatewayConfig, state: &Arc<State>) -> anyhow::Resul
         let draining = of_thread.drain.phase() != GatewayDrainState::Serving;
         Condition { forwarding, draining, catching_up: of_thread.catches_up() }
     })
-    .context("cannot start the thread of the announcements")?;
+    .context("cannot start the announcer thread")?;
     let announcer = Arc::new(announcer);
     announcer.configure(setup(config));
     state.announce_with(Arc::clone(&announcer));
@@ -52,7 +52,7 @@ pub(super) fn setup(config: &GatewayConfig) -> Setup {
 
 /// The part of a round that the announcer uses.
 pub(super) fn round(round: &last_round::Round) -> Round {
-    // Pools say which gateways announce their addresses, and how.
+    // Pools determine which gateways announce their addresses, and how.
     let vips = round.outcome.services.iter().flat_map(|service| &service.vips);
     let withheld: BTreeSet<IpAddr> =
         vips.filter(|vip| vip.is_of_pool() && !vip.edge.bgp).map(|vip| vip.address).collect();
@@ -64,22 +64,22 @@ pub(super) fn round(round: &last_round::Round) -> Round {
 pub(super) async fn withdraw(announcer: Arc<Announcer>) {
     let withdrawn = tokio::task::spawn_blocking(move || announcer.withdraw(WITHDRAW_MAX)).await;
     if !matches!(withdrawn, Ok(true)) {
-        tracing::warn!("the announcements are not withdrawn yet: they end with BIRD");
+        tracing::warn!("timed out withdrawing announcements; they end when BIRD exits");
     }
 }
 
-/// Closes the sessions and removes the routes of the kernel.
+/// Closes the sessions and removes the kernel routes.
 pub(super) async fn stop(announcer: Arc<Announcer>) {
-    // An error of the thread was logged.
+    // An error of the thread has been logged.
     let _ = tokio::task::spawn_blocking(move || announcer.stop()).await;
 }
 
-/// BIRD gets the path of its files as an argument, by which a later gateway recognises it.
+/// BIRD gets the path of its files as an argument, so that a later gateway can recognise it.
 fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The state for `status`; `None` if nothing is configured.
+/// The state for `status`; `None` if no announcements are configured.
 pub(super) fn shown(status: &Status) -> Option<api::AnnounceStatus> {
     status.is_configured.then(|| api::AnnounceStatus {
         announced: status.announced,
@@ -123,14 +123,12 @@ fn shown_bgp(bgp: &BgpStatus) -> api::BgpStatus {
     }
 }
 
-/// What does not work, for people.
+/// What does not work, as text for display.
 pub(super) fn degraded(status: &Status) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(age) = status.at.map(|at| at.elapsed()).filter(|age| *age > AGE_MAX) {
         let age = age.as_secs();
-        found.push(format!(
-            "the thread of the announcements hangs or has failed: nothing has changed for {age} s"
-        ));
+        found.push(format!("the announcer thread hangs or has failed: no update for {age} s"));
     }
     if let Some(bgp) = &status.bgp {
         if let Some(why) = &bgp.last_error {
@@ -143,7 +141,7 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
         }
     }
     found.extend(status.outside.iter().map(|aggregate| {
-        format!("announce.bgp.aggregates: {aggregate} is not announced: no pool has an address of it")
+        format!("announce.bgp.aggregates: {aggregate} is not announced: it contains no address of any pool")
     }));
     let kernel = status.kernel.as_ref().and_then(|KernelStatus { last_error, .. }| last_error.clone());
     found.extend(kernel);
@@ -155,28 +153,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bird_that_runs_without_the_newest_configuration_is_told() {
-        let last_error = Some("BIRD takes long".to_owned());
+    fn a_bird_without_the_latest_configuration_is_reported() {
+        let last_error = Some("BIRD is slow".to_owned());
         let bgp = BgpStatus { is_running: true, last_error, ..BgpStatus::default() };
         let status = Status { bgp: Some(bgp), ..Status::default() };
-        assert_eq!(degraded(&status), ["BGP: BIRD takes long"]);
+        assert_eq!(degraded(&status), ["BGP: BIRD is slow"]);
     }
 
     #[test]
-    fn an_aggregate_that_is_not_announced_is_told() {
+    fn an_aggregate_that_is_not_announced_is_reported() {
         let outside = ["203.0.113.0/24".parse().unwrap()];
         let status = Status { outside: outside.into(), ..Status::default() };
         assert_eq!(
             degraded(&status),
-            ["announce.bgp.aggregates: 203.0.113.0/24 is not announced: no pool has an address of it"]
+            ["announce.bgp.aggregates: 203.0.113.0/24 is not announced: it contains no address of any pool"]
         );
     }
 
     #[test]
-    fn a_state_that_is_too_old_is_told() {
+    fn a_state_that_is_too_old_is_reported() {
         let status = |age: Duration| Status { at: Instant::now().checked_sub(age), ..Status::default() };
         assert_eq!(degraded(&status(AGE_MAX / 2)), Vec::<String>::new());
         let told = degraded(&status(AGE_MAX * 2));
-        assert!(told.len() == 1 && told[0].ends_with("has failed: nothing has changed for 30 s"), "{told:?}");
+        assert!(told.len() == 1 && told[0].ends_with("has failed: no update for 30 s"), "{told:?}");
     }
 }

@@ -1,58 +1,63 @@
-//! Whether the gateway has the flows of its peers.
+//! Whether the gateway has imported the flows of its peers.
 //!
-//! Routers send packets of open connections to a gateway as soon as it announces its addresses. If it hasn't got the flows
-//! in flux and the NAT flows of its peers by then, it breaks these connections. So it announces nothing until then, or
-//! until waiting would take too long: after its start, and after each time in which it may have missed something. Nothing
-//! here reads a clock.
+//! Routers send packets of open connections to a gateway as soon as it announces its addresses. If it hasn't
+//! imported the flows in flux and the NAT flows of its peers by then, it breaks these connections. So it
+//! announces nothing until it has, or until waiting takes too long: after its start, and after each time when
+//! it may have missed messages. Nothing here reads a clock.
 //!
-//! Invariant: after an interruption the gateway has caught up only if a look after it says so.
+//! Invariant: after an interruption, the gateway has caught up only if a later observation shows it.
 
 use std::time::Duration;
 
 use tidegate_sharing::{PeerState, PeerStatus, PeerWalk};
 
-/// A peer of an earlier version of the protocol doesn't say when it has sent everything: its session is at least this old.
+/// A peer with an earlier version of the protocol doesn't report when it has sent everything, so its session
+/// must be at least this old.
 const SESSION: Duration = Duration::from_secs(2);
-/// If more messages than this arrive between two looks, such a peer still walks through its tables.
+/// If more messages than this arrive between two observations, such a peer is still walking through its
+/// tables.
 const OF_A_WALK: u64 = 500;
-/// A peer without a session after this time is taken for absent.
+/// A peer without a session after this time counts as absent.
 const ABSENT: Duration = Duration::from_secs(4);
-/// The same after a restart that has kept the flows: only what began during the restart can be missing.
+/// The shorter limit after a restart that kept the flows: only what started during the restart can be
+/// missing.
 const ABSENT_AFTER_RESTART: Duration = Duration::from_secs(1);
-/// The same for peers that were found: they must find this gateway first.
+/// The longer limit for discovered peers, which must find this gateway first.
 const FOUND_ABSENT: Duration = Duration::from_secs(8);
-/// A change of the Services or EndpointSlices reaches every gateway, and the peers are ready to send it, in this time. A
-/// gateway that starts may have read one that its peers apply after they have sent everything, so it asks again then.
+/// Within this time, a change of Services or EndpointSlices reaches every gateway, and the peers are ready to
+/// send it. A gateway that starts may read a change that its peers apply only after they have sent
+/// everything, so it queries them again after this time.
 const SETTLED: Duration = Duration::from_secs(2);
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(15);
-/// How often peers are asked for everything again because messages about unknown Services or backends were refused, and
-/// the time before each.
+/// How often, and after which pause, peers are queried for everything again because messages about unknown
+/// Services or backends were refused.
 const ASKED_AGAIN: (u32, Duration) = (2, Duration::from_secs(1));
 
-/// The progress.
+/// The progress of importing the peers' flows.
 #[derive(Debug)]
 pub(super) struct CatchUp {
-    /// When a peer without a session is taken for absent.
+    /// After this time, a peer without a session counts as absent.
     absent: Duration,
     /// When the gateway could first use the flows of peers.
     began: Option<Duration>,
-    /// Since when it waits, over all interruptions in which it forwarded.
+    /// Since when it has been waiting, including all interruptions while it forwarded.
     since: Option<Duration>,
-    /// Messages that had reached the workers at the last look.
+    /// Messages that had reached the workers at the last observation.
     passed_on: u64,
-    /// Messages that had been refused when peers were last asked, when that was, and how often it was repeated.
+    /// Messages that had been refused when peers were last queried, when that was, and how often the query
+    /// was repeated.
     refused: u64,
     asked: Duration,
     repeated: u32,
-    /// Whether peers have been asked for the changes that they may have applied later than this gateway.
+    /// Whether peers were queried for changes that they may have applied later than this gateway.
     has_settled: bool,
     is_over: bool,
-    /// Whether it was over once.
+    /// Whether it was complete at any time before.
     was_over: bool,
 }
 
-/// What a look finds.
+/// An observation of the peers and workers.
 #[derive(Debug)]
 pub(super) struct Seen<'a> {
     /// The peers that should answer; `None` if they are not known yet.
@@ -61,7 +66,7 @@ pub(super) struct Seen<'a> {
     pub(super) passed_on: u64,
     /// Messages that workers have refused so far because they know no such Service or backend.
     pub(super) refused: u64,
-    /// Whether the workers have taken all messages.
+    /// Whether the workers have processed all messages.
     pub(super) has_taken_all: bool,
     /// Whether the gateway forwards, so that it can use the messages.
     pub(super) is_able: bool,
@@ -75,25 +80,25 @@ impl Seen<'_> {
     }
 }
 
-/// What follows from a look.
+/// What to do after an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The gateway waits.
+    /// Wait.
     Waits,
-    /// The gateway begins to forward: peers without a session are to be sought. After an interruption, the others are also to
-    /// send the changes of backends again and to say when everything has arrived.
+    /// The gateway has started to forward: connect to the peers that have no session. After an interruption,
+    /// also query the others for changes of backends, and to report when they have sent everything.
     Seeks,
-    /// Peers are to send the changes of backends again, and to say when everything has arrived.
+    /// Query the peers for changes of backends, and to report when they have sent everything.
     Checks,
-    /// Peers are to send everything again.
+    /// Query the peers for everything again.
     AsksAgain,
     /// The gateway has caught up.
     IsOver,
 }
 
 impl CatchUp {
-    /// Before anything is known. `finds_peers`: peers are not configured, but must find each other. `keeps_flows`: there are
-    /// flows of an earlier process, which had peers.
+    /// Creates the initial state. `finds_peers`: peers are discovered, so they must find each other first.
+    /// `keeps_flows`: there are flows of an earlier process, which had peers.
     pub(super) fn new(finds_peers: bool, keeps_flows: bool) -> Self {
         let absent = match (keeps_flows, finds_peers) {
             (true, _) => ABSENT_AFTER_RESTART,
@@ -114,17 +119,17 @@ impl CatchUp {
         }
     }
 
-    /// Whether the gateway has caught up, now or before.
+    /// Whether the gateway has ever caught up.
     pub(super) fn was_over(&self) -> bool {
         self.was_over
     }
 
-    /// The gateway may have missed messages.
+    /// Records that the gateway may have missed messages.
     pub(super) fn interrupt(&mut self) {
         (self.is_over, self.began) = (false, None);
     }
 
-    /// Looks again.
+    /// Evaluates an observation.
     pub(super) fn step(&mut self, seen: &Seen<'_>, now: Duration) -> Step {
         let arrived = seen.passed_on - std::mem::replace(&mut self.passed_on, seen.passed_on);
         if !seen.is_able {
@@ -139,7 +144,7 @@ impl CatchUp {
         let Some(began) = self.began else {
             (self.began, self.asked, self.repeated) = (Some(now), now, 0);
             self.refused = if self.was_over { seen.refused } else { 0 };
-            // After an interruption, the gateway sees the changes itself.
+            // After an interruption, the gateway has seen the changes itself.
             self.has_settled = self.was_over;
             return Step::Seeks;
         };
@@ -154,7 +159,7 @@ impl CatchUp {
             self.has_settled = true;
             return Step::Checks;
         }
-        // What was refused because this gateway was behind may be known by now.
+        // Messages that were refused because this gateway was behind may be accepted by now.
         let (most, pause) = ASKED_AGAIN;
         if seen.refused != self.refused && self.repeated < most && !is_late {
             if now.saturating_sub(self.asked) < pause {
@@ -163,16 +168,12 @@ impl CatchUp {
             (self.refused, self.asked, self.repeated) = (seen.refused, now, self.repeated + 1);
             return Step::AsksAgain;
         }
-        tracing::info!(
-            ?waited,
-            messages = seen.passed_on,
-            "caught up: every peer that answers has sent its flows"
-        );
+        tracing::info!(?waited, messages = seen.passed_on, "imported the flows of every peer that answers");
         (self.is_over, self.was_over, self.absent, self.since) = (true, true, ABSENT, None);
         Step::IsOver
     }
 
-    /// Whether every peer that answers has sent everything, and the workers have taken it.
+    /// Whether every peer that answers has sent everything, and the workers have processed it.
     fn has_all(&self, seen: &Seen<'_>, arrived: u64, waited: Duration) -> bool {
         let has_all_of = |peer: &PeerStatus| match (peer.state, peer.walk) {
             (PeerState::Itself, _) => true,
@@ -211,7 +212,7 @@ mod tests {
         (1..).zip(all).map(peer).collect()
     }
 
-    /// A look in which nothing was refused.
+    /// An observation without refused messages.
     fn look(catch_up: &mut CatchUp, all: &[(PeerState, PeerWalk)], is_able: bool, ms: u64) -> Step {
         refused(catch_up, all, is_able, ms, 0)
     }
@@ -228,7 +229,7 @@ mod tests {
         catch_up.step(&seen, Duration::from_millis(ms))
     }
 
-    /// A gateway that has caught up once.
+    /// A gateway that has caught up before.
     fn caught_up(all: &[(PeerState, PeerWalk)]) -> CatchUp {
         let mut catch_up = CatchUp::new(false, false);
         let steps = [0, 3_000, 6_000].map(|ms| look(&mut catch_up, all, true, ms));
@@ -278,13 +279,13 @@ mod tests {
         assert_eq!(refused(&mut catch_up, &[UP], true, 2_200, 7), Step::AsksAgain);
         assert_eq!(refused(&mut catch_up, &[UP], true, 2_400, 7), Step::IsOver);
 
-        // Some are refused for ever, because the configurations differ.
+        // Some are never accepted, because the configurations differ.
         let mut catch_up = caught_up(&[UP]);
         catch_up.interrupt();
         let steps = (10..).map(|n| refused(&mut catch_up, &[UP], true, n * 1_000, n + 1));
         let steps: Vec<Step> = steps.take(5).collect();
         assert_eq!(steps, [Step::Seeks, Step::AsksAgain, Step::AsksAgain, Step::IsOver, Step::IsOver]);
-        // The Services may follow soon.
+        // The Services may arrive soon.
         catch_up.interrupt();
         assert_eq!(refused(&mut catch_up, &[UP], true, 20_000, 7), Step::Seeks);
         assert_eq!(refused(&mut catch_up, &[UP], true, 20_200, 8), Step::Waits);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_peers_and_endless_walks_do_not_keep_it_waiting() {
+    fn absent_peers_and_endless_walks_do_not_delay_it_forever() {
         let other = (PeerState::OtherVersion(7, 9), PeerWalk::UnderWay);
         for (finds_peers, keeps_flows, absent) in
             [(false, false, 4_000), (true, false, 8_000), (false, true, 1_000), (true, true, 1_000)]
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_that_follow_each_other_do_not_keep_it_waiting() {
+    fn repeated_pauses_do_not_delay_it_forever() {
         let mut catch_up = CatchUp::new(false, false);
         for n in 0..14 {
             catch_up.interrupt();
@@ -330,13 +331,13 @@ mod tests {
         };
         assert_eq!(look(0, 0), Step::Seeks);
         assert_eq!(look(1_900, 10_000), Step::Waits);
-        assert_eq!(look(2_100, 20_000), Step::Waits, "the walk goes on");
+        assert_eq!(look(2_100, 20_000), Step::Waits, "the walk continues");
         assert_eq!(look(2_300, 20_100), Step::Checks);
         assert_eq!(look(2_500, 20_100), Step::IsOver);
     }
 
     #[test]
-    fn a_gateway_waits_until_its_peers_are_known_and_its_workers_have_all() {
+    fn a_gateway_waits_until_peers_are_known_and_workers_are_done() {
         let mut catch_up = CatchUp::new(true, false);
         let up = peers(&[UP]);
         let mut look = |peers, has_taken_all, ms| {

@@ -1,4 +1,5 @@
-//! The exchange between the rounds and the cluster writer: each round, and the known state of the other gateways.
+//! Connects the rounds with the cluster writer: passes it each round, and gets the known state of the other
+//! gateways.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use tokio::time::Instant;
 
 use crate::telemetry::Generations;
 
-/// If the workers did not apply a round in time, it is checked again after this time: other gateways may wait until
-/// this one reports a withdrawal.
+/// If the workers did not apply a round in time, it is checked again after this time, because other gateways
+/// may be waiting until this one reports a withdrawal.
 const APPLY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The daemon's side of the cluster writer.
@@ -53,8 +54,8 @@ impl Cluster {
         }
     }
 
-    /// Sets which gateway decides on addresses in this round, and which addresses are withheld because other gateways
-    /// may still serve them. `given`: the addresses that Services have.
+    /// Sets which gateway decides on addresses in this round, and which addresses are withheld because other
+    /// gateways may still serve them. `given` are the addresses that Services have.
     pub(super) fn check_peers(
         &mut self,
         manifests: &SourceUpdate,
@@ -69,14 +70,14 @@ impl Cluster {
         settings.other_gateways = Arc::clone(&self.peer_releases.addresses);
     }
 
-    /// Passes a round to the writer. `observation` gets whether this gateway decides on addresses, and the version that
-    /// every gateway must apply before all free addresses can be assigned.
+    /// Passes a round to the writer. `observation` is called with whether this gateway decides on addresses,
+    /// and the version that every gateway must apply before all free addresses can be assigned.
     pub(super) fn offer(
         &mut self,
         generations: Generations,
         observation: impl FnOnce(bool, Option<u64>) -> Observation,
     ) {
-        // This also runs without a writer: the status of the Services depends on it.
+        // This also runs without a writer, because the status of the Services depends on it.
         let is_behind = generations.applied < generations.desired;
         self.offer_at = is_behind.then(|| Instant::now() + APPLY_AGAIN);
         if let Some(writer) = &self.writer {
@@ -84,7 +85,7 @@ impl Cluster {
         }
     }
 
-    /// Tells the writer to shut down normally.
+    /// Asks the writer to shut down normally.
     pub(super) async fn leave(&mut self) {
         if let Some(writer) = self.writer.take() {
             writer.leave().await;

@@ -1,6 +1,6 @@
-//! The requests that change the desired state, from the operator and from the exchange with other gateways.
+//! Requests that change the desired state, from the operator and from other gateways.
 //!
-//! Invariant: each request has one answer, and a request that an operator saw fail is not carried out.
+//! Invariant: each request gets one answer, and a request that an operator saw fail is not carried out.
 
 use tidegate_admin_api::ReloadAnswer;
 use tidegate_policy::reconcile::DrainTarget;
@@ -8,25 +8,26 @@ use tokio::sync::oneshot;
 
 use super::moved_seats::Moved;
 
-/// A request of the operator or of another thread that changes the desired state. The answer is sent when it is decided.
+/// A request that changes the desired state, from the operator or another thread. The answer is sent when it
+/// is decided.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Drain a backend, or all backends of a node. The answer is the list of everything that is drained.
     Drain(DrainTarget, oneshot::Sender<Drained>),
     /// Undrain. The answer is the list of everything that is still drained, or `None` if the target was not drained.
     Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
-    /// Drain the gateway itself. The answer is why a restart would lose that.
+    /// Drain the gateway itself. The answer is why a restart would lose the drain.
     DrainGateway(oneshot::Sender<Option<String>>),
     /// Undrain the gateway itself. The answer is like that of a drain, or `None` if the command did not drain it.
     UndrainGateway(oneshot::Sender<Option<Option<String>>>),
-    /// Read the configuration again.
+    /// Reload the configuration.
     Reload(oneshot::Sender<ReloadAnswer>),
-    /// Apply changes of backends that other gateways have seen. The answer says that the workers have them.
+    /// Import changes of backends from other gateways. The answer is sent when the workers have applied them.
     LearnSeats(Moved, oneshot::Sender<()>),
 }
 
 impl Command {
-    /// Whether nobody waits for the answer to a request of the operator, who then saw it fail.
+    /// Whether nobody waits for the answer any more: the operator saw the request fail.
     pub(super) fn is_abandoned(&self) -> bool {
         match self {
             Self::Drain(_, answer) => answer.is_closed(),
@@ -44,7 +45,7 @@ impl Command {
 pub(super) struct Drained {
     /// The drained targets.
     pub(super) targets: Vec<String>,
-    /// Why a restart would lose them.
+    /// Why a restart would lose the drain.
     pub(super) not_kept: Option<String>,
 }
 

@@ -18,8 +18,8 @@ use super::reload::fixed_parts_that_differ;
 use crate::assemble;
 use crate::logging;
 
-/// A request to reload gets its answer after this time at most, whether the files of the configuration have been read or
-/// not. A million prefixes take about a second.
+/// A reload is answered after this time at the latest, whether or not the files have been read. A million
+/// prefixes take about a second.
 const READ_BOUND: Duration = Duration::from_secs(20);
 
 /// The configuration in use, and the path of its file.
@@ -37,7 +37,7 @@ impl Configuration {
         Self { path: path.to_owned(), config, settings }
     }
 
-    /// A reader of its file, which saves copies of the lists.
+    /// A reader of the file, which saves copies of the lists.
     pub(super) fn reader(&self, copies: Arc<ListCopies>) -> Reader {
         let path = self.path.clone();
         Reader::new(move || {
@@ -49,13 +49,13 @@ impl Configuration {
         })
     }
 
-    /// Uses a configuration that was read, and returns why it does not, if so: a configuration that is refused, that needs a
-    /// restart, or that has not been read in time, changes nothing.
+    /// Uses a configuration that was read, or returns why not. A configuration that is refused, needs a
+    /// restart, or was not read in time changes nothing.
     pub(super) fn replace(&mut self, read: Option<Loaded>, dataplane: &Dataplane) -> Reloaded {
         let Some(loaded) = read else {
             let path = self.path.display();
             let refused = format!(
-                "{path}: the configuration cannot be read, because its file or a file in it does not answer: keeping the previous one"
+                "{path}: reading the configuration, or a file that it names, timed out: keeping the previous one"
             );
             tracing::error!("{refused}");
             let answer = ReloadAnswer { accepted: false, report: vec![refused.clone()] };
@@ -65,7 +65,7 @@ impl Configuration {
         let mut report: Vec<String> = loaded.report.iter().map(ToString::to_string).collect();
         let refused = match loaded.config {
             None => {
-                tracing::error!("the new configuration is refused: keeping the previous one");
+                tracing::error!("refused the new configuration: keeping the previous one");
                 let is_error = |one: &&Diagnostic| one.severity == Severity::Error;
                 Some(loaded.report.iter().find(is_error).map_or_else(String::new, ToString::to_string))
             }
@@ -97,28 +97,29 @@ pub(super) struct Reloaded {
     pub(super) refused: Option<String>,
 }
 
-/// Reads the configuration for reloads, without delaying anything else. A thread of its own reads, because nothing can end
-/// a read that the kernel does not finish, for example on a mount whose server does not answer.
+/// Reads the configuration for reloads, without delaying anything else. A separate thread reads, because a
+/// read that the kernel does not finish cannot be cancelled, for example on a mount whose server does not
+/// answer.
 pub(super) struct Reader {
     load: Arc<dyn Fn() -> Loaded + Send + Sync>,
     reading: Option<oneshot::Receiver<Loaded>>,
-    /// The requests that the read under way answers.
+    /// The requests that the current read answers.
     waiting: Vec<Request>,
-    /// The requests that came after the read began: it may have missed what they are about.
+    /// The requests that arrived after the read started, which may have missed their changes.
     later: Vec<Request>,
 }
 
 /// A request to reload.
 struct Request {
-    /// Where the answer goes; `None` for a signal, which gets none.
+    /// Where to send the answer; `None` for a signal, which gets none.
     answer: Option<oneshot::Sender<ReloadAnswer>>,
     /// When the answer is due.
     until: Instant,
 }
 
-/// What a [`Reader`] has to answer.
+/// What a [`Reader`] has read, and for whom.
 pub(super) struct Read {
-    /// The configuration; `None` if it has not been read in time.
+    /// The configuration; `None` if it was not read in time.
     pub(super) loaded: Option<Loaded>,
     answers: Vec<oneshot::Sender<ReloadAnswer>>,
 }
@@ -138,13 +139,13 @@ impl Reader {
         Self { load: Arc::new(load), reading: None, waiting: Vec::new(), later: Vec::new() }
     }
 
-    /// Requests to read the configuration.
+    /// Requests a read of the configuration.
     pub(super) fn request(&mut self, answer: Option<oneshot::Sender<ReloadAnswer>>) {
         self.later.push(Request { answer, until: Instant::now() + READ_BOUND });
         self.begin();
     }
 
-    /// Begins a read for the requests that wait for one. As long as one has not ended, no other begins.
+    /// Starts a read for the waiting requests. Only one read runs at a time.
     fn begin(&mut self) {
         if self.reading.is_some() || self.later.is_empty() {
             return;
@@ -160,12 +161,12 @@ impl Reader {
                 self.reading = Some(reading);
                 self.waiting.append(&mut self.later);
             }
-            // The requests get their answer when it is due.
+            // The requests are answered when their time is up.
             Err(error) => tracing::error!(%error, "no thread to read the configuration"),
         }
     }
 
-    /// Waits until requests can be answered. Nothing is lost if the wait is ended early.
+    /// Waits until requests can be answered. Cancelling the wait loses nothing.
     pub(super) async fn next(&mut self) -> Read {
         loop {
             let due = self.waiting.iter().chain(&self.later).map(|request| request.until).min();
@@ -207,7 +208,7 @@ impl Reader {
     }
 }
 
-/// The settings of reconcile, with the values that the ports report.
+/// The settings for reconcile, with the values that the ports report.
 fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
     let ports = assemble::dataplane_config(config);
     let interfaces = tidegate_dataplane::gateway::interface_specs(&ports, dataplane.interfaces());
@@ -227,7 +228,7 @@ mod tests {
         config::parse(&text, "gateway.yaml", Path::new("."), 1)
     }
 
-    /// A reader whose reads end when a name is sent, with a configuration of that name, and how many began.
+    /// A reader whose reads end when a name is sent, with a configuration of that name; counts its reads.
     fn reader() -> (Reader, mpsc::Sender<&'static str>, Arc<AtomicU32>) {
         let (release, names) = mpsc::channel();
         let (names, begun) = (Mutex::new(names), Arc::new(AtomicU32::new(0)));
@@ -245,7 +246,7 @@ mod tests {
         answered
     }
 
-    /// The name in what was read, after it has been answered.
+    /// The name in the next configuration, after it has been answered.
     async fn next(reader: &mut Reader) -> Option<String> {
         let mut read = reader.next().await;
         let name = read.loaded.take().and_then(|loaded| loaded.config).map(|config| config.name);
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_is_answered_by_a_read_that_began_after_it() {
+    async fn a_request_is_answered_by_a_read_that_started_after_it() {
         let (mut reader, release, begun) = reader();
         let first = request(&mut reader);
         let later = [request(&mut reader), request(&mut reader)];
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn files_that_do_not_answer_are_waited_for_within_a_bound_and_read_again_when_they_answer() {
+    async fn a_hanging_read_times_out_and_files_are_read_again_later() {
         let (mut reader, release, begun) = reader();
         let before = Instant::now();
         let hanging = request(&mut reader);
@@ -280,7 +281,7 @@ mod tests {
         let waits = request(&mut reader);
         assert_eq!(next(&mut reader).await, None);
         assert!(!waits.await.expect("an answer").accepted);
-        assert!(begun.load(Ordering::SeqCst) <= 1, "no second read begins while the first one hangs");
+        assert!(begun.load(Ordering::SeqCst) <= 1, "no second read starts while the first one hangs");
 
         tokio::time::resume();
         let answered = request(&mut reader);

@@ -1,8 +1,9 @@
-//! Keeps the newest inputs of the control loop, and runs its rounds.
+//! Keeps the latest inputs of the control loop and runs its rounds.
 //!
-//! The daemon's loop owns it; nothing else changes the desired state. Each [`Controller::apply`] is one round, in the phases
-//! of [`round`](super::round): it collects the inputs ([`Gatherer`]), computes the desired state ([`Decider`]), publishes it
-//! if it differs from the last one ([`Publication`]), and passes it to everybody else ([`Reporter`]).
+//! The daemon's loop owns it; nothing else changes the desired state. Each [`Controller::apply`] is one
+//! round, in the phases of [`round`](super::round): it collects the inputs ([`Gatherer`]), computes the
+//! desired state ([`Decider`]), publishes it if it has changed ([`Publication`]), and passes it to everybody
+//! else ([`Reporter`]).
 //!
 //! Invariant: a round that fails changes nothing; the last good state stays in use.
 
@@ -67,7 +68,7 @@ impl Controller {
         let health = Arc::clone(&state);
         let copies = Arc::new(ListCopies::of(config));
         let drained = Drains::open(config);
-        // Before anything is announced.
+        // This must come before the first announcement.
         state.request_drain(DrainRequester::Command, drained.gateway());
         state.request_drain(DrainRequester::Annotation, drained.gateway_annotated());
         let receivers = Receivers {
@@ -91,30 +92,31 @@ impl Controller {
         }
     }
 
-    /// Keeps the backends of the last process that have left since, because their flows are restored with the first
-    /// Services.
+    /// Keeps the backends that were removed since the last process, because their flows are restored with the
+    /// first Services.
     pub(super) fn keep_earlier_backends(&mut self) {
         self.decider.keep_earlier(Draining::of_earlier(self.dataplane.take_earlier_ports()));
     }
 
-    /// Loads the addresses that Services had in the last run, and saves later ones.
+    /// Loads the addresses that Services had in the last run, and saves changes from now on.
     pub(super) fn resume(&mut self, addresses: AddressFile) {
         self.decider.resume(addresses);
     }
 
-    /// Saves copies of the lists that were read at the start, and reports those whose copies are used.
+    /// Saves copies of the lists that were read at the start, and reports lists for which an old copy is
+    /// used.
     pub(super) fn begin_with(&mut self, lists: Lists) {
         if let [first, rest @ ..] = &lists.copied[..] {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
             let why = format!(
-                "{}{more}: the list has faults, and its last prefixes without a fault are in force",
+                "{}{more}: the list has faults, so the last valid prefixes are in force",
                 first.display()
             );
             tracing::error!("{why}");
             self.state.refuse_configuration(Some(why));
         }
         let (copies, named) = (Arc::clone(&self.gatherer.copies), self.config().protection.files.clone());
-        // The disk may be slow, and nothing waits for it.
+        // The disk may be slow, and nothing depends on the result.
         tokio::task::spawn_blocking(move || copies.save(&lists.read, &named));
     }
 
@@ -123,7 +125,7 @@ impl Controller {
         self.reporter.node_ports.failures()
     }
 
-    /// Changes when a comparison of incremental results has ended: [`Self::heal`] is to be called then.
+    /// Changes when a comparison of incremental results has ended; then call [`Self::heal`].
     pub(super) fn comparisons_end(&self) -> watch::Receiver<()> {
         self.decider.comparisons_end()
     }
@@ -156,17 +158,17 @@ impl Controller {
         self.gatherer.lease_holders = holders;
     }
 
-    /// Tells the cluster writer to shut down normally.
+    /// Asks the cluster writer to shut down normally.
     pub(super) async fn leave_cluster(&mut self) {
         self.cluster.leave().await;
     }
 
-    /// Owns no VIP on layer 2 from now on.
+    /// Releases all VIPs on layer 2 for good.
     pub(super) async fn leave_layer2(&self) {
         self.reporter.leave_layer2().await;
     }
 
-    /// Sets the current state of the source; `None` before its first state.
+    /// Sets the current state of the source; `None` until it is known.
     pub(super) fn take(&mut self, manifests: SourceUpdate) {
         self.gatherer.manifests = Some(manifests).filter(|update| update.revision > 0);
     }
@@ -176,7 +178,8 @@ impl Controller {
         self.gatherer.verdicts = verdicts;
     }
 
-    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, as far as that is known.
+    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, as far as that is
+    /// known.
     pub(super) fn set_drain_annotation(&mut self, annotation: &DrainAnnotation) {
         let is_requested = match annotation {
             DrainAnnotation::Unknown => return,
@@ -188,10 +191,10 @@ impl Controller {
         self.state.request_drain(DrainRequester::Annotation, is_requested);
     }
 
-    /// Carries out a request of the operator. It takes effect with the next round.
+    /// Carries out a request. It takes effect with the next round.
     pub(super) async fn execute(&mut self, command: Command) {
         if command.is_abandoned() {
-            tracing::warn!("ignoring a request through the admin socket: its sender no longer waits for it");
+            tracing::warn!("ignored a request through the admin socket: its sender no longer waits for it");
             return;
         }
         // The caller may stop waiting for the answer at any time.
@@ -222,10 +225,7 @@ impl Controller {
             }
             Command::Reload(answer) => self.reader.request(Some(answer)),
             Command::LearnSeats(moved, answer) => {
-                tracing::info!(
-                    changes = moved.len(),
-                    "other gateways have told which backends changed lately"
-                );
+                tracing::info!(changes = moved.len(), "imported recent backend changes from other gateways");
                 self.decider.learn_seats(&moved);
                 self.publication.answer_after_next(answer);
             }
@@ -239,18 +239,18 @@ impl Controller {
         }
     }
 
-    /// Requests to read the configuration again.
+    /// Requests a read of the configuration.
     pub(super) fn request_reload(&mut self) {
         self.reader.request(None);
     }
 
-    /// Waits until a requested configuration has been read: [`Self::reload`] is to be called then. Nothing is lost if the
-    /// wait is ended early.
+    /// Waits until a requested configuration has been read; then call [`Self::reload`]. Cancelling the wait
+    /// loses nothing.
     pub(super) async fn read(&mut self) -> Read {
         self.reader.next().await
     }
 
-    /// Uses a configuration that was read, and answers who requested it.
+    /// Uses a configuration that was read, and answers the requests.
     pub(super) fn reload(&mut self, mut read: Read) {
         let Reloaded { answer, refused } =
             self.gatherer.configuration.replace(read.loaded.take(), &self.dataplane);
@@ -262,8 +262,9 @@ impl Controller {
         read.answer(&answer);
     }
 
-    /// Runs one round; `seen` is when its first change was seen. Reconcile and compile run here, on the thread of the
-    /// daemon's loop. Listeners, checks and sources run on other threads and do not wait for it.
+    /// Runs one round; `seen` is when its first change was noticed. Reconcile and compile run here, on the
+    /// thread of the daemon's loop. Listeners, checks and sources run on other threads and do not wait for
+    /// it.
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         self.gatherer.drained.save().await;
         self.decider.show_unsaved(&self.gatherer);
@@ -272,14 +273,14 @@ impl Controller {
         let decided = self.decider.decide(gathered, self.publication.next_generation()).await;
         let published = self.publication.publish(decided).await;
         let subject = self.reporter.report(published, &mut self.cluster);
-        // Last, because nothing waits for it.
+        // This comes last because nothing waits for it.
         if let Some(subject) = subject {
             self.decider.compare(subject);
         }
     }
 
-    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
-    /// due now.
+    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that
+    /// round is due now.
     pub(super) fn heal(&mut self) -> bool {
         self.decider.heal()
     }

@@ -1,6 +1,7 @@
-//! Everything that is wrong with the running gateway, one line each: `DEGRADED` of `tidegate status`, and its number in metrics.
+//! Everything that is wrong with the running gateway, one line each: `DEGRADED` of `tidegate status`, and
+//! their number in metrics.
 //!
-//! Each part of the gateway words its own faults; here they only come together.
+//! Each module describes its own faults; here they are only collected.
 
 use super::announcements;
 use super::flow_sharing::Shown;

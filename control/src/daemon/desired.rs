@@ -1,5 +1,5 @@
-//! Computes the desired state of each round from that of the last one, and compares it at intervals with one from
-//! scratch.
+//! Computes the desired state of each round incrementally from that of the last one, and periodically
+//! compares it with one computed from scratch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct Desired {
     pub(super) earlier: Option<Drains>,
     self_check: SelfCheck,
     started: Instant,
-    /// When the state changes by itself, relative to `started`.
+    /// When the state changes without an input, relative to `started`.
     reconcile_at: Option<Duration>,
 }
 
@@ -41,7 +41,7 @@ impl Desired {
         }
     }
 
-    /// Changes when a comparison has ended: [`Self::heal`] is to be called then.
+    /// Changes when a comparison has ended; then call [`Self::heal`].
     pub(super) fn comparisons_end(&self) -> watch::Receiver<()> {
         self.self_check.ends()
     }
@@ -51,7 +51,7 @@ impl Desired {
         self.self_check.due_count()
     }
 
-    /// When the state changes by itself.
+    /// When the state changes without an input.
     pub(super) fn due(&self) -> Option<Instant> {
         self.reconcile_at.map(|at| self.started + at)
     }
@@ -61,8 +61,8 @@ impl Desired {
         self.self_check.due(config)
     }
 
-    /// If a comparison has found a difference, the next round is computed from scratch. Addresses and draining flows
-    /// are in `memory` and stay. Returns the layers with a difference.
+    /// If a comparison has found a difference, the next round is computed from scratch. Addresses and
+    /// draining flows are in `memory` and stay. Returns the layers with a difference.
     pub(super) fn heal(&mut self) -> Vec<Layer> {
         let different = self.self_check.collect();
         if different.iter().any(|layer| matches!(layer, Layer::Reconcile | Layer::Allocation)) {
@@ -71,13 +71,14 @@ impl Desired {
         different
     }
 
-    /// Gives Services whose manifests had errors the addresses again that waited for them, before any other Service.
+    /// Returns reserved addresses to Services whose manifests had errors, before any other Service can get
+    /// them.
     pub(super) fn give_back<'a>(&mut self, services: impl Iterator<Item = &'a ObjectKey>) {
         for service in services {
             let allocations = Arc::make_mut(&mut self.memory.allocations);
             if let Some(holdings) = allocations.departed.remove(service) {
                 allocations.by_service.insert(service.clone(), holdings);
-                // It has the addresses of its last round in mind.
+                // It caches the addresses of its last round.
                 self.reconciler = Reconciler::default();
             }
         }
@@ -120,17 +121,18 @@ impl Desired {
         (outcome, subject)
     }
 
-    /// Leaves which backends changed lately for other gateways.
+    /// Stores which backends changed recently, for other gateways.
     pub(super) fn leave_seats(&self, seats: &MovedSeats) {
         seats.leave(&self.memory.drains, self.started.elapsed());
     }
 
-    /// Adds changes of backends that another gateway has seen and this one has not. The next round uses them.
+    /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
+    /// them.
     pub(super) fn learn_seats(&mut self, moved: &Moved) {
         self.memory.drains.learn(moved, self.started.elapsed());
     }
 
-    /// Begins a comparison in the background.
+    /// Starts a comparison in the background.
     pub(super) fn compare(&mut self, subject: Subject) {
         self.self_check.begin(subject);
     }

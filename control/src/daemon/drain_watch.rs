@@ -1,6 +1,7 @@
-//! Counts the packets that still come to a gateway that drains.
+//! Counts the packets that still arrive at a draining gateway.
 //!
-//! The task sleeps while the gateway serves. It holds the state weakly, so that it does not keep the dataplane alive.
+//! The task sleeps while the gateway serves. It holds only a weak reference to the state, so it does not keep
+//! the dataplane alive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use super::gateway_drain::Counted;
 use super::state::State;
 
-/// The interval of the counts.
+/// How often packets are counted.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Ends the task when it is dropped.
@@ -26,7 +27,7 @@ impl Drop for DrainWatch {
 }
 
 impl DrainWatch {
-    /// The task, to see whether it has ended.
+    /// The task, to check whether it has ended.
     pub(super) fn task(&self) -> AbortHandle {
         self.0.clone()
     }

@@ -1,14 +1,15 @@
-//! What operators have drained, saved in a file: backends and nodes, so that they get no new flows after a restart, and
-//! the gateway itself, so that it does not announce its addresses after one.
+//! What operators have drained, saved in a file: backends and nodes, so that they get no new flows after a
+//! restart, and the gateway itself, so that it does not announce its addresses after one.
 //!
-//! The file has one target in each line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway; no target has
-//! such a name. The second one counts only until the API server says what the annotation is now. The file is
-//! `NAME.drained` in the state directory of the source, which outlives a reboot, or a file beside the admin socket if
-//! there is no state directory. With a directory of manifests, earlier versions always had it beside the socket: such a
-//! file is moved.
+//! The file has one target per line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway itself and
+//! cannot be names of targets. The second one counts only until the API server reports the current
+//! annotation. The file is `NAME.drained` in the state directory of the source, which survives a reboot, or a
+//! file beside the admin socket if there is no state directory. For a directory of manifests, earlier
+//! versions always kept it beside the socket: such a file is moved.
 //!
-//! Invariant: if the file cannot be written or read, or its disk does not answer, the log, [`Drains::trouble`] and the
-//! answer to a drain report it, and nothing stops. The write is retried until it succeeds.
+//! Invariant: if the file cannot be written or read, or its disk does not answer, the log,
+//! [`Drains::trouble`] and the answer to a drain report it, and nothing else stops. The write is retried
+//! until it succeeds.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -44,9 +45,9 @@ pub(super) struct Drains {
     path: PathBuf,
     /// The error of the file.
     trouble: Option<String>,
-    /// When the file must be written: [`Drains::save`] does it.
+    /// When the file must be written by [`Drains::save`].
     write_at: Option<Instant>,
-    /// A write that has not ended in time.
+    /// A write that did not finish in time.
     under_way: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -58,12 +59,12 @@ impl Drains {
             SourceConfig::Directory(_) => Self::moved(path, &beside_socket(config)),
             SourceConfig::Kubernetes(_) => Self::read(path),
         };
-        // Without an API server nobody could remove the annotation.
+        // Without an API server, nobody could remove the annotation.
         drains.gateway_annotated &= matches!(config.source, SourceConfig::Kubernetes(_));
         drains
     }
 
-    /// Reads the file, which an earlier version of the gateway has left at another path if it is not there.
+    /// Reads the file, or if it does not exist, the one that an earlier version left at another path.
     fn moved(path: PathBuf, before: &Path) -> Self {
         if before == path || path.exists() || !before.exists() {
             return Self::read(path);
@@ -73,7 +74,7 @@ impl Drains {
             let written = write(&drains.path, &drains.text());
             drains.written(written.map_err(|error| error.to_string()));
         }
-        // Otherwise the next start needs it.
+        // Otherwise, the next start needs it.
         if drains.trouble.is_none()
             && let Err(error) = fs::remove_file(before)
         {
@@ -169,7 +170,7 @@ impl Drains {
         }
     }
 
-    /// Why a restart would lose the current targets, for display.
+    /// Why a restart would lose the current targets, as text for display.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -179,7 +180,7 @@ impl Drains {
         self.write_at
     }
 
-    /// Writes the file if it has changed, or if that failed and is due again. Waits for the disk with a limit.
+    /// Writes the file if it has changed or a retry is due. Waits for the disk up to a time limit.
     pub(super) async fn save(&mut self) {
         if self.write_at.is_none_or(|at| at > Instant::now()) {
             return;
@@ -206,11 +207,11 @@ impl Drains {
         self.write_at = Some(Instant::now());
     }
 
-    /// Takes note of the result of a write.
+    /// Records the result of a write.
     fn written(&mut self, written: Result<(), String>) {
         let trouble = written.err().map(|error| {
             format!(
-                "cannot save the list of drained targets, a restart forgets them: {}: {error}",
+                "cannot save the list of drained targets, a restart loses them: {}: {error}",
                 self.path.display()
             )
         });
@@ -218,7 +219,7 @@ impl Drains {
         if trouble != self.trouble {
             match &trouble {
                 Some(trouble) => tracing::error!("{trouble}"),
-                None => tracing::info!("the list of drained targets is saved again"),
+                None => tracing::info!("saved the list of drained targets again"),
             }
             self.trouble = trouble;
         }
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_drained_is_found_again_and_a_broken_line_costs_no_other() {
+    async fn drains_survive_a_restart_and_an_invalid_line_affects_no_other() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("missing").join("tidegate.drained");
         let mut drains = Drains::read(path.clone());
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drained_is_in_the_state_directory_of_either_source_because_a_reboot_empties_run() {
+    fn the_drain_file_is_in_the_state_directory_of_either_source() {
         let file = |source: &str| {
             let text = format!(
                 "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nmetadata: {{name: edge}}\n\
@@ -300,7 +301,7 @@ mod tests {
         let path = state.join("edge.drained");
         let all = BTreeSet::from([target("node-3")]);
         fs::write(&before, "node-3\n").expect("ours");
-        // A file where the state directory should be.
+        // A file in place of the state directory makes saving fail.
         fs::write(&state, "").expect("ours");
         let drains = Drains::moved(path.clone(), &before);
         assert_eq!(drains.targets(), &all);
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_drain_of_the_gateway_is_found_again_beside_those_of_targets() {
+    async fn a_drain_of_the_gateway_survives_a_restart_with_those_of_targets() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("edge.drained");
         let mut drains = Drains::read(path.clone());
@@ -347,7 +348,7 @@ mod tests {
         drains.insert(target("node-3"));
         drains.save().await;
         assert!(
-            drains.trouble().is_some_and(|message| message.contains("a restart forgets them")),
+            drains.trouble().is_some_and(|message| message.contains("a restart loses them")),
             "{drains:?}"
         );
         fs::remove_file(&state).expect("ours");
@@ -376,7 +377,7 @@ mod tests {
                     drains.save().await;
                     assert!(drains.trouble().is_some_and(|message| message.contains(why)), "{drains:?}");
                 }
-                // Now it is opened, and cannot be flushed to a disk.
+                // It can be opened now, but not flushed to a disk.
                 fs::read(&fifo).expect("it is there");
                 while drains.trouble().is_some() {
                     drains.write_at = Some(Instant::now());

@@ -1,11 +1,12 @@
 //! Decides which faults are logged, and how many lines each namespace may have.
 //!
-//! A fault is logged once for as long as it exists. Users who can change objects in a namespace control how many faults
-//! these have and how often they change. So each namespace has a budget of lines: a burst, and then a rate. Further
-//! lines are left out and counted, and one line a minute reports their number. Status, events and `tidegate services`
-//! still show all faults.
+//! A fault is logged once for as long as it exists. Users who can change objects in a namespace control how
+//! many faults these have and how often they change. So each namespace has a budget of lines: a burst, and
+//! then a rate. Further lines are suppressed and counted, and one line per minute reports their number.
+//! Status, events and `tidegate services` still show all faults.
 //!
-//! Faults that belong to no namespace (configuration, pools, the gateway) are the operator's and are never left out.
+//! Faults that belong to no namespace (configuration, pools, the gateway) are the operator's and are never
+//! suppressed.
 //!
 //! Invariant: pure: the clock is an argument.
 
@@ -21,7 +22,7 @@ pub(super) type Fault = (String, Diagnostic);
 /// Decides which faults are logged.
 #[derive(Debug, Default)]
 pub(super) struct FaultLog {
-    /// The faults that exist now.
+    /// The current faults.
     faults: BTreeSet<Fault>,
     lines: LineBudgets,
 }
@@ -31,14 +32,15 @@ pub(super) struct FaultLog {
 pub(super) struct News {
     /// Faults, one per line.
     pub(super) faults: Vec<Diagnostic>,
-    /// Namespaces whose faults were left out, each with the number since the last report.
+    /// Namespaces whose faults were suppressed, each with the number since the last report.
     pub(super) left_out: Vec<(String, u64)>,
-    /// The number of lines that were left out now.
+    /// The number of lines suppressed this time.
     pub(super) left_out_now: u64,
 }
 
 impl FaultLog {
-    /// Records all current faults. Returns those to log, which are new. A fault that has ended may be logged again.
+    /// Records all current faults. Returns those to log, which are new. A fault that was gone is logged
+    /// again.
     pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> News {
         let mut news = News::default();
         for (namespace, diagnostic) in faults.difference(&self.faults) {
@@ -53,7 +55,7 @@ impl FaultLog {
         news
     }
 
-    /// The number of lines left out, for each namespace whose report is due.
+    /// The number of suppressed lines, for each namespace whose report is due.
     pub(super) fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
         self.lines.summaries(now)
     }
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_with_thousands_of_faults_that_change_logs_a_burst_and_a_rate_and_how_many_were_left_out() {
+    fn a_noisy_namespace_logs_a_burst_a_rate_and_how_many_are_suppressed() {
         let (mut log, start) = (FaultLog::default(), Instant::now());
         let (mut lines, mut said, mut left_out, mut operator, mut quiet) = (0, 0, 0, 0, 0);
         let rounds = 3_600;
@@ -106,7 +108,7 @@ mod tests {
         assert_eq!(
             (operator, quiet),
             (3 * seconds, 1),
-            "no fault of the operator or of another namespace is left out"
+            "no fault of the operator or of another namespace is suppressed"
         );
         assert!(lines <= 50 + seconds / 10 + 2, "{lines} lines");
         assert!(lines >= 50 + seconds / 10 - 2, "{lines} lines");
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_holds_is_logged_once_and_again_after_it_was_gone() {
+    fn a_lasting_fault_is_logged_once_and_again_after_it_was_gone() {
         let (mut log, now) = (FaultLog::default(), Instant::now());
         let one: BTreeSet<Fault> = faults("shop", 0, 1).collect();
         assert_eq!(log.news(one.clone(), now).faults.len(), 1);
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_that_have_rested_are_forgotten() {
+    fn quiet_namespaces_are_forgotten() {
         let (mut log, now) = (FaultLog::default(), Instant::now());
         for n in 0..100 {
             log.news(faults(&format!("n{n}"), 0, 200).collect(), now);

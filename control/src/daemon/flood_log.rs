@@ -1,8 +1,8 @@
-//! Logs which Services are under a SYN flood, when it begins and when it has been over for a while.
+//! Logs which Services are under a SYN flood, when it starts and when it has been over for a while.
 //!
-//! Workers answer such a flood with SYN cookies and write no log. Nobody needs to do anything, but the owner of the
-//! Service and the operator should know. A flood that pauses for less than [`QUIET`] is one flood, and a turn names at
-//! most [`NAMED_MAX`] service ports, so that an attacker cannot fill the log.
+//! Workers answer such a flood with SYN cookies and write no log. No action is needed, but the owner of the
+//! Service and the operator should know. A flood that pauses for less than [`QUIET`] is one flood, and each
+//! update names at most [`NAMED_MAX`] service ports, so that an attacker cannot fill the log.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_secs(30);
 const NAMED_MAX: usize = 8;
 
-/// The floods that the log knows.
+/// The current floods.
 #[derive(Debug, Default)]
 struct FloodLog(BTreeMap<ServiceKey, Flood>);
 
@@ -35,7 +35,7 @@ enum News {
     Over { service: String, key: ServiceKey, lasted: Duration },
 }
 
-/// Follows the floods until the dataplane is gone.
+/// Polls for floods until the dataplane is gone.
 pub(super) fn follow(dataplane: &Arc<Dataplane>) -> AbortHandle {
     let dataplane = Arc::downgrade(dataplane);
     let following = tokio::spawn(async move {
@@ -80,7 +80,7 @@ fn tell(news: &[News]) {
             News::Begins { service, key } => tracing::warn!(
                 service,
                 port = %key,
-                "many handshakes that no client completes, as in a SYN flood: SYN cookies answer new connections"
+                "SYN flood: many handshakes are not completed, so new connections are answered with SYN cookies"
             ),
             News::Over { service, key, lasted } => {
                 tracing::info!(service, port = %key, seconds = lasted.as_secs(), "the SYN flood is over");
@@ -90,7 +90,7 @@ fn tell(news: &[News]) {
     if let Some(more) = news.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
         tracing::warn!(
             more,
-            "SYN floods of more service ports began or ended; `tidegate services` names them"
+            "SYN floods of more service ports started or ended; `tidegate services` lists them"
         );
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_told_once_when_it_begins_and_once_when_it_has_been_over_for_a_while() {
+    fn a_flood_is_logged_once_at_its_start_and_once_at_its_end() {
         let key = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
         let flooded = || vec![("shop".to_owned(), "web".to_owned(), key)];
         let (mut log, begin) = (FloodLog::default(), Instant::now());

@@ -1,7 +1,7 @@
 //! Lists flows: converts the query to the dataplane's types, and the result to names and addresses.
 //!
-//! It waits for workers, with a time limit, so it is called on a separate thread. Flows of Services that are removed
-//! meanwhile are left out.
+//! It waits for workers up to a time limit, so it is called on a separate thread. Flows of Services that are
+//! removed meanwhile are omitted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tidegate_spec::limits::WORKERS_MAX;
 use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::{Addr, proto};
 
-/// The maximum wait for the workers. For a table of a million flows, a worker needs a tenth of it.
+/// The maximum wait for the workers. A worker needs a tenth of it for a table of a million flows.
 const LISTING_MAX: Duration = Duration::from_secs(2);
 
 /// The result of a listing.
@@ -54,8 +54,8 @@ pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing,
     Ok(Listing { rows, more, silent_workers })
 }
 
-/// The entries of the flow tables for a packet: the flow of its 5-tuple, the backend that its client has by session
-/// affinity, and the number of workers that did not answer in time. Waits for at most `timeout`.
+/// The entries of the flow tables for a packet: the flow of its 5-tuple, the backend that its client has by
+/// session affinity, and the number of workers that did not answer in time. Waits for at most `timeout`.
 pub(super) fn known(
     dataplane: &Dataplane,
     packet: &Packet,
@@ -78,7 +78,7 @@ pub(super) fn known(
     let (flows, silent_workers) = dataplane.flows(&filter, KNOWN_MAX, timeout);
     let (client, flows): (Vec<_>, Vec<_>) =
         flows.into_iter().partition(|flow| flow.kind == FlowKind::Affinity);
-    // Where workers disagree, the one that the client reached last is right.
+    // If workers disagree, the one that the client reached last is right.
     let own = client.into_iter().min_by_key(|flow| flow.idle_ms).map(|flow| flow.backend);
     let shared = dataplane.shared_affinity(service, packet.source.ip().into(), affinity_ms);
     dataplane.with_snapshot(|snapshot| {
@@ -88,14 +88,14 @@ pub(super) fn known(
     })
 }
 
-/// Room for the flow and the affinity entry of a packet on each worker.
+/// Enough for the flow and the affinity entry of a packet on each worker.
 const KNOWN_MAX: usize = 2 * WORKERS_MAX;
 
 fn address(snapshot: &Snapshot, id: BackendId) -> Option<SocketAddr> {
     snapshot.backend(id).map(|backend| SocketAddr::new(backend.address.ip(), backend.port))
 }
 
-/// Converts the names to ids.
+/// Converts names to ids.
 fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminError> {
     Ok(FlowFilter {
         services: query.service.as_ref().map(|name| service_ids(snapshot, name)).transpose()?,
@@ -105,7 +105,7 @@ fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminEr
     })
 }
 
-/// The service ports of a name.
+/// The service ports with this name.
 ///
 /// # Errors
 /// None of them is served.
@@ -117,7 +117,7 @@ pub(super) fn service_ids(snapshot: &Snapshot, name: &ServiceName) -> Result<Arc
     )
 }
 
-/// The backends of a name, at all service ports.
+/// The backends with this name, at all service ports.
 ///
 /// # Errors
 /// None of them is served.

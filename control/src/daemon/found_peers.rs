@@ -1,9 +1,9 @@
-//! The peers of flow sharing that are found by their `GatewayStatus`: who they are, and who of them should answer.
+//! Discovers the peers of flow sharing by their `GatewayStatus`, and determines which of them should answer.
 //!
-//! The cluster writer lists the gateways. A gateway that is not known here yet is heard before it is found: its datagrams are
-//! those of a stranger, and then the list is read again soon.
+//! The cluster writer lists the gateways. Datagrams of a gateway that is not listed yet are those of a
+//! stranger; when one arrives, the list is read again soon.
 //!
-//! Invariant: without an answer of the API server, the peers stay as they were.
+//! Invariant: while the API server does not answer, the peers stay as they are.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,14 +13,14 @@ use tidegate_cluster::{FlowPeers, SharingPeers};
 use tidegate_model::config::reaches;
 use tidegate_sharing::{Hub, Rejection};
 
-/// What is known of the other gateways.
+/// What is known about the other gateways.
 #[derive(Debug)]
 pub(super) struct FoundPeers {
-    /// The own socket.
+    /// This gateway's socket address.
     own: SocketAddr,
     /// Set when the connection to the cluster starts.
     cluster: Arc<OnceLock<FlowPeers>>,
-    /// The same, once it is set.
+    /// The value of `cluster`, once it is set.
     source: Option<FlowPeers>,
     known: Option<SharingPeers>,
     /// Datagrams of strangers so far.
@@ -32,7 +32,7 @@ impl FoundPeers {
         Self { own, cluster, source: None, known: None, strangers: 0 }
     }
 
-    /// Sets the peers that are known now, and asks for a look at the cluster if a stranger has sent something.
+    /// Sets the current peers, and requests a new list if a stranger has sent something.
     pub(super) fn look(&mut self, hub: &mut Hub) {
         if self.source.is_none() {
             self.source = self.cluster.get().cloned();
@@ -44,7 +44,7 @@ impl FoundPeers {
                 let can_reach = reaches(own.ip(), peer.address.ip());
                 if !can_reach {
                     news.faults.push(format!(
-                        "gateway {}: its address {} is not of the family of {own}",
+                        "gateway {}: its address {} has a different family than {own}",
                         peer.name, peer.address
                     ));
                 }
@@ -65,18 +65,18 @@ impl FoundPeers {
         }
     }
 
-    /// Whether the list of the gateways was read once.
+    /// Whether the list of gateways has been read.
     pub(super) fn is_known(&self) -> bool {
         self.known.is_some()
     }
 
-    /// The peers that have stopped, or have no heartbeat.
+    /// The peers that have stopped or send no heartbeat.
     pub(super) fn absent(&self) -> BTreeSet<SocketAddr> {
         let peers = self.known.iter().flat_map(|known| &known.peers);
         peers.filter(|peer| !peer.is_live).map(|peer| peer.address).collect()
     }
 
-    /// Why gateways are no peers, as text for display.
+    /// Why gateways are not peers, as text for display.
     pub(super) fn faults(&self) -> Vec<String> {
         match &self.known {
             Some(known) => known.faults.clone(),

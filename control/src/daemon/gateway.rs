@@ -1,7 +1,7 @@
-//! The running gateway without its dataplane: the loop that runs the rounds, and its end.
+//! The running gateway without its dataplane: the loop that runs the rounds, and its shutdown.
 //!
-//! [`Gateway::run`] waits for everything that can change the desired state ([`Inputs`]). It lets changes settle, and has the
-//! [`Controller`] reconcile and publish.
+//! [`Gateway::run`] waits for everything that can change the desired state ([`Inputs`]). It batches changes,
+//! and has the [`Controller`] reconcile and publish.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,16 +26,17 @@ use super::task_watchdog::Vital;
 
 /// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;
-/// A gateway that finds its name taken within this time after its start exits. A later one has flows, and keeps
-/// forwarding them.
+/// A gateway that finds its name taken within this time after its start exits. A later one has flows and
+/// keeps forwarding them.
 const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
-/// The maximum time for the threads of the dataplane to end. Each of them ends at the end of its turn, unless it hangs.
+/// How long the dataplane threads may take to end. Each of them ends after its loop iteration, unless it
+/// hangs.
 const THREADS_END: Duration = Duration::from_secs(10);
-/// The same after one of them has failed: packets are being lost, and one that hangs does not end.
+/// The shorter limit after one of them has failed: packets are being lost, and a hung thread does not end.
 const THREADS_END_AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// How often the loop looks whether a task has ended that must not.
+/// How often the loop checks whether a vital task has ended.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
+/// How long the gateway keeps forwarding after a shutdown signal, so that clients of `/readyz` can send their
 /// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
@@ -46,9 +47,9 @@ pub(super) struct Gateway {
     pub(super) inputs: Inputs,
     pub(super) state: Arc<State>,
     pub(super) announcer: Arc<Announcer>,
-    /// The tasks and threads that must not end.
+    /// Tasks and threads that must not end.
     pub(super) vital: Vital,
-    /// The latest end of the drain that a signal has begun.
+    /// When the drain that a signal started ends at the latest.
     pub(super) stops_at: Option<Instant>,
 }
 
@@ -83,7 +84,7 @@ impl End {
         Self { code, grace, threads_end: THREADS_END }
     }
 
-    /// The end because of a failure that only a new process can fix.
+    /// The end because of a failure that only a restart can fix.
     fn of_failure(why: &str) -> Self {
         tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
         // Packets may already be lost.
@@ -92,7 +93,8 @@ impl End {
 }
 
 impl Gateway {
-    /// Runs a round after each change, until a signal, a dead thread or task, or another gateway's name ends it.
+    /// Runs a round after each change, until a signal, a failed thread or task, or another gateway with its
+    /// name ends it.
     pub(super) async fn run(&mut self) -> End {
         self.state.main_loop.turn.begin();
         self.inputs.pass_to(&mut self.controller);
@@ -120,7 +122,7 @@ impl Gateway {
                     sleep_until(pace.next()).await;
                 }
                 Wake::Compared => {
-                    // Most comparisons find no difference, and no round is due.
+                    // Most comparisons find no difference and need no round.
                     if !self.controller.heal() {
                         continue;
                     }
@@ -145,14 +147,15 @@ impl Gateway {
                 }
                 Wake::NameTaken => {
                     tracing::error!(
-                        "another gateway has the same metadata.name: this one keeps forwarding existing traffic; change the name of one of them"
+                        "another gateway has the same metadata.name: this one keeps forwarding existing traffic; rename one of them"
                     );
                 }
                 Wake::Failed(why) => break End::of_failure(&why),
             }
             self.inputs.pass_to(&mut self.controller);
-            // The main thread runs this loop and its rounds. Elapsed time would include the CPU time of others: on a
-            // busy machine each slow round would be followed by an equally long pause.
+            // The pause depends on the CPU time of the main thread, which runs this loop and its rounds.
+            // Elapsed time would include the CPU time of others: on a busy machine, each slow round would be
+            // followed by an equally long pause.
             let before = cpu_time();
             self.controller.apply(seen).await;
             pace.ended(cpu_time().saturating_sub(before));
@@ -162,8 +165,8 @@ impl Gateway {
         end
     }
 
-    /// Waits for something to happen, or for `due`. Meanwhile it looks whether a task has ended that must not, and tells the
-    /// supervisor's watchdog, and who asks `/watchdog`, that the loop goes on.
+    /// Waits for an event or until `due`. Meanwhile it checks whether a vital task has ended, and reports to
+    /// the supervisor's watchdog and to `/watchdog` that the loop is alive.
     async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
         loop {
             let looks = self.state.dataplane.watchdog_checks();
@@ -179,7 +182,7 @@ impl Gateway {
         }
     }
 
-    /// Tells the supervisor whether the gateway forwards, or what it waits for.
+    /// Reports to the supervisor whether the gateway forwards, or what it waits for.
     fn tell(&self, supervisor: &mut Supervisor) {
         let health = self.state.health();
         supervisor.notify(self.state.forwards(), || {
@@ -187,8 +190,8 @@ impl Gateway {
         });
     }
 
-    /// A signal has requested the end. Returns the end, or `None` if the gateway drains first: then the loop goes on, so
-    /// that changes of backends reach the packets that still come.
+    /// Handles a shutdown signal. Returns the end, or `None` if the gateway drains first: then the loop
+    /// continues, so that changes of backends still take effect.
     fn begin_stop(&mut self) -> Option<End> {
         let is_taken = self.inputs.cluster.name_taken.borrow().is_some();
         let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
@@ -202,7 +205,7 @@ impl Gateway {
                 Some(End::new(code, Duration::ZERO))
             }
             Some(timeout) if !is_taken => {
-                tracing::info!(?timeout, quiet = ?config.drain.quiet, "stopping when no packet comes any more, or at the timeout");
+                tracing::info!(?timeout, quiet = ?config.drain.quiet, "draining: stopping when no more packets arrive, or at the timeout");
                 self.stops_at = Some(Instant::now() + timeout);
                 None
             }
@@ -210,7 +213,7 @@ impl Gateway {
         }
     }
 
-    /// The end of the drain that a signal has begun, if it is time.
+    /// The end, if the drain that a signal started is over.
     fn stops(&self) -> Option<End> {
         let stops_at = self.stops_at?;
         let is_late = Instant::now() >= stops_at;
@@ -219,20 +222,20 @@ impl Gateway {
             tracing::warn!(
                 packets_per_second = drain.packets_per_second,
                 flows = drain.flows,
-                "stopping although packets still come: drain.stopTimeout is over"
+                "stopping although packets still arrive: drain.stopTimeout is over"
             );
         }
         (is_late || self.state.drain.phase() == GatewayDrainState::Drained)
             .then_some(End::new(ExitCode::SUCCESS, Duration::ZERO))
     }
 
-    /// Keeps forwarding for `grace`, and ends everything but the dataplane.
+    /// Keeps forwarding for `grace`, then ends everything except the dataplane.
     pub(super) async fn shut_down(mut self, grace: Duration) {
         tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
         self.state.request_drain(DrainRequester::Signal, true);
-        // Routers must have another way before this gateway stops forwarding.
+        // Routers must have another path before this gateway stops forwarding.
         announcements::withdraw(Arc::clone(&self.announcer)).await;
-        // Old and new flows are forwarded to the last moment. No other gateway takes them over until a router has seen
+        // Old and new flows are forwarded until the end. No other gateway takes them over until a router has seen
         // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a
         // second or three later.
         let forwarding = async {

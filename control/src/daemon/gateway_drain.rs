@@ -1,14 +1,16 @@
-//! The drain of the gateway itself: who requested it, and whether packets still come.
+//! The drain of the gateway itself: who requested it, and whether packets still arrive.
 //!
-//! A gateway serves, drains or is drained. While anybody requests a drain (the operator by a command, the annotation of
-//! its `GatewayStatus`, or SIGTERM), it announces nothing and `/readyz` fails, but it forwards everything that still
-//! comes. It is drained when no packet for a VIP and no reply of a backend has come for `drain.quiet`. If packets come
-//! again, it drains again: the state says what is so now, not what was so once.
+//! A gateway serves, drains or is drained. While anybody requests a drain (the operator by a command, the
+//! annotation of its `GatewayStatus`, or SIGTERM), it announces nothing and `/readyz` fails, but it forwards
+//! everything that still arrives. It is drained when no packet for a VIP and no reply of a backend has
+//! arrived for `drain.quiet`. If packets arrive again, it is draining again: the state is the current one,
+//! not the best so far.
 //!
-//! Whoever announces addresses follows [`GatewayDrain::changes`] and announces only in [`Phase::Serving`].
+//! Everything that announces addresses follows [`GatewayDrain::changes`] and announces only in
+//! [`Phase::Serving`].
 //!
-//! Nothing here asks for counters or reads files: `drain_watch` counts packets, and `drains` keeps the requests of
-//! operators over a restart.
+//! Nothing here reads counters or files: `drain_watch` counts packets, and `drains` saves the requests of
+//! operators for the next start.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,22 +23,22 @@ use tidegate_spec::verdict::TransmitReason;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A count that is this long after the last one is late because the process or its machine was paused. Packets that come
-/// meanwhile are lost before they are counted, so the time is no silence.
+/// If a count is this late, the process or its machine was paused. Packets that arrived meanwhile may have
+/// been lost before they were counted, so that time does not count as silence.
 const PAUSE: Duration = Duration::from_millis(1_500);
 
-/// What the dataplane had counted at one moment.
+/// The counters of the dataplane at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counted {
-    /// Packets that came for VIPs, and replies of backends.
+    /// Packets for VIPs, and replies of backends.
     pub(super) packets: u64,
     /// Flows in the tables.
     pub(super) flows: u64,
 }
 
 impl Counted {
-    /// The packets for VIPs and the replies of backends, as far as an answer or a forwarded frame shows them. Traffic that
-    /// backends originate is not counted, because a drain of this gateway does not move it.
+    /// Counts packets for VIPs and replies of backends, as far as an answer or a forwarded frame shows them.
+    /// Traffic that backends originate is not counted, because a drain of this gateway does not move it.
     pub(super) fn of(stats: &Stats) -> Self {
         let of_vips = stats.transmits.iter().filter(|(why, _)| is_of_a_vip(*why));
         Self {
@@ -87,7 +89,7 @@ struct Progress {
     counted: Counted,
     at: Instant,
     packets_per_second: f64,
-    /// When a packet was last seen to have come. Until the first one, the beginning.
+    /// When a packet was last seen. Initially, the start of the drain.
     last: Instant,
     last_packet: Option<Timestamp>,
 }
@@ -100,7 +102,7 @@ impl Default for GatewayDrain {
 }
 
 impl GatewayDrain {
-    /// Sets how long no packet may come until the gateway is drained.
+    /// Sets how long no packet may arrive before the gateway is drained.
     pub(super) fn configure(&self, config: &DrainConfig) {
         self.inner().quiet = config.quiet;
     }
@@ -113,7 +115,7 @@ impl GatewayDrain {
             (true, None) => {
                 tracing::info!(
                     by = by.as_str(),
-                    "draining this gateway: it announces nothing, and forwards what still comes"
+                    "draining this gateway: it announces nothing and forwards packets that still arrive"
                 );
                 inner.progress = Some(Progress {
                     began: now,
@@ -126,7 +128,7 @@ impl GatewayDrain {
                 });
             }
             (false, Some(_)) => {
-                tracing::info!(by = by.as_str(), "the drain of this gateway is cancelled: it serves again");
+                tracing::info!(by = by.as_str(), "cancelled the drain of this gateway: it serves again");
                 inner.progress = None;
             }
             _ => {}
@@ -139,7 +141,7 @@ impl GatewayDrain {
         self.inner().requested[by as usize]
     }
 
-    /// Records what the dataplane has counted by now.
+    /// Records the current counters of the dataplane.
     pub(super) fn count(&self, counted: Counted, now: Instant) {
         let mut inner = self.inner();
         let Some(progress) = &mut inner.progress else { return };
@@ -191,7 +193,7 @@ impl GatewayDrain {
     fn publish(&self, inner: &Inner) {
         let phase = match &inner.progress {
             None => Phase::Serving,
-            // Its counters are younger than the beginning, so silence is known and not only assumed.
+            // Its counters are newer than the start, so the silence was measured and not assumed.
             Some(progress) if progress.at > progress.began && progress.at - progress.last >= inner.quiet => {
                 Phase::Drained
             }
@@ -200,7 +202,7 @@ impl GatewayDrain {
         let is_news = self.phase.send_if_modified(|last| std::mem::replace(last, phase) != phase);
         if is_news && phase == Phase::Drained {
             let flows = inner.progress.map_or(0, |progress| progress.counted.flows);
-            tracing::info!(quiet = ?inner.quiet, flows, "drained: no packet comes to this gateway any more");
+            tracing::info!(quiet = ?inner.quiet, flows, "drained: no more packets arrive at this gateway");
         }
     }
 
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_gateway_is_drained_only_after_it_was_quiet_for_the_whole_time() {
+    async fn a_gateway_is_drained_only_after_a_whole_quiet_period() {
         let drain = GatewayDrain::default();
         drain.configure(&DrainConfig { quiet: Duration::from_secs(5), ..DrainConfig::default() });
         let begin = Instant::now();
@@ -245,7 +247,7 @@ mod tests {
         assert!(view.last_packet.is_some() && view.since.is_some(), "{view:?}");
 
         drain.count(counted(111), at(20_000));
-        assert_eq!(drain.phase(), Phase::Draining, "packets come again, and the state does not hide it");
+        assert_eq!(drain.phase(), Phase::Draining, "packets arrive again, and the state shows it");
     }
 
     #[tokio::test(start_paused = true)]
@@ -267,13 +269,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_that_nobody_has_measured_is_no_silence() {
+    async fn silence_counts_only_if_it_was_measured() {
         let drain = GatewayDrain::default();
         let now = Instant::now();
         drain.request(Command, true, counted(7), now);
         let later = now + Duration::from_secs(3600);
         drain.request(Annotation, true, counted(7), later);
-        assert_eq!(drain.phase(), Phase::Draining, "no count since the beginning");
+        assert_eq!(drain.phase(), Phase::Draining, "no count since the start");
         drain.count(counted(7), later);
         assert_eq!(
             drain.phase(),

@@ -1,6 +1,6 @@
-//! Starts everything but the dataplane, and connects the parts.
+//! Starts everything except the dataplane, and connects the components.
 //!
-//! Invariant: a part that others need is started before them. A failure ends what was started until then.
+//! Invariant: a component starts before those that need it. A failure ends everything started so far.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ use super::task_watchdog::Vital;
 use super::{announcements, drain_watch, flood_log, kube_proxy, observer};
 
 impl Gateway {
-    /// Starts everything but the dataplane.
+    /// Starts everything except the dataplane.
     pub(super) async fn start(
         path: &Path,
         config: GatewayConfig,
@@ -36,7 +36,7 @@ impl Gateway {
     ) -> anyhow::Result<Self> {
         let source = Source::open(&config)?;
         let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
-        let checker = Checker::start(prober, Limits::of_this_process(), &config.name);
+        let checker = Checker::start(prober, Limits::for_this_process(), &config.name);
         let verdicts = checker.verdicts();
         let state = state(&config, dataplane, &checker, &source);
         let (operator, commands) = mpsc::channel(16);
@@ -108,7 +108,7 @@ impl Gateway {
     }
 }
 
-/// The state that other tasks read. From now on checks fail only while the gateway can forward.
+/// The state that other tasks read. From now on, checks fail only while the gateway can forward.
 fn state(
     config: &GatewayConfig,
     dataplane: &Arc<Dataplane>,
@@ -123,7 +123,7 @@ fn state(
     state
 }
 
-/// Starts the exchange of flows with other gateways, if the configuration shares any.
+/// Starts sharing flows with other gateways, if configured.
 fn share_flows(
     config: &GatewayConfig,
     dataplane: &Arc<Dataplane>,
@@ -142,11 +142,11 @@ fn share_flows(
     Ok(flow_exchange)
 }
 
-/// How the exchange with other gateways gives the controller changes of backends that it has not seen.
+/// Returns a function that passes changes of backends from other gateways to the controller.
 fn apply_changes(commands: mpsc::Sender<Command>) -> ApplyChanges {
     Box::new(move |moved, answer| match commands.try_send(Command::LearnSeats(moved, answer)) {
         Err(mpsc::error::TrySendError::Full(Command::LearnSeats(moved, _))) => Some(moved),
-        // Otherwise the controller has them, or the gateway stops.
+        // Either the controller has them, or the gateway is stopping.
         _ => None,
     })
 }
@@ -171,7 +171,7 @@ fn layer2(
     Ok(layer2)
 }
 
-/// The parts whose tasks and threads must not end.
+/// The components whose tasks and threads must not end.
 struct Parts<'a> {
     source: &'a Source,
     checker: &'a Checker,
@@ -198,6 +198,6 @@ impl Parts<'_> {
             vital.task("the keeper of VIPs on layer 2", task);
         }
         let of_announcements = Arc::clone(self.announcer);
-        vital.add("the thread of the announcements", move || of_announcements.has_ended());
+        vital.add("the announcer thread", move || of_announcements.has_ended());
     }
 }

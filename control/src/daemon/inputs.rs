@@ -1,6 +1,6 @@
 //! Everything that the daemon's loop waits for.
 //!
-//! Invariant: nothing is lost if a wait is ended early, and the next one sees what has come meanwhile.
+//! Invariant: cancelling a wait loses nothing; the next one sees what has arrived meanwhile.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::symptoms::Symptoms;
 pub(super) struct Inputs {
     pub(super) source: Source,
     pub(super) manifests: watch::Receiver<SourceUpdate>,
-    /// When the change of the manifests was seen that ended the last wait.
+    /// When the change of the manifests that ended the last wait was noticed.
     pub(super) seen: Option<std::time::Instant>,
     pub(super) verdicts: watch::Receiver<Verdicts>,
     pub(super) unbound: watch::Receiver<Vec<BindFailure>>,
@@ -37,15 +37,15 @@ pub(super) struct Inputs {
     pub(super) lease_holders: watch::Receiver<Arc<LeaseHolders>>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) failures: watch::Receiver<Option<String>>,
-    /// Signals that an interface has changed its state, or a worker hangs or goes on, which may affect the gateway's
-    /// readiness.
+    /// Signals that an interface has changed state, or a worker hangs or recovers, which may affect the
+    /// gateway's readiness.
     pub(super) changes: watch::Receiver<()>,
     /// Signals that a comparison of incremental results has ended.
     pub(super) comparisons: watch::Receiver<()>,
     pub(super) signals: Signals,
 }
 
-/// What the writer to the API server sees of other gateways and of this one's `GatewayStatus`.
+/// What the cluster writer knows about other gateways and this one's `GatewayStatus`.
 pub(super) struct FromCluster {
     pub(super) peer_releases: watch::Receiver<PeerReleases>,
     /// The other gateway with the same name.
@@ -55,7 +55,7 @@ pub(super) struct FromCluster {
 }
 
 impl FromCluster {
-    /// What `writer` sees. Without one, no other gateway reads the directory.
+    /// The inputs from `writer`. Without one, no other gateway reads the directory.
     pub(super) fn of(writer: Option<&ClusterWriter>) -> Self {
         match writer {
             Some(writer) => Self {
@@ -80,7 +80,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Receives them from now on.
+    /// Starts to receive them.
     pub(super) fn receive() -> std::io::Result<Self> {
         Ok(Self {
             hangup: signal(SignalKind::hangup())?,
@@ -98,28 +98,28 @@ impl Signals {
     }
 }
 
-/// Why the loop continues.
+/// Why the loop wakes up.
 pub(super) enum Wake {
     /// The desired state may have changed.
     Changed,
     /// A comparison of incremental results has ended.
     Compared,
-    /// A request of the operator, who waits for the result.
+    /// A request; its sender waits for the result.
     Command(Command),
     /// SIGHUP.
     Reload,
-    /// The configuration has been read, or has not been in time.
+    /// The configuration has been read, or was not read in time.
     Read(Box<Read>),
     /// SIGTERM or SIGINT.
     End,
-    /// A thread of the dataplane has failed, or a task has ended that must not.
+    /// A dataplane thread has failed, or a vital task has ended.
     Failed(String),
     /// Another gateway has this gateway's name.
     NameTaken,
 }
 
 impl Inputs {
-    /// Sets the newest of each input in the controller.
+    /// Sets the latest value of each input in the controller.
     pub(super) fn pass_to(&mut self, controller: &mut Controller) {
         controller.take(self.manifests.borrow_and_update().clone());
         controller.set_verdicts(self.verdicts.borrow_and_update().clone());
@@ -129,7 +129,7 @@ impl Inputs {
         controller.set_drain_annotation(&self.cluster.drain_annotation.borrow_and_update());
     }
 
-    /// Waits for something to happen, for a configuration to be `read`, or for `due`.
+    /// Waits for an event, for a configuration to be `read`, or until `due`.
     pub(super) async fn next(&mut self, due: Option<Instant>, read: impl Future<Output = Read>) -> Wake {
         let due = async {
             match due {

@@ -1,6 +1,6 @@
 //! The result of the last round, which other tasks read.
 //!
-//! Invariant: who reads takes an [`Arc`], and never delays a round.
+//! Invariant: readers get an [`Arc`] and never delay a round.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,13 +17,13 @@ use tidegate_spec::Problem;
 pub(super) struct Round {
     /// The desired state, and what was not granted.
     pub(super) outcome: Arc<Outcome>,
-    /// What this gateway alone found.
+    /// Findings of this gateway alone.
     pub(super) own_findings: Vec<Finding>,
-    /// Services whose newest state the workers have not applied yet.
+    /// Services whose latest state the workers have not applied yet.
     pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
-    /// Parts that the dataplane leaves out.
+    /// Parts that the dataplane ignores.
     pub(super) problems: Vec<Problem>,
-    /// The objects from which it was computed.
+    /// The objects from which the state was computed.
     pub(super) manifests: SourceUpdate,
     /// Targets that the operator drained.
     pub(super) drained: BTreeSet<DrainTarget>,
@@ -32,13 +32,13 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// What was not granted, and what this gateway alone found.
+    /// What was not granted, and the findings of this gateway alone.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.outcome.findings.iter().chain(&self.own_findings)
     }
 }
 
-/// The last round, and what all of them have counted.
+/// The last round, and counts over all rounds.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     last: RwLock<Option<Arc<Round>>>,
@@ -56,12 +56,12 @@ impl Rounds {
         *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(round));
     }
 
-    /// Counts log lines that were left out.
+    /// Counts suppressed log lines.
     pub(super) fn leave_lines_out(&self, count: u64) {
         self.lines_left_out.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Log lines that were left out.
+    /// The number of suppressed log lines.
     pub(super) fn lines_left_out(&self) -> u64 {
         self.lines_left_out.load(Ordering::Relaxed)
     }

@@ -1,7 +1,8 @@
-//! Which VIPs this gateway answers for on layer 2, where several gateways are on one link: by Leases, or by VRRP.
+//! Which VIPs this gateway answers for on layer 2, where several gateways are on one link: by Leases, or by
+//! VRRP.
 //!
-//! The controller passes each round; `announce.l2.mode` decides who keeps the ownership of the dataplane. With `always`
-//! and `off` nobody does, because no VIP has an owner.
+//! The controller passes each round; `announce.l2.mode` selects what updates the ownership of the dataplane.
+//! With `always` and `off` nothing does, because no VIP has an owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,11 +26,11 @@ use tokio::task::AbortHandle;
 use super::vrrp::Vrrp;
 use crate::telemetry::Layer2Counts;
 
-/// A Lease lasts this much less than the time within which another gateway takes over: it looks once a second, and its
-/// first answer takes a moment.
+/// A Lease lasts this much less than the time within which another gateway takes over, because that gateway
+/// checks only once a second and needs a moment for its first answer.
 const TAKEOVER_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// The keeper of the ownership, if there is one.
+/// The keeper of the ownership, if any.
 pub(super) enum Layer2 {
     /// No VIP has an owner.
     None,
@@ -39,12 +40,12 @@ pub(super) enum Layer2 {
     Vrrp(Arc<Vrrp>),
 }
 
-/// The VIPs that this gateway cannot serve and so does not answer for, to log each change once.
+/// The VIPs that this gateway cannot serve and so does not answer for, kept to log each change once.
 #[derive(Debug, Default)]
 pub(super) struct Unable(BTreeMap<IpAddr, String>);
 
 impl Unable {
-    /// Logs the changes of a round. By Leases, another gateway answers instead.
+    /// Logs the changes of a round. With Leases, another gateway answers instead.
     pub(super) fn log(&mut self, outcome: &Outcome, mode: Layer2Mode) {
         let mut able: BTreeSet<IpAddr> = BTreeSet::new();
         let mut unable: BTreeMap<IpAddr, String> = BTreeMap::new();
@@ -59,7 +60,7 @@ impl Unable {
         // One Service that can be served is enough.
         unable.retain(|vip, _| !able.contains(vip));
         for (vip, reason) in unable.iter().filter(|(vip, _)| !self.0.contains_key(*vip)) {
-            let what = "this gateway cannot serve a VIP: it does not answer for it on layer 2";
+            let what = "this gateway cannot serve a VIP and does not answer for it on layer 2";
             match mode {
                 Layer2Mode::Lease => tracing::info!(%vip, reason, "{what}"),
                 _ => tracing::warn!(%vip, reason, "{what}"),
@@ -81,8 +82,8 @@ pub(super) struct Layer2View {
 }
 
 impl Layer2 {
-    /// Starts the keeper that the configuration asks for. `is_cut_off`: whether other gateways may serve the VIPs and this
-    /// one has not got their flows yet.
+    /// Starts the configured keeper. `is_cut_off` returns whether other gateways may serve the VIPs and this
+    /// one has not received their flows yet.
     ///
     /// # Errors
     /// If the FIFO of keepalived cannot be created.
@@ -105,7 +106,7 @@ impl Layer2 {
             }
             (Layer2Mode::Lease, Some((cluster, connector))) => {
                 let lasts = l2.lease.takeover.saturating_sub(TAKEOVER_ALLOWANCE);
-                // A Lease states whole seconds.
+                // A Lease has whole seconds.
                 let lasts = std::time::Duration::from_secs(lasts.as_secs().max(1));
                 let times = LeaseTimes { lasts, hand_back_delay: l2.lease.hand_back_delay };
                 let keeper = Keeper::start(
@@ -120,13 +121,13 @@ impl Layer2 {
                 view.owners = Some(Arc::clone(keeper.owners()));
                 Self::Lease(keeper)
             }
-            // A configuration with Leases and without an API server is refused.
+            // A configuration with Leases but without an API server is refused.
             _ => Self::None,
         };
         Ok((keeper, view))
     }
 
-    /// The task that keeps the ownership, to see whether it has ended.
+    /// The task that keeps the ownership, to check whether it has ended.
     pub(super) fn task(&self) -> Option<AbortHandle> {
         match self {
             Self::None => None,
@@ -135,7 +136,8 @@ impl Layer2 {
         }
     }
 
-    /// Passes a round that the workers have, or will have soon. `can_forward`: whether this gateway may own VIPs.
+    /// Passes a round that the workers have applied or will apply soon. `can_forward`: whether this gateway
+    /// may own VIPs.
     pub(super) fn round(&self, outcome: &Outcome, own_labels: &Labels, can_forward: bool) {
         if let Self::Lease(keeper) = self {
             let groups = owner_groups(outcome);
@@ -151,7 +153,7 @@ impl Layer2 {
         }
     }
 
-    /// Owns nothing from now on, and lets other gateways know.
+    /// Releases all VIPs for good, and lets other gateways know.
     pub(super) async fn leave(&self) {
         match self {
             Self::None => {}
@@ -162,7 +164,7 @@ impl Layer2 {
 }
 
 impl Layer2View {
-    /// Applies a check of keepalived. Returns why it fails, if it does.
+    /// Records a check of keepalived. Returns why it fails, if it does.
     pub(super) fn vrrp_check(
         &self,
         began: BootTime,
@@ -175,7 +177,7 @@ impl Layer2View {
         vrrp.check(began, not_ready, is_cut_off).map_or(Ok(()), Err)
     }
 
-    /// Adds to a Service who owns its addresses now.
+    /// Adds the current owner of each address to a Service.
     pub(super) fn complete(&self, service: &mut ServiceView) {
         let holders = self.owners.as_ref().map(|owners| owners.holders());
         for vip in &mut service.vips {
@@ -213,8 +215,8 @@ impl Layer2View {
             states.filter(|(group, state)| *state == "master" && !self.ownership.owns(owner_key(group)));
         let vrrp = silent.map(|(group, _)| {
             format!(
-                "layer 2: VRRP group {group}: keepalived is its master, but has not run `tidegate vrrp-check` within \
-                 announce.l2.vrrp.heartbeatTimeout: the gateway does not answer for its VIPs"
+                "layer 2: VRRP group {group}: keepalived is its master but has not run `tidegate vrrp-check` within \
+                 announce.l2.vrrp.heartbeatTimeout, so the gateway does not answer for its VIPs"
             )
         });
         let faults = self.vrrp.iter().flat_map(|vrrp| vrrp.faults(&dataplane.advertised()));

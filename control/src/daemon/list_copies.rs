@@ -1,5 +1,5 @@
-//! Saves a copy of each list of `protection` on disk. If a list has a fault when the gateway starts, the gateway uses the
-//! copy ([`config::load_at_start`]).
+//! Saves a copy of each list of `protection` on disk. If a list is invalid when the gateway starts, the
+//! gateway uses the copy ([`config::load_at_start`]).
 
 use std::fs;
 use std::io::{self, Write};
@@ -12,18 +12,18 @@ use crate::state_file;
 
 /// The lists of `protection` at the start.
 pub(super) struct Lists {
-    /// Those without a fault.
+    /// The valid ones.
     pub(super) read: Vec<List>,
-    /// The files with faults, whose copies are used.
+    /// The invalid files, whose copies are used.
     pub(super) copied: Vec<PathBuf>,
 }
 
 /// The copies of the lists of one gateway.
 #[derive(Debug)]
 pub(super) struct ListCopies {
-    /// Where they are, unless the gateway saves nothing.
+    /// Where they are; `None` if the gateway saves nothing.
     directory: Option<PathBuf>,
-    /// One save at a time: they write the same files.
+    /// Serialises saves, which write the same files.
     saving: Mutex<()>,
     trouble: Mutex<Option<String>>,
 }
@@ -48,7 +48,7 @@ impl ListCopies {
             });
         let trouble = saved.err().map(|error| {
             format!(
-                "the lists of protection are not saved in {}: {error}: a restart needs their files without faults; SIGHUP tries to save again",
+                "cannot save the lists of protection in {}: {error}: a restart needs their files to be valid; SIGHUP retries",
                 directory.display()
             )
         });
@@ -61,13 +61,13 @@ impl ListCopies {
         *before = trouble;
     }
 
-    /// Why the last lists are not saved.
+    /// Why the latest lists are not saved.
     pub(super) fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Saves one list, unless its copy is the same.
+/// Saves one list, unless its copy is up to date.
 fn save(copy: &Path, contents: &[u8]) -> io::Result<()> {
     match fs::read(copy) {
         Ok(before) if before == contents => Ok(()),
@@ -94,7 +94,7 @@ fn remove_others(directory: &Path, named: &[PathBuf]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A configuration in a directory of its own, with two lists.
+    /// A configuration in a separate directory, with two lists.
     fn write(at: &Path, rest: &str) -> PathBuf {
         let path = at.join("gateway.yaml");
         let text = format!(
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_uses_the_copies_of_lists_with_faults_and_a_reload_does_not() {
+    fn a_start_but_not_a_reload_uses_the_copies_of_invalid_lists() {
         let at = tempfile::tempdir().expect("a temporary directory");
         let (deny, allow) = (at.path().join("deny"), at.path().join("allow"));
         let path = write(at.path(), "");
@@ -126,7 +126,7 @@ mod tests {
         copies.save(&loaded.lists, &config.protection.files);
         assert_eq!(copies.trouble(), None);
 
-        // A line with a fault, and a file that is gone.
+        // An invalid line, and a missing file.
         fs::write(&deny, "192.0.2.0/24\n198.51.100.0/24\nnonsense\n").expect("the directory");
         fs::remove_file(&allow).expect("it is there");
         let refused = config::load(&path);
@@ -138,7 +138,7 @@ mod tests {
         assert!(report.contains("allow cannot be read") && report.contains("its 1 prefixes"), "{report}");
         let config = started.config.unwrap_or_else(|| panic!("{report}"));
         assert!(denied(&config, "192.0.2.8") && !denied(&config, "192.0.2.7"));
-        assert!(!denied(&config, "198.51.100.1"), "the whole list is the last one without a fault");
+        assert!(!denied(&config, "198.51.100.1"), "the whole list is the last valid one");
         // The copies stay, for the next start.
         copies.save(&started.lists, &config.protection.files);
         assert_eq!(config::load_at_start(&path).copied.len(), 2);

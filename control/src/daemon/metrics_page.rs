@@ -1,6 +1,6 @@
 //! The page of `/metrics`: collects the sample that `telemetry` renders.
 //!
-//! Each part of the gateway counts for itself; here the counts only come together.
+//! Each module has its own counters; here they are only collected.
 
 use std::time::Duration;
 

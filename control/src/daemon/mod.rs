@@ -1,11 +1,12 @@
 //! The daemon behind `tidegate run`, from reading the configuration to shutdown.
 //!
-//! One loop ([`Gateway::run`]) waits for everything that can change the desired state: manifests, health, drains that end,
-//! the operator, signals. It lets changes settle, and has the [`Controller`](controller::Controller) reconcile and publish.
-//! [`State`](state::State) holds what other tasks read: the admin socket, metrics, health ports.
+//! One loop ([`Gateway::run`]) waits for everything that can change the desired state: manifests, health,
+//! drains that end, the operator, signals. It batches changes, and has the
+//! [`Controller`](controller::Controller) reconcile and publish. [`State`](state::State) contains what other
+//! tasks read: the admin socket, metrics, health ports.
 //!
-//! Invariant: after any failure at run time the last good state keeps forwarding. Only a signal, a worker or slow path that
-//! hangs for good, or a thread or task that has ended although the gateway needs it, ends the process.
+//! Invariant: after any failure at run time, the last good state keeps forwarding. The process ends only on a
+//! signal, if a worker or the slow path hangs for good, or if a vital thread or task has ended.
 
 mod address_file;
 mod announcements;
@@ -72,16 +73,17 @@ use tokio::sync::watch;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
-/// Exit code if only files that the configuration names are refused: other programs write them, so a later start may succeed.
+/// Exit code if only files that the configuration names are refused: other programs write them, so a later
+/// start may succeed.
 const FILES_REFUSED: u8 = 4;
-/// The maximum time for everything else to end, after the grace period. Each step has a limit of its own, some seconds in
-/// total, unless the kernel does not let a thread or BIRD end.
+/// How long everything except the dataplane may take to end, after the grace period. Each step has its own
+/// limit, some seconds in total, unless the kernel does not let a thread or BIRD end.
 const CONTROL_ENDS: Duration = Duration::from_secs(20);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
 ///
 /// # Errors
-/// When the dataplane, the source or a listener cannot be started.
+/// If the dataplane, the source or a listener cannot be started.
 pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
     let began = std::time::Instant::now();
     let loaded = config::load_at_start(path);
@@ -103,7 +105,7 @@ fn run_with(path: &Path, config: GatewayConfig, lists: Lists) -> anyhow::Result<
     let (failed, failures) = watch::channel(None);
     let (changed, changes) = watch::channel(());
     let dataplane = start::dataplane(&config, failed, changed)?;
-    // The threads of the runtime inherit this, and so keep off the workers' cores.
+    // The threads of the runtime inherit this, and so stay off the workers' cores.
     start::confine_to(dataplane.main_cpus());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -127,28 +129,29 @@ async fn serve(
 ) -> anyhow::Result<ExitCode> {
     let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, changes).await?;
     let End { code, grace, threads_end } = gateway.run().await;
-    exit_if_it_hangs("the end of the control plane", grace + CONTROL_ENDS);
-    // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
+    exit_if_it_hangs("the shutdown of the control plane", grace + CONTROL_ENDS);
+    // From the end of this call until the next process starts, packets are lost, so nothing may delay the
+    // exit.
     gateway.shut_down(grace).await;
     stop(dataplane, threads_end).await;
     tracing::info!("stopped");
     Ok(code)
 }
 
-/// Ends the process if it has not ended in time: nobody can wait for a thread that hangs.
+/// Exits the process if it has not ended in time: joining a hung thread would wait forever.
 fn exit_if_it_hangs(what: &'static str, within: Duration) {
     let exit = move || {
         std::thread::sleep(within);
-        tracing::error!("{what} hangs: exiting without it");
+        tracing::error!("{what} hangs: exiting without waiting for it");
         std::process::exit(1);
     };
     if let Err(error) = std::thread::Builder::new().name("tg-exit".to_owned()).spawn(exit) {
-        tracing::warn!(%error, "if {what} hangs, so will the exit");
+        tracing::warn!(%error, "cannot start a watchdog: if {what} hangs, so will the exit");
     }
 }
 
-/// Ends the threads of the dataplane. If other tasks still hold it for an answer in progress, they drop it when the
-/// runtime ends, with the same effect.
+/// Ends the threads of the dataplane. If other tasks still need it for an answer in progress, they drop it
+/// when the runtime ends, with the same effect.
 async fn stop(dataplane: Arc<Dataplane>, within: Duration) {
     exit_if_it_hangs("a thread of the dataplane", within);
     if let Ok(dataplane) = Arc::try_unwrap(dataplane) {

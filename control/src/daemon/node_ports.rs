@@ -30,7 +30,7 @@ impl NodePorts {
         Self { listeners, listening: Arc::default(), has_kube_proxy: false }
     }
 
-    /// Changes when a port cannot be bound, or can be again.
+    /// Changes when a port can no longer be bound, or can be bound again.
     pub(super) fn failures(&self) -> watch::Receiver<Vec<BindFailure>> {
         self.listeners.failures()
     }
@@ -42,7 +42,7 @@ impl NodePorts {
         }
         self.has_kube_proxy = has_kube_proxy;
         if has_kube_proxy {
-            tracing::info!("this node runs kube-proxy: kube-proxy serves the health-check node ports");
+            tracing::info!("this node runs kube-proxy, which serves the health-check node ports");
         } else {
             tracing::info!(
                 "this node no longer runs kube-proxy: Tidegate serves the health-check node ports"

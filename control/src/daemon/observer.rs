@@ -1,4 +1,4 @@
-//! Looks for [`symptoms`](super::symptoms) every few seconds, with what the rest of the gateway knows at that time.
+//! Looks for [`symptoms`](super::symptoms) every few seconds, using the current state of the gateway.
 
 use std::sync::{Arc, Weak};
 
@@ -35,7 +35,7 @@ pub(super) fn follow(state: &Arc<State>) -> (watch::Receiver<Arc<Symptoms>>, Abo
     (receiver, following.abort_handle())
 }
 
-/// Logs what has begun and what is over. Findings are logged with those of the round.
+/// Logs what has started and what is over. Findings are logged with those of the round.
 fn log(before: &[String], now: &[String]) {
     for what in now.iter().filter(|what| !before.contains(what)) {
         tracing::warn!("{what}");

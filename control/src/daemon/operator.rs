@@ -1,7 +1,7 @@
-//! Answers requests on the admin socket: queries about the running daemon, and drains and reloads.
+//! Answers requests on the admin socket: queries about the running daemon, drains and reloads.
 //!
-//! Queries read [`State`] and the dataplane's counters. Changes go to the controller's loop as a [`Command`], which
-//! answers when it has decided.
+//! Queries read [`State`] and the dataplane's counters. Changes go to the controller's loop as a [`Command`],
+//! which is answered when it has been decided.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -39,7 +39,7 @@ use crate::admin::AdminBackend;
 use crate::explain::{Circumstances, explain, refusal};
 use crate::telemetry::Latency;
 
-/// The maximum time that a listing waits for a worker.
+/// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);
 
 /// The implementation of the admin socket.
@@ -68,10 +68,10 @@ impl Operator {
     async fn listing(&self, query: FlowsQuery) -> Result<Listing, AdminError> {
         let state = Arc::clone(&self.state);
         let listing = tokio::task::spawn_blocking(move || flows::list(&state.dataplane, &query)).await;
-        listing.unwrap_or_else(|panic| Err(AdminError::Unavailable(format!("no listing: {panic}"))))
+        listing.unwrap_or_else(|panic| Err(AdminError::Unavailable(format!("the listing failed: {panic}"))))
     }
 
-    /// A Service with whether the workers have applied the shown state.
+    /// A Service, with whether the workers have applied the shown state.
     fn shown(&self, round: &Round, service: &api::ServiceView) -> api::ServiceView {
         let key = ObjectKey::new(service.namespace.as_str(), service.name.as_str());
         let unapplied = round.unapplied.contains(&key).then(|| match self.state.publish_failure() {
@@ -338,11 +338,11 @@ impl AdminBackend for Operator {
         let answer = self.ask(Command::UndrainGateway).await?;
         let drain = &self.state.drain;
         if drain.is_requested(api::DrainRequester::Signal) {
-            return Err(AdminError::Conflict(format!("gateway {name} is stopping and drains until then")));
+            return Err(AdminError::Conflict(format!("gateway {name} is stopping, so it stays draining")));
         }
         if drain.is_requested(api::DrainRequester::Annotation) {
             return Err(AdminError::Conflict(format!(
-                "gateway {name} still drains, because its GatewayStatus has the annotation {DRAIN_ANNOTATION}; accepted: \
+                "gateway {name} still drains because its GatewayStatus has the annotation {DRAIN_ANNOTATION}; accepted: \
                  `kubectl annotate gatewaystatus {name} {DRAIN_ANNOTATION}-`, which takes effect within ten seconds"
             )));
         }

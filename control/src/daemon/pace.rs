@@ -11,25 +11,25 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The maximum pause, which follows a round of at least this duration.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// When the next round may begin. A single change does not wait. Changes that arrive during a round and the pause
-/// after it are handled together, so that rounds take at most half of the thread's time.
+/// When the next round may start. A single change does not wait. Changes that arrive during a round and the
+/// pause after it are handled together, so that rounds take at most half of the thread's time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     next: Instant,
 }
 
 impl Pace {
-    /// The first round may begin now.
+    /// The first round may start now.
     pub(super) fn begin() -> Self {
         Self { next: Instant::now() }
     }
 
-    /// When the next round may begin.
+    /// When the next round may start.
     pub(super) fn next(&self) -> Instant {
         self.next
     }
 
-    /// Records that a round ended, which used this much CPU time.
+    /// Records that a round ended, and how much CPU time it used.
     pub(super) fn ended(&mut self, took: Duration) {
         self.next = Instant::now() + took.clamp(PAUSE_MIN, PAUSE_MAX);
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_alone_goes_at_once_and_rounds_take_half_of_the_time_at_most() {
+    async fn a_single_change_is_immediate_and_rounds_take_half_of_the_time() {
         let mut pace = Pace::begin();
         let pause = |pace: Pace| pace.next().saturating_duration_since(Instant::now());
         assert_eq!(pause(pace), Duration::ZERO);

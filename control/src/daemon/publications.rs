@@ -8,7 +8,7 @@ use tidegate_model::time::whole_seconds;
 
 use crate::telemetry::Timings;
 
-/// The newest desired state cannot be published: the last good one keeps forwarding.
+/// Why the latest desired state cannot be published, while the last good one keeps forwarding.
 #[derive(Debug, Clone)]
 pub(super) struct PublishFailure {
     /// The error of the dataplane.
@@ -22,7 +22,7 @@ impl std::fmt::Display for PublishFailure {
         let since = whole_seconds(self.since);
         write!(
             f,
-            "the newest state cannot be published since {since}; the last good state is in use: {}",
+            "the latest state has not been published since {since}; the last good state is in use: {}",
             self.why
         )
     }
@@ -43,7 +43,7 @@ impl Publications {
         &self.timings
     }
 
-    /// The newest generation that was published.
+    /// The latest generation that was published.
     pub(super) fn desired(&self) -> u64 {
         self.desired.load(Ordering::Relaxed)
     }
@@ -58,13 +58,13 @@ impl Publications {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Why the newest desired state is not published, if so.
+    /// Why the latest desired state is not published, if it isn't.
     pub(super) fn failure(&self) -> Option<PublishFailure> {
         self.failure.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason
-    /// than the last one.
+    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a
+    /// different reason than the last one.
     pub(super) fn failed(&self, why: &str) -> bool {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +74,7 @@ impl Publications {
         is_news
     }
 
-    /// Records that the newest desired state is published. Returns whether that failed before.
+    /// Records that the latest desired state is published. Returns whether that failed before.
     pub(super) fn succeeded(&self) -> bool {
         if self.failure().is_none() {
             return false;

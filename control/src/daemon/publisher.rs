@@ -1,7 +1,7 @@
 //! Publishes desired states to the workers, and records which of them every worker has applied.
 //!
-//! Invariant: a state that cannot be published changes nothing; the last good state stays in use. While a round waits for the
-//! workers, no thread of the runtime sleeps or spins.
+//! Invariant: a state that cannot be published changes nothing; the last good state stays in use. While a
+//! round waits for the workers, no thread of the runtime sleeps or spins.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use tokio::time::Instant;
 
 use super::state::State;
 
-/// How long a round waits for the workers to apply its snapshot. Only a worker that hangs takes longer, and
+/// How long a round waits for the workers to apply its snapshot. Only a hung worker takes longer, and
 /// `/healthz` then reports it.
 const APPLY_MAX: Duration = Duration::from_millis(500);
 /// How long they usually take at most, and how often they are polled meanwhile.
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
-/// How often they are polled later.
+/// How often they are polled after that.
 const APPLY_POLL_LATER: Duration = Duration::from_millis(1);
-/// The pause before parts that were left out of a full neighbour table are tried again.
+/// The pause before retrying what did not fit into the full neighbour table.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Publishes desired states to the workers.
@@ -33,16 +33,16 @@ pub(super) struct Publisher {
     /// The round whose spec was last published to the workers.
     published: Option<Arc<Outcome>>,
     generation: u64,
-    /// The time since which the workers have a snapshot that is not known to be applied by all of them.
+    /// Since when the workers have had a snapshot that not all of them are known to have applied.
     handed_over: Option<std::time::Instant>,
     /// The last round that every worker has applied.
     applied: Option<Arc<Outcome>>,
-    /// The version of the newest Services that all workers have applied.
+    /// The version of the latest Services that all workers have applied.
     version_applied: u64,
-    /// Whether the next snapshot is compiled from scratch although its spec is equal, because the snapshot in use was
-    /// revised incorrectly.
+    /// Whether to compile the next snapshot from scratch even if its spec is equal, because the snapshot in
+    /// use was revised incorrectly.
     recompiles: bool,
-    /// If something is left out because the neighbour table was full: when to look for room.
+    /// When to retry what did not fit into the full neighbour table, if anything.
     looks_for_room_at: Option<Instant>,
 }
 
@@ -67,7 +67,7 @@ impl Publisher {
         self.generation + 1
     }
 
-    /// The version of the newest Services that all workers have applied.
+    /// The version of the latest Services that all workers have applied.
     pub(super) fn version_applied(&self) -> u64 {
         self.version_applied
     }
@@ -77,13 +77,13 @@ impl Publisher {
         self.recompiles = true;
     }
 
-    /// When [`Self::publish`] must be called although nothing changes.
+    /// When [`Self::publish`] must be called although nothing has changed.
     pub(super) fn due(&self) -> Option<Instant> {
         self.looks_for_room_at
     }
 
-    /// Whether something was left out because the neighbour table was full, and there is room now. Slots become free
-    /// only after the workers have stopped using an older snapshot, so nothing else changes then.
+    /// Whether something did not fit into the neighbour table and now fits. Entries become free only when the
+    /// workers have stopped using an older snapshot, without any other event.
     fn found_room(&mut self) -> bool {
         let Some(at) = &mut self.looks_for_room_at else { return false };
         *at = Instant::now() + RETRY;
@@ -97,13 +97,13 @@ impl Publisher {
         Some((self.dataplane.keep_snapshot(), Arc::clone(published)))
     }
 
-    /// Publishes a spec that differs from the last one, and waits for the workers to apply it. Returns the problems
-    /// of parts that are left out; `None` if nothing was published.
+    /// Publishes a spec that differs from the last one, and waits for the workers to apply it. Returns the
+    /// problems of ignored parts; `None` if nothing was published.
     pub(super) async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
         let found_room = self.found_room();
         if self.is_published(spec) && !self.recompiles && !found_room {
-            // A state whose publication failed is no longer wanted.
+            // A state whose publication failed is no longer needed.
             self.state.published();
             return None;
         }
@@ -125,7 +125,7 @@ impl Publisher {
             }
         };
         if self.state.published() {
-            tracing::info!("the desired state is published again");
+            tracing::info!("published the desired state again");
         }
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));
@@ -146,8 +146,8 @@ impl Publisher {
         self.published.as_ref().is_some_and(|last| last.spec.is_equivalent(spec))
     }
 
-    /// Records whether every worker has applied the round, whose Services are of this version. Returns the Services
-    /// whose newest state the workers have not applied yet.
+    /// Records whether every worker has applied the round, whose Services are of this version. Returns the
+    /// Services whose latest state the workers have not applied yet.
     pub(super) fn check_applied(&mut self, outcome: &Arc<Outcome>, version: u64) -> BTreeSet<ObjectKey> {
         // A worker may have been slow in an earlier round.
         self.note_applied();
@@ -159,7 +159,7 @@ impl Publisher {
         unapplied(self.applied.as_deref(), outcome)
     }
 
-    /// Records how long the workers took to apply a snapshot, when each of them has applied it. If another snapshot
+    /// Records how long the workers took to apply a snapshot, once each of them has. If another snapshot
     /// followed meanwhile, both count as one.
     fn note_applied(&mut self) {
         if self.dataplane.applied_generation() >= self.generation
@@ -169,17 +169,18 @@ impl Publisher {
         }
     }
 
-    /// Waits until every worker has applied the newest generation, with a limit.
+    /// Waits until every worker has applied the latest generation, up to a limit.
     async fn wait_for_workers(&self) {
         let (dataplane, state, newest) =
             (Arc::clone(&self.dataplane), Arc::clone(&self.state), self.generation);
-        // The first one may take longer: they restore the flows of the process before.
+        // The first snapshot may take longer, because workers restore the flows of the previous process.
         wait_until(move || dataplane.applied_generation() >= newest && !state.restores()).await;
     }
 }
 
-/// Waits until the workers are done, at most [`APPLY_MAX`]. A busy worker needs microseconds, a sleeping one a millisecond,
-/// and tokio's timer counts whole milliseconds: so a thread for blocking work polls, and the runtime's own threads stay free.
+/// Waits until the workers are done, at most [`APPLY_MAX`]. A busy worker needs microseconds, a sleeping one
+/// a millisecond, and tokio's timer has millisecond resolution. So a thread for blocking work polls, and the
+/// runtime's own threads stay free.
 async fn wait_until(is_done: impl Fn() -> bool + Send + 'static) {
     if is_done() {
         return;
@@ -190,12 +191,12 @@ async fn wait_until(is_done: impl Fn() -> bool + Send + 'static) {
             std::thread::sleep(if began.elapsed() < APPLY_SOON { APPLY_POLL } else { APPLY_POLL_LATER });
         }
     };
-    // A panic there has been reported, and the round goes on as after a wait in vain.
+    // A panic there has been reported, and the round continues as after a timeout.
     let _ = tokio::task::spawn_blocking(polling).await;
 }
 
-/// The Services whose newest state the workers have not applied yet: their service ports differ from those of the
-/// last applied round.
+/// The Services whose latest state the workers have not applied yet: their service ports differ from those of
+/// the last applied round.
 fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey> {
     let before = applied.map_or(&[][..], |outcome| &outcome.spec.services);
     let now = &newest.spec.services[..];
@@ -236,8 +237,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn other_tasks_go_on_while_a_round_waits_for_the_workers() {
-        // The runtime has one thread: if the wait kept it, the other task could not end the wait.
+    async fn other_tasks_run_while_a_round_waits_for_the_workers() {
+        // The runtime has one thread: if the wait blocked it, the other task could not end the wait.
         let applied = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&applied);
         let task = tokio::spawn(async move { applied.store(true, Ordering::Relaxed) });
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_wait_for_a_worker_that_hangs_is_bounded() {
+    async fn the_wait_for_a_hung_worker_is_bounded() {
         let began = std::time::Instant::now();
         wait_until(|| false).await;
         assert!(began.elapsed() >= APPLY_MAX);

@@ -1,12 +1,12 @@
-//! The answer of health ports and probes, as far as it depends on time.
+//! The time-dependent part of the answers of health ports and probes.
 
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 
-/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's default
-/// sync period, as for kube-proxy.
+/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's
+/// default sync period, like kube-proxy.
 const UPDATE_MAX: Duration = Duration::from_secs(60);
 
 /// The time-dependent state of the gateway's health.
@@ -37,11 +37,13 @@ impl Readiness {
         self.health.set_node_eligible(eligible);
     }
 
-    /// The current answer. `is_applied`: the workers have applied the newest update; `workers_run`: all of them run;
-    /// `is_draining`: the gateway takes no more traffic; `degraded`: interfaces that cannot carry packets.
+    /// The current answer. `is_applied`: the workers have applied the latest update; `workers_run`: all of
+    /// them run; `is_draining`: the gateway accepts no more traffic; `degraded`: interfaces that cannot carry
+    /// packets.
     ///
-    /// Load balancers that ask `/healthz` must stop sending to a gateway that drains, but its process is well: that is
-    /// what kube-proxy says by `nodeEligible` of a node that is about to be removed, and `/livez` ignores.
+    /// Load balancers that query `/healthz` must stop sending to a draining gateway, but its process is
+    /// healthy. kube-proxy reports that as `nodeEligible` for a node that is about to be removed, and
+    /// `/livez` ignores it.
     pub(super) fn report(
         &self,
         is_applied: bool,

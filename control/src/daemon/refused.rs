@@ -45,7 +45,7 @@ pub(super) fn described(refused: &RefusedObject) -> String {
     format!("{} {} is refused: {}", refused.kind, refused.key, why(refused))
 }
 
-/// All faults of an object in one line, without what would be accepted.
+/// All errors of an object in one line, without what would be accepted.
 fn why(refused: &RefusedObject) -> String {
     refused.faults.iter().map(Diagnostic::placed).collect::<Vec<_>>().join("; ")
 }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_or_slice_that_is_refused_is_shown_with_its_reason_and_never_omitted() {
+    fn a_refused_service_or_slice_is_shown_with_its_reason() {
         let all = [
             refused("EndpointSlice", "web-1", "web", "addressType: the text \"IPv5\" is not accepted"),
             refused("Service", "web", "web", "spec.ports: the list is empty"),

@@ -1,7 +1,7 @@
 //! Decides which parts of the configuration can change at run time, and which need a restart.
 //!
-//! Ports, cores, memory and listeners are created once, at the start. A reload that changes them is refused as a
-//! whole, and the error names them, so that the gateway never runs with parts of two configurations.
+//! Ports, cores, memory and listeners are created once, at the start. A reload that changes them is refused
+//! as a whole, and the error names them, so the gateway never runs with parts of two configurations.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.memory", old_plane.memory != new_plane.memory),
         ("dataplane.flowTable", flow_table(old_plane) != flow_table(new_plane)),
         ("dataplane.interfaces", old_plane.network.interfaces != new_plane.network.interfaces),
-        // The health-check node ports listen where it says.
+        // Determines where the health-check node ports listen.
         ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
         (
             "services.healthCheckNodePortNetworks",
@@ -35,13 +35,13 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
 }
 
-/// The settings that flow tables are created with.
+/// The settings with which flow tables are created.
 fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8, Option<&Path>) {
     let directory = dataplane.flow_directory.as_deref();
     (dataplane.flow_entries_per_core, dataplane.flow_service_percent, directory)
 }
 
-/// The settings of the exchange of flows, without its keys.
+/// The settings of flow sharing, without its keys.
 fn sharing(config: &GatewayConfig) -> FlowSharingConfig {
     FlowSharingConfig { key: None, accept_key: None, ..config.flow_sharing.clone() }
 }
@@ -90,7 +90,8 @@ mod tests {
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
     }
 
-    /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new socket.
+    /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new
+    /// socket.
     const RELOADED: [&str; 5] = [
         "admin.metricsPerBackend",
         "flowSharing.key.value",
@@ -100,7 +101,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_table_of_keys_says_restart_for_what_a_reload_refuses_and_reload_for_the_rest() {
+    fn the_table_of_keys_documents_which_changes_need_a_restart() {
         let full = include_str!("../../model/tests/fixtures/config/full.yaml");
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));

@@ -1,4 +1,4 @@
-//! Logs the faults that a round finds, each once while it exists.
+//! Logs the faults found by a round, each once while it exists.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ pub(super) struct RoundLog {
 }
 
 impl RoundLog {
-    /// When there is something to log although nothing changes.
+    /// When there is something to log although nothing has changed.
     pub(super) fn due(&self) -> Option<Instant> {
         self.faults.due()
     }
 
-    /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines were left
-    /// out, to be counted. `own`: what this gateway alone found; `problems`: the parts that the dataplane leaves out.
+    /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines
+    /// were suppressed. `own`: findings of this gateway alone; `problems`: parts that the dataplane ignores.
     pub(super) fn log(
         &mut self,
         manifests: &SourceUpdate,
@@ -54,7 +54,7 @@ impl RoundLog {
             manifests.faults_of_namespaces.values().flat_map(Report::iter).collect();
         let others = manifests.report.iter().filter(|fault| !theirs.contains(fault));
         let others = others.map(|fault| (String::new(), fault.clone()));
-        // Parts of a manifest that are not used are also findings of its Service.
+        // Unused parts of a manifest are also findings of its Service.
         let reported: BTreeSet<&Diagnostic> = manifests.report.iter().collect();
         let findings = outcome
             .findings
@@ -78,7 +78,7 @@ impl RoundLog {
     }
 }
 
-/// The namespace of the Service that a problem is about; `services` are sorted by key.
+/// The namespace of the Service that has a problem; `services` are sorted by key.
 fn namespace_of<'a>(problem: &Problem, services: &'a [SharedService]) -> Option<&'a str> {
     let key = match problem {
         Problem::Backend { service, .. }

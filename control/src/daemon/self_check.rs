@@ -1,14 +1,14 @@
 //! Compares incremental results with results computed from scratch, in the background.
 //!
-//! Reconcile, the allocation of addresses and the compile of snapshots compute only what a change affects. At intervals
-//! (`selfCheck.interval`, `selfCheck.changes`) [`SelfCheck`] compares one round and the snapshot in use on a
-//! low-priority thread. A difference is a bug: it is logged with both results and counted, and the controller computes
-//! its next round from scratch. The cluster writer compares its plans itself, as often
-//! ([`tidegate_cluster::plan::plan_compared`]).
+//! Reconcile, the allocation of addresses and the compile of snapshots compute only what a change affects.
+//! Periodically (`selfCheck.interval`, `selfCheck.changes`), [`SelfCheck`] compares one round and the
+//! snapshot in use on a low-priority thread. A difference is a bug: it is logged with both results and
+//! counted, and the controller computes its next round from scratch. The cluster writer compares its plans
+//! itself, equally often ([`tidegate_cluster::plan::plan_compared`]).
 //!
-//! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is freed when
-//! it ends. The controller frees the snapshot: that takes a lock that others wait for, and a low-priority thread could
-//! hold it for long.
+//! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is
+//! freed when it ends. The controller frees the snapshot, because that takes a lock that others wait for, and
+//! a low-priority thread could own it for long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,8 @@ use tokio::time::Instant;
 
 /// The nice value of the thread (`setpriority(2)`): it runs when no other process needs the CPU.
 const NICE: i32 = 19;
-/// The pause after a comparison, as a multiple of its duration: so comparisons use at most 5 % of one CPU.
+/// The pause after a comparison, as a multiple of its duration, so that comparisons use at most 5 % of one
+/// CPU.
 const PAUSE_FACTOR: u32 = 20;
 
 /// The results that are computed incrementally.
@@ -86,7 +87,7 @@ struct Done {
     took: Duration,
     /// The layers with a difference.
     different: Vec<Layer>,
-    /// The receiver frees it.
+    /// Freed by the receiver.
     snapshot: Option<KeptSnapshot>,
 }
 
@@ -97,7 +98,7 @@ pub(super) struct SelfCheck {
     /// Changes when a comparison has ended.
     ends: watch::Sender<()>,
     under_way: Option<oneshot::Receiver<Done>>,
-    /// Rounds with a computation since the last comparison began.
+    /// Rounds with a computation since the last comparison started.
     changes: u64,
     /// Comparisons that were due so far.
     number: u64,
@@ -113,7 +114,7 @@ impl SelfCheck {
         Self { counts, ends, under_way: None, changes: 0, number: 0, began: now, not_before: now }
     }
 
-    /// Changes when a comparison has ended. Call [`Self::collect`] then.
+    /// Changes when a comparison has ended; then call [`Self::collect`].
     pub(super) fn ends(&self) -> watch::Receiver<()> {
         self.ends.subscribe()
     }
@@ -125,7 +126,7 @@ impl SelfCheck {
 
     /// When the next comparison needs a round, even without a change.
     pub(super) fn due(&self, config: &SelfCheckConfig) -> Option<Instant> {
-        // The end of a comparison in progress is not known. A panic of one is noticed after the interval.
+        // It is unknown when a comparison in progress will end. A panic of one is noticed after the interval.
         let last = if self.under_way.is_some() { Instant::now() } else { self.began };
         config.enabled.then(|| (last + config.interval).max(self.not_before))
     }
@@ -172,25 +173,26 @@ impl SelfCheck {
         let (result, ended) = oneshot::channel();
         let (counts, ends) = (Arc::clone(&self.counts), self.ends.clone());
         let work = move || {
-            // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
+            // On Linux this affects only the calling thread. If it fails, the work is done at normal
+            // priority.
             let _ = rustix::process::setpriority_process(None, NICE);
             let began = std::time::Instant::now();
             let (different, snapshot) = compare(subject, &counts);
-            // If the daemon ends, there is no receiver.
+            // If the daemon is stopping, there is no receiver.
             let _ = result.send(Done { took: began.elapsed(), different, snapshot });
             ends.send_replace(());
         };
         match thread::Builder::new().name("tg-compare".to_owned()).spawn(work) {
             Ok(_) => self.under_way = Some(ended),
             Err(error) => {
-                tracing::warn!(%error, "no thread to compare incremental results; the next try is after selfCheck.interval");
+                tracing::warn!(%error, "cannot start a thread to compare incremental results; retrying after selfCheck.interval");
             }
         }
     }
 }
 
-/// The layers with a difference. Takes the subject by value, so that each part of it is freed before the next one is
-/// compared, and returns the snapshot.
+/// The layers with a difference. Takes the subject by value, so that each part is freed before the next one
+/// is compared, and returns the snapshot.
 fn compare(subject: Subject, counts: &Comparisons) -> (Vec<Layer>, Option<KeptSnapshot>) {
     let Subject { round, snapshot } = subject;
     let Compared { allocation, reconcile } = round.compare();
@@ -199,7 +201,7 @@ fn compare(subject: Subject, counts: &Comparisons) -> (Vec<Layer>, Option<KeptSn
     let snapshot = snapshot.map(|(kept, outcome)| {
         match kept.compare(&outcome.spec) {
             Some(differences) => found.push((Layer::Snapshot, differences)),
-            None => tracing::debug!("the snapshot is not compared: the neighbour table is full"),
+            None => tracing::debug!("not comparing the snapshot: the neighbour table is full"),
         }
         kept
     });
@@ -248,7 +250,7 @@ mod tests {
         objects
     }
 
-    /// A round of a reconciler that was given the objects `seen`, while `actual` are the actual objects.
+    /// A round of a reconciler that was given the objects `seen`, while `actual` are the real ones.
     fn subject(reconciler: &mut Reconciler, seen: &Objects, actual: &Objects) -> Subject {
         round(reconciler, seen, actual).0
     }
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_that_missed_a_change_is_found_counted_and_reported_and_one_from_scratch_is_well() {
+    fn a_round_that_missed_a_change_is_detected_counted_and_reported() {
         let counts = Arc::<Comparisons>::default();
         let mut check = SelfCheck::new(Arc::clone(&counts));
         let over = check.ends();
@@ -294,7 +296,7 @@ mod tests {
             thread::sleep(Duration::from_millis(10));
             over.has_changed().expect("the sender lives")
         };
-        assert!((0..1_000).any(is_told), "nobody was woken");
+        assert!((0..1_000).any(is_told), "no wake-up was sent");
         assert_eq!(counts.read(), [("reconcile", 1, 0), ("allocation", 1, 1), ("snapshot", 0, 0)]);
         check.begin(subject(&mut Reconciler::default(), &now, &now));
         assert_eq!(ended(&mut check), []);
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_lags_behind_is_found_and_freed_by_the_controller() {
+    fn an_outdated_snapshot_is_detected_and_freed_by_the_controller() {
         let counts = Arc::<Comparisons>::default();
         let mut check = SelfCheck::new(Arc::clone(&counts));
         let pool = worker_pool(&spec(1, &["10.0.0.1:80", "10.0.0.77:80"]));
@@ -331,10 +333,10 @@ mod tests {
         check.begin(with_snapshot(&pool, spec(1, &["10.0.0.1:80", "10.0.0.78:80"])));
         let done = check.under_way.take().expect("it began").blocking_recv().expect("it ends");
         assert_eq!(counts.read()[Layer::Snapshot as usize], ("snapshot", 2, 1));
-        // The workers have got a newer one meanwhile.
+        // The workers have applied a newer one meanwhile.
         let newer = SnapshotSpec { generation: 2, services: Vec::new(), ..lab::spec() };
         pool.publish(&newer).expect("it compiles");
-        assert!(pool.wait_applied(2, Duration::from_secs(10)), "the worker takes it");
+        assert!(pool.wait_applied(2, Duration::from_secs(10)), "the worker applies it");
         pool.reclaim();
         let before = pool.neighbors().usage().next_hops;
         let (result, ended) = oneshot::channel();
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_comparison_is_due_after_the_interval_or_so_many_changes_and_never_while_one_runs() {
+    async fn a_comparison_is_due_after_an_interval_or_changes_and_runs_alone() {
         let mut check = SelfCheck::new(Arc::default());
         assert!(!check.is_due(&EVERY_SECOND));
         (0..3).for_each(|_| check.changed());
@@ -372,12 +374,12 @@ mod tests {
         let (ends, ended) = oneshot::channel();
         (check.under_way, check.changes, check.began) = (Some(ended), 0, Instant::now());
         tokio::time::advance(Duration::from_secs(10)).await;
-        assert!(!check.is_due(&EVERY_SECOND), "one is under way");
+        assert!(!check.is_due(&EVERY_SECOND), "one is in progress");
         assert!(check.due(&EVERY_SECOND).expect("it is on") > Instant::now(), "the loop does not spin");
         let done = Done { took: Duration::from_secs(1), different: Vec::new(), snapshot: None };
         ends.send(done).expect("it is waited for");
         assert_eq!(check.collect(), []);
-        assert!(!check.is_due(&EVERY_SECOND), "it has 5 % of a CPU at most");
+        assert!(!check.is_due(&EVERY_SECOND), "it uses at most 5 % of a CPU");
         tokio::time::advance(Duration::from_secs(21)).await;
         assert!(check.is_due(&EVERY_SECOND) && check.due(&EVERY_SECOND).expect("it is on") <= Instant::now());
     }
@@ -393,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_that_panics_is_over() {
+    fn a_comparison_that_panics_counts_as_ended() {
         let mut check = SelfCheck::new(Arc::default());
         let (ends, ended) = oneshot::channel();
         check.under_way = Some(ended);

@@ -1,10 +1,12 @@
-//! Moves SNAT addresses between the gateways that share flows: collects what [`SnatOwners`] decides by, and applies the
-//! decision to the announcements and to the answers on the links.
+//! Moves SNAT addresses between the gateways that share flows: collects the inputs of [`SnatOwners`], and
+//! applies its decision to the announcements and to the answers on the links.
 //!
-//! The thread that shares flows calls it. Addresses of other gateways come from these gateways, and from flows that this
-//! gateway has adopted: after a restart, a gateway still has the flows of one that is gone.
+//! The thread that shares flows calls it. The addresses of other gateways are known from these gateways, and
+//! from flows that this gateway has adopted: after a restart, a gateway still has the flows of one that is
+//! gone.
 //!
-//! Invariant: nothing here waits. If the thread stops, the answers for addresses of others end after [`GRANT`].
+//! Invariant: nothing here blocks. If the thread stops, the gateway stops answering for addresses of others
+//! after [`GRANT`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,26 +21,26 @@ use tidegate_sharing::{Hub, PeerStatus, Snat};
 
 use super::snat_owners::{Input, SnatOwners, serves};
 
-/// The links are answered for addresses of others for this time after each decision.
+/// How long the gateway answers for addresses of others after each decision.
 const GRANT: Duration = Duration::from_secs(2);
-/// Peers that live have answered by this time after the start, or after a pause of this process.
+/// After this time, live peers have answered since the start, or since a pause of this process.
 const STARTING: Duration = Duration::from_secs(1);
-/// A gateway that begins to drain keeps its addresses for this time: routers send it new connections until they have the
-/// withdrawal, and others don't know flows that are not established.
+/// How long a gateway keeps its addresses when it starts draining: routers send it new connections until they
+/// have processed the withdrawal, and others don't have flows that are not established.
 const LEAVING: Duration = Duration::from_secs(2);
-/// An address that no flow was told to use for this time is not used any more: walks are more frequent.
+/// After this time without a report of a flow that uses it, an address is unused: reports are more frequent.
 const USED_MAX: Duration = Duration::from_secs(60);
-/// Replies that have not come after this time do not come. It is more than the time between two walks: another worker may
-/// have the replies of a flow.
+/// After this time, missing replies count as lost. It is longer than the time between two walks, because
+/// another worker may get the replies of a flow.
 const REPLIES_AFTER: Duration = Duration::from_secs(30);
 
 /// The connections to the rest of the daemon.
 pub(super) struct SnatLinks {
     pub(super) dataplane: Arc<Dataplane>,
-    /// The SNAT addresses of this gateway, and whether it forwards and does not drain; and the addresses of its interfaces,
-    /// which stay.
+    /// The SNAT addresses of this gateway, and whether it forwards and is not draining; and the addresses of
+    /// its interfaces, which never move.
     pub(super) own: Box<dyn Fn() -> (Snat, BTreeSet<IpAddr>) + Send>,
-    /// Announces routes. Returns false before there is an announcer.
+    /// Announces routes. Returns false while there is no announcer yet.
     pub(super) announce: Box<dyn Fn(SnatRoutes) -> bool + Send>,
 }
 
@@ -48,15 +50,15 @@ impl fmt::Debug for SnatLinks {
     }
 }
 
-/// How flows here use a SNAT address of another gateway.
+/// How flows on this gateway use a SNAT address of another gateway.
 #[derive(Debug, Default)]
 struct Use {
     last: Duration,
-    /// Since when all flows that were told have packets of their clients here and no replies.
+    /// Since when all reported flows have packets of their clients but no replies.
     without_replies: Option<Duration>,
 }
 
-/// The SNAT addresses of other gateways that flows use here.
+/// The SNAT addresses of other gateways that flows on this gateway use.
 #[derive(Debug, Default)]
 struct Uses(BTreeMap<IpAddr, Use>);
 
@@ -65,7 +67,7 @@ impl Uses {
         let FlowUpdate::Live(record) = news else { return };
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
-        // With mode `nat`, the source is the client.
+        // In mode `nat`, the source is the client.
         if address == record.name.client.addr || is_own(&address.ip()) {
             return;
         }
@@ -78,7 +80,7 @@ impl Uses {
         }
     }
 
-    /// The addresses that have had no reply for [`REPLIES_AFTER`], and that no serving peer has.
+    /// The addresses that have had no reply for [`REPLIES_AFTER`], and that no serving peer owns.
     fn without_replies(&self, peers: &[PeerStatus], now: Duration) -> Vec<IpAddr> {
         let is_left_to =
             |address: &IpAddr| peers.iter().any(|peer| serves(peer) && peer.snat.addresses.contains(address));
@@ -95,9 +97,9 @@ pub(super) struct SnatExchange {
     name: String,
     links: SnatLinks,
     own: Snat,
-    /// The addresses of the interfaces of this gateway.
+    /// The addresses of this gateway's interfaces.
     stays: BTreeSet<IpAddr>,
-    /// When the gateway last forwarded and did not drain.
+    /// When the gateway last forwarded and was not draining.
     served: Option<Duration>,
     uses: Uses,
     owners: SnatOwners,
@@ -121,15 +123,15 @@ impl SnatExchange {
         }
     }
 
-    /// Notes which SNAT address a flow has that is used here.
-    pub(super) fn note(&mut self, news: &FlowUpdate, now: Duration) {
+    /// Records the SNAT address of a flow on this gateway.
+    pub(super) fn note(&mut self, news: &FlowNews, now: Duration) {
         let (own, stays) = (&self.own.addresses, &self.stays);
         self.uses.note(news, now, |address| own.contains(address) || stays.contains(address));
     }
 
-    /// Decides anew, and applies the decision. `catches_up`: the gateway lacks flows of peers; `is_cut_off`: because it has
-    /// started, could not forward or was paused. `resumed` is the end of the last pause of this process. Returns the
-    /// addresses of others that flows use although no reply comes.
+    /// Decides again, and applies the decision. `catches_up`: the gateway lacks flows of peers; `is_cut_off`:
+    /// because it has started, could not forward or was paused. `resumed` is the end of the last pause of
+    /// this process. Returns the addresses of others that flows use although no replies arrive.
     pub(super) fn look(
         &mut self,
         hub: &mut Hub,
@@ -140,7 +142,7 @@ impl SnatExchange {
     ) -> Vec<IpAddr> {
         let (own, stays) = (self.links.own)();
         self.stays = stays;
-        // Later than at the start, it still has the flows of its own addresses while it catches up.
+        // Except at the start, it still has the flows of its own addresses while it catches up.
         let serves = own.serves && (!catches_up || self.served.is_some());
         if serves {
             self.served = Some(now);
@@ -173,7 +175,7 @@ impl SnatExchange {
 
     fn log(&self, owners: &SnatOwners) {
         for address in owners.taken_over.difference(&self.owners.taken_over) {
-            tracing::info!(%address, "answering for the SNAT address of a gateway that is gone or drains");
+            tracing::info!(%address, "answering for the SNAT address of a gateway that is gone or draining");
         }
         for address in self.owners.taken_over.difference(&owners.taken_over) {
             tracing::info!(%address, "no longer answering for a SNAT address of another gateway");
@@ -181,7 +183,7 @@ impl SnatExchange {
         if owners.is_released != self.owners.is_released {
             let why =
                 if owners.is_released { "released to another gateway" } else { "served by this gateway" };
-            tracing::info!(state = why, "the SNAT addresses of this gateway have a new owner");
+            tracing::info!(state = why, "the owner of this gateway's SNAT addresses changed");
         }
     }
 }
@@ -222,20 +224,20 @@ mod tests {
     }
 
     #[test]
-    fn a_snat_address_without_replies_is_named_until_a_gateway_serves_it() {
+    fn a_snat_address_without_replies_is_reported_until_a_gateway_serves_it() {
         let second = Duration::from_secs(1);
         let mut uses = Uses::default();
         let unled: Vec<IpAddr> = vec![[192, 0, 2, 2].into()];
         let gone = [peer(2, PeerState::Connecting, true)];
         uses.note(&flow(false), second, |_| false);
         uses.note(&flow(false), REPLIES_AFTER, |_| false);
-        assert!(uses.without_replies(&gone, REPLIES_AFTER).is_empty(), "replies may still come");
+        assert!(uses.without_replies(&gone, REPLIES_AFTER).is_empty(), "replies may still arrive");
         let now = REPLIES_AFTER + second;
         assert_eq!(uses.without_replies(&gone, now), unled);
-        assert_eq!(uses.without_replies(&[peer(2, PeerState::Up, false)], now), unled, "it drains");
+        assert_eq!(uses.without_replies(&[peer(2, PeerState::Up, false)], now), unled, "it is draining");
         assert!(uses.without_replies(&[peer(2, PeerState::Up, true)], now).is_empty(), "it is back");
         uses.note(&flow(true), now, |_| false);
-        assert!(uses.without_replies(&gone, now).is_empty(), "a reply has come");
+        assert!(uses.without_replies(&gone, now).is_empty(), "a reply has arrived");
         let mut uses = Uses::default();
         uses.note(&flow(false), second, |address| unled.contains(address));
         assert!(uses.without_replies(&[], now).is_empty(), "it is an address of this gateway");

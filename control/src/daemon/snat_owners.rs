@@ -1,9 +1,10 @@
-//! Which gateway replies to a SNAT address are to reach, if gateways share flows: a pure function of what they say.
+//! Which gateway should receive the replies to a SNAT address if gateways share flows: a pure function of
+//! what they report.
 //!
-//! Each gateway serves its own SNAT addresses, unless it drains or has not got the flows of its peers yet. Then, and when it
-//! is gone, one of the others serves them: all have its flows. Routers are told by preferences ([`SnatRoutes`]). On a link, a
-//! gateway releases its addresses only to one that has taken them over, and of several gateways the one whose name comes
-//! first takes them over.
+//! Each gateway serves its own SNAT addresses, unless it is draining or has not received the flows of its
+//! peers yet. Then, or when it is gone, one of the others serves them, since all have its flows. Routers
+//! learn this from route preferences ([`SnatRoutes`]). On a link, a gateway releases its addresses only to
+//! one that has taken them over. If there are several, the one whose name sorts first does.
 //!
 //! Invariant: nothing here reads a clock.
 
@@ -15,7 +16,7 @@ use tidegate_sharing::limits::SILENCE_MAX;
 use tidegate_sharing::{PeerState, PeerStatus, PeerWalk, Snat};
 use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 
-/// What the decision follows from.
+/// The inputs of a decision.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Input<'a> {
     /// `metadata.name`.
@@ -24,11 +25,12 @@ pub(super) struct Input<'a> {
     pub(super) own: &'a Snat,
     /// All peers, whether they answer or not.
     pub(super) peers: &'a [PeerStatus],
-    /// SNAT addresses of other gateways that flows here use.
+    /// SNAT addresses of other gateways that flows on this gateway use.
     pub(super) used: &'a BTreeSet<IpAddr>,
     /// The gateway has just started or resumed, and peers may not have answered yet.
     pub(super) is_starting: bool,
-    /// The gateway did not forward, or was paused, and has not caught up since: it cannot know whether silent peers are gone.
+    /// The gateway did not forward, or was paused, and has not caught up since, so it cannot know whether
+    /// silent peers are gone.
     pub(super) is_cut_off: bool,
 }
 
@@ -56,8 +58,8 @@ impl SnatOwners {
             return owners;
         }
         let of_peers = peers.iter().flat_map(|peer| &peer.snat.addresses);
-        // An address that only flows name may be a live peer's: that of an interface, or of a peer whose version of the
-        // protocol doesn't say.
+        // An address known only from flows may belong to a live peer: to an interface of it, or to a peer
+        // whose protocol version doesn't report it.
         let is_up = |peer: &PeerStatus| matches!(peer.state, PeerState::Up | PeerState::Behind);
         let some_do_not_say =
             peers.iter().any(|peer| is_up(peer) && matches!(peer.walk, PeerWalk::Unknown(_)));
@@ -68,7 +70,8 @@ impl SnatOwners {
         });
         let is_first = serving.iter().all(|peer| peer.name.as_deref().is_none_or(|other| name < other));
         for &address in of_peers.chain(used).filter(|address| !own.addresses.contains(address)) {
-            // A peer that was heard just now, or couldn't be heard because this gateway was cut off or paused, will answer.
+            // A peer that was heard from recently, or couldn't be because this gateway was cut off or paused,
+            // will answer.
             let returns = |peer: &PeerStatus| {
                 let is_near =
                     is_starting || is_cut_off || peer.heard_ago.is_some_and(|ago| ago < SILENCE_MAX);
@@ -86,7 +89,7 @@ impl SnatOwners {
     }
 }
 
-/// Whether replies to the addresses of this peer are to reach it, and it can take over those of others.
+/// Whether this peer should receive the replies to its addresses, and can take over those of others.
 pub(super) fn serves(peer: &PeerStatus) -> bool {
     matches!(peer.state, PeerState::Up | PeerState::Behind) && peer.snat.serves
 }
@@ -142,25 +145,25 @@ pub(super) mod tests {
     use Preference::{Last, Own, Reserve};
 
     #[test]
-    fn the_addresses_of_a_live_peer_are_announced_in_reserve() {
+    fn the_addresses_of_a_live_peer_are_announced_as_a_standby() {
         let owners = decide(1, true, &[peer(2, Up, true)], &[2], false);
         assert_eq!(routes(&owners), [(ip(1), Own, true), (ip(2), Reserve, false)]);
         assert!(!owners.is_released && owners.taken_over.is_empty());
     }
 
     #[test]
-    fn of_the_gateways_that_serve_one_takes_the_addresses_of_a_dead_peer_over() {
+    fn one_serving_gateway_takes_over_the_addresses_of_a_dead_peer() {
         let dead = peer(3, Connecting, true);
         let first = decide(1, true, &[peer(2, Up, true), dead.clone()], &[], false);
         let second = decide(2, true, &[peer(1, Up, true), dead.clone()], &[], false);
         assert_eq!((first.taken_over, second.taken_over.len()), ([ip(3)].into(), 0));
         assert_eq!(routes(&second), [(ip(1), Reserve, false), (ip(2), Own, true), (ip(3), Reserve, true)]);
         let alone = decide(2, true, &[peer(1, Up, false), dead], &[], false);
-        assert_eq!(alone.taken_over, [ip(1), ip(3)].into(), "the other one drains");
+        assert_eq!(alone.taken_over, [ip(1), ip(3)].into(), "the other one is draining");
     }
 
     #[test]
-    fn addresses_of_flows_stay_although_no_peer_is_known_to_have_them() {
+    fn addresses_of_flows_stay_although_no_known_peer_owns_them() {
         let owners = decide(1, true, &[peer(2, Connecting, false)], &[1, 2, 9], false);
         assert_eq!(owners.taken_over, [ip(2), ip(9)].into());
         assert_eq!(routes(&owners)[2], (ip(9), Reserve, true));
@@ -169,7 +172,7 @@ pub(super) mod tests {
     #[test]
     fn an_address_that_a_live_peer_may_have_is_not_taken_over() {
         let live = peer(2, Up, true);
-        // Flows name the address of an interface of the peer, which it doesn't list because it never moves.
+        // Flows use the address of an interface of the peer, which it doesn't list because it never moves.
         assert_eq!(decide(1, true, std::slice::from_ref(&live), &[102, 9], false).taken_over, [].into());
         let old =
             PeerStatus { snat: Snat::default(), walk: PeerWalk::Unknown(Duration::ZERO), ..live.clone() };
@@ -179,7 +182,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_peer_that_was_heard_just_now_keeps_its_addresses() {
+    fn a_recently_seen_peer_keeps_its_addresses() {
         // Its session ended because a key was changed, or because this process was paused.
         let heard = |ago| PeerStatus { heard_ago: Some(ago), ..peer(2, Connecting, true) };
         let just_now = heard(SILENCE_MAX / 2);
@@ -189,7 +192,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_gateway_that_was_cut_off_takes_no_address_over_before_it_has_caught_up() {
+    fn a_gateway_that_was_cut_off_takes_over_addresses_after_catching_up() {
         let silent = [PeerStatus { heard_ago: Some(SILENCE_MAX * 9), ..peer(2, Connecting, true) }];
         let (own, used) = (snat(1, true), BTreeSet::new());
         let of = |is_cut_off| Input {
@@ -206,7 +209,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_gateway_that_drains_or_starts_releases_its_addresses_if_another_one_serves() {
+    fn a_draining_or_starting_gateway_releases_its_addresses_to_a_serving_one() {
         let owners = decide(1, false, &[peer(2, Up, true), peer(3, Connecting, true)], &[2, 3], false);
         assert!(owners.is_released && owners.taken_over.is_empty());
         assert_eq!(routes(&owners), [(ip(1), Last, false)]);

@@ -1,6 +1,6 @@
 //! The steps of starting up: the dataplane, the source, the listeners.
 //!
-//! The daemon calls them once, in this order. Each error says which step failed.
+//! The daemon calls them once, in this order. Each error names the step that failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +29,13 @@ use crate::telemetry::{self, Listener};
 
 /// The maximum wait for the disk at shutdown.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
-/// A directory of manifests whose reading takes longer does not answer.
+/// If reading a directory of manifests takes longer, it counts as not answering.
 const READING_MAX: Duration = Duration::from_secs(15);
-/// How often that is looked at.
+/// How often that is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface has changed its
-/// state, or a worker hangs or goes on.
+/// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface
+/// has changed state, or a worker hangs or recovers.
 pub(super) fn dataplane(
     config: &GatewayConfig,
     failed: watch::Sender<Option<String>>,
@@ -75,7 +75,7 @@ pub(super) fn confine_to(cpus: &[usize]) {
         return;
     }
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::warn!(%error, "cannot keep the control plane off the cores of the workers");
+        tracing::warn!(%error, "cannot keep the control plane off the workers' cores");
     }
 }
 
@@ -88,8 +88,8 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Opens the source. The first state of a directory is available on return. The first state of an API server
-    /// arrives later, and until then the revision is 0.
+    /// Opens the source. The first state of a directory is available on return. The first state of an API
+    /// server arrives later; until then the revision is 0.
     pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
         match &config.source {
             SourceConfig::Directory(directory) => {
@@ -107,7 +107,7 @@ impl Source {
         }
     }
 
-    /// A receiver of the newest state and the following ones.
+    /// A receiver of the latest state and the following ones.
     pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
         match self {
             Self::Directory(source, _) => source.updates(),
@@ -123,7 +123,7 @@ impl Source {
         }
     }
 
-    /// Saves the newest objects to disk, with a time limit.
+    /// Saves the latest objects to disk, up to a time limit.
     pub(super) async fn save(&self) {
         if let Self::Watched(source) = self
             && tokio::time::timeout(SAVE_MAX, source.save()).await.is_err()
@@ -132,7 +132,7 @@ impl Source {
         }
     }
 
-    /// Reads the directory again, or sends the next request to the API server at once.
+    /// Reads the directory again, or sends the next request to the API server immediately.
     pub(super) fn reload(&self) {
         match self {
             Self::Directory(source, _) => source.reload(),
@@ -141,7 +141,7 @@ impl Source {
     }
 }
 
-/// The state of a directory: it is connected, unless the reading under way takes too long.
+/// The state of a directory: it is connected, unless the current read takes too long.
 fn directory_state(
     takes: impl Fn() -> Option<Duration> + Send + 'static,
     path: String,
@@ -158,7 +158,7 @@ fn directory_state(
             if hangs {
                 tracing::error!(
                     path,
-                    "the directory of manifests does not answer: changes in it have no effect"
+                    "reading the directory of manifests hangs: changes in it have no effect"
                 );
                 let last_error = Some(format!("{path} does not answer"));
                 let last_sync = Some(now - READING_MAX);
@@ -176,7 +176,7 @@ fn directory_state(
     shown
 }
 
-/// What moves SNAT addresses between gateways.
+/// Connects flow sharing to what moves SNAT addresses between gateways.
 pub(super) fn snat_links(dataplane: &Arc<Dataplane>, state: &Arc<State>) -> SnatLinks {
     let (own, announce) = (Arc::clone(state), Arc::clone(state));
     SnatLinks {
@@ -186,8 +186,8 @@ pub(super) fn snat_links(dataplane: &Arc<Dataplane>, state: &Arc<State>) -> Snat
     }
 }
 
-/// The file with the addresses of Services, if the objects come from a directory. With an API server, the statuses of
-/// the Services contain them.
+/// The file with the addresses of Services, if the objects come from a directory. With an API server, the
+/// statuses of the Services contain them.
 pub(super) fn address_file(config: &GatewayConfig) -> Option<AddressFile> {
     let SourceConfig::Directory(directory) = &config.source else { return None };
     let state = directory.state_directory.as_deref()?;
@@ -214,7 +214,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Adds the tasks that serve.
+    /// Adds the server tasks.
     pub(super) fn add_to(&self, vital: &mut Vital) {
         vital.task("the admin socket", self.admin.task());
         if let Some(probes) = &self.probes {
@@ -226,7 +226,7 @@ impl Listeners {
     }
 }
 
-/// Opens the listeners that are configured.
+/// Opens the configured listeners.
 pub(super) async fn listeners(
     config: &GatewayConfig,
     state: &Arc<State>,

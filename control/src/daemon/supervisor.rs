@@ -1,15 +1,16 @@
 //! Notifies the supervisor (`sd_notify(3)`) whether the gateway forwards, what it waits for, and when it stops.
 //!
-//! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway find it
-//! forwarding. If the API server does not answer and no objects are saved on disk, the gateway would wait without
-//! end, and a restart by the supervisor would not help. So after [`READY_MAX`] it reports ready, and `STATUS=` says
-//! what is missing (`systemctl status` shows it). The start timeout in `deploy/systemd` is longer than that.
+//! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway
+//! find it forwarding. If the API server does not answer and no objects are saved on disk, the gateway would
+//! wait forever, and a restart by the supervisor would not help. So after [`READY_MAX`] it reports ready, and
+//! `STATUS=` shows what is missing (`systemctl status` displays it). The start timeout in `deploy/systemd` is
+//! longer than that.
 //!
-//! If the supervisor has a watchdog (`WATCHDOG_USEC`), it also hears that the daemon's loop goes on, and the dataplane's watch
-//! over hanging threads. A loop that hangs would leave backends in use that are gone, for ever, while packets are forwarded. So
-//! the supervisor ends such a gateway and starts another one.
+//! If the supervisor has a watchdog (`WATCHDOG_USEC`), it is also notified while the daemon's loop and the
+//! dataplane's check for hung threads make progress. A hung loop would keep dead backends in use while
+//! packets are forwarded, so the supervisor kills and restarts such a gateway.
 //!
-//! The daemon's loop calls it after each round, and while it waits. Without `NOTIFY_SOCKET` it does nothing.
+//! The daemon's loop calls it after each round and while it waits. Without `NOTIFY_SOCKET` it does nothing.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -17,16 +18,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum wait for the first objects.
+/// How long to wait for the first objects.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// The interval at which their arrival is checked.
+/// How often their arrival is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A supervisor tries again as soon as connections need it after a crash. A start that fails would be tried several times a
-/// second, so it takes at least this long.
+/// After a crash, a supervisor restarts the process as soon as connections need it. A start that fails would
+/// be repeated several times a second, so it takes at least this long.
 const FAILED_START_MIN: Duration = Duration::from_secs(2);
 
-/// Waits before the end of a process that a supervisor will start again, and whose start has just failed.
+/// Delays the exit of a process whose start has just failed and that a supervisor will restart.
 pub(super) fn delay_retry(began: std::time::Instant) {
     if std::env::var_os("NOTIFY_SOCKET").is_some() {
         std::thread::sleep(FAILED_START_MIN.saturating_sub(began.elapsed()));
@@ -47,30 +48,31 @@ pub(super) struct Supervisor {
 
 /// The watchdog of a supervisor.
 struct Watchdog {
-    /// How often it hears of the gateway: twice in the time after which it ends the gateway.
+    /// How often it is notified: twice within its timeout.
     every: Duration,
     due: Instant,
-    /// The number of looks for hanging threads when it last heard of the gateway.
+    /// The number of checks for hung threads at the last notification.
     looks: u64,
 }
 
 impl Watchdog {
-    /// The watchdog that ends the gateway if it hears nothing for so long.
+    /// A watchdog with this timeout.
     fn after(time: Duration) -> Self {
         Self { every: time / 2, due: Instant::now(), looks: 0 }
     }
 
-    /// The watchdog that the values of `WATCHDOG_USEC` and `WATCHDOG_PID` request of the process `own`, if they do.
+    /// The watchdog that the values of `WATCHDOG_USEC` and `WATCHDOG_PID` request for the process `own`, if
+    /// any.
     ///
     /// # Errors
     /// The time is invalid.
     fn requested(time: Option<&str>, pid: Option<&str>, own: u32) -> Result<Option<Self>, String> {
-        // The variables may be those of a parent.
+        // The variables may be inherited from a parent.
         let is_own = pid.is_none_or(|pid| pid.parse::<u32>() == Ok(own));
         let Some(time) = time.filter(|_| is_own) else { return Ok(None) };
         match time.parse::<u64>() {
             Ok(micros) if micros > 0 => Ok(Some(Self::after(Duration::from_micros(micros)))),
-            _ => Err(format!("WATCHDOG_USEC: {time:?} is no time; accepted: microseconds, 1 or more")),
+            _ => Err(format!("WATCHDOG_USEC: {time:?} is not a time; accepted: microseconds, 1 or more")),
         }
     }
 }
@@ -86,7 +88,7 @@ impl Supervisor {
         let (time, pid) = (variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"));
         let requested = Watchdog::requested(time.as_deref(), pid.as_deref(), std::process::id());
         let watchdog = requested.unwrap_or_else(|why| {
-            tracing::warn!("the watchdog of the supervisor is not served: {why}");
+            tracing::warn!("ignoring the watchdog of the supervisor: {why}");
             None
         });
         Self { watchdog, ..Self::at(socket) }
@@ -126,7 +128,8 @@ impl Supervisor {
         if status != self.status {
             message.push_str(&format!("STATUS={}\n", status.replace('\n', " ")));
         }
-        // What it has not taken is sent again with the next check: without `READY=1` it would end the gateway.
+        // A message that it did not accept is sent again at the next check: without `READY=1` it would kill
+        // the gateway.
         let is_taken = self.send(&message);
         if is_taken {
             (self.is_ready, self.status) = (is_ready, status);
@@ -134,8 +137,8 @@ impl Supervisor {
         self.forwards = forwards && is_taken;
     }
 
-    /// Tells the watchdog, if that is due, that the daemon's loop goes on. `looks` is how often the dataplane has looked for
-    /// hanging threads: while it stands still, the watchdog hears nothing.
+    /// Notifies the watchdog, if that is due, that the daemon's loop is alive. `looks` counts the dataplane's
+    /// checks for hung threads: while it does not increase, the watchdog is not notified.
     pub(super) fn goes_on(&mut self, looks: u64) {
         let now = Instant::now();
         let is_due = self.watchdog.as_ref().is_some_and(|of| of.due <= now && of.looks != looks);
@@ -147,13 +150,13 @@ impl Supervisor {
         }
     }
 
-    /// Reports that the shutdown has begun.
+    /// Reports that the shutdown has started.
     pub(super) fn stopping(&mut self) {
         self.is_stopping = true;
         self.send("STOPPING=1\nSTATUS=stopping\n");
     }
 
-    /// Sends a message. Returns false if the supervisor must first take others.
+    /// Sends a message. Returns false if the supervisor must first process others.
     fn send(&self, message: &str) -> bool {
         let Some((socket, to)) = self.socket.as_ref().filter(|_| !message.is_empty()) else { return true };
         match socket.send_to_addr(message.as_bytes(), to) {
@@ -174,7 +177,7 @@ fn open(path: &[u8]) -> std::io::Result<(UnixDatagram, SocketAddr)> {
         None => SocketAddr::from_pathname(std::str::from_utf8(path).map_err(std::io::Error::other)?)?,
     };
     let socket = UnixDatagram::unbound()?;
-    // A supervisor that does not read must not stop the forwarding.
+    // A supervisor that does not read must not block forwarding.
     socket.set_nonblocking(true)?;
     Ok((socket, to))
 }
@@ -191,7 +194,7 @@ mod tests {
     fn listening() -> (TempDir, UnixDatagram) {
         let directory = tempfile::tempdir().expect("a directory");
         let supervisor = UnixDatagram::bind(directory.path().join(SOCKET)).expect("a socket");
-        supervisor.set_nonblocking(true).expect("it can be told");
+        supervisor.set_nonblocking(true).expect("a socket option");
         (directory, supervisor)
     }
 
@@ -204,7 +207,7 @@ mod tests {
     /// Fills the queue of the socket.
     fn fill(directory: &TempDir) {
         let others = UnixDatagram::unbound().expect("a socket");
-        others.set_nonblocking(true).expect("it can be told");
+        others.set_nonblocking(true).expect("a socket option");
         while others.send_to(b"READY=1\n", directory.path().join(SOCKET)).is_ok() {}
     }
 
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ready_is_told_when_it_forwards_or_when_the_wait_was_long_with_what_it_waits_for() {
+    async fn ready_is_sent_when_it_forwards_or_after_a_long_wait() {
         let (directory, supervisor) = listening();
         let told = |gateway: &mut Supervisor, forwards: bool| {
             gateway.notify(forwards, || "waiting for the API server".to_owned());
@@ -227,7 +230,7 @@ mod tests {
         assert_eq!(told(&mut gateway, true).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
         assert_eq!((told(&mut gateway, true), gateway.due()), (None, None));
         assert_eq!(told(&mut gateway, false).as_deref(), Some("STATUS=waiting for the API server\n"));
-        assert!(gateway.due().is_some(), "it looks again");
+        assert!(gateway.due().is_some(), "it checks again");
         assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
 
         let mut gateway = start();
@@ -244,12 +247,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_supervisor_that_is_busy_is_told_later() {
+    async fn a_busy_supervisor_is_notified_later() {
         let (directory, supervisor) = listening();
         fill(&directory);
         let mut gateway = notifies(&directory);
         gateway.notify(true, String::new);
-        assert!(gateway.due().is_some(), "it is tried again");
+        assert!(gateway.due().is_some(), "it is retried");
         while heard(&supervisor).is_some() {}
         gateway.notify(true, String::new);
         assert_eq!(heard(&supervisor).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_watchdog_hears_twice_in_its_time_of_a_loop_and_a_watch_that_both_go_on() {
+    async fn the_watchdog_is_notified_while_loop_and_check_make_progress() {
         let (directory, supervisor) = listening();
         let time = Duration::from_secs(90);
         let mut gateway = Supervisor { watchdog: Some(Watchdog::after(time)), ..notifies(&directory) };
@@ -265,18 +268,18 @@ mod tests {
             gateway.goes_on(looks);
             heard(&supervisor)
         };
-        assert_eq!(told(0), None, "the watch over hanging threads has not begun");
+        assert_eq!(told(0), None, "the check for hung threads has not started");
         assert_eq!(told(1).as_deref(), Some("WATCHDOG=1\n"));
         tokio::time::advance(time / 2 - Duration::from_millis(1)).await;
         assert_eq!(told(2), None, "it is not due yet");
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(told(1), None, "the watch over hanging threads has stood still");
+        assert_eq!(told(1), None, "the check for hung threads hung");
         assert_eq!(told(2).as_deref(), Some("WATCHDOG=1\n"));
         assert_eq!(told(3), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watchdog_that_is_busy_is_told_at_the_next_look() {
+    async fn a_busy_watchdog_is_notified_at_the_next_check() {
         let (directory, supervisor) = listening();
         fill(&directory);
         let mut gateway =
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watchdog_is_that_of_this_process_with_a_time_in_microseconds() {
+    async fn a_watchdog_is_for_this_process_with_a_time_in_microseconds() {
         let every = |time, pid| {
             let requested = Watchdog::requested(time, pid, 7);
             requested.map(|watchdog| watchdog.map(|watchdog| watchdog.every))
@@ -298,10 +301,10 @@ mod tests {
         let half = Ok(Some(Duration::from_secs(45)));
         assert_eq!(every(Some("90000000"), Some("7")), half);
         assert_eq!(every(Some("90000000"), None), half);
-        assert_eq!(every(Some("90000000"), Some("8")), Ok(None), "it is that of a parent");
+        assert_eq!(every(Some("90000000"), Some("8")), Ok(None), "it is for a parent");
         assert_eq!(every(None, Some("7")), Ok(None));
         for time in ["0", "", "90s", "-1"] {
-            let why = every(Some(time), Some("7")).expect_err("it is no time");
+            let why = every(Some(time), Some("7")).expect_err("it is not a time");
             assert!(why.contains("accepted: microseconds"), "{why}");
         }
     }

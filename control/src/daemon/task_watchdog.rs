@@ -1,10 +1,11 @@
-//! The tasks and threads of the control plane that run as long as the gateway, and whether one of them has ended.
+//! Monitors the tasks and threads of the control plane that must run as long as the gateway.
 //!
-//! A task that panics takes nothing else with it: without health checks, say, the last results would stay in force for
-//! ever, and everything would say that the gateway is well. So the daemon's loop looks here every second, and ends the
-//! process if one has ended, as it does for a worker. Those of the dataplane report their failures themselves.
+//! A task that panics affects nothing else: without health checks, for example, the last results would stay
+//! in use forever, and every health check would still pass. So the daemon's loop checks here every second,
+//! and exits the process if one has ended, like for a worker. The dataplane's threads report their failures
+//! themselves.
 //!
-//! Nothing here ends or starts a task. At shutdown nobody looks any more.
+//! Nothing here ends or starts a task. Monitoring stops at shutdown.
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -15,7 +16,7 @@ pub(super) struct Vital(Vec<One>);
 
 /// One task or thread.
 struct One {
-    /// What it does, for people.
+    /// Its purpose, for people.
     what: &'static str,
     has_ended: Box<dyn Fn() -> bool + Send>,
 }
@@ -26,7 +27,7 @@ impl Vital {
         self.add(what, move || task.is_finished());
     }
 
-    /// Adds a task or thread that owns the sender of this channel, and ends with it.
+    /// Adds a task or thread that owns the sender of this channel, which closes when it ends.
     pub(super) fn sender<T: Send + Sync + 'static>(
         &mut self,
         what: &'static str,
@@ -35,12 +36,12 @@ impl Vital {
         self.add(what, move || receiver.has_changed().is_err());
     }
 
-    /// Adds a task or thread that can be asked.
+    /// Adds a task or thread whose state can be queried.
     pub(super) fn add(&mut self, what: &'static str, has_ended: impl Fn() -> bool + Send + 'static) {
         self.0.push(One { what, has_ended: Box::new(has_ended) });
     }
 
-    /// What one of them did that has ended, if any has.
+    /// The purpose of the first one that has ended, if any.
     pub(super) fn ended(&self) -> Option<&'static str> {
         self.0.iter().find(|one| (one.has_ended)()).map(|one| one.what)
     }
@@ -71,7 +72,7 @@ mod tests {
         assert_eq!(vital.ended(), Some("failing"));
         drop(end);
         waiting.await.expect("it returns");
-        assert_eq!(vital.ended(), Some("waiting"), "the first that was added is named");
+        assert_eq!(vital.ended(), Some("waiting"), "the one added first is reported");
     }
 
     #[test]
@@ -81,7 +82,7 @@ mod tests {
         vital.sender("sending", receiver);
         assert_eq!(vital.ended(), None);
         sender.send_replace(1);
-        assert_eq!(vital.ended(), None, "a value that nobody has read yet is no end");
+        assert_eq!(vital.ended(), None, "an unread value does not count as the end");
         let thread = std::thread::spawn(move || {
             sender.send_replace(2);
             panic!("on purpose");

@@ -1,8 +1,9 @@
-//! Shows in the views of Services what only the whole desired state tells: which backends no worker has, because the
-//! compiler of the snapshot left them out, and which backends of `dsr-dscp` cannot tell two VIPs apart.
+//! Adds to the views of Services what only the whole desired state shows: which backends no worker has
+//! because the compiler of the snapshot ignored them, and which backends of `dsr-dscp` cannot distinguish two
+//! VIPs.
 //!
-//! The reconcile step handles one Service at a time. Only the compiler knows whether the table of next hops has room.
-//! Without this step a backend that was left out would count as active.
+//! The reconcile step handles one Service at a time. Only the compiler knows whether the table of next hops
+//! has space. Without this step, an ignored backend would count as active.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,13 +16,13 @@ use tidegate_spec::{Problem, ServiceKey};
 
 /// The findings of the last outcome that had conflicts.
 struct Findings {
-    /// Those that reconcile made.
+    /// Those of reconcile.
     of_services: Arc<[Finding]>,
-    /// With those about conflicts.
+    /// Including those about conflicts.
     all: Arc<[Finding]>,
 }
 
-/// Adds to outcomes what only the whole desired state tells.
+/// Adds to outcomes what only the whole desired state shows.
 #[derive(Default)]
 pub(super) struct Completion {
     conflicts: DscpConflicts,
@@ -29,8 +30,8 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// The outcome with the state of the backends that were left out, and with the conflicts of `dsr-dscp`. The same one
-    /// if there are neither.
+    /// The outcome with the state of the ignored backends, and with the conflicts of `dsr-dscp`. Returns it
+    /// unchanged if there are neither.
     pub(super) fn complete(
         &mut self,
         outcome: Arc<Outcome>,
@@ -56,7 +57,7 @@ impl Completion {
         Arc::new(Outcome { services, findings, ..(*outcome).clone() })
     }
 
-    /// All findings, sorted. The same slice as long as nothing changes.
+    /// All findings, sorted. Returns the same slice as long as nothing changes.
     fn findings(&mut self, of_services: &Arc<[Finding]>, of_conflicts: Vec<Finding>) -> Arc<[Finding]> {
         if of_conflicts.is_empty() {
             return Arc::clone(of_services);
@@ -148,7 +149,7 @@ mod tests {
         );
         assert_eq!(port.refused, None, "the other backend serves");
         assert!(services[0].warnings[0].contains("10.0.0.2:80 is left out: the neighbour table is full"));
-        assert!(Arc::ptr_eq(&services[1], &other), "the other Service stays as it is");
+        assert!(Arc::ptr_eq(&services[1], &other), "the other Service is unchanged");
     }
 
     #[test]

@@ -1,19 +1,22 @@
-//! Ownership of VIPs by keepalived's VRRP: reads its notifications, and grants the VIPs of each group whose master this
-//! machine is.
+//! Ownership of VIPs by keepalived's VRRP: reads its notifications, and grants the VIPs of each group whose
+//! master is this machine.
 //!
-//! keepalived writes a line for each change of a group to a FIFO (`notify_fifo`): `INSTANCE "name" MASTER 100`, or `GROUP`
-//! in place of `INSTANCE`. It also runs `tidegate vrrp-check` at least once a second (`vrrp_script`). Each check that
-//! arrives extends what the gateway owns by the heartbeat timeout, from the time at which the command was started. So the
-//! gateway owns nothing without a keepalived that runs, nor after it was stopped itself; and keepalived gives its groups
-//! up when the gateway cannot forward, because the check then fails.
+//! keepalived writes a line for each change of a group to a FIFO (`notify_fifo`): `INSTANCE "name" MASTER
+//! 100`, or `GROUP` instead of `INSTANCE`. It also runs `tidegate vrrp-check` at least once a second
+//! (`vrrp_script`). Each check extends the gateway's ownership by the heartbeat timeout, counted from the
+//! time when the command was started. So the gateway owns nothing if keepalived is not running, or after the
+//! gateway itself was stopped; and keepalived releases its groups when the gateway cannot forward, because
+//! the check then fails.
 //!
-//! keepalived tells only changes. A gateway that has just started, or whose keepalived has reopened the FIFO, does not
-//! know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the states and tells them.
+//! keepalived reports only changes. A gateway that has just started, or whose keepalived has reopened the
+//! FIFO, does not know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the
+//! states and reports them.
 //!
-//! A gateway that was cut off does not take a group over before it has the flows of the others: while keepalived has no
-//! group of it as master or backup, its checks fail until then. One that keepalived counts as healthy stays so.
+//! A gateway that was cut off does not take over a group before it has the flows of its peers: while
+//! keepalived has none of its groups as master or backup, its checks fail until then. If keepalived already
+//! considers it healthy, checks keep passing.
 //!
-//! Invariant: lines that were written before a check began are applied before that check.
+//! Invariant: lines that were written before a check started are applied before that check.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -36,27 +39,29 @@ use super::vrrp_faults::{GroupState, Reported, faults};
 const UNKNOWN_MAX: Duration = Duration::from_secs(5);
 /// The longest line that is read; keepalived writes less than 300 bytes.
 const LINE_MAX: usize = 1024;
-/// How a line about a `vrrp_instance` begins.
+/// The start of a line about a `vrrp_instance`.
 const INSTANCE: &str = "INSTANCE ";
-/// The most instances of others that are remembered.
+/// How many instances of others are remembered.
 const STRANGERS_MAX: usize = 16;
-/// The pause before a FIFO that cannot be opened is tried again.
+/// The pause before retrying a FIFO that cannot be opened.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The groups, without I/O.
 #[derive(Debug)]
 struct Groups {
     states: BTreeMap<String, GroupState>,
-    /// Since when each group has its state.
+    /// Since when each group has been in its state.
     since: BTreeMap<String, BootTime>,
-    /// The `vrrp_instance`s that keepalived reports and that are no groups of ours; at most [`STRANGERS_MAX`].
+    /// The `vrrp_instance`s that keepalived reports and that are not in our configuration; at most
+    /// [`STRANGERS_MAX`].
     strangers: BTreeSet<String>,
     timeout: Duration,
-    /// The start of the newest check.
+    /// The start of the latest check.
     heard: BootTime,
-    /// Since when no state of a group was heard, if so.
+    /// Since when the state of every group has been unknown, if it is.
     unknown_since: Option<BootTime>,
-    /// When a check came after such a long silence that another gateway may have been the master meanwhile.
+    /// When a check arrived after such a long silence that another gateway may have been the master
+    /// meanwhile.
     paused: Option<BootTime>,
 }
 
@@ -76,10 +81,10 @@ impl Groups {
         }
     }
 
-    /// Applies a line of keepalived. Returns whether it changed a group of ours.
+    /// Applies a line of keepalived. Returns whether it changed one of our groups.
     fn line(&mut self, line: &str, now: BootTime) -> bool {
         let Some((name, state)) = parse(line) else {
-            tracing::debug!(line, "a line of keepalived is not understood");
+            tracing::debug!(line, "ignored a line of keepalived");
             return false;
         };
         let Some(known) = self.states.get_mut(name) else {
@@ -92,17 +97,13 @@ impl Groups {
         if *known == state {
             return false;
         }
-        tracing::info!(
-            group = name,
-            state = state.shown(),
-            "keepalived has changed the state of a VRRP group"
-        );
+        tracing::info!(group = name, state = state.shown(), "keepalived changed the state of a VRRP group");
         *known = state;
         self.since.insert(name.to_owned(), now);
         true
     }
 
-    /// No process has the FIFO open: keepalived has ended, or reopens it.
+    /// Records that no process has the FIFO open: keepalived has exited or is reopening it.
     fn closed(&mut self, now: BootTime) -> bool {
         self.unknown_since.get_or_insert(now);
         self.strangers.clear();
@@ -116,33 +117,34 @@ impl Groups {
         any
     }
 
-    /// Applies a check that keepalived began at `began`. Returns why it fails, if it does.
+    /// Applies a check that keepalived started at `began`. Returns why it fails, if it does.
     fn check(
         &mut self,
         (began, now): (BootTime, BootTime),
         not_ready: Option<String>,
         is_cut_off: bool,
     ) -> Option<String> {
-        // A later time would be an error of the caller, and an earlier one is a check that waited.
+        // A later time would be an error of the caller; an earlier one is a check that waited.
         let began = began.min(now);
         if self.heard > BootTime(0) && began > self.heard.plus(self.timeout) {
             self.paused = Some(began);
         }
         self.heard = self.heard.max(began);
-        // The first checks after a pause may run before the exchange with other gateways has noticed it.
+        // The first checks after a pause may run before flow sharing has noticed the pause.
         if !is_cut_off && self.paused.is_some_and(|at| began > at.plus(self.timeout)) {
             self.paused = None;
         }
         let is_unknown = self.unknown_since.is_some_and(|since| now < since.plus(UNKNOWN_MAX));
         let unknown = is_unknown.then(|| {
-            "keepalived has not yet told the state of any VRRP group; this check fails so that it does"
+            "keepalived has not reported the state of any VRRP group yet; this check fails so that it does"
                 .to_owned()
         });
         let is_healthy =
             self.states.values().any(|state| matches!(state, GroupState::Master | GroupState::Backup));
-        // After a pause, keepalived may be the master only because it did not hear the other one.
+        // After a pause, keepalived may be the master only because it did not receive the other's
+        // advertisements.
         let behind = (is_cut_off && (!is_healthy || self.paused.is_some()))
-            .then(|| "the gateway does not have the flows of other gateways yet".to_owned());
+            .then(|| "the gateway has not imported the flows of its peers yet".to_owned());
         not_ready.or(behind).or(unknown)
     }
 
@@ -181,7 +183,7 @@ struct Shared {
     ownership: Arc<Ownership>,
 }
 
-/// The open FIFO, and the begin of a line that is not complete yet.
+/// The open FIFO, and the start of an incomplete line.
 #[derive(Debug, Default)]
 struct Lines {
     fifo: Option<File>,
@@ -204,7 +206,7 @@ impl Vrrp {
         Ok(Self { shared, task })
     }
 
-    /// Applies a check of keepalived that began at `began`. Returns why it fails, if it does.
+    /// Applies a check that keepalived started at `began`. Returns why it fails, if it does.
     pub(super) fn check(
         &self,
         began: BootTime,
@@ -238,12 +240,12 @@ impl Vrrp {
         faults(&reported.collect::<Vec<_>>(), &groups.strangers, lines.is_closed, advertised)
     }
 
-    /// The task that follows keepalived, to see whether it has ended.
+    /// The task that follows keepalived, to check whether it has ended.
     pub(super) fn task(&self) -> AbortHandle {
         self.task.clone()
     }
 
-    /// Owns nothing from now on.
+    /// Releases all VIPs for good.
     pub(super) fn leave(&self) {
         self.task.abort();
         let mut guard = self.shared.lock();
@@ -273,10 +275,11 @@ impl Shared {
     }
 }
 
-/// Applies lines as they come. Checks read the same FIFO, so this task only wakes up for what they have not read.
+/// Applies lines as they arrive. Checks read the same FIFO, so this task only wakes up for what they have not
+/// read.
 async fn follow(shared: Arc<Shared>, path: std::path::PathBuf) {
     loop {
-        // Short, because a check may have replaced the FIFO.
+        // Polls often, because a check may have replaced the FIFO.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let now = shared.ownership.now().unwrap_or_default();
         let needs_open = {
@@ -284,7 +287,7 @@ async fn follow(shared: Arc<Shared>, path: std::path::PathBuf) {
             let (groups, lines) = &mut *guard;
             drain(groups, lines, now);
             shared.grant(groups);
-            // A keepalived that created the FIFO removes it when it ends.
+            // A keepalived that created the FIFO removes it on exit.
             lines.fifo.is_none() || lines.is_closed && !is_at(lines.fifo.as_ref(), &path)
         };
         if needs_open {
@@ -306,7 +309,7 @@ fn is_at(fifo: Option<&File>, path: &Path) -> bool {
     open.zip(there).is_some_and(|(open, there)| (open.st_dev, open.st_ino) == (there.st_dev, there.st_ino))
 }
 
-/// Applies all lines that are in the FIFO now.
+/// Applies all lines that are currently in the FIFO.
 fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
     let mut buffer = [0; 4096];
     loop {
@@ -315,9 +318,7 @@ fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
             // No process has it open for writing.
             Ok(0) => {
                 if groups.closed(now) {
-                    tracing::warn!(
-                        "keepalived has closed its FIFO: this gateway owns no VIP of a VRRP group"
-                    );
+                    tracing::warn!("keepalived closed its FIFO: this gateway owns no VIP of a VRRP group");
                 }
                 lines.begun.clear();
                 lines.is_closed = true;
@@ -350,7 +351,7 @@ fn apply(groups: &mut Groups, begun: &mut Vec<u8>, bytes: &[u8], now: BootTime) 
     }
 }
 
-/// Opens the FIFO for reading; creates it if there is nothing at the path.
+/// Opens the FIFO for reading, and creates it if there is nothing at the path.
 fn open(path: &Path) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_fifo() => {}
@@ -387,13 +388,13 @@ mod tests {
     }
 
     #[test]
-    fn the_master_of_a_group_owns_it_until_the_timeout_after_the_start_of_the_last_check() {
+    fn the_master_of_a_group_owns_it_until_the_timeout_after_a_check() {
         let mut groups = groups();
         assert!(
             groups.line("INSTANCE \"a\" MASTER 100", BootTime(SECOND))
                 && groups.line("GROUP \"b\" BACKUP 90", BootTime(SECOND))
         );
-        assert_eq!(until(&groups, "a"), 3 * SECOND, "no check was ever made, so the time is long over");
+        assert_eq!(until(&groups, "a"), 3 * SECOND, "there was no check, so the timeout is long over");
         assert_eq!(groups.check((BootTime(100 * SECOND), BootTime(101 * SECOND)), None, false), None);
         assert_eq!((until(&groups, "a"), until(&groups, "b")), (103 * SECOND, 0));
         // A check that waited while this process was stopped is as old as it is.
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_fail_until_a_state_is_known_but_not_for_ever() {
+    fn checks_fail_until_a_state_is_known_but_not_forever() {
         let mut groups = groups();
         let fails =
             |groups: &mut Groups, at| groups.check((BootTime(at), BootTime(at)), None, false).is_some();
@@ -419,14 +420,14 @@ mod tests {
         assert!(groups.closed(BootTime(5 * SECOND)), "keepalived is gone");
         assert_eq!(until(&groups, "a"), 0);
         assert!(fails(&mut groups, 6 * SECOND));
-        assert!(!fails(&mut groups, 11 * SECOND), "keepalived may have nothing to tell");
+        assert!(!fails(&mut groups, 11 * SECOND), "keepalived may have nothing to report");
         let why =
             groups.check((BootTime(12 * SECOND), BootTime(12 * SECOND)), Some("not ready".into()), false);
         assert_eq!(why.as_deref(), Some("not ready"));
     }
 
     #[test]
-    fn a_gateway_that_was_cut_off_takes_no_group_over_before_it_has_the_flows() {
+    fn a_gateway_that_was_cut_off_takes_over_a_group_after_importing_flows() {
         let mut groups = groups();
         let fails = |groups: &mut Groups, is_cut_off| {
             let at = BootTime(100 * SECOND);
@@ -441,22 +442,22 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_whose_machine_was_paused_gives_a_group_up_until_it_has_the_flows() {
+    fn a_paused_gateway_releases_a_group_until_it_has_imported_flows() {
         let mut groups = groups();
         let mut fails = |seconds, is_cut_off| {
             groups.line("INSTANCE \"a\" MASTER 100", BootTime(SECOND));
             let at = BootTime(seconds * SECOND);
             groups.check((at, at), None, is_cut_off).is_some()
         };
-        assert!(!fails(100, true), "it was the master all the time");
-        // keepalived was paused as well, and has not heard the other master.
+        assert!(!fails(100, true), "it was the master the whole time");
+        // keepalived was paused as well, and has not received the other master's advertisements.
         assert!(!fails(200, false) && fails(201, true), "the gateway notices the pause later");
         assert!(!fails(202, false), "it has the flows");
         assert!((203..300).all(|second| !fails(second, false)) && !fails(300, true), "the pause is over");
     }
 
     #[test]
-    fn lines_are_those_of_keepalived_and_others_change_nothing() {
+    fn lines_of_keepalived_are_parsed_and_others_change_nothing() {
         for (line, expected) in [
             ("INSTANCE \"a\" MASTER 100", Some(("a", GroupState::Master))),
             ("GROUP \"a b\" STOP 0", Some(("a b", GroupState::Fault))),
@@ -480,7 +481,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fifo_is_created_and_followed_and_its_end_is_seen() {
+    async fn a_fifo_is_created_and_followed_and_its_close_is_detected() {
         use std::io::Write;
         let directory = tempfile::tempdir().expect("a directory");
         let fifo = directory.path().join("run/vrrp.fifo");
@@ -498,7 +499,7 @@ mod tests {
         assert_eq!(check(), None, "the line was written before the check began");
         assert!(owns());
         drop(writer);
-        assert!(check().is_some_and(|why| why.contains("not yet told")));
+        assert!(check().is_some_and(|why| why.contains("has not reported")));
         assert!(!owns());
         let mut writer = std::fs::OpenOptions::new().write(true).open(&fifo).expect("somebody reads it");
         writeln!(writer, "INSTANCE \"a\" BACKUP 100\nINSTANCE \"a\" MASTER 100").expect("it is written");

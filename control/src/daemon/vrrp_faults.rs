@@ -1,18 +1,18 @@
 //! Finds VRRP groups that nobody owns, that two gateways own, or that keepalived does not know.
 //!
-//! Pure. keepalived reports only changes, and a keepalived that hears and sends nothing reports none. So what it reports is
-//! compared with the advertisements on the wire.
+//! Pure. keepalived reports only changes, and a keepalived that receives and sends nothing reports none. So
+//! its reports are compared with the advertisements on the wire.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tidegate_dataplane::punt::vrrp::Advertised;
 
-/// How long a group may be unknown: the checks fail for 5 s to make keepalived report, and it may be restarting.
+/// How long a group may be unknown: checks fail for 5 s to make keepalived report, and it may be restarting.
 const UNKNOWN_MAX: Duration = Duration::from_secs(15);
-/// How long a backup may hear nothing. Version 3 allows 40 s between two advertisements.
+/// How long a backup may receive nothing. Version 3 allows 40 s between two advertisements.
 const SILENT_MAX: Duration = Duration::from_secs(45);
-/// How long two stations may send for the same virtual router.
+/// How long two stations may advertise the same virtual router.
 const CONTESTED_MAX: Duration = Duration::from_secs(10);
 
 /// The state of a group, as keepalived names it.
@@ -36,17 +36,17 @@ impl GroupState {
     }
 }
 
-/// A group as keepalived reports it.
+/// A group, as reported by keepalived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reported {
     pub(super) group: String,
     pub(super) state: GroupState,
-    /// For how long it has this state.
+    /// How long it has been in this state.
     pub(super) age: Duration,
 }
 
-/// What is wrong, as text for display. `strangers`: the `vrrp_instance`s that keepalived reports and that are no groups of
-/// ours. `is_closed`: whether no process has the FIFO open.
+/// What is wrong, as text for display. `strangers`: the `vrrp_instance`s that keepalived reports and that are
+/// not in our configuration. `is_closed`: whether no process has the FIFO open.
 pub(super) fn faults(
     groups: &[Reported],
     strangers: &BTreeSet<String>,
@@ -60,7 +60,7 @@ pub(super) fn faults(
                 let names: Vec<&str> = strangers.iter().map(String::as_str).collect();
                 let names = names.join(", ");
                 format!(
-                    "keepalived does not report it, and reports vrrp_instance {names}, which is not in \
+                    "keepalived does not report it, but reports vrrp_instance {names}, which is not in \
                      announce.l2.vrrp.groups"
                 )
             }
@@ -87,7 +87,7 @@ pub(super) fn faults(
     let two_owners = contested.map(|(router, from)| {
         format!(
             "layer 2: VRRP: {from} also sends advertisements for virtual router {router}: two gateways answer for the same \
-             VIPs; the two do not hear or accept each other's advertisements"
+             VIPs because they do not receive or accept each other's advertisements"
         )
     });
     groups.iter().filter_map(of_group).chain(two_owners).collect()
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_is_a_fault_if_it_hears_no_advertisement() {
+    fn a_backup_is_a_fault_if_it_receives_no_advertisement() {
         let none = BTreeSet::new();
         let of = |age, advertised: &[Advertised]| {
             faults(&group(GroupState::Backup, age), &none, false, advertised)
@@ -136,7 +136,7 @@ mod tests {
             "vrrp_instance tidgate"
         ));
         let known = faults(&group(GroupState::Master, 0), &strangers, false, &advertised(1, None));
-        assert_eq!(known, [] as [String; 0], "it is of another use of keepalived");
+        assert_eq!(known, [] as [String; 0], "it belongs to another use of keepalived");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! The packets that operators watch: `tidegate trace` and `tidegate capture`.
+//! The packets that operators watch with `tidegate trace` and `tidegate capture`.
 //!
-//! A client begins a watch, requests its packets again and again, and ends it. The workers copy the packets that match
-//! ([`tidegate_dataplane::worker::watch`]). This file converts names to ids and back.
+//! A client starts a watch, fetches its packets repeatedly, and ends it. The workers copy the packets that
+//! match ([`tidegate_dataplane::worker::watch`]). This file converts names to ids and back.
 //!
-//! Invariant: a watch whose client has gone ends by itself after [`IDLE_MAX`].
+//! Invariant: a watch whose client is gone ends after [`IDLE_MAX`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,15 +28,15 @@ use tokio::time::Instant;
 
 use super::flows::{backend_ids, service_ids};
 
-/// Bytes of packets that a watch holds at each worker.
+/// Bytes of packets that a watch buffers per worker.
 const MEMORY: usize = 4 << 20;
-/// The most packets that a watch holds at each worker.
+/// The maximum number of packets that a watch buffers per worker.
 const RECORDS_MAX: usize = 4_096;
 /// Packets of each worker in one answer.
 const ANSWER_MAX: usize = 512;
 /// How long a request waits for a packet.
 const WAIT: Duration = Duration::from_secs(1);
-/// How often a waiting request looks for packets.
+/// How often a waiting request checks for packets.
 const POLL: Duration = Duration::from_millis(10);
 /// A watch ends if its packets are not requested for this time.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -60,10 +60,10 @@ struct One {
 }
 
 impl Watches {
-    /// Begins a watch.
+    /// Starts a watch.
     ///
     /// # Errors
-    /// A name is not known, there are too many watches, or a worker does not take it.
+    /// A name is not known, there are too many watches, or a worker does not accept it.
     pub(super) fn begin(
         self: &Arc<Self>,
         dataplane: &Dataplane,
@@ -77,7 +77,7 @@ impl Watches {
         active.forget_idle();
         if active.by_id.len() >= WATCHES_MAX {
             return Err(AdminError::Unavailable(format!(
-                "{WATCHES_MAX} traces and captures run already; accepted: one more when one of them has ended"
+                "{WATCHES_MAX} traces and captures are already running; accepted: another one when one of them has ended"
             )));
         }
         let watch = dataplane.watch(&filter, records, snap).map_err(|worker| {
@@ -180,12 +180,12 @@ fn filter(snapshot: &Snapshot, interfaces: &[String], query: &WatchQuery) -> Res
     })
 }
 
-/// The reasons of this name.
-fn reasons(name: &str) -> Result<Arc<[VerdictReason]>, AdminError> {
-    let transmit = TransmitReason::ALL.iter().map(|&why| (why.as_str(), VerdictReason::Transmit(why)));
-    let punt = PuntReason::ALL.iter().map(|&why| (why.as_str(), VerdictReason::Punt(why)));
-    let drop = DropReason::all().map(|why| (why.as_str(), VerdictReason::Drop(why)));
-    let found: Arc<[VerdictReason]> =
+/// The reasons with this name.
+fn reasons(name: &str) -> Result<Arc<[Why]>, AdminError> {
+    let transmit = TransmitReason::ALL.iter().map(|&why| (why.as_str(), Why::Transmit(why)));
+    let punt = PuntReason::ALL.iter().map(|&why| (why.as_str(), Why::Punt(why)));
+    let drop = DropReason::all().map(|why| (why.as_str(), Why::Drop(why)));
+    let found: Arc<[Why]> =
         transmit.chain(punt).chain(drop).filter(|(one, _)| *one == name).map(|(_, why)| why).collect();
     if found.is_empty() {
         return Err(AdminError::BadRequest(format!(

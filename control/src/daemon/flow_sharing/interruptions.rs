@@ -1,20 +1,22 @@
-//! Times in which this gateway may have missed messages of the others: pauses of the process, and times without any session.
+//! Times when this gateway may have missed messages of its peers: pauses of the process, and times without
+//! any session.
 
 use std::time::Duration;
 
 use tidegate_sharing::Hub;
 
-/// If a turn is later than this, the process or its machine was paused: peers may have given it up, and datagrams are lost.
+/// If a loop iteration is later than this, the process or its machine was paused: peers may have ended their
+/// sessions, and datagrams are lost.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The interruptions since the state was last shown. Times are since the start of the thread.
+/// The interruptions since the state was last shown. Times are relative to the start of the thread.
 #[derive(Debug, Default)]
 pub(super) struct Interruptions {
-    /// When the last turn was.
+    /// When the last loop iteration was.
     turned: Duration,
     /// When the process last continued after a pause.
     pub(super) resumed: Duration,
-    /// Whether there was a session with any peer in the last turn.
+    /// Whether there was a session with any peer in the last loop iteration.
     was_up: bool,
     /// Whether the gateway may have missed messages since the state was last shown.
     pub(super) was_interrupted: bool,
@@ -23,8 +25,8 @@ pub(super) struct Interruptions {
 }
 
 impl Interruptions {
-    /// Notices a pause of the process, and the loss of the last session. Sessions that peers have ended during a pause end
-    /// before anything is received.
+    /// Detects a pause of the process, and the loss of the last session. Sessions that peers ended during a
+    /// pause are ended here before anything is received.
     pub(super) fn notice(&mut self, hub: &mut Hub, now: Duration) {
         let paused = now.saturating_sub(std::mem::replace(&mut self.turned, now));
         hub.end_silent(now);

@@ -1,11 +1,12 @@
-//! The thread that exchanges messages with other gateways: a UDP socket of the host, the protocol ([`Hub`]), the queues of the
-//! workers for messages about flows, and the controller for changes of backends that this gateway has not seen.
+//! The thread that shares flows with other gateways. It connects a UDP socket of the host, the protocol
+//! ([`Hub`]), the workers' queues of messages about flows, and the controller, which imports changes of
+//! backends that this gateway has not seen.
 //!
-//! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
-//! thread waits for datagrams at most [`TURN`] at a time, and then serves both sides.
+//! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the
+//! host. The thread waits for datagrams for at most [`ITERATION`], and then serves both sides.
 //!
-//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as without sharing,
-//! and the status says so.
+//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as
+//! without sharing, and the status reports it.
 
 mod interruptions;
 mod received_changes;
@@ -43,30 +44,30 @@ use super::found_peers::FoundPeers;
 use super::moved_seats::MovedSeats;
 use super::snat_exchange::{SnatExchange, SnatLinks};
 
-/// The longest wait for a datagram: messages of workers wait at most this long.
+/// The longest wait for a datagram, and so the longest delay of messages from workers.
 const TURN: Duration = Duration::from_millis(5);
-/// Datagrams that are received in one turn.
+/// How many datagrams are received per loop iteration.
 const DATAGRAMS_PER_TURN: usize = 512;
-/// Messages of each worker that are taken in one turn.
+/// How many messages of each worker are sent per loop iteration.
 const MESSAGES_PER_TURN: usize = 4_096;
 /// How often the state is shown and changes of peers are logged.
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
 
-/// The running exchange. It ends when this is dropped.
+/// The running thread. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct FlowExchange {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     shown: Arc<Mutex<Shown>>,
-    /// The thread owns its sender.
+    /// The thread owns the sender.
     lives: watch::Receiver<()>,
 }
 
 impl FlowExchange {
-    /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` tells whether the
-    /// workers have the Services: until then, messages of peers wait. `seats` are the controller's, and `apply` gives
-    /// it those of others. `found` will have the gateways of the cluster, if peers are found there. `snat` are the connections
-    /// to what moves SNAT addresses.
+    /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` returns
+    /// whether the workers have the Services: until then, messages of peers wait. `seats` are the
+    /// controller's changes, and `apply` passes it those of peers. `found` will contain the gateways of the
+    /// cluster if peers are discovered. `snat` are the connections to whatever moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
@@ -81,7 +82,7 @@ impl FlowExchange {
             FlowSharing::InFlux => ("in-flux", SharedFlows::InFlux),
             FlowSharing::Nat => ("nat", SharedFlows::Nat),
         };
-        let keys = keys(settings).context("flowSharing.key: there is none")?;
+        let keys = keys(settings).context("flowSharing.key is missing")?;
         let (listen, finds_peers) = (config.flow_sharing_socket(), config.finds_flow_peers());
         let socket = FlowSocket::open(listen)
             .with_context(|| format!("flowSharing.listen: cannot listen on {listen}"))?;
@@ -128,7 +129,7 @@ impl FlowExchange {
             })
             .context("cannot start the thread that shares flows")?;
         if finds_peers {
-            tracing::info!(mode, %listen, "sharing flows with the gateways that have a GatewayStatus");
+            tracing::info!(mode, %listen, "sharing flows with discovered gateways");
         } else {
             tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways");
         }
@@ -140,7 +141,7 @@ impl FlowExchange {
         self.lives.clone()
     }
 
-    /// What is shown of it.
+    /// Its state for display.
     pub(super) fn shown(&self) -> Arc<Mutex<Shown>> {
         Arc::clone(&self.shown)
     }
@@ -150,7 +151,7 @@ impl Drop for FlowExchange {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It ends within a turn. A panic there has been reported.
+            // It ends within one iteration. A panic there has been reported.
             let _ = thread.join();
         }
     }
@@ -162,16 +163,16 @@ pub(super) fn keys(config: &FlowSharingConfig) -> Option<Keys> {
     Some(Keys { own: config.key.as_ref().map(key)?, accepted: config.accept_key.as_ref().map(key) })
 }
 
-/// Whether the workers can take messages of peers.
+/// Whether the workers can import messages of peers.
 struct Ability {
     /// Whether the workers have the Services.
     is_able: Box<dyn Fn() -> bool + Send>,
-    /// Whether they had them once: they keep them from then on.
+    /// Whether they have had them before: they keep them from then on.
     was_able: bool,
 }
 
 impl Ability {
-    /// Whether the workers have the Services now for the first time.
+    /// Whether the workers have the Services for the first time.
     fn begins(&mut self) -> bool {
         let begins = !self.was_able && (self.is_able)();
         self.was_able |= begins;
@@ -184,21 +185,21 @@ struct Exchange {
     ability: Ability,
     catch_up: CatchUp,
     interruptions: Interruptions,
-    /// The gateways of the cluster, if peers are found there.
+    /// The gateways of the cluster, if peers are discovered.
     found: Option<FoundPeers>,
-    /// Changes of backends that peers are told.
+    /// Changes of backends to send to peers.
     seats: Arc<MovedSeats>,
     received: ReceivedChanges,
     /// The keys of the configuration.
     keys: watch::Receiver<Option<Keys>>,
-    /// Who has which SNAT addresses, if NAT flows are shared.
+    /// Which gateway owns which SNAT addresses, if NAT flows are shared.
     snat: Option<SnatExchange>,
     socket: FlowSocket,
     hub: Hub,
     sharing: Arc<Sharing>,
     shown: Arc<Mutex<Shown>>,
     started: Instant,
-    /// Messages that workers had lost in the last turn.
+    /// Messages that workers had lost at the last iteration.
     lost: u64,
     trouble: Option<String>,
 }
@@ -217,7 +218,7 @@ impl Exchange {
         }
     }
 
-    /// Serves the socket and the workers once. Returns whether there is more to do at once.
+    /// Serves the socket and the workers once. Returns whether there is more work right now.
     fn turn(&mut self, wait: Duration) -> bool {
         self.socket.wait(wait);
         let mut trouble = None;
@@ -240,21 +241,21 @@ impl Exchange {
             hub.was_told_too_little();
         }
         if self.ability.begins() {
-            // It shows which SNAT addresses the restored flows use.
+            // It tells peers which SNAT addresses the restored flows use.
             hub.was_told_too_little();
         }
         if self.ability.was_able {
             let (sharing, received) = (&self.sharing, &mut self.received);
             let has_caught_up = self.catch_up.was_over();
             hub.pass_on(|message| match message {
-                // The flows of backends that have left follow these.
-                Message::Flow(news) => !received.is_under_way() && sharing.import(news),
-                // This gateway has already sent flows by what it knew, and stays with that.
-                Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
+                // Flows of removed backends follow these changes.
+                Message::Flow(news) => !received.is_under_way() && sharing.learn(news),
+                // This gateway has already sent flows based on what it knew, and keeps to that.
+                Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
-                // The hub has used it.
+                // The hub has processed it.
                 Message::Walk(_) => true,
-                // The hub keeps it.
+                // The hub stores it.
                 Message::Snat(_) => true,
             });
             received.pass_on();
@@ -268,7 +269,7 @@ impl Exchange {
         is_full || is_more
     }
 
-    /// Receives the datagrams that wait, up to a limit. Returns whether there may be more.
+    /// Receives waiting datagrams, up to a limit. Returns whether there may be more.
     fn receive(&mut self, trouble: &mut Option<String>) -> bool {
         let (socket, hub, started) = (&self.socket, &mut self.hub, self.started);
         socket.receive(DATAGRAMS_PER_TURN, trouble, |from, datagram, trouble| {
@@ -276,7 +277,7 @@ impl Exchange {
         })
     }
 
-    /// Shows the state, and logs peers that have changed.
+    /// Publishes the state for display, and logs peers that have changed.
     fn show(&mut self) {
         let now = self.started.elapsed();
         let keys = self.use_inputs();
@@ -300,7 +301,7 @@ impl Exchange {
         log_changes(&shown.peers, &peers, &absent);
         let trouble = self.trouble.take();
         if let Some(trouble) = trouble.as_ref().filter(|_| shown.trouble.is_none()) {
-            tracing::warn!(error = trouble, "cannot exchange flows with other gateways");
+            tracing::warn!(error = trouble, "cannot share flows with other gateways");
         }
         *shown = Shown {
             peers,
@@ -318,7 +319,8 @@ impl Exchange {
         };
     }
 
-    /// Gives the hub the newest keys, changes of backends and gateways of the cluster. Returns what is shown of the keys.
+    /// Gives the hub the latest keys, changes of backends, and gateways of the cluster. Returns the
+    /// fingerprints of the keys.
     fn use_inputs(&mut self) -> Fingerprints {
         let keys = self.keys.borrow_and_update().clone();
         let fingerprints = keys.as_ref().map(Fingerprints::of).unwrap_or_default();
@@ -335,7 +337,7 @@ impl Exchange {
         fingerprints
     }
 
-    /// What is known of the other gateways.
+    /// What is known about the other gateways.
     fn known(&self) -> Known {
         match &self.found {
             Some(found) => {
@@ -352,7 +354,7 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// Whether the gateway has not got the flows of the peers that should answer.
+    /// Whether the gateway still lacks flows of the peers that should answer.
     fn catches_up(
         &mut self,
         expected: Option<&Vec<PeerStatus>>,
@@ -376,7 +378,7 @@ impl Exchange {
         match step {
             Step::Seeks => {
                 self.hub.seek(now);
-                // After the start, peers send everything by themselves, and are asked later.
+                // After the start, peers send everything on their own, and are queried later.
                 if self.catch_up.was_over() {
                     self.hub.ask(Walk::Check);
                 }
@@ -389,7 +391,7 @@ impl Exchange {
     }
 }
 
-/// What is known of the other gateways.
+/// What is known about the other gateways.
 struct Known {
     /// Whether all of them are known.
     is_complete: bool,
@@ -409,17 +411,17 @@ fn log_changes(before: &[PeerStatus], peers: &[PeerStatus], absent: &BTreeSet<So
         let (address, name) = (peer.address, peer.name.as_deref().unwrap_or("unknown"));
         match peer.state {
             PeerState::Up | PeerState::Itself => {
-                tracing::info!(peer = %address, name, state = peer.state.as_str(), "peer changed its state");
+                tracing::info!(peer = %address, name, state = peer.state.as_str(), "peer changed state");
             }
             PeerState::Connecting if absent.contains(&peer.address) => {
-                tracing::info!(peer = %address, name, "peer has stopped, or has no heartbeat");
+                tracing::info!(peer = %address, name, "peer has stopped or sends no heartbeat");
             }
             _ => tracing::warn!(
                 peer = %address,
                 name,
                 state = peer.state.as_str(),
                 rejected = peer.last_rejection.map_or("nothing", Rejection::as_str),
-                "peer changed its state: connections may break if it takes over"
+                "peer changed state: connections may break if it takes over"
             ),
         }
     }

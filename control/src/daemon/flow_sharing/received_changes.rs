@@ -1,6 +1,6 @@
-//! Changes of backends that other gateways have sent, on their way to the controller.
+//! Queues changes of backends from other gateways for the controller.
 //!
-//! Invariant: nothing here waits, and at most as many changes wait as one gateway may send.
+//! Invariant: nothing here blocks, and the queue is limited to what one gateway may send.
 
 use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
 use tidegate_spec::{BackendChange, ServiceKey};
@@ -8,15 +8,15 @@ use tokio::sync::oneshot;
 
 use crate::daemon::moved_seats::Moved;
 
-/// Sends changes of backends to the controller, and where to answer when the workers have them. Returns them if the queue of
-/// the controller is full.
+/// Sends changes of backends to the controller, with a channel that confirms when the workers have applied
+/// them. Returns the changes if the controller's queue is full.
 pub(in crate::daemon) type ApplyChanges = Box<dyn Fn(Moved, oneshot::Sender<()>) -> Option<Moved> + Send>;
 
-/// The changes that peers have sent and that the workers do not have yet.
+/// The changes that peers have sent and that the workers have not applied yet.
 pub(super) struct ReceivedChanges {
     apply: ApplyChanges,
     waiting: Moved,
-    /// Answers when the workers have what the controller got last.
+    /// Confirms when the workers have applied the changes last sent to the controller.
     applied: Option<oneshot::Receiver<()>>,
 }
 
@@ -25,7 +25,7 @@ impl ReceivedChanges {
         Self { apply, waiting: Vec::new(), applied: None }
     }
 
-    /// Keeps a change for the controller. Returns false if too many wait.
+    /// Queues a change for the controller. Returns false if the queue is full.
     pub(super) fn add(&mut self, service: ServiceKey, change: BackendChange) -> bool {
         let has_room = self.waiting.len() < SEATS_MAX + LEFT_MAX;
         if has_room {
@@ -34,7 +34,7 @@ impl ReceivedChanges {
         has_room
     }
 
-    /// Sends the changes to the controller, if it has applied those that it got before.
+    /// Sends the queued changes to the controller, unless it is still applying previous ones.
     pub(super) fn pass_on(&mut self) {
         if let Some(applied) = &mut self.applied {
             if matches!(applied.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
@@ -48,12 +48,12 @@ impl ReceivedChanges {
         let (answer, applied) = oneshot::channel();
         match (self.apply)(std::mem::take(&mut self.waiting), answer) {
             None => self.applied = Some(applied),
-            // It is tried again in the next loop iteration.
+            // Retried in the next loop iteration.
             Some(refused) => self.waiting = refused,
         }
     }
 
-    /// Whether the workers lack some of the changes.
+    /// Whether the workers have not applied all changes yet.
     pub(super) fn is_under_way(&self) -> bool {
         self.applied.is_some() || !self.waiting.is_empty()
     }

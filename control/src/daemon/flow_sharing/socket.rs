@@ -1,6 +1,7 @@
-//! The UDP socket of the host at which gateways exchange datagrams.
+//! The UDP socket of the host for the datagrams between gateways.
 //!
-//! Invariant: nothing waits for room at the socket. A datagram that it does not take is sent again, like one that is lost.
+//! Invariant: nothing blocks on a full socket buffer. A datagram that does not fit is resent later, like a
+//! lost one.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_sharing::limits::DATAGRAM_MAX;
 
-/// Bytes that may wait at the socket in each direction.
+/// The size of the socket buffer in each direction, in bytes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
 /// The open socket.
@@ -27,12 +28,12 @@ impl FlowSocket {
     /// Waits for a datagram, less than a second.
     pub(super) fn wait(&self, wait: Duration) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
-        // A signal or an error of the wait only makes the turn shorter.
+        // A signal or an error only makes the iteration shorter.
         let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
     }
 
-    /// Receives the datagrams that wait, at most `max`. Returns whether there may be more. `trouble` gets why it fails, if it
-    /// does.
+    /// Receives waiting datagrams, at most `max`. Returns whether there may be more. An error is written to
+    /// `trouble`.
     pub(super) fn receive(
         &self,
         max: usize,
@@ -47,7 +48,7 @@ impl FlowSocket {
                     receive(from, &mut buffer[..length], trouble);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-                // An ICMP error about an earlier datagram: the peer's program does not run.
+                // An ICMP error about an earlier datagram: the peer's process is not running.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
                 Err(error) => {
                     *trouble = Some(format!("cannot receive: {error}"));
@@ -58,14 +59,14 @@ impl FlowSocket {
         true
     }
 
-    /// Sends a datagram. `trouble` gets why it fails, if it does.
+    /// Sends a datagram. An error is written to `trouble`.
     pub(super) fn send(&self, to: SocketAddr, datagram: &[u8], trouble: &mut Option<String>) {
         let to = match to.ip() {
             IpAddr::V4(ip) if self.is_v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
             _ => to,
         };
         match self.socket.send_to(datagram, to) {
-            // A datagram that the full socket does not take is sent again, like one that is lost.
+            // The socket buffer is full: the datagram is resent later, like a lost one.
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
             Err(error) => *trouble = Some(format!("cannot send to {to}: {error}")),
@@ -73,7 +74,7 @@ impl FlowSocket {
     }
 }
 
-/// Whether an address is one of this host: the kernel lets a socket have it.
+/// Whether an address belongs to this host, so that the kernel allows binding it.
 pub(super) fn is_own(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }

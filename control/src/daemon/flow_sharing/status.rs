@@ -1,4 +1,4 @@
-//! What is shown of the exchange with other gateways: in `tidegate status`, as faults, and in metrics.
+//! The state of flow sharing for `tidegate status`, faults and metrics.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use tidegate_sharing::{HubCounts, Keys, PeerState, PeerStatus, Rejection, Shared
 
 use crate::telemetry::FlowSharingSample;
 
-/// What is shown of the exchange.
+/// The state of flow sharing for display.
 #[derive(Debug, Clone)]
 pub(crate) struct Shown {
     /// `flowSharing.mode`.
@@ -18,23 +18,23 @@ pub(crate) struct Shown {
     pub(crate) keys: Fingerprints,
     /// All peers.
     pub(crate) peers: Vec<PeerStatus>,
-    /// Whether the peers are found by their `GatewayStatus`.
+    /// Whether peers are discovered by their `GatewayStatus`.
     pub(crate) finds_peers: bool,
-    /// The found peers that need not answer: they have stopped, or have no heartbeat.
+    /// The discovered peers that need not answer: they have stopped, or send no heartbeat.
     pub(crate) absent: BTreeSet<SocketAddr>,
     /// Why other gateways cannot be peers, as text for display.
     pub(crate) faults: Vec<String>,
-    /// What the protocol has counted.
+    /// The counters of the protocol.
     pub(crate) counts: HubCounts,
-    /// Messages that workers could not hand over.
+    /// Messages that workers could not queue.
     pub(crate) lost_at_workers: u64,
-    /// What became of the messages of other gateways, by [`ImportOutcome`].
-    pub(crate) outcomes: [u64; ImportOutcome::COUNT],
+    /// What happened to the messages of other gateways, by [`Learned`].
+    pub(crate) outcomes: [u64; Learned::COUNT],
     /// Why datagrams cannot be sent or received, if so.
     pub(crate) trouble: Option<String>,
-    /// Whether it lacks flows of its peers.
+    /// Whether this gateway lacks flows of its peers.
     pub(crate) gap: Gap,
-    /// SNAT addresses of other gateways that flows use here although no reply to them arrives.
+    /// SNAT addresses of other gateways that flows use here although no replies to them arrive.
     pub(crate) without_replies: Vec<IpAddr>,
 }
 
@@ -56,12 +56,13 @@ impl Fingerprints {
 /// Whether the gateway lacks flows of its peers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gap {
-    /// Whether the gateway has started or was interrupted, and has not got the flows of its peers yet.
+    /// Whether the gateway has started or was interrupted, and has not yet received the flows of its peers.
     pub(crate) catches_up: bool,
-    /// Whether it has not forwarded since the state was last shown, so that it must catch up again.
+    /// Whether it did not forward for some time since the state was last shown, so that it must catch up
+    /// again.
     pub(in crate::daemon) was_interrupted: bool,
-    /// Whether it catches up because it has started, did not forward or was paused, so that other gateways may serve its
-    /// VIPs; not if it has only lost its peers.
+    /// Whether it is catching up because it started, did not forward or was paused, so that other gateways
+    /// may serve its VIPs. False if it has only lost its peers.
     pub(in crate::daemon) is_cut_off: bool,
 }
 
@@ -88,7 +89,7 @@ impl Shown {
         }
     }
 
-    /// The same for metrics.
+    /// The state for metrics.
     pub(crate) fn sample(&self) -> FlowSharingSample {
         let others = self.expected();
         let peer = |peer: &PeerStatus| {
@@ -115,12 +116,13 @@ impl Shown {
         self.peers.iter().filter(is_expected)
     }
 
-    /// Whether a peer need not answer, and does not.
+    /// Whether a peer does not answer and need not.
     pub(crate) fn is_absent(&self, peer: &PeerStatus) -> bool {
         peer.state == PeerState::Connecting && self.absent.contains(&peer.address)
     }
 
-    /// Why connections may break if another gateway takes over, as text for display; empty if there is no reason.
+    /// Why connections may break if another gateway takes over, as text for display; empty if there is no
+    /// reason.
     pub(crate) fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> =
             self.trouble.iter().map(|why| format!("flow sharing: {why}")).collect();
@@ -138,11 +140,11 @@ impl Shown {
             let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
             let why = match peer.state {
                 PeerState::Itself | PeerState::Up => continue,
-                PeerState::Behind => "more flows have changed than it takes".to_owned(),
+                PeerState::Behind => "it cannot keep up with the changes of flows".to_owned(),
                 PeerState::OtherVersion(oldest, newest) => {
                     let (own_oldest, own_newest) = VERSIONS;
                     format!(
-                        "it speaks versions {oldest} to {newest} of the protocol, this gateway {own_oldest} to {own_newest}"
+                        "it uses versions {oldest} to {newest} of the protocol, this gateway {own_oldest} to {own_newest}"
                     )
                 }
                 PeerState::Connecting => match peer.last_rejection {
@@ -154,8 +156,8 @@ impl Shown {
         }
         let unled = self.without_replies.iter().map(|address| {
             format!(
-                "flow sharing: connections that came from another gateway use its SNAT address {address}, and no reply to it \
-                 arrives here: announce it (announce.bgp), or route it to this gateway"
+                "flow sharing: connections taken over from another gateway use its SNAT address {address}, and no reply to \
+                 it arrives here: announce it (announce.bgp), or route it to this gateway"
             )
         });
         troubles.extend(unled);

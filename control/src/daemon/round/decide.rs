@@ -1,6 +1,7 @@
 //! The second phase of a round: computes the desired state from the inputs.
 //!
-//! Invariant: the addresses of Services are saved, if they are kept here, before the next phase lets anybody use one.
+//! Invariant: if the addresses of Services are stored here, they are saved before the next phase lets anybody
+//! use one.
 
 use std::sync::Arc;
 
@@ -21,12 +22,13 @@ pub(in crate::daemon) struct Decider {
     desired: Desired,
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
-    /// Whether a comparison has found a difference in the snapshot: the next one is compiled from scratch.
+    /// Whether a comparison has found a difference in the snapshot, so that the next one is compiled from
+    /// scratch.
     recompiles: bool,
     state: Arc<State>,
 }
 
-/// A desired state that no worker has yet.
+/// A desired state that no worker has received yet.
 #[must_use = "a desired state is published"]
 pub(in crate::daemon) struct Decided<'a> {
     pub(super) gathered: Gathered<'a>,
@@ -49,18 +51,19 @@ impl Decider {
         self.desired.earlier = Some(earlier);
     }
 
-    /// Loads the addresses that Services had in the last run, and saves later ones.
+    /// Loads the addresses that Services had in the last run, and saves changes from now on.
     pub(in crate::daemon) fn resume(&mut self, mut addresses: AddressFile) {
         self.desired.memory.allocations = addresses.load();
         self.addresses = Some(addresses);
     }
 
-    /// Changes when a comparison of incremental results has ended: [`Self::heal`] is to be called then.
+    /// Changes when a comparison of incremental results has ended; then call [`Self::heal`].
     pub(in crate::daemon) fn comparisons_end(&self) -> watch::Receiver<()> {
         self.desired.comparisons_end()
     }
 
-    /// Adds changes of backends that another gateway has seen and this one has not. The next round uses them.
+    /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
+    /// them.
     pub(in crate::daemon) fn learn_seats(&mut self, moved: &Moved) {
         self.desired.learn_seats(moved);
     }
@@ -68,7 +71,7 @@ impl Decider {
     /// When a round is due even without a change.
     pub(in crate::daemon) fn due(&self, config: &SelfCheckConfig, has_objects: bool) -> Option<Instant> {
         let save_at = self.addresses.as_ref().and_then(AddressFile::due);
-        // Before the first objects there is no round to compare.
+        // Before the first objects, there is no round to compare.
         let compare_at = if has_objects { self.desired.comparison_due(config) } else { None };
         [save_at, compare_at, self.desired.due()].into_iter().flatten().min()
     }
@@ -78,22 +81,23 @@ impl Decider {
         Given { allocations: &self.desired.memory.allocations, are_kept_here: self.addresses.is_some() }
     }
 
-    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
-    /// due now. Addresses and draining flows stay.
+    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that
+    /// round is due now. Addresses and draining flows are kept.
     pub(in crate::daemon) fn heal(&mut self) -> bool {
         let different = self.desired.heal();
         self.recompiles |= different.contains(&Layer::Snapshot);
         !different.is_empty()
     }
 
-    /// Shows what could not be saved.
+    /// Publishes for display what could not be saved.
     pub(in crate::daemon) fn show_unsaved(&self, inputs: &Gatherer) {
         let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
         let drained = inputs.drained.trouble().map(str::to_owned);
         self.state.leave_unsaved([addresses, drained, inputs.copies.trouble()]);
     }
 
-    /// Computes the desired state, which has this generation. Other gateways can ask for the changes of backends from now on.
+    /// Computes the desired state, which has this generation. From now on, other gateways can query the
+    /// changes of backends.
     pub(in crate::daemon) async fn decide<'a>(
         &mut self,
         gathered: Gathered<'a>,
@@ -111,7 +115,8 @@ impl Decider {
         );
         self.desired.leave_seats(&self.state.moved_seats);
         if let Some(addresses) = &mut self.addresses {
-            // Before anybody can use one of them: a restart gives them to the same Services.
+            // This must come before anybody can use one of them, so that a restart assigns them to the same
+            // Services.
             addresses.save(&self.desired.memory.allocations).await;
         }
         self.show_unsaved(inputs);
@@ -119,14 +124,14 @@ impl Decider {
         Decided { gathered, outcome, subject, comparisons, recompiles: std::mem::take(&mut self.recompiles) }
     }
 
-    /// Begins a comparison in the background.
+    /// Starts a comparison in the background.
     pub(in crate::daemon) fn compare(&mut self, subject: Subject) {
         self.desired.compare(subject);
     }
 }
 
 impl Decided<'_> {
-    /// Whether the snapshot is to be compiled from scratch.
+    /// Whether the snapshot must be compiled from scratch.
     pub(super) fn recompiles(&self) -> bool {
         self.recompiles
     }

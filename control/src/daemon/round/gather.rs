@@ -1,6 +1,7 @@
-//! The first phase of a round: collects everything that the round is computed from.
+//! The first phase of a round: collects the inputs.
 //!
-//! [`Gatherer`] keeps the newest of each input between rounds. [`Gathered`] borrows it, so no input changes during a round.
+//! [`Gatherer`] keeps the latest of each input between rounds. [`Gathered`] borrows it, so no input changes
+//! during a round.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,12 +20,12 @@ use crate::daemon::configuration::Configuration;
 use crate::daemon::drains::Drains;
 use crate::daemon::list_copies::ListCopies;
 
-/// The newest inputs.
+/// The latest inputs.
 pub(in crate::daemon) struct Gatherer {
     pub(in crate::daemon) configuration: Configuration,
     /// The copies of the lists of `protection`.
     pub(in crate::daemon) copies: Arc<ListCopies>,
-    /// The current state of the source; `None` before its first state.
+    /// The current state of the source; `None` until it is known.
     pub(in crate::daemon) manifests: Option<SourceUpdate>,
     /// The results of the health checks.
     pub(in crate::daemon) verdicts: Verdicts,
@@ -41,7 +42,7 @@ pub(in crate::daemon) struct Gatherer {
 /// The addresses that Services have before the round.
 pub(in crate::daemon) struct Given<'a> {
     pub(super) allocations: &'a Arc<Allocations>,
-    /// Whether a file of this gateway keeps them: then it decides on addresses.
+    /// Whether a file of this gateway stores them, in which case this gateway decides on addresses.
     pub(super) are_kept_here: bool,
 }
 
@@ -50,10 +51,10 @@ pub(in crate::daemon) struct Given<'a> {
 pub(in crate::daemon) struct Gathered<'a> {
     pub(super) inputs: &'a Gatherer,
     pub(super) manifests: &'a SourceUpdate,
-    /// Services that were refused in the last round and are not any more: they get their addresses again.
+    /// Services that were refused in the last round and are valid again: they get their addresses back.
     pub(super) mended: Vec<ObjectKey>,
     began: Instant,
-    /// When the first change was seen that the round is made for.
+    /// When the first change that led to this round was noticed.
     seen: std::time::Instant,
 }
 
@@ -76,8 +77,9 @@ impl Gatherer {
         }
     }
 
-    /// Collects the inputs of a round; `None` before the first objects. `seen` is when the first change of the round was
-    /// seen. Which gateway decides on addresses, and which are withheld, is set here.
+    /// Collects the inputs of a round; `None` before the first objects. `seen` is when the first change of
+    /// the round was noticed. This also sets which gateway decides on addresses, and which addresses are
+    /// withheld.
     pub(in crate::daemon) fn gather(
         &mut self,
         seen: Option<std::time::Instant>,
@@ -103,19 +105,19 @@ impl Gatherer {
 }
 
 impl Gathered<'_> {
-    /// The time since the round began.
+    /// The time since the round started.
     pub(super) fn took(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// The time since the first change was seen that the round is made for.
+    /// The time since the first change that led to this round was noticed.
     pub(super) fn since_change(&self) -> Duration {
         self.seen.elapsed()
     }
 }
 
-/// The addresses of Services that are refused because of an error in their manifest: no other Service gets them, so that
-/// the Service has them again when the error is mended.
+/// The addresses of Services that are refused because of an error in their manifest. No other Service may get
+/// them, so that the Service gets them back when the error is fixed.
 fn waiting(given: &Allocations, refused: &[RefusedObject]) -> BTreeSet<IpAddr> {
     let refused = refused.iter().filter(|refused| refused.kind == "Service");
     let holdings = refused.filter_map(|refused| {

@@ -1,6 +1,6 @@
-//! The third phase of a round: gives the desired state to the workers.
+//! The third phase of a round: publishes the desired state to the workers.
 //!
-//! Its result is the outcome with what only the compiler of the snapshot knows: which parts no worker has.
+//! Its result is the outcome, with which parts no worker has; only the compiler of the snapshot knows that.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::daemon::unprogrammed_backends::Completion;
 pub(in crate::daemon) struct Publication {
     publisher: Publisher,
     completion: Completion,
-    /// Who waits until the workers know which backends changed before this gateway started.
+    /// Requests to answer when the workers have applied the imported backend changes.
     seats_learnt: Vec<oneshot::Sender<()>>,
     state: Arc<State>,
 }
 
-/// What became of a desired state at the workers.
+/// The result of publishing a desired state.
 #[must_use = "what the workers have is reported"]
 pub(in crate::daemon) struct Published<'a> {
     pub(super) gathered: Gathered<'a>,
-    /// The desired state, with the backends that were left out.
+    /// The desired state, including which backends were ignored.
     pub(super) outcome: Arc<Outcome>,
-    /// Parts that the dataplane leaves out.
+    /// Parts that the dataplane ignores.
     pub(super) problems: Vec<Problem>,
-    /// Services whose newest state the workers have not applied yet.
+    /// Services whose latest state the workers have not applied yet.
     pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
     /// The subject of a comparison, if one is due.
     pub(super) subject: Option<Subject>,
@@ -55,17 +55,18 @@ impl Publication {
         self.publisher.next_generation()
     }
 
-    /// When [`Self::publish`] must be called although nothing changes.
+    /// When [`Self::publish`] must be called although nothing has changed.
     pub(in crate::daemon) fn due(&self) -> Option<Instant> {
         self.publisher.due()
     }
 
-    /// Answers when the workers know what the next round changes.
+    /// Sends the answer when the workers have applied the next round.
     pub(in crate::daemon) fn answer_after_next(&mut self, answer: oneshot::Sender<()>) {
         self.seats_learnt.push(answer);
     }
 
-    /// Publishes the desired state if it differs from the last one, and waits with a limit for the workers to apply it.
+    /// Publishes the desired state if it differs from the last one, and waits for the workers to apply it, up
+    /// to a limit.
     pub(in crate::daemon) async fn publish<'a>(&mut self, decided: Decided<'a>) -> Published<'a> {
         if decided.recompiles() {
             self.publisher.recompile();
@@ -73,7 +74,7 @@ impl Publication {
         let Decided { gathered, outcome, mut subject, comparisons, .. } = decided;
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         for answer in self.seats_learnt.drain(..) {
-            // Nobody waits if the exchange has ended.
+            // Nobody waits if flow sharing has ended.
             let _ = answer.send(());
         }
         let manifests = gathered.manifests;
@@ -88,7 +89,7 @@ impl Publication {
 }
 
 impl Published<'_> {
-    /// The version of the newest Services that all workers have applied.
+    /// The version of the latest Services that all workers have applied.
     pub(super) fn version_applied(&self) -> u64 {
         self.version_applied
     }

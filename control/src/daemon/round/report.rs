@@ -1,9 +1,10 @@
-//! The last phase of a round: passes what the workers have to everybody else.
+//! The last phase of a round: reports what the workers have to everything else.
 //!
-//! The health checks get their targets, the health-check node ports are opened, the log, the cluster writer, the owners on
-//! layer 2, the announcer and [`State`] get the round.
+//! The health checks get their targets and the health-check node ports are opened. The log, the cluster
+//! writer, the owners on layer 2, the announcer and [`State`] get the round.
 //!
-//! Invariant: this is only after the workers were given the snapshot, because informing others may take time.
+//! Invariant: this happens only after the snapshot was published to the workers, because reporting may take
+//! time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::daemon::round_log::RoundLog;
 use crate::daemon::self_check::Subject;
 use crate::daemon::state::State;
 
-/// Everybody who gets the rounds, except the cluster writer.
+/// Everything that gets the rounds, except the cluster writer.
 pub(in crate::daemon) struct Reporter {
     checker: Checker,
     pub(in crate::daemon) node_ports: NodePorts,
@@ -39,15 +40,15 @@ pub(in crate::daemon) struct Reporter {
     unable: Unable,
     log: RoundLog,
     announcer: Arc<Announcer>,
-    /// The socket at which other gateways find this one. It stays as it is until the next start.
+    /// The socket at which other gateways discover this one. It is fixed until the next start.
     flow_sharing: Option<SocketAddr>,
-    /// The revision of the manifests that the last round was made from.
+    /// The revision of the manifests of the last round.
     reconciled: u64,
     dataplane: Arc<Dataplane>,
     state: Arc<State>,
 }
 
-/// The parts of the gateway that a [`Reporter`] passes rounds to.
+/// The components to which a [`Reporter`] passes rounds.
 pub(in crate::daemon) struct Receivers {
     pub(in crate::daemon) checker: Checker,
     pub(in crate::daemon) node_ports: NodePorts,
@@ -75,22 +76,22 @@ impl Reporter {
         }
     }
 
-    /// When there is something to log although nothing changes.
+    /// When there is something to log although nothing has changed.
     pub(in crate::daemon) fn due(&self) -> Option<Instant> {
         self.log.due()
     }
 
-    /// The part of the configuration that announcements use has changed.
+    /// Applies a change of the configuration of announcements.
     pub(in crate::daemon) fn configure(&self, config: &GatewayConfig) {
         self.announcer.configure(announcements::setup(config));
     }
 
-    /// Owns no VIP on layer 2 from now on.
+    /// Releases all VIPs on layer 2 for good.
     pub(in crate::daemon) async fn leave_layer2(&self) {
         self.layer2.leave().await;
     }
 
-    /// Passes the round to everybody. Returns the subject of a comparison, if one is due: nothing waits for it.
+    /// Reports the round. Returns the subject of a comparison, if one is due: nothing waits for it.
     pub(in crate::daemon) fn report(
         &mut self,
         published: Published<'_>,
@@ -122,7 +123,7 @@ impl Reporter {
         subject
     }
 
-    /// What this gateway found, whatever the others do: health-check node ports that it cannot bind, and symptoms in its
+    /// The findings of this gateway alone: health-check node ports that it cannot bind, and symptoms in its
     /// traffic.
     fn own_findings(&self, objects: &Objects) -> Vec<Finding> {
         let failures = self.node_ports.failures();

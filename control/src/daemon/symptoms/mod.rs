@@ -1,11 +1,12 @@
-//! Notices misconfigurations of hosts and networks by what they do to traffic: nothing in the configuration shows them, and the
-//! gateway itself works.
+//! Detects misconfigurations of hosts and networks by their effect on traffic: nothing in the configuration
+//! shows them, and the gateway itself works.
 //!
-//! Every [`EVERY`] the [`observer`](super::observer) passes the dataplane's counters, which are compared with those of the last time,
-//! and what the resolver of neighbours has heard. What concerns Services becomes findings, which `status`, events, the log and
-//! metrics show like those of reconcile; what concerns the gateway as a whole becomes lines of `DEGRADED`.
+//! Every [`EVERY`], the [`observer`](super::observer) passes the dataplane's counters, which are compared
+//! with the previous ones, and the observations of the neighbour resolver. Symptoms of Services become
+//! findings, which `status`, events, the log and metrics show like those of reconcile; symptoms of the
+//! gateway as a whole become lines of `DEGRADED`.
 //!
-//! Invariant: texts contain no counts or times, so that a symptom that lasts is one finding and one log line.
+//! Invariant: texts contain no counts or times, so that a lasting symptom is one finding and one log line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,27 +22,28 @@ use tidegate_policy::reconcile::{Finding, Reason};
 use tidegate_spec::{ForwardingMode, Protocol, ServiceKey};
 use tokio::time::Instant;
 
-/// The pause between two looks.
+/// The time between two checks.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
-/// So many requests without a reply, over at least two looks, are a symptom. A client sends a SYN four times in 8 s.
+/// This many requests without a reply, over at least two checks, are a symptom. A client sends a SYN four
+/// times in 8 s.
 const UNANSWERED_MIN: u64 = 3;
-/// After this time without requests, nothing is known any more.
+/// After this time without requests, the history is dropped.
 const FORGET: Duration = Duration::from_secs(300);
-/// So many packets with a partial checksum in a sample are a symptom, if they are more than chance: one valid packet in 65,536
-/// looks like one.
+/// This many packets with a partial checksum in a sample are a symptom, if they are more than chance: one
+/// valid packet in 65,536 looks like one.
 const PARTIAL_MIN: u64 = 3;
 const PARTIAL_PER: u64 = 1_000;
 
-/// What was noticed.
+/// The detected symptoms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Symptoms {
     /// Findings about Services, sorted.
     pub(super) findings: Vec<Finding>,
-    /// What concerns the gateway as a whole, as text for display, sorted.
+    /// Symptoms of the gateway as a whole, as text for display, sorted.
     pub(super) of_gateway: Vec<String>,
 }
 
-/// What the gateway shows at one time.
+/// The current state of the gateway.
 pub(super) struct Seen<'a> {
     pub(super) services: &'a [ServiceStats],
     pub(super) interfaces: &'a [InterfaceStats],
@@ -49,32 +51,32 @@ pub(super) struct Seen<'a> {
     pub(super) faults: &'a [NeighborFault],
     pub(super) views: &'a [Arc<ServiceView>],
     pub(super) snat: [Vec<IpAddr>; 2],
-    /// Whether replies of `nat` may pass through another gateway, which has the flows.
+    /// Whether replies of `nat` may go through another gateway that has the flows.
     pub(super) has_peers: bool,
 }
 
-/// The counters of the last look, and what grew since.
+/// The counters of the last check, and their growth.
 #[derive(Default)]
 pub(super) struct Memory {
     services: BTreeMap<ServiceKey, OfService>,
     interfaces: Vec<OfInterface>,
 }
 
-/// What is remembered of a service port.
+/// The history of a service port.
 #[derive(Default)]
 struct OfService {
     /// Requests, replies, and sampled packets with a partial checksum.
     counted: [u64; 3],
     /// Requests since the last reply.
     unanswered: u64,
-    /// The looks at which some of them were new.
+    /// The number of checks at which some of them were new.
     looks: u32,
     last_request: Option<Instant>,
     last_partial: Option<Instant>,
     set_aside: BTreeSet<String>,
 }
 
-/// What is remembered of the sampled checksums of an interface.
+/// The history of the sampled checksums of an interface.
 #[derive(Default)]
 struct OfInterface {
     counted: [u64; 2],
@@ -112,7 +114,7 @@ impl Memory {
         found
     }
 
-    /// Finds interfaces whose senders leave checksums to their NICs. Returns their names.
+    /// Finds interfaces whose senders offload checksums that nothing completes. Returns their names.
     fn checksums(&mut self, seen: &Seen<'_>, now: Instant, found: &mut Symptoms) -> Option<String> {
         self.interfaces.resize_with(seen.interfaces.len(), OfInterface::default);
         let mut names = Vec::new();
@@ -131,9 +133,9 @@ impl Memory {
                 let name = seen.names.get(n).copied().unwrap_or("?");
                 names.push(name.to_owned());
                 found.of_gateway.push(format!(
-                    "partial checksum from this interface: {name}: senders leave TCP and UDP checksums to their NIC, and \
-                     nothing completes them, so the receivers drop the packets; accepted: `ethtool -K DEVICE tx off` on the \
-                     sender (a veth pair or a virtual machine beside the gateway)"
+            "partial checksum from this interface: {name}: senders leave TCP and UDP checksums to their NIC, and \
+             nothing completes them, so receivers drop the packets; accepted: `ethtool -K DEVICE tx off` on the \
+             sender (a veth pair or a virtual machine on the gateway's host)"
                 ));
             }
         }
@@ -178,7 +180,7 @@ fn is_silent(stats: &ServiceStats, memory: &OfService, seen: &Seen<'_>) -> bool 
         && has_healthy_backend(stats, seen)
 }
 
-/// Whether a backend of the port passes its health check. If none does, another finding says so.
+/// Whether a backend of the port passes its health check. If none does, another finding reports it.
 fn has_healthy_backend(stats: &ServiceStats, seen: &Seen<'_>) -> bool {
     let mut ports = views_of(stats, seen).flat_map(|one| &one.ports);
     ports.any(|port| {
@@ -201,7 +203,7 @@ fn port_of(stats: &ServiceStats) -> (ObjectKey, String) {
     (key, format!("port {} ({}) of {}", stats.key.port, stats.key.protocol, stats.key.vip))
 }
 
-/// Why replies don't come, and what to do.
+/// Why there are no replies, and what to do.
 fn likely_cause(stats: &ServiceStats, seen: &Seen<'_>) -> (String, String) {
     match stats.mode {
         ForwardingMode::FullNat => {
@@ -229,13 +231,14 @@ fn no_replies(stats: &ServiceStats, seen: &Seen<'_>, partial: Option<&str>) -> F
     let (cause, accepted) = likely_cause(stats, seen);
     let partial = partial.map(|names| format!(", or the partial checksums from {names}")).unwrap_or_default();
     let what = format!(
-        "{port}: requests are forwarded to backends, but no replies come back ({}); likely cause: {cause}{partial}",
+        "{port}: requests are forwarded to backends, but no replies arrive ({}); likely cause: {cause}{partial}",
         stats.mode
     );
     Finding::observed(service, Reason::NoReplies, Diagnostic::warning(what).accepting(accepted))
 }
 
-/// Backends that ignore or refuse new connections at two looks in a row, while nothing else says that they are down.
+/// Backends that ignore or refuse new connections at two consecutive checks, while nothing else reports them
+/// as down.
 fn set_aside(stats: &ServiceStats, memory: &mut OfService, seen: &Seen<'_>) -> Option<Finding> {
     let aside =
         stats.backends.iter().filter(|one| one.set_aside > 0 && is_active(stats, one.address.ip(), seen));
@@ -263,7 +266,7 @@ fn is_active(stats: &ServiceStats, address: IpAddr, seen: &Seen<'_>) -> bool {
 fn partial_checksums(stats: &ServiceStats, interfaces: &str) -> Finding {
     let (service, port) = port_of(stats);
     let what = format!(
-        "{port}: packets come from interface {interfaces} with a partial checksum, which their sender left to its NIC; \
+        "{port}: packets arrive on interface {interfaces} with a partial checksum, which their sender left to its NIC; \
          backends drop them, and connections time out"
     );
     let diagnostic = Diagnostic::warning(what).accepting("`ethtool -K DEVICE tx off` on the sender");
@@ -279,7 +282,7 @@ fn neighbor_fault(fault: &NeighborFault, seen: &Seen<'_>, found: &mut Symptoms) 
             (
                 format!(
                     "neighbour {address} of interface {interface} has the MAC address {configured} in dataplane.neighbors \
-                     and answers with {answered}: packets to it may reach nobody"
+                 but answers with {answered}: packets to it may be lost"
                 ),
                 format!("mac: \"{answered}\" in dataplane.neighbors, or no entry for {address}"),
                 Reason::NeighborMacDiffers,
@@ -302,8 +305,8 @@ fn neighbor_fault(fault: &NeighborFault, seen: &Seen<'_>, found: &mut Symptoms) 
             let what = if services.is_empty() { "the gateway's address" } else { "VIP" };
             (
                 format!(
-                    "{who} answers ARP or neighbour discovery for {what} {address} on interface {interface}: clients of \
-                     that link pass the gateway by"
+                "{who} answers ARP or neighbour discovery for {what} {address} on interface {interface}: clients on \
+                 that link bypass the gateway"
                 ),
                 "a backend that has the VIP on a loopback or dummy device, with `net.ipv4.conf.all.arp_ignore=1` and \
                  `arp_announce=2`; one owner of each VIP"

@@ -42,7 +42,7 @@ fn view(state: BackendViewState) -> Arc<ServiceView> {
     Arc::new(views_testing::service("web", vec![port]))
 }
 
-/// Looks every [`EVERY`] at these counters of one Service, and returns the reasons that were found each time.
+/// Checks these counters of one Service every [`EVERY`], and returns the reasons found each time.
 fn reasons(looks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
     let (mut memory, mut now) = (Memory::default(), Instant::now());
     let views = [view(BackendViewState::Active)];
@@ -58,7 +58,7 @@ fn reasons(looks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
 }
 
 #[test]
-fn requests_without_replies_are_a_symptom_until_a_reply_comes() {
+fn requests_without_replies_are_a_symptom_until_a_reply_arrives() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
         let looks = [(4, 0), (5, 0), (5, 0), (9, 1), (12, 5)].map(|(to, from)| stats(mode, to, from));
         let silent = vec![Reason::NoReplies];
@@ -67,7 +67,7 @@ fn requests_without_replies_are_a_symptom_until_a_reply_comes() {
 }
 
 #[test]
-fn replies_that_take_another_way_are_no_symptom() {
+fn replies_on_another_path_are_not_a_symptom() {
     let silent = |mode| [3, 6, 9].map(|requests| stats(mode, requests, 0));
     let none = [vec![], vec![], vec![]];
     assert_eq!(reasons(&silent(ForwardingMode::DsrL2), false), none);
@@ -79,7 +79,7 @@ fn replies_that_take_another_way_are_no_symptom() {
 }
 
 #[test]
-fn backends_that_fail_their_checks_are_not_said_to_be_misrouted() {
+fn backends_that_fail_their_checks_are_not_reported_as_misrouted() {
     let (mut memory, now) = (Memory::default(), Instant::now());
     let views = [view(BackendViewState::Down)];
     for n in 1..4 {
@@ -92,7 +92,7 @@ fn backends_that_fail_their_checks_are_not_said_to_be_misrouted() {
 }
 
 #[test]
-fn a_chance_sum_is_no_partial_checksum_and_a_sender_of_them_is_named() {
+fn a_chance_match_is_ignored_and_real_partial_checksums_are_reported() {
     let of = |sampled, partial| InterfaceStats {
         checksums_sampled: sampled,
         checksums_partial: partial,
@@ -121,7 +121,7 @@ fn a_chance_sum_is_no_partial_checksum_and_a_sender_of_them_is_named() {
 }
 
 #[test]
-fn a_backend_that_answers_for_a_vip_is_named_with_its_mac() {
+fn a_backend_that_answers_for_a_vip_is_reported_with_its_mac() {
     let mac = MacAddr([2, 0, 0, 0, 1, 1]);
     let neighbor = Some(ip(BACKEND));
     let fault = NeighborFault::Claimed { interface: 0, address: ip(VIP), mac: Some(mac), neighbor };
