@@ -50,17 +50,17 @@ impl LogSink {
 
     /// How many lines are lost and since when, unless there is space again.
     pub(crate) fn trouble(&mut self) -> Option<(u64, Timestamp)> {
-        if self.tell_lost() { None } else { self.lost }
+        if self.report_lost() { None } else { self.lost }
     }
 
     /// Reports lost lines, if any. Returns false if there is no space for that.
-    fn tell_lost(&mut self) -> bool {
+    fn report_lost(&mut self) -> bool {
         let Some((lines, _)) = self.lost else { return true };
-        let is_told = self.put((self.note)(lines).as_bytes(), Duration::ZERO);
-        if is_told {
+        let is_reported = self.put((self.note)(lines).as_bytes(), Duration::ZERO);
+        if is_reported {
             self.lost = None;
         }
-        is_told
+        is_reported
     }
 
     /// Writes all of the text. Returns false if there is no space in time, or no reader.
@@ -70,7 +70,7 @@ impl LogSink {
         // Ends a truncated line before anything else.
         for (n, chunk) in end.chunks(1).chain(text.chunks(CHUNK)).enumerate() {
             let is_within_line = n > end.len();
-            if !has_room(&self.out, until) {
+            if !has_space(&self.out, until) {
                 self.is_cut |= is_within_line;
                 return false;
             }
@@ -88,7 +88,7 @@ impl LogSink {
 impl Write for LogSink {
     /// Writes a line, or counts it as lost.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if !self.tell_lost() || !self.put(line, WAIT) {
+        if !self.report_lost() || !self.put(line, WAIT) {
             let (lines, since) = self.lost.unwrap_or((0, Timestamp::now()));
             self.lost = Some((lines + 1, since));
             self.lost_in_total += 1;
@@ -102,10 +102,10 @@ impl Write for LogSink {
 }
 
 /// Whether a chunk can be written without blocking, by `until` at the latest.
-fn has_room(out: &File, until: Instant) -> bool {
+fn has_space(out: &File, until: Instant) -> bool {
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+        let remaining = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(remaining.subsec_nanos()) };
         let mut fds = [PollFd::new(out, PollFlags::OUT)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) => return fds[0].revents().contains(PollFlags::OUT),

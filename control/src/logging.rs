@@ -233,12 +233,12 @@ fn forward(lines: PipeReader) {
 }
 
 /// Logs for each namespace how many of its faults were suppressed.
-pub(crate) fn left_out(namespaces: &[(String, u64)]) {
-    for (namespace, left_out) in namespaces {
+pub(crate) fn suppressed(namespaces: &[(String, u64)]) {
+    for (namespace, suppressed) in namespaces {
         tracing::warn!(
             target: DIAGNOSTICS_TARGET,
             namespace,
-            left_out,
+            suppressed,
             "suppressed log lines about objects of this namespace: there were too many; `tidegate services` and events show all"
         );
     }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_a_level_or_a_target_and_other_directives_are_left_to_the_parser() {
+    fn a_word_is_a_level_or_a_target_and_the_parser_checks_the_rest() {
         for known in ["info", "WARN", "off", "3", "tidegate_source", "tidegate::daemon", "hyper=debug", "[a]"]
         {
             assert!(is_known(known), "{known}");

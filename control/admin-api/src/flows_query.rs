@@ -169,16 +169,16 @@ mod tests {
             for backend in
                 [None, Some("10.0.0.1"), Some("10.0.0.1:80"), Some("2001:db8::1"), Some("[2001:db8::1]:80")]
             {
-                let asked = FlowsQuery {
+                let query = FlowsQuery {
                     service: service.map(|text| text.parse().expect("a Service")),
                     backend: backend.map(|text| text.parse().expect("a backend")),
                     client: backend.map(|_| "2001:db8::9".parse().expect("an address")),
                     limit: 7,
                 };
-                let pairs = asked.pairs();
+                let pairs = query.pairs();
                 let pairs: Vec<(&str, &str)> =
                     pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
-                assert_eq!(FlowsQuery::parse(&query::encode(&pairs)), Ok(asked));
+                assert_eq!(FlowsQuery::parse(&query::encode(&pairs)), Ok(query));
             }
         }
         assert_eq!(FlowsQuery::parse("").map(|query| query.limit), Ok(LIMIT_DEFAULT));

@@ -66,7 +66,7 @@ impl From<&PoolUsage> for PoolView {
             announce: [(usage.announce.l2, "l2"), (usage.announce.bgp, "bgp")]
                 .into_iter()
                 .filter(|(is_announced, _)| *is_announced)
-                .map(|(_, way)| way.to_owned())
+                .map(|(_, method)| method.to_owned())
                 .collect(),
             object: None,
         }

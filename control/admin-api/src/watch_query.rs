@@ -177,10 +177,10 @@ mod tests {
             reason: Some("no_flow".to_owned()),
             snap: Snap(64),
         };
-        for asked in [WatchQuery::default(), full] {
-            let pairs = asked.pairs();
+        for query in [WatchQuery::default(), full] {
+            let pairs = query.pairs();
             let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
-            assert_eq!(WatchQuery::parse(&query::encode(&pairs)), Ok(asked));
+            assert_eq!(WatchQuery::parse(&query::encode(&pairs)), Ok(query));
         }
     }
 

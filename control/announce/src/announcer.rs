@@ -99,11 +99,11 @@ impl Announcer {
         let until = Instant::now() + within;
         let mut withdrawn = lock(&self.shared.withdrawn);
         while !*withdrawn {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return false;
             }
-            let waited = self.shared.withdrawn_changed.wait_timeout(withdrawn, left);
+            let waited = self.shared.withdrawn_changed.wait_timeout(withdrawn, remaining);
             withdrawn = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
@@ -426,18 +426,18 @@ mod tests {
         let bgp = Some(bird::without_peers("there-is-no-such-bird"));
         let config = AnnounceConfig { bgp, ..AnnounceConfig::default() };
         let setup = Arc::new(Setup { config, own: Vec::new() });
-        let told = |worker: &Worker| {
+        let reports = |worker: &Worker| {
             let bgp = worker.status(&setup).bgp.unwrap();
             assert!(!bgp.is_running);
             bgp.last_error.unwrap_or_default()
         };
         let now = Instant::now();
         assert!(!worker.apply_to_bird(&setup, now));
-        let why = told(&worker);
+        let why = reports(&worker);
         assert!(why.starts_with("cannot create the directory of BIRD: "), "{why}");
         fs::remove_file(&parent).unwrap();
         assert!(!worker.apply_to_bird(&setup, now));
-        let why = told(&worker);
+        let why = reports(&worker);
         assert!(why.starts_with("cannot start BIRD"), "{why}");
     }
     #[test]

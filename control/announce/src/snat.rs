@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_has_only_the_best_routes_and_none_while_the_gateway_cannot_forward() {
+    fn the_kernel_has_only_the_best_routes_of_a_forwarding_gateway() {
         let route = |address: &str, preference, is_best| {
             (address.parse().unwrap(), SnatRoute { preference, is_best })
         };

@@ -82,9 +82,9 @@ fn facts(status: &Status) -> String {
     status.source.kept.iter().for_each(|kept| fact("Source kept", kept.clone()));
     let NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max } = status.neighbors;
     let full = if status.neighbors.is_full() { ", full: further next hops are ignored" } else { "" };
-    let room =
+    let usage =
         format!("{next_hops} of {next_hops_max} next hops, {on_demand} of {on_demand_max} others{full}");
-    fact("Neighbors", room);
+    fact("Neighbors", usage);
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
     status.refused.iter().for_each(|object| fact("Refused", object.clone()));
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));

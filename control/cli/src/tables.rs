@@ -69,7 +69,7 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
 /// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select
 /// other gateways.
 fn announced(service: &ServiceView) -> String {
-    let way = |vip: &VipView| {
+    let method = |vip: &VipView| {
         let EdgeView { outside_group, layer2, bgp, owner, owned_by, unable } = &vip.edge;
         let l2 = match (owner, owned_by) {
             (None, _) if unable.is_some() => "l2 unable".to_owned(),
@@ -77,16 +77,16 @@ fn announced(service: &ServiceView) -> String {
             (Some(_), Some(by)) => format!("l2 by {by}"),
             (Some(_), None) => "l2 by nobody".to_owned(),
         };
-        let ways: Vec<String> =
+        let methods: Vec<String> =
             layer2.then_some(l2).into_iter().chain(bgp.then(|| "bgp".to_owned())).collect();
-        match (outside_group, ways.is_empty()) {
+        match (outside_group, methods.is_empty()) {
             (true, _) => "other-group".to_owned(),
             (false, true) => "<none>".to_owned(),
-            (false, false) => ways.join(","),
+            (false, false) => methods.join(","),
         }
     };
-    let ways: BTreeSet<String> = service.vips.iter().filter(|vip| vip.is_of_pool()).map(way).collect();
-    ways.into_iter().collect::<Vec<_>>().join("; ")
+    let methods: BTreeSet<String> = service.vips.iter().filter(|vip| vip.is_of_pool()).map(method).collect();
+    methods.into_iter().collect::<Vec<_>>().join("; ")
 }
 
 /// The number of distinct backends that accept new flows, and the number of all distinct backends.

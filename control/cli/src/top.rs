@@ -336,8 +336,8 @@ enum Key {
 /// Waits for a key until the given time.
 fn keys_until(until: Instant) -> io::Result<Option<Key>> {
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if !event::poll(left)? {
+        let remaining = until.saturating_duration_since(Instant::now());
+        if !event::poll(remaining)? {
             return Ok(None);
         }
         match event::read()? {

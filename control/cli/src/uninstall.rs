@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_yes_confirms_and_without_a_terminal_nobody_is_asked() {
+    fn only_yes_confirms_and_it_needs_a_terminal() {
         let ask = |is_terminal, answer: &str| {
             let mut out = Vec::new();
             let question = question(None, Some("prod"));

@@ -203,11 +203,11 @@ async fn follow(
             Err(error) => break Err(error.into()),
         };
         shown.lost = answer.lost;
-        let left = usize::try_from(count - shown.packets).unwrap_or(usize::MAX);
-        if let Err(error) = answer.packets.iter().take(left).try_for_each(&mut each) {
+        let remaining = usize::try_from(count - shown.packets).unwrap_or(usize::MAX);
+        if let Err(error) = answer.packets.iter().take(remaining).try_for_each(&mut each) {
             break Err(error.into());
         }
-        shown.packets += answer.packets.len().min(left) as u64;
+        shown.packets += answer.packets.len().min(remaining) as u64;
     };
     // A gateway that does not answer ends the watch on its own.
     if let Ok(ended) = client.unwatch(started.id).await
@@ -345,8 +345,8 @@ mod tests {
             }
             assert_eq!(line.ends_with("backends"), wide, "{line}");
         }
-        let held = WatchedRow { waits: true, verdict: "drop".into(), ..row() };
-        assert!(line(&held, false).contains(" wait "), "{}", line(&held, false));
+        let waiting = WatchedRow { waits: true, verdict: "drop".into(), ..row() };
+        assert!(line(&waiting, false).contains(" wait "), "{}", line(&waiting, false));
     }
 
     #[test]

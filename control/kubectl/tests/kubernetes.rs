@@ -106,9 +106,9 @@ fn the_plugin_queries_the_api_server_from_a_workstation() {
     let (code, out, _) = run(&["pools"]);
     assert!(code == Some(0) && has(&out, &["public", "203.0.113.0/28"]), "{out}");
     // The definition is deleted while a pool is in use.
-    let hold =
+    let add_finalizer =
         |pool: &mut serde_json::Value| pool["metadata"]["finalizers"] = json!(["tidegate.dev/cleanup"]);
-    server.edit("tidegate.dev/v1alpha1", "AddressPool", "", "public", hold).expect("legal");
+    server.edit("tidegate.dev/v1alpha1", "AddressPool", "", "public", add_finalizer).expect("legal");
     server.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "addresspools.tidegate.dev");
     for command in ["pools", "status"] {
         let (code, _, err) = run(&[command]);
@@ -188,14 +188,14 @@ fn uninstall_without_a_terminal_needs_yes() {
     server.load(vec![pool("one", "a")]).expect("legal objects");
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
-    let is_held = || {
+    let has_finalizer = || {
         let pool = server.get("tidegate.dev/v1alpha1", "AddressPool", "", "one").expect("it still exists");
         pool["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
     };
     let (code, _, err) = run(&kubeconfig, &["uninstall"]);
     assert!(code == Some(1) && err.contains("not a terminal; accepted: --yes"), "{err}");
     assert_eq!(run(&kubeconfig, &["uninstall", "--dry-run"]).0, Some(0));
-    assert!(is_held());
+    assert!(has_finalizer());
     let (code, _, err) = run(&kubeconfig, &["uninstall", "--yes"]);
-    assert!(code == Some(0) && !is_held(), "{err}");
+    assert!(code == Some(0) && !has_finalizer(), "{err}");
 }

@@ -309,7 +309,7 @@ async fn errors_of_a_request_say_what_is_accepted() {
         ("GET", "/v1/explain?proto=tcp&src=1.2.3.4&dst=1.2.3.4:5", 400, "accepted: 192.0.2.1:80"),
     ] {
         let error = client.request(method.parse().expect("a method"), uri).await.expect_err("it is refused");
-        let ClientError::Refused { status: told, message } = error else { panic!("{error}") };
+        let ClientError::Refused { status: received, message } = error else { panic!("{error}") };
         assert_eq!(received, status, "{method} {uri}");
         assert!(message.contains(accepted), "{message}");
     }

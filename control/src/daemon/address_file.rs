@@ -330,8 +330,11 @@ mod tests {
         fs::rename(&state, directory.path().join("away")).expect("ours");
         fs::write(&state, "").expect("ours");
         first.save(&allocations(2)).await;
-        let told = first.trouble().expect("it is told");
-        assert!(told.contains("a restart may assign others") && told.contains(".addresses: "), "{told}");
+        let reported = first.trouble().expect("it is told");
+        assert!(
+            reported.contains("a restart may assign others") && reported.contains(".addresses: "),
+            "{reported}"
+        );
         fs::remove_file(&state).expect("ours");
         // The Service of the failed save was removed again.
         first.save(&allocations(1)).await;

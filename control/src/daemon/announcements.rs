@@ -174,7 +174,10 @@ mod tests {
     fn a_state_that_is_too_old_is_reported() {
         let status = |age: Duration| Status { at: Instant::now().checked_sub(age), ..Status::default() };
         assert_eq!(degraded(&status(AGE_MAX / 2)), Vec::<String>::new());
-        let told = degraded(&status(AGE_MAX * 2));
-        assert!(told.len() == 1 && told[0].ends_with("has failed: no update for 30 s"), "{told:?}");
+        let reported = degraded(&status(AGE_MAX * 2));
+        assert!(
+            reported.len() == 1 && reported[0].ends_with("has failed: no update for 30 s"),
+            "{reported:?}"
+        );
     }
 }

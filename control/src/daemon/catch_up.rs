@@ -16,7 +16,7 @@ use tidegate_sharing::{PeerState, PeerStatus, PeerWalk};
 const SESSION: Duration = Duration::from_secs(2);
 /// If more messages than this arrive between two observations, such a peer is still walking through its
 /// tables.
-const OF_A_WALK: u64 = 500;
+const WALK_MIN: u64 = 500;
 /// A peer without a session after this time counts as absent.
 const ABSENT: Duration = Duration::from_secs(4);
 /// The shorter limit after a restart that kept the flows: only what started during the restart can be
@@ -27,12 +27,12 @@ const FOUND_ABSENT: Duration = Duration::from_secs(8);
 /// Within this time, a change of Services or EndpointSlices reaches every gateway, and the peers are ready to
 /// send it. A gateway that starts may read a change that its peers apply only after they have sent
 /// everything, so it queries them again after this time.
-const SETTLED: Duration = Duration::from_secs(2);
+const RECHECK_AFTER: Duration = Duration::from_secs(2);
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(15);
 /// How often, and after which pause, peers are queried for everything again because messages about unknown
 /// Services or backends were refused.
-const ASKED_AGAIN: (u32, Duration) = (2, Duration::from_secs(1));
+const REQUERIES: (u32, Duration) = (2, Duration::from_secs(1));
 
 /// The progress of importing the peers' flows.
 #[derive(Debug)]
@@ -48,18 +48,18 @@ pub(super) struct CatchUp {
     /// Messages that had been refused when peers were last queried, when that was, and how often the query
     /// was repeated.
     refused: u64,
-    asked: Duration,
+    queried_at: Duration,
     repeated: u32,
     /// Whether peers were queried for changes that they may have applied later than this gateway.
-    has_settled: bool,
-    is_over: bool,
+    has_rechecked: bool,
+    is_done: bool,
     /// Whether it was complete at any time before.
-    was_over: bool,
+    was_done: bool,
 }
 
 /// An observation of the peers and workers.
 #[derive(Debug)]
-pub(super) struct Seen<'a> {
+pub(super) struct Observation<'a> {
     /// The peers that should answer; `None` if they are not known yet.
     pub(super) peers: Option<&'a [PeerStatus]>,
     /// Messages of peers that have reached the workers so far.
@@ -67,12 +67,12 @@ pub(super) struct Seen<'a> {
     /// Messages that workers have refused so far because they know no such Service or backend.
     pub(super) refused: u64,
     /// Whether the workers have processed all messages.
-    pub(super) has_taken_all: bool,
+    pub(super) has_applied_all: bool,
     /// Whether the gateway forwards, so that it can use the messages.
-    pub(super) is_able: bool,
+    pub(super) can_import: bool,
 }
 
-impl Seen<'_> {
+impl Observation<'_> {
     /// Whether there is a session with a peer.
     fn has_session(&self) -> bool {
         let is_up = |peer: &PeerStatus| matches!(peer.state, PeerState::Up | PeerState::Behind);
@@ -84,16 +84,16 @@ impl Seen<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Wait.
-    Waits,
+    Wait,
     /// The gateway has started to forward: connect to the peers that have no session. After an interruption,
     /// also query the others for changes of backends, and to report when they have sent everything.
-    Seeks,
+    Connect,
     /// Query the peers for changes of backends, and to report when they have sent everything.
-    Checks,
+    Recheck,
     /// Query the peers for everything again.
-    AsksAgain,
+    Requery,
     /// The gateway has caught up.
-    IsOver,
+    Done,
 }
 
 impl CatchUp {
@@ -111,80 +111,80 @@ impl CatchUp {
             since: None,
             passed_on: 0,
             refused: 0,
-            asked: Duration::ZERO,
+            queried_at: Duration::ZERO,
             repeated: 0,
-            has_settled: false,
-            is_over: false,
-            was_over: false,
+            has_rechecked: false,
+            is_done: false,
+            was_done: false,
         }
     }
 
     /// Whether the gateway has ever caught up.
-    pub(super) fn was_over(&self) -> bool {
-        self.was_over
+    pub(super) fn was_done(&self) -> bool {
+        self.was_done
     }
 
     /// Records that the gateway may have missed messages.
     pub(super) fn interrupt(&mut self) {
-        (self.is_over, self.began) = (false, None);
+        (self.is_done, self.began) = (false, None);
     }
 
     /// Evaluates an observation.
-    pub(super) fn step(&mut self, seen: &Seen<'_>, now: Duration) -> Step {
+    pub(super) fn step(&mut self, seen: &Observation<'_>, now: Duration) -> Step {
         let arrived = seen.passed_on - std::mem::replace(&mut self.passed_on, seen.passed_on);
-        if !seen.is_able {
+        if !seen.can_import {
             self.interrupt();
             self.since = None;
-            return Step::Waits;
+            return Step::Wait;
         }
-        if self.is_over {
-            return Step::IsOver;
+        if self.is_done {
+            return Step::Done;
         }
         let since = *self.since.get_or_insert(now);
         let Some(began) = self.began else {
-            (self.began, self.asked, self.repeated) = (Some(now), now, 0);
-            self.refused = if self.was_over { seen.refused } else { 0 };
+            (self.began, self.queried_at, self.repeated) = (Some(now), now, 0);
+            self.refused = if self.was_done { seen.refused } else { 0 };
             // After an interruption, the gateway has seen the changes itself.
-            self.has_settled = self.was_over;
-            return Step::Seeks;
+            self.has_rechecked = self.was_done;
+            return Step::Connect;
         };
         let (waited, is_late) = (now.saturating_sub(began), now.saturating_sub(since) >= WAIT_MAX);
         if !is_late && !self.has_all(seen, arrived, waited) {
-            return Step::Waits;
+            return Step::Wait;
         }
-        if !self.has_settled && !is_late && seen.has_session() {
-            if waited < SETTLED {
-                return Step::Waits;
+        if !self.has_rechecked && !is_late && seen.has_session() {
+            if waited < RECHECK_AFTER {
+                return Step::Wait;
             }
-            self.has_settled = true;
-            return Step::Checks;
+            self.has_rechecked = true;
+            return Step::Recheck;
         }
         // Messages that were refused because this gateway was behind may be accepted by now.
-        let (most, pause) = ASKED_AGAIN;
+        let (most, pause) = REQUERIES;
         if seen.refused != self.refused && self.repeated < most && !is_late {
-            if now.saturating_sub(self.asked) < pause {
-                return Step::Waits;
+            if now.saturating_sub(self.queried_at) < pause {
+                return Step::Wait;
             }
-            (self.refused, self.asked, self.repeated) = (seen.refused, now, self.repeated + 1);
-            return Step::AsksAgain;
+            (self.refused, self.queried_at, self.repeated) = (seen.refused, now, self.repeated + 1);
+            return Step::Requery;
         }
         tracing::info!(?waited, messages = seen.passed_on, "imported the flows of every peer that answers");
-        (self.is_over, self.was_over, self.absent, self.since) = (true, true, ABSENT, None);
-        Step::IsOver
+        (self.is_done, self.was_done, self.absent, self.since) = (true, true, ABSENT, None);
+        Step::Done
     }
 
     /// Whether every peer that answers has sent everything, and the workers have processed it.
-    fn has_all(&self, seen: &Seen<'_>, arrived: u64, waited: Duration) -> bool {
+    fn has_all(&self, seen: &Observation<'_>, arrived: u64, waited: Duration) -> bool {
         let has_all_of = |peer: &PeerStatus| match (peer.state, peer.walk) {
             (PeerState::Itself, _) => true,
             (PeerState::Up | PeerState::Behind, PeerWalk::Complete) => true,
             (PeerState::Up | PeerState::Behind, PeerWalk::Unknown(age)) => {
-                age >= SESSION && arrived < OF_A_WALK
+                age >= SESSION && arrived < WALK_MIN
             }
             (PeerState::Up | PeerState::Behind, PeerWalk::UnderWay) => false,
             (PeerState::Connecting | PeerState::OtherVersion(..), _) => waited >= self.absent,
         };
-        seen.has_taken_all && seen.peers.is_some_and(|peers| peers.iter().all(has_all_of))
+        seen.has_applied_all && seen.peers.is_some_and(|peers| peers.iter().all(has_all_of))
     }
 }
 
@@ -213,27 +213,28 @@ mod tests {
     }
 
     /// An observation without refused messages.
-    fn look(catch_up: &mut CatchUp, all: &[(PeerState, PeerWalk)], is_able: bool, ms: u64) -> Step {
-        refused(catch_up, all, is_able, ms, 0)
+    fn observe(catch_up: &mut CatchUp, all: &[(PeerState, PeerWalk)], can_import: bool, ms: u64) -> Step {
+        refused(catch_up, all, can_import, ms, 0)
     }
 
     fn refused(
         catch_up: &mut CatchUp,
         all: &[(PeerState, PeerWalk)],
-        is_able: bool,
+        can_import: bool,
         ms: u64,
         refused: u64,
     ) -> Step {
         let peers = peers(all);
-        let seen = Seen { peers: Some(&peers), passed_on: 0, refused, has_taken_all: true, is_able };
+        let seen =
+            Observation { peers: Some(&peers), passed_on: 0, refused, has_applied_all: true, can_import };
         catch_up.step(&seen, Duration::from_millis(ms))
     }
 
     /// A gateway that has caught up before.
     fn caught_up(all: &[(PeerState, PeerWalk)]) -> CatchUp {
         let mut catch_up = CatchUp::new(false, false);
-        let steps = [0, 3_000, 6_000].map(|ms| look(&mut catch_up, all, true, ms));
-        assert_eq!(steps, [Step::Seeks, Step::Checks, Step::IsOver]);
+        let steps = [0, 3_000, 6_000].map(|ms| observe(&mut catch_up, all, true, ms));
+        assert_eq!(steps, [Step::Connect, Step::Recheck, Step::Done]);
         catch_up
     }
 
@@ -241,55 +242,55 @@ mod tests {
     fn a_gateway_waits_until_its_peers_have_sent_everything() {
         let mut catch_up = CatchUp::new(false, false);
         let itself = (PeerState::Itself, PeerWalk::UnderWay);
-        assert_eq!(look(&mut catch_up, &[itself, UP], false, 0), Step::Waits, "it does not forward");
-        assert_eq!(look(&mut catch_up, &[itself, UP], false, 60_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Checks);
-        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::IsOver);
-        assert_eq!(look(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[itself, UP], false, 0), Step::Wait, "it does not forward");
+        assert_eq!(observe(&mut catch_up, &[itself, UP], false, 60_000), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Connect);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Recheck);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::Done);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::Done);
     }
 
     #[test]
     fn a_gateway_catches_up_again_after_each_interruption() {
         let mut catch_up = CatchUp::new(false, true);
-        assert_eq!(look(&mut catch_up, &[UP], true, 0), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[UP], true, 1_800), Step::Waits, "peers may apply a change later");
-        assert_eq!(look(&mut catch_up, &[UP], true, 2_000), Step::Checks);
-        assert_eq!(look(&mut catch_up, &[UP], true, 2_200), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[UP], true, 0), Step::Connect);
+        assert_eq!(observe(&mut catch_up, &[UP], true, 1_800), Step::Wait, "peers may apply a change later");
+        assert_eq!(observe(&mut catch_up, &[UP], true, 2_000), Step::Recheck);
+        assert_eq!(observe(&mut catch_up, &[UP], true, 2_200), Step::Done);
         // Its link is down.
-        assert_eq!(look(&mut catch_up, &[UP], false, 10_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[DOWN], true, 20_000), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[DOWN], true, 23_900), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[WALKS], true, 24_100), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[UP], true, 24_300), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[UP], false, 10_000), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[DOWN], true, 20_000), Step::Connect);
+        assert_eq!(observe(&mut catch_up, &[DOWN], true, 23_900), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[WALKS], true, 24_100), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[UP], true, 24_300), Step::Done);
         // Its process was paused, or it has lost all sessions.
         catch_up.interrupt();
-        assert_eq!(look(&mut catch_up, &[UP], true, 60_000), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[WALKS], true, 60_200), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[UP], true, 60_400), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[UP], true, 60_000), Step::Connect);
+        assert_eq!(observe(&mut catch_up, &[WALKS], true, 60_200), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[UP], true, 60_400), Step::Done);
     }
 
     #[test]
     fn refused_messages_are_sent_again_before_the_gateway_has_caught_up() {
         let mut catch_up = CatchUp::new(false, false);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 0, 7), Step::Seeks);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 2_000, 7), Step::Checks);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 2_200, 7), Step::AsksAgain);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 2_400, 7), Step::IsOver);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 0, 7), Step::Connect);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 2_000, 7), Step::Recheck);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 2_200, 7), Step::Requery);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 2_400, 7), Step::Done);
 
         // Some are never accepted, because the configurations differ.
         let mut catch_up = caught_up(&[UP]);
         catch_up.interrupt();
         let steps = (10..).map(|n| refused(&mut catch_up, &[UP], true, n * 1_000, n + 1));
         let steps: Vec<Step> = steps.take(5).collect();
-        assert_eq!(steps, [Step::Seeks, Step::AsksAgain, Step::AsksAgain, Step::IsOver, Step::IsOver]);
+        assert_eq!(steps, [Step::Connect, Step::Requery, Step::Requery, Step::Done, Step::Done]);
         // The Services may arrive soon.
         catch_up.interrupt();
-        assert_eq!(refused(&mut catch_up, &[UP], true, 20_000, 7), Step::Seeks);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 20_200, 8), Step::Waits);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 21_000, 8), Step::AsksAgain);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 20_000, 7), Step::Connect);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 20_200, 8), Step::Wait);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 21_000, 8), Step::Requery);
     }
 
     #[test]
@@ -299,14 +300,14 @@ mod tests {
             [(false, false, 4_000), (true, false, 8_000), (false, true, 1_000), (true, true, 1_000)]
         {
             let mut catch_up = CatchUp::new(finds_peers, keeps_flows);
-            assert_eq!(look(&mut catch_up, &[DOWN, other], true, 0), Step::Seeks);
-            assert_eq!(look(&mut catch_up, &[DOWN, other], true, absent - 100), Step::Waits);
-            assert_eq!(look(&mut catch_up, &[DOWN, other], true, absent), Step::IsOver);
+            assert_eq!(observe(&mut catch_up, &[DOWN, other], true, 0), Step::Connect);
+            assert_eq!(observe(&mut catch_up, &[DOWN, other], true, absent - 100), Step::Wait);
+            assert_eq!(observe(&mut catch_up, &[DOWN, other], true, absent), Step::Done);
         }
         let mut catch_up = CatchUp::new(false, false);
-        assert_eq!(look(&mut catch_up, &[WALKS], true, 0), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[WALKS], true, 14_900), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[WALKS], true, 15_000), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[WALKS], true, 0), Step::Connect);
+        assert_eq!(observe(&mut catch_up, &[WALKS], true, 14_900), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[WALKS], true, 15_000), Step::Done);
     }
 
     #[test]
@@ -314,44 +315,49 @@ mod tests {
         let mut catch_up = CatchUp::new(false, false);
         for n in 0..14 {
             catch_up.interrupt();
-            assert_eq!(look(&mut catch_up, &[DOWN], true, n * 1_000), Step::Seeks);
-            assert_eq!(look(&mut catch_up, &[DOWN], true, n * 1_000 + 900), Step::Waits);
+            assert_eq!(observe(&mut catch_up, &[DOWN], true, n * 1_000), Step::Connect);
+            assert_eq!(observe(&mut catch_up, &[DOWN], true, n * 1_000 + 900), Step::Wait);
         }
-        assert_eq!(look(&mut catch_up, &[DOWN], true, 15_000), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[DOWN], true, 15_000), Step::Done);
     }
 
     #[test]
     fn a_peer_of_an_earlier_version_has_sent_everything_when_little_arrives() {
         let mut catch_up = CatchUp::new(false, false);
-        let mut look = |ms, passed_on| {
+        let mut observe = |ms, passed_on| {
             let peers = peers(&[(PeerState::Up, PeerWalk::Unknown(Duration::from_millis(ms)))]);
-            let seen =
-                Seen { peers: Some(&peers), passed_on, refused: 0, has_taken_all: true, is_able: true };
+            let seen = Observation {
+                peers: Some(&peers),
+                passed_on,
+                refused: 0,
+                has_applied_all: true,
+                can_import: true,
+            };
             catch_up.step(&seen, Duration::from_millis(ms))
         };
-        assert_eq!(look(0, 0), Step::Seeks);
-        assert_eq!(look(1_900, 10_000), Step::Waits);
-        assert_eq!(look(2_100, 20_000), Step::Waits, "the walk continues");
-        assert_eq!(look(2_300, 20_100), Step::Checks);
-        assert_eq!(look(2_500, 20_100), Step::IsOver);
+        assert_eq!(observe(0, 0), Step::Connect);
+        assert_eq!(observe(1_900, 10_000), Step::Wait);
+        assert_eq!(observe(2_100, 20_000), Step::Wait, "the walk continues");
+        assert_eq!(observe(2_300, 20_100), Step::Recheck);
+        assert_eq!(observe(2_500, 20_100), Step::Done);
     }
 
     #[test]
     fn a_gateway_waits_until_peers_are_known_and_workers_are_done() {
         let mut catch_up = CatchUp::new(true, false);
         let up = peers(&[UP]);
-        let mut look = |peers, has_taken_all, ms| {
-            let seen = Seen { peers, passed_on: 0, refused: 0, has_taken_all, is_able: true };
+        let mut observe = |peers, has_applied_all, ms| {
+            let seen = Observation { peers, passed_on: 0, refused: 0, has_applied_all, can_import: true };
             catch_up.step(&seen, Duration::from_millis(ms))
         };
-        assert_eq!(look(None, true, 0), Step::Seeks);
-        assert_eq!(look(None, true, 9_000), Step::Waits);
-        assert_eq!(look(Some(&up), false, 10_000), Step::Waits);
-        assert_eq!(look(Some(&up), true, 10_200), Step::Checks);
-        assert_eq!(look(Some(&up), true, 10_400), Step::IsOver);
+        assert_eq!(observe(None, true, 0), Step::Connect);
+        assert_eq!(observe(None, true, 9_000), Step::Wait);
+        assert_eq!(observe(Some(&up), false, 10_000), Step::Wait);
+        assert_eq!(observe(Some(&up), true, 10_200), Step::Recheck);
+        assert_eq!(observe(Some(&up), true, 10_400), Step::Done);
 
         let mut catch_up = CatchUp::new(false, false);
-        assert_eq!(self::look(&mut catch_up, &[], true, 0), Step::Seeks);
-        assert_eq!(self::look(&mut catch_up, &[], true, 0), Step::IsOver, "it has no peers");
+        assert_eq!(self::observe(&mut catch_up, &[], true, 0), Step::Connect);
+        assert_eq!(self::observe(&mut catch_up, &[], true, 0), Step::Done, "it has no peers");
     }
 }

@@ -6,7 +6,7 @@ use tidegate_admin_api::ReloadAnswer;
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::sync::oneshot;
 
-use super::moved_seats::Moved;
+use super::recent_changes::BackendChanges;
 
 /// A request that changes the desired state, from the operator or another thread. The answer is sent when it
 /// is decided.
@@ -23,7 +23,7 @@ pub(super) enum Command {
     /// Reload the configuration.
     Reload(oneshot::Sender<ReloadAnswer>),
     /// Import changes of backends from other gateways. The answer is sent when the workers have applied them.
-    LearnSeats(Moved, oneshot::Sender<()>),
+    ImportChanges(BackendChanges, oneshot::Sender<()>),
 }
 
 impl Command {
@@ -35,7 +35,7 @@ impl Command {
             Self::DrainGateway(answer) => answer.is_closed(),
             Self::UndrainGateway(answer) => answer.is_closed(),
             Self::Reload(answer) => answer.is_closed(),
-            Self::LearnSeats(..) => false,
+            Self::ImportChanges(..) => false,
         }
     }
 }

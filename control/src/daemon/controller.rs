@@ -224,9 +224,9 @@ impl Controller {
                 let _ = answer.send(was_drained.then(|| self.gatherer.drained.trouble().map(str::to_owned)));
             }
             Command::Reload(answer) => self.reader.request(Some(answer)),
-            Command::LearnSeats(moved, answer) => {
+            Command::ImportChanges(moved, answer) => {
                 tracing::info!(changes = moved.len(), "imported recent backend changes from other gateways");
-                self.decider.learn_seats(&moved);
+                self.decider.import_changes(&moved);
                 self.publication.answer_after_next(answer);
             }
         }

@@ -33,7 +33,7 @@ impl State {
             .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
             .chain(self.flow_sharing().iter().flat_map(Shown::troubles))
             .chain(self.layer2().map(|layer2| layer2.troubles(&self.dataplane)).unwrap_or_default())
-            .chain(self.main_loop.turn.trouble())
+            .chain(self.main_loop.iteration.trouble())
             .chain(self.symptoms().of_gateway.iter().cloned())
             .chain(crate::logging::trouble())
             .collect()

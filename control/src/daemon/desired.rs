@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::configuration::Configuration;
-use super::moved_seats::{Moved, MovedSeats};
+use super::recent_changes::{BackendChanges, RecentChanges};
 use super::self_check::{Comparisons, Layer, SelfCheck, Subject};
 
 /// The computation of the desired state.
@@ -122,13 +122,13 @@ impl Desired {
     }
 
     /// Stores which backends changed recently, for other gateways.
-    pub(super) fn leave_seats(&self, seats: &MovedSeats) {
-        seats.leave(&self.memory.drains, self.started.elapsed());
+    pub(super) fn publish_changes(&self, seats: &RecentChanges) {
+        seats.store(&self.memory.drains, self.started.elapsed());
     }
 
     /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
     /// them.
-    pub(super) fn learn_seats(&mut self, moved: &Moved) {
+    pub(super) fn import_changes(&mut self, moved: &BackendChanges) {
         self.memory.drains.learn(moved, self.started.elapsed());
     }
 

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_an_earlier_version_is_moved_once_and_only_when_it_is_saved_again() {
+    fn the_file_of_an_earlier_version_is_moved_once_it_is_saved_again() {
         let directory = tempfile::tempdir().expect("a directory");
         let (before, state) = (directory.path().join("tidegate.drained"), directory.path().join("state"));
         let path = state.join("edge.drained");

@@ -29,29 +29,29 @@ pub(super) struct FaultLog {
 
 /// The lines to log.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct LogLines {
     /// Faults, one per line.
     pub(super) faults: Vec<Diagnostic>,
     /// Namespaces whose faults were suppressed, each with the number since the last report.
-    pub(super) left_out: Vec<(String, u64)>,
+    pub(super) suppressed: Vec<(String, u64)>,
     /// The number of lines suppressed this time.
-    pub(super) left_out_now: u64,
+    pub(super) suppressed_now: u64,
 }
 
 impl FaultLog {
     /// Records all current faults. Returns those to log, which are new. A fault that was gone is logged
     /// again.
-    pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> News {
-        let mut news = News::default();
+    pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> LogLines {
+        let mut news = LogLines::default();
         for (namespace, diagnostic) in faults.difference(&self.faults) {
             if self.lines.take(namespace, now) {
                 news.faults.push(diagnostic.clone());
             } else {
-                news.left_out_now += 1;
+                news.suppressed_now += 1;
             }
         }
         self.faults = faults;
-        news.left_out = self.summaries(now);
+        news.suppressed = self.summaries(now);
         news
     }
 
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_noisy_namespace_logs_a_burst_a_rate_and_how_many_are_suppressed() {
         let (mut log, start) = (FaultLog::default(), Instant::now());
-        let (mut lines, mut said, mut left_out, mut operator, mut quiet) = (0, 0, 0, 0, 0);
+        let (mut lines, mut said, mut suppressed, mut operator, mut quiet) = (0, 0, 0, 0, 0);
         let rounds = 3_600;
         for round in 0..rounds {
             let now = start + Duration::from_secs(round);
@@ -92,7 +92,7 @@ mod tests {
             // One fault that stays.
             all.extend(faults("shop", 0, 1));
             let news = log.news(all, now);
-            let of = |name: &str| news.left_out.iter().filter(|(namespace, _)| namespace == name).count();
+            let of = |name: &str| news.suppressed.iter().filter(|(namespace, _)| namespace == name).count();
             assert_eq!(of("shop") + of(""), 0);
             let text: Vec<String> = news.faults.iter().map(ToString::to_string).collect();
             operator +=
@@ -101,8 +101,8 @@ mod tests {
                 round == 0 && text.iter().filter(|text| text.contains("fault 0 of")).count() == 3,
             );
             lines += news.faults.len() - 3;
-            said += news.left_out.len();
-            left_out += news.left_out.iter().map(|(_, count)| count).sum::<u64>();
+            said += news.suppressed.len();
+            suppressed += news.suppressed.iter().map(|(_, count)| count).sum::<u64>();
         }
         let seconds = usize::try_from(rounds).expect("a small number");
         assert_eq!(
@@ -116,10 +116,10 @@ mod tests {
         // The lines that have not been reported are due.
         let due = log.due();
         let rest = log.summaries(start + Duration::from_secs(rounds) + SUMMARY);
-        left_out += rest.iter().map(|(_, count)| count).sum::<u64>();
+        suppressed += rest.iter().map(|(_, count)| count).sum::<u64>();
         assert_eq!(due.is_some(), !rest.is_empty());
         let noisy = lines - 1;
-        assert_eq!(left_out, rounds * 100 - u64::try_from(noisy).expect("a small number"));
+        assert_eq!(suppressed, rounds * 100 - u64::try_from(noisy).expect("a small number"));
     }
 
     #[test]
@@ -127,8 +127,8 @@ mod tests {
         let (mut log, now) = (FaultLog::default(), Instant::now());
         let one: BTreeSet<Fault> = faults("shop", 0, 1).collect();
         assert_eq!(log.news(one.clone(), now).faults.len(), 1);
-        assert_eq!(log.news(one.clone(), now), News::default());
-        assert_eq!(log.news(BTreeSet::new(), now), News::default());
+        assert_eq!(log.news(one.clone(), now), LogLines::default());
+        assert_eq!(log.news(BTreeSet::new(), now), LogLines::default());
         assert_eq!(log.news(one, now).faults.len(), 1);
     }
 

@@ -30,9 +30,9 @@ struct Flood {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum News {
-    Begins { service: String, key: ServiceKey },
-    Over { service: String, key: ServiceKey, lasted: Duration },
+enum FloodEvent {
+    Started { service: String, key: ServiceKey },
+    Ended { service: String, key: ServiceKey, lasted: Duration },
 }
 
 /// Polls for floods until the dataplane is gone.
@@ -45,49 +45,49 @@ pub(super) fn follow(dataplane: &Arc<Dataplane>) -> AbortHandle {
             let Some(dataplane) = Weak::upgrade(&dataplane) else { return };
             let flooded = dataplane.flooded_services();
             drop(dataplane);
-            tell(&log.turn(flooded, Instant::now()));
+            write(&log.update(flooded, Instant::now()));
         }
     });
     following.abort_handle()
 }
 
 impl FloodLog {
-    fn turn(&mut self, flooded: Vec<(String, String, ServiceKey)>, now: Instant) -> Vec<News> {
-        let mut news = Vec::new();
+    fn update(&mut self, flooded: Vec<(String, String, ServiceKey)>, now: Instant) -> Vec<FloodEvent> {
+        let mut events = Vec::new();
         for (namespace, name, key) in flooded {
             let flood = self.0.entry(key).or_insert_with(|| {
                 let service = format!("{namespace}/{name}");
-                news.push(News::Begins { service: service.clone(), key });
+                events.push(FloodEvent::Started { service: service.clone(), key });
                 Flood { service, began: now, last: now }
             });
             flood.last = now;
         }
         self.0.retain(|&key, flood| {
-            let goes_on = now - flood.last < QUIET;
-            if !goes_on {
+            let is_ongoing = now - flood.last < QUIET;
+            if !is_ongoing {
                 let (service, lasted) = (flood.service.clone(), flood.last - flood.began);
-                news.push(News::Over { service, key, lasted });
+                events.push(FloodEvent::Ended { service, key, lasted });
             }
-            goes_on
+            is_ongoing
         });
-        news
+        events
     }
 }
 
-fn tell(news: &[News]) {
-    for one in news.iter().take(NAMED_MAX) {
+fn write(events: &[FloodEvent]) {
+    for one in events.iter().take(NAMED_MAX) {
         match one {
-            News::Begins { service, key } => tracing::warn!(
+            FloodEvent::Started { service, key } => tracing::warn!(
                 service,
                 port = %key,
                 "SYN flood: many handshakes are not completed, so new connections are answered with SYN cookies"
             ),
-            News::Over { service, key, lasted } => {
+            FloodEvent::Ended { service, key, lasted } => {
                 tracing::info!(service, port = %key, seconds = lasted.as_secs(), "the SYN flood is over");
             }
         }
     }
-    if let Some(more) = news.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
+    if let Some(more) = events.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
         tracing::warn!(
             more,
             "SYN floods of more service ports started or ended; `tidegate services` lists them"
@@ -108,15 +108,15 @@ mod tests {
         let (mut log, begin) = (FloodLog::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
         let service = || "shop/web".to_owned();
-        assert_eq!(log.turn(Vec::new(), at(0)), []);
-        assert_eq!(log.turn(flooded(), at(1)), [News::Begins { service: service(), key }]);
-        assert_eq!(log.turn(flooded(), at(2)), []);
+        assert_eq!(log.update(Vec::new(), at(0)), []);
+        assert_eq!(log.update(flooded(), at(1)), [FloodEvent::Started { service: service(), key }]);
+        assert_eq!(log.update(flooded(), at(2)), []);
         // A pause.
-        assert_eq!(log.turn(Vec::new(), at(20)), []);
-        assert_eq!(log.turn(flooded(), at(25)), []);
-        assert_eq!(log.turn(Vec::new(), at(54)), []);
-        let over = News::Over { service: service(), key, lasted: Duration::from_secs(24) };
-        assert_eq!(log.turn(Vec::new(), at(55)), [over]);
-        assert_eq!(log.turn(Vec::new(), at(56)), []);
+        assert_eq!(log.update(Vec::new(), at(20)), []);
+        assert_eq!(log.update(flooded(), at(25)), []);
+        assert_eq!(log.update(Vec::new(), at(54)), []);
+        let over = FloodEvent::Ended { service: service(), key, lasted: Duration::from_secs(24) };
+        assert_eq!(log.update(Vec::new(), at(55)), [over]);
+        assert_eq!(log.update(Vec::new(), at(56)), []);
     }
 }

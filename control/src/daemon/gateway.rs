@@ -35,14 +35,14 @@ const THREADS_END: Duration = Duration::from_secs(10);
 /// The shorter limit after one of them has failed: packets are being lost, and a hung thread does not end.
 const THREADS_END_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// How often the loop checks whether a vital task has ended.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the gateway keeps forwarding after a shutdown signal, so that clients of `/readyz` can send their
 /// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// A running gateway, without its dataplane.
 pub(super) struct Gateway {
-    pub(super) _held: Held,
+    pub(super) _guards: Guards,
     pub(super) controller: Controller,
     pub(super) inputs: Inputs,
     pub(super) state: Arc<State>,
@@ -54,13 +54,13 @@ pub(super) struct Gateway {
 }
 
 /// What runs until it is dropped.
-pub(super) struct Held {
+pub(super) struct Guards {
     _listeners: Listeners,
     _flow_exchange: Option<FlowExchange>,
     _drain_watch: DrainWatch,
 }
 
-impl Held {
+impl Guards {
     pub(super) fn new(
         listeners: Listeners,
         flow_exchange: Option<FlowExchange>,
@@ -96,13 +96,13 @@ impl Gateway {
     /// Runs a round after each change, until a signal, a failed thread or task, or another gateway with its
     /// name ends it.
     pub(super) async fn run(&mut self) -> End {
-        self.state.main_loop.turn.begin();
+        self.state.main_loop.iteration.begin();
         self.inputs.pass_to(&mut self.controller);
         self.controller.apply(None).await;
         let started = Instant::now();
         let mut pace = Pace::begin();
         let mut supervisor = Supervisor::of_environment();
-        self.tell(&mut supervisor);
+        self.notify_supervisor(&mut supervisor);
         match self.inputs.manifests.borrow().revision {
             0 => tracing::info!(gateway = self.controller.config().name, "waiting for the initial objects"),
             _ => tracing::info!(gateway = self.controller.config().name, "forwarding"),
@@ -113,9 +113,9 @@ impl Gateway {
                 break end;
             }
             let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
-            self.state.main_loop.turn.end();
+            self.state.main_loop.iteration.end();
             let wake = self.wait(due, &mut supervisor).await;
-            self.state.main_loop.turn.begin();
+            self.state.main_loop.iteration.begin();
             match wake {
                 Wake::Changed => {
                     seen = self.inputs.seen.take();
@@ -159,7 +159,7 @@ impl Gateway {
             let before = cpu_time();
             self.controller.apply(seen).await;
             pace.ended(cpu_time().saturating_sub(before));
-            self.tell(&mut supervisor);
+            self.notify_supervisor(&mut supervisor);
         };
         supervisor.stopping();
         end
@@ -171,19 +171,19 @@ impl Gateway {
         loop {
             let looks = self.state.dataplane.watchdog_checks();
             self.state.main_loop.progress.seen(looks);
-            supervisor.goes_on(looks);
+            supervisor.notify_watchdog(looks);
             if let Some(what) = self.vital.ended() {
                 return Wake::Failed(format!("{what} ended unexpectedly"));
             }
             let next = self.inputs.next(due, self.controller.read());
-            if let Ok(wake) = tokio::time::timeout(LOOK_EVERY, next).await {
+            if let Ok(wake) = tokio::time::timeout(CHECK_INTERVAL, next).await {
                 return wake;
             }
         }
     }
 
     /// Reports to the supervisor whether the gateway forwards, or what it waits for.
-    fn tell(&self, supervisor: &mut Supervisor) {
+    fn notify_supervisor(&self, supervisor: &mut Supervisor) {
         let health = self.state.health();
         supervisor.notify(self.state.forwards(), || {
             waits_for(&self.inputs.source.state().borrow(), &health.degraded)

@@ -199,8 +199,8 @@ impl GatewayDrain {
             }
             Some(_) => Phase::Draining,
         };
-        let is_news = self.phase.send_if_modified(|last| std::mem::replace(last, phase) != phase);
-        if is_news && phase == Phase::Drained {
+        let is_new = self.phase.send_if_modified(|last| std::mem::replace(last, phase) != phase);
+        if is_new && phase == Phase::Drained {
             let flows = inner.progress.map_or(0, |progress| progress.counted.flows);
             tracing::info!(quiet = ?inner.quiet, flows, "drained: no more packets arrive at this gateway");
         }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use super::command::Command;
 use super::controller::Controller;
 use super::flow_sharing::{ApplyChanges, FlowExchange};
-use super::gateway::{Gateway, Held};
+use super::gateway::{Gateway, Guards};
 use super::inputs::{FromCluster, Inputs, Signals};
 use super::layer2::Layer2;
 use super::list_copies::Lists;
@@ -103,8 +103,8 @@ impl Gateway {
         vital.sender("the listeners of health-check node ports", controller.unbound());
         let drain_watch = drain_watch::follow(&state);
         vital.task("the count of packets during a drain", drain_watch.task());
-        let held = Held::new(listeners, flow_exchange, drain_watch);
-        Ok(Self { _held: held, controller, inputs, state, stops_at: None, announcer, vital })
+        let guards = Guards::new(listeners, flow_exchange, drain_watch);
+        Ok(Self { _guards: guards, controller, inputs, state, stops_at: None, announcer, vital })
     }
 }
 
@@ -132,10 +132,10 @@ fn share_flows(
     flow_peers: &Arc<OnceLock<FlowPeers>>,
 ) -> anyhow::Result<Option<FlowExchange>> {
     let of_exchange = Arc::clone(state);
-    let is_able = move || of_exchange.forwards();
-    let seats = (&state.moved_seats, apply_changes(commands));
+    let can_import = move || of_exchange.forwards();
+    let seats = (&state.recent_changes, apply_changes(commands));
     let links = (state.sharing_keys(), start::snat_links(dataplane, state));
-    let flow_exchange = FlowExchange::start(config, dataplane, is_able, seats, flow_peers, links)?;
+    let flow_exchange = FlowExchange::start(config, dataplane, can_import, seats, flow_peers, links)?;
     if let Some(exchange) = &flow_exchange {
         state.share_flows(exchange.shown());
     }
@@ -144,8 +144,8 @@ fn share_flows(
 
 /// Returns a function that passes changes of backends from other gateways to the controller.
 fn apply_changes(commands: mpsc::Sender<Command>) -> ApplyChanges {
-    Box::new(move |moved, answer| match commands.try_send(Command::LearnSeats(moved, answer)) {
-        Err(mpsc::error::TrySendError::Full(Command::LearnSeats(moved, _))) => Some(moved),
+    Box::new(move |moved, answer| match commands.try_send(Command::ImportChanges(moved, answer)) {
+        Err(mpsc::error::TrySendError::Full(Command::ImportChanges(moved, _))) => Some(moved),
         // Either the controller has them, or the gateway is stopping.
         _ => None,
     })

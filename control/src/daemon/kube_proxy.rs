@@ -26,20 +26,20 @@ const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped. The checking
 /// task becomes one of `vital`.
 pub(super) fn follow(config: &GatewayConfig, vital: &mut Vital) -> watch::Receiver<bool> {
-    let (tells, follows) = watch::channel(false);
+    let (sender, receiver) = watch::channel(false);
     // A gateway that listens on this port itself would detect itself.
     let is_own = config.admin.healthz.is_some_and(|address| address.port() == PORT);
     if config.node.name.is_some() && !is_own {
-        let look = tokio::spawn(async move {
-            while !tells.is_closed() {
+        let detection = tokio::spawn(async move {
+            while !sender.is_closed() {
                 let is_there = is_there().await;
-                tells.send_if_modified(|told| std::mem::replace(told, is_there) != is_there);
+                sender.send_if_modified(|last| std::mem::replace(last, is_there) != is_there);
                 sleep(CHECK_INTERVAL).await;
             }
         });
-        vital.task("the detection of kube-proxy", look.abort_handle());
+        vital.task("the detection of kube-proxy", detection.abort_handle());
     }
-    follows
+    receiver
 }
 
 async fn is_there() -> bool {

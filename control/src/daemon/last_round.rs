@@ -42,7 +42,7 @@ impl Round {
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     last: RwLock<Option<Arc<Round>>>,
-    lines_left_out: AtomicU64,
+    suppressed_lines: AtomicU64,
 }
 
 impl Rounds {
@@ -57,12 +57,12 @@ impl Rounds {
     }
 
     /// Counts suppressed log lines.
-    pub(super) fn leave_lines_out(&self, count: u64) {
-        self.lines_left_out.fetch_add(count, Ordering::Relaxed);
+    pub(super) fn count_suppressed_lines(&self, count: u64) {
+        self.suppressed_lines.fetch_add(count, Ordering::Relaxed);
     }
 
     /// The number of suppressed log lines.
-    pub(super) fn lines_left_out(&self) -> u64 {
-        self.lines_left_out.load(Ordering::Relaxed)
+    pub(super) fn suppressed_lines(&self) -> u64 {
+        self.suppressed_lines.load(Ordering::Relaxed)
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// An iteration that takes longer is hung. Each wait for a disk may take 2 s, and the first round with
 /// millions of backends about ten seconds.
-const TURN_MAX: Duration = Duration::from_secs(60);
+const ITERATION_MAX: Duration = Duration::from_secs(60);
 
 /// Without progress for this time, the loop is hung. This is half the time of the unit in `deploy/systemd`.
 /// The liveness probe in `deploy/kubernetes` adds about as much.
@@ -21,9 +21,9 @@ const STANDSTILL_MAX: Duration = Duration::from_secs(45);
 
 /// The current iteration of the loop.
 #[derive(Debug, Default)]
-pub(super) struct Turn(Mutex<Option<(Instant, Timestamp)>>);
+pub(super) struct Iteration(Mutex<Option<(Instant, Timestamp)>>);
 
-impl Turn {
+impl Iteration {
     /// The loop has work to do.
     pub(super) fn begin(&self) {
         *self.inner() = Some((Instant::now(), Timestamp::now()));
@@ -37,7 +37,7 @@ impl Turn {
     /// Why changes have no effect, as text for display.
     pub(super) fn trouble(&self) -> Option<String> {
         let (began, since) = (*self.inner())?;
-        (began.elapsed() > TURN_MAX).then(|| {
+        (began.elapsed() > ITERATION_MAX).then(|| {
             let since = whole_seconds(since);
             format!("the daemon's loop has been busy since {since}: changes are delayed")
         })
@@ -110,17 +110,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_hung_iteration_is_reported_and_a_wait_between_two_is_not() {
-        let turn = Turn::default();
-        turn.begin();
-        tokio::time::advance(TURN_MAX).await;
-        assert_eq!(turn.trouble(), None);
-        turn.end();
-        tokio::time::advance(TURN_MAX * 100).await;
-        assert_eq!(turn.trouble(), None, "it waits for work");
-        turn.begin();
-        tokio::time::advance(TURN_MAX * 2).await;
-        assert!(turn.trouble().is_some_and(|why| why.starts_with("the daemon's loop has been busy since ")));
-        turn.end();
-        assert_eq!(turn.trouble(), None);
+        let iteration = Iteration::default();
+        iteration.begin();
+        tokio::time::advance(ITERATION_MAX).await;
+        assert_eq!(iteration.trouble(), None);
+        iteration.end();
+        tokio::time::advance(ITERATION_MAX * 100).await;
+        assert_eq!(iteration.trouble(), None, "it waits for work");
+        iteration.begin();
+        tokio::time::advance(ITERATION_MAX * 2).await;
+        assert!(
+            iteration.trouble().is_some_and(|why| why.starts_with("the daemon's loop has been busy since "))
+        );
+        iteration.end();
+        assert_eq!(iteration.trouble(), None);
     }
 }

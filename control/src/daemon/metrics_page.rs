@@ -72,8 +72,8 @@ impl State {
             latencies: &self.latencies(&stats),
             flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
             log: LogSample {
-                left_out: self.rounds.lines_left_out()
-                    + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
+                suppressed: self.rounds.suppressed_lines()
+                    + cluster.as_ref().map_or(0, |cluster| cluster.count_suppressed_lines),
                 lost: crate::logging::lost_lines(),
             },
             source: &self.source_state(),

@@ -57,7 +57,7 @@ pub(super) struct Operator {
 
 impl Operator {
     /// Sends a command and waits for its answer.
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, AdminError> {
+    async fn request<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, AdminError> {
         let ending = || AdminError::Unavailable("the daemon is shutting down".to_owned());
         let (answer, answered) = oneshot::channel();
         self.commands.send(command(answer)).await.map_err(|_| ending())?;
@@ -312,13 +312,14 @@ impl AdminBackend for Operator {
                 "no backend or node {target}; accepted: what `tidegate backends` lists"
             )));
         }
-        let Drained { targets, not_kept } = self.ask(|answer| Command::Drain(target.clone(), answer)).await?;
+        let Drained { targets, not_kept } =
+            self.request(|answer| Command::Drain(target.clone(), answer)).await?;
         Ok(api::DrainAnswer { target: target.to_string(), backends, drained: targets, not_kept })
     }
 
     async fn undrain(&self, target: DrainTarget) -> Result<api::DrainAnswer, AdminError> {
         let backends = self.with_round(|round| covered(round, &target));
-        match self.ask(|answer| Command::Undrain(target.clone(), answer)).await? {
+        match self.request(|answer| Command::Undrain(target.clone(), answer)).await? {
             Some(Drained { targets, not_kept }) => {
                 Ok(api::DrainAnswer { target: target.to_string(), backends, drained: targets, not_kept })
             }
@@ -329,13 +330,13 @@ impl AdminBackend for Operator {
     }
 
     async fn drain_gateway(&self) -> Result<api::GatewayDrainAnswer, AdminError> {
-        let not_kept = self.ask(Command::DrainGateway).await?;
+        let not_kept = self.request(Command::DrainGateway).await?;
         Ok(self.gateway_drain(not_kept))
     }
 
     async fn undrain_gateway(&self) -> Result<api::GatewayDrainAnswer, AdminError> {
         let name = &self.state.name;
-        let answer = self.ask(Command::UndrainGateway).await?;
+        let answer = self.request(Command::UndrainGateway).await?;
         let drain = &self.state.drain;
         if drain.is_requested(api::DrainRequester::Signal) {
             return Err(AdminError::Conflict(format!("gateway {name} is stopping, so it stays draining")));
@@ -355,7 +356,7 @@ impl AdminBackend for Operator {
     }
 
     async fn reload(&self) -> Result<api::ReloadAnswer, AdminError> {
-        self.ask(Command::Reload).await
+        self.request(Command::Reload).await
     }
 }
 
@@ -430,9 +431,8 @@ fn pool(round: &Round, usage: &PoolUsage) -> api::PoolView {
     let objects = &round.manifests.objects.address_pools;
     // A pool of the configuration takes precedence over an object with the same name.
     let is_object = objects.get(&usage.pool).is_some_and(|object| {
-        let told = round.outcome.findings.iter().filter(|finding| finding.object == object.meta.key);
-        !told.into_iter().any(|finding| finding.reason == Reason::PoolNotAccepted)
-            || !object.faults.is_empty()
+        let own = round.outcome.findings.iter().filter(|finding| finding.object == object.meta.key);
+        !own.into_iter().any(|finding| finding.reason == Reason::PoolNotAccepted) || !object.faults.is_empty()
     });
     let object = is_object.then(|| format!("AddressPool/{}", usage.pool));
     api::PoolView { object, ..api::PoolView::from(usage) }

@@ -68,10 +68,10 @@ impl Publications {
     pub(super) fn failed(&self, why: &str) -> bool {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
-        let is_news = failure.as_ref().is_none_or(|failure| failure.why != why);
+        let is_new = failure.as_ref().is_none_or(|failure| failure.why != why);
         let since = failure.as_ref().map_or_else(Timestamp::now, |failure| failure.since);
         *failure = Some(PublishFailure { why: why.to_owned(), since });
-        is_news
+        is_new
     }
 
     /// Records that the latest desired state is published. Returns whether that failed before.

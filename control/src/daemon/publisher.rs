@@ -43,7 +43,7 @@ pub(super) struct Publisher {
     /// use was revised incorrectly.
     recompiles: bool,
     /// When to retry what did not fit into the full neighbour table, if anything.
-    looks_for_room_at: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
 impl Publisher {
@@ -58,7 +58,7 @@ impl Publisher {
             applied: None,
             version_applied: 0,
             recompiles: false,
-            looks_for_room_at: None,
+            retry_at: None,
         }
     }
 
@@ -79,13 +79,13 @@ impl Publisher {
 
     /// When [`Self::publish`] must be called although nothing has changed.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.looks_for_room_at
+        self.retry_at
     }
 
     /// Whether something did not fit into the neighbour table and now fits. Entries become free only when the
     /// workers have stopped using an older snapshot, without any other event.
-    fn found_room(&mut self) -> bool {
-        let Some(at) = &mut self.looks_for_room_at else { return false };
+    fn has_capacity(&mut self) -> bool {
+        let Some(at) = &mut self.retry_at else { return false };
         *at = Instant::now() + RETRY;
         let usage = self.dataplane.neighbors().usage();
         usage.next_hops < usage.next_hops_max
@@ -101,8 +101,8 @@ impl Publisher {
     /// problems of ignored parts; `None` if nothing was published.
     pub(super) async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
-        let found_room = self.found_room();
-        if self.is_published(spec) && !self.recompiles && !found_room {
+        let has_capacity = self.has_capacity();
+        if self.is_published(spec) && !self.recompiles && !has_capacity {
             // A state whose publication failed is no longer needed.
             self.state.published();
             return None;
@@ -130,12 +130,12 @@ impl Publisher {
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
-        let lacks_room = published.problems.iter().any(Problem::is_neighbor_table_full);
-        self.looks_for_room_at = lacks_room.then(|| Instant::now() + RETRY);
+        let is_full = published.problems.iter().any(Problem::is_lack_of_room);
+        self.retry_at = is_full.then(|| Instant::now() + RETRY);
         self.handed_over.get_or_insert(published.handed_over);
         self.state.desire(spec.generation);
         self.wait_for_workers().await;
-        self.note_applied();
+        self.record_applied();
         let (generation, services) = (published.generation, spec.services.len());
         tracing::debug!(generation, services, "published");
         Some(published.problems)
@@ -150,7 +150,7 @@ impl Publisher {
     /// Services whose latest state the workers have not applied yet.
     pub(super) fn check_applied(&mut self, outcome: &Arc<Outcome>, version: u64) -> BTreeSet<ObjectKey> {
         // A worker may have been slow in an earlier round.
-        self.note_applied();
+        self.record_applied();
         let is_forwarded = self.is_published(&outcome.spec);
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {
             self.version_applied = version;
@@ -161,7 +161,7 @@ impl Publisher {
 
     /// Records how long the workers took to apply a snapshot, once each of them has. If another snapshot
     /// followed meanwhile, both count as one.
-    fn note_applied(&mut self) {
+    fn record_applied(&mut self) {
         if self.dataplane.applied_generation() >= self.generation
             && let Some(since) = self.handed_over.take()
         {

@@ -44,7 +44,7 @@ impl RoundLog {
             && (Arc::ptr_eq(&self.report, &manifests.report) || self.report == manifests.report)
             && (&*self.problems, &*self.own) == (problems, own)
         {
-            logging::left_out(&self.faults.summaries(now));
+            logging::suppressed(&self.faults.summaries(now));
             return 0;
         }
         let of_namespaces = manifests.faults_of_namespaces.iter();
@@ -62,19 +62,19 @@ impl RoundLog {
             .chain(own)
             .filter(|finding| !reported.contains(&finding.diagnostic))
             .map(|finding| (finding.object.namespace.clone(), finding.diagnostic.clone()));
-        let left_out = problems.iter().map(|problem| {
+        let suppressed = problems.iter().map(|problem| {
             let namespace = namespace_of(problem, &outcome.spec.services).unwrap_or_default();
             (namespace.to_owned(), Diagnostic::warning(problem.to_string()))
         });
-        let faults = of_namespaces.chain(others).chain(findings).chain(left_out);
-        let news = self.faults.news(faults.collect(), now);
-        news.faults.iter().for_each(logging::diagnostic);
-        logging::left_out(&news.left_out);
+        let faults = of_namespaces.chain(others).chain(findings).chain(suppressed);
+        let lines = self.faults.lines(faults.collect(), now);
+        lines.faults.iter().for_each(logging::diagnostic);
+        logging::suppressed(&lines.suppressed);
         self.findings = Arc::clone(&outcome.findings);
         self.report = Arc::clone(&manifests.report);
         self.own = own.to_vec();
         self.problems = problems.to_vec();
-        news.left_out_now
+        lines.suppressed_now
     }
 }
 

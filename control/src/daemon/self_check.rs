@@ -292,11 +292,11 @@ mod tests {
         check.begin(subject(&mut Reconciler::default(), &before, &now));
         assert_eq!(ended(&mut check), [Layer::Allocation]);
         // The thread sends the signal after its result, so that the receiver finds the result.
-        let is_told = |_| {
+        let is_signalled = |_| {
             thread::sleep(Duration::from_millis(10));
             over.has_changed().expect("the sender lives")
         };
-        assert!((0..1_000).any(is_told), "no wake-up was sent");
+        assert!((0..1_000).any(is_signalled), "no wake-up was sent");
         assert_eq!(counts.read(), [("reconcile", 1, 0), ("allocation", 1, 1), ("snapshot", 0, 0)]);
         check.begin(subject(&mut Reconciler::default(), &now, &now));
         assert_eq!(ended(&mut check), []);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_switch_turns_comparisons_off() {
+    async fn comparisons_can_be_disabled() {
         let mut check = SelfCheck::new(Arc::default());
         (0..10).for_each(|_| check.changed());
         tokio::time::advance(Duration::from_secs(100)).await;

@@ -63,8 +63,8 @@ struct Use {
 struct Uses(BTreeMap<IpAddr, Use>);
 
 impl Uses {
-    fn note(&mut self, news: &FlowUpdate, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
-        let FlowUpdate::Live(record) = news else { return };
+    fn record_use(&mut self, update: &FlowNews, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
+        let FlowNews::Is(record) = update else { return };
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
         // In mode `nat`, the source is the client.
@@ -82,12 +82,12 @@ impl Uses {
 
     /// The addresses that have had no reply for [`REPLIES_AFTER`], and that no serving peer owns.
     fn without_replies(&self, peers: &[PeerStatus], now: Duration) -> Vec<IpAddr> {
-        let is_left_to =
+        let is_served =
             |address: &IpAddr| peers.iter().any(|peer| serves(peer) && peer.snat.addresses.contains(address));
         let lacks =
             |used: &Use| used.without_replies.is_some_and(|since| now.saturating_sub(since) >= REPLIES_AFTER);
-        let unled = self.0.iter().filter(|(address, used)| lacks(used) && !is_left_to(address));
-        unled.map(|(&address, _)| address).collect()
+        let missing = self.0.iter().filter(|(address, used)| lacks(used) && !is_served(address));
+        missing.map(|(&address, _)| address).collect()
     }
 }
 
@@ -124,9 +124,9 @@ impl SnatExchange {
     }
 
     /// Records the SNAT address of a flow on this gateway.
-    pub(super) fn note(&mut self, news: &FlowNews, now: Duration) {
+    pub(super) fn record_use(&mut self, update: &FlowNews, now: Duration) {
         let (own, stays) = (&self.own.addresses, &self.stays);
-        self.uses.note(news, now, |address| own.contains(address) || stays.contains(address));
+        self.uses.record_use(update, now, |address| own.contains(address) || stays.contains(address));
     }
 
     /// Decides again, and applies the decision. `catches_up`: the gateway lacks flows of peers; `is_cut_off`:
@@ -227,19 +227,19 @@ mod tests {
     fn a_snat_address_without_replies_is_reported_until_a_gateway_serves_it() {
         let second = Duration::from_secs(1);
         let mut uses = Uses::default();
-        let unled: Vec<IpAddr> = vec![[192, 0, 2, 2].into()];
+        let missing: Vec<IpAddr> = vec![[192, 0, 2, 2].into()];
         let gone = [peer(2, PeerState::Connecting, true)];
-        uses.note(&flow(false), second, |_| false);
-        uses.note(&flow(false), REPLIES_AFTER, |_| false);
+        uses.record_use(&flow(false), second, |_| false);
+        uses.record_use(&flow(false), REPLIES_AFTER, |_| false);
         assert!(uses.without_replies(&gone, REPLIES_AFTER).is_empty(), "replies may still arrive");
         let now = REPLIES_AFTER + second;
-        assert_eq!(uses.without_replies(&gone, now), unled);
-        assert_eq!(uses.without_replies(&[peer(2, PeerState::Up, false)], now), unled, "it is draining");
+        assert_eq!(uses.without_replies(&gone, now), missing);
+        assert_eq!(uses.without_replies(&[peer(2, PeerState::Up, false)], now), missing, "it is draining");
         assert!(uses.without_replies(&[peer(2, PeerState::Up, true)], now).is_empty(), "it is back");
-        uses.note(&flow(true), now, |_| false);
+        uses.record_use(&flow(true), now, |_| false);
         assert!(uses.without_replies(&gone, now).is_empty(), "a reply has arrived");
         let mut uses = Uses::default();
-        uses.note(&flow(false), second, |address| unled.contains(address));
+        uses.record_use(&flow(false), second, |address| missing.contains(address));
         assert!(uses.without_replies(&[], now).is_empty(), "it is an address of this gateway");
     }
 }

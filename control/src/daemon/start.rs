@@ -32,7 +32,7 @@ const SAVE_MAX: Duration = Duration::from_millis(1500);
 /// If reading a directory of manifests takes longer, it counts as not answering.
 const READING_MAX: Duration = Duration::from_secs(15);
 /// How often that is checked.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface
 /// has changed state, or a worker hangs or recovers.
@@ -149,7 +149,7 @@ fn directory_state(
     let (state, shown) = watch::channel(SourceState::connected_since(Timestamp::now()));
     tokio::spawn(async move {
         while !state.is_closed() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let hangs = takes().is_some_and(|takes| takes >= READING_MAX);
             if state.borrow().connected != hangs {
                 continue;
@@ -279,7 +279,7 @@ mod tests {
         let takes = move || Some(Duration::from_secs(read.load(Ordering::Relaxed)));
         let mut state = directory_state(takes, "/srv/manifests".to_owned());
         seconds.store(READING_MAX.as_secs() - 1, Ordering::Relaxed);
-        tokio::time::sleep(LOOK_EVERY * 3).await;
+        tokio::time::sleep(CHECK_INTERVAL * 3).await;
         assert!(state.borrow_and_update().connected);
         seconds.store(READING_MAX.as_secs(), Ordering::Relaxed);
         state.changed().await.expect("it is followed");

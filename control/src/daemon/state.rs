@@ -30,10 +30,10 @@ use super::flow_sharing::{self, Gap, Shown};
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::last_round::{Round, Rounds};
 use super::layer2::Layer2View;
-use super::loop_watchdog::{Progress, Turn};
-use super::moved_seats::MovedSeats;
+use super::loop_watchdog::{Iteration, Progress};
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
+use super::recent_changes::RecentChanges;
 use super::self_check::Comparisons;
 use super::symptoms::Symptoms;
 use crate::telemetry::{Generations, Latencies};
@@ -53,7 +53,7 @@ pub(super) struct State {
     /// Whether the daemon's loop is alive.
     pub(super) main_loop: Loop,
     /// Recent changes of backends, for other gateways.
-    pub(super) moved_seats: Arc<MovedSeats>,
+    pub(super) recent_changes: Arc<RecentChanges>,
     readiness: Readiness,
     pub(super) publications: Publications,
     pub(super) rounds: Rounds,
@@ -67,7 +67,7 @@ pub(super) struct State {
 #[derive(Debug, Default)]
 pub(super) struct Loop {
     /// Its current iteration.
-    pub(super) turn: Turn,
+    pub(super) iteration: Iteration,
     /// Whether it makes progress.
     pub(super) progress: Progress,
 }
@@ -128,7 +128,7 @@ impl State {
             comparisons: Arc::default(),
             drain: GatewayDrain::default(),
             main_loop: Loop::default(),
-            moved_seats: Arc::default(),
+            recent_changes: Arc::default(),
             readiness: Readiness::new(started),
             publications: Publications::default(),
             rounds: Rounds::default(),
@@ -337,8 +337,8 @@ impl State {
     }
 
     /// Counts suppressed log lines.
-    pub(super) fn log_lines_left_out(&self, count: u64) {
-        self.rounds.leave_lines_out(count);
+    pub(super) fn count_suppressed_lines(&self, count: u64) {
+        self.rounds.count_suppressed_lines(count);
     }
 
     /// Records a round; `took` is the time from its start until it was applied, `change` the time since the

@@ -139,7 +139,7 @@ impl Supervisor {
 
     /// Notifies the watchdog, if that is due, that the daemon's loop is alive. `looks` counts the dataplane's
     /// checks for hung threads: while it does not increase, the watchdog is not notified.
-    pub(super) fn goes_on(&mut self, looks: u64) {
+    pub(super) fn notify_watchdog(&mut self, looks: u64) {
         let now = Instant::now();
         let is_due = self.watchdog.as_ref().is_some_and(|of| of.due <= now && of.looks != looks);
         if is_due
@@ -211,7 +211,7 @@ mod tests {
         while others.send_to(b"READY=1\n", directory.path().join(SOCKET)).is_ok() {}
     }
 
-    fn heard(socket: &UnixDatagram) -> Option<String> {
+    fn received(socket: &UnixDatagram) -> Option<String> {
         let mut bytes = [0; 512];
         let length = socket.recv(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
@@ -220,30 +220,30 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn ready_is_sent_when_it_forwards_or_after_a_long_wait() {
         let (directory, supervisor) = listening();
-        let told = |gateway: &mut Supervisor, forwards: bool| {
+        let notified = |gateway: &mut Supervisor, forwards: bool| {
             gateway.notify(forwards, || "waiting for the API server".to_owned());
-            heard(&supervisor)
+            received(&supervisor)
         };
         let start = || notifies(&directory);
 
         let mut gateway = start();
-        assert_eq!(told(&mut gateway, true).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
-        assert_eq!((told(&mut gateway, true), gateway.due()), (None, None));
-        assert_eq!(told(&mut gateway, false).as_deref(), Some("STATUS=waiting for the API server\n"));
+        assert_eq!(notified(&mut gateway, true).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
+        assert_eq!((notified(&mut gateway, true), gateway.due()), (None, None));
+        assert_eq!(notified(&mut gateway, false).as_deref(), Some("STATUS=waiting for the API server\n"));
         assert!(gateway.due().is_some(), "it checks again");
-        assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
+        assert_eq!(notified(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
 
         let mut gateway = start();
         let waits = "STATUS=waiting for the API server\n";
-        assert_eq!(told(&mut gateway, false).as_deref(), Some(waits));
+        assert_eq!(notified(&mut gateway, false).as_deref(), Some(waits));
         tokio::time::advance(READY_MAX - Duration::from_millis(1)).await;
-        assert_eq!(told(&mut gateway, false), None);
+        assert_eq!(notified(&mut gateway, false), None);
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(told(&mut gateway, false).as_deref(), Some("READY=1\n"));
-        assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
+        assert_eq!(notified(&mut gateway, false).as_deref(), Some("READY=1\n"));
+        assert_eq!(notified(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
         gateway.stopping();
-        assert_eq!(heard(&supervisor).as_deref(), Some("STOPPING=1\nSTATUS=stopping\n"));
-        assert_eq!((told(&mut gateway, false), told(&mut gateway, true)), (None, None));
+        assert_eq!(received(&supervisor).as_deref(), Some("STOPPING=1\nSTATUS=stopping\n"));
+        assert_eq!((notified(&mut gateway, false), notified(&mut gateway, true)), (None, None));
     }
 
     #[tokio::test(start_paused = true)]
@@ -253,9 +253,9 @@ mod tests {
         let mut gateway = notifies(&directory);
         gateway.notify(true, String::new);
         assert!(gateway.due().is_some(), "it is retried");
-        while heard(&supervisor).is_some() {}
+        while received(&supervisor).is_some() {}
         gateway.notify(true, String::new);
-        assert_eq!(heard(&supervisor).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
+        assert_eq!(received(&supervisor).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
         assert!(gateway.due().is_none());
     }
 
@@ -264,18 +264,18 @@ mod tests {
         let (directory, supervisor) = listening();
         let time = Duration::from_secs(90);
         let mut gateway = Supervisor { watchdog: Some(Watchdog::after(time)), ..notifies(&directory) };
-        let mut told = |looks| {
-            gateway.goes_on(looks);
-            heard(&supervisor)
+        let mut notified = |looks| {
+            gateway.notify_watchdog(looks);
+            received(&supervisor)
         };
-        assert_eq!(told(0), None, "the check for hung threads has not started");
-        assert_eq!(told(1).as_deref(), Some("WATCHDOG=1\n"));
+        assert_eq!(notified(0), None, "the check for hung threads has not started");
+        assert_eq!(notified(1).as_deref(), Some("WATCHDOG=1\n"));
         tokio::time::advance(time / 2 - Duration::from_millis(1)).await;
-        assert_eq!(told(2), None, "it is not due yet");
+        assert_eq!(notified(2), None, "it is not due yet");
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(told(1), None, "the check for hung threads hung");
-        assert_eq!(told(2).as_deref(), Some("WATCHDOG=1\n"));
-        assert_eq!(told(3), None);
+        assert_eq!(notified(1), None, "the check for hung threads hung");
+        assert_eq!(notified(2).as_deref(), Some("WATCHDOG=1\n"));
+        assert_eq!(notified(3), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -284,12 +284,12 @@ mod tests {
         fill(&directory);
         let mut gateway =
             Supervisor { watchdog: Some(Watchdog::after(Duration::from_secs(90))), ..notifies(&directory) };
-        gateway.goes_on(1);
-        while let Some(message) = heard(&supervisor) {
+        gateway.notify_watchdog(1);
+        while let Some(message) = received(&supervisor) {
             assert_eq!(message, "READY=1\n");
         }
-        gateway.goes_on(2);
-        assert_eq!(heard(&supervisor).as_deref(), Some("WATCHDOG=1\n"));
+        gateway.notify_watchdog(2);
+        assert_eq!(received(&supervisor).as_deref(), Some("WATCHDOG=1\n"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -88,12 +88,12 @@ fn mark(services: &mut [Arc<ServiceView>], problems: &[Problem]) {
         }
         let view = Arc::make_mut(view);
         for port in &mut view.ports {
-            let Some(left_out) = of_port.get(&key(port)) else { continue };
-            let [(_, first), rest @ ..] = &left_out[..] else { continue };
+            let Some(ignored) = of_port.get(&key(port)) else { continue };
+            let [(_, first), rest @ ..] = &ignored[..] else { continue };
             let more = if rest.is_empty() { String::new() } else { format!(", and {} more", rest.len()) };
             view.warnings.push(format!("{first}{more}"));
-            let addresses: BTreeSet<SocketAddr> = left_out.iter().map(|(backend, _)| *backend).collect();
-            leave_out(port, &addresses);
+            let addresses: BTreeSet<SocketAddr> = ignored.iter().map(|(backend, _)| *backend).collect();
+            ignore(port, &addresses);
             if port.refused.is_none() && port.backends.iter().all(|one| one.why == BackendWhy::NoNextHop) {
                 port.refused = Some(PortRefusal::from("no worker has any of its backends".to_owned()));
             }
@@ -105,7 +105,7 @@ fn key(port: &PortView) -> ServiceKey {
     ServiceKey { vip: port.vip, protocol: port.protocol, port: port.port }
 }
 
-fn leave_out(port: &mut PortView, backends: &BTreeSet<SocketAddr>) {
+fn ignore(port: &mut PortView, backends: &BTreeSet<SocketAddr>) {
     for one in &mut port.backends {
         if backends.contains(&SocketAddr::new(one.address, one.port)) {
             (one.state, one.why) = (BackendViewState::Down, BackendWhy::NoNextHop);
@@ -127,7 +127,7 @@ mod tests {
         Arc::new(views_testing::service(name, vec![port]))
     }
 
-    fn left_out(backend: &str) -> Problem {
+    fn ignored(backend: &str) -> Problem {
         Problem::Backend {
             service: ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 },
             label: "shop/web http".into(),
@@ -140,7 +140,7 @@ mod tests {
     fn a_backend_without_a_next_hop_is_not_shown_as_active() {
         let mut services = [service("web", "203.0.113.1"), service("api", "203.0.113.2")];
         let other = Arc::clone(&services[1]);
-        mark(&mut services, &[left_out("10.0.0.2:80")]);
+        mark(&mut services, &[ignored("10.0.0.2:80")]);
         let port = &services[0].ports[0];
         assert_eq!(port.count(BackendViewState::Active), 1);
         assert_eq!(
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_port_without_any_backend_that_has_a_next_hop_is_not_programmed() {
         let mut services = [service("web", "203.0.113.1")];
-        mark(&mut services, &[left_out("10.0.0.1:80"), left_out("10.0.0.2:80")]);
+        mark(&mut services, &[ignored("10.0.0.1:80"), ignored("10.0.0.2:80")]);
         let refused = services[0].ports[0].refused.as_ref().expect("no worker serves it");
         assert_eq!(refused.to_string(), "no worker has any of its backends");
         let [warning] = &services[0].warnings[..] else { panic!("one for the port") };

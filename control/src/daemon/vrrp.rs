@@ -57,7 +57,7 @@ struct Groups {
     strangers: BTreeSet<String>,
     timeout: Duration,
     /// The start of the latest check.
-    heard: BootTime,
+    last_check: BootTime,
     /// Since when the state of every group has been unknown, if it is.
     unknown_since: Option<BootTime>,
     /// When a check arrived after such a long silence that another gateway may have been the master
@@ -69,13 +69,13 @@ impl Groups {
     fn new(config: &VrrpConfig, now: BootTime) -> Self {
         let states = config.groups.iter().map(|name| (name.clone(), GroupState::Unknown)).collect();
         let since = config.groups.iter().map(|name| (name.clone(), now)).collect();
-        let (timeout, heard) = (config.heartbeat_timeout, BootTime(0));
+        let (timeout, last_check) = (config.heartbeat_timeout, BootTime(0));
         Self {
             states,
             since,
             strangers: BTreeSet::new(),
             timeout,
-            heard,
+            last_check,
             unknown_since: Some(now),
             paused: None,
         }
@@ -126,10 +126,10 @@ impl Groups {
     ) -> Option<String> {
         // A later time would be an error of the caller; an earlier one is a check that waited.
         let began = began.min(now);
-        if self.heard > BootTime(0) && began > self.heard.plus(self.timeout) {
+        if self.last_check > BootTime(0) && began > self.last_check.plus(self.timeout) {
             self.paused = Some(began);
         }
-        self.heard = self.heard.max(began);
+        self.last_check = self.last_check.max(began);
         // The first checks after a pause may run before flow sharing has noticed the pause.
         if !is_cut_off && self.paused.is_some_and(|at| began > at.plus(self.timeout)) {
             self.paused = None;
@@ -151,7 +151,7 @@ impl Groups {
     /// Until when this gateway owns each group.
     fn grants(&self) -> impl Iterator<Item = (&String, BootTime)> {
         self.states.iter().map(|(name, state)| match state {
-            GroupState::Master => (name, self.heard.plus(self.timeout)),
+            GroupState::Master => (name, self.last_check.plus(self.timeout)),
             _ => (name, BootTime(0)),
         })
     }

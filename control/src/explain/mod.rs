@@ -75,9 +75,9 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
 #[must_use]
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
-    let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
+    let ports = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
     let mut same =
-        asked.filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0);
+        ports.filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0);
     let of = |s: &ServiceView, why: &dyn fmt::Display| format!("{}/{}: {why}", s.namespace, s.name);
     match same.clone().find(|(_, p)| p.refused.is_none()) {
         // The Service that serves it comes first; others may have been refused.
@@ -396,7 +396,7 @@ fn deliver(
     let longer = text::longer(packet, snapshot.policy().fragment_ipv4, mtu, overhead);
     let mut found = format!("{}; {longer}", text::mtu(name, link_mtu, path, overhead));
     if let Some(version) = service.proxy_protocol {
-        found = format!("{found}; {}", text::room_for_header(version, service.proxy_tlvs, packet));
+        found = format!("{found}; {}", text::header_overhead(version, service.proxy_tlvs, packet));
     }
     draft.step("mtu", found);
     let is_limited = service.mss_limit > 0 && service.mode != ForwardingMode::DsrL2;

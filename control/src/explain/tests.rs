@@ -76,11 +76,16 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
     }
 }
 
-fn ask_about(spec: &SnapshotSpec, source: &str, destination: &str, refused: Option<&str>) -> Explanation {
-    ask_beside(spec, &NeighborTable::new(), (source, destination), refused)
+fn explained_from(
+    spec: &SnapshotSpec,
+    source: &str,
+    destination: &str,
+    refused: Option<&str>,
+) -> Explanation {
+    explained_with(spec, &NeighborTable::new(), (source, destination), refused)
 }
 
-fn ask_beside(
+fn explained_with(
     spec: &SnapshotSpec,
     neighbors: &NeighborTable,
     (source, destination): (&str, &str),
@@ -97,8 +102,8 @@ fn ask_beside(
     explain(&snapshot, about, &packet)
 }
 
-fn ask(spec: &SnapshotSpec, destination: &str) -> Explanation {
-    ask_about(spec, "198.51.100.7:40000", destination, None)
+fn explained(spec: &SnapshotSpec, destination: &str) -> Explanation {
+    explained_from(spec, "198.51.100.7:40000", destination, None)
 }
 
 fn found<'a>(explanation: &'a Explanation, step: &str) -> &'a str {
@@ -113,7 +118,7 @@ fn a_syn_cookie_for_a_new_connection_is_shown() {
     let of = |mode, cookies| {
         let mut spec = spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
         spec.network.policy.syn_cookies = cookies;
-        let steps = ask(&spec, "203.0.113.1:80").steps;
+        let steps = explained(&spec, "203.0.113.1:80").steps;
         steps.into_iter().find(|step| step.step == "syn cookie").map(|step| step.found)
     };
     let always = of(ForwardingMode::FullNat, SynCookies::Always);
@@ -127,25 +132,28 @@ fn a_syn_cookie_for_a_new_connection_is_shown() {
     let web = service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)]);
     let mut own = spec(vec![ServiceSpec { syn_cookies: Some(SynCookies::Off), ..web }]);
     own.network.policy.syn_cookies = SynCookies::Always;
-    assert!(ask(&own, "203.0.113.1:80").steps.iter().all(|step| step.step != "syn cookie"));
+    assert!(explained(&own, "203.0.113.1:80").steps.iter().all(|step| step.step != "syn cookie"));
 }
 
 #[test]
 fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
     let spec = spec(vec![service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])]);
-    let told = ask(&spec, "203.0.113.1:80");
-    let steps: Vec<&str> = told.steps.iter().map(|s| s.step.as_str()).collect();
+    let explanation = explained(&spec, "203.0.113.1:80");
+    let steps: Vec<&str> = explanation.steps.iter().map(|s| s.step.as_str()).collect();
     let expected =
         ["destination", "service", "source range", "flow", "seat", "backend", "mode", "next hop", "mtu"];
     assert_eq!(steps, expected);
-    assert_eq!((told.verdict.as_str(), told.reason.as_str(), told.generation), ("transmit", "forward", 7));
-    assert_eq!(told.service.as_deref(), Some("default/web:http"));
-    assert_eq!(told.backend, Some("10.0.0.1:8080".parse().expect("an address")));
     assert_eq!(
-        found(&told, "next hop"),
+        (explanation.verdict.as_str(), explanation.reason.as_str(), explanation.generation),
+        ("transmit", "forward", 7)
+    );
+    assert_eq!(explanation.service.as_deref(), Some("default/web:http"));
+    assert_eq!(explanation.backend, Some("10.0.0.1:8080".parse().expect("an address")));
+    assert_eq!(
+        found(&explanation, "next hop"),
         "router 192.0.2.1 on uplink, 02:00:00:00:00:01 (dataplane.neighbors)"
     );
-    assert!(found(&told, "mode").contains("192.0.2.3"), "{told}");
+    assert!(found(&explanation, "mode").contains("192.0.2.3"), "{explanation}");
 }
 
 #[test]
@@ -154,9 +162,9 @@ fn a_proxy_protocol_header_is_shown_as_the_backend_receives_it() {
         proxy_protocol: Some(ProxyVersion::V1),
         ..service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])
     };
-    let told = ask(&spec(vec![proxied]), "203.0.113.1:80");
+    let explanation = explained(&spec(vec![proxied]), "203.0.113.1:80");
     assert_eq!(
-        found(&told, "proxy protocol"),
+        found(&explanation, "proxy protocol"),
         "v1, 46 bytes in front of the client's data: PROXY TCP4 198.51.100.7 203.0.113.1 40000 80"
     );
 }
@@ -170,10 +178,10 @@ fn the_backend_is_the_one_that_the_selection_hash_chooses() {
     let vip = Addr::v4([203, 0, 113, 1]);
     let service = snapshot.service(Snapshot::hash_service(&vip, 6, 80), &vip, 6, 80).expect("it is there");
     for port in 40_000..40_050 {
-        let told = ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
+        let explanation = explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
         let hash = selection_hash(&Addr::v4([198, 51, 100, 7]), port, &vip, 80, 6);
         let owner = service.select(hash).and_then(|id| snapshot.backend(id)).expect("all are active");
-        assert_eq!(told.backend, Some(SocketAddr::new(owner.address.ip(), 80)));
+        assert_eq!(explanation.backend, Some(SocketAddr::new(owner.address.ip(), 80)));
     }
 }
 
@@ -183,50 +191,52 @@ fn rendezvous_shows_seat_and_rank_and_maglev_the_slot() {
     let by = |scheduler| {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         web.scheduler = scheduler;
-        ask(&spec(vec![web]), "203.0.113.1:80")
+        explained(&spec(vec![web]), "203.0.113.1:80")
     };
-    let told = by(Scheduler::Rendezvous);
-    let Some(BackendChoice::Seat { seat, deck: 0, rank, seats: 2 }) = told.choice else { panic!("{told}") };
+    let explanation = by(Scheduler::Rendezvous);
+    let Some(BackendChoice::Seat { seat, deck: 0, rank, seats: 2 }) = explanation.choice else {
+        panic!("{explanation}")
+    };
     let words =
         format!("{seat}, the first of 2 occupied seats in the flow's order, at rank {rank} of 8192: hash 0x");
-    assert!(found(&told, "seat").starts_with(&words), "{told}");
+    assert!(found(&explanation, "seat").starts_with(&words), "{explanation}");
     let owns = "owns the seat: weight 1, 1 seat (50.0 %) beside 1 other (2 active)";
-    assert!(found(&told, "backend").ends_with(owns), "{told}");
+    assert!(found(&explanation, "backend").ends_with(owns), "{explanation}");
 
-    let told = by(Scheduler::Maglev { slots: 251 });
-    let Some(BackendChoice::Slot { slot, slots: 251 }) = told.choice else { panic!("{told}") };
-    assert!(found(&told, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{told}");
-    assert!(found(&told, "backend").contains("owns the slot: weight 1, 12"), "{told}");
+    let explanation = by(Scheduler::Maglev { slots: 251 });
+    let Some(BackendChoice::Slot { slot, slots: 251 }) = explanation.choice else { panic!("{explanation}") };
+    assert!(found(&explanation, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{explanation}");
+    assert!(found(&explanation, "backend").contains("owns the slot: weight 1, 12"), "{explanation}");
 }
 
 #[test]
 fn a_stateful_scheduler_lists_its_candidates_and_no_single_backend() {
-    let ask_of = |scheduler, backends: &[(&str, u16, BackendState)]| {
+    let explain_scheduler = |scheduler, backends: &[(&str, u16, BackendState)]| {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, backends);
         web.scheduler = scheduler;
-        ask(&spec(vec![web]), "203.0.113.1:80")
+        explained(&spec(vec![web]), "203.0.113.1:80")
     };
     let two = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     for (scheduler, how) in [
         (Scheduler::WeightedRoundRobin, "wrr: the worker that receives the packet assigns its new flows"),
         (Scheduler::Loads(LoadRule::LeastConnections), "lc: the worker that receives the packet compares"),
     ] {
-        let told = ask_of(scheduler, &two);
+        let explanation = explain_scheduler(scheduler, &two);
         let name = scheduler.as_str().to_owned();
-        assert_eq!(told.choice, Some(BackendChoice::OfWorker { scheduler: name, candidates: 2 }));
-        assert!(found(&told, "scheduler").starts_with(how), "{told}");
+        assert_eq!(explanation.choice, Some(BackendChoice::OfWorker { scheduler: name, candidates: 2 }));
+        assert!(found(&explanation, "scheduler").starts_with(how), "{explanation}");
         let named = "one of 10.0.0.1:80 (50.0 %), 10.0.0.2:80 (50.0 %) (share by weight)";
-        assert_eq!(found(&told, "backend"), named);
+        assert_eq!(found(&explanation, "backend"), named);
         assert_eq!(
-            (told.verdict, told.reason.as_str(), told.backend),
+            (explanation.verdict, explanation.reason.as_str(), explanation.backend),
             (PacketVerdict::Transmit, "forward", None)
         );
-        let one = ask_of(scheduler, &two[..1]);
+        let one = explain_scheduler(scheduler, &two[..1]);
         assert_eq!(one.backend, Some("10.0.0.1:80".parse().expect("an address")), "{one}");
     }
-    let source = ask_of(Scheduler::SourceHash, &two);
+    let source = explain_scheduler(Scheduler::SourceHash, &two);
     assert!(found(&source, "seat").ends_with("of the client's address alone"), "{source}");
-    let destination = ask_of(Scheduler::DestinationHash, &two);
+    let destination = explain_scheduler(Scheduler::DestinationHash, &two);
     assert!(found(&destination, "seat").ends_with("of the VIP alone"), "{destination}");
 }
 
@@ -237,8 +247,8 @@ fn hash_client_is_shown_as_the_input_of_the_choice() {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         web.scheduler = scheduler;
         web.choice.hash = tidegate_spec::HashInput::Client;
-        let told = ask(&spec(vec![web]), "203.0.113.1:80");
-        assert!(found(&told, step).ends_with("of the client's address alone"), "{told}");
+        let explanation = explained(&spec(vec![web]), "203.0.113.1:80");
+        assert!(found(&explanation, step).ends_with("of the client's address alone"), "{explanation}");
     }
 }
 
@@ -251,9 +261,9 @@ fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
     let spec = spec(vec![web]);
     let (mut taken, mut not_taken) = (0, 0);
     for port in 40_000..40_200 {
-        let told = ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
-        let backend = told.backend.map(|at| at.to_string()).expect("it has one");
-        match told.steps.iter().find(|step| step.step == "slow start") {
+        let explanation = explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
+        let backend = explanation.backend.map(|at| at.to_string()).expect("it has one");
+        match explanation.steps.iter().find(|step| step.step == "slow start") {
             Some(step) if backend == "10.0.0.2:80" => {
                 assert_eq!(
                     step.found,
@@ -266,7 +276,7 @@ fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
                 assert_eq!((step.found.as_str(), backend.as_str()), (words, "10.0.0.1:80"));
                 not_taken += 1;
             }
-            None => assert_eq!(backend, "10.0.0.1:80", "{told}"),
+            None => assert_eq!(backend, "10.0.0.1:80", "{explanation}"),
         }
     }
     assert!(taken > 10 && not_taken > taken, "{taken} {not_taken}");
@@ -279,7 +289,7 @@ fn affinity_hashes_only_the_client() {
     web.affinity = Some(Duration::from_secs(10_800));
     let spec = spec(vec![web]);
     let chosen: std::collections::BTreeSet<_> = (40_000..40_050)
-        .map(|port| ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None).backend)
+        .map(|port| explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None).backend)
         .collect();
     assert_eq!(chosen.len(), 1);
 }
@@ -287,33 +297,40 @@ fn affinity_hashes_only_the_client() {
 #[test]
 fn a_tunnel_header_reduces_the_mtu() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
-    let told = ask(&spec(vec![web]), "203.0.113.1:80");
+    let explanation = explained(&spec(vec![web]), "203.0.113.1:80");
     let next_hop = Some("192.0.2.11".parse().expect("an address"));
-    assert_eq!(told.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
+    assert_eq!(explanation.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
 }
 
 #[test]
 fn longer_packets_are_handled_by_family_policy_and_header() {
     let backends = [("192.0.2.11", 80, ACTIVE)];
     let mut direct = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &backends)]);
-    let told = ask(&direct, "203.0.113.1:80");
+    let explanation = explained(&direct, "203.0.113.1:80");
     assert_eq!(
-        found(&told, "mtu"),
+        found(&explanation, "mtu"),
         "1500 bytes, the MTU of uplink; longer packets are answered with \"fragmentation needed\" if they have DF, \
          else fragmented"
     );
     direct.network.policy.fragment_ipv4 = false;
-    let told = ask(&direct, "203.0.113.1:80");
-    assert!(found(&told, "mtu").ends_with("also without DF (dataplane.oversized: answer)"), "{told}");
+    let explanation = explained(&direct, "203.0.113.1:80");
+    assert!(
+        found(&explanation, "mtu").ends_with("also without DF (dataplane.oversized: answer)"),
+        "{explanation}"
+    );
 
     let six = [service(ForwardingMode::DsrIpip, "2001:db8:1::1", 80, &backends)];
-    let ask_six = |spec: &SnapshotSpec| ask_about(spec, "[2001:db8:9::7]:40000", "[2001:db8:1::1]:80", None);
+    let explain_v6 =
+        |spec: &SnapshotSpec| explained_from(spec, "[2001:db8:9::7]:40000", "[2001:db8:1::1]:80", None);
     let mut tunnel = spec(six.to_vec());
-    let told = ask_six(&tunnel);
-    assert!(found(&told, "mtu").ends_with("; longer packets are answered with \"packet too big\""), "{told}");
+    let explanation = explain_v6(&tunnel);
+    assert!(
+        found(&explanation, "mtu").ends_with("; longer packets are answered with \"packet too big\""),
+        "{explanation}"
+    );
     tunnel.network.interfaces[0].mtu = 1280;
-    let told = ask_six(&tunnel);
-    assert!(found(&told, "mtu").ends_with("in fragments of the outer packet"), "{told}");
+    let explanation = explain_v6(&tunnel);
+    assert!(found(&explanation, "mtu").ends_with("in fragments of the outer packet"), "{explanation}");
 
     use tidegate_wire::proxy_tlvs::ProxyTlvs;
     let (none, both) = (ProxyTlvs::NONE, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
@@ -333,23 +350,24 @@ fn longer_packets_are_handled_by_family_policy_and_header() {
             source: "198.51.100.7:40000".parse().expect("an address"),
             destination: "203.0.113.1:80".parse().expect("an address"),
         };
-        let told = explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
+        let explanation =
+            explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
         let expected = format!("{needs}, for the header of the PROXY protocol");
-        assert!(found(&told, "mtu").ends_with(&expected), "{told}");
-        let header = found(&told, "proxy protocol");
+        assert!(found(&explanation, "mtu").ends_with(&expected), "{explanation}");
+        let header = found(&explanation, "proxy protocol");
         assert_eq!(header.contains("; TLVs "), proxy_tlvs != none, "{header}");
         assert_eq!(header.ends_with("; TLVs unique-id, crc32c"), expected.contains("54 bytes"), "{header}");
     }
 
     let plain = service(ForwardingMode::FullNat, "203.0.113.1", 80, &backends);
     let toa = spec(vec![ServiceSpec { proxy_protocol: Some(ProxyVersion::Toa), ..plain }]);
-    let told = ask(&toa, "203.0.113.1:80");
+    let explanation = explained(&toa, "203.0.113.1:80");
     assert_eq!(
-        found(&told, "proxy protocol"),
+        found(&explanation, "proxy protocol"),
         "toa, TCP option 254 of 8 bytes in each segment of the client until the backend has acknowledged data: \
          198.51.100.7:40000"
     );
-    assert!(found(&told, "mtu").ends_with("needs 8 bytes more, for the option TOA"), "{told}");
+    assert!(found(&explanation, "mtu").ends_with("needs 8 bytes more, for the option TOA"), "{explanation}");
 }
 
 #[test]
@@ -361,10 +379,10 @@ fn traffic_that_a_backend_originates_is_shown_as_forwarded_or_refused() {
             forward,
             masquerade: vec![],
         };
-        let told = ask_about(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
-        assert_eq!(format!("{} {}", told.verdict, told.reason), verdict);
-        assert!(found(&told, "gateway").starts_with("192.0.2.11 is in dataplane.gateway.prefixes"));
-        let elsewhere = ask_about(&spec, "192.0.2.200:40000", "10.1.2.3:53", None);
+        let explanation = explained_from(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
+        assert_eq!(format!("{} {}", explanation.verdict, explanation.reason), verdict);
+        assert!(found(&explanation, "gateway").starts_with("192.0.2.11 is in dataplane.gateway.prefixes"));
+        let elsewhere = explained_from(&spec, "192.0.2.200:40000", "10.1.2.3:53", None);
         assert_eq!((elsewhere.verdict.as_str(), elsewhere.reason.as_str()), ("punt", "not_ours"));
     }
 }
@@ -374,13 +392,13 @@ fn masqueraded_traffic_is_shown_as_leaving_with_a_snat_address() {
     let net = || vec!["192.0.2.0/25".parse().expect("a net")];
     let mut spec = spec(vec![]);
     spec.network.gateway = GatewaySpec { prefixes: net(), forward: true, masquerade: net() };
-    let told = ask_about(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
-    assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("transmit", "masqueraded"));
+    let explanation = explained_from(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
+    assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), ("transmit", "masqueraded"));
     assert!(
-        found(&told, "masquerade").contains("the source becomes one of dataplane.snatAddresses"),
-        "{told}"
+        found(&explanation, "masquerade").contains("the source becomes one of dataplane.snatAddresses"),
+        "{explanation}"
     );
-    let inside = ask_about(&spec, "192.0.2.11:40000", "192.0.2.12:53", None);
+    let inside = explained_from(&spec, "192.0.2.11:40000", "192.0.2.12:53", None);
     assert_eq!((inside.verdict.as_str(), inside.reason.as_str()), ("transmit", "routed"));
 }
 
@@ -389,8 +407,8 @@ fn the_limit_of_the_segment_size_is_shown_where_it_applies() {
     let limited = |mode, clamp| {
         let port = if mode == ForwardingMode::FullNat { 8080 } else { 80 };
         let web = service(mode, "203.0.113.1", 80, &[("192.0.2.11", port, ACTIVE)]);
-        let told = ask(&spec(vec![ServiceSpec { mss_clamp: clamp, ..web }]), "203.0.113.1:80");
-        told.steps.iter().find(|step| step.step == "segment size").map(|step| step.found.clone())
+        let explanation = explained(&spec(vec![ServiceSpec { mss_clamp: clamp, ..web }]), "203.0.113.1:80");
+        explanation.steps.iter().find(|step| step.step == "segment size").map(|step| step.found.clone())
     };
     let in_syn = |most: u16, whose: &str| {
         Some(format!(
@@ -414,8 +432,8 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
     let (one, two) = (("192.0.2.11", 8080, ACTIVE), ("192.0.2.12", 8080, ACTIVE));
     let rules = PassiveHealth::default();
     let shown = |backends: &[_], rules| {
-        let told = ask(&web(backends, rules), "203.0.113.1:80");
-        told.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
+        let explanation = explained(&web(backends, rules), "203.0.113.1:80");
+        explanation.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
     };
     let found = "if it refuses the connection, up to 2 others are tried; after 3 failures in a row it is set \
                  aside for 10s, at most 50 % of the backends are";
@@ -436,10 +454,10 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
     };
     let about =
         Circumstances { set_aside: &ids, ..Circumstances::of_files(&neighbors, Now::default(), None) };
-    let told = explain(&snapshot, about, &packet).to_string();
+    let explanation = explain(&snapshot, about, &packet).to_string();
     assert!(
-        told.contains("a worker has set this backend aside, and assigns new flows to another one"),
-        "{told}"
+        explanation.contains("a worker has set this backend aside, and assigns new flows to another one"),
+        "{explanation}"
     );
 }
 
@@ -449,72 +467,80 @@ fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     let mut spec = spec(vec![web]);
     let flow = ("198.51.100.7:40000", "203.0.113.1:80");
     let neighbors = NeighborTable::new();
-    neighbors.path_mtus().record(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
-    let told = ask_beside(&spec, &neighbors, flow, None);
-    assert_eq!(told.way.as_ref().map(|way| way.mtu), Some(1380));
+    neighbors.path_mtus().learn(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
+    let explanation = explained_with(&spec, &neighbors, flow, None);
+    assert_eq!(explanation.way.as_ref().map(|way| way.mtu), Some(1380));
     assert!(
-        found(&told, "mtu").starts_with("1380 bytes: 1400, as reported by a router on the path"),
-        "{told}"
+        found(&explanation, "mtu").starts_with("1380 bytes: 1400, as reported by a router on the path"),
+        "{explanation}"
     );
-    assert!(found(&told, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{told}");
+    assert!(found(&explanation, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{explanation}");
 
     spec.network.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
-    let told = ask_beside(&spec, &neighbors, flow, None);
-    assert!(found(&told, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"), "{told}");
+    let explanation = explained_with(&spec, &neighbors, flow, None);
+    assert!(
+        found(&explanation, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"),
+        "{explanation}"
+    );
 }
 
 #[test]
 fn each_refusal_shows_its_reason() {
     let none = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[])]);
-    let end = |told: &Explanation| format!("{} {}", told.verdict, told.reason);
-    assert_eq!(end(&ask(&none, "203.0.113.1:80")), "transmit no_endpoints");
-    assert_eq!(end(&ask(&none, "203.0.113.1:81")), "transmit no_service");
-    assert_eq!(end(&ask(&none, "192.0.2.2:22")), "punt local");
-    assert_eq!(end(&ask(&none, "192.0.2.3:22")), "transmit no_flow");
-    assert_eq!(end(&ask(&none, "8.8.8.8:53")), "punt not_ours");
-    assert_eq!(end(&ask(&none, "224.0.0.5:53")), "punt local");
+    let end = |explanation: &Explanation| format!("{} {}", explanation.verdict, explanation.reason);
+    assert_eq!(end(&explained(&none, "203.0.113.1:80")), "transmit no_endpoints");
+    assert_eq!(end(&explained(&none, "203.0.113.1:81")), "transmit no_service");
+    assert_eq!(end(&explained(&none, "192.0.2.2:22")), "punt local");
+    assert_eq!(end(&explained(&none, "192.0.2.3:22")), "transmit no_flow");
+    assert_eq!(end(&explained(&none, "8.8.8.8:53")), "punt not_ours");
+    assert_eq!(end(&explained(&none, "224.0.0.5:53")), "punt local");
 
     let mut silent = none.clone();
     silent.network.policy =
         Policy { reset_unknown_flows: false, reject_unserved_ports: false, ..Policy::default() };
-    assert_eq!(end(&ask(&silent, "203.0.113.1:81")), "drop no_service");
-    assert_eq!(end(&ask(&silent, "192.0.2.3:22")), "drop no_snat_flow");
+    assert_eq!(end(&explained(&silent, "203.0.113.1:81")), "drop no_service");
+    assert_eq!(end(&explained(&silent, "192.0.2.3:22")), "drop no_snat_flow");
 
     let down = [("10.0.0.1", 80, BackendState::Down), ("10.0.0.2", 80, BackendState::Draining)];
-    let told = ask(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
-    assert_eq!(found(&told, "backend"), "none of the 2 backends accepts new flows (1 draining, 1 down)");
+    let explanation =
+        explained(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
+    assert_eq!(
+        found(&explanation, "backend"),
+        "none of the 2 backends accepts new flows (1 draining, 1 down)"
+    );
 
-    let asked = ask_about(
+    let refused_port = explained_from(
         &none,
         "198.51.100.7:1",
         "203.0.113.1:443",
         Some("tidegate.dev/hash: client is not supported yet"),
     );
     assert!(
-        found(&asked, "service").ends_with("not served: tidegate.dev/hash: client is not supported yet"),
-        "{asked}"
+        found(&refused_port, "service")
+            .ends_with("not served: tidegate.dev/hash: client is not supported yet"),
+        "{refused_port}"
     );
 
     let one = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &[("192.0.2.12", 80, ACTIVE)])]);
-    assert_eq!(end(&ask(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
-    assert_eq!(end(&ask_about(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
-    assert_eq!(end(&ask_about(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
+    assert_eq!(end(&explained(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
+    assert_eq!(end(&explained_from(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
+    assert_eq!(end(&explained_from(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
 }
 
 #[test]
 fn a_backend_that_is_its_own_client_is_masqueraded_or_refused() {
     let own = |mode| spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
-    let told = ask_about(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
-    assert!(found(&told, "hairpin").contains("sent from 192.0.2.3"), "{told}");
-    assert_eq!(told.verdict, PacketVerdict::Transmit);
+    let explanation = explained_from(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
+    assert!(found(&explanation, "hairpin").contains("sent from 192.0.2.3"), "{explanation}");
+    assert_eq!(explanation.verdict, PacketVerdict::Transmit);
     let mut without = own(ForwardingMode::Nat);
     without.network.snat_addresses.clear();
-    let told = ask_about(&without, "10.0.0.1:5", "203.0.113.1:80", None);
-    assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "hairpin"));
-    assert!(found(&told, "hairpin").contains("dataplane.snatAddresses"), "{told}");
+    let explanation = explained_from(&without, "10.0.0.1:5", "203.0.113.1:80", None);
+    assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), ("drop", "hairpin"));
+    assert!(found(&explanation, "hairpin").contains("dataplane.snatAddresses"), "{explanation}");
     for (mode, source) in [(ForwardingMode::FullNat, "10.0.0.1:5"), (ForwardingMode::Nat, "10.0.0.2:5")] {
-        let told = ask_about(&own(mode), source, "203.0.113.1:80", None);
-        assert!(told.steps.iter().all(|step| step.step != "hairpin"), "{told}");
+        let explanation = explained_from(&own(mode), source, "203.0.113.1:80", None);
+        assert!(explanation.steps.iter().all(|step| step.step != "hairpin"), "{explanation}");
     }
 }
 
@@ -529,9 +555,9 @@ fn a_forged_source_is_refused_with_the_reason() {
         ("192.0.2.255:5", "192.0.2.255 cannot be answered"),
         ("192.0.2.1:5", "192.0.2.1 is the next hop of a default route"),
     ] {
-        let told = ask_about(&spec, source, "203.0.113.1:80", None);
-        assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "bad_source"));
-        assert!(found(&told, "source").starts_with(why), "{told}");
+        let explanation = explained_from(&spec, source, "203.0.113.1:80", None);
+        assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), ("drop", "bad_source"));
+        assert!(found(&explanation, "source").starts_with(why), "{explanation}");
     }
     for (source, destination, end) in [
         ("203.0.113.1:5", "203.0.113.1:81", ("drop", "bad_source")),
@@ -539,14 +565,21 @@ fn a_forged_source_is_refused_with_the_reason() {
         ("192.0.2.1:5", "192.0.2.2:179", ("punt", "local")),
         ("0.0.0.0:68", "255.255.255.255:67", ("punt", "local")),
     ] {
-        let told = ask_about(&spec, source, destination, None);
-        assert_eq!((told.verdict.as_str(), told.reason.as_str()), end, "{told}");
+        let explanation = explained_from(&spec, source, destination, None);
+        assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), end, "{explanation}");
     }
-    let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
-    assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "bad_source"), "{told}");
+    let explanation = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
+    assert_eq!(
+        (explanation.verdict.as_str(), explanation.reason.as_str()),
+        ("drop", "bad_source"),
+        "{explanation}"
+    );
     spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().expect("a net"));
-    let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
-    assert!(found(&told, "source").contains("on its own link") && told.backend.is_some(), "{told}");
+    let explanation = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
+    assert!(
+        found(&explanation, "source").contains("on its own link") && explanation.backend.is_some(),
+        "{explanation}"
+    );
 }
 
 #[test]
@@ -555,13 +588,13 @@ fn the_source_range_that_allows_or_refuses_a_client_is_shown() {
     let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)]);
     web.source_ranges = Some([net("198.51.0.0/16"), net("198.51.100.0/24"), net("192.0.2.0/24")].into());
     let closed = spec(vec![web]);
-    let inside = ask(&closed, "203.0.113.1:80");
+    let inside = explained(&closed, "203.0.113.1:80");
     assert_eq!(
         found(&inside, "source range"),
         "198.51.100.7 is allowed: 198.51.100.0/24 is the longest matching range"
     );
     assert_eq!(inside.verdict, PacketVerdict::Transmit);
-    let outside = ask_about(&closed, "8.8.8.8:40000", "203.0.113.1:80", None);
+    let outside = explained_from(&closed, "8.8.8.8:40000", "203.0.113.1:80", None);
     assert_eq!((outside.verdict.as_str(), outside.reason.as_str()), ("drop", "source_range"));
     assert_eq!(
         found(&outside, "source range"),
@@ -569,18 +602,20 @@ fn the_source_range_that_allows_or_refuses_a_client_is_shown() {
     );
     assert_eq!(outside.backend, None);
     let open = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
-    assert!(found(&ask(&open, "203.0.113.1:80"), "source range").starts_with("all clients are allowed"));
+    assert!(
+        found(&explained(&open, "203.0.113.1:80"), "source range").starts_with("all clients are allowed")
+    );
 }
 
 #[test]
 fn text_and_json_agree() {
     let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
-    let told = ask(&spec, "203.0.113.1:80");
-    let text = told.to_string();
+    let explanation = explained(&spec, "203.0.113.1:80");
+    let text = explanation.to_string();
     assert!(text.starts_with("TCP 198.51.100.7:40000 -> 203.0.113.1:80, by snapshot 7\n 1. destination  "));
     assert!(text.ends_with("=> transmit (forward) to 10.0.0.1:80\n"));
-    let json = serde_json::to_string(&told).expect("plain values");
-    assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), told);
+    let json = serde_json::to_string(&explanation).expect("plain values");
+    assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), explanation);
 }
 
 #[test]
@@ -602,9 +637,9 @@ fn session_affinity_overrides_the_hash_in_the_explanation() {
     for (n, state) in [(1, true), (2, true), (3, false), (4, false)] {
         let at = format!("10.0.0.{n}:80").parse().expect("an address with a port");
         let about = Circumstances { affinity: Some(at), ..of_files };
-        let told = explain(&snapshot, about, &packet);
-        assert_eq!(told.backend, Some(if state { at } else { by_hash }), "{told}");
-        assert!(found(&told, "affinity").contains(&at.to_string()));
+        let explanation = explain(&snapshot, about, &packet);
+        assert_eq!(explanation.backend, Some(if state { at } else { by_hash }), "{explanation}");
+        assert!(found(&explanation, "affinity").contains(&at.to_string()));
     }
     let about = Circumstances { silent_workers: 1, ..of_files };
     assert!(found(&explain(&snapshot, about, &packet), "flow").contains("1 did not answer in time"));
@@ -616,18 +651,20 @@ fn an_explanation_is_one_flat_json_object_and_round_trips() {
     let by = |scheduler| {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         web.scheduler = scheduler;
-        ask(&spec(vec![web]), "203.0.113.1:80")
+        explained(&spec(vec![web]), "203.0.113.1:80")
     };
     let way = ["interface", "nextHop", "mtu"];
     let both = [by(Scheduler::Rendezvous), by(Scheduler::Maglev { slots: 251 })];
-    for (told, choice) in both.into_iter().zip([&["seat", "deck", "rank", "seats"][..], &["slot", "slots"]]) {
-        let json = serde_json::to_value(&told).expect("JSON");
+    for (explanation, choice) in
+        both.into_iter().zip([&["seat", "deck", "rank", "seats"][..], &["slot", "slots"]])
+    {
+        let json = serde_json::to_value(&explanation).expect("JSON");
         let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
         assert!(way.iter().chain(choice).all(|key| json[key].is_u64() || json[key].is_string()), "{keys:?}");
         assert_eq!(keys.len(), 8 + choice.len() + way.len(), "{keys:?}");
-        assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), told);
+        assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), explanation);
     }
-    let refused = ask(&spec(vec![]), "203.0.113.1:80");
+    let refused = explained(&spec(vec![]), "203.0.113.1:80");
     let json = serde_json::to_value(&refused).expect("JSON");
     let mut keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
     keys.sort();
@@ -651,16 +688,23 @@ fn the_limits_of_a_service_and_the_one_that_refuses_a_flow_are_shown() {
         source: "198.51.100.7:40000".parse().expect("an address with a port"),
         destination: "203.0.113.5:80".parse().expect("an address with a port"),
     };
-    let ask =
+    let explained =
         |lab: &Lab| explain(&lab.snapshot, Circumstances::of_files(&lab.neighbors, lab.now, None), &packet);
-    let told = ask(&lab);
-    assert_eq!(told.verdict, PacketVerdict::Transmit, "{told}");
+    let explanation = explained(&lab);
+    assert_eq!(explanation.verdict, PacketVerdict::Transmit, "{explanation}");
     assert_eq!(
-        found(&told, "limits"),
+        found(&explanation, "limits"),
         "default/web has, on all ports and addresses together: at most 1 connections, 0 now, 2500 Mbit/s in each direction"
     );
     lab.send(Builder::tcp("198.51.100.8:40000", "203.0.113.5:80").flags(flags::SYN));
-    let told = ask(&lab);
-    assert_eq!((told.verdict, told.reason.as_str()), (PacketVerdict::Drop, "service_connections"), "{told}");
-    assert!(found(&told, "limits").ends_with("a new connection is refused until one ends"), "{told}");
+    let explanation = explained(&lab);
+    assert_eq!(
+        (explanation.verdict, explanation.reason.as_str()),
+        (PacketVerdict::Drop, "service_connections"),
+        "{explanation}"
+    );
+    assert!(
+        found(&explanation, "limits").ends_with("a new connection is refused until one ends"),
+        "{explanation}"
+    );
 }

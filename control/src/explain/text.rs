@@ -520,7 +520,7 @@ pub(super) fn longer(packet: &Packet, fragments_ipv4: bool, fits: u16, overhead:
 }
 
 /// Which packets also need space for the header of the PROXY protocol.
-pub(super) fn room_for_header(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
+pub(super) fn header_overhead(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
     let which = match packet.protocol.0 {
         Protocol::Udp => "each datagram",
         Protocol::Tcp | Protocol::Sctp => "the first segment",

@@ -71,7 +71,7 @@ pub struct GatewaySample<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct LogSample {
     /// Suppressed lines about faults of objects.
-    pub left_out: u64,
+    pub suppressed: u64,
     /// Lines that standard error did not accept.
     pub lost: u64,
 }
@@ -96,7 +96,7 @@ pub struct FlowSharingSample {
     /// Rejected datagrams, by reason.
     pub rejected: Vec<(&'static str, u64)>,
     /// Messages about flows from other gateways, by result.
-    pub learned: Vec<(&'static str, u64)>,
+    pub results: Vec<(&'static str, u64)>,
     /// Messages about flows that were lost because a queue was full, by queue.
     pub lost: [(&'static str, u64); 2],
 }

@@ -67,12 +67,12 @@ impl<'a> WithoutSeries<'a> {
 /// The maximum for each of these, so that all together have at most `max`.
 fn share(mut sizes: Vec<usize>, max: usize) -> usize {
     sizes.sort_unstable();
-    let (mut left, mut others) = (max, sizes.len());
+    let (mut remaining, mut others) = (max, sizes.len());
     for size in sizes {
-        if size > left / others {
-            return left / others;
+        if size > remaining / others {
+            return remaining / others;
         }
-        (left, others) = (left - size, others - 1);
+        (remaining, others) = (remaining - size, others - 1);
     }
     usize::MAX
 }

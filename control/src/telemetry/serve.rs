@@ -99,7 +99,7 @@ mod tests {
     const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
     /// The complete answer to a request that is sent byte for byte.
-    async fn ask(address: SocketAddr, request: &str) -> String {
+    async fn fetch(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.expect("the listener listens");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -117,7 +117,7 @@ mod tests {
         let render = move || format!("n {}\n", made.fetch_add(1, Ordering::Relaxed));
         let listener = serve(LOOPBACK, render).await.unwrap();
         for n in 0..2 {
-            let answer = ask(listener.address(), &get("/metrics")).await;
+            let answer = fetch(listener.address(), &get("/metrics")).await;
             let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
             assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
             assert!(
@@ -126,7 +126,7 @@ mod tests {
             );
             assert_eq!(body, format!("n {n}\n"));
         }
-        let query = ask(listener.address(), &get("/metrics?x=1")).await;
+        let query = fetch(listener.address(), &get("/metrics?x=1")).await;
         assert!(query.ends_with("n 2\n"), "{query}");
     }
 
@@ -134,11 +134,11 @@ mod tests {
     async fn other_paths_and_methods_are_refused_without_rendering() {
         let listener = serve(LOOPBACK, || panic!("no page is requested")).await.unwrap();
         for path in ["/", "/metrics/", "/metricsx"] {
-            let answer = ask(listener.address(), &get(path)).await;
+            let answer = fetch(listener.address(), &get(path)).await;
             assert!(answer.starts_with("HTTP/1.1 404 "), "{path}: {answer}");
         }
         let post = "POST /metrics HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\n\r\n";
-        let answer = ask(listener.address(), post).await;
+        let answer = fetch(listener.address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
         assert!(answer.contains("\r\nAllow: GET, HEAD\r\n"), "{answer}");
     }
@@ -151,8 +151,8 @@ mod tests {
             "fine 1\n".to_owned()
         };
         let listener = serve(LOOPBACK, render).await.unwrap();
-        assert!(ask(listener.address(), &get("/metrics")).await.starts_with("HTTP/1.1 500 "));
-        assert!(ask(listener.address(), &get("/metrics")).await.ends_with("fine 1\n"));
+        assert!(fetch(listener.address(), &get("/metrics")).await.starts_with("HTTP/1.1 500 "));
+        assert!(fetch(listener.address(), &get("/metrics")).await.ends_with("fine 1\n"));
     }
 
     #[tokio::test]
@@ -161,7 +161,7 @@ mod tests {
         let address = listener.address();
         let mut clients = JoinSet::new();
         for _ in 0..3 * Limits::SCRAPES.connections_max {
-            clients.spawn(async move { ask(address, &get("/metrics")).await });
+            clients.spawn(async move { fetch(address, &get("/metrics")).await });
         }
         let answers = clients.join_all().await;
         assert_eq!(answers.len(), 3 * Limits::SCRAPES.connections_max);

@@ -147,7 +147,7 @@ async fn the_probes_have_the_shape_of_kube_proxys() {
 }
 
 #[test]
-fn an_update_that_waits_too_long_makes_the_gateway_unhealthy_until_it_is_applied() {
+fn a_late_update_makes_the_gateway_unhealthy_until_it_is_applied() {
     let second = Duration::from_secs;
     let wall = |s| Timestamp::from_second(s).expect("a time");
     let health = ProxyHealth::new(second(60), wall(0));

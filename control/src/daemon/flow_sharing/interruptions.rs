@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Interruptions {
     /// When the last loop iteration was.
-    turned: Duration,
+    last_iteration: Duration,
     /// When the process last continued after a pause.
     pub(super) resumed: Duration,
     /// Whether there was a session with any peer in the last loop iteration.
@@ -28,7 +28,7 @@ impl Interruptions {
     /// Detects a pause of the process, and the loss of the last session. Sessions that peers ended during a
     /// pause are ended here before anything is received.
     pub(super) fn notice(&mut self, hub: &mut Hub, now: Duration) {
-        let paused = now.saturating_sub(std::mem::replace(&mut self.turned, now));
+        let paused = now.saturating_sub(std::mem::replace(&mut self.last_iteration, now));
         hub.end_silent(now);
         let was_up = std::mem::replace(&mut self.was_up, hub.is_up());
         let lost_all = was_up && !self.was_up;

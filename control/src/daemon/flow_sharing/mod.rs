@@ -39,17 +39,17 @@ use tidegate_sharing::{Hub, HubConfig, Keys, PeerState, PeerStatus, Rejection, S
 use tidegate_spec::BackendChange;
 use tokio::sync::watch;
 
-use super::catch_up::{CatchUp, Seen, Step};
+use super::catch_up::{CatchUp, Observation, Step};
 use super::found_peers::FoundPeers;
-use super::moved_seats::MovedSeats;
+use super::recent_changes::RecentChanges;
 use super::snat_exchange::{SnatExchange, SnatLinks};
 
 /// The longest wait for a datagram, and so the longest delay of messages from workers.
-const TURN: Duration = Duration::from_millis(5);
+const ITERATION: Duration = Duration::from_millis(5);
 /// How many datagrams are received per loop iteration.
-const DATAGRAMS_PER_TURN: usize = 512;
+const DATAGRAMS_PER_ITERATION: usize = 512;
 /// How many messages of each worker are sent per loop iteration.
-const MESSAGES_PER_TURN: usize = 4_096;
+const MESSAGES_PER_ITERATION: usize = 4_096;
 /// How often the state is shown and changes of peers are logged.
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
 
@@ -64,15 +64,15 @@ pub(super) struct FlowExchange {
 }
 
 impl FlowExchange {
-    /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` returns
+    /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `can_import` returns
     /// whether the workers have the Services: until then, messages of peers wait. `seats` are the
     /// controller's changes, and `apply` passes it those of peers. `found` will contain the gateways of the
     /// cluster if peers are discovered. `snat` are the connections to whatever moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
-        is_able: impl Fn() -> bool + Send + 'static,
-        (seats, apply): (&Arc<MovedSeats>, ApplyChanges),
+        can_import: impl Fn() -> bool + Send + 'static,
+        (seats, apply): (&Arc<RecentChanges>, ApplyChanges),
         found: &Arc<OnceLock<FlowPeers>>,
         (new_keys, snat): (watch::Receiver<Option<Keys>>, SnatLinks),
     ) -> anyhow::Result<Option<Self>> {
@@ -108,7 +108,7 @@ impl FlowExchange {
             started: Instant::now(),
             lost: 0,
             trouble: None,
-            ability: Ability { is_able: Box::new(is_able), was_able: false },
+            ability: Ability { can_import: Box::new(can_import), could_import: false },
             interruptions: Interruptions::default(),
             catch_up: CatchUp::new(finds_peers, keeps_flows),
             found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
@@ -166,16 +166,16 @@ pub(super) fn keys(config: &FlowSharingConfig) -> Option<Keys> {
 /// Whether the workers can import messages of peers.
 struct Ability {
     /// Whether the workers have the Services.
-    is_able: Box<dyn Fn() -> bool + Send>,
+    can_import: Box<dyn Fn() -> bool + Send>,
     /// Whether they have had them before: they keep them from then on.
-    was_able: bool,
+    could_import: bool,
 }
 
 impl Ability {
     /// Whether the workers have the Services for the first time.
     fn begins(&mut self) -> bool {
-        let begins = !self.was_able && (self.is_able)();
-        self.was_able |= begins;
+        let begins = !self.could_import && (self.can_import)();
+        self.could_import |= begins;
         begins
     }
 }
@@ -188,7 +188,7 @@ struct Exchange {
     /// The gateways of the cluster, if peers are discovered.
     found: Option<FoundPeers>,
     /// Changes of backends to send to peers.
-    seats: Arc<MovedSeats>,
+    seats: Arc<RecentChanges>,
     received: ReceivedChanges,
     /// The keys of the configuration.
     keys: watch::Receiver<Option<Keys>>,
@@ -209,8 +209,8 @@ impl Exchange {
         let mut wait = Duration::ZERO;
         let mut shown = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            let is_more = self.turn(wait);
-            wait = if is_more { Duration::ZERO } else { TURN };
+            let is_more = self.serve_once(wait);
+            wait = if is_more { Duration::ZERO } else { ITERATION };
             if self.interruptions.was_interrupted || shown.elapsed() >= SHOWN_EVERY {
                 shown = Instant::now();
                 self.show();
@@ -219,7 +219,7 @@ impl Exchange {
     }
 
     /// Serves the socket and the workers once. Returns whether there is more work right now.
-    fn turn(&mut self, wait: Duration) -> bool {
+    fn serve_once(&mut self, wait: Duration) -> bool {
         self.socket.wait(wait);
         let mut trouble = None;
         self.interruptions.notice(&mut self.hub, self.started.elapsed());
@@ -227,7 +227,7 @@ impl Exchange {
         let now = self.started.elapsed();
         let walked = self.sharing.walked();
         let (hub, snat) = (&mut self.hub, &mut self.snat);
-        let is_more = self.sharing.drain_exports(MESSAGES_PER_TURN, |news| {
+        let is_more = self.sharing.take_told(MESSAGES_PER_ITERATION, |news| {
             if let Some(snat) = snat {
                 snat.note(&news, now);
             }
@@ -244,9 +244,9 @@ impl Exchange {
             // It tells peers which SNAT addresses the restored flows use.
             hub.was_told_too_little();
         }
-        if self.ability.was_able {
+        if self.ability.could_import {
             let (sharing, received) = (&self.sharing, &mut self.received);
-            let has_caught_up = self.catch_up.was_over();
+            let has_caught_up = self.catch_up.was_done();
             hub.pass_on(|message| match message {
                 // Flows of removed backends follow these changes.
                 Message::Flow(news) => !received.is_under_way() && sharing.learn(news),
@@ -272,7 +272,7 @@ impl Exchange {
     /// Receives waiting datagrams, up to a limit. Returns whether there may be more.
     fn receive(&mut self, trouble: &mut Option<String>) -> bool {
         let (socket, hub, started) = (&self.socket, &mut self.hub, self.started);
-        socket.receive(DATAGRAMS_PER_TURN, trouble, |from, datagram, trouble| {
+        socket.receive(DATAGRAMS_PER_ITERATION, trouble, |from, datagram, trouble| {
             hub.receive(from, datagram, started.elapsed(), |to, answer| socket.send(to, answer, trouble));
         })
     }
@@ -285,17 +285,17 @@ impl Exchange {
         let Known { is_complete, absent, faults } = self.known();
         let expected: Vec<PeerStatus> =
             peers.iter().filter(|peer| !absent.contains(&peer.address)).cloned().collect();
-        let is_able = (self.ability.is_able)();
+        let can_import = (self.ability.can_import)();
         let shared = Arc::clone(&self.shown);
         let mut shown = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let was_interrupted = std::mem::take(&mut self.interruptions.was_interrupted);
         let catches_up = self.catches_up(
             is_complete.then_some(&expected),
             was_interrupted || shown.gap.was_interrupted,
-            is_able,
+            can_import,
         );
         let was_paused = std::mem::take(&mut self.interruptions.was_paused);
-        let is_cut_off = catches_up && (shown.gap.is_cut_off || was_paused || !is_able);
+        let is_cut_off = catches_up && (shown.gap.is_cut_off || was_paused || !can_import);
         let (state, resumed) = ((catches_up, is_cut_off), self.interruptions.resumed);
         let snat = self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, state, resumed, now));
         log_changes(&shown.peers, &peers, &absent);
@@ -359,35 +359,35 @@ impl Exchange {
         &mut self,
         expected: Option<&Vec<PeerStatus>>,
         was_interrupted: bool,
-        is_able: bool,
+        can_import: bool,
     ) -> bool {
         let now = self.started.elapsed();
         if was_interrupted {
             self.catch_up.interrupt();
         }
         let outcomes = self.sharing.outcomes();
-        let unknown = [ImportOutcome::UnknownService, ImportOutcome::UnknownBackend];
-        let seen = Seen {
+        let unknown = [Learned::UnknownService, Learned::UnknownBackend];
+        let seen = Observation {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,
             refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
-            has_taken_all: !self.received.is_under_way() && self.sharing.has_imported_all(),
-            is_able,
+            has_applied_all: !self.received.is_under_way() && self.sharing.has_learned_all(),
+            can_import,
         };
         let step = self.catch_up.step(&seen, now);
         match step {
-            Step::Seeks => {
+            Step::Connect => {
                 self.hub.seek(now);
                 // After the start, peers send everything on their own, and are queried later.
-                if self.catch_up.was_over() {
+                if self.catch_up.was_done() {
                     self.hub.ask(Walk::Check);
                 }
             }
-            Step::Checks => self.hub.ask(Walk::Check),
-            Step::AsksAgain => self.hub.ask(Walk::Again),
-            Step::Waits | Step::IsOver => {}
+            Step::Recheck => self.hub.ask(Walk::Check),
+            Step::Requery => self.hub.ask(Walk::Again),
+            Step::Wait | Step::Done => {}
         }
-        step != Step::IsOver
+        step != Step::Done
     }
 }
 

@@ -6,16 +6,17 @@ use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
 use tidegate_spec::{BackendChange, ServiceKey};
 use tokio::sync::oneshot;
 
-use crate::daemon::moved_seats::Moved;
+use crate::daemon::recent_changes::BackendChanges;
 
 /// Sends changes of backends to the controller, with a channel that confirms when the workers have applied
 /// them. Returns the changes if the controller's queue is full.
-pub(in crate::daemon) type ApplyChanges = Box<dyn Fn(Moved, oneshot::Sender<()>) -> Option<Moved> + Send>;
+pub(in crate::daemon) type ApplyChanges =
+    Box<dyn Fn(BackendChanges, oneshot::Sender<()>) -> Option<BackendChanges> + Send>;
 
 /// The changes that peers have sent and that the workers have not applied yet.
 pub(super) struct ReceivedChanges {
     apply: ApplyChanges,
-    waiting: Moved,
+    waiting: BackendChanges,
     /// Confirms when the workers have applied the changes last sent to the controller.
     applied: Option<oneshot::Receiver<()>>,
 }
@@ -27,11 +28,11 @@ impl ReceivedChanges {
 
     /// Queues a change for the controller. Returns false if the queue is full.
     pub(super) fn add(&mut self, service: ServiceKey, change: BackendChange) -> bool {
-        let has_room = self.waiting.len() < SEATS_MAX + LEFT_MAX;
-        if has_room {
+        let has_space = self.waiting.len() < SEATS_MAX + LEFT_MAX;
+        if has_space {
             self.waiting.push((service, change));
         }
-        has_room
+        has_space
     }
 
     /// Sends the queued changes to the controller, unless it is still applying previous ones.

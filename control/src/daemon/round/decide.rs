@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::gather::{Gathered, Gatherer, Given};
 use crate::daemon::address_file::AddressFile;
 use crate::daemon::desired::Desired;
-use crate::daemon::moved_seats::Moved;
+use crate::daemon::recent_changes::BackendChanges;
 use crate::daemon::self_check::{Layer, Subject};
 use crate::daemon::state::State;
 
@@ -64,8 +64,8 @@ impl Decider {
 
     /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
     /// them.
-    pub(in crate::daemon) fn learn_seats(&mut self, moved: &Moved) {
-        self.desired.learn_seats(moved);
+    pub(in crate::daemon) fn import_changes(&mut self, moved: &BackendChanges) {
+        self.desired.import_changes(moved);
     }
 
     /// When a round is due even without a change.
@@ -113,7 +113,7 @@ impl Decider {
             inputs.drained.targets(),
             generation,
         );
-        self.desired.leave_seats(&self.state.moved_seats);
+        self.desired.publish_changes(&self.state.recent_changes);
         if let Some(addresses) = &mut self.addresses {
             // This must come before anybody can use one of them, so that a restart assigns them to the same
             // Services.

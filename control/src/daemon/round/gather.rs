@@ -135,12 +135,12 @@ mod tests {
     #[test]
     fn addresses_of_refused_services_wait_for_them_before_and_after_a_restart() {
         let address = |n: u8| IpAddr::from([203, 0, 113, n]);
-        let holds = |name: &str, n: u8| {
+        let owns = |name: &str, n: u8| {
             (ObjectKey::new("shop", name), Holdings::new("", vec![Held::of_status(address(n))]))
         };
         let given = Allocations {
-            by_service: [holds("served", 1), holds("just-loaded", 2)].into_iter().collect(),
-            departed: [holds("known-before", 3), holds("deleted", 4)].into_iter().collect(),
+            by_service: [owns("served", 1), owns("just-loaded", 2)].into_iter().collect(),
+            departed: [owns("known-before", 3), owns("deleted", 4)].into_iter().collect(),
         };
         let refused = |kind, name: &str| RefusedObject {
             kind,

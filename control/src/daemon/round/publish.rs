@@ -23,7 +23,7 @@ pub(in crate::daemon) struct Publication {
     publisher: Publisher,
     completion: Completion,
     /// Requests to answer when the workers have applied the imported backend changes.
-    seats_learnt: Vec<oneshot::Sender<()>>,
+    imported: Vec<oneshot::Sender<()>>,
     state: Arc<State>,
 }
 
@@ -47,7 +47,7 @@ pub(in crate::daemon) struct Published<'a> {
 impl Publication {
     /// Nothing is published yet.
     pub(in crate::daemon) fn new(publisher: Publisher, state: Arc<State>) -> Self {
-        Self { publisher, completion: Completion::default(), seats_learnt: Vec::new(), state }
+        Self { publisher, completion: Completion::default(), imported: Vec::new(), state }
     }
 
     /// The generation of the next state.
@@ -62,7 +62,7 @@ impl Publication {
 
     /// Sends the answer when the workers have applied the next round.
     pub(in crate::daemon) fn answer_after_next(&mut self, answer: oneshot::Sender<()>) {
-        self.seats_learnt.push(answer);
+        self.imported.push(answer);
     }
 
     /// Publishes the desired state if it differs from the last one, and waits for the workers to apply it, up
@@ -73,7 +73,7 @@ impl Publication {
         }
         let Decided { gathered, outcome, mut subject, comparisons, .. } = decided;
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
-        for answer in self.seats_learnt.drain(..) {
+        for answer in self.imported.drain(..) {
             // Nobody waits if flow sharing has ended.
             let _ = answer.send(());
         }

@@ -108,7 +108,7 @@ impl Reporter {
         self.state.set_node_eligible(eligible);
         let own_findings = self.own_findings(&manifests.objects);
         let left_out = self.log.log(manifests, outcome, &own_findings, &published.problems);
-        self.state.log_lines_left_out(left_out);
+        self.state.count_suppressed_lines(left_out);
         self.dataplane.reclaim();
         let can_forward = self.state.health().ready;
         self.layer2.round(outcome, &settings.labels, can_forward);

@@ -58,19 +58,19 @@ pub(super) struct Seen<'a> {
 /// The counters of the last check, and their growth.
 #[derive(Default)]
 pub(super) struct Memory {
-    services: BTreeMap<ServiceKey, OfService>,
-    interfaces: Vec<OfInterface>,
+    services: BTreeMap<ServiceKey, ServiceHistory>,
+    interfaces: Vec<InterfaceHistory>,
 }
 
 /// The history of a service port.
 #[derive(Default)]
-struct OfService {
+struct ServiceHistory {
     /// Requests, replies, and sampled packets with a partial checksum.
     counted: [u64; 3],
     /// Requests since the last reply.
     unanswered: u64,
     /// The number of checks at which some of them were new.
-    looks: u32,
+    checks: u32,
     last_request: Option<Instant>,
     last_partial: Option<Instant>,
     set_aside: BTreeSet<String>,
@@ -78,7 +78,7 @@ struct OfService {
 
 /// The history of the sampled checksums of an interface.
 #[derive(Default)]
-struct OfInterface {
+struct InterfaceHistory {
     counted: [u64; 2],
     sampled: u64,
     partial: u64,
@@ -116,7 +116,7 @@ impl Memory {
 
     /// Finds interfaces whose senders offload checksums that nothing completes. Returns their names.
     fn checksums(&mut self, seen: &Seen<'_>, now: Instant, found: &mut Symptoms) -> Option<String> {
-        self.interfaces.resize_with(seen.interfaces.len(), OfInterface::default);
+        self.interfaces.resize_with(seen.interfaces.len(), InterfaceHistory::default);
         let mut names = Vec::new();
         for (n, (memory, stats)) in self.interfaces.iter_mut().zip(seen.interfaces).enumerate() {
             let counted = [stats.checksums_sampled, stats.checksums_partial];
@@ -147,7 +147,7 @@ fn is_recent(at: Option<Instant>, now: Instant) -> bool {
     at.is_some_and(|at| now.duration_since(at) < FORGET)
 }
 
-impl OfService {
+impl ServiceHistory {
     fn count(&mut self, stats: &ServiceStats, now: Instant) {
         let [requests, replies] = stats.traffic.map(|one| one.packets);
         let counted = [requests, replies, stats.partial_checksums];
@@ -160,23 +160,23 @@ impl OfService {
             self.last_partial = Some(now);
         }
         if grown[1] > 0 || !is_recent(self.last_request, now) {
-            (self.unanswered, self.looks) = (0, 0);
-        } else if grown[0] > 0 || self.looks > 0 {
+            (self.unanswered, self.checks) = (0, 0);
+        } else if grown[0] > 0 || self.checks > 0 {
             self.unanswered += grown[0];
-            self.looks += 1;
+            self.checks += 1;
         }
     }
 }
 
 /// Whether requests of a service port get no replies although all of them pass through this gateway.
-fn is_silent(stats: &ServiceStats, memory: &OfService, seen: &Seen<'_>) -> bool {
+fn is_silent(stats: &ServiceStats, memory: &ServiceHistory, seen: &Seen<'_>) -> bool {
     // A datagram needs no reply.
     let expects = !stats.mode.is_dsr() && stats.key.protocol != Protocol::Udp;
     let by_peers = stats.mode == ForwardingMode::Nat && seen.has_peers;
     expects
         && !by_peers
         && memory.unanswered >= UNANSWERED_MIN
-        && memory.looks >= 2
+        && memory.checks >= 2
         && has_healthy_backend(stats, seen)
 }
 
@@ -239,7 +239,7 @@ fn no_replies(stats: &ServiceStats, seen: &Seen<'_>, partial: Option<&str>) -> F
 
 /// Backends that ignore or refuse new connections at two consecutive checks, while nothing else reports them
 /// as down.
-fn set_aside(stats: &ServiceStats, memory: &mut OfService, seen: &Seen<'_>) -> Option<Finding> {
+fn set_aside(stats: &ServiceStats, memory: &mut ServiceHistory, seen: &Seen<'_>) -> Option<Finding> {
     let aside =
         stats.backends.iter().filter(|one| one.set_aside > 0 && is_active(stats, one.address.ip(), seen));
     let aside: BTreeSet<String> =

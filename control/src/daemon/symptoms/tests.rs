@@ -43,7 +43,7 @@ fn view(state: BackendViewState) -> Arc<ServiceView> {
 }
 
 /// Checks these counters of one Service every [`EVERY`], and returns the reasons found each time.
-fn reasons(looks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
+fn reasons(checks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
     let (mut memory, mut now) = (Memory::default(), Instant::now());
     let views = [view(BackendViewState::Active)];
     let one = |stats: &ServiceStats| {
@@ -54,15 +54,15 @@ fn reasons(looks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
         let seen = Seen { services, interfaces, names, faults, views: &views, snat, has_peers };
         memory.look(&seen, now).findings.into_iter().map(|finding| finding.reason).collect()
     };
-    looks.iter().map(one).collect()
+    checks.iter().map(one).collect()
 }
 
 #[test]
 fn requests_without_replies_are_a_symptom_until_a_reply_arrives() {
     for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
-        let looks = [(4, 0), (5, 0), (5, 0), (9, 1), (12, 5)].map(|(to, from)| stats(mode, to, from));
+        let checks = [(4, 0), (5, 0), (5, 0), (9, 1), (12, 5)].map(|(to, from)| stats(mode, to, from));
         let silent = vec![Reason::NoReplies];
-        assert_eq!(reasons(&looks, false), [vec![], silent.clone(), silent, vec![], vec![]], "{mode}");
+        assert_eq!(reasons(&checks, false), [vec![], silent.clone(), silent, vec![], vec![]], "{mode}");
     }
 }
 

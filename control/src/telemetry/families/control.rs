@@ -131,7 +131,7 @@ fn stale_files(page: &mut Exposition, sample: &Sample<'_>) {
 /// Suppressed and lost log lines.
 fn log_lines(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Log lines about faults of objects and about failed writes that were suppressed because their namespace had too many.";
-    page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log.left_out);
+    page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log.suppressed);
     let help = "Log lines that were lost because nothing read standard error.";
     page.counter("tidegate_log_lines_lost_total", help, []).sample([], sample.log.lost);
 }
@@ -227,9 +227,9 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
     }
     let help =
         "Messages about flows from other gateways, by result; counted by each worker that receives one.";
-    let mut learned = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
-    for (result, count) in &sharing.learned {
-        learned.sample([*result], *count);
+    let mut results = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
+    for (result, count) in &sharing.results {
+        results.sample([*result], *count);
     }
     let help = "Messages about flows that were lost because a queue was full, at a worker or for a peer; a walk of the flow tables repeats them.";
     let mut lost = page.counter("tidegate_flow_sharing_lost_total", help, ["at"]);

@@ -218,7 +218,7 @@ impl World {
             },
             latencies: &self.latencies,
             flow_sharing: Some(&self.flow_sharing),
-            log: LogSample { left_out: 11, lost: 12 },
+            log: LogSample { suppressed: 11, lost: 12 },
             source: &self.source,
             cluster: None,
             announce: None,
@@ -421,7 +421,7 @@ fn world() -> World {
             ],
             datagrams: (40, 5, 30),
             rejected: vec![("unauthentic", 6)],
-            learned: vec![("conflict", 7)],
+            results: vec![("conflict", 7)],
             lost: [("worker", 8), ("peer", 0)],
         },
         stale_files: [1_700_000_100, 1_700_000_000]
@@ -768,7 +768,7 @@ fn snat_ports_are_counted_by_address_backend_and_state() {
 }
 
 #[test]
-fn series_per_backend_can_be_left_out() {
+fn series_per_backend_can_be_switched_off() {
     let world = world();
     let text = render(&Sample { per_backend: false, ..world.sample() });
     let page = Page::parse(&text);

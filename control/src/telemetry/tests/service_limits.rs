@@ -21,7 +21,7 @@ pub(super) fn limited() -> Vec<LimitedService> {
 }
 
 #[test]
-fn drops_and_connections_of_services_with_limits_have_series_from_the_start() {
+fn series_of_services_with_limits_exist_from_the_start() {
     let (world, limited) = (world(), limited());
     let dataplane = DataplaneSample { limited: &limited, ..world.sample().dataplane };
     let page = Page::parse(&render(&Sample { dataplane, ..world.sample() }));

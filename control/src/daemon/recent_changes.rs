@@ -14,33 +14,33 @@ use tidegate_policy::reconcile::Drains;
 use tidegate_spec::{BackendChange, ServiceKey};
 
 /// Changes of the backends, by service port.
-pub(super) type Moved = Vec<(ServiceKey, BackendChange)>;
+pub(super) type BackendChanges = Vec<(ServiceKey, BackendChange)>;
 
 /// The memory of the controller after its last round.
 #[derive(Debug, Default)]
-pub(super) struct MovedSeats {
-    last: Mutex<Option<Left>>,
+pub(super) struct RecentChanges {
+    last: Mutex<Option<Saved>>,
 }
 
 #[derive(Debug)]
-struct Left {
+struct Saved {
     drains: Drains,
     /// The time of the round, by the clock of the controller and by that of the system.
     at: (Duration, Instant),
 }
 
-impl MovedSeats {
+impl RecentChanges {
     /// Stores the memory of a round that ended at `now`.
-    pub(super) fn leave(&self, drains: &Drains, now: Duration) {
-        let left = Left { drains: drains.clone(), at: (now, Instant::now()) };
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
+    pub(super) fn store(&self, drains: &Drains, now: Duration) {
+        let saved = Saved { drains: drains.clone(), at: (now, Instant::now()) };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
     }
 
     /// The changes that still matter, if there was a round since the last call, and the time to which their
     /// remaining times refer.
-    pub(super) fn take(&self) -> Option<(Moved, Instant)> {
-        let left = self.last.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let (now, at) = left.at;
-        Some((left.drains.changes(now).collect(), at))
+    pub(super) fn take(&self) -> Option<(BackendChanges, Instant)> {
+        let saved = self.last.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let (now, at) = saved.at;
+        Some((saved.drains.changes(now).collect(), at))
     }
 }
