@@ -184,7 +184,7 @@ const MISTAKES: &[Mistake] = &[
             "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"198.51.100.0/24\"]}\npools:\n",
         )],
         (GATEWAY_FILE, "aggregates"),
-        &["no pool has an address of 198.51.100.0/24"],
+        &["198.51.100.0/24 contains no address of any pool"],
     ),
     warned(
         "an aggregate that is larger than the pools",

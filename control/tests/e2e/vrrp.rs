@@ -355,7 +355,7 @@ fn a_starting_gateway_takes_no_group_over_before_it_has_the_flows() {
         checked.status.success().then_some(())
     });
     checked.unwrap_or_else(|error| panic!("{error:#}\n{reasons:?}\n{}", edge.logs()));
-    let waited = reasons.iter().any(|why| why.contains("does not have the flows of other gateways yet"));
+    let waited = reasons.iter().any(|why| why.contains("has not imported the flows of its peers yet"));
     assert!(waited, "{reasons:?}");
     edge.start_keepalived();
     edge.wait_for_state("master");

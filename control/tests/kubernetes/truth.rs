@@ -104,7 +104,7 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
     blocks.iter().for_each(|block| world.until("no save to be in progress", || fs::create_dir(block).ok()));
     let (done, warned) = gateway.drain("10.244.0.1:8080");
     assert!(done.contains("drained"), "{done}");
-    assert!(warned.contains("a restart forgets them") && warned.contains("edge-1.drained"), "{warned}");
+    assert!(warned.contains("a restart loses them") && warned.contains("edge-1.drained"), "{warned}");
     world.apply(&slice("web", &["10.244.0.2"]));
     let degraded = || {
         let degraded = gateway.query("status").unwrap_or_default()["degraded"].clone();
@@ -114,11 +114,10 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
         let line = format!("tidegate_state_unsaved{{state=\"{what}\"}} 1");
         world.http(9_001, "/metrics").is_some_and(|(_, page)| page.contains(&line))
     };
-    world.until("both to be reported", || {
-        let lines = degraded();
-        let contains = |what: &str| lines.iter().any(|one| one.contains(what));
-        let shown =
-            contains("objects have not been saved to disk since") && contains("a restart forgets them");
+    world.until("both to be told", || {
+        let told = degraded();
+        let is_told = |what: &str| told.iter().any(|one| one.contains(what));
+        let shown = is_told("objects have not been saved to disk since") && is_told("a restart loses them");
         (shown && unsaved("objects") && unsaved("drained")).then_some(())
     });
     blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));
@@ -234,7 +233,7 @@ fn health_check_node_ports_are_left_to_kube_proxy() {
     world.until("the port to be closed", || {
         world.enter_gateway(|| TcpListener::bind("0.0.0.0:30501")).ok().map(drop)
     });
-    assert!(world.log("edge-1").contains("kube-proxy serves the health-check node ports"));
+    assert!(world.log("edge-1").contains("which serves the health-check node ports"));
     drop(proxy);
     world.until("the port to be served again", || world.http(30_501, "/"));
 }
