@@ -312,7 +312,7 @@ impl Worker {
     /// The peers that don't get all routes yet.
     fn waiting(&self, bgp: &BgpConfig) -> Waiting {
         let mut waiting = Waiting::new();
-        if self.interruption.is_under_way() {
+        if self.interruption.is_catching_up() {
             let restarts =
                 |address| bgp.peers.iter().any(|peer| peer.address == address && peer.graceful_restart);
             let lost = self.peers.iter().filter(|peer| !self.interruption.keeps(peer));

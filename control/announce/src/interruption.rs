@@ -28,7 +28,7 @@ impl Interruption {
     }
 
     /// Whether the gateway is catching up.
-    pub(crate) fn is_under_way(&self) -> bool {
+    pub(crate) fn is_catching_up(&self) -> bool {
         self.since.is_some()
     }
 
@@ -64,8 +64,8 @@ mod tests {
         // The process was paused from second 10 to second 40.
         interruption.observe(true, at(40));
         interruption.observe(true, at(41));
-        assert_eq!((keeps(&interruption), interruption.is_under_way()), ([true, false, false], true));
+        assert_eq!((keeps(&interruption), interruption.is_catching_up()), ([true, false, false], true));
         interruption.observe(false, at(42));
-        assert_eq!((keeps(&interruption), interruption.is_under_way()), ([true; 3], false));
+        assert_eq!((keeps(&interruption), interruption.is_catching_up()), ([true; 3], false));
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Shares<E> {
     unused: Vec<ShareIndex>,
     /// The shares with a waiting check, in round-robin order.
     ready: [VecDeque<ShareIndex>; 2],
-    under_way: [usize; 2],
+    in_progress: [usize; 2],
 }
 
 #[derive(Debug)]
@@ -56,24 +56,24 @@ struct Share<E> {
     checks_an_hour: u64,
     stretch: u32,
     waiting: [VecDeque<E>; 2],
-    under_way: [usize; 2],
+    in_progress: [usize; 2],
 }
 
 impl<E> Share<E> {
     fn new(name: Option<Arc<str>>) -> Self {
         let waiting = [VecDeque::new(), VecDeque::new()];
-        Self { name, targets: 0, checks_an_hour: 0, stretch: 1, waiting, under_way: [0; 2] }
+        Self { name, targets: 0, checks_an_hour: 0, stretch: 1, waiting, in_progress: [0; 2] }
     }
 
     fn is_unused(&self) -> bool {
-        self.targets == 0 && self.under_way == [0; 2] && self.waiting.iter().all(VecDeque::is_empty)
+        self.targets == 0 && self.in_progress == [0; 2] && self.waiting.iter().all(VecDeque::is_empty)
     }
 }
 
 impl<E> Default for Shares<E> {
     fn default() -> Self {
         let ready = [VecDeque::new(), VecDeque::new()];
-        Self { by_name: BTreeMap::new(), all: Vec::new(), unused: Vec::new(), ready, under_way: [0; 2] }
+        Self { by_name: BTreeMap::new(), all: Vec::new(), unused: Vec::new(), ready, in_progress: [0; 2] }
     }
 }
 
@@ -131,13 +131,13 @@ impl<E> Shares<E> {
         mut is_live: impl FnMut(&E) -> bool,
     ) -> Option<(ShareIndex, E)> {
         let of = class as usize;
-        let free = max.checked_sub(self.under_way[of]).filter(|free| *free > 0)?;
+        let free = max.checked_sub(self.in_progress[of]).filter(|free| *free > 0)?;
         let free = free.saturating_sub(max / RESERVED_FRACTION);
         // A share that may not start a check has several in progress, so there are few such shares.
         for _ in 0..self.ready[of].len() {
             let index = self.ready[of].pop_front()?;
             let share = &mut self.all[index as usize];
-            if share.under_way[of] >= free.saturating_mul(SHARE_OF_FREE).max(1) {
+            if share.in_progress[of] >= free.saturating_mul(SHARE_OF_FREE).max(1) {
                 self.ready[of].push_back(index);
                 continue;
             }
@@ -150,8 +150,8 @@ impl<E> Shares<E> {
             }
             match next {
                 Some(entry) => {
-                    share.under_way[of] += 1;
-                    self.under_way[of] += 1;
+                    share.in_progress[of] += 1;
+                    self.in_progress[of] += 1;
                     return Some((index, entry));
                 }
                 None => self.remove_if_unused(index),
@@ -162,14 +162,14 @@ impl<E> Shares<E> {
 
     /// Records that a check has ended.
     pub(super) fn end(&mut self, index: ShareIndex, class: Class) {
-        self.under_way[class as usize] -= 1;
-        self.all[index as usize].under_way[class as usize] -= 1;
+        self.in_progress[class as usize] -= 1;
+        self.all[index as usize].in_progress[class as usize] -= 1;
         self.remove_if_unused(index);
     }
 
     /// The number of checks in progress.
-    pub(super) fn under_way(&self) -> usize {
-        self.under_way.iter().sum()
+    pub(super) fn in_progress(&self) -> usize {
+        self.in_progress.iter().sum()
     }
 
     /// The factor by which the intervals of a share are multiplied.
@@ -288,6 +288,6 @@ mod tests {
             shares.end(index, Class::Tls);
             assert!(shares.begin(Class::Tls, 1, |_| false).is_none());
         }
-        assert_eq!((shares.all.len(), shares.by_name.len(), shares.under_way()), (1, 0, 0));
+        assert_eq!((shares.all.len(), shares.by_name.len(), shares.in_progress()), (1, 0, 0));
     }
 }

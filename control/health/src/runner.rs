@@ -41,7 +41,7 @@ pub struct CheckCounts {
     targets: AtomicU64,
     failing: AtomicU64,
     damped: AtomicU64,
-    under_way: AtomicU64,
+    in_progress: AtomicU64,
     stretch: AtomicU64,
 }
 
@@ -55,7 +55,7 @@ pub struct CheckLoad {
     /// The number of targets that are damped.
     pub damped: u64,
     /// The number of checks in progress.
-    pub under_way: u64,
+    pub in_progress: u64,
     /// The number of checks so far that started more than an interval late.
     pub late: u64,
     /// The largest factor by which the intervals of a namespace are stretched to stay below the limit of
@@ -89,7 +89,7 @@ impl CheckCounts {
             targets: read(&self.targets),
             failing: read(&self.failing),
             damped: read(&self.damped),
-            under_way: read(&self.under_way),
+            in_progress: read(&self.in_progress),
             late: read(&self.late),
             stretch: read(&self.stretch).max(1),
         }
@@ -110,7 +110,7 @@ impl CheckCounts {
     fn update_load(&self, schedule: &Schedule, verdicts: &Verdicts) {
         let store = |counter: &AtomicU64, n: usize| counter.store(n as u64, Ordering::Relaxed);
         store(&self.targets, schedule.len());
-        store(&self.under_way, schedule.under_way());
+        store(&self.in_progress, schedule.in_progress());
         store(&self.failing, verdicts.failing_count());
         store(&self.damped, verdicts.damped_count());
         self.late.store(schedule.late(), Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl Checker {
             prober,
             schedule: Schedule::new(limits, schedule::seed_of(gateway)),
             began: Instant::now(),
-            under_way: JoinSet::new(),
+            in_progress: JoinSet::new(),
             tickets: HashMap::new(),
             verdicts: verdicts_out,
             counts: counts.clone(),
@@ -209,7 +209,7 @@ struct Runner<P> {
     prober: P,
     schedule: Schedule,
     began: Instant,
-    under_way: JoinSet<(Answer, Duration)>,
+    in_progress: JoinSet<(Answer, Duration)>,
     tickets: HashMap<task::Id, Ticket>,
     verdicts: watch::Sender<Verdicts>,
     counts: Arc<CheckCounts>,
@@ -224,7 +224,7 @@ impl<P: Prober> Runner<P> {
             tokio::select! {
                 changed = async { sleep_until(replace_from).await; targets.changed().await } => {
                     if changed.is_err() {
-                        return; // The checker was dropped; dropping `under_way` aborts the checks.
+                        return; // The checker was dropped; dropping `in_progress` aborts the checks.
                     }
                     let wanted = targets.borrow_and_update().clone();
                     let changes = self.schedule.replace(&wanted, self.began.elapsed());
@@ -232,19 +232,19 @@ impl<P: Prober> Runner<P> {
                     replace_from = Instant::now() + REPLACE_GAP;
                 }
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
-                Some(ended) = self.under_way.join_next_with_id() => {
+                Some(ended) = self.in_progress.join_next_with_id() => {
                     let mut changes = Vec::new();
                     let mut ended = Some(ended);
                     // All checks that have ended are published together.
                     while let Some(one) = ended {
                         changes.extend(self.end(one));
-                        ended = self.under_way.try_join_next_with_id();
+                        ended = self.in_progress.try_join_next_with_id();
                     }
                     self.publish(&changes);
                 }
             }
             while let Some((ticket, target)) = self.schedule.begin(self.began.elapsed()) {
-                let task = self.under_way.spawn(timed(check(self.prober.clone(), target)));
+                let task = self.in_progress.spawn(timed(check(self.prober.clone(), target)));
                 self.tickets.insert(task.id(), ticket);
             }
             self.counts.update_load(&self.schedule, &self.verdicts.borrow());

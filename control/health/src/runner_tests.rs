@@ -49,16 +49,16 @@ struct Script {
     /// A check of this address panics.
     cursed: Option<SocketAddr>,
     checks: Vec<(Target, Instant)>,
-    under_way: usize,
-    under_way_max: usize,
+    in_progress: usize,
+    in_progress_max: usize,
 }
 
 /// Counts a check as under way until it ends or times out.
-struct UnderWay(Scripted);
+struct InProgress(Scripted);
 
-impl Drop for UnderWay {
+impl Drop for InProgress {
     fn drop(&mut self) {
-        self.0.script().under_way -= 1;
+        self.0.script().in_progress -= 1;
     }
 }
 
@@ -89,13 +89,13 @@ impl Prober for Scripted {
         let (answer, silent) = {
             let mut script = self.script();
             script.checks.push((target.clone(), Instant::now()));
-            script.under_way += 1;
-            script.under_way_max = script.under_way_max.max(script.under_way);
+            script.in_progress += 1;
+            script.in_progress_max = script.in_progress_max.max(script.in_progress);
             let lacks_vip = target.at_vip.is_some() && script.without_vip;
             let silent = script.silent || lacks_vip || script.silences.contains(&target.address);
             (script.answers.get(&target.address).copied(), silent)
         };
-        let _under_way = UnderWay(self.clone());
+        let _under_way = InProgress(self.clone());
         let is_cursed = self.script().cursed == Some(target.address);
         assert!(!is_cursed, "on purpose");
         if silent {
@@ -265,7 +265,7 @@ async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
     );
     assert_eq!(by_target.len(), 10_000);
     // A check takes one or two milliseconds here, because tokio's clock has that resolution.
-    assert!(script.under_way_max <= 50, "{}", script.under_way_max);
+    assert!(script.in_progress_max <= 50, "{}", script.in_progress_max);
     assert_eq!((checker.counts().load().late, checker.counts().load().stretch), (0, 1));
 }
 
@@ -281,10 +281,10 @@ async fn when_all_checks_time_out_every_target_is_still_checked() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let load = checker.counts().load();
     assert_eq!(load.failing, 10_000);
-    assert!(load.late > 10_000 && load.under_way <= 751);
+    assert!(load.late > 10_000 && load.in_progress <= 751);
     let checks = {
         let mut script = scripted.script();
-        assert_eq!(script.under_way_max, 751);
+        assert_eq!(script.in_progress_max, 751);
         script.silent = false;
         std::mem::take(&mut script.checks)
     };
@@ -393,7 +393,7 @@ async fn a_udp_check_waits_at_most_five_seconds_whatever_its_timeout() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     tokio::time::sleep(UDP_SILENCE_MAX).await;
-    assert_eq!((checker.counts().read()[0], checker.counts().load().under_way), (("success", 1), 0));
+    assert_eq!((checker.counts().read()[0], checker.counts().load().in_progress), (("success", 1), 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -197,8 +197,8 @@ impl Schedule {
     }
 
     /// The number of checks in progress.
-    pub(super) fn under_way(&self) -> usize {
-        self.shares.under_way()
+    pub(super) fn in_progress(&self) -> usize {
+        self.shares.in_progress()
     }
 
     /// The number of checks that started more than their interval late.

@@ -144,7 +144,7 @@ proptest! {
         let mut schedule = Schedule::new(limits, 9);
         let mut wanted = Targets::default();
         let mut now = Duration::ZERO;
-        let mut under_way: Vec<(Ticket, Target)> = Vec::new();
+        let mut in_progress: Vec<(Ticket, Target)> = Vec::new();
         // The state that a reader of the changes sees.
         let mut statuses: BTreeMap<Target, HealthStatus> = BTreeMap::new();
         for step in steps {
@@ -152,10 +152,10 @@ proptest! {
                 Step::Wait(ms) => now += Duration::from_millis(ms),
                 Step::Begin => while let Some((ticket, target)) = schedule.begin(now) {
                     prop_assert!(wanted.contains(&target));
-                    under_way.push((ticket, target));
+                    in_progress.push((ticket, target));
                 },
-                Step::End(success) if !under_way.is_empty() => {
-                    let (ticket, _) = under_way.remove(0);
+                Step::End(success) if !in_progress.is_empty() => {
+                    let (ticket, _) = in_progress.remove(0);
                     statuses.extend(schedule.end(ticket, if success { GOOD } else { BAD }.into(), now));
                 }
                 Step::End(_) => {}
@@ -164,12 +164,12 @@ proptest! {
                     statuses.extend(schedule.replace(&wanted, now));
                 }
             }
-            let tls = under_way.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
-            prop_assert!(tls <= 1 && under_way.len() - tls <= 3);
-            prop_assert_eq!((schedule.under_way(), schedule.len()), (under_way.len(), wanted.len()));
+            let tls = in_progress.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
+            prop_assert!(tls <= 1 && in_progress.len() - tls <= 3);
+            prop_assert_eq!((schedule.in_progress(), schedule.len()), (in_progress.len(), wanted.len()));
             // A target that was removed and added again may still have an old check in progress, whose answer
             // does not count.
-            let live: Vec<_> = under_way.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
+            let live: Vec<_> = in_progress.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
             let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
             prop_assert_eq!(distinct.len(), live.len());
             for (target, status) in &statuses {
@@ -178,7 +178,7 @@ proptest! {
             }
         }
         // From here on all checks are answered immediately: every target is checked within two stretched intervals.
-        for (ticket, _) in under_way {
+        for (ticket, _) in in_progress {
             schedule.end(ticket, GOOD.into(), now);
         }
         let end = now + 3 * Duration::from_secs(2) * schedule.stretch();

@@ -41,7 +41,7 @@ pub(super) struct AddressFile {
     saved: Arc<Allocations>,
     /// The latest content to save.
     tried: Arc<Allocations>,
-    under_way: Option<JoinHandle<io::Result<()>>>,
+    in_progress: Option<JoinHandle<io::Result<()>>>,
     failed: Option<Failed>,
 }
 
@@ -79,7 +79,7 @@ impl AddressFile {
         let manifests = std::path::absolute(manifests).unwrap_or_else(|_| manifests.to_owned());
         let hash = hash(manifests.as_os_str().as_encoded_bytes());
         let path = directory.join(format!("{gateway}-{hash:016x}.addresses"));
-        Self { path, saved: Arc::default(), tried: Arc::default(), under_way: None, failed: None }
+        Self { path, saved: Arc::default(), tried: Arc::default(), in_progress: None, failed: None }
     }
 
     /// Reads the file. Damaged lines are logged and lost.
@@ -138,9 +138,9 @@ impl AddressFile {
         }
         self.tried = Arc::clone(allocations);
         let until = Instant::now() + SAVE_MAX;
-        if let Some(before) = self.under_way.take_if(|before| !before.is_finished()) {
+        if let Some(before) = self.in_progress.take_if(|before| !before.is_finished()) {
             // The disk hangs, so a second write would not help.
-            self.under_way = Some(before);
+            self.in_progress = Some(before);
             return self.fail("the disk has not answered yet".to_owned());
         }
         let (path, to_save) = (self.path.clone(), Arc::clone(allocations));
@@ -155,7 +155,7 @@ impl AddressFile {
             Ok(Ok(Err(error))) => self.fail(error.to_string()),
             Ok(Err(panic)) => self.fail(panic.to_string()),
             Err(_) => {
-                self.under_way = Some(write);
+                self.in_progress = Some(write);
                 self.fail(format!("the disk has not answered within {} s", SAVE_MAX.as_secs()));
             }
         }

@@ -48,7 +48,7 @@ pub(super) struct Drains {
     /// When the file must be written by [`Drains::save`].
     write_at: Option<Instant>,
     /// A write that did not finish in time.
-    under_way: Option<JoinHandle<io::Result<()>>>,
+    in_progress: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl Drains {
@@ -120,7 +120,7 @@ impl Drains {
                 }
             }
         }
-        Self { targets, gateway, gateway_annotated, path, trouble, write_at: None, under_way: None }
+        Self { targets, gateway, gateway_annotated, path, trouble, write_at: None, in_progress: None }
     }
 
     /// The drained targets.
@@ -185,7 +185,7 @@ impl Drains {
         if self.write_at.is_none_or(|at| at > Instant::now()) {
             return;
         }
-        if self.under_way.as_ref().is_some_and(|before| !before.is_finished()) {
+        if self.in_progress.as_ref().is_some_and(|before| !before.is_finished()) {
             // The disk hangs, so a second write would not help.
             return self.written(Err("the disk has not answered yet".to_owned()));
         }
@@ -196,7 +196,7 @@ impl Drains {
             Ok(Ok(written)) => written.map_err(|error| error.to_string()),
             Ok(Err(panic)) => Err(panic.to_string()),
             Err(_) => {
-                self.under_way = Some(writing);
+                self.in_progress = Some(writing);
                 Err(format!("the disk has not answered within {} s", SAVE_MAX.as_secs()))
             }
         };

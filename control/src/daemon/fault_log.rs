@@ -41,18 +41,18 @@ pub(super) struct LogLines {
 impl FaultLog {
     /// Records all current faults. Returns those to log, which are new. A fault that was gone is logged
     /// again.
-    pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> LogLines {
-        let mut news = LogLines::default();
+    pub(super) fn update(&mut self, faults: BTreeSet<Fault>, now: Instant) -> LogLines {
+        let mut update = LogLines::default();
         for (namespace, diagnostic) in faults.difference(&self.faults) {
             if self.lines.take(namespace, now) {
-                news.faults.push(diagnostic.clone());
+                update.faults.push(diagnostic.clone());
             } else {
-                news.suppressed_now += 1;
+                update.suppressed_now += 1;
             }
         }
         self.faults = faults;
-        news.suppressed = self.summaries(now);
-        news
+        update.suppressed = self.summaries(now);
+        update
     }
 
     /// The number of suppressed lines, for each namespace whose report is due.
@@ -91,18 +91,18 @@ mod tests {
             all.extend(faults("", round, 3));
             // One fault that stays.
             all.extend(faults("shop", 0, 1));
-            let news = log.news(all, now);
-            let of = |name: &str| news.suppressed.iter().filter(|(namespace, _)| namespace == name).count();
+            let update = log.update(all, now);
+            let of = |name: &str| update.suppressed.iter().filter(|(namespace, _)| namespace == name).count();
             assert_eq!(of("shop") + of(""), 0);
-            let text: Vec<String> = news.faults.iter().map(ToString::to_string).collect();
+            let text: Vec<String> = update.faults.iter().map(ToString::to_string).collect();
             operator +=
                 text.iter().filter(|text| text.ends_with(&format!("of round {round}"))).count().min(3);
             quiet += usize::from(
                 round == 0 && text.iter().filter(|text| text.contains("fault 0 of")).count() == 3,
             );
-            lines += news.faults.len() - 3;
-            said += news.suppressed.len();
-            suppressed += news.suppressed.iter().map(|(_, count)| count).sum::<u64>();
+            lines += update.faults.len() - 3;
+            said += update.suppressed.len();
+            suppressed += update.suppressed.iter().map(|(_, count)| count).sum::<u64>();
         }
         let seconds = usize::try_from(rounds).expect("a small number");
         assert_eq!(
@@ -126,21 +126,21 @@ mod tests {
     fn a_lasting_fault_is_logged_once_and_again_after_it_was_gone() {
         let (mut log, now) = (FaultLog::default(), Instant::now());
         let one: BTreeSet<Fault> = faults("shop", 0, 1).collect();
-        assert_eq!(log.news(one.clone(), now).faults.len(), 1);
-        assert_eq!(log.news(one.clone(), now), LogLines::default());
-        assert_eq!(log.news(BTreeSet::new(), now), LogLines::default());
-        assert_eq!(log.news(one, now).faults.len(), 1);
+        assert_eq!(log.update(one.clone(), now).faults.len(), 1);
+        assert_eq!(log.update(one.clone(), now), LogLines::default());
+        assert_eq!(log.update(BTreeSet::new(), now), LogLines::default());
+        assert_eq!(log.update(one, now).faults.len(), 1);
     }
 
     #[test]
     fn quiet_namespaces_are_forgotten() {
         let (mut log, now) = (FaultLog::default(), Instant::now());
         for n in 0..100 {
-            log.news(faults(&format!("n{n}"), 0, 200).collect(), now);
+            log.update(faults(&format!("n{n}"), 0, 200).collect(), now);
         }
         assert_eq!(log.lines.namespaces(), 100);
         let later = now + INTERVAL * BURST + SUMMARY;
-        log.news(BTreeSet::new(), later);
+        log.update(BTreeSet::new(), later);
         assert_eq!((log.lines.namespaces(), log.due()), (0, None));
     }
 }

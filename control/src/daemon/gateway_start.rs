@@ -131,8 +131,8 @@ fn share_flows(
     commands: mpsc::Sender<Command>,
     flow_peers: &Arc<OnceLock<FlowPeers>>,
 ) -> anyhow::Result<Option<FlowExchange>> {
-    let of_exchange = Arc::clone(state);
-    let can_import = move || of_exchange.forwards();
+    let for_exchange = Arc::clone(state);
+    let can_import = move || for_exchange.forwards();
     let seats = (&state.recent_changes, apply_changes(commands));
     let links = (state.sharing_keys(), start::snat_links(dataplane, state));
     let flow_exchange = FlowExchange::start(config, dataplane, can_import, seats, flow_peers, links)?;

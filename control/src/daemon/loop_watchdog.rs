@@ -56,22 +56,22 @@ pub(super) struct Progress(Mutex<Seen>);
 #[derive(Debug)]
 struct Seen {
     at: Instant,
-    looks: u64,
+    hang_checks: u64,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self(Mutex::new(Seen { at: Instant::now(), looks: 0 }))
+        Self(Mutex::new(Seen { at: Instant::now(), hang_checks: 0 }))
     }
 }
 
 impl Progress {
-    /// Records progress of the loop. `looks` counts the dataplane's checks for hung threads: while it doesn't
+    /// Records progress of the loop. `hang_checks` counts the dataplane's checks for hung threads: while it doesn't
     /// increase, nothing is recorded.
-    pub(super) fn seen(&self, looks: u64) {
+    pub(super) fn seen(&self, hang_checks: u64) {
         let mut seen = self.inner();
-        if seen.looks != looks {
-            *seen = Seen { at: Instant::now(), looks };
+        if seen.hang_checks != hang_checks {
+            *seen = Seen { at: Instant::now(), hang_checks };
         }
     }
 

@@ -97,7 +97,7 @@ pub(super) struct SelfCheck {
     counts: Arc<Comparisons>,
     /// Changes when a comparison has ended.
     ends: watch::Sender<()>,
-    under_way: Option<oneshot::Receiver<Done>>,
+    in_progress: Option<oneshot::Receiver<Done>>,
     /// Rounds with a computation since the last comparison started.
     changes: u64,
     /// Comparisons that were due so far.
@@ -111,7 +111,7 @@ impl SelfCheck {
     pub(super) fn new(counts: Arc<Comparisons>) -> Self {
         let now = Instant::now();
         let ends = watch::Sender::new(());
-        Self { counts, ends, under_way: None, changes: 0, number: 0, began: now, not_before: now }
+        Self { counts, ends, in_progress: None, changes: 0, number: 0, began: now, not_before: now }
     }
 
     /// Changes when a comparison has ended; then call [`Self::collect`].
@@ -127,7 +127,7 @@ impl SelfCheck {
     /// When the next comparison needs a round, even without a change.
     pub(super) fn due(&self, config: &SelfCheckConfig) -> Option<Instant> {
         // It is unknown when a comparison in progress will end. A panic of one is noticed after the interval.
-        let last = if self.under_way.is_some() { Instant::now() } else { self.began };
+        let last = if self.in_progress.is_some() { Instant::now() } else { self.began };
         config.enabled.then(|| (last + config.interval).max(self.not_before))
     }
 
@@ -145,14 +145,14 @@ impl SelfCheck {
     pub(super) fn is_due(&self, config: &SelfCheckConfig) -> bool {
         let now = Instant::now();
         let is_time = now >= self.began + config.interval || self.changes >= config.changes;
-        config.enabled && self.under_way.is_none() && is_time && now >= self.not_before
+        config.enabled && self.in_progress.is_none() && is_time && now >= self.not_before
     }
 
     /// The layers in which a comparison that has ended since the last call found a difference. Frees the snapshot of
     /// the comparison.
     pub(super) fn collect(&mut self) -> Vec<Layer> {
-        let Some(under_way) = &mut self.under_way else { return Vec::new() };
-        let done = match under_way.try_recv() {
+        let Some(in_progress) = &mut self.in_progress else { return Vec::new() };
+        let done = match in_progress.try_recv() {
             Ok(done) => done,
             Err(TryRecvError::Empty) => return Vec::new(),
             Err(TryRecvError::Closed) => {
@@ -160,7 +160,7 @@ impl SelfCheck {
                 Done { took: self.began.elapsed(), different: Vec::new(), snapshot: None }
             }
         };
-        self.under_way = None;
+        self.in_progress = None;
         let Done { took, different, snapshot } = done;
         drop(snapshot);
         self.not_before = Instant::now() + took * PAUSE_FACTOR;
@@ -183,7 +183,7 @@ impl SelfCheck {
             ends.send_replace(());
         };
         match thread::Builder::new().name("tg-compare".to_owned()).spawn(work) {
-            Ok(_) => self.under_way = Some(ended),
+            Ok(_) => self.in_progress = Some(ended),
             Err(error) => {
                 tracing::warn!(%error, "cannot start a thread to compare incremental results; retrying after selfCheck.interval");
             }
@@ -275,11 +275,11 @@ mod tests {
 
     /// Waits for the comparison in progress.
     fn ended(check: &mut SelfCheck) -> Vec<Layer> {
-        let receiver = check.under_way.take().expect("it began");
+        let receiver = check.in_progress.take().expect("it began");
         let done = receiver.blocking_recv().expect("it ends");
         let (ends, ended) = oneshot::channel();
         ends.send(done).expect("it is kept below");
-        check.under_way = Some(ended);
+        check.in_progress = Some(ended);
         check.collect()
     }
 
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(counts.read()[Layer::Snapshot as usize], ("snapshot", 1, 0));
 
         check.begin(with_snapshot(&pool, spec(1, &["10.0.0.1:80", "10.0.0.78:80"])));
-        let done = check.under_way.take().expect("it began").blocking_recv().expect("it ends");
+        let done = check.in_progress.take().expect("it began").blocking_recv().expect("it ends");
         assert_eq!(counts.read()[Layer::Snapshot as usize], ("snapshot", 2, 1));
         // The workers have applied a newer one meanwhile.
         let newer = SnapshotSpec { generation: 2, services: Vec::new(), ..lab::spec() };
@@ -341,7 +341,7 @@ mod tests {
         let before = pool.neighbors().usage().next_hops;
         let (result, ended) = oneshot::channel();
         result.send(done).expect("it is kept below");
-        check.under_way = Some(ended);
+        check.in_progress = Some(ended);
         assert_eq!(check.collect(), [Layer::Snapshot]);
         assert_eq!(pool.neighbors().usage().next_hops, before - 1, "freed here, not by the thread");
     }
@@ -372,7 +372,7 @@ mod tests {
         (0..3).for_each(|_| check.changed());
         assert!(check.is_due(&EVERY_SECOND), "after three changes");
         let (ends, ended) = oneshot::channel();
-        (check.under_way, check.changes, check.began) = (Some(ended), 0, Instant::now());
+        (check.in_progress, check.changes, check.began) = (Some(ended), 0, Instant::now());
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(!check.is_due(&EVERY_SECOND), "one is in progress");
         assert!(check.due(&EVERY_SECOND).expect("it is on") > Instant::now(), "the loop does not spin");
@@ -398,10 +398,10 @@ mod tests {
     fn a_comparison_that_panics_counts_as_ended() {
         let mut check = SelfCheck::new(Arc::default());
         let (ends, ended) = oneshot::channel();
-        check.under_way = Some(ended);
+        check.in_progress = Some(ended);
         drop(ends);
         assert_eq!(check.collect(), []);
-        assert!(check.under_way.is_none());
+        assert!(check.in_progress.is_none());
     }
 
     /// The output of a subscriber.

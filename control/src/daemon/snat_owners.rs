@@ -184,11 +184,14 @@ pub(super) mod tests {
     #[test]
     fn a_recently_seen_peer_keeps_its_addresses() {
         // Its session ended because a key was changed, or because this process was paused.
-        let heard = |ago| PeerStatus { heard_ago: Some(ago), ..peer(2, Connecting, true) };
-        let just_now = heard(SILENCE_MAX / 2);
+        let silent_for = |ago| PeerStatus { heard_ago: Some(ago), ..peer(2, Connecting, true) };
+        let just_now = silent_for(SILENCE_MAX / 2);
         assert!(decide(1, true, &[just_now], &[], false).taken_over.is_empty());
-        assert!(decide(1, true, &[heard(SILENCE_MAX * 9)], &[], true).taken_over.is_empty(), "after a pause");
-        assert_eq!(decide(1, true, &[heard(SILENCE_MAX)], &[], false).taken_over, [ip(2)].into());
+        assert!(
+            decide(1, true, &[silent_for(SILENCE_MAX * 9)], &[], true).taken_over.is_empty(),
+            "after a pause"
+        );
+        assert_eq!(decide(1, true, &[silent_for(SILENCE_MAX)], &[], false).taken_over, [ip(2)].into());
     }
 
     #[test]

@@ -52,13 +52,13 @@ struct Watchdog {
     every: Duration,
     due: Instant,
     /// The number of checks for hung threads at the last notification.
-    looks: u64,
+    hang_checks: u64,
 }
 
 impl Watchdog {
     /// A watchdog with this timeout.
     fn after(time: Duration) -> Self {
-        Self { every: time / 2, due: Instant::now(), looks: 0 }
+        Self { every: time / 2, due: Instant::now(), hang_checks: 0 }
     }
 
     /// The watchdog that the values of `WATCHDOG_USEC` and `WATCHDOG_PID` request for the process `own`, if
@@ -137,16 +137,16 @@ impl Supervisor {
         self.forwards = forwards && is_taken;
     }
 
-    /// Notifies the watchdog, if that is due, that the daemon's loop is alive. `looks` counts the dataplane's
+    /// Notifies the watchdog, if that is due, that the daemon's loop is alive. `hang_checks` counts the dataplane's
     /// checks for hung threads: while it does not increase, the watchdog is not notified.
-    pub(super) fn notify_watchdog(&mut self, looks: u64) {
+    pub(super) fn notify_watchdog(&mut self, hang_checks: u64) {
         let now = Instant::now();
-        let is_due = self.watchdog.as_ref().is_some_and(|of| of.due <= now && of.looks != looks);
+        let is_due = self.watchdog.as_ref().is_some_and(|of| of.due <= now && of.hang_checks != hang_checks);
         if is_due
             && self.send("WATCHDOG=1\n")
             && let Some(watchdog) = &mut self.watchdog
         {
-            (watchdog.due, watchdog.looks) = (now + watchdog.every, looks);
+            (watchdog.due, watchdog.hang_checks) = (now + watchdog.every, hang_checks);
         }
     }
 
@@ -264,8 +264,8 @@ mod tests {
         let (directory, supervisor) = listening();
         let time = Duration::from_secs(90);
         let mut gateway = Supervisor { watchdog: Some(Watchdog::after(time)), ..notifies(&directory) };
-        let mut notified = |looks| {
-            gateway.notify_watchdog(looks);
+        let mut notified = |hang_checks| {
+            gateway.notify_watchdog(hang_checks);
             received(&supervisor)
         };
         assert_eq!(notified(0), None, "the check for hung threads has not started");

@@ -249,7 +249,7 @@ impl Exchange {
             let has_caught_up = self.catch_up.was_done();
             hub.pass_on(|message| match message {
                 // Flows of removed backends follow these changes.
-                Message::Flow(news) => !received.is_under_way() && sharing.learn(news),
+                Message::Flow(news) => !received.is_pending() && sharing.learn(news),
                 // This gateway has already sent flows based on what it knew, and keeps to that.
                 Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
@@ -371,7 +371,7 @@ impl Exchange {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,
             refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
-            has_applied_all: !self.received.is_under_way() && self.sharing.has_learned_all(),
+            has_applied_all: !self.received.is_pending() && self.sharing.has_learned_all(),
             can_import,
         };
         let step = self.catch_up.step(&seen, now);

@@ -55,7 +55,7 @@ impl ReceivedChanges {
     }
 
     /// Whether the workers have not applied all changes yet.
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(super) fn is_pending(&self) -> bool {
         self.applied.is_some() || !self.waiting.is_empty()
     }
 }

@@ -197,7 +197,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Health checks that started more than their interval late.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks in progress.";
-    page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.under_way);
+    page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.in_progress);
     let help = "Targets of health checks, by state; a damped target, which flaps, is also counted as passing or failing.";
     page.gauge("tidegate_health_targets", help, ["state"])
         .sample(["passing"], load.targets.saturating_sub(load.failing))

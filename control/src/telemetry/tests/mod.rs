@@ -206,7 +206,7 @@ impl World {
             },
             checks: CheckSample {
                 results: &[("success", 21), ("failure", 2)],
-                load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
+                load: CheckLoad { targets: 9, failing: 2, damped: 1, in_progress: 4, late: 5, stretch: 3 },
             },
             gateway: GatewaySample {
                 drain: GatewayDrainState::Draining,
