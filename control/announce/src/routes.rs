@@ -120,7 +120,7 @@ mod tests {
             let loaded = tidegate_model::config::parse(&text, "gateway.yaml", std::path::Path::new("."), 2);
             loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).announce
         };
-        for (aggregate, held, announced) in [
+        for (aggregate, vip, announced) in [
             ("203.0.113.0/27", "203.0.113.1", "203.0.113.0/27"),
             ("203.0.113.0/29", "203.0.113.1", "203.0.113.0/29"),
             ("203.0.113.0/24", "203.0.113.1", "203.0.113.0/24"),
@@ -129,7 +129,7 @@ mod tests {
         ] {
             let config = bgp(aggregate);
             let outside = outside_of_pools(&config, &pools);
-            let found = routes(&vips(&[(held, None)]), &config, &pools, &outside);
+            let found = routes(&vips(&[(vip, None)]), &config, &pools, &outside);
             assert_eq!(found.keys().map(ToString::to_string).collect::<Vec<_>>(), [announced], "{aggregate}");
             assert_eq!(outside.is_empty(), announced == aggregate, "{aggregate}");
         }

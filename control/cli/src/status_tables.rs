@@ -120,12 +120,12 @@ fn flow_sharing(sharing: &FlowSharingStatus) -> String {
 /// A gateway with which flows are shared, as text. Its key is shown if it is not `own_key`.
 fn flow_peer(peer: &FlowPeerStatus, own_key: &str) -> String {
     let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
-    let last_heard =
-        peer.heard_ago_milliseconds.map(|ms| format!(", last heard {ms} ms ago")).unwrap_or_default();
+    let silence =
+        peer.heard_ago_milliseconds.map(|ms| format!(", last received {ms} ms ago")).unwrap_or_default();
     let waiting = format!("{} messages queued, {} batches unacknowledged", peer.waiting, peer.unacknowledged);
     let key = peer.key.as_ref().filter(|key| *key != own_key);
     let key = key.map(|key| format!(", key {key}")).unwrap_or_default();
-    format!("{}{name} {}{last_heard}, {waiting}{key}", peer.address, peer.state)
+    format!("{}{name} {}{silence}, {waiting}{key}", peer.address, peer.state)
 }
 
 /// What happened to the flows of earlier processes, as text.

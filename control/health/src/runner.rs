@@ -1,7 +1,7 @@
 //! Runs the checks: one task that gets due targets from the [`Schedule`], and one short task for each check
 //! in progress.
 //!
-//! The clock and the sockets are here and in the [`Prober`]; decisions are made in the schedule and in
+//! The clock and the sockets are here and in the [`Prober`]; the schedule decides, together with
 //! [`Tally`](super::Tally). A new set of targets replaces the previous one at most every [`REPLACE_GAP`],
 //! because reconciling can be much faster than checking.
 

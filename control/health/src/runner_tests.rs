@@ -95,7 +95,7 @@ impl Prober for Scripted {
             let silent = script.silent || lacks_vip || script.silences.contains(&target.address);
             (script.answers.get(&target.address).copied(), silent)
         };
-        let _under_way = InProgress(self.clone());
+        let _in_progress = InProgress(self.clone());
         let is_cursed = self.script().cursed == Some(target.address);
         assert!(!is_cursed, "on purpose");
         if silent {

@@ -157,7 +157,7 @@ impl Schedule {
             self.times.pop();
             if let Some(record) = self.live(entry) {
                 record.is_timed = false;
-                let class = class(record.target.as_ref().expect("a live slot has a target"));
+                let class = class(record.target.as_ref().expect("a live record has a target"));
                 let share = record.share;
                 self.shares.wait(share, class, entry);
             }
@@ -169,7 +169,7 @@ impl Schedule {
     pub(super) fn end(&mut self, ticket: Ticket, answer: Answer, now: Duration) -> Option<Change> {
         self.shares.end(ticket.share, ticket.class);
         let record = self.live(ticket.entry)?;
-        let target = record.target.clone().expect("a live slot has a target");
+        let target = record.target.clone().expect("a live record has a target");
         let before = record.status;
         let (success, failure) = match answer.result {
             CheckResult::Success => (Some(true), None),
@@ -221,7 +221,7 @@ impl Schedule {
         let (share, entry) =
             self.shares.begin(class, max, |entry| records[entry.record as usize].is(*entry))?;
         let record = &records[entry.record as usize];
-        let (target, interval) = (record.target.clone().expect("a live slot has a target"), record.interval);
+        let (target, interval) = (record.target.clone().expect("a live record has a target"), record.interval);
         let cadence = self.cadence(&target, share);
         self.late += u64::from(now > cadence.time_of(interval) + cadence.period);
         Some((Ticket { entry, class, share }, target))
@@ -259,7 +259,7 @@ impl Schedule {
     }
 
     fn remove(&mut self, target: &Target) -> Option<Change> {
-        let index = self.at.remove(target).expect("what was wanted has a slot");
+        let index = self.at.remove(target).expect("a known target has a record");
         let record = &mut self.records[index as usize];
         record.target = None;
         self.free.push(index);

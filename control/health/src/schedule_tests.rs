@@ -137,7 +137,7 @@ fn made(kinds: &[(u32, u8)]) -> Targets {
 
 proptest! {
     #[test]
-    fn no_target_is_checked_twice_at_once_or_forgotten_and_limits_hold(
+    fn no_target_is_checked_twice_at_once_or_forgotten_within_limits(
         steps in prop::collection::vec(step(), 1..200),
     ) {
         let limits = Limits { plain_max: 3, tls_max: 1, per_second_max: 8 };

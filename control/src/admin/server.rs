@@ -90,7 +90,7 @@ async fn bound_again(file: &Mutex<Option<SocketFile>>) -> Option<UnixListener> {
     let mut last_error = None;
     loop {
         tokio::time::sleep(CHECK).await;
-        // The lock is held while the file is created, so that a server that stops leaves none behind.
+        // The file is created under the lock, so that a server that stops leaves none behind.
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let current = file.as_ref()?;
         if current.is_there() {

@@ -64,7 +64,8 @@ struct Line {
     /// Whether its Service no longer exists. It is kept in case the Service returns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
-    held: Vec<Held>,
+    #[serde(rename = "held")]
+    owned: Vec<Held>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -196,13 +197,13 @@ fn read(path: &Path) -> io::Result<Option<Read>> {
     let (mut by_service, mut departed) = (SharedMap::new(), SharedMap::new());
     let (mut good, mut bad) = (0, usize::from(head.is_none()));
     for line in lines {
-        let Some(Line { namespace, name, uid, departed: is_departed, held }) = checked(line) else {
+        let Some(Line { namespace, name, uid, departed: is_departed, owned }) = checked(line) else {
             bad += 1;
             continue;
         };
         good += 1;
         let of = if is_departed { &mut departed } else { &mut by_service };
-        of.insert(ObjectKey::new(namespace, name), Holdings::new(&uid, held));
+        of.insert(ObjectKey::new(namespace, name), Holdings::new(&uid, owned));
     }
     let missing = head.map_or(0, |head| head.services.saturating_sub(good));
     Ok(Some(Read { allocations: Allocations { by_service, departed }, lost: bad.max(missing) }))
@@ -226,7 +227,7 @@ fn write(path: &Path, allocations: &Allocations) -> io::Result<()> {
         for (key, holdings, departed) in all {
             let ObjectKey { namespace, name } = key.clone();
             let line =
-                Line { namespace, name, uid: holdings.uid.clone(), departed, held: holdings.held.clone() };
+                Line { namespace, name, uid: holdings.uid.clone(), departed, owned: holdings.held.clone() };
             state_file::line(out, &summed(&line)?)?;
         }
         Ok(())
@@ -251,12 +252,12 @@ mod tests {
 
     fn allocations(count: u8) -> Arc<Allocations> {
         let one = |n: u8| {
-            let held = Held {
+            let address = Held {
                 pool: "public".into(),
                 ports: Some(vec![(Protocol::Tcp, 80), (Protocol::Udp, u16::from(n) + 1)]),
                 ..Held::of_status(std::net::IpAddr::from([203, 0, 113, n]))
             };
-            (ObjectKey::new("shop", format!("s{n}")), Holdings::new("u", vec![held]))
+            (ObjectKey::new("shop", format!("s{n}")), Holdings::new("u", vec![address]))
         };
         let departed = [(ObjectKey::new("shop", "gone"), Holdings::new("u", vec![]))].into_iter().collect();
         Arc::new(Allocations { by_service: (0..count).map(one).collect(), departed })
@@ -330,7 +331,7 @@ mod tests {
         fs::rename(&state, directory.path().join("away")).expect("ours");
         fs::write(&state, "").expect("ours");
         first.save(&allocations(2)).await;
-        let reported = first.trouble().expect("it is told");
+        let reported = first.trouble().expect("it failed");
         assert!(
             reported.contains("a restart may assign others") && reported.contains(".addresses: "),
             "{reported}"

@@ -1,6 +1,6 @@
 //! Counts the packets that still arrive at a draining gateway.
 //!
-//! The task sleeps while the gateway serves. It holds only a weak reference to the state, so it does not keep
+//! The task sleeps while the gateway serves. It has only a weak reference to the state, so it does not keep
 //! the dataplane alive.
 
 use std::sync::Arc;

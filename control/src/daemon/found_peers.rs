@@ -38,26 +38,26 @@ impl FoundPeers {
             self.source = self.cluster.get().cloned();
         }
         let Some(source) = &mut self.source else { return };
-        if let Some(mut news) = source.news() {
+        if let Some(mut listed) = source.news() {
             let own = self.own;
-            news.peers.retain(|peer| {
+            listed.peers.retain(|peer| {
                 let can_reach = reaches(own.ip(), peer.address.ip());
                 if !can_reach {
-                    news.faults.push(format!(
+                    listed.faults.push(format!(
                         "gateway {}: its address {} has a different family than {own}",
                         peer.name, peer.address
                     ));
                 }
                 can_reach
             });
-            for fault in &news.faults {
+            for fault in &listed.faults {
                 let was_known = self.known.as_ref().is_some_and(|known| known.faults.contains(fault));
                 if !was_known {
                     tracing::warn!("a gateway cannot share flows with this one: {fault}");
                 }
             }
-            hub.set_peers(&news.peers.iter().map(|peer| peer.address).collect::<Vec<_>>());
-            self.known = Some(news);
+            hub.set_peers(&listed.peers.iter().map(|peer| peer.address).collect::<Vec<_>>());
+            self.known = Some(listed);
         }
         let strangers = hub.counts().rejected[Rejection::Stranger as usize];
         if std::mem::replace(&mut self.strangers, strangers) != strangers {

@@ -73,7 +73,7 @@ impl State {
             flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
             log: LogSample {
                 suppressed: self.rounds.suppressed_lines()
-                    + cluster.as_ref().map_or(0, |cluster| cluster.count_suppressed_lines),
+                    + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
                 lost: crate::logging::lost_lines(),
             },
             source: &self.source_state(),

@@ -67,7 +67,7 @@ impl RoundLog {
             (namespace.to_owned(), Diagnostic::warning(problem.to_string()))
         });
         let faults = of_namespaces.chain(others).chain(findings).chain(suppressed);
-        let lines = self.faults.lines(faults.collect(), now);
+        let lines = self.faults.update(faults.collect(), now);
         lines.faults.iter().for_each(logging::diagnostic);
         logging::suppressed(&lines.suppressed);
         self.findings = Arc::clone(&outcome.findings);

@@ -3,7 +3,7 @@
 //!
 //! Each gateway serves its own SNAT addresses, unless it is draining or has not received the flows of its
 //! peers yet. Then, or when it is gone, one of the others serves them, since all have its flows. Routers
-//! learn this from route preferences ([`SnatRoutes`]). On a link, a gateway releases its addresses only to
+//! follow the route preferences ([`SnatRoutes`]). On a link, a gateway releases its addresses only to
 //! one that has taken them over. If there are several, the one whose name sorts first does.
 //!
 //! Invariant: nothing here reads a clock.
@@ -70,7 +70,7 @@ impl SnatOwners {
         });
         let is_first = serving.iter().all(|peer| peer.name.as_deref().is_none_or(|other| name < other));
         for &address in of_peers.chain(used).filter(|address| !own.addresses.contains(address)) {
-            // A peer that was heard from recently, or couldn't be because this gateway was cut off or paused,
+            // A peer that sent something recently, or couldn't be because this gateway was cut off or paused,
             // will answer.
             let returns = |peer: &PeerStatus| {
                 let is_near =

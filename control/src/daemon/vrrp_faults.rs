@@ -53,7 +53,7 @@ pub(super) fn faults(
     is_closed: bool,
     advertised: &[Advertised],
 ) -> Vec<String> {
-    let heard = advertised.iter().filter_map(|one| one.received).map(|(age, _)| age).min();
+    let last_seen = advertised.iter().filter_map(|one| one.heard).map(|(age, _)| age).min();
     let of_group = |one: &Reported| {
         let why = match one.state {
             GroupState::Unknown if !strangers.is_empty() => {
@@ -72,7 +72,7 @@ pub(super) fn faults(
             GroupState::Unknown => {
                 "its state is unknown: keepalived reports no vrrp_instance or vrrp_sync_group of this name".to_owned()
             }
-            GroupState::Backup if one.age >= SILENT_MAX && heard.is_none_or(|age| age >= SILENT_MAX) => {
+            GroupState::Backup if one.age >= SILENT_MAX && last_seen.is_none_or(|age| age >= SILENT_MAX) => {
                 "it is backup, and no other station sends VRRP advertisements: nobody answers for its VIPs; restart \
                  keepalived, or let IP protocol 112 to 224.0.0.18 pass between the gateways"
                     .to_owned()
@@ -101,10 +101,10 @@ mod tests {
         vec![Reported { group: "tidegate".into(), state, age: Duration::from_secs(seconds) }]
     }
 
-    fn advertised(heard: u64, contested: Option<u64>) -> Vec<Advertised> {
+    fn advertised(age: u64, contested: Option<u64>) -> Vec<Advertised> {
         let from = "192.0.2.2".parse().expect("an address");
-        let heard = Some((Duration::from_secs(heard), from));
-        vec![Advertised { router: 51, received: heard, contested: contested.map(Duration::from_secs) }]
+        let heard = Some((Duration::from_secs(age), from));
+        vec![Advertised { router: 51, heard, contested: contested.map(Duration::from_secs) }]
     }
 
     fn has(found: &[String], part: &str) -> bool {

@@ -209,12 +209,12 @@ pub(super) fn seat(
     hash: u64,
 ) -> String {
     let of = hashed(service);
-    let deck = match seats.seat_maps() {
+    let map = match seats.decks() {
         1 => String::new(),
-        decks => format!(" of deck {} (of {decks})", chosen.seat_map),
+        maps => format!(" of seat map {} (of {maps})", place.deck),
     };
     format!(
-        "{}{deck}, the first of {count} occupied seats in the flow's order, at rank {} of {SEATS_PER_MAP}: hash \
+        "{}{map}, the first of {count} occupied seats in the flow's order, at rank {} of {DECK_SEATS}: hash \
          {hash:#018x} of {of}",
         chosen.seat, chosen.rank
     )

@@ -1,10 +1,10 @@
 //! Merges the durations that several threads recorded into one distribution for each kind.
 //!
-//! Writers count in the buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR
+//! Writers count in the histogram buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR
 //! histogram, which provides quantiles for `status -o wide` and cumulative counts for `/metrics`.
 //!
 //! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by
-//! the recorder's buckets, 1/128 by the histogram's. Counts and sums are exact.
+//! the resolution of the recorder, 1/128 by that of the histogram. Counts and sums are exact.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use tidegate_structures::histogram::Durations;
 
 use super::timings::Reading;
 
-/// The number of decimal digits that the histogram distinguishes; the buckets of the recorder distinguish
-/// fewer.
+/// The number of decimal digits that the histogram distinguishes; the recorder
+/// distinguishes fewer.
 const DIGITS: u8 = 2;
 
 /// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes
 /// milliseconds.
-pub(super) const WORKER_TURN: &[f64] =
+pub(super) const WORKER_ITERATION: &[f64] =
     &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1];
 
 /// Seconds. The slow path sleeps up to 4 ms.
@@ -40,7 +40,7 @@ pub(super) const PUBLICATION: &[f64] =
 #[derive(Debug)]
 pub struct Latencies {
     /// Loop iterations that had work, over all workers.
-    pub worker_turn: Latency,
+    pub worker_iteration: Latency,
     /// The time from when a worker queued a frame for the kernel until the slow path dequeued it.
     pub punt_queue: Latency,
     /// The time from the start of a health check to its result or its timeout.
@@ -54,7 +54,7 @@ impl Latencies {
     #[must_use]
     pub fn merge(stats: &Stats, health_checks: &Durations, publications: &Durations) -> Self {
         Self {
-            worker_turn: Latency::merge(&stats.iterations),
+            worker_iteration: Latency::merge(&stats.turns),
             punt_queue: Latency::merge([&stats.punt_queue]),
             health_check: Latency::merge([health_checks]),
             publication: Latency::merge([publications]),
@@ -65,7 +65,7 @@ impl Latencies {
     #[must_use]
     pub fn named(&self) -> [(&'static str, &Latency); 4] {
         [
-            ("worker-turn", &self.worker_turn),
+            ("worker-turn", &self.worker_iteration),
             ("punt-queue", &self.punt_queue),
             ("health-check", &self.health_check),
             ("publication", &self.publication),
@@ -145,7 +145,7 @@ mod tests {
         let of = |odd: u64| recorded((1..=1000).filter(move |n| n % 2 == odd).map(|n| n * 1000));
         let merged = Latency::merge([&of(0), &of(1)]);
         assert_eq!(merged.count(), 1000);
-        assert_eq!(merged.reading(WORKER_TURN).sum, Duration::from_micros(500_500));
+        assert_eq!(merged.reading(WORKER_ITERATION).sum, Duration::from_micros(500_500));
         assert!(is_near(merged.quantile(0.5), 500_000), "{:?}", merged.quantile(0.5));
         assert!(is_near(merged.quantile(0.99), 990_000), "{:?}", merged.quantile(0.99));
         assert!(is_near(merged.max(), 1_000_000), "{:?}", merged.max());
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn cumulative_counts_end_with_what_is_within_the_last_bound() {
         let merged = Latency::merge([&recorded([500, 1_500, 1_500, 3_000_000, 9_000_000_000])]);
-        let reading = merged.reading(WORKER_TURN);
+        let reading = merged.reading(WORKER_ITERATION);
         let upto =
             |bound: f64| reading.cumulative.iter().find(|(le, _)| *le == bound).map(|(_, count)| *count);
         assert_eq!([1e-6, 2e-6, 2e-3, 5e-3, 1e-1].map(upto), [1, 3, 3, 4, 4].map(Some));
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn bounds_ascend() {
-        for bounds in [WORKER_TURN, PUNT_QUEUE, HEALTH_CHECK, PUBLICATION] {
+        for bounds in [WORKER_ITERATION, PUNT_QUEUE, HEALTH_CHECK, PUBLICATION] {
             assert!(bounds.is_sorted_by(|a, b| a < b));
         }
     }

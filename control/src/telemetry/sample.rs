@@ -89,7 +89,7 @@ pub struct AnnounceSample<'a> {
 #[derive(Debug, Clone)]
 pub struct FlowSharingSample {
     /// The peers: address, whether flows are shared with it, messages waiting for it, and seconds since it
-    /// was last heard from.
+    /// last sent something.
     pub peers: Vec<(String, bool, usize, Option<f64>)>,
     /// Datagrams sent, resent, and accepted.
     pub datagrams: (u64, u64, u64),

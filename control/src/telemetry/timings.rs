@@ -2,7 +2,7 @@
 //!
 //! It uses atomics only, so [`Timings`] is shared by reference. Nothing here reads a clock.
 //!
-//! Invariant: in one reading, the buckets add up to the count, even if others record at the same time. Only
+//! Invariant: in one reading, the histogram buckets add up to the count, even if others record at the same time. Only
 //! the sum may differ, by the values that are being recorded.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ impl Timings {
     }
 }
 
-/// Durations counted by buckets, with bounds in seconds.
+/// Durations counted in histogram buckets, with bounds in seconds.
 #[derive(Debug)]
 pub(super) struct Histogram {
     bounds: &'static [f64],

@@ -78,7 +78,7 @@ pub enum BackendChoice {
     Seat {
         /// The seat that decides.
         seat: u16,
-        /// The deck of that seat, from 0. It is above 0 only if the weights sum to more than one deck holds.
+        /// The seat map of that seat, from 0. It is above 0 only if the weights exceed the seats of one map.
         deck: u16,
         /// The position of that seat in the flow's order, from 0.
         rank: u16,

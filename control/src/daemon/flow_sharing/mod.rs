@@ -227,11 +227,11 @@ impl Exchange {
         let now = self.started.elapsed();
         let walked = self.sharing.walked();
         let (hub, snat) = (&mut self.hub, &mut self.snat);
-        let is_more = self.sharing.take_told(MESSAGES_PER_ITERATION, |news| {
+        let is_more = self.sharing.take_told(MESSAGES_PER_ITERATION, |update| {
             if let Some(snat) = snat {
-                snat.note(&news, now);
+                snat.record_use(&update, now);
             }
-            hub.tell(&news, now);
+            hub.tell(&update, now);
         });
         if !is_more {
             hub.walked(walked);
@@ -241,7 +241,7 @@ impl Exchange {
             hub.was_told_too_little();
         }
         if self.ability.begins() {
-            // It tells peers which SNAT addresses the restored flows use.
+            // This reports which SNAT addresses the restored flows use.
             hub.was_told_too_little();
         }
         if self.ability.could_import {
@@ -249,7 +249,7 @@ impl Exchange {
             let has_caught_up = self.catch_up.was_done();
             hub.pass_on(|message| match message {
                 // Flows of removed backends follow these changes.
-                Message::Flow(news) => !received.is_pending() && sharing.learn(news),
+                Message::Flow(update) => !received.is_pending() && sharing.learn(update),
                 // This gateway has already sent flows based on what it knew, and keeps to that.
                 Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
@@ -366,7 +366,7 @@ impl Exchange {
             self.catch_up.interrupt();
         }
         let outcomes = self.sharing.outcomes();
-        let unknown = [Learned::UnknownService, Learned::UnknownBackend];
+        let unknown = [ImportOutcome::UnknownService, ImportOutcome::UnknownBackend];
         let seen = Observation {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,

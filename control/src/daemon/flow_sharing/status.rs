@@ -28,8 +28,8 @@ pub(crate) struct Shown {
     pub(crate) counts: HubCounts,
     /// Messages that workers could not queue.
     pub(crate) lost_at_workers: u64,
-    /// What happened to the messages of other gateways, by [`Learned`].
-    pub(crate) outcomes: [u64; Learned::COUNT],
+    /// What happened to the messages of other gateways, by [`ImportOutcome`].
+    pub(crate) outcomes: [u64; ImportOutcome::COUNT],
     /// Why datagrams cannot be sent or received, if so.
     pub(crate) trouble: Option<String>,
     /// Whether this gateway lacks flows of its peers.
@@ -93,15 +93,15 @@ impl Shown {
     pub(crate) fn sample(&self) -> FlowSharingSample {
         let others = self.expected();
         let peer = |peer: &PeerStatus| {
-            let heard = peer.heard_ago.map(|ago| ago.as_secs_f64());
-            (peer.address.to_string(), peer.state == PeerState::Up, peer.waiting, heard)
+            let silence = peer.heard_ago.map(|ago| ago.as_secs_f64());
+            (peer.address.to_string(), peer.state == PeerState::Up, peer.waiting, silence)
         };
         let counts = &self.counts;
         FlowSharingSample {
             peers: others.map(peer).collect(),
             datagrams: (counts.sent, counts.sent_again, counts.received),
             rejected: Rejection::ALL.map(|why| (why.as_str(), counts.rejected[why as usize])).into(),
-            results: Learned::ALL.map(|result| (result.as_str(), self.outcomes[result as usize])).into(),
+            results: ImportOutcome::ALL.map(|result| (result.as_str(), self.outcomes[result as usize])).into(),
             lost: [("worker", self.lost_at_workers), ("peer", counts.lost)],
         }
     }

@@ -208,9 +208,9 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
     }
     let help = "Seconds since anything was received from this peer; absent if nothing was.";
     let mut silence = page.gauge("tidegate_flow_sharing_peer_silence_seconds", help, ["peer"]);
-    for (peer, .., heard) in &sharing.peers {
-        if let Some(heard) = heard {
-            silence.sample([peer], *heard);
+    for (peer, .., seconds) in &sharing.peers {
+        if let Some(seconds) = seconds {
+            silence.sample([peer], *seconds);
         }
     }
     let (sent, sent_again, received) = sharing.datagrams;
