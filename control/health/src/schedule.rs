@@ -221,7 +221,8 @@ impl Schedule {
         let (share, entry) =
             self.shares.begin(class, max, |entry| records[entry.record as usize].is(*entry))?;
         let record = &records[entry.record as usize];
-        let (target, interval) = (record.target.clone().expect("a live record has a target"), record.interval);
+        let (target, interval) =
+            (record.target.clone().expect("a live record has a target"), record.interval);
         let cadence = self.cadence(&target, share);
         self.late += u64::from(now > cadence.time_of(interval) + cadence.period);
         Some((Ticket { entry, class, share }, target))

@@ -106,9 +106,9 @@ fn explained(spec: &SnapshotSpec, destination: &str) -> Explanation {
     explained_from(spec, "198.51.100.7:40000", destination, None)
 }
 
-fn found<'a>(explanation: &'a Explanation, step: &str) -> &'a str {
-    let step = explanation.steps.iter().find(|s| s.step == step);
-    step.map(|s| s.found.as_str()).unwrap_or_else(|| panic!("a step of that name in\n{explanation}"))
+fn found<'a>(answer: &'a Explanation, step: &str) -> &'a str {
+    let step = answer.steps.iter().find(|s| s.step == step);
+    step.map(|s| s.found.as_str()).unwrap_or_else(|| panic!("a step of that name in\n{answer}"))
 }
 
 const ACTIVE: BackendState = BackendState::Active;
@@ -138,22 +138,22 @@ fn a_syn_cookie_for_a_new_connection_is_shown() {
 #[test]
 fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
     let spec = spec(vec![service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])]);
-    let explanation = explained(&spec, "203.0.113.1:80");
-    let steps: Vec<&str> = explanation.steps.iter().map(|s| s.step.as_str()).collect();
+    let answer = explained(&spec, "203.0.113.1:80");
+    let steps: Vec<&str> = answer.steps.iter().map(|s| s.step.as_str()).collect();
     let expected =
         ["destination", "service", "source range", "flow", "seat", "backend", "mode", "next hop", "mtu"];
     assert_eq!(steps, expected);
     assert_eq!(
-        (explanation.verdict.as_str(), explanation.reason.as_str(), explanation.generation),
+        (answer.verdict.as_str(), answer.reason.as_str(), answer.generation),
         ("transmit", "forward", 7)
     );
-    assert_eq!(explanation.service.as_deref(), Some("default/web:http"));
-    assert_eq!(explanation.backend, Some("10.0.0.1:8080".parse().expect("an address")));
+    assert_eq!(answer.service.as_deref(), Some("default/web:http"));
+    assert_eq!(answer.backend, Some("10.0.0.1:8080".parse().expect("an address")));
     assert_eq!(
-        found(&explanation, "next hop"),
+        found(&answer, "next hop"),
         "router 192.0.2.1 on uplink, 02:00:00:00:00:01 (dataplane.neighbors)"
     );
-    assert!(found(&explanation, "mode").contains("192.0.2.3"), "{explanation}");
+    assert!(found(&answer, "mode").contains("192.0.2.3"), "{answer}");
 }
 
 #[test]
@@ -162,9 +162,9 @@ fn a_proxy_protocol_header_is_shown_as_the_backend_receives_it() {
         proxy_protocol: Some(ProxyVersion::V1),
         ..service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])
     };
-    let explanation = explained(&spec(vec![proxied]), "203.0.113.1:80");
+    let answer = explained(&spec(vec![proxied]), "203.0.113.1:80");
     assert_eq!(
-        found(&explanation, "proxy protocol"),
+        found(&answer, "proxy protocol"),
         "v1, 46 bytes in front of the client's data: PROXY TCP4 198.51.100.7 203.0.113.1 40000 80"
     );
 }
@@ -178,10 +178,10 @@ fn the_backend_is_the_one_that_the_selection_hash_chooses() {
     let vip = Addr::v4([203, 0, 113, 1]);
     let service = snapshot.service(Snapshot::hash_service(&vip, 6, 80), &vip, 6, 80).expect("it is there");
     for port in 40_000..40_050 {
-        let explanation = explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
+        let answer = explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
         let hash = selection_hash(&Addr::v4([198, 51, 100, 7]), port, &vip, 80, 6);
         let owner = service.select(hash).and_then(|id| snapshot.backend(id)).expect("all are active");
-        assert_eq!(explanation.backend, Some(SocketAddr::new(owner.address.ip(), 80)));
+        assert_eq!(answer.backend, Some(SocketAddr::new(owner.address.ip(), 80)));
     }
 }
 
@@ -193,20 +193,20 @@ fn rendezvous_shows_seat_and_rank_and_maglev_the_slot() {
         web.scheduler = scheduler;
         explained(&spec(vec![web]), "203.0.113.1:80")
     };
-    let explanation = by(Scheduler::Rendezvous);
-    let Some(BackendChoice::Seat { seat, deck: 0, rank, seats: 2 }) = explanation.choice else {
-        panic!("{explanation}")
+    let answer = by(Scheduler::Rendezvous);
+    let Some(BackendChoice::Seat { seat, deck: 0, rank, seats: 2 }) = answer.choice else {
+        panic!("{answer}")
     };
     let words =
         format!("{seat}, the first of 2 occupied seats in the flow's order, at rank {rank} of 8192: hash 0x");
-    assert!(found(&explanation, "seat").starts_with(&words), "{explanation}");
+    assert!(found(&answer, "seat").starts_with(&words), "{answer}");
     let owns = "owns the seat: weight 1, 1 seat (50.0 %) beside 1 other (2 active)";
-    assert!(found(&explanation, "backend").ends_with(owns), "{explanation}");
+    assert!(found(&answer, "backend").ends_with(owns), "{answer}");
 
-    let explanation = by(Scheduler::Maglev { slots: 251 });
-    let Some(BackendChoice::Slot { slot, slots: 251 }) = explanation.choice else { panic!("{explanation}") };
-    assert!(found(&explanation, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{explanation}");
-    assert!(found(&explanation, "backend").contains("owns the slot: weight 1, 12"), "{explanation}");
+    let answer = by(Scheduler::Maglev { slots: 251 });
+    let Some(BackendChoice::Slot { slot, slots: 251 }) = answer.choice else { panic!("{answer}") };
+    assert!(found(&answer, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{answer}");
+    assert!(found(&answer, "backend").contains("owns the slot: weight 1, 12"), "{answer}");
 }
 
 #[test]
@@ -221,14 +221,14 @@ fn a_stateful_scheduler_lists_its_candidates_and_no_single_backend() {
         (Scheduler::WeightedRoundRobin, "wrr: the worker that receives the packet assigns its new flows"),
         (Scheduler::Loads(LoadRule::LeastConnections), "lc: the worker that receives the packet compares"),
     ] {
-        let explanation = explain_scheduler(scheduler, &two);
+        let answer = explain_scheduler(scheduler, &two);
         let name = scheduler.as_str().to_owned();
-        assert_eq!(explanation.choice, Some(BackendChoice::OfWorker { scheduler: name, candidates: 2 }));
-        assert!(found(&explanation, "scheduler").starts_with(how), "{explanation}");
+        assert_eq!(answer.choice, Some(BackendChoice::OfWorker { scheduler: name, candidates: 2 }));
+        assert!(found(&answer, "scheduler").starts_with(how), "{answer}");
         let named = "one of 10.0.0.1:80 (50.0 %), 10.0.0.2:80 (50.0 %) (share by weight)";
-        assert_eq!(found(&explanation, "backend"), named);
+        assert_eq!(found(&answer, "backend"), named);
         assert_eq!(
-            (explanation.verdict, explanation.reason.as_str(), explanation.backend),
+            (answer.verdict, answer.reason.as_str(), answer.backend),
             (PacketVerdict::Transmit, "forward", None)
         );
         let one = explain_scheduler(scheduler, &two[..1]);
@@ -247,8 +247,8 @@ fn hash_client_is_shown_as_the_input_of_the_choice() {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         web.scheduler = scheduler;
         web.choice.hash = tidegate_spec::HashInput::Client;
-        let explanation = explained(&spec(vec![web]), "203.0.113.1:80");
-        assert!(found(&explanation, step).ends_with("of the client's address alone"), "{explanation}");
+        let answer = explained(&spec(vec![web]), "203.0.113.1:80");
+        assert!(found(&answer, step).ends_with("of the client's address alone"), "{answer}");
     }
 }
 
@@ -261,9 +261,9 @@ fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
     let spec = spec(vec![web]);
     let (mut taken, mut not_taken) = (0, 0);
     for port in 40_000..40_200 {
-        let explanation = explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
-        let backend = explanation.backend.map(|at| at.to_string()).expect("it has one");
-        match explanation.steps.iter().find(|step| step.step == "slow start") {
+        let answer = explained_from(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
+        let backend = answer.backend.map(|at| at.to_string()).expect("it has one");
+        match answer.steps.iter().find(|step| step.step == "slow start") {
             Some(step) if backend == "10.0.0.2:80" => {
                 assert_eq!(
                     step.found,
@@ -276,7 +276,7 @@ fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
                 assert_eq!((step.found.as_str(), backend.as_str()), (words, "10.0.0.1:80"));
                 not_taken += 1;
             }
-            None => assert_eq!(backend, "10.0.0.1:80", "{explanation}"),
+            None => assert_eq!(backend, "10.0.0.1:80", "{answer}"),
         }
     }
     assert!(taken > 10 && not_taken > taken, "{taken} {not_taken}");
@@ -297,40 +297,37 @@ fn affinity_hashes_only_the_client() {
 #[test]
 fn a_tunnel_header_reduces_the_mtu() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
-    let explanation = explained(&spec(vec![web]), "203.0.113.1:80");
+    let answer = explained(&spec(vec![web]), "203.0.113.1:80");
     let next_hop = Some("192.0.2.11".parse().expect("an address"));
-    assert_eq!(explanation.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
+    assert_eq!(answer.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
 }
 
 #[test]
 fn longer_packets_are_handled_by_family_policy_and_header() {
     let backends = [("192.0.2.11", 80, ACTIVE)];
     let mut direct = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &backends)]);
-    let explanation = explained(&direct, "203.0.113.1:80");
+    let answer = explained(&direct, "203.0.113.1:80");
     assert_eq!(
-        found(&explanation, "mtu"),
+        found(&answer, "mtu"),
         "1500 bytes, the MTU of uplink; longer packets are answered with \"fragmentation needed\" if they have DF, \
          else fragmented"
     );
     direct.network.policy.fragment_ipv4 = false;
-    let explanation = explained(&direct, "203.0.113.1:80");
-    assert!(
-        found(&explanation, "mtu").ends_with("also without DF (dataplane.oversized: answer)"),
-        "{explanation}"
-    );
+    let answer = explained(&direct, "203.0.113.1:80");
+    assert!(found(&answer, "mtu").ends_with("also without DF (dataplane.oversized: answer)"), "{answer}");
 
     let six = [service(ForwardingMode::DsrIpip, "2001:db8:1::1", 80, &backends)];
     let explain_v6 =
         |spec: &SnapshotSpec| explained_from(spec, "[2001:db8:9::7]:40000", "[2001:db8:1::1]:80", None);
     let mut tunnel = spec(six.to_vec());
-    let explanation = explain_v6(&tunnel);
+    let answer = explain_v6(&tunnel);
     assert!(
-        found(&explanation, "mtu").ends_with("; longer packets are answered with \"packet too big\""),
-        "{explanation}"
+        found(&answer, "mtu").ends_with("; longer packets are answered with \"packet too big\""),
+        "{answer}"
     );
     tunnel.network.interfaces[0].mtu = 1280;
-    let explanation = explain_v6(&tunnel);
-    assert!(found(&explanation, "mtu").ends_with("in fragments of the outer packet"), "{explanation}");
+    let answer = explain_v6(&tunnel);
+    assert!(found(&answer, "mtu").ends_with("in fragments of the outer packet"), "{answer}");
 
     use tidegate_wire::proxy_tlvs::ProxyTlvs;
     let (none, both) = (ProxyTlvs::NONE, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
@@ -350,24 +347,23 @@ fn longer_packets_are_handled_by_family_policy_and_header() {
             source: "198.51.100.7:40000".parse().expect("an address"),
             destination: "203.0.113.1:80".parse().expect("an address"),
         };
-        let explanation =
-            explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
+        let answer = explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
         let expected = format!("{needs}, for the header of the PROXY protocol");
-        assert!(found(&explanation, "mtu").ends_with(&expected), "{explanation}");
-        let header = found(&explanation, "proxy protocol");
+        assert!(found(&answer, "mtu").ends_with(&expected), "{answer}");
+        let header = found(&answer, "proxy protocol");
         assert_eq!(header.contains("; TLVs "), proxy_tlvs != none, "{header}");
         assert_eq!(header.ends_with("; TLVs unique-id, crc32c"), expected.contains("54 bytes"), "{header}");
     }
 
     let plain = service(ForwardingMode::FullNat, "203.0.113.1", 80, &backends);
     let toa = spec(vec![ServiceSpec { proxy_protocol: Some(ProxyVersion::Toa), ..plain }]);
-    let explanation = explained(&toa, "203.0.113.1:80");
+    let answer = explained(&toa, "203.0.113.1:80");
     assert_eq!(
-        found(&explanation, "proxy protocol"),
+        found(&answer, "proxy protocol"),
         "toa, TCP option 254 of 8 bytes in each segment of the client until the backend has acknowledged data: \
          198.51.100.7:40000"
     );
-    assert!(found(&explanation, "mtu").ends_with("needs 8 bytes more, for the option TOA"), "{explanation}");
+    assert!(found(&answer, "mtu").ends_with("needs 8 bytes more, for the option TOA"), "{answer}");
 }
 
 #[test]
@@ -379,9 +375,9 @@ fn traffic_that_a_backend_originates_is_shown_as_forwarded_or_refused() {
             forward,
             masquerade: vec![],
         };
-        let explanation = explained_from(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
-        assert_eq!(format!("{} {}", explanation.verdict, explanation.reason), verdict);
-        assert!(found(&explanation, "gateway").starts_with("192.0.2.11 is in dataplane.gateway.prefixes"));
+        let answer = explained_from(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
+        assert_eq!(format!("{} {}", answer.verdict, answer.reason), verdict);
+        assert!(found(&answer, "gateway").starts_with("192.0.2.11 is in dataplane.gateway.prefixes"));
         let elsewhere = explained_from(&spec, "192.0.2.200:40000", "10.1.2.3:53", None);
         assert_eq!((elsewhere.verdict.as_str(), elsewhere.reason.as_str()), ("punt", "not_ours"));
     }
@@ -392,11 +388,11 @@ fn masqueraded_traffic_is_shown_as_leaving_with_a_snat_address() {
     let net = || vec!["192.0.2.0/25".parse().expect("a net")];
     let mut spec = spec(vec![]);
     spec.network.gateway = GatewaySpec { prefixes: net(), forward: true, masquerade: net() };
-    let explanation = explained_from(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
-    assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), ("transmit", "masqueraded"));
+    let answer = explained_from(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
+    assert_eq!((answer.verdict.as_str(), answer.reason.as_str()), ("transmit", "masqueraded"));
     assert!(
-        found(&explanation, "masquerade").contains("the source becomes one of dataplane.snatAddresses"),
-        "{explanation}"
+        found(&answer, "masquerade").contains("the source becomes one of dataplane.snatAddresses"),
+        "{answer}"
     );
     let inside = explained_from(&spec, "192.0.2.11:40000", "192.0.2.12:53", None);
     assert_eq!((inside.verdict.as_str(), inside.reason.as_str()), ("transmit", "routed"));
@@ -407,8 +403,8 @@ fn the_limit_of_the_segment_size_is_shown_where_it_applies() {
     let limited = |mode, clamp| {
         let port = if mode == ForwardingMode::FullNat { 8080 } else { 80 };
         let web = service(mode, "203.0.113.1", 80, &[("192.0.2.11", port, ACTIVE)]);
-        let explanation = explained(&spec(vec![ServiceSpec { mss_clamp: clamp, ..web }]), "203.0.113.1:80");
-        explanation.steps.iter().find(|step| step.step == "segment size").map(|step| step.found.clone())
+        let answer = explained(&spec(vec![ServiceSpec { mss_clamp: clamp, ..web }]), "203.0.113.1:80");
+        answer.steps.iter().find(|step| step.step == "segment size").map(|step| step.found.clone())
     };
     let in_syn = |most: u16, whose: &str| {
         Some(format!(
@@ -432,8 +428,8 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
     let (one, two) = (("192.0.2.11", 8080, ACTIVE), ("192.0.2.12", 8080, ACTIVE));
     let rules = PassiveHealth::default();
     let shown = |backends: &[_], rules| {
-        let explanation = explained(&web(backends, rules), "203.0.113.1:80");
-        explanation.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
+        let answer = explained(&web(backends, rules), "203.0.113.1:80");
+        answer.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
     };
     let found = "if it refuses the connection, up to 2 others are tried; after 3 failures in a row it is set \
                  aside for 10s, at most 50 % of the backends are";
@@ -454,10 +450,10 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
     };
     let about =
         Circumstances { set_aside: &ids, ..Circumstances::of_files(&neighbors, Now::default(), None) };
-    let explanation = explain(&snapshot, about, &packet).to_string();
+    let answer = explain(&snapshot, about, &packet).to_string();
     assert!(
-        explanation.contains("a worker has set this backend aside, and assigns new flows to another one"),
-        "{explanation}"
+        answer.contains("a worker has set this backend aside, and assigns new flows to another one"),
+        "{answer}"
     );
 }
 
@@ -468,26 +464,23 @@ fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     let flow = ("198.51.100.7:40000", "203.0.113.1:80");
     let neighbors = NeighborTable::new();
     neighbors.path_mtus().learn(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
-    let explanation = explained_with(&spec, &neighbors, flow, None);
-    assert_eq!(explanation.way.as_ref().map(|way| way.mtu), Some(1380));
+    let answer = explained_with(&spec, &neighbors, flow, None);
+    assert_eq!(answer.way.as_ref().map(|way| way.mtu), Some(1380));
     assert!(
-        found(&explanation, "mtu").starts_with("1380 bytes: 1400, as reported by a router on the path"),
-        "{explanation}"
+        found(&answer, "mtu").starts_with("1380 bytes: 1400, as reported by a router on the path"),
+        "{answer}"
     );
-    assert!(found(&explanation, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{explanation}");
+    assert!(found(&answer, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{answer}");
 
     spec.network.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
-    let explanation = explained_with(&spec, &neighbors, flow, None);
-    assert!(
-        found(&explanation, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"),
-        "{explanation}"
-    );
+    let answer = explained_with(&spec, &neighbors, flow, None);
+    assert!(found(&answer, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"), "{answer}");
 }
 
 #[test]
 fn each_refusal_shows_its_reason() {
     let none = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[])]);
-    let end = |explanation: &Explanation| format!("{} {}", explanation.verdict, explanation.reason);
+    let end = |answer: &Explanation| format!("{} {}", answer.verdict, answer.reason);
     assert_eq!(end(&explained(&none, "203.0.113.1:80")), "transmit no_endpoints");
     assert_eq!(end(&explained(&none, "203.0.113.1:81")), "transmit no_service");
     assert_eq!(end(&explained(&none, "192.0.2.2:22")), "punt local");
@@ -502,12 +495,9 @@ fn each_refusal_shows_its_reason() {
     assert_eq!(end(&explained(&silent, "192.0.2.3:22")), "drop no_snat_flow");
 
     let down = [("10.0.0.1", 80, BackendState::Down), ("10.0.0.2", 80, BackendState::Draining)];
-    let explanation =
+    let answer =
         explained(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
-    assert_eq!(
-        found(&explanation, "backend"),
-        "none of the 2 backends accepts new flows (1 draining, 1 down)"
-    );
+    assert_eq!(found(&answer, "backend"), "none of the 2 backends accepts new flows (1 draining, 1 down)");
 
     let refused_port = explained_from(
         &none,
@@ -530,17 +520,17 @@ fn each_refusal_shows_its_reason() {
 #[test]
 fn a_backend_that_is_its_own_client_is_masqueraded_or_refused() {
     let own = |mode| spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
-    let explanation = explained_from(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
-    assert!(found(&explanation, "hairpin").contains("sent from 192.0.2.3"), "{explanation}");
-    assert_eq!(explanation.verdict, PacketVerdict::Transmit);
+    let answer = explained_from(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
+    assert!(found(&answer, "hairpin").contains("sent from 192.0.2.3"), "{answer}");
+    assert_eq!(answer.verdict, PacketVerdict::Transmit);
     let mut without = own(ForwardingMode::Nat);
     without.network.snat_addresses.clear();
-    let explanation = explained_from(&without, "10.0.0.1:5", "203.0.113.1:80", None);
-    assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), ("drop", "hairpin"));
-    assert!(found(&explanation, "hairpin").contains("dataplane.snatAddresses"), "{explanation}");
+    let answer = explained_from(&without, "10.0.0.1:5", "203.0.113.1:80", None);
+    assert_eq!((answer.verdict.as_str(), answer.reason.as_str()), ("drop", "hairpin"));
+    assert!(found(&answer, "hairpin").contains("dataplane.snatAddresses"), "{answer}");
     for (mode, source) in [(ForwardingMode::FullNat, "10.0.0.1:5"), (ForwardingMode::Nat, "10.0.0.2:5")] {
-        let explanation = explained_from(&own(mode), source, "203.0.113.1:80", None);
-        assert!(explanation.steps.iter().all(|step| step.step != "hairpin"), "{explanation}");
+        let answer = explained_from(&own(mode), source, "203.0.113.1:80", None);
+        assert!(answer.steps.iter().all(|step| step.step != "hairpin"), "{answer}");
     }
 }
 
@@ -555,9 +545,9 @@ fn a_forged_source_is_refused_with_the_reason() {
         ("192.0.2.255:5", "192.0.2.255 cannot be answered"),
         ("192.0.2.1:5", "192.0.2.1 is the next hop of a default route"),
     ] {
-        let explanation = explained_from(&spec, source, "203.0.113.1:80", None);
-        assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), ("drop", "bad_source"));
-        assert!(found(&explanation, "source").starts_with(why), "{explanation}");
+        let answer = explained_from(&spec, source, "203.0.113.1:80", None);
+        assert_eq!((answer.verdict.as_str(), answer.reason.as_str()), ("drop", "bad_source"));
+        assert!(found(&answer, "source").starts_with(why), "{answer}");
     }
     for (source, destination, end) in [
         ("203.0.113.1:5", "203.0.113.1:81", ("drop", "bad_source")),
@@ -565,21 +555,14 @@ fn a_forged_source_is_refused_with_the_reason() {
         ("192.0.2.1:5", "192.0.2.2:179", ("punt", "local")),
         ("0.0.0.0:68", "255.255.255.255:67", ("punt", "local")),
     ] {
-        let explanation = explained_from(&spec, source, destination, None);
-        assert_eq!((explanation.verdict.as_str(), explanation.reason.as_str()), end, "{explanation}");
+        let answer = explained_from(&spec, source, destination, None);
+        assert_eq!((answer.verdict.as_str(), answer.reason.as_str()), end, "{answer}");
     }
-    let explanation = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
-    assert_eq!(
-        (explanation.verdict.as_str(), explanation.reason.as_str()),
-        ("drop", "bad_source"),
-        "{explanation}"
-    );
+    let answer = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
+    assert_eq!((answer.verdict.as_str(), answer.reason.as_str()), ("drop", "bad_source"), "{answer}");
     spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().expect("a net"));
-    let explanation = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
-    assert!(
-        found(&explanation, "source").contains("on its own link") && explanation.backend.is_some(),
-        "{explanation}"
-    );
+    let answer = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
+    assert!(found(&answer, "source").contains("on its own link") && answer.backend.is_some(), "{answer}");
 }
 
 #[test]
@@ -610,12 +593,12 @@ fn the_source_range_that_allows_or_refuses_a_client_is_shown() {
 #[test]
 fn text_and_json_agree() {
     let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
-    let explanation = explained(&spec, "203.0.113.1:80");
-    let text = explanation.to_string();
+    let answer = explained(&spec, "203.0.113.1:80");
+    let text = answer.to_string();
     assert!(text.starts_with("TCP 198.51.100.7:40000 -> 203.0.113.1:80, by snapshot 7\n 1. destination  "));
     assert!(text.ends_with("=> transmit (forward) to 10.0.0.1:80\n"));
-    let json = serde_json::to_string(&explanation).expect("plain values");
-    assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), explanation);
+    let json = serde_json::to_string(&answer).expect("plain values");
+    assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), answer);
 }
 
 #[test]
@@ -637,9 +620,9 @@ fn session_affinity_overrides_the_hash_in_the_explanation() {
     for (n, state) in [(1, true), (2, true), (3, false), (4, false)] {
         let at = format!("10.0.0.{n}:80").parse().expect("an address with a port");
         let about = Circumstances { affinity: Some(at), ..of_files };
-        let explanation = explain(&snapshot, about, &packet);
-        assert_eq!(explanation.backend, Some(if state { at } else { by_hash }), "{explanation}");
-        assert!(found(&explanation, "affinity").contains(&at.to_string()));
+        let answer = explain(&snapshot, about, &packet);
+        assert_eq!(answer.backend, Some(if state { at } else { by_hash }), "{answer}");
+        assert!(found(&answer, "affinity").contains(&at.to_string()));
     }
     let about = Circumstances { silent_workers: 1, ..of_files };
     assert!(found(&explain(&snapshot, about, &packet), "flow").contains("1 did not answer in time"));
@@ -655,14 +638,13 @@ fn an_explanation_is_one_flat_json_object_and_round_trips() {
     };
     let way = ["interface", "nextHop", "mtu"];
     let both = [by(Scheduler::Rendezvous), by(Scheduler::Maglev { slots: 251 })];
-    for (explanation, choice) in
-        both.into_iter().zip([&["seat", "deck", "rank", "seats"][..], &["slot", "slots"]])
+    for (answer, choice) in both.into_iter().zip([&["seat", "deck", "rank", "seats"][..], &["slot", "slots"]])
     {
-        let json = serde_json::to_value(&explanation).expect("JSON");
+        let json = serde_json::to_value(&answer).expect("JSON");
         let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
         assert!(way.iter().chain(choice).all(|key| json[key].is_u64() || json[key].is_string()), "{keys:?}");
         assert_eq!(keys.len(), 8 + choice.len() + way.len(), "{keys:?}");
-        assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), explanation);
+        assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), answer);
     }
     let refused = explained(&spec(vec![]), "203.0.113.1:80");
     let json = serde_json::to_value(&refused).expect("JSON");
@@ -690,21 +672,18 @@ fn the_limits_of_a_service_and_the_one_that_refuses_a_flow_are_shown() {
     };
     let explained =
         |lab: &Lab| explain(&lab.snapshot, Circumstances::of_files(&lab.neighbors, lab.now, None), &packet);
-    let explanation = explained(&lab);
-    assert_eq!(explanation.verdict, PacketVerdict::Transmit, "{explanation}");
+    let answer = explained(&lab);
+    assert_eq!(answer.verdict, PacketVerdict::Transmit, "{answer}");
     assert_eq!(
-        found(&explanation, "limits"),
+        found(&answer, "limits"),
         "default/web has, on all ports and addresses together: at most 1 connections, 0 now, 2500 Mbit/s in each direction"
     );
     lab.send(Builder::tcp("198.51.100.8:40000", "203.0.113.5:80").flags(flags::SYN));
-    let explanation = explained(&lab);
+    let answer = explained(&lab);
     assert_eq!(
-        (explanation.verdict, explanation.reason.as_str()),
+        (answer.verdict, answer.reason.as_str()),
         (PacketVerdict::Drop, "service_connections"),
-        "{explanation}"
+        "{answer}"
     );
-    assert!(
-        found(&explanation, "limits").ends_with("a new connection is refused until one ends"),
-        "{explanation}"
-    );
+    assert!(found(&answer, "limits").ends_with("a new connection is refused until one ends"), "{answer}");
 }

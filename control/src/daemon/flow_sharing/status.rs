@@ -101,7 +101,9 @@ impl Shown {
             peers: others.map(peer).collect(),
             datagrams: (counts.sent, counts.sent_again, counts.received),
             rejected: Rejection::ALL.map(|why| (why.as_str(), counts.rejected[why as usize])).into(),
-            results: ImportOutcome::ALL.map(|result| (result.as_str(), self.outcomes[result as usize])).into(),
+            results: ImportOutcome::ALL
+                .map(|result| (result.as_str(), self.outcomes[result as usize]))
+                .into(),
             lost: [("worker", self.lost_at_workers), ("peer", counts.lost)],
         }
     }

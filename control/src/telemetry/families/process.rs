@@ -13,7 +13,11 @@ pub(in crate::telemetry) fn build(page: &mut Exposition, version: &str) {
 /// Durations that workers, the slow path, the health checks and the daemon's loop recorded.
 pub(in crate::telemetry) fn latencies(page: &mut Exposition, latencies: &Latencies) {
     let help = "Duration of one loop iteration of a worker that had work: receive a burst from each interface, process and send it.";
-    page.histogram("tidegate_worker_turn_seconds", help, latencies.worker_iteration.reading(WORKER_ITERATION));
+    page.histogram(
+        "tidegate_worker_turn_seconds",
+        help,
+        latencies.worker_iteration.reading(WORKER_ITERATION),
+    );
     let help = "Time that a frame for the kernel waited in the queue between a worker and the slow path.";
     page.histogram("tidegate_punt_queue_seconds", help, latencies.punt_queue.reading(PUNT_QUEUE));
     let help = "Time from the start of a health check to its result; a check without an answer counts as its timeout.";
