@@ -63,8 +63,8 @@ struct Use {
 struct Uses(BTreeMap<IpAddr, Use>);
 
 impl Uses {
-    fn record_use(&mut self, update: &FlowNews, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
-        let FlowNews::Is(record) = update else { return };
+    fn record_use(&mut self, update: &FlowUpdate, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
+        let FlowUpdate::Is(record) = update else { return };
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
         // In mode `nat`, the source is the client.
@@ -124,7 +124,7 @@ impl SnatExchange {
     }
 
     /// Records the SNAT address of a flow on this gateway.
-    pub(super) fn record_use(&mut self, update: &FlowNews, now: Duration) {
+    pub(super) fn record_use(&mut self, update: &FlowUpdate, now: Duration) {
         let (own, stays) = (&self.own.addresses, &self.stays);
         self.uses.record_use(update, now, |address| own.contains(address) || stays.contains(address));
     }

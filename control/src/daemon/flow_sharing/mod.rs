@@ -227,7 +227,7 @@ impl Exchange {
         let now = self.started.elapsed();
         let walked = self.sharing.walked();
         let (hub, snat) = (&mut self.hub, &mut self.snat);
-        let is_more = self.sharing.take_told(MESSAGES_PER_ITERATION, |update| {
+        let is_more = self.sharing.drain_exports(MESSAGES_PER_ITERATION, |update| {
             if let Some(snat) = snat {
                 snat.record_use(&update, now);
             }
@@ -371,7 +371,7 @@ impl Exchange {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,
             refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
-            has_applied_all: !self.received.is_pending() && self.sharing.has_learned_all(),
+            has_applied_all: !self.received.is_pending() && self.sharing.has_imported_all(),
             can_import,
         };
         let step = self.catch_up.step(&seen, now);

@@ -169,7 +169,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
         gauge.sample([worker], one.state == WorkerState::Running);
     }
     let help = "1 while the thread for the kernel's packets and for neighbour resolution runs, else 0.";
-    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_well);
+    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_healthy);
     let help = "How often a thread of the packet path started to hang: it was alive but made no progress.";
     let mut counter = page.counter("tidegate_thread_hangs_total", help, ["thread"]);
     for (worker, one) in &workers {
