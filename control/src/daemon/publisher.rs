@@ -130,7 +130,7 @@ impl Publisher {
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
-        let is_full = published.problems.iter().any(Problem::is_lack_of_room);
+        let is_full = published.problems.iter().any(Problem::is_neighbor_table_full);
         self.retry_at = is_full.then(|| Instant::now() + RETRY);
         self.handed_over.get_or_insert(published.handed_over);
         self.state.desire(spec.generation);

@@ -64,7 +64,7 @@ struct Uses(BTreeMap<IpAddr, Use>);
 
 impl Uses {
     fn record_use(&mut self, update: &FlowUpdate, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
-        let FlowUpdate::Is(record) = update else { return };
+        let FlowUpdate::Live(record) = update else { return };
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
         // In mode `nat`, the source is the client.

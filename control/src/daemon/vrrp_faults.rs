@@ -53,7 +53,7 @@ pub(super) fn faults(
     is_closed: bool,
     advertised: &[Advertised],
 ) -> Vec<String> {
-    let last_seen = advertised.iter().filter_map(|one| one.heard).map(|(age, _)| age).min();
+    let last_seen = advertised.iter().filter_map(|one| one.received).map(|(age, _)| age).min();
     let of_group = |one: &Reported| {
         let why = match one.state {
             GroupState::Unknown if !strangers.is_empty() => {
@@ -103,8 +103,8 @@ mod tests {
 
     fn advertised(age: u64, contested: Option<u64>) -> Vec<Advertised> {
         let from = "192.0.2.2".parse().expect("an address");
-        let heard = Some((Duration::from_secs(age), from));
-        vec![Advertised { router: 51, heard, contested: contested.map(Duration::from_secs) }]
+        let received = Some((Duration::from_secs(age), from));
+        vec![Advertised { router: 51, received, contested: contested.map(Duration::from_secs) }]
     }
 
     fn has(found: &[String], part: &str) -> bool {

@@ -181,11 +181,11 @@ fn filter(snapshot: &Snapshot, interfaces: &[String], query: &WatchQuery) -> Res
 }
 
 /// The reasons with this name.
-fn reasons(name: &str) -> Result<Arc<[Why]>, AdminError> {
-    let transmit = TransmitReason::ALL.iter().map(|&why| (why.as_str(), Why::Transmit(why)));
-    let punt = PuntReason::ALL.iter().map(|&why| (why.as_str(), Why::Punt(why)));
-    let drop = DropReason::all().map(|why| (why.as_str(), Why::Drop(why)));
-    let found: Arc<[Why]> =
+fn reasons(name: &str) -> Result<Arc<[VerdictReason]>, AdminError> {
+    let transmit = TransmitReason::ALL.iter().map(|&why| (why.as_str(), VerdictReason::Transmit(why)));
+    let punt = PuntReason::ALL.iter().map(|&why| (why.as_str(), VerdictReason::Punt(why)));
+    let drop = DropReason::all().map(|why| (why.as_str(), VerdictReason::Drop(why)));
+    let found: Arc<[VerdictReason]> =
         transmit.chain(punt).chain(drop).filter(|(one, _)| *one == name).map(|(_, why)| why).collect();
     if found.is_empty() {
         return Err(AdminError::BadRequest(format!(

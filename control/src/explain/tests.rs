@@ -463,7 +463,7 @@ fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     let mut spec = spec(vec![web]);
     let flow = ("198.51.100.7:40000", "203.0.113.1:80");
     let neighbors = NeighborTable::new();
-    neighbors.path_mtus().learn(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
+    neighbors.path_mtus().record(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
     let answer = explained_with(&spec, &neighbors, flow, None);
     assert_eq!(answer.way.as_ref().map(|way| way.mtu), Some(1380));
     assert!(

@@ -209,12 +209,12 @@ pub(super) fn seat(
     hash: u64,
 ) -> String {
     let of = hashed(service);
-    let map = match seats.decks() {
+    let map = match seats.seat_maps() {
         1 => String::new(),
-        maps => format!(" of seat map {} (of {maps})", place.deck),
+        maps => format!(" of seat map {} (of {maps})", chosen.seat_map),
     };
     format!(
-        "{}{map}, the first of {count} occupied seats in the flow's order, at rank {} of {DECK_SEATS}: hash \
+        "{}{map}, the first of {count} occupied seats in the flow's order, at rank {} of {SEATS_PER_MAP}: hash \
          {hash:#018x} of {of}",
         chosen.seat, chosen.rank
     )

@@ -54,7 +54,7 @@ impl Latencies {
     #[must_use]
     pub fn merge(stats: &Stats, health_checks: &Durations, publications: &Durations) -> Self {
         Self {
-            worker_iteration: Latency::merge(&stats.turns),
+            worker_iteration: Latency::merge(&stats.iterations),
             punt_queue: Latency::merge([&stats.punt_queue]),
             health_check: Latency::merge([health_checks]),
             publication: Latency::merge([publications]),

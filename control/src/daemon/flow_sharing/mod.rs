@@ -249,9 +249,9 @@ impl Exchange {
             let has_caught_up = self.catch_up.was_done();
             hub.pass_on(|message| match message {
                 // Flows of removed backends follow these changes.
-                Message::Flow(update) => !received.is_pending() && sharing.learn(update),
+                Message::Flow(update) => !received.is_pending() && sharing.import(update),
                 // This gateway has already sent flows based on what it knew, and keeps to that.
-                Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
+                Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
                 // The hub has processed it.
                 Message::Walk(_) => true,
