@@ -502,7 +502,7 @@ fn drains_are_reported_in_kubectl_wording() {
     assert_eq!(lab.json("drain node-a -o json")["drained"][1], "node-a");
     let undrained = lab.shown("undrain node-a");
     assert_eq!(undrained, "node/node-a undrained (currently no backend of any Service)\n");
-    let (code, _, err) = lab.ask("undrain node-a");
+    let (code, _, err) = lab.run("undrain node-a");
     assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): node-a is not drained\n"));
     assert_eq!(lab.run("drain no_node").0, 2, "not a valid target");
 }

@@ -73,9 +73,15 @@ fn an_empty_rust_log_is_none_and_an_invalid_one_is_reported() {
     for filter in ["", " ", ","] {
         assert!(log(filter).contains(" ERROR tidegate::diagnostics: "), "{:?}", log(filter));
     }
-    let said = log("tidegate=verbose");
-    assert!(said.contains(" WARN ") && said.contains("invalid RUST_LOG \"tidegate=verbose\""), "{said}");
-    assert!(said.contains("accepted=") && said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+    let log_text = log("tidegate=verbose");
+    assert!(
+        log_text.contains(" WARN ") && log_text.contains("invalid RUST_LOG \"tidegate=verbose\""),
+        "{log_text}"
+    );
+    assert!(
+        log_text.contains("accepted=") && log_text.contains(" ERROR tidegate::diagnostics: "),
+        "{log_text}"
+    );
 }
 
 #[test]
@@ -86,15 +92,15 @@ fn an_unknown_word_in_rust_log_is_reported_and_the_default_applies() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     for (filter, unknown) in [("inof", "inof"), ("tidegate=debug,debgu", "debgu"), ("9", "9")] {
-        let said = log(filter);
-        assert!(said.contains(&format!("invalid RUST_LOG {filter:?}")), "{said}");
-        assert!(said.contains(&format!("{unknown:?} is neither a level nor a target")), "{said}");
-        assert!(said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+        let log_text = log(filter);
+        assert!(log_text.contains(&format!("invalid RUST_LOG {filter:?}")), "{log_text}");
+        assert!(log_text.contains(&format!("{unknown:?} is neither a level nor a target")), "{log_text}");
+        assert!(log_text.contains(" ERROR tidegate::diagnostics: "), "{log_text}");
     }
     for filter in ["error ", " warn , tidegate_source=debug ", "tidegate"] {
-        let said = log(filter);
-        assert!(!said.contains("invalid RUST_LOG"), "{said}");
-        assert!(said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+        let log_text = log(filter);
+        assert!(!log_text.contains("invalid RUST_LOG"), "{log_text}");
+        assert!(log_text.contains(" ERROR tidegate::diagnostics: "), "{log_text}");
     }
 }
 

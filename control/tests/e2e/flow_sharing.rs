@@ -224,8 +224,8 @@ fn change_keys(fleet: &mut Fleet, n: usize, own: char, accepted: Option<char>) -
         let now = keys(&here);
         let is_up = [&here, &there].map(|status| peer(status)["state"] == "up") == [true; 2];
         let is_named = peer(&there)["key"] == now.0.as_str();
-        // People see the key of a peer if it is another one.
-        let shown = fleet.gateway_mut(3 - n).ask(&["status"]).ok()?;
+        // The status shows a peer's key if it is the other one.
+        let shown = fleet.gateway_mut(3 - n).query(&["status"]).ok()?;
         let is_shown = keys(&there).0 == now.0 || shown.contains(&format!(", key {}", now.0));
         (now != before && is_up && is_named && is_shown).then_some(now)
     });

@@ -208,9 +208,9 @@ fn a_wrong_mac_of_a_static_neighbour_fails_health_checks_and_is_named() {
     let _machine = beside_others();
     let (server, wrong) = (plan::server(Family::V4, 1), "02:00:00:00:99:99");
     let neighbors = format!("neighbors: [{{ip: \"{server}\", mac: \"{wrong}\"}}]");
-    let scene = Scene::start("fullnat", replace("neighbors: []", &neighbors));
+    let setup = Setup::start("fullnat", replace("neighbors: []", &neighbors));
     let answers = format!("{wrong} in dataplane.neighbors but answers with {}", plan::server_mac(1));
-    scene.finds("NeighborMACDiffers", &[&answers]);
+    setup.finds("NeighborMACDiffers", &[&answers]);
     let failed = wait_for("a failed health check", NAMED, || {
         let backends = setup.gateway.query(&["backends", "-A", "-o", "json"]).ok()?;
         backends.contains("no answer in time").then_some(())

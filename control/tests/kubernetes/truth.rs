@@ -114,10 +114,11 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
         let line = format!("tidegate_state_unsaved{{state=\"{what}\"}} 1");
         world.http(9_001, "/metrics").is_some_and(|(_, page)| page.contains(&line))
     };
-    world.until("both to be told", || {
-        let told = degraded();
-        let is_told = |what: &str| told.iter().any(|one| one.contains(what));
-        let shown = is_told("objects have not been saved to disk since") && is_told("a restart loses them");
+    world.until("both to be reported", || {
+        let lines = degraded();
+        let contains = |what: &str| lines.iter().any(|one| one.contains(what));
+        let shown =
+            contains("objects have not been saved to disk since") && contains("a restart loses them");
         (shown && unsaved("objects") && unsaved("drained")).then_some(())
     });
     blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));

@@ -37,8 +37,8 @@ fn flooded_services_with_syn_cookies_serve_clients_and_keep_connections() {
     });
     let services = setup.world.gateway().query(&["services", "-A", "-o", "wide"]).expect("an answer");
     assert!(services.contains("SYN cookies answer a SYN flood"), "{services}");
-    scene.world.wait_until("a line of the log", || {
-        scene.world.gateway().log().contains("SYN flood: many handshakes are not completed").then_some(())
+    setup.world.wait_until("a line of the log", || {
+        setup.world.gateway().log().contains("SYN flood: many handshakes are not completed").then_some(())
     });
     let others = setup.others();
     let own = Others::start(&setup.world, attacked.iter().copied());
