@@ -116,7 +116,7 @@ impl ProbeDevice {
     /// Reads a packet that the kernel sends, after an Ethernet header without addresses. `None` if there is none.
     ///
     /// # Errors
-    /// When the device is gone.
+    /// If the device is gone.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         let len = match self.device.recv(&mut buffer[HEADER_LEN..]) {
             Ok(len) => len,

@@ -19,7 +19,7 @@ use crossbeam::utils::CachePadded;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
 
 /// Capacity of an outbox. Two values can arrive between two calls of the publisher.
-const OUTBOX: usize = 4;
+const OUTBOX_CAPACITY: usize = 4;
 
 /// The side that creates values. Owned by one thread, or behind the control plane's own lock.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl<T> Publisher<T> {
         let seen = self.generation();
         let channel = Arc::new(Channel {
             inbox: Queue::new(1),
-            outbox: Queue::new(OUTBOX),
+            outbox: Queue::new(OUTBOX_CAPACITY),
             applied: CachePadded::new(AtomicU64::new(seen)),
             alive: AtomicBool::new(true),
         });

@@ -93,7 +93,7 @@ pub enum ReplayError {
     #[error("output: {0}")]
     Output(#[from] io::Error),
     /// A packet was received on an interface that the gateway does not have.
-    #[error("packet {n} came by interface {interface} of the capture; accepted: 0 to {} (dataplane.interfaces)", .interfaces.saturating_sub(1))]
+    #[error("packet {n} arrived on interface {interface} of the capture; accepted: 0 to {} (dataplane.interfaces)", .interfaces.saturating_sub(1))]
     Interface {
         /// Its number.
         n: u64,

@@ -45,8 +45,8 @@ fn the_kernel_is_reached_in_its_vlan_and_answers_through_the_port() {
         .args(["--exact", TEST, "--nocapture"])
         .env(INSIDE, "1");
     let output = again.output().unwrap_or_else(|error| panic!("unshare is needed: {error}"));
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    let output = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output));
 }
 
 fn inside() {
@@ -61,8 +61,8 @@ fn inside() {
     .unwrap();
     changed_settings_are_restored(&tap);
     for wanted in ["tg-uplink: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1400", "link/ether 02:00:00:00:00:02"] {
-        let said = iproute(&["link"]);
-        assert!(said.contains(wanted), "{wanted:?} is not in:\n{said}");
+        let output = iproute(&["link"]);
+        assert!(output.contains(wanted), "{wanted:?} is not in:\n{output}");
     }
 
     let (wire, ends) = memory::port(1, 64);
@@ -129,7 +129,7 @@ fn only_taps_that_this_gateway_has_left_are_removed() {
     let mut removed = remove_stale(own, &["tg-kept"]).unwrap();
     removed.sort();
     assert_eq!(removed, ["strange0", "tg-left"]);
-    let said = iproute(&["address"]);
+    let output = iproute(&["address"]);
     for (name, is_there) in [
         ("tg-kept", true),
         ("tg-read", true),
@@ -139,7 +139,7 @@ fn only_taps_that_this_gateway_has_left_are_removed() {
         ("tg-left", false),
         ("strange0", false),
     ] {
-        assert_eq!(said.contains(&format!(" {name}: ")), is_there, "{name}: {said}");
+        assert_eq!(output.contains(&format!(" {name}: ")), is_there, "{name}: {output}");
     }
     assert_eq!(remove_stale(own, &["tg-kept"]).unwrap(), Vec::<String>::new());
 }
@@ -147,13 +147,13 @@ fn only_taps_that_this_gateway_has_left_are_removed() {
 /// The tap stays for daemons whose sockets are bound to it. Without a reader it has no carrier, and no route applies.
 fn the_next_process_continues_with_the_tap() {
     let index = || {
-        let said = iproute(&["link", "show", "tg-uplink"]);
-        said.split(':').next().map(str::to_owned).filter(|index| !index.is_empty())
+        let output = iproute(&["link", "show", "tg-uplink"]);
+        output.split(':').next().map(str::to_owned).filter(|index| !index.is_empty())
     };
     let before = index().expect("the tap stays");
     wait_until("the loss of the carrier", || iproute(&["link", "show", "tg-uplink"]).contains("NO-CARRIER"));
-    let said = iproute(&["route", "get", "192.0.2.77"]);
-    assert!(!said.contains("tg-uplink"), "a route without a gateway leads to it: {said}");
+    let output = iproute(&["route", "get", "192.0.2.77"]);
+    assert!(!output.contains("tg-uplink"), "a route without a gateway leads to it: {output}");
     iproute(&["address", "add", "192.0.2.99/24", "dev", "tg-uplink"]);
     let config = TapConfig {
         interface: "uplink".into(),
@@ -247,16 +247,16 @@ fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &Snap
     next.network.routes = routes(&kept.into_iter().chain(nodes).collect::<Vec<_>>());
     worker_pool.publish(&next).unwrap();
     wait_until("the routes of the next state", || {
-        let said = iproute(&["route"]);
-        said.matches("10.244.").count() == 250
-            && said.contains("10.244.249.0/24 via 192.0.2.149 dev tg-uplink")
-            && said.contains("10.0.0.0/24 via 192.0.2.9 dev tg-uplink")
-            && !said.contains("203.0.113.0/24")
+        let output = iproute(&["route"]);
+        output.matches("10.244.").count() == 250
+            && output.contains("10.244.249.0/24 via 192.0.2.149 dev tg-uplink")
+            && output.contains("10.0.0.0/24 via 192.0.2.9 dev tg-uplink")
+            && !output.contains("203.0.113.0/24")
             && !has(&["-6", "route"], "default")
     });
-    let said = iproute(&["route"]);
-    assert_eq!(said.matches("10.0.0.0/24").count(), 1, "the router was replaced:\n{said}");
-    assert!(said.contains("198.51.100.0/24") && said.contains("10.9.0.0/16"), "{said}");
+    let output = iproute(&["route"]);
+    assert_eq!(output.matches("10.0.0.0/24").count(), 1, "the router was replaced:\n{output}");
+    assert!(output.contains("198.51.100.0/24") && output.contains("10.9.0.0/16"), "{output}");
     worker_pool.publish(&SnapshotSpec { generation: 3, ..first.clone() }).unwrap();
     wait_until("the first routes again", || !has(&["route"], "10.244.") && has(&["-6", "route"], "default"));
 }
@@ -274,8 +274,8 @@ fn routes_wait_while_no_descriptor_is_free(worker_pool: &WorkerPool<MemoryFrame>
     setrlimit(Resource::Nofile, limit).unwrap();
     assert!(why.contains("Too many open files"), "{why}");
     wait_until("the routes that waited", || {
-        let said = iproute(&["route"]);
-        said.contains("10.246.0.0/16 via 192.0.2.1 dev tg-uplink") && !said.contains("198.51.100.0/24")
+        let output = iproute(&["route"]);
+        output.contains("10.246.0.0/16 via 192.0.2.1 dev tg-uplink") && !output.contains("198.51.100.0/24")
     });
     wait_until("the end of the fault", || worker_pool.links().route_fault().is_none());
     worker_pool.publish(&SnapshotSpec { generation: 5, ..first.clone() }).unwrap();
@@ -320,8 +320,8 @@ fn changed_settings_are_restored(tap: &Tap) {
 fn the_slow_path_restores_the_settings_of_the_tap() {
     iproute(&["link", "set", "tg-uplink", "address", "02:00:00:00:0e:99"]);
     wait_until("the settings of the tap", || {
-        let said = iproute(&["link", "show", "tg-uplink"]);
-        said.contains("mtu 1400") && said.contains("link/ether 02:00:00:00:00:02")
+        let output = iproute(&["link", "show", "tg-uplink"]);
+        output.contains("mtu 1400") && output.contains("link/ether 02:00:00:00:00:02")
     });
 }
 

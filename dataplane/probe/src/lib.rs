@@ -40,7 +40,7 @@ mod tests;
 
 /// How long packets of a closed connection are still sent to its backend: the final reset may have to be repeated for
 /// packets in flight.
-const AFTERWARDS: Duration = Duration::from_secs(3);
+const CLOSED_FOR: Duration = Duration::from_secs(3);
 
 /// The two addresses of one family between which a probe's socket is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -297,7 +297,7 @@ impl Flows {
     /// Removes connections that were closed long enough ago, unless their port has been reused.
     fn forget(&mut self, now: Instant) {
         while let Some((at, key, id)) = self.closed.front().copied()
-            && now.saturating_duration_since(at) >= AFTERWARDS
+            && now.saturating_duration_since(at) >= CLOSED_FOR
         {
             self.closed.pop_front();
             if self.open.get(&key).is_some_and(|entry| entry.id == id) {

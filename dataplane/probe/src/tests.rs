@@ -245,10 +245,10 @@ fn a_reused_port_belongs_to_the_new_probe_and_closed_ones_are_forgotten() {
     drop(first);
     assert!(probes.entry(key).is_some(), "its reset is still sent");
     let second = probes.open(proto::TCP, 40_001, 80, path("192.0.2.10"));
-    lock(&probes.flows).forget(Instant::now() + AFTERWARDS);
+    lock(&probes.flows).forget(Instant::now() + CLOSED_FOR);
     assert_eq!(probes.entry(key).expect("it is open").0.backend, Addr::from(ip("192.0.2.10")));
     drop(second);
-    lock(&probes.flows).forget(Instant::now() + AFTERWARDS);
+    lock(&probes.flows).forget(Instant::now() + CLOSED_FOR);
     assert!(probes.entry(key).is_none() && lock(&probes.flows).closed.is_empty());
 }
 

@@ -305,7 +305,7 @@ mod tests {
         file.follow(&second).expect_err("it cannot be written");
         assert!(!file.is_whole() && backends() == 1);
         let third = compile(&["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80"], Some(&second));
-        file.follow(&third).expect_err("nor anew");
+        file.follow(&third).expect_err("nor rewritten");
         std::fs::remove_dir(&beside).expect("ours");
         assert!(!file.is_whole() && backends() == 1);
         file.follow(&third).expect("there is space");

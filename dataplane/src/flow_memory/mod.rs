@@ -65,7 +65,7 @@ pub struct TableMemoryStats {
 
 /// An array of a worker's table.
 #[derive(Debug)]
-struct Placed {
+struct TableArray {
     worker: u8,
     table: TableKind,
     part: Part,
@@ -84,7 +84,7 @@ pub struct FlowMemory {
     store: Option<Store>,
     /// Whether a table is on the heap instead.
     is_on_heap: AtomicBool,
-    placed: Mutex<Vec<Placed>>,
+    arrays: Mutex<Vec<TableArray>>,
 }
 
 /// Provides the memory of one worker's tables.
@@ -102,7 +102,7 @@ impl FlowMemory {
     pub fn new(workers: usize, entries: usize, huge: bool, store: Option<Store>) -> Self {
         let wanted = workers.saturating_mul(entries).saturating_mul(ENTRY_BYTES);
         let has_huge_pages = huge && free_huge_bytes() >= wanted;
-        Self { has_huge_pages, store, is_on_heap: AtomicBool::new(false), placed: Mutex::default() }
+        Self { has_huge_pages, store, is_on_heap: AtomicBool::new(false), arrays: Mutex::default() }
     }
 
     /// The memory of a worker on a NUMA node.
@@ -117,27 +117,27 @@ impl FlowMemory {
         if let Some(store) = &self.store {
             store.follow(snapshot);
         }
-        let mut placed = self.placed();
-        if placed.iter().all(|one| one.is_prepared) {
+        let mut arrays = self.arrays();
+        if arrays.iter().all(|one| one.is_prepared) {
             return;
         }
         let needed = kinds(snapshot);
-        let unprepared = placed.iter_mut().filter(|one| !one.is_prepared && needed.contains(&one.table));
-        unprepared.for_each(Placed::prepare);
+        let unprepared = arrays.iter_mut().filter(|one| !one.is_prepared && needed.contains(&one.table));
+        unprepared.for_each(TableArray::prepare);
     }
 
     /// The memory of a worker's tables.
     #[must_use]
     pub fn of_worker(&self, worker: u8) -> TableMemoryStats {
-        let placed = self.placed();
-        let entries = placed.iter().filter(|one| one.worker == worker && one.part == Part::Entries);
+        let arrays = self.arrays();
+        let entries = arrays.iter().filter(|one| one.worker == worker && one.part == Part::Entries);
         let pages = entries.clone().map(|one| one.pages).next_back().unwrap_or(Pages::Small);
         let bytes = entries.filter(|one| one.is_prepared).map(|one| one.region.bytes()).sum();
         TableMemoryStats { pages, bytes }
     }
 
-    fn placed(&self) -> MutexGuard<'_, Vec<Placed>> {
-        self.placed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn arrays(&self) -> MutexGuard<'_, Vec<TableArray>> {
+        self.arrays.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn map(&self, worker: u8, table: TableKind, part: Part, words: usize) -> io::Result<Mapped> {
@@ -168,9 +168,9 @@ impl FlowMemory {
     /// Whether a table that should outlive the process doesn't, because its file didn't fit the directory.
     #[must_use]
     pub fn lacks_space(&self) -> bool {
-        let is_elsewhere = |one: &Placed| one.is_prepared && one.file.is_none();
+        let is_elsewhere = |one: &TableArray| one.is_prepared && one.file.is_none();
         let is_on_heap = self.is_on_heap.load(Ordering::Relaxed);
-        self.store.is_some() && (is_on_heap || self.placed().iter().any(is_elsewhere))
+        self.store.is_some() && (is_on_heap || self.arrays().iter().any(is_elsewhere))
     }
 
     /// Whether some Services and backends could not be recorded for the next process.
@@ -205,7 +205,7 @@ impl FlowMemory {
 /// The words of an array, and how they are mapped.
 type Mapped = (&'static mut [u32], Region, Pages, Option<File>);
 
-impl Placed {
+impl TableArray {
     /// Allocates the pages.
     fn prepare(&mut self) {
         self.is_prepared = true;
@@ -268,7 +268,7 @@ impl TableMemory for Provider<'_> {
             tracing::debug!(worker, table = table.as_str(), %error, "flow table may be swapped out");
         }
         let is_prepared = false;
-        self.memory.placed().push(Placed { worker, table, part, region, pages, file, is_prepared });
+        self.memory.arrays().push(TableArray { worker, table, part, region, pages, file, is_prepared });
         Some(memory)
     }
 }

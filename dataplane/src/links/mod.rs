@@ -52,7 +52,7 @@ impl LinkState {
 
     /// The state as the predicate of a sentence about the device.
     #[must_use]
-    pub fn sentence(self) -> &'static str {
+    pub fn predicate(self) -> &'static str {
         match self {
             Self::Up => "is up",
             Self::Down => "is down",
@@ -144,10 +144,10 @@ impl InterfaceLink {
         let is_down = |status: &LinkStatus| status.state != LinkState::Up;
         let port = Some(&self.port).filter(|port| is_down(port)).map(|port| {
             let fault = self.fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
-            (format!("interface {:?} {}{fault}", self.name, port.state.sentence()), port.since)
+            (format!("interface {:?} {}{fault}", self.name, port.state.predicate()), port.since)
         });
         let tap = self.tap.as_ref().filter(|(_, tap)| is_down(tap)).map(|(name, tap)| {
-            let (interface, state) = (&self.name, tap.state.sentence());
+            let (interface, state) = (&self.name, tap.state.predicate());
             (format!("tap {name} of interface {interface:?} {state}"), tap.since)
         });
         let short = self.short_mtu.map(|ShortMtu { device, used, since }| {
@@ -252,7 +252,7 @@ impl Links {
     /// doesn't include them.
     #[must_use]
     pub fn renamed(&self) -> Vec<(String, SystemTime)> {
-        let sentence = |link: &InterfaceLink| {
+        let describe = |link: &InterfaceLink| {
             let Renamed { from, to, since } = link.renamed.as_ref()?;
             let what = format!(
                 "packets of interface {:?} still pass, but the gateway cannot start again before its device has the \
@@ -261,14 +261,14 @@ impl Links {
             );
             Some((what, *since))
         };
-        self.table().iter().filter_map(sentence).collect()
+        self.table().iter().filter_map(describe).collect()
     }
 
     /// The taps that another program deleted recently, each with the time. The gateway has recreated them, so
     /// [`Links::faults`] doesn't include them, but programs that were bound to them have lost their sockets.
     #[must_use]
     pub fn recreated_taps(&self) -> Vec<(String, SystemTime)> {
-        let sentence = |link: &InterfaceLink| {
+        let describe = |link: &InterfaceLink| {
             let (_, since) = link.tap_recreated.filter(|(at, _)| at.elapsed() < RECREATED_SHOWN)?;
             let (tap, _) = link.tap.as_ref()?;
             let what = format!(
@@ -278,7 +278,7 @@ impl Links {
             );
             Some((what, since))
         };
-        self.table().iter().filter_map(sentence).collect()
+        self.table().iter().filter_map(describe).collect()
     }
 
     /// The latest reports of the drivers, indexed by interface.
@@ -292,14 +292,14 @@ impl Links {
     #[must_use]
     pub fn route_fault(&self) -> Option<(String, SystemTime)> {
         let fault = self.route_fault.lock().unwrap_or_else(PoisonError::into_inner);
-        let sentence = |(why, since): &(String, SystemTime)| {
+        let describe = |(why, since): &(String, SystemTime)| {
             let what = format!(
                 "the gateway cannot change the kernel's routes through its taps, so its health checks may take \
                  another path than packets; it retries every second: {why}"
             );
             (what, *since)
         };
-        fault.as_ref().map(sentence)
+        fault.as_ref().map(describe)
     }
 
     /// Records why the kernel's routes through the taps can't be changed; `None` if they can.
@@ -445,10 +445,7 @@ impl Links {
                 "the device was renamed, and is still in use: the gateway cannot start again before the device has \
                  the former name, or dataplane.interfaces[].device the new one"
             ),
-            None => tracing::info!(
-                interface = name,
-                "the device in use has its configured name again, or is gone"
-            ),
+            None => tracing::info!(interface = name, "the device is no longer used under another name"),
         }
     }
 

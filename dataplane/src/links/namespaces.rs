@@ -25,7 +25,7 @@ const ALL_PROCESSES: &str = "pid:[4026531836]";
 pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
     let (proc, first) = (Path::new("/proc"), Path::new("/proc/1"));
     if fs::read_link(proc.join("self/ns/pid"))? != Path::new(ALL_PROCESSES) {
-        return Err(io::Error::other("this process is in a PID namespace of its own"));
+        return Err(io::Error::other("this process is in its own PID namespace"));
     }
     let mut search = Search { left: candidates, mounts: HashSet::new() };
     for process in numbered(proc)? {
@@ -165,7 +165,7 @@ mod tests {
         assert!(ip("add"), "a namespace");
         let inode = fs::metadata(format!("/run/netns/{name}")).expect("it is there").ino();
         let found = gone([inode, NONE].into());
-        assert!(ip("del"), "it goes");
+        assert!(ip("del"), "it is deleted");
         assert_eq!(found.expect("this process sees all processes"), [NONE].into());
     }
 }

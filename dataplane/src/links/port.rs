@@ -33,7 +33,7 @@ pub(crate) enum Device {
     /// An existing kernel interface.
     Kernel(String),
     /// A kernel interface that the driver creates.
-    Made(String),
+    Created(String),
     /// A NIC by its PCI address.
     Pci(String),
     /// A device that only this process can see.
@@ -49,7 +49,7 @@ impl Device {
             Some(iface) if name.starts_with("net_af_packet") || name.starts_with("net_af_xdp") => {
                 Self::Kernel(iface)
             }
-            Some(iface) if name.starts_with("net_tap") && !iface.contains('%') => Self::Made(iface),
+            Some(iface) if name.starts_with("net_tap") && !iface.contains('%') => Self::Created(iface),
             _ if !name.starts_with("net_") && name.contains(':') => Self::Pci(name.to_ascii_lowercase()),
             _ => Self::Private,
         }
@@ -58,7 +58,7 @@ impl Device {
     /// Locks the device for this process. Devices that no other process can use need no lock.
     pub(crate) fn lock(&self) -> Result<Option<DeviceLock>, LockError> {
         match self {
-            Self::Kernel(name) | Self::Made(name) => DeviceLock::take(name).map(Some),
+            Self::Kernel(name) | Self::Created(name) => DeviceLock::take(name).map(Some),
             Self::Pci(address) => {
                 let domain = if address.matches(':').count() == 1 { "0000:" } else { "" };
                 DeviceLock::take(&format!("{domain}{address}")).map(Some)
@@ -70,7 +70,7 @@ impl Device {
     /// The name of its kernel interface.
     fn kernel_name(&self) -> Option<&str> {
         match self {
-            Self::Kernel(name) | Self::Made(name) => Some(name),
+            Self::Kernel(name) | Self::Created(name) => Some(name),
             Self::Pci(_) | Self::Private => None,
         }
     }
@@ -330,7 +330,7 @@ impl WatchedPort {
         resources: &PortResources,
         now: Instant,
     ) -> Option<Port> {
-        let is_there = found.is_some() || matches!(self.device, Device::Made(_));
+        let is_there = found.is_some() || matches!(self.device, Device::Created(_));
         if !is_there {
             links.set_port(interface, LinkState::Gone, None);
             self.retry_at = None;
@@ -467,7 +467,7 @@ mod tests {
         let kernel = Device::Kernel("eth1".to_owned());
         assert_eq!(Device::of("net_af_packet0,iface=eth1,qpairs=2"), kernel);
         assert_eq!(Device::of("net_af_xdp,iface=eth1"), kernel);
-        assert_eq!(Device::of("net_tap0,iface=dtap0"), Device::Made("dtap0".to_owned()));
+        assert_eq!(Device::of("net_tap0,iface=dtap0"), Device::Created("dtap0".to_owned()));
         assert_eq!(Device::of("0000:03:00.0,arg=1"), Device::Pci("0000:03:00.0".to_owned()));
         for private in
             ["net_null0", "net_null,iface=eth1", "net_ring0,nodeaction=a:0:CREATE", "net_tap,iface=t%d"]

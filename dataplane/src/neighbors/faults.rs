@@ -1,7 +1,7 @@
 //! Contradictions between the configuration and the link: other stations that use our addresses, and configured
 //! neighbours with another link address.
 //!
-//! A fault lasts while it is observed, and [`KEPT`] longer. Forwarding doesn't change: the operator decides which side
+//! A fault lasts while it is observed, and [`REPORTED_FOR`] longer. Forwarding doesn't change: the operator decides which side
 //! is right.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use super::key::Key;
 
 /// How long a fault is reported after it was last observed. Probes and checks are sent every 15 s, and any of them may
 /// be lost.
-const KEPT: Duration = Duration::from_secs(50);
+const REPORTED_FOR: Duration = Duration::from_secs(50);
 /// Maximum number of faults. Only our own addresses and configured neighbours can have one.
 const FAULTS_MAX: usize = 4_096;
 
@@ -85,9 +85,9 @@ impl Faults {
         known: impl Iterator<Item = (IpAddr, MacAddr)>,
     ) -> Vec<NeighborFault> {
         self.other_macs.retain(|key, (mac, seen)| {
-            now < seen.plus(KEPT) && configured(key).is_some_and(|configured| configured != *mac)
+            now < seen.plus(REPORTED_FOR) && configured(key).is_some_and(|configured| configured != *mac)
         });
-        self.claims.retain(|_, (_, seen)| now < seen.plus(KEPT));
+        self.claims.retain(|_, (_, seen)| now < seen.plus(REPORTED_FOR));
         let claimants = self.claims.values().filter_map(|(mac, _)| *mac);
         let mut names: BTreeMap<MacAddr, Option<IpAddr>> = claimants.map(|mac| (mac, None)).collect();
         if !names.is_empty() {

@@ -459,7 +459,10 @@ impl Resolver {
             // Its link address stays, but the operator should know if it uses another one.
             State::Fixed => {
                 self.send_request(key, None, actions);
-                self.put(key, Entry { requested_at: now, due: Some(now.plus(vip_probes::EVERY)), ..entry });
+                self.put(
+                    key,
+                    Entry { requested_at: now, due: Some(now.plus(vip_probes::PROBE_EVERY)), ..entry },
+                );
                 true
             }
             State::Incomplete { tries } => {

@@ -16,7 +16,7 @@ use super::action::Action;
 use super::resolver_context::ResolverContext;
 
 /// How often each VIP is probed, unless there are too many.
-pub(super) const EVERY: Duration = Duration::from_secs(15);
+pub(super) const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// The shortest interval between two addresses.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
@@ -34,7 +34,7 @@ impl VipProbes {
             return;
         }
         let count = u32::try_from(context.probed.len()).unwrap_or(u32::MAX);
-        self.due = now.plus((EVERY / count).max(PAUSE_MIN));
+        self.due = now.plus((PROBE_EVERY / count).max(PAUSE_MIN));
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let next = context.probed.range((after, Bound::Unbounded)).next().or(context.probed.first());
         self.last = next.copied();

@@ -174,13 +174,13 @@ impl<F> Punts<F> {
     }
 
     /// The free capacity of a class's queue.
-    fn free_places(&self, class: PuntClass) -> usize {
+    fn free_capacity(&self, class: PuntClass) -> usize {
         class.queue_max().saturating_sub(self.queues[class as usize].len())
     }
 
     /// Whether a class's queue is at least half full.
     fn is_half_full(&self, class: PuntClass) -> bool {
-        self.free_places(class) * 2 <= class.queue_max()
+        self.free_capacity(class) * 2 <= class.queue_max()
     }
 
     /// Whether no frame is waiting.
@@ -201,11 +201,11 @@ impl<F> Punts<F> {
 const SENDERS: usize = 4096;
 /// A sender may use this fraction of the rate of [`PuntClass::Session`] regardless of others; less if many senders use
 /// their quotas ([`Price`]).
-const SENDER_PART: u32 = 16;
+const SENDER_QUOTA: u32 = 16;
 /// How often the price of a class changes. The half of a class that is reserved for quotas lasts tens of milliseconds.
 const PRICE_EVERY: Duration = Duration::from_millis(5);
 /// The highest price. At this price, the quotas of all [`SENDERS`] add up to the rate of [`PuntClass::Session`].
-const PRICE_MAX: u32 = SENDERS as u32 / SENDER_PART;
+const PRICE_MAX: u32 = SENDERS as u32 / SENDER_QUOTA;
 
 /// The number of tokens that a sender pays for a frame of one class.
 ///
@@ -268,7 +268,7 @@ impl PuntRates {
         Self {
             classes: PuntClass::ALL.map(|class| share(class, workers)),
             prices: [Price::LOWEST; PuntClass::COUNT],
-            senders: vec![share(PuntClass::Session, workers * SENDER_PART); SENDERS].into(),
+            senders: vec![share(PuntClass::Session, workers * SENDER_QUOTA); SENDERS].into(),
             hasher: RandomState::new(),
         }
     }
@@ -286,8 +286,8 @@ impl PuntRates {
             let sender = self.bucket_of(class, sender);
             let of_class = &self.classes[class as usize];
             let tokens = (of_class.available(now), of_class.burst());
-            let places = (punts.free_places(class) as u64, class.queue_max() as u64);
-            let price = self.prices[class as usize].at(now, [tokens, places]);
+            let entries = (punts.free_capacity(class) as u64, class.queue_max() as u64);
+            let price = self.prices[class as usize].at(now, [tokens, entries]);
             let is_within = self.senders[sender].take_many(now, price);
             if !is_within && (!of_class.is_half_full(now) || punts.is_half_full(class)) {
                 return false;

@@ -50,7 +50,7 @@ pub struct HostConnections {
 }
 
 /// The endpoints of a connection: protocol, remote address and port, local port.
-type Ends = (u8, Addr, u16, u16);
+type Endpoints = (u8, Addr, u16, u16);
 
 impl Default for HostConnections {
     fn default() -> Self {
@@ -83,32 +83,32 @@ impl HostConnections {
         if let Ok(Some(Ndp::Solicitation { target, .. })) = ndp::parse(frame, h) {
             return self.keep(now, (LINK, target.into(), 0, 0), OPENING);
         }
-        let ends = (h.proto, h.dst, h.dst_port, h.src_port);
+        let endpoints = (h.proto, h.dst, h.dst_port, h.src_port);
         match h.proto {
             proto::TCP => {
                 let opens = h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN;
                 let ends_it = h.tcp_flags & (flags::FIN | flags::RST) != 0;
                 if opens {
-                    self.keep(now, ends, OPENING);
-                } else if self.knows(now, ends) {
-                    self.keep(now, ends, if ends_it { CLOSED } else { OPEN });
+                    self.keep(now, endpoints, OPENING);
+                } else if self.knows(now, endpoints) {
+                    self.keep(now, endpoints, if ends_it { CLOSED } else { OPEN });
                 } else if is_bgp(h) && !ends_it && carries_data(frame, h) {
-                    self.keep(now, ends, OPEN);
+                    self.keep(now, endpoints, OPEN);
                 }
             }
             proto::UDP if BFD_PORTS.contains(&h.dst_port) => {
                 self.keep(now, (proto::UDP, h.dst, 0, h.dst_port), OPENING);
             }
             // A health check sends one INIT, and one ABORT after the answer.
-            proto::SCTP => self.keep(now, ends, OPENING),
+            proto::SCTP => self.keep(now, endpoints, OPENING),
             proto::UDP
                 if h.src_port >= EPHEMERAL_MIN
                     || h.dst_port < 1024
                     || h.src_port == self.gateway_port.load(Ordering::Relaxed) =>
             {
-                self.keep(now, ends, OPENING);
+                self.keep(now, endpoints, OPENING);
             }
-            proto::ICMP | proto::ICMPV6 if is_echo_request(h) => self.keep(now, ends, OPENING),
+            proto::ICMP | proto::ICMPV6 if is_echo_request(h) => self.keep(now, endpoints, OPENING),
             _ => {}
         }
     }
@@ -139,8 +139,8 @@ impl HostConnections {
         self.knows(now, (LINK, neighbor, 0, 0))
     }
 
-    fn knows(&self, now: Now, ends: Ends) -> bool {
-        let (set, tag) = self.place(ends);
+    fn knows(&self, now: Now, endpoints: Endpoints) -> bool {
+        let (set, tag) = self.index(endpoints);
         let second = seconds(now);
         self.cells[set].iter().any(|cell| {
             let cell = cell.load(Ordering::Relaxed);
@@ -148,8 +148,8 @@ impl HostConnections {
         })
     }
 
-    fn keep(&self, now: Now, ends: Ends, time: Duration) {
-        let (set, tag) = self.place(ends);
+    fn keep(&self, now: Now, endpoints: Endpoints, time: Duration) {
+        let (set, tag) = self.index(endpoints);
         let until = seconds(now.plus(time)) + 1;
         let cells = &self.cells[set];
         let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
@@ -161,8 +161,8 @@ impl HostConnections {
         }
     }
 
-    fn place(&self, ends: Ends) -> (usize, u64) {
-        let (proto, remote, port, local) = ends;
+    fn index(&self, endpoints: Endpoints) -> (usize, u64) {
+        let (proto, remote, port, local) = endpoints;
         let hash = self.hasher.hash_one((proto, remote.bytes(), port, local));
         // The low bits select the set; the remainder is below `SETS`.
         (hash as usize % SETS, hash >> 32)
@@ -229,7 +229,7 @@ mod tests {
         assert!(has(&own, at(2), answer()));
         assert!(!has(&own, at(2), Builder::tcp("10.0.0.7:81", HOST).flags(flags::SYN | flags::ACK)));
         assert!(!has(&own, at(2), Builder::udp(BACKEND, HOST)));
-        assert!(!has(&own, at(30), answer()), "nothing came of it");
+        assert!(!has(&own, at(30), answer()), "it was never established");
         own.note(at(31), &Builder::tcp(HOST, BACKEND).flags(flags::SYN).build());
         own.note(at(31), &Builder::tcp(HOST, BACKEND).flags(flags::ACK).build());
         assert!(has(&own, at(600), answer()));

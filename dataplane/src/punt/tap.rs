@@ -334,7 +334,7 @@ impl Tap {
     /// The device's index.
     ///
     /// # Errors
-    /// When the device is gone.
+    /// If the device is gone.
     pub fn index(&self) -> io::Result<u32> {
         self.device.if_index()
     }
@@ -351,7 +351,7 @@ impl Tap {
     /// Reads a frame that the kernel sends, and adds the tag that it needs on the wire. `None` if there is none.
     ///
     /// # Errors
-    /// When the device is gone.
+    /// If the device is gone.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         // Space for the tag in front: the Ethernet addresses are moved there.
         const TAG: usize = HEADER_LEN_MAX - HEADER_LEN;

@@ -16,7 +16,7 @@ use crate::drivers::PortQueue;
 const BURSTS_PER_CHECK: u32 = 64;
 /// In a burst of at most this many packets, the checksum of one packet is always sampled. A worker with little work can
 /// afford it, and it detects senders that leave checksums to a NIC by their first packets.
-const FEW: usize = 2;
+const SMALL_BURST: usize = 2;
 
 impl<Q: PortQueue> Worker<Q> {
     /// Samples the received burst.
@@ -26,7 +26,7 @@ impl<Q: PortQueue> Worker<Q> {
         if self.bursts.is_multiple_of(BURSTS_PER_CHECK) {
             self.check_arrival();
             self.check_checksum(interface);
-        } else if self.received.len() <= FEW {
+        } else if self.received.len() <= SMALL_BURST {
             self.check_checksum(interface);
         }
     }

@@ -7,7 +7,7 @@
 //! | GRE | with and without a key; no checksum, no sequence numbers | RFC 2784, RFC 2890 |
 //! | Geneve, port 6081 | options that are not critical are skipped | RFC 8926 |
 //!
-//! Whose packets are decapsulated is decided elsewhere.
+//! The caller decides whose packets are decapsulated.
 
 use super::checksum::{Delta, Sum};
 use super::encapsulation::{GENEVE_PORT, GUE_PORT};
