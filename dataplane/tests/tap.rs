@@ -45,8 +45,8 @@ fn the_kernel_is_reached_in_its_vlan_and_answers_through_the_port() {
         .args(["--exact", TEST, "--nocapture"])
         .env(INSIDE, "1");
     let output = again.output().unwrap_or_else(|error| panic!("unshare is needed: {error}"));
-    let output = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
 }
 
 fn inside() {
