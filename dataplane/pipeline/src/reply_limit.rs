@@ -37,7 +37,6 @@ impl TokenBucket {
     }
 }
 
-/// The limits of one worker.
 #[derive(Debug)]
 pub(crate) struct ReplyLimit {
     secret: u64,

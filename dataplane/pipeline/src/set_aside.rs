@@ -14,7 +14,6 @@ use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::{BACKENDS_MAX, FAILING_BACKENDS_MAX, FAILURE_OF_SOURCE_MS, FAILURES_WITHIN_MS};
 use tidegate_spec::now::Now;
 
-/// See [the module](self).
 #[derive(Debug)]
 pub(crate) struct SetAside {
     /// By index of the id. The zeroed memory of backends without failures is never touched, so it costs nothing.

@@ -56,7 +56,6 @@ enum Step {
         port: u16,
         segment: Segment,
     },
-    /// Requests that arrive together.
     Burst(Vec<(u8, u16, Segment)>),
     Reply {
         client: u8,
@@ -76,7 +75,6 @@ enum Step {
     },
 }
 
-/// The state of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Closed,

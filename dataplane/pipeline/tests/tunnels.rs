@@ -10,7 +10,6 @@ use tidegate_spec::{ForwardingMode, Protocol, ServiceSpec, TunnelOptions};
 use tidegate_wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 use tidegate_wire::ethernet;
 
-/// What a client sends.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Tcp,

@@ -183,7 +183,6 @@ struct Owners {
     former: Option<u8>,
 }
 
-/// The entries of one gateway.
 #[derive(Debug, Default)]
 struct Model {
     entries: HashMap<u16, Entry>,

@@ -53,7 +53,6 @@ impl<'s> Destination<'s> {
 /// A packet that only needs to be rewritten and sent.
 #[derive(Clone, Copy)]
 pub(super) struct Delivery<'s> {
-    /// The position of its packet.
     pub(super) packet: u8,
     pub(super) destination: Destination<'s>,
 }
@@ -61,7 +60,6 @@ pub(super) struct Delivery<'s> {
 /// A packet of a flow that another worker owns.
 #[derive(Clone, Copy)]
 pub(super) struct OwnedByOther {
-    /// The position of the packet.
     pub(super) packet: u8,
     pub(super) owner: WorkerIndex,
     pub(super) key: FlowKey,

@@ -71,8 +71,8 @@ pub(super) fn find_stable(snapshot: &Snapshot, requests: &mut Requests<'_>) {
 }
 
 impl<'s, F: Frame> Burst<'s, '_, F> {
-    /// The backend of a packet of a stable flow without an entry. `None` for other flows, or if [`Pipeline::choose_and_insert`]
-    /// must decide because the packet may have to be refused or counted against a limit.
+    /// The backend of a packet of a stable flow without an entry. `None` for other flows, or if
+    /// `Pipeline::choose_and_insert` must decide because the packet may have to be refused or counted against a limit.
     #[inline(always)]
     pub(super) fn stable_backend(&self, request: &Request<'_>) -> Option<Chosen<'s>> {
         let Found::Stable(id) = request.found else { return None };

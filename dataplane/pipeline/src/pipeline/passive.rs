@@ -25,7 +25,6 @@ use tidegate_wire::tcp::flags;
 
 use crate::set_aside::SetAside;
 
-/// The state of passive health of one worker.
 #[derive(Debug)]
 pub(super) struct Passive {
     pub(super) aside: SetAside,

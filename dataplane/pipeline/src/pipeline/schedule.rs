@@ -24,7 +24,6 @@ use tidegate_spec::limits::{
 use tidegate_spec::now::Now;
 use tidegate_structures::hash::mix;
 
-/// See [the module](self).
 #[derive(Debug)]
 pub(super) struct Schedule {
     worker: WorkerIndex,

@@ -9,7 +9,6 @@ use tidegate_wire::usual::{Usual, addr};
 
 use crate::pipeline::owners::{Owners, RssDistribution, owner_of_client};
 
-/// This worker among the others.
 pub(super) struct LocalWorker<'a> {
     pub(super) worker: WorkerIndex,
     pub(super) owners: Owners<'a>,

@@ -56,7 +56,6 @@ impl Association {
         association
     }
 
-    /// Completes the handshake.
     fn open(mode: ForwardingMode, ends: [&str; 3]) -> Self {
         let mut association = Self::begin(mode, ends);
         let fields = [&TO_SERVER.to_be_bytes()[..], &[0; 12]].concat();

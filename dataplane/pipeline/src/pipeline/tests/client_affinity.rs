@@ -21,7 +21,6 @@ use crate::testing::builder::{Builder, GATEWAY_MAC};
 const WORKERS: u8 = 3;
 const TIMEOUT_S: u64 = 100;
 
-/// The workers of one gateway.
 struct Workers {
     labs: Vec<Lab>,
     v6: bool,

@@ -15,7 +15,6 @@ pub(super) fn client(n: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0xc612_0000 + n / 50_000)), 10_000 + (n % 50_000) as u16)
 }
 
-/// The headers of a frame.
 pub(super) fn headers(frame: &[u8]) -> Headers {
     match parse(frame) {
         Ok(Parsed::Ip(h)) => h,
@@ -23,7 +22,6 @@ pub(super) fn headers(frame: &[u8]) -> Headers {
     }
 }
 
-/// Source and destination of a frame.
 pub(super) fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
     let h = headers(frame);
     (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port))
@@ -48,13 +46,11 @@ impl Connection {
         Ok(Self { client, vip: vip.parse().unwrap(), local, backend })
     }
 
-    /// Sends only a SYN.
     pub(super) fn send_syn(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let result = lab.send(Builder::tcp(client, vip).flags(SYN));
         Self::created(client, vip, &result)
     }
 
-    /// Completes a handshake.
     pub(super) fn open(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let connection = Self::send_syn(lab, client, vip)?;
         connection.answer_tcp(lab, SYN | ACK);
@@ -68,7 +64,6 @@ impl Connection {
         Self::created(client, vip, &result)
     }
 
-    /// Sends a segment of the client.
     pub(super) fn try_tcp(&self, lab: &mut Lab, flags: u8) -> FrameResult {
         lab.send(Builder::tcp(self.client, self.vip).flags(flags))
     }
@@ -84,7 +79,6 @@ impl Connection {
         lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
     }
 
-    /// Sends a segment of the backend.
     pub(super) fn try_answer_tcp(&self, lab: &mut Lab, flags: u8) -> FrameResult {
         self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags))
     }

@@ -61,9 +61,9 @@ fn a_connection_that_both_sides_end_expires_soon() {
             let connection = Connection::open(&mut lab, client(1), VIP).unwrap();
             for &(from_client, flags) in packets {
                 if from_client {
-                    connection.query_tcp(&mut lab, flags)
+                    connection.query_tcp(&mut lab, flags);
                 } else {
-                    connection.answer_tcp(&mut lab, flags)
+                    connection.answer_tcp(&mut lab, flags);
                 }
             }
             idle(&mut lab, seconds - 1);

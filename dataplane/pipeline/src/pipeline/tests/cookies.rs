@@ -59,7 +59,6 @@ fn answer(lab: &mut Lab, syn: &Segment, seq: u32, flags: u8) -> FrameResult {
     )
 }
 
-/// A whole handshake with a cookie.
 fn open(lab: &mut Lab, client: SocketAddr) -> (u32, Segment) {
     let cookie = cookie(lab, client);
     let syn = returned(lab, client, cookie);

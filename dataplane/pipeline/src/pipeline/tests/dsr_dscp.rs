@@ -49,7 +49,6 @@ fn traffic_class(frame: &[u8]) -> u8 {
     }
 }
 
-/// Whether the checksum over the whole transport packet is right.
 fn is_checksum_right(frame: &[u8]) -> bool {
     let h = headers(frame);
     let bytes = &frame[usize::from(h.l4)..usize::from(h.ip_end)];

@@ -66,7 +66,6 @@ const CLIENTS: u8 = 8;
 /// The clients whose flows are established at first.
 const ESTABLISHED: u8 = 3;
 
-/// The services that track on change.
 const ON_CHANGE: [u8; 4] = [13, 14, 15, 23];
 
 const AFFINITY: u8 = 24;
@@ -153,7 +152,6 @@ fn router_mac(n: usize) -> MacAddr {
     if n == 0 { ROUTER_MAC } else { MacAddr([2, 0, 0, 0, 0, 0xfb]) }
 }
 
-/// The second client of each family.
 const SECOND_CLIENT: [&str; 2] = ["198.51.100.2/32", "2001:db8::2/128"];
 
 /// Sets or removes the link address of a router of each family.

@@ -28,7 +28,6 @@ use crate::testing::builder::Builder;
 const VIP: &str = "203.0.113.5:80";
 const WINDOW: Duration = Duration::from_secs(3600);
 
-/// What happens to a fleet.
 #[derive(Debug, Clone)]
 enum Event {
     /// This many connections open.
@@ -40,7 +39,6 @@ enum Event {
     },
     /// The oldest backend is removed but continues to serve, and another one is added.
     Replace,
-    /// A backend is added.
     Join,
     /// The router uses these gateways, and distributes flows by this salt.
     Route {
@@ -72,7 +70,6 @@ struct Gateway {
     walks: Walks,
 }
 
-/// A connection: its client's port and its backend.
 #[derive(Clone, Copy)]
 struct Connection {
     port: u16,
@@ -143,7 +140,6 @@ impl Gateway {
         });
     }
 
-    /// The updates that it sends.
     fn updates(&mut self) -> Vec<FlowUpdate> {
         let (mut all, lab) = (Vec::new(), &mut self.lab);
         while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |updates| all.push(updates)) {}

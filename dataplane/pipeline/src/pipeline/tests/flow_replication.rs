@@ -47,7 +47,6 @@ pub(super) fn adds(address: &'static str) -> impl Fn(&mut SnapshotSpec) + Copy {
     }
 }
 
-/// The workers of one gateway.
 pub(super) struct Gateway {
     pub(super) labs: Vec<Lab>,
     walks: Walks,

@@ -39,7 +39,6 @@ fn translating() -> impl Iterator<Item = ForwardingMode> {
     ForwardingMode::ALL.into_iter().filter(|mode| !mode.is_dsr())
 }
 
-/// One Service with two VIPs and eight backends.
 fn services(mode: ForwardingMode) -> Vec<ServiceSpec> {
     let port = if mode.is_dsr() { 3868 } else { 5000 };
     let backends: Vec<String> = (1..=BACKENDS).map(|n| format!("10.0.0.{n}:{port}")).collect();

@@ -37,7 +37,6 @@ fn lab(mode: ForwardingMode, backends: usize) -> Lab {
     Lab::new(vec![spec(mode, backends)])
 }
 
-/// A different client for each number.
 fn client(n: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4((0x5000_0000 | n << 8 | 9).into()), 40_000)
 }

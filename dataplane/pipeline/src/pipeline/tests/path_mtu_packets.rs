@@ -22,7 +22,6 @@ pub(super) fn headers(frame: &[u8]) -> Headers {
     }
 }
 
-/// A segment whose IP packet has this length.
 pub(super) fn segment(client: &str, vip: &str, ip_len: usize) -> Builder {
     let header = if vip.starts_with('[') { 40 } else { 20 };
     Builder::tcp(client, vip).flags(flags::ACK).payload_len(ip_len - header - 20)
@@ -48,7 +47,6 @@ pub(super) fn answered_mtu(result: &FrameResult) -> usize {
     usize::from(icmp::reported_mtu(sent, &headers(sent)).expect("an error with an MTU"))
 }
 
-/// The number of path MTUs that the gateway knows.
 pub(super) fn path_mtu_count(lab: &Lab) -> usize {
     lab.neighbors.path_mtus().known(lab.now).count()
 }

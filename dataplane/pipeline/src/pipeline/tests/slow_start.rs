@@ -29,7 +29,6 @@ fn warm_to(lab: &mut Lab, cold: &[(&str, u8)]) {
     lab.change(|spec| spec.services[0].choice.warming = warming.collect());
 }
 
-/// The backends of new flows from these ports.
 fn open(lab: &mut Lab, ports: std::ops::Range<u16>) -> BTreeMap<u16, IpAddr> {
     let one = |port: u16| {
         let result = lab.send(Builder::tcp(&*format!("198.51.100.7:{port}"), VIP).flags(flags::SYN));

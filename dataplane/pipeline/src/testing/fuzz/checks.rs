@@ -20,7 +20,6 @@ use tidegate_wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, 
 use crate::pipeline::{FlowNote, Note};
 use crate::testing::{hexdump, summary};
 
-/// A frame before and after.
 pub(super) struct Seen<'a> {
     pub(super) before: &'a [u8],
     /// It arrived in the tunnel of another gateway; `before` excludes the tunnel.
@@ -62,7 +61,6 @@ impl Seen<'_> {
     }
 }
 
-/// Checks one frame.
 pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
     let Verdict::Transmit { interface, why } = seen.verdict else {
         seen.assert(seen.before == seen.after, "changed, though not sent");

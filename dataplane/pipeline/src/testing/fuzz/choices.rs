@@ -5,7 +5,6 @@
 //!
 //! Invariant: equal bytes result in equal choices.
 
-/// The rest of an input.
 #[derive(Debug)]
 pub(super) struct Choices<'a> {
     rest: &'a [u8],
