@@ -60,16 +60,16 @@ pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     }
     let connector = Connector::with_context(kubeconfig, context);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let mut say = |line: &str| {
+    let mut report = |line: &str| {
         // Ignore write errors: the uninstall continues even if the reader has closed the output.
         let _ = writeln!(std::io::stdout().lock(), "{line}");
     };
-    let done = runtime.block_on(uninstall(&connector, &options, &mut say));
+    let done = runtime.block_on(uninstall(&connector, &options, &mut report));
     // Do not wait for background tasks: a credential plugin may hang.
     runtime.shutdown_background();
     let done = done?;
     eprint!("{}", summary(&options, &done));
-    Ok(if done.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if done.remaining.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The question for the operator before anything changes.
@@ -123,21 +123,21 @@ fn source_of(path: &Path) -> anyhow::Result<KubernetesConfig> {
 
 /// Summarises the result and the next steps.
 fn summary(options: &Options, done: &Uninstalled) -> String {
-    let Uninstalled { released, left, running, holds_lease } = done;
+    let Uninstalled { released, remaining, running, holds_lease } = done;
     let mut text = String::new();
     let mut line = |words: String| text.push_str(&(words + "\n"));
     let objects = if *released == 1 { "1 object".to_owned() } else { format!("{released} objects") };
     if options.dry_run {
         line(format!("dry run: {objects} would be released, nothing was changed"));
-        left.iter().for_each(|one| line(format!("error: the API server would refuse {one}")));
+        remaining.iter().for_each(|one| line(format!("error: the API server would refuse {one}")));
         if !running.is_empty() {
             line(format!("running gateways: {}", running.join(", ")));
         }
         return text;
     }
-    left.iter().for_each(|one| line(format!("error: not released: {one}")));
+    remaining.iter().for_each(|one| line(format!("error: not released: {one}")));
     let lease = format!("Lease {}/{LEASE}", options.lease_namespace);
-    if left.is_empty() {
+    if remaining.is_empty() {
         line(format!(
             "{objects} released; nothing that Tidegate wrote remains except its events, which expire"
         ));
@@ -185,14 +185,14 @@ mod tests {
         let options =
             |dry_run| Options { dry_run, keep_going: false, lease_namespace: "tidegate-system".into() };
         let running = vec!["edge-1".into()];
-        let done = Uninstalled { released: 2, left: vec![], running, holds_lease: true };
+        let done = Uninstalled { released: 2, remaining: vec![], running, holds_lease: true };
         let text = summary(&options(false), &done);
         assert!(text.starts_with("2 objects released; nothing"), "{text}");
         assert!(
             text.contains("edge-1. Stop them now.") && text.contains("Lease tidegate-system/tidegate"),
             "{text}"
         );
-        let refused = Uninstalled { left: vec!["Service a/b: 403".into()], ..Uninstalled::default() };
+        let refused = Uninstalled { remaining: vec!["Service a/b: 403".into()], ..Uninstalled::default() };
         let text = summary(&options(true), &refused);
         assert!(
             text.contains("nothing was changed\nerror: the API server would refuse Service a/b: 403"),

@@ -1,4 +1,4 @@
-//! Counts writes and events, and stores the state of the election, for metrics and status.
+//! Counters of writes and events, and the state of the leader election, for metrics and status.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -21,18 +21,18 @@ pub struct Counts {
     candidate: RwLock<Candidate>,
 }
 
-/// The state of this gateway in the election, as text for display.
+/// The state of this gateway in the leader election, as text for display.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// The name of the leader, as far as this gateway knows.
     pub leader: Option<String>,
-    /// Why this gateway does not lead, whatever the others do.
-    pub hindrance: Option<String>,
-    /// Why other gateways do not know the state of this one, although the API server answers.
-    pub unwritten: Option<String>,
+    /// Why this gateway can't lead, regardless of the other gateways.
+    pub cannot_lead: Option<String>,
+    /// Why the status of this gateway can't be written, although the API server responds.
+    pub status_failure: Option<String>,
 }
 
-/// The result of a request.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
@@ -41,7 +41,7 @@ pub(super) enum Ended {
     Failed,
 }
 
-/// The result of an event.
+/// The result of sending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventEnded {
     Sent,
@@ -54,15 +54,15 @@ pub(super) enum EventEnded {
 pub struct Reading {
     /// Whether this gateway leads.
     pub leads: bool,
-    /// The number of writes that are waiting.
+    /// The number of queued writes.
     pub pending: u64,
-    /// The writes by result, with the names in metrics: success, conflict, throttled, failure.
+    /// Writes by result, under the label values of the metric: success, conflict, throttled, failure.
     pub writes: [(&'static str, u64); 4],
     /// The number of failed writes that were not logged.
     pub log_lines_left_out: u64,
     /// Events by result.
     pub events: [(&'static str, u64); 3],
-    /// The number of comparisons of a plan with one that skips no Service, and the number that found a difference.
+    /// How many plans were compared with one that skips no Service, and how many of them differed.
     pub comparisons: (u64, u64),
 }
 

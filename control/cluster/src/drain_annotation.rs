@@ -1,23 +1,23 @@
-//! The annotation of a `GatewayStatus` with which people drain a gateway through the API server.
+//! The annotation of a `GatewayStatus` with which users drain a gateway through the API server.
 //!
-//! The gateway reads it with each poll of the gateways, every ten seconds. It never writes it.
+//! The gateway reads it with each poll of the gateways, every ten seconds, and never writes it.
 
 use super::crd::GatewayStatus;
 
 /// The key of the annotation.
 pub const DRAIN_ANNOTATION: &str = "tidegate.dev/drain";
 
-/// What the annotation says.
+/// The value of the annotation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DrainAnnotation {
     /// The object has not been read.
     #[default]
     Unknown,
-    /// There is none, or it says `false`.
+    /// It is missing, or `false`.
     Absent,
-    /// The gateway is to drain.
+    /// `true`: the gateway must drain.
     Drain,
-    /// The value is neither `true` nor `false`, and counts as absent.
+    /// Neither `true` nor `false`; treated as missing.
     Invalid(String),
 }
 
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_not_understood_drains_nothing_and_is_reported() {
+    fn an_invalid_value_drains_nothing_and_is_reported() {
         let read = |value: Option<&str>| {
             let mut gateway = GatewayStatus::new("edge-1", GatewayStatusSpec::default());
             let value = value.map(|value| (DRAIN_ANNOTATION.to_owned(), value.to_owned()));

@@ -1,9 +1,9 @@
-//! Requests the lease from the API server at intervals, and reports which gateway is the leader.
+//! Acquires and renews the Lease of the leader election, and publishes which gateway leads.
 //!
-//! One attempt every two seconds, each with a time limit. [`Election`] decides; this file only sends requests.
+//! There is one attempt every two seconds, with a time limit. [`Election`] decides; this file only sends requests.
 //!
-//! The clock of [`Instant`] stands still while the machine is suspended, and another gateway leads then. So the leadership
-//! also ends by the clock that does not.
+//! [`Instant`] doesn't advance while the machine is suspended, and meanwhile another gateway becomes the leader. The
+//! leadership therefore also expires by `CLOCK_BOOTTIME`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,25 +17,25 @@ use tidegate_spec::ownership::BootTime;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lease::{Ask, Election, LEASE, RENEW_DEADLINE, RETRY, UNINSTALLED};
+use super::lease::{Election, LEASE, LeaseRequest, RENEW_DEADLINE, RETRY, UNINSTALLED};
 use super::request::{RequestError, within};
 
-/// Failing attempts are reported only after this time. Until then a leader continues to lead.
+/// Failed attempts are reported only after this time. Until then, a leader remains the leader.
 const FAILING_MIN: Duration = RENEW_DEADLINE;
 
 /// The state of the leadership.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Leadership {
-    /// The time until which this gateway leads, if it does. After it nothing is written.
+    /// Until when this gateway leads, if it does. It writes nothing after that.
     pub(super) until: Option<Instant>,
-    /// The same time by the clock that also counts while the machine is suspended.
+    /// The deadline by the clock that also advances during suspend.
     boot_until: Option<BootTime>,
     /// The current leader, as far as this gateway knows.
     pub(super) holder: Option<String>,
     /// Whether a request was sent to the API server, whatever its result.
-    pub(super) is_asked: bool,
-    /// Why the lease cannot be read or written, if that has failed for [`FAILING_MIN`].
-    pub(super) trouble: Option<String>,
+    pub(super) is_requested: bool,
+    /// Why the Lease can't be read or written, if that has failed for [`FAILING_MIN`].
+    pub(super) failure: Option<String>,
 }
 
 impl Leadership {
@@ -47,27 +47,27 @@ impl Leadership {
         self.until.is_some_and(|until| now < until) && self.boot_until.is_some_and(|until| boot < until)
     }
 
-    /// Whether Tidegate was uninstalled from the cluster, so that no gateway writes.
+    /// Whether Tidegate was uninstalled from the cluster. No gateway writes then.
     pub(super) fn is_uninstalled(&self) -> bool {
         self.holder.as_deref() == Some(UNINSTALLED)
     }
 }
 
-/// Whether this gateway requests the lease.
+/// Whether this gateway takes part in the election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Candidacy {
-    /// It does not know yet whether its name is unique.
+    /// It doesn't know yet whether its name is unique.
     NotYet,
-    /// It requests the lease.
+    /// It takes part.
     Candidate,
-    /// It no longer does, and none of its writes is in progress: the lease is released.
+    /// It has withdrawn with no write in progress: the Lease is released.
     Gone,
-    /// It no longer does, but a write may still arrive: the lease expires by itself.
+    /// It has withdrawn while a write may be in progress: the Lease must expire.
     Cut,
 }
 
-/// Takes part in the election while the gateway is a candidate. Then it releases the lease, if it is ours and no write
-/// is in progress.
+/// Takes part in the election while the gateway is a candidate. Afterwards it releases the Lease if we own it and no
+/// write is in progress.
 pub(super) async fn run(
     connector: Arc<Connector>,
     namespace: String,
@@ -83,47 +83,48 @@ pub(super) async fn run(
         return;
     }
     while *candidacy.borrow() == Candidacy::Candidate {
-        let began = Instant::now();
+        let started = Instant::now();
         let attempt = tokio::select! {
             attempt = attempt(&connector, &namespace, &mut election, &mut boot_until) => attempt,
             _ = candidacy.changed() => break,
         };
         let error = attempt.err();
-        // Logged once for each new reason.
+        // Each new reason is logged once.
         if error != reported {
             match &error {
                 Some(error) => {
                     tracing::warn!(lease = LEASE, namespace, %error, "cannot acquire or renew the Lease");
                 }
-                None => tracing::info!(lease = LEASE, namespace, "the Lease can be written again"),
+                None => {
+                    tracing::info!(lease = LEASE, namespace, "acquiring and renewing the Lease works again")
+                }
             }
             reported = error;
         }
-        failing = reported.as_ref().and(failing.or(Some(began)));
+        failing = reported.as_ref().and(failing.or(Some(started)));
         let is_lasting = failing.is_some_and(|since| since.elapsed() >= FAILING_MIN);
-        let trouble = reported.as_ref().filter(|_| is_lasting);
-        let trouble =
-            trouble.map(|error| format!("the lease {namespace}/{LEASE} cannot be acquired: {error}"));
-        publish(&leadership, &election, boot_until, trouble);
+        let failure = reported.as_ref().filter(|_| is_lasting);
+        let failure = failure.map(|error| format!("cannot acquire the Lease {namespace}/{LEASE}: {error}"));
+        publish(&leadership, &election, boot_until, failure);
         tokio::select! {
-            () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
+            () = sleep(RETRY.saturating_sub(started.elapsed())) => {}
             _ = candidacy.changed() => break,
         }
     }
     let is_clean = *candidacy.borrow() == Candidacy::Gone;
     let release = election.released(Timestamp::now());
     publish(&leadership, &election, boot_until, None);
-    let Some(ask) = release else { return };
+    let Some(next) = release else { return };
     if !is_clean {
         tracing::info!(
             lease = LEASE,
             namespace,
-            "the Lease is not released and will expire: a write may still be in progress"
+            "not releasing the Lease because a write may be in progress; it will expire"
         );
         return;
     }
-    if let Err(error) = request(&connector, &namespace, &ask).await {
-        tracing::info!(lease = LEASE, namespace, %error, "cannot release the Lease: it will expire");
+    if let Err(error) = request(&connector, &namespace, &next).await {
+        tracing::info!(lease = LEASE, namespace, %error, "cannot release the Lease; it will expire");
     }
 }
 
@@ -131,10 +132,10 @@ fn publish(
     leadership: &watch::Sender<Leadership>,
     election: &Election,
     boot_until: Option<BootTime>,
-    trouble: Option<String>,
+    failure: Option<String>,
 ) {
     let holder = election.holder().map(str::to_owned);
-    let now = Leadership { until: election.leads_until(), boot_until, holder, is_asked: true, trouble };
+    let now = Leadership { until: election.leads_until(), boot_until, holder, is_requested: true, failure };
     leadership.send_if_modified(|before| {
         let is_new = *before != now;
         if before.leads(Instant::now()) != now.leads(Instant::now()) {
@@ -143,10 +144,10 @@ fn publish(
         match (before.is_uninstalled(), now.is_uninstalled()) {
             (false, true) => tracing::warn!(
                 lease = LEASE,
-                "Tidegate was uninstalled from the cluster: this gateway writes nothing to the API until the Lease of \
-                 `tidegate uninstall` is deleted"
+                "Tidegate was uninstalled from the cluster: this gateway writes nothing to the API until you delete the \
+                 Lease of `tidegate uninstall`"
             ),
-            (true, false) => tracing::info!(lease = LEASE, "the Lease of `tidegate uninstall` was deleted: this gateway writes to the API again"),
+            (true, false) => tracing::info!(lease = LEASE, "the Lease of `tidegate uninstall` was deleted; this gateway writes to the API again"),
             _ => {}
         }
         *before = now;
@@ -154,38 +155,38 @@ fn publish(
     });
 }
 
-/// Sends the requests of one attempt. If one of them makes or keeps this gateway the leader, `boot_until` is set.
+/// Sends the requests of one attempt. Sets `boot_until` if this gateway becomes or remains the leader.
 async fn attempt(
     connector: &Connector,
     namespace: &str,
     election: &mut Election,
     boot_until: &mut Option<BootTime>,
 ) -> Result<(), String> {
-    let mut ask = election.ask(Timestamp::now());
-    // A read followed by the resulting request; or a renewal, followed by a read if it is refused.
+    let mut next = election.request(Timestamp::now());
+    // Either a read and the request that follows from it, or a renewal and a read if it is refused.
     for _ in 0..3 {
-        let (began, boot) = (Instant::now(), boot_time());
-        match request(connector, namespace, &ask).await {
-            Ok(lease) if ask == Ask::Get => {
+        let (started, boot) = (Instant::now(), boot_time());
+        match request(connector, namespace, &next).await {
+            Ok(lease) if next == LeaseRequest::Get => {
                 match election.found(Some(lease), Instant::now(), Timestamp::now()) {
-                    Some(next) => ask = next,
+                    Some(following) => next = following,
                     None => return Ok(()),
                 }
             }
             Ok(lease) => {
-                election.granted(lease, began);
+                election.granted(lease, started);
                 *boot_until = Some(boot.plus(RENEW_DEADLINE));
                 return Ok(());
             }
-            Err(Refused::NotFound) if ask == Ask::Get => {
+            Err(Refused::NotFound) if next == LeaseRequest::Get => {
                 match election.found(None, Instant::now(), Timestamp::now()) {
-                    Some(next) => ask = next,
+                    Some(following) => next = following,
                     None => return Ok(()),
                 }
             }
             Err(Refused::Conflict | Refused::NotFound) => {
                 election.refused();
-                ask = Ask::Get;
+                next = LeaseRequest::Get;
             }
             Err(Refused::Other(error)) => return Err(error),
         }
@@ -213,21 +214,28 @@ impl From<RequestError> for Refused {
     }
 }
 
-async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Lease, Refused> {
-    let connection = timeout(super::request::ANSWER_MAX, connector.connection()).await;
-    let connection = connection.map_err(|_| Refused::Other("no client in time".to_owned()))?;
+async fn request(
+    connector: &Connector,
+    namespace: &str,
+    lease_request: &LeaseRequest,
+) -> Result<Lease, Refused> {
+    let connection = timeout(super::request::RESPONSE_TIMEOUT, connector.connection()).await;
+    let connection = connection.map_err(|_| Refused::Other("timed out connecting".to_owned()))?;
     let connection = connection.map_err(|error| Refused::Other(error.to_string()))?;
     let api: Api<Lease> = Api::namespaced(connection.client, namespace);
-    let answer = match ask {
-        Ask::Get => within(api.get(LEASE)).await,
-        Ask::Create(lease) => within(api.create(&PostParams::default(), lease)).await,
-        Ask::Replace(lease) => within(api.replace(LEASE, &PostParams::default(), lease)).await,
+    let response = match lease_request {
+        LeaseRequest::Get => within(api.get(LEASE)).await,
+        LeaseRequest::Create(lease) => within(api.create(&PostParams::default(), lease)).await,
+        LeaseRequest::Replace(lease) => within(api.replace(LEASE, &PostParams::default(), lease)).await,
     };
-    match answer {
-        // A missing namespace must not be confused with a missing lease.
-        Err(error) if matches!(error.code(), Some(403 | 404)) && matches!(ask, Ask::Create(_)) => {
+    match response {
+        // Don't confuse a missing namespace with a missing Lease.
+        Err(error)
+            if matches!(error.code(), Some(403 | 404))
+                && matches!(lease_request, LeaseRequest::Create(_)) =>
+        {
             let why = format!(
-                "it does not exist, and the gateway cannot create it; accepted: the rights of \
+                "it does not exist, and the gateway cannot create it; accepted: the permissions of \
                  deploy/kubernetes/base, or a Lease that you create: {error}"
             );
             Err(Refused::Other(why))
@@ -236,11 +244,11 @@ async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Le
             connector.refused(connection.serial).await;
             Err(Refused::Other(error.to_string()))
         }
-        answer => Ok(answer?),
+        response => Ok(response?),
     }
 }
 
-/// The time of the clock that also counts while the machine is suspended.
+/// The time of the clock that also advances during suspend.
 fn boot_time() -> BootTime {
     BootTime(0).plus(Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default())
 }
@@ -250,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leader_whose_machine_was_suspended_leads_no_longer_although_its_other_clock_stood_still() {
+    fn suspending_the_machine_ends_the_leadership() {
         let (now, boot) = (Instant::now(), boot_time());
         let leadership = Leadership {
             until: Some(now + RENEW_DEADLINE),
@@ -261,12 +269,12 @@ mod tests {
         let last = RENEW_DEADLINE - second;
         assert!(leadership.leads_at(now + last, boot.plus(last)));
         assert!(!leadership.leads_at(now + RENEW_DEADLINE, boot.plus(RENEW_DEADLINE)));
-        assert!(!leadership.leads_at(now + second, boot.plus(RENEW_DEADLINE)), "it was suspended for 9 s");
-        assert!(!Leadership::default().leads_at(now, boot), "it never led");
+        assert!(!leadership.leads_at(now + second, boot.plus(RENEW_DEADLINE)), "suspended for 9 s");
+        assert!(!Leadership::default().leads_at(now, boot), "it was never the leader");
     }
 
     #[test]
-    fn the_clock_of_suspended_machines_goes_on() {
+    fn boot_time_advances() {
         let before = boot_time();
         assert!(before > BootTime(0) && boot_time() >= before);
     }

@@ -1,6 +1,7 @@
 //! Kubernetes events as values: what users see in `kubectl describe`.
 //!
-//! `plan` creates them, `record` writes them. Reasons are names that users know from other load balancers.
+//! `plan` creates them, `event_recorder` writes them. Their reasons are the ones that users know from other load
+//! balancers.
 
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
@@ -14,7 +15,7 @@ const NOTE_BYTES_MAX: usize = 1024;
 /// Whether an event needs attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventType {
-    /// It needs attention, and is written first.
+    /// It needs attention and is written first.
     Warning,
     /// It needs no attention.
     Normal,
@@ -31,14 +32,14 @@ impl EventType {
     }
 }
 
-/// The object of an event.
+/// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Regarding {
     /// Its kind.
     pub kind: ObjectKind,
     /// Namespace and name.
     pub key: ObjectKey,
-    /// Its uid, with which `kubectl describe` finds the event.
+    /// Its uid, by which `kubectl describe` finds the event.
     pub uid: String,
 }
 
@@ -57,7 +58,7 @@ impl Regarding {
 
     /// The object of a finding.
     #[must_use]
-    pub fn asker(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
+    pub fn object(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind, key: key.clone(), uid: uid.into() }
     }
 
@@ -72,21 +73,21 @@ impl Regarding {
     }
 }
 
-/// An event. Equal events are written once as long as their cause exists.
+/// An event. It is written once for as long as its cause lasts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event {
     /// Normal or Warning.
     pub event_type: EventType,
     /// The object.
     pub regarding: Regarding,
-    /// A CamelCase word.
+    /// The reason in CamelCase.
     pub reason: &'static str,
     /// The text for display.
     pub note: String,
 }
 
 impl Event {
-    /// An event whose note is cut to the length that an API server accepts.
+    /// Creates an event. The note is truncated to the length that an API server accepts.
     #[must_use]
     pub fn new(
         event_type: EventType,
@@ -97,7 +98,7 @@ impl Event {
         Self { event_type, regarding, reason: reason.into().as_str(), note: cut(note, NOTE_BYTES_MAX) }
     }
 
-    /// An event for a request that was not granted, with what is accepted.
+    /// An event for a request that was denied, including what is accepted.
     #[must_use]
     pub fn of_finding(regarding: Regarding, finding: &Finding) -> Self {
         let diagnostic = &finding.diagnostic;
@@ -105,7 +106,7 @@ impl Event {
             Some(accepted) => format!("{}; accepted: {accepted}", diagnostic.what),
             None => diagnostic.what.clone(),
         };
-        // Even after a warning, the user did not get what was requested.
+        // A warning also means that the user didn't get what was requested.
         let event_type = match diagnostic.severity {
             Severity::Error | Severity::Warning => EventType::Warning,
         };
@@ -113,7 +114,7 @@ impl Event {
     }
 }
 
-/// At most `bytes_max` of a text, cut between characters.
+/// Truncates a text to `bytes_max` bytes at a character boundary.
 pub(super) fn cut(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();

@@ -1,16 +1,17 @@
 //! Writes events to the API server at a bounded rate; a repeated event increments the count of the first one.
 //!
-//! The name of an event object is a hash of its content. So an event that is repeated, even after a restart or by
-//! another leader, finds its object and is counted there: one line in `kubectl describe`, for as long as the API
-//! server keeps the object. Each object has a budget, so that one with many events does not crowd out the others. A
-//! common budget covers all objects, in which namespaces take turns ([`Turns`]). Events above it are dropped and
-//! counted, from the namespace that has the most. Nothing waits for an event, and the events of one namespace do not
-//! delay or drop those of another.
+//! The name of an event object is a hash of its content. An event that is repeated, even after a restart or by another
+//! leader, therefore finds its object and increments its count: `kubectl describe` shows one line for as long as the
+//! API server keeps the object.
 //!
-//! An event is written once for as long as its cause exists. So an event that the API server does not accept for the
-//! moment (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it.
-//! Namespaces have equal shares there too: if there is no more room, the namespace that has the most loses the events
-//! that are due last.
+//! Each object has a budget, so that one with many events doesn't crowd out the others. All objects share another
+//! budget, which namespaces use in round-robin order ([`RoundRobin`]). Events over the budget are dropped and counted,
+//! starting with the namespace that has the most. Nothing waits for an event, and the events of one namespace neither
+//! delay nor drop those of another.
+//!
+//! An event is written once for as long as its cause lasts. If the API server temporarily doesn't accept it (429, 5xx,
+//! timeout), it is retried ([`Retries`]) for as long as an API server would keep it. Retries are fair, too: when there
+//! are too many, the namespace with the most loses its last due event.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -29,38 +30,38 @@ use tidegate_source::kubernetes::Connector;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::bucket::Bucket;
 use super::counts::{Counts, EventEnded};
 use super::event::{Event, Regarding, cut};
 use super::request::{self, RequestError, within};
-use super::turns::Turns;
+use super::round_robin::RoundRobin;
+use super::token_bucket::TokenBucket;
 
-/// The maximum number of events that may wait.
+/// The maximum number of queued events.
 const WAITING_MAX: usize = 4096;
-/// The budget of one object: a burst, and the interval at which it gains another event, as in the API server's own
-/// clients.
+/// The budget of one object: a burst, and the interval at which it gains another event. The API server's own clients
+/// use the same values.
 const OBJECT_BURST: u32 = 25;
 const OBJECT_INTERVAL: Duration = Duration::from_secs(300);
-/// The budget of all objects: 20 a second.
+/// The budget of all objects: 20 events a second.
 const BURST: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The maximum number of events whose count is remembered.
 const KNOWN_MAX: usize = 8192;
 /// The maximum number of requests for an event that other gateways write at the same time.
 const ATTEMPTS_MAX: usize = 4;
-/// The number of objects whose budget is remembered before full budgets are forgotten.
+/// The number of object budgets that are kept. Beyond it, full budgets are removed.
 const OBJECTS_MAX: usize = 8192;
-/// The maximum number of events that are kept to be sent again.
-const KEPT_MAX: usize = 1024;
-/// The pause before the first repetition, which doubles with each attempt up to `AGAIN_MAX`.
-const AGAIN_MIN: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
-/// How long an event is repeated: an API server keeps events for an hour.
-const KEPT_FOR: Duration = Duration::from_secs(3600);
+/// The maximum number of events that wait for a retry.
+const RETRIES_MAX: usize = 1024;
+/// The pause before the first retry. It doubles with each attempt up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// How long an event is retried: an API server keeps events for an hour.
+const RETRY_FOR: Duration = Duration::from_secs(3600);
 /// `reportingController`.
 pub(super) const CONTROLLER: &str = "tidegate.dev/gateway";
 
-/// Accepts events, which are written in the background.
+/// Accepts events and writes them in the background.
 #[derive(Debug, Clone)]
 pub(super) struct Recorder {
     waiting: Arc<Waiting>,
@@ -81,12 +82,12 @@ impl Recorder {
             counts: Arc::clone(&counts),
             limits: Limits::default(),
             known: HashMap::new(),
-            kept: Kept::default(),
+            retries: Retries::default(),
         };
         (Self { waiting: Arc::clone(&waiting), counts }, writer.run(waiting))
     }
 
-    /// Adds an event. If too many are waiting, one of the namespace that has the most is dropped.
+    /// Queues an event. If the queue is full, an event of the namespace that has the most is dropped.
     pub(super) fn record(&self, event: Event) {
         if self.waiting.push(event).is_some() {
             self.counts.event(EventEnded::Dropped);
@@ -94,30 +95,30 @@ impl Recorder {
     }
 }
 
-/// The events that are waiting.
+/// The queued events.
 #[derive(Debug, Default)]
 struct Waiting {
-    events: Mutex<Turns<Event>>,
-    news: Notify,
+    events: Mutex<RoundRobin<Event>>,
+    added: Notify,
 }
 
 impl Waiting {
-    /// Adds an event. Returns an event that is dropped for lack of room.
+    /// Adds an event. Returns the event that was dropped to limit the queue.
     fn push(&self, event: Event) -> Option<Event> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let namespace = event.regarding.key.namespace.clone();
         events.push(&namespace, event);
-        let dropped = if events.len() > WAITING_MAX { events.drop_of_largest() } else { None };
+        let dropped = if events.len() > WAITING_MAX { events.drop_from_largest() } else { None };
         drop(events);
-        self.news.notify_one();
+        self.added.notify_one();
         dropped
     }
 
     /// The next event.
     fn pop(&self) -> Option<Event> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = events.find(|_| true, |_| true)?;
-        events.take(place)
+        let position = events.find(|_| true, |_| true)?;
+        events.take(position)
     }
 
     /// Waits for the next event.
@@ -126,7 +127,7 @@ impl Waiting {
             // A notification between the check and the wait is not lost.
             match self.pop() {
                 Some(event) => return event,
-                None => self.news.notified().await,
+                None => self.added.notified().await,
             }
         }
     }
@@ -135,36 +136,36 @@ impl Waiting {
 /// The budgets; pure.
 #[derive(Debug)]
 struct Limits {
-    all: Bucket,
-    /// By namespace, without empty ones, then by uid.
-    objects: BTreeMap<String, HashMap<String, Bucket>>,
-    /// The number of objects.
+    all: TokenBucket,
+    /// By namespace (without empty ones), then by uid.
+    objects: BTreeMap<String, HashMap<String, TokenBucket>>,
+    /// The number of object budgets.
     count: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { all: Bucket::new(BURST, INTERVAL), objects: BTreeMap::new(), count: 0 }
+        Self { all: TokenBucket::new(BURST, INTERVAL), objects: BTreeMap::new(), count: 0 }
     }
 }
 
 impl Limits {
-    /// Whether the object's budget allows one more event, which is then taken.
+    /// Takes one event from the object's budget, if possible.
     fn admits(&mut self, namespace: &str, uid: &str, now: Instant) -> bool {
         let is_known = self.objects.get(namespace).is_some_and(|objects| objects.contains_key(uid));
-        if !is_known && !self.has_room(namespace, now) {
+        if !is_known && !self.has_space(namespace, now) {
             return false;
         }
         let objects = self.objects.entry(namespace.to_owned()).or_default();
         let bucket =
-            objects.entry(uid.to_owned()).or_insert_with(|| Bucket::new(OBJECT_BURST, OBJECT_INTERVAL));
+            objects.entry(uid.to_owned()).or_insert_with(|| TokenBucket::new(OBJECT_BURST, OBJECT_INTERVAL));
         self.count += usize::from(!is_known);
         bucket.take(now).is_ok()
     }
 
-    /// Whether one more object of the namespace can be remembered. To make room, the namespace with the most objects
-    /// forgets one.
-    fn has_room(&mut self, namespace: &str, now: Instant) -> bool {
+    /// Whether another object of the namespace can be remembered. The namespace with the most objects loses one if
+    /// necessary.
+    fn has_space(&mut self, namespace: &str, now: Instant) -> bool {
         if self.count < OBJECTS_MAX {
             return true;
         }
@@ -191,16 +192,16 @@ struct Writer {
     instance: String,
     counts: Arc<Counts>,
     limits: Limits,
-    /// Known events, by name.
+    /// Known events by name.
     known: HashMap<String, Known>,
-    kept: Kept,
+    retries: Retries,
 }
 
 /// An event to be written.
 #[derive(Debug, Clone)]
 struct Due {
     event: Event,
-    /// When it happened, for display and by our clock.
+    /// When it happened: for display, and by the local clock.
     happened: Timestamp,
     since: Instant,
     /// The pause before the next attempt.
@@ -209,30 +210,30 @@ struct Due {
 
 impl Due {
     fn new(event: Event) -> Self {
-        Self { event, happened: Timestamp::now(), since: Instant::now(), pause: AGAIN_MIN }
+        Self { event, happened: Timestamp::now(), since: Instant::now(), pause: RETRY_MIN }
     }
 }
 
-/// Events to be sent again, by namespace and time. Pure.
+/// Events to be retried, by namespace and time. Pure.
 #[derive(Debug, Default)]
-struct Kept {
+struct Retries {
     /// By namespace, without empty ones.
     events: BTreeMap<String, BTreeMap<(Instant, u64), Due>>,
     len: usize,
-    /// The number of events that were ever kept, so that two with the same time differ.
+    /// The number of events added so far. It distinguishes events with the same time.
     count: u64,
-    /// The namespace that had the last turn.
+    /// The namespace that was served last.
     last: String,
 }
 
-impl Kept {
+impl Retries {
     /// When the next event is due.
     fn due(&self) -> Option<Instant> {
         let first = |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().map(|(at, _)| *at);
         self.events.values().filter_map(first).min()
     }
 
-    /// Takes a due event of the next namespace in turn that has one.
+    /// Takes a due event of the next namespace in round-robin order that has one.
     fn take(&mut self, now: Instant) -> Option<Due> {
         let is_due =
             |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().is_some_and(|(at, _)| *at <= now);
@@ -245,19 +246,19 @@ impl Kept {
         due
     }
 
-    /// Keeps an event whose attempt has failed, for at least `wait`, up to a maximum age. Returns false if an event is
-    /// lost: this one, or, if there is no room, the event that is due last of the namespace that has the most.
-    fn keep(&mut self, due: Due, wait: Duration, now: Instant) -> bool {
-        if now.duration_since(due.since) >= KEPT_FOR {
+    /// Schedules a retry of a failed event after at least `wait`, unless the event is too old. Returns false if an
+    /// event was lost: this one, or the last due event of the largest namespace, because too many were waiting.
+    fn schedule(&mut self, due: Due, wait: Duration, now: Instant) -> bool {
+        if now.duration_since(due.since) >= RETRY_FOR {
             return false;
         }
         self.count += 1;
-        let at = now + due.pause.max(wait.min(AGAIN_MAX));
-        let pause = (due.pause * 2).min(AGAIN_MAX);
+        let at = now + due.pause.max(wait.min(RETRY_MAX));
+        let pause = (due.pause * 2).min(RETRY_MAX);
         let namespace = due.event.regarding.key.namespace.clone();
         self.events.entry(namespace).or_default().insert((at, self.count), Due { pause, ..due });
         self.len += 1;
-        if self.len <= KEPT_MAX {
+        if self.len <= RETRIES_MAX {
             return true;
         }
         let largest = self.events.iter().max_by_key(|(_, events)| events.len());
@@ -286,22 +287,22 @@ impl Kept {
 
 /// Why an event was not written.
 #[derive(Debug, thiserror::Error)]
-enum Unwritten {
+enum WriteError {
     #[error(transparent)]
     Request(#[from] RequestError),
-    #[error("conflict: {0} was modified repeatedly while it was being written")]
+    #[error("conflict: {0} kept changing while it was being written")]
     Contested(String),
 }
 
-impl Unwritten {
-    /// The shortest time before it is sent again; `None` if another attempt is useless.
-    fn again_after(&self) -> Option<Duration> {
+impl WriteError {
+    /// The minimum time before a retry; `None` if retrying is useless.
+    fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Request(error) => match error.code() {
                 Some(429) => Some(error.retry_after()),
                 // The next client has different credentials.
                 Some(401 | 408) => Some(Duration::ZERO),
-                // Missing permissions, a namespace that is being deleted, an invalid object.
+                // Missing permissions, a namespace that is being deleted, or an invalid object.
                 Some(400..=499) => None,
                 _ => Some(Duration::ZERO),
             },
@@ -313,7 +314,7 @@ impl Unwritten {
 impl Writer {
     async fn run(mut self, waiting: Arc<Waiting>) {
         loop {
-            let again = self.kept.due();
+            let again = self.retries.due();
             let again = async {
                 match again {
                     Some(at) => sleep_until(at).await,
@@ -329,7 +330,7 @@ impl Writer {
                     }
                     Due::new(event)
                 }
-                () = again => match self.kept.take(Instant::now()) {
+                () = again => match self.retries.take(Instant::now()) {
                     Some(due) => due,
                     None => continue,
                 },
@@ -342,8 +343,8 @@ impl Writer {
                 Err(error) => {
                     let Event { reason, regarding, .. } = &due.event;
                     tracing::debug!(reason, object = %regarding.key, %error, "cannot write an event");
-                    let wait = error.again_after();
-                    if wait.is_none_or(|wait| !self.kept.keep(due, wait, Instant::now())) {
+                    let wait = error.retry_after();
+                    if wait.is_none_or(|wait| !self.retries.schedule(due, wait, Instant::now())) {
                         self.counts.event(EventEnded::Failed);
                     }
                 }
@@ -352,13 +353,13 @@ impl Writer {
     }
 
     /// Writes the event, or increments the count of its series.
-    async fn write(&mut self, due: &Due) -> Result<(), Unwritten> {
-        let connection = tokio::time::timeout(request::ANSWER_MAX, self.connector.connection()).await;
+    async fn write(&mut self, due: &Due) -> Result<(), WriteError> {
+        let connection = tokio::time::timeout(request::RESPONSE_TIMEOUT, self.connector.connection()).await;
         let connection = connection.map_err(|_| RequestError::Timeout)?;
         let connection = connection.map_err(|error| RequestError::Unconnected(error.to_string()))?;
         let serial = connection.serial;
         let written = self.write_by(connection.client, due).await;
-        if let Err(Unwritten::Request(error)) = &written
+        if let Err(WriteError::Request(error)) = &written
             && error.code() == Some(401)
         {
             self.connector.refused(serial).await;
@@ -366,7 +367,7 @@ impl Writer {
         written
     }
 
-    async fn write_by(&mut self, client: Client, due: &Due) -> Result<(), Unwritten> {
+    async fn write_by(&mut self, client: Client, due: &Due) -> Result<(), WriteError> {
         let event = &due.event;
         let api: Api<KubeEvent> = Api::namespaced(client, namespace_of(event));
         let object = event_object(event, &self.instance, due.happened);
@@ -374,23 +375,23 @@ impl Writer {
         if self.known.len() >= KNOWN_MAX {
             self.known.clear();
         }
-        // Others may create, count or delete it at any time. If that happens more than a few times, it is an error.
+        // Other gateways may create, count or delete it at any time. More than a few collisions are an error.
         for _ in 0..ATTEMPTS_MAX {
-            let answer = match self.known.get(&name) {
+            let response = match self.known.get(&name) {
                 Some(known) => {
-                    let patch = Patch::Merge(known.once_more());
+                    let patch = Patch::Merge(known.incremented());
                     within(api.patch(&name, &PatchParams::default(), &patch)).await
                 }
                 None => within(api.create(&PostParams::default(), &object)).await,
             };
-            match answer {
+            match response {
                 Ok(written) => {
                     self.known.insert(name, Known::from(&written));
                     return Ok(());
                 }
-                // It has expired: events are kept for an hour after the last write.
+                // It has expired: events are deleted an hour after the last write.
                 Err(error) if error.code() == Some(404) && self.known.remove(&name).is_some() => {}
-                // It existed before this process, or another gateway counted it.
+                // It existed before this process started, or another gateway counted it.
                 Err(error) if error.code() == Some(409) => match within(api.get(&name)).await {
                     Ok(there) => drop(self.known.insert(name.clone(), Known::from(&there))),
                     Err(error) if error.code() == Some(404) => drop(self.known.remove(&name)),
@@ -399,11 +400,11 @@ impl Writer {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Unwritten::Contested(name))
+        Err(WriteError::Contested(name))
     }
 }
 
-/// An event as it was last seen at the API server.
+/// An event as last read from the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Known {
     count: i32,
@@ -418,8 +419,8 @@ impl From<&KubeEvent> for Known {
 }
 
 impl Known {
-    /// The patch that increments its count, unless another gateway did meanwhile.
-    fn once_more(&self) -> serde_json::Value {
+    /// The patch that increments the count, unless another gateway has done so.
+    fn incremented(&self) -> serde_json::Value {
         let count = self.count.saturating_add(1);
         json!({
             "metadata": {"resourceVersion": self.version},
@@ -428,13 +429,13 @@ impl Known {
     }
 }
 
-/// The namespace of an event's object. Events about cluster-wide objects are in `default`.
+/// The namespace of an event's object. Events about cluster-scoped objects are in `default`.
 fn namespace_of(event: &Event) -> &str {
     let namespace = event.regarding.key.namespace.as_str();
     if namespace.is_empty() { "default" } else { namespace }
 }
 
-/// The event as an object of the API.
+/// The event as an API object.
 fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
     let regarding = &event.regarding;
     let name = format!("{}.{:016x}", cut(&regarding.key.name, 200), hash(event));
@@ -463,7 +464,7 @@ fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
     }
 }
 
-/// FNV-1a of the event's content: the same in every gateway and every run.
+/// FNV-1a of the event's content. All gateways compute the same value, in every run.
 fn hash(event: &Event) -> u64 {
     let parts = [event.event_type.as_str(), event.reason, &event.regarding.uid, &event.note];
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
@@ -483,15 +484,15 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_what_an_api_server_asks_for_and_kubectl_describe_looks_by() {
+    fn an_event_has_the_fields_that_api_servers_and_kubectl_require() {
         let object = event_object(&event("Assigned IP 203.0.113.5"), "edge-1", Timestamp::UNIX_EPOCH);
-        let regarding = object.regarding.clone().expect("it is about something");
+        let regarding = object.regarding.clone().expect("it has an object");
         assert_eq!((regarding.uid.as_deref(), regarding.kind.as_deref()), (Some("u1"), Some("Service")));
         assert_eq!(object.metadata.namespace.as_deref(), Some("shop"));
         assert_eq!(object.reporting_instance.as_deref(), Some("edge-1"));
         assert!(object.event_time.is_some() && object.action.is_some());
         let again = event_object(&event("Assigned IP 203.0.113.5"), "edge-2", Timestamp::UNIX_EPOCH);
-        assert_eq!(again.metadata.name, object.metadata.name, "of another gateway too");
+        assert_eq!(again.metadata.name, object.metadata.name, "also on another gateway");
         let other = event_object(&event("Assigned IP 203.0.113.6"), "edge-1", Timestamp::UNIX_EPOCH);
         assert_ne!(other.metadata.name, object.metadata.name);
     }
@@ -503,12 +504,12 @@ mod tests {
     }
 
     #[test]
-    fn events_of_one_namespace_make_those_of_another_neither_late_nor_lost() {
+    fn events_of_one_namespace_neither_delay_nor_drop_those_of_another() {
         let waiting = Waiting::default();
         let dropped = (0..3 * WAITING_MAX).filter_map(|n| waiting.push(event_of("noisy", n))).count();
         assert_eq!(dropped, 2 * WAITING_MAX);
         for n in 0..10 {
-            let dropped = waiting.push(event_of("shop", n)).expect("there is no room");
+            let dropped = waiting.push(event_of("shop", n)).expect("the queue is full");
             assert_eq!(dropped.regarding.key.namespace, "noisy");
         }
         let next: Vec<Event> = std::iter::from_fn(|| waiting.pop()).take(20).collect();
@@ -516,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn more_objects_than_are_remembered_in_one_namespace_take_no_budget_from_another() {
+    fn too_many_objects_in_one_namespace_use_no_budget_of_another() {
         let now = Instant::now();
         let mut limits = Limits::default();
         let noisy = (0..OBJECTS_MAX + 100).filter(|n| limits.admits("noisy", &n.to_string(), now)).count();
@@ -527,49 +528,53 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_was_not_taken_is_sent_again_with_growing_pauses_and_not_for_ever() {
+    fn a_rejected_event_is_retried_with_backoff_for_a_limited_time() {
         let start = Instant::now();
-        let mut kept = Kept::default();
-        assert!(kept.keep(Due { since: start, ..Due::new(event("a")) }, Duration::ZERO, start));
+        let mut retries = Retries::default();
+        assert!(retries.schedule(Due { since: start, ..Due::new(event("a")) }, Duration::ZERO, start));
         let (mut now, mut attempts) = (start, 0);
-        while let Some(at) = kept.due() {
-            assert!(at >= now + AGAIN_MIN && at <= now + AGAIN_MAX, "{:?} after {attempts}", at - now);
+        while let Some(at) = retries.due() {
+            assert!(at >= now + RETRY_MIN && at <= now + RETRY_MAX, "{:?} after {attempts}", at - now);
             now = at;
-            let due = kept.take(now).expect("it is due");
+            let due = retries.take(now).expect("an event is due");
             attempts += 1;
-            kept.keep(due, Duration::ZERO, now);
+            retries.schedule(due, Duration::ZERO, now);
         }
-        let (least, most) = (KEPT_FOR, KEPT_FOR + 2 * AGAIN_MAX);
+        let (least, most) = (RETRY_FOR, RETRY_FOR + 2 * RETRY_MAX);
         assert!((least..=most).contains(&(now - start)) && attempts < 80, "{attempts} in {:?}", now - start);
         let asked = Duration::from_secs(7);
-        assert!(kept.keep(Due::new(event("b")), asked, start) && kept.due() == Some(start + asked));
-        let all = (0..2 * KEPT_MAX).filter(|_| kept.keep(Due::new(event("c")), asked, start));
-        assert_eq!(all.count(), KEPT_MAX - 1);
+        assert!(retries.schedule(Due::new(event("b")), asked, start) && retries.due() == Some(start + asked));
+        let all = (0..2 * RETRIES_MAX).filter(|_| retries.schedule(Due::new(event("c")), asked, start));
+        assert_eq!(all.count(), RETRIES_MAX - 1);
     }
 
     #[test]
-    fn events_that_are_kept_of_one_namespace_cost_another_neither_its_room_nor_its_turn() {
+    fn retries_of_one_namespace_neither_drop_nor_delay_those_of_another() {
         let now = Instant::now();
-        let mut kept = Kept::default();
-        let keep = |kept: &mut Kept, namespace: &str, n| {
-            kept.keep(Due { since: now, ..Due::new(event_of(namespace, n)) }, Duration::ZERO, now)
+        let mut retries = Retries::default();
+        let schedule = |retries: &mut Retries, namespace: &str, n| {
+            retries.schedule(Due { since: now, ..Due::new(event_of(namespace, n)) }, Duration::ZERO, now)
         };
-        assert_eq!((0..2 * KEPT_MAX).filter(|n| keep(&mut kept, "noisy", *n)).count(), KEPT_MAX);
-        // Each new event displaces one of the namespace with the most.
-        assert!((0..100).all(|n| !keep(&mut kept, "shop", n)));
-        let held = |kept: &Kept, namespace: &str| kept.events.get(namespace).map_or(0, BTreeMap::len);
-        assert_eq!((held(&kept, "shop"), held(&kept, "noisy"), kept.len), (100, KEPT_MAX - 100, KEPT_MAX));
-        assert!((0..3 * KEPT_MAX).all(|n| !keep(&mut kept, "noisy", n)));
-        assert_eq!((held(&kept, "shop"), kept.len), (100, KEPT_MAX));
-        assert!((0..KEPT_MAX).all(|n| !keep(&mut kept, "greedy", n)));
-        assert_eq!(held(&kept, "shop"), 100);
-        assert!(held(&kept, "greedy").abs_diff(held(&kept, "noisy")) <= 1, "equal shares");
-        // The namespaces take turns when events are sent again.
-        let later = now + AGAIN_MAX;
-        let first: Vec<Due> = std::iter::from_fn(|| kept.take(later)).take(30).collect();
+        assert_eq!((0..2 * RETRIES_MAX).filter(|n| schedule(&mut retries, "noisy", *n)).count(), RETRIES_MAX);
+        // Each new event displaces one of the largest namespace.
+        assert!((0..100).all(|n| !schedule(&mut retries, "shop", n)));
+        let held =
+            |retries: &Retries, namespace: &str| retries.events.get(namespace).map_or(0, BTreeMap::len);
+        assert_eq!(
+            (held(&retries, "shop"), held(&retries, "noisy"), retries.len),
+            (100, RETRIES_MAX - 100, RETRIES_MAX)
+        );
+        assert!((0..3 * RETRIES_MAX).all(|n| !schedule(&mut retries, "noisy", n)));
+        assert_eq!((held(&retries, "shop"), retries.len), (100, RETRIES_MAX));
+        assert!((0..RETRIES_MAX).all(|n| !schedule(&mut retries, "greedy", n)));
+        assert_eq!(held(&retries, "shop"), 100);
+        assert!(held(&retries, "greedy").abs_diff(held(&retries, "noisy")) <= 1, "equal shares");
+        // Namespaces are retried in round-robin order.
+        let later = now + RETRY_MAX;
+        let first: Vec<Due> = std::iter::from_fn(|| retries.take(later)).take(30).collect();
         assert_eq!(first.iter().filter(|due| due.event.regarding.key.namespace == "shop").count(), 10);
-        while kept.take(later).is_some() {}
-        assert_eq!((kept.len, kept.events.len(), kept.due()), (0, 0, None));
+        while retries.take(later).is_some() {}
+        assert_eq!((retries.len, retries.events.len(), retries.due()), (0, 0, None));
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! How many lines failed writes may log.
+//! Limits the log lines of failed writes.
 //!
-//! A write that fails is retried every minute, and one namespace may have thousands of Services whose writes an
-//! admission webhook refuses. So namespaces have [`LineBudgets`]. The next line of a namespace contains the number of
-//! lines that were left out.
+//! A failed write is retried every minute, and an admission webhook may refuse the writes of thousands of Services in
+//! one namespace. Each namespace therefore has a budget ([`LineBudgets`]). The next line of a namespace contains the
+//! number of lines left out.
 //!
-//! Invariant: pure: the clock is an argument.
+//! Invariant: pure; the clock is an argument.
 
 use tokio::time::Instant;
 
@@ -19,14 +19,14 @@ pub(super) struct FailureLog {
 /// Whether a failure is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
-    /// It is, with the number of lines of its namespace that were left out before, if any.
+    /// Log it, with the number of lines of its namespace left out before, if any.
     Logged(Option<u64>),
     LeftOut,
 }
 
 impl FailureLog {
     pub(super) fn failed(&mut self, namespace: &str, now: Instant) -> Line {
-        self.lines.forget_rested(now);
+        self.lines.remove_idle(now);
         if !self.lines.take(namespace, now) {
             return Line::LeftOut;
         }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_with_thousands_of_failures_logs_a_burst_and_a_rate_and_others_are_logged() {
+    fn a_namespace_with_thousands_of_failures_silences_no_other() {
         let (start, mut log) = (Instant::now(), FailureLog::default());
         let logged = |log: &mut FailureLog, namespace, count: usize, now| {
             (0..count).filter(|_| log.failed(namespace, now) != Line::LeftOut).count()
@@ -52,6 +52,6 @@ mod tests {
         let later = start + Duration::from_secs(60);
         assert_eq!(log.failed("hostile", later), Line::Logged(Some(2_450)));
         assert_eq!(logged(&mut log, "hostile", 2_500, later), 5);
-        assert!(log.lines.namespaces() < 2, "the other one is forgotten");
+        assert!(log.lines.namespaces() < 2, "the other one is removed");
     }
 }

@@ -1,10 +1,12 @@
 //! Leader election: the gateway that holds a Lease (coordination.k8s.io/v1) and renews it is the one that writes.
 //!
-//! [`Election`] is the state machine, and is pure: its input is the Lease of the API server with a time, its output
-//! the next request. `elect` sends the requests. The rules are those of client-go's leader election with its
-//! durations: a lease is taken when its holder has not renewed it for 15 s by our own clock, the holder renews every
-//! 2 s, and it stops leading at once when no renewal that began in the last 10 s succeeded. So between the last write
-//! of one leader and the first of the next there are 5 s, whatever their clocks show.
+//! [`Election`] is a pure state machine: its input is the API server's Lease and the time, its output the next request.
+//! `elect` sends the requests.
+//!
+//! The rules and durations are those of client-go's leader election. A gateway acquires the Lease if its holder has not
+//! renewed it for 15 s by the gateway's own clock. The holder renews it every 2 s, and stops leading as soon as no
+//! renewal that started within the last 10 s has succeeded. This leaves 5 s between the last write of one leader and
+//! the first write of the next, whatever their clocks show.
 //!
 //! Invariant: nothing here compares the clock of one machine with that of another.
 
@@ -15,16 +17,16 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use tokio::time::Instant;
 
-/// Name of the Lease.
+/// The name of the Lease.
 pub const LEASE: &str = "tidegate";
 
-/// The holder that `tidegate uninstall` writes to the lease. No gateway takes the lease from this holder, however old
-/// it is, and none writes to the cluster until the lease is deleted or has another holder.
+/// The holder that `tidegate uninstall` writes to the Lease. No gateway acquires the Lease from this holder, however
+/// old it is, and none writes to the cluster until the Lease is deleted or has another holder.
 pub const UNINSTALLED: &str = "tidegate-uninstall";
 
-/// How long others wait for a holder that does not renew the lease.
+/// How long other gateways wait for a holder that doesn't renew the Lease.
 pub const DURATION: Duration = Duration::from_secs(15);
-/// How long a holder leads after a renewal began.
+/// How long a holder leads after the start of a successful renewal.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The pause between two attempts.
 pub const RETRY: Duration = Duration::from_secs(2);
@@ -34,20 +36,20 @@ pub const RETRY: Duration = Duration::from_secs(2);
 pub struct Election {
     identity: String,
     namespace: String,
-    /// The lease as last seen, and the time of its last known change.
+    /// The Lease as last seen, and the time of its last known change.
     seen: Option<(Lease, Instant)>,
-    /// The time until which this gateway leads.
+    /// Until when this gateway leads.
     leads_until: Option<Instant>,
 }
 
 /// The next request to the API server.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ask {
-    /// Read the lease.
+pub enum LeaseRequest {
+    /// Read the Lease.
     Get,
-    /// Create it with this gateway as its holder.
+    /// Create the Lease with this gateway as its holder.
     Create(Box<Lease>),
-    /// Replace it, if it was not modified meanwhile (`resourceVersion`).
+    /// Replace the Lease, unless it was modified meanwhile (`resourceVersion`).
     Replace(Box<Lease>),
 }
 
@@ -58,34 +60,36 @@ impl Election {
         Self { identity: identity.into(), namespace: namespace.into(), seen: None, leads_until: None }
     }
 
-    /// The time until which this gateway leads, if it does.
+    /// Until when this gateway leads, if it does.
     #[must_use]
     pub fn leads_until(&self) -> Option<Instant> {
         self.leads_until
     }
 
-    /// The holder of the lease as last seen.
+    /// The holder of the Lease as last seen.
     #[must_use]
     pub fn holder(&self) -> Option<&str> {
         let (lease, _) = self.seen.as_ref()?;
         lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
     }
 
-    /// The first request of an attempt that begins now. If this gateway is the last known holder, it is a renewal.
+    /// The first request of an attempt. It is a renewal if this gateway is the last known holder.
     #[must_use]
-    pub fn ask(&self, wall: Timestamp) -> Ask {
+    pub fn request(&self, wall: Timestamp) -> LeaseRequest {
         match &self.seen {
-            Some((lease, _)) if self.holds(lease) => Ask::Replace(Box::new(self.renewed(lease, wall))),
-            _ => Ask::Get,
+            Some((lease, _)) if self.holds(lease) => {
+                LeaseRequest::Replace(Box::new(self.renewed(lease, wall)))
+            }
+            _ => LeaseRequest::Get,
         }
     }
 
-    /// Records the lease of the API server, or that there is none. Returns the next request, if the lease can be
-    /// taken or renewed.
-    pub fn found(&mut self, lease: Option<Lease>, now: Instant, wall: Timestamp) -> Option<Ask> {
+    /// Records the API server's Lease, or that there is none. Returns the next request if the Lease can be acquired or
+    /// renewed.
+    pub fn found(&mut self, lease: Option<Lease>, now: Instant, wall: Timestamp) -> Option<LeaseRequest> {
         let Some(lease) = lease else {
             self.seen = None;
-            return Some(Ask::Create(Box::new(self.fresh(wall))));
+            return Some(LeaseRequest::Create(Box::new(self.fresh(wall))));
         };
         let changed = self.seen.as_ref().is_none_or(|(seen, _)| seen.spec != lease.spec);
         let since = match &self.seen {
@@ -94,51 +98,51 @@ impl Election {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let is_free = spec.holder_identity.as_deref().unwrap_or_default().is_empty();
-        // The holder states the duration; an invalid value is replaced by ours.
+        // The holder states the duration. An invalid one is replaced by ours.
         let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
         let lasts = seconds.map_or(DURATION, Duration::from_secs);
         let is_uninstalled = spec.holder_identity.as_deref() == Some(UNINSTALLED);
         let is_over = now.duration_since(since) >= lasts && !is_uninstalled;
-        let ask = if self.holds(&lease) {
-            Some(Ask::Replace(Box::new(self.renewed(&lease, wall))))
+        let request = if self.holds(&lease) {
+            Some(LeaseRequest::Replace(Box::new(self.renewed(&lease, wall))))
         } else if is_free || is_over {
-            Some(Ask::Replace(Box::new(self.taken(&lease, wall))))
+            Some(LeaseRequest::Replace(Box::new(self.taken(&lease, wall))))
         } else {
             self.leads_until = None;
             None
         };
         self.seen = Some((lease, since));
-        ask
+        request
     }
 
-    /// Records that the API server accepted our request of an attempt that began at `began`. The leadership counts from
-    /// then.
-    pub fn granted(&mut self, lease: Lease, began: Instant) {
-        self.leads_until = Some(began + RENEW_DEADLINE);
-        self.seen = Some((lease, began));
+    /// Records that the API server accepted our request. The leadership counts from `started`, the start of the
+    /// attempt.
+    pub fn granted(&mut self, lease: Lease, started: Instant) {
+        self.leads_until = Some(started + RENEW_DEADLINE);
+        self.seen = Some((lease, started));
     }
 
-    /// Records that another gateway modified the lease first, so that our copy is outdated. Until the next read, this
-    /// gateway leads as before.
+    /// Records that another gateway modified the Lease first, so that our copy is outdated. Until the next read,
+    /// nothing changes for this gateway.
     pub fn refused(&mut self) {
         if let Some((lease, _)) = &mut self.seen {
-            // The holder is now unknown, so the next attempt reads first.
+            // With an unknown holder, the next attempt starts with a read.
             if let Some(spec) = &mut lease.spec {
                 spec.holder_identity = Some("?".to_owned());
             }
         }
     }
 
-    /// The request at shutdown: the lease without a holder, so that other gateways need not wait.
+    /// The request at shutdown. It clears the holder, so that other gateways need not wait.
     #[must_use]
-    pub fn released(&mut self, wall: Timestamp) -> Option<Ask> {
+    pub fn released(&mut self, wall: Timestamp) -> Option<LeaseRequest> {
         self.leads_until.take()?;
         let (mut lease, _) = self.seen.take().filter(|(lease, _)| self.holds(lease))?;
         let spec = lease.spec.get_or_insert_default();
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
         spec.renew_time = Some(MicroTime(wall));
-        Some(Ask::Replace(Box::new(lease)))
+        Some(LeaseRequest::Replace(Box::new(lease)))
     }
 
     fn holds(&self, lease: &Lease) -> bool {
@@ -185,7 +189,7 @@ impl Election {
 mod tests {
     use super::*;
 
-    /// An API server that stores one lease.
+    /// An API server that stores one Lease.
     #[derive(Default)]
     struct Server {
         lease: Option<Lease>,
@@ -193,12 +197,12 @@ mod tests {
     }
 
     impl Server {
-        fn take(&mut self, ask: &Ask) -> Option<Lease> {
-            let lease = match ask {
-                Ask::Get => panic!("a look changes nothing"),
-                Ask::Create(_) if self.lease.is_some() => return None,
-                Ask::Create(lease) => lease,
-                Ask::Replace(lease) => {
+        fn take(&mut self, request: &LeaseRequest) -> Option<Lease> {
+            let lease = match request {
+                LeaseRequest::Get => panic!("a read changes nothing"),
+                LeaseRequest::Create(_) if self.lease.is_some() => return None,
+                LeaseRequest::Create(lease) => lease,
+                LeaseRequest::Replace(lease) => {
                     let now = self.lease.as_ref().and_then(|l| l.metadata.resource_version.clone());
                     if lease.metadata.resource_version != now {
                         return None;
@@ -213,17 +217,17 @@ mod tests {
             Some(lease)
         }
 
-        /// One attempt of a gateway. Returns whether it leads after that.
+        /// One attempt of a gateway. Returns whether it leads afterwards.
         fn attempt(&mut self, election: &mut Election) -> bool {
             let now = Instant::now();
-            let mut ask = election.ask(wall());
-            if ask == Ask::Get {
+            let mut request = election.request(wall());
+            if request == LeaseRequest::Get {
                 match election.found(self.lease.clone(), now, wall()) {
                     None => return leads(election),
-                    Some(next) => ask = next,
+                    Some(next) => request = next,
                 }
             }
-            match self.take(&ask) {
+            match self.take(&request) {
                 Some(lease) => election.granted(lease, now),
                 None => election.refused(),
             }
@@ -231,7 +235,7 @@ mod tests {
         }
     }
 
-    /// A wall clock that advances. No test depends on by how much.
+    /// A wall clock that advances. No test depends on how fast.
     fn wall() -> Timestamp {
         use std::sync::atomic::{AtomicU64, Ordering};
         static TICKS: AtomicU64 = AtomicU64::new(0);
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_of_two_leads_and_goes_on_leading_while_it_renews() {
+    async fn one_of_two_leads_and_remains_the_leader_while_it_renews() {
         let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
         for _ in 0..30 {
             assert!(server.attempt(&mut a));
@@ -267,7 +271,7 @@ mod tests {
     async fn leader_that_cannot_renew_stops_before_another_takes_over() {
         let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
         assert!(server.attempt(&mut a) && !server.attempt(&mut b));
-        // Gateway a is cut off: none of its attempts reaches the server.
+        // Gateway a is partitioned: none of its attempts reaches the server.
         for second in 0..40 {
             let b_leads = server.attempt(&mut b);
             assert!(!(leads(&a) && b_leads), "two leaders after {second} s");
@@ -275,14 +279,14 @@ mod tests {
             assert_eq!(b_leads, second >= 15, "after {second} s");
             after(1).await;
         }
-        assert!(!server.attempt(&mut a), "what it has seen is old");
+        assert!(!server.attempt(&mut a), "its copy is outdated");
         assert!(!server.attempt(&mut a));
         assert_eq!(a.holder(), Some("b"));
         assert_eq!(server.lease.and_then(|l| l.spec).and_then(|s| s.lease_transitions), Some(1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_released_lease_is_taken_at_once() {
+    async fn a_released_lease_is_acquired_immediately() {
         let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
         assert!(server.attempt(&mut a) && !server.attempt(&mut b));
         let release = a.released(wall()).expect("it leads");
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_two_that_ask_at_once_the_version_decides() {
+    async fn the_resource_version_decides_between_concurrent_requests() {
         let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
         let now = Instant::now();
         let (of_a, of_b) = (a.found(None, now, wall()), b.found(None, now, wall()));
@@ -306,27 +310,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_was_edited_by_hand_is_lost_at_the_next_look() {
+    async fn a_manually_edited_lease_is_lost_at_the_next_read() {
         let (mut a, mut server) = (two().0, Server::default());
         assert!(server.attempt(&mut a));
         let mut edited = server.lease.clone().expect("a lease");
         edited.spec.get_or_insert_default().holder_identity = Some("c".into());
-        assert!(server.take(&Ask::Replace(Box::new(edited))).is_some());
+        assert!(server.take(&LeaseRequest::Replace(Box::new(edited))).is_some());
         server.attempt(&mut a);
         assert!(!server.attempt(&mut a), "refused, then looked");
         assert_eq!(a.holder(), Some("c"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_an_uninstallation_holds_is_never_taken_and_is_free_when_it_is_deleted() {
+    async fn the_lease_of_an_uninstallation_is_never_acquired_until_it_is_deleted() {
         let (mut a, mut server) = (two().0, Server::default());
         assert!(server.attempt(&mut a));
         let mut held = server.lease.clone().expect("a lease");
         held.spec.get_or_insert_default().holder_identity = Some(UNINSTALLED.into());
-        assert!(server.take(&Ask::Replace(Box::new(held))).is_some());
+        assert!(server.take(&LeaseRequest::Replace(Box::new(held))).is_some());
         server.attempt(&mut a);
         for _ in 0..10 {
-            assert!(!server.attempt(&mut a), "however long it is");
+            assert!(!server.attempt(&mut a), "however long it lasts");
             after(3600).await;
         }
         assert_eq!(a.holder(), Some(UNINSTALLED));

@@ -1,19 +1,19 @@
-//! Limits how many lines a namespace may log.
+//! Limits how many lines each namespace may log.
 //!
-//! Users who may change objects in one namespace decide how many faults these have, how often they change, and how many
-//! writes to them are refused. So each namespace has a budget of lines: a burst, and a rate after that. Lines that are
-//! left out are counted.
+//! Users with access to one namespace determine how many faults its objects have, how often they change, and how many
+//! writes to them are refused. Each namespace therefore has a budget of lines: a burst, then a steady rate. Suppressed
+//! lines are counted.
 //!
-//! Invariant: pure: the clock is an argument.
+//! Invariant: pure; the clock is an argument.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::bucket::Bucket;
+use super::token_bucket::TokenBucket;
 
-/// The number of lines that one namespace may log at once.
+/// The number of lines that one namespace may log in a burst.
 pub const BURST: u32 = 50;
 /// The interval at which a namespace gains another line.
 pub const INTERVAL: Duration = Duration::from_secs(10);
@@ -29,25 +29,25 @@ pub struct LineBudgets {
 
 #[derive(Debug)]
 struct Budget {
-    lines: Bucket,
+    lines: TokenBucket,
     left_out: u64,
-    /// When the last summary gave the number of lines left out.
+    /// When the last summary reported lines left out.
     summarized: Option<Instant>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { lines: Bucket::new(BURST, INTERVAL), left_out: 0, summarized: None }
+        Self { lines: TokenBucket::new(BURST, INTERVAL), left_out: 0, summarized: None }
     }
 }
 
 impl Budget {
-    /// When the next summary of the lines left out is due. The first one is immediate.
+    /// When the next summary is due. The first one is immediate.
     fn due(&self) -> Option<Instant> {
         self.summarized.filter(|_| self.left_out > 0).map(|summarized| summarized + SUMMARY)
     }
 
-    /// Whether nothing has to be remembered about the namespace.
+    /// Whether nothing has to be stored about the namespace.
     fn is_full(&self, now: Instant) -> bool {
         self.left_out == 0
             && self.lines.is_full(now)
@@ -56,8 +56,8 @@ impl Budget {
 }
 
 impl LineBudgets {
-    /// Takes a line of a namespace. If there is none, counts a line that is left out and returns false. A line without
-    /// a namespace (empty) concerns the operator and is always allowed.
+    /// Takes a line from a namespace's budget. If the budget is empty, counts a line left out and returns false.
+    /// Lines without a namespace (empty) concern the operator and are always allowed.
     pub fn take(&mut self, namespace: &str, now: Instant) -> bool {
         if namespace.is_empty() {
             return true;
@@ -68,38 +68,38 @@ impl LineBudgets {
         has_line
     }
 
-    /// Returns and resets the number of lines of a namespace that were left out.
+    /// Returns and resets the number of lines left out of a namespace.
     pub fn take_left_out(&mut self, namespace: &str) -> u64 {
         self.namespaces.get_mut(namespace).map_or(0, |budget| std::mem::take(&mut budget.left_out))
     }
 
-    /// Returns and resets the number of lines left out, for each namespace whose summary is due now.
+    /// Returns and resets the number of lines left out of each namespace whose summary is due.
     pub fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
         let mut summaries = Vec::new();
         for (namespace, budget) in &mut self.namespaces {
-            // The first summary is due at once.
+            // The first summary is due immediately.
             let is_due = budget.summarized.is_none_or(|summarized| summarized + SUMMARY <= now);
             if budget.left_out > 0 && is_due {
                 summaries.push((namespace.clone(), std::mem::take(&mut budget.left_out)));
                 budget.summarized = Some(now);
             }
         }
-        self.forget_rested(now);
+        self.remove_idle(now);
         summaries
     }
 
-    /// When [`summaries`](Self::summaries) has the next result.
+    /// When [`summaries`](Self::summaries) returns the next result.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.namespaces.values().filter_map(Budget::due).min()
     }
 
     /// Removes namespaces whose budget is full again.
-    pub fn forget_rested(&mut self, now: Instant) {
+    pub fn remove_idle(&mut self, now: Instant) {
         self.namespaces.retain(|_, budget| !budget.is_full(now));
     }
 
-    /// The number of remembered namespaces.
+    /// The number of stored namespaces.
     #[must_use]
     pub fn namespaces(&self) -> usize {
         self.namespaces.len()

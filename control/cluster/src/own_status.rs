@@ -1,10 +1,10 @@
-//! Decides when this gateway writes its own `GatewayStatus`, and how.
+//! Decides when and how this gateway writes its own `GatewayStatus`.
 //!
-//! After a change it writes no sooner than a second after the last write; without a change, every ten seconds, so
-//! that others know that the gateway lives. The requests run in the background of `writer`.
+//! A change is written at least a second after the last write. Without a change, there is a write every ten seconds as
+//! a heartbeat. The requests run in the background of `writer`.
 //!
-//! A write names the version that this gateway wrote last. If another gateway has written meanwhile (to report that
-//! its name is taken), the API server answers with a conflict. Then the object is read before it is written again.
+//! A write is conditional on the version that this gateway wrote last. If another gateway has written since (to report
+//! a duplicate name), the API server responds with a conflict, and the object is read before it is written again.
 
 use std::time::Duration;
 
@@ -19,46 +19,46 @@ use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::reasons::{condition_reason, condition_type};
 use super::request::{self, RequestError, with_client, within};
 
-/// The interval of writes of an unchanged status.
+/// The interval at which an unchanged status is written.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The minimum time between two writes.
-const NEWS_MIN: Duration = Duration::from_secs(1);
-/// The maximum time to read what another gateway wrote, before it is overwritten.
+const WRITE_INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// The maximum time to read what another gateway wrote before it is overwritten.
 const READ_MAX: Duration = Duration::from_secs(2);
 
 /// When and how the status is written.
 #[derive(Debug, Default)]
 pub(super) struct OwnStatus {
-    /// The status that was last written.
+    /// The last written status.
     pub(super) written: GatewayStatusStatus,
     /// Whether the object is known to exist.
     exists: bool,
     /// The resourceVersion of our last write; `None` if another gateway has written since.
     version: Option<String>,
-    is_under_way: bool,
+    is_in_progress: bool,
     due: Option<Instant>,
     last: Option<Instant>,
     failures: u32,
-    unwritten: Option<Unwritten>,
+    write_failure: Option<WriteFailure>,
 }
 
-/// Why the last writes failed, and when the first of them did.
+/// Why the last writes failed, and since when.
 #[derive(Debug)]
-struct Unwritten {
+struct WriteFailure {
     since: Timestamp,
     why: String,
 }
 
 impl OwnStatus {
-    /// When the next write is due; `None` while one is in progress, and before there is a status.
+    /// When the next write is due; `None` during a write, and before there is a status.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due.filter(|_| !self.is_under_way)
+        self.due.filter(|_| !self.is_in_progress)
     }
 
     /// Records the current status.
     pub(super) fn set(&mut self, status: &GatewayStatusStatus, now: Instant) {
         if *status != self.written {
-            let soonest = self.last.map_or(now, |last| last + NEWS_MIN);
+            let soonest = self.last.map_or(now, |last| last + WRITE_INTERVAL_MIN);
             self.due = Some(self.due.map_or(soonest, |due| due.min(soonest)));
         }
     }
@@ -68,9 +68,9 @@ impl OwnStatus {
         self.exists
     }
 
-    /// Why the status has not been written lately, as text for display. A single failure is not mentioned.
-    pub(super) fn trouble(&self) -> Option<String> {
-        let Unwritten { since, why } = self.unwritten.as_ref().filter(|_| self.failures > 1)?;
+    /// Why the status could not be written recently, as text for display. A single failure is ignored.
+    pub(super) fn failure(&self) -> Option<String> {
+        let WriteFailure { since, why } = self.write_failure.as_ref().filter(|_| self.failures > 1)?;
         let since = whole_seconds(*since);
         Some(format!(
             "the GatewayStatus of this gateway has not been written since {since}, so other gateways do not wait for it \
@@ -79,51 +79,51 @@ impl OwnStatus {
         ))
     }
 
-    /// Begins a write. Returns what it overwrites.
-    pub(super) fn begin(&mut self) -> Over {
-        self.is_under_way = true;
+    /// Starts a write. Returns what it overwrites.
+    pub(super) fn start(&mut self) -> Overwrites {
+        self.is_in_progress = true;
         match &self.version {
-            _ if !self.exists => Over::Nothing,
-            Some(version) => Over::Version(version.clone()),
-            None => Over::Whatever,
+            _ if !self.exists => Overwrites::Nothing,
+            Some(version) => Overwrites::Version(version.clone()),
+            None => Overwrites::Any,
         }
     }
 
-    /// Stops the writes. Returns the last status to write, if any was written before, and not while that write is in
+    /// Stops the writes. Returns the last status to write, if any was written before; `None` while that write is in
     /// progress or has just failed.
     pub(super) fn last(&mut self, now: Instant) -> Option<GatewayStatusStatus> {
-        if self.is_under_way || self.due.is_some_and(|due| self.failures > 0 && now < due) {
+        if self.is_in_progress || self.due.is_some_and(|due| self.failures > 0 && now < due) {
             return None;
         }
         self.due = None;
         let status = self.final_status()?;
-        self.is_under_way = true;
+        self.is_in_progress = true;
         Some(status)
     }
 
     /// Records that the last write ended.
     pub(super) fn last_status_written(&mut self, result: &Written, now: Instant) {
-        self.is_under_way = false;
+        self.is_in_progress = false;
         match result {
             Err(error) if error.code() != Some(404) => {
                 self.failures = (self.failures + 1).min(3);
                 self.due = Some(now + HEARTBEAT * self.failures);
             }
-            // If writes begin again, they begin with a new state.
+            // If writes start again, they start from scratch.
             _ => *self = Self::default(),
         }
     }
 
-    /// Records that a write ended. Returns whether another gateway had written, which must be read before the next
-    /// write.
+    /// Records that a write ended. Returns whether another gateway had written, so that the object must be read before
+    /// the next write.
     pub(super) fn ended(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) -> bool {
-        self.is_under_way = false;
+        self.is_in_progress = false;
         self.last = Some(now);
         match result {
             Ok(version) => {
                 (self.exists, self.failures) = (true, 0);
-                if self.unwritten.take().is_some() {
-                    tracing::info!("the GatewayStatus of this gateway is written");
+                if self.write_failure.take().is_some() {
+                    tracing::info!("writing the GatewayStatus of this gateway works again");
                 }
                 (self.written, self.version) = (status, version);
                 self.due = Some(now + HEARTBEAT);
@@ -136,11 +136,11 @@ impl OwnStatus {
             Err(error) => {
                 self.exists = false;
                 let why = error.to_string();
-                if self.unwritten.as_ref().is_none_or(|before| before.why != why) {
+                if self.write_failure.as_ref().is_none_or(|before| before.why != why) {
                     tracing::warn!(error = why, "cannot write the GatewayStatus of this gateway");
                 }
-                let since = self.unwritten.as_ref().map_or_else(Timestamp::now, |before| before.since);
-                self.unwritten = Some(Unwritten { since, why });
+                let since = self.write_failure.as_ref().map_or_else(Timestamp::now, |before| before.since);
+                self.write_failure = Some(WriteFailure { since, why });
                 self.failures = (self.failures + 1).min(3);
                 self.due = Some(now + HEARTBEAT * self.failures);
                 false
@@ -148,8 +148,8 @@ impl OwnStatus {
         }
     }
 
-    /// The last status, after the daemon has withdrawn its addresses: other gateways no longer wait for this one.
-    /// `None` if no status was ever written.
+    /// The final status, after the daemon has withdrawn its addresses, so that other gateways no longer wait for this
+    /// one. `None` if no status was ever written.
     pub(super) fn final_status(&self) -> Option<GatewayStatusStatus> {
         if !self.exists {
             return None;
@@ -168,7 +168,7 @@ impl OwnStatus {
                 ("False".to_owned(), condition_reason::STOPPED.as_str().to_owned());
             condition.last_transition_time = heartbeat_time();
         }
-        // What a drain was about to reach is reached.
+        // A drain in progress is complete when the gateway stops.
         for condition in status
             .conditions
             .iter_mut()
@@ -193,31 +193,31 @@ pub(super) type Written = Result<Option<String>, RequestError>;
 
 /// What a write of the status overwrites.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Over {
-    /// The object may not exist: it is created first.
+pub(super) enum Overwrites {
+    /// Nothing: the object may not exist and is created first.
     Nothing,
     /// Exactly this resourceVersion.
     Version(String),
     /// Any version.
-    Whatever,
+    Any,
 }
 
-/// Writes the status. Its conditions get the generation of the object, for this write or the next one.
+/// Writes the status. The generation of the object is set in its conditions, for this write or the next one.
 pub(super) async fn write(
     connector: &Connector,
     name: &str,
-    over: Over,
+    over: Overwrites,
     status: &mut GatewayStatusStatus,
 ) -> Written {
     with_client(connector, |client| async move {
         let api: Api<GatewayStatus> = Api::all(client);
-        if over == Over::Nothing {
+        if over == Overwrites::Nothing {
             let apply = PatchParams::apply(FIELD_MANAGER).force();
             let object = within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?;
             observe(status, &object);
         }
         let mut patch = request::own_status("GatewayStatus", name, status);
-        if let Over::Version(version) = over {
+        if let Overwrites::Version(version) = over {
             patch["metadata"]["resourceVersion"] = version.into();
         }
         let (object, _) = request::apply_status(&api, name, patch).await?;
@@ -227,7 +227,7 @@ pub(super) async fn write(
     .await
 }
 
-/// Sets the generation that the conditions are about. `kubectl wait` ignores conditions of an older generation.
+/// Sets the observed generation of the conditions. `kubectl wait` ignores conditions of an older generation.
 fn observe(status: &mut GatewayStatusStatus, object: &GatewayStatus) {
     let generation = object.metadata.generation.unwrap_or_default();
     status.conditions.iter_mut().for_each(|condition| condition.observed_generation = generation);
@@ -238,20 +238,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_that_cannot_be_written_is_told_with_the_reason_until_it_is_written() {
+    fn a_status_that_cannot_be_written_is_reported_until_it_is_written() {
         let mut own = OwnStatus::default();
         let now = Instant::now();
         let fails = |own: &mut OwnStatus| {
             let refused = RequestError::Unconnected("403 Forbidden".to_owned());
             own.ended(GatewayStatusStatus::default(), Err(refused), now)
         };
-        assert_eq!((fails(&mut own), own.trouble()), (false, None), "one failure may be an accident");
+        assert_eq!((fails(&mut own), own.failure()), (false, None), "a single failure is ignored");
         fails(&mut own);
-        let told = own.trouble().expect("the second failure is told");
-        assert!(told.contains("not been written since 20") && told.contains("403 Forbidden"), "{told}");
+        let text = own.failure().expect("the second failure is reported");
+        assert!(text.contains("not been written since 20") && text.contains("403 Forbidden"), "{text}");
         own.ended(GatewayStatusStatus::default(), Ok(None), now);
-        assert_eq!(own.trouble(), None);
+        assert_eq!(own.failure(), None);
         fails(&mut own);
-        assert_eq!(own.trouble(), None, "failures count anew");
+        assert_eq!(own.failure(), None, "the count starts again");
     }
 }

@@ -1,7 +1,7 @@
-//! Polls the GatewayStatus objects of the other gateways: when, and with which requests.
+//! Polls the GatewayStatus objects of the other gateways.
 //!
-//! [`PeerPoll`] keeps the times and the result of the last poll; `writer` sends the requests in the background. It
-//! polls every ten seconds, and every second while something waits for other gateways.
+//! [`PeerPoll`] schedules the polls and stores the last result; `writer` sends the requests in the background. It polls
+//! every ten seconds, and every second while something waits for other gateways.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use tidegate_source::kubernetes::Connector;
 use tokio::time::Instant;
 
 use super::crd::{Condition, GatewayStatus, GatewayStatusSpec, GatewayStatusStatus};
-use super::namesake::NAME_UNIQUE;
+use super::duplicate_name::NAME_UNIQUE;
 use super::own_status::heartbeat_time;
 use super::peers::{Gone, Peers, Silent};
 use super::reasons::condition_reason;
 use super::request::{RequestError, with_client, within};
 
 /// The interval of polls.
-const CALM: Duration = Duration::from_secs(10);
+const INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of polls while a Service waits for other gateways.
-const URGENT: Duration = Duration::from_secs(1);
-/// The maximum number of attempts to report the conflict to a gateway with the same name.
-const TOLD_MAX: usize = 3;
-/// The maximum number of objects of removed gateways that are deleted in one poll.
+const INTERVAL_WAITING: Duration = Duration::from_secs(1);
+/// The maximum number of attempts to report a duplicate name.
+const REPORTS_MAX: usize = 3;
+/// The maximum number of objects of removed gateways that are deleted per poll.
 const GONE_MAX: usize = 8;
 
 /// The polls of the other gateways.
@@ -38,8 +38,8 @@ pub(super) struct PeerPoll {
     /// Whether the API server has listed the other gateways.
     pub(super) is_known: bool,
     at: Instant,
-    began: Option<Instant>,
-    is_under_way: bool,
+    started: Option<Instant>,
+    is_in_progress: bool,
     /// Why the last poll failed, to log each reason once.
     error: Option<String>,
 }
@@ -47,41 +47,42 @@ pub(super) struct PeerPoll {
 impl PeerPoll {
     pub(super) fn new(own_name: &str, now: Instant) -> Self {
         let peers = Peers::new(own_name, now);
-        Self { peers, is_known: false, at: now, began: None, is_under_way: false, error: None }
+        Self { peers, is_known: false, at: now, started: None, is_in_progress: false, error: None }
     }
 
     /// When the next poll is due; `None` while one is in progress.
     pub(super) fn due(&self) -> Option<Instant> {
-        (!self.is_under_way).then_some(self.at)
+        (!self.is_in_progress).then_some(self.at)
     }
 
-    pub(super) fn begin(&mut self, now: Instant) {
-        (self.began, self.is_under_way) = (Some(now), true);
+    pub(super) fn start(&mut self, now: Instant) {
+        (self.started, self.is_in_progress) = (Some(now), true);
     }
 
     /// Polls soon, because something waits for the other gateways.
-    pub(super) fn hasten(&mut self, now: Instant) {
-        self.at = self.at.min(self.began.map_or(now, |began| began + URGENT));
+    pub(super) fn poll_soon(&mut self, now: Instant) {
+        self.at = self.at.min(self.started.map_or(now, |started| started + INTERVAL_WAITING));
     }
 
-    /// Records the end of a poll that began when this gateway had applied the Services of `own_applied`. Returns
-    /// whether there is news.
+    /// Records the end of a poll. `own_applied` is the version of the Services that this gateway had applied at its
+    /// start. Returns whether the poll succeeded.
     pub(super) fn ended(
         &mut self,
         result: Result<Vec<GatewayStatus>, RequestError>,
         own_applied: u64,
         now: Instant,
     ) -> bool {
-        self.is_under_way = false;
-        self.at = now + if self.is_known || result.is_ok() { CALM } else { URGENT };
-        let began = self.began.unwrap_or(now);
+        self.is_in_progress = false;
+        self.at = now + if self.is_known || result.is_ok() { INTERVAL } else { INTERVAL_WAITING };
+        let started = self.started.unwrap_or(now);
         match result {
-            Ok(list) => self.peers.listed(list, own_applied, began),
-            // Without the kind no other gateway can report a state. The pools of the configuration work without it.
-            Err(error) if error.code() == Some(404) => self.peers.listed(Vec::new(), own_applied, began),
+            Ok(list) => self.peers.listed(list, own_applied, started),
+            // If the kind is missing, no other gateway can report a state. The pools of the configuration work without
+            // it.
+            Err(error) if error.code() == Some(404) => self.peers.listed(Vec::new(), own_applied, started),
             Err(error) => {
                 let error = error.to_string();
-                // Without this knowledge no gateway leads, because an address could be assigned twice.
+                // Without the list no gateway leads, because an address could be assigned twice.
                 if self.error.as_ref() != Some(&error) {
                     tracing::warn!(%error, "cannot list the other gateways");
                 }
@@ -93,8 +94,8 @@ impl PeerPoll {
         true
     }
 
-    /// Why the other gateways are not known, so that this gateway does not lead.
-    pub(super) fn trouble(&self) -> Option<String> {
+    /// Why the other gateways are unknown, so that this gateway can't lead.
+    pub(super) fn failure(&self) -> Option<String> {
         let error = self.error.as_ref().filter(|_| !self.is_known)?;
         Some(format!("cannot list the other gateways: {error}"))
     }
@@ -106,7 +107,7 @@ impl PeerPoll {
         silent
     }
 
-    /// Objects that the leader deletes.
+    /// Objects to be deleted by the leader.
     pub(super) fn gone(&self) -> Vec<Gone> {
         let mut gone = self.peers.gone(Timestamp::now());
         gone.truncate(GONE_MAX);
@@ -125,23 +126,23 @@ pub(super) async fn gateways(connector: &Connector) -> Result<Vec<GatewayStatus>
     .await
 }
 
-/// Reads an object field by field: an invalid field (of another version of the definition) affects neither other fields
-/// nor other gateways.
+/// Parses an object field by field, so that an invalid field (for example, from another version of the definition)
+/// affects neither other fields nor other gateways.
 fn read(object: DynamicObject) -> GatewayStatus {
     let name = object.metadata.name.clone().unwrap_or_default();
     let mut read = GatewayStatus::new(&name, GatewayStatusSpec { gateway: name.clone() });
     read.metadata = object.metadata;
     if let Some(Value::Object(fields)) = object.data.get("status") {
-        let is_legible = |(key, value): &(&String, &Value)| {
+        let is_valid = |(key, value): &(&String, &Value)| {
             serde_json::from_value::<GatewayStatusStatus>(json!({(*key): value})).is_ok()
         };
-        let legible = fields.iter().filter(is_legible).map(|(key, value)| (key.clone(), value.clone()));
-        read.status = serde_json::from_value(Value::Object(legible.collect())).ok();
+        let valid = fields.iter().filter(is_valid).map(|(key, value)| (key.clone(), value.clone()));
+        read.status = serde_json::from_value(Value::Object(valid.collect())).ok();
     }
     read
 }
 
-/// Deletes the object of a gateway that no longer exists, unless it was written again.
+/// Deletes the object of a gateway that no longer exists, unless the object was written again.
 pub(super) async fn forget(connector: &Connector, gone: Gone) -> Result<(), RequestError> {
     let Gone { name, uid, resource_version } = gone;
     let preconditions = Some(Preconditions { uid, resource_version });
@@ -167,14 +168,14 @@ pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), Re
     merge_status(connector, &name, patch).await
 }
 
-/// Reports to the gateway with our name, through its status, that this gateway has the name too. That gateway reads it
-/// before it writes its next status (`own_status`).
-pub(super) async fn report_to_namesake(
+/// Reports to the gateway with our name, through its status, that this gateway has the same name. The other gateway
+/// reads it before it writes its next status (`own_status`).
+pub(super) async fn report_duplicate_name(
     connector: &Connector,
     name: &str,
     who: &str,
 ) -> Result<(), RequestError> {
-    for _ in 1..TOLD_MAX {
+    for _ in 1..REPORTS_MAX {
         match report_once(connector, name, who).await {
             // Its heartbeat was written in between.
             Err(error) if error.code() == Some(409) => {}
@@ -185,7 +186,7 @@ pub(super) async fn report_to_namesake(
 }
 
 async fn report_once(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
-    // The object is read through a list, since the account has no permission to get a single one.
+    // Read through a list, because the account has no permission to get a single object.
     let all = gateways(connector).await?;
     let own = all.into_iter().find(|one| one.metadata.name.as_deref() == Some(name));
     let Some(own) = own else { return Ok(()) };
@@ -215,7 +216,7 @@ async fn merge_status(connector: &Connector, name: &str, patch: Value) -> Result
     .await
 }
 
-/// The current version of the API server's Services.
+/// The current version of the Services at the API server.
 pub(super) async fn services_version(connector: &Connector) -> Result<u64, RequestError> {
     with_client(connector, |client| async {
         let api: Api<Service> = Api::all(client);
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_that_cannot_be_read_costs_no_other_field_of_a_gateway() {
+    fn an_invalid_field_affects_no_other_field_of_a_gateway() {
         let object = serde_json::from_value(json!({
             "apiVersion": "tidegate.dev/v1alpha1", "kind": "GatewayStatus",
             "metadata": {"name": "edge-2", "resourceVersion": "7"},

@@ -1,11 +1,11 @@
-//! The other gateways: which are live, from their `GatewayStatus` and the time since its heartbeat last changed.
+//! Decides which other gateways are live, from their `GatewayStatus` and the time since its heartbeat last changed.
 //!
-//! Pure: time is an argument. A gateway is live until two polls that are 40 s apart have seen the same heartbeat, or
-//! until it shuts down normally. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for
-//! a day, its gateway is gone for good.
+//! Pure: time is an argument. A gateway is live until two polls 40 s apart have seen the same heartbeat, or until it
+//! shuts down cleanly. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for a day, its
+//! gateway is gone for good.
 //!
-//! Invariant: only our own clock decides which gateways are live and waited for. Clocks of others count only for the
-//! difference of a day, and only together with ours.
+//! Invariant: only our own clock decides which gateways are live and waited for. Clocks of others matter only for the
+//! limit of a day, and only together with ours.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,34 +21,34 @@ use super::plan::Peer;
 use super::reasons::{condition_reason, condition_type};
 use super::sharing_peers::SharingPeers;
 
-/// A gateway whose heartbeat has not changed for this time does not count as live.
+/// A gateway whose heartbeat has not changed for this time is not live.
 pub(super) const LIVE: Duration = Duration::from_secs(40);
-/// After this time without a heartbeat the `GatewayStatus` of a gateway is deleted.
+/// After this time without a heartbeat, the `GatewayStatus` of a gateway is deleted.
 pub(super) const GONE: SignedDuration = SignedDuration::from_hours(24);
 
 /// The other gateways.
 #[derive(Debug)]
 pub(super) struct Peers {
     own_name: String,
-    heard: BTreeMap<String, Heard>,
+    heartbeats: BTreeMap<String, Heartbeat>,
     list: Vec<GatewayStatus>,
-    /// When the last poll that succeeded began.
-    looked: Instant,
-    /// The version that this gateway had applied when the poll began.
+    /// When the last successful poll started.
+    polled: Instant,
+    /// The version of the Services that this gateway had applied when the poll started.
     own_applied: u64,
 }
 
 /// The last heartbeat of a gateway.
 #[derive(Debug)]
-struct Heard {
+struct Heartbeat {
     beat: Option<String>,
-    /// When it was first seen.
+    /// When this heartbeat was first seen.
     since: Instant,
     /// Since when heartbeats have followed each other in time.
     live_since: Instant,
 }
 
-/// The object of a gateway without a heartbeat, with the status to write.
+/// The object of a gateway without a heartbeat, and the status to write to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Silent {
     pub(super) name: String,
@@ -67,64 +67,66 @@ pub(super) struct Gone {
 impl Peers {
     pub(super) fn new(own_name: &str, now: Instant) -> Self {
         let own_name = own_name.to_owned();
-        Self { own_name, heard: BTreeMap::new(), list: Vec::new(), looked: now, own_applied: 0 }
+        Self { own_name, heartbeats: BTreeMap::new(), list: Vec::new(), polled: now, own_applied: 0 }
     }
 
-    /// Records the list of the API server, which was requested at `now`. `own_applied` is the version of the Services that
-    /// this gateway had applied then.
+    /// Records the API server's list, which was requested at `now`. `own_applied` is the version of the Services that
+    /// this gateway had applied at that time.
     pub(super) fn listed(&mut self, list: Vec<GatewayStatus>, own_applied: u64, now: Instant) {
-        let mut heard = BTreeMap::new();
+        let mut heartbeats = BTreeMap::new();
         for one in &list {
             let Some(name) = one.metadata.name.clone() else { continue };
             let beat = one.status.as_ref().and_then(|status| status.last_heartbeat.clone());
-            let before = self.heard.get(&name);
+            let before = self.heartbeats.get(&name);
             let since = before.filter(|last| last.beat == beat).map_or(now, |last| last.since);
             let in_time = before.filter(|last| now.duration_since(last.since) < LIVE);
             let live_since = in_time.map_or(now, |last| last.live_since);
-            heard.insert(name, Heard { beat, since, live_since });
+            heartbeats.insert(name, Heartbeat { beat, since, live_since });
         }
-        (self.heard, self.list, self.looked, self.own_applied) = (heard, list, now, own_applied);
+        (self.heartbeats, self.list, self.polled, self.own_applied) = (heartbeats, list, now, own_applied);
     }
 
-    /// When the last poll that succeeded began.
-    pub(super) fn looked(&self) -> Instant {
-        self.looked
+    /// When the last successful poll started.
+    pub(super) fn polled(&self) -> Instant {
+        self.polled
     }
 
     /// The version of the Services that every live gateway has applied according to the last poll. Gateways that
-    /// started after it have listed newer ones.
+    /// started later have listed newer ones.
     pub(super) fn withdrawn(&self) -> u64 {
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
         let applied = live.map(|(_, one)| {
-            let said = one.status.as_ref().map(|status| status.applied_resource_version.as_str());
+            let version = one.status.as_ref().map(|status| status.applied_resource_version.as_str());
             // A gateway that reports no version may have applied any.
-            said.and_then(|version| version.parse().ok()).unwrap_or(0)
+            version.and_then(|version| version.parse().ok()).unwrap_or(0)
         });
         applied.chain([self.own_applied]).min().unwrap_or(0)
     }
 
     /// The other live gateways, with their reports.
     pub(super) fn live(&self) -> Vec<Peer> {
-        // A gateway without a state gets no packets.
-        let has_begun = |status: &GatewayStatusStatus| status.generation_applied > 0;
+        // A gateway that has not applied a state receives no packets.
+        let has_applied = |status: &GatewayStatusStatus| status.generation_applied > 0;
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
-        let said = live.filter_map(|(name, one)| Some((name, one.status.as_ref().filter(|s| has_begun(s))?)));
-        let time_since = |at: Option<Instant>| at.map_or(Duration::ZERO, |at| self.looked.duration_since(at));
-        said.map(|(name, status)| Peer {
-            name: name.to_owned(),
-            silent: time_since(self.heard.get(name).map(|heard| heard.since)),
-            live: time_since(self.heard.get(name).map(|heard| heard.live_since)),
-            applied: status.applied_resource_version.parse().unwrap_or(0),
-            is_ready: status
-                .conditions
-                .iter()
-                .any(|c| c.kind == condition_type::READY.as_str() && c.status == "True"),
-            is_connected: status.source_connected,
-            labels: status.labels.clone(),
-            not_programmed: status.not_programmed.iter().cloned().collect(),
-            without_backends: status.without_backends.iter().cloned().collect(),
-        })
-        .collect()
+        let reports =
+            live.filter_map(|(name, one)| Some((name, one.status.as_ref().filter(|s| has_applied(s))?)));
+        let time_since = |at: Option<Instant>| at.map_or(Duration::ZERO, |at| self.polled.duration_since(at));
+        reports
+            .map(|(name, status)| Peer {
+                name: name.to_owned(),
+                silent: time_since(self.heartbeats.get(name).map(|heartbeats| heartbeats.since)),
+                live: time_since(self.heartbeats.get(name).map(|heartbeats| heartbeats.live_since)),
+                applied: status.applied_resource_version.parse().unwrap_or(0),
+                is_ready: status
+                    .conditions
+                    .iter()
+                    .any(|c| c.kind == condition_type::READY.as_str() && c.status == "True"),
+                is_connected: status.source_connected,
+                labels: status.labels.clone(),
+                not_programmed: status.not_programmed.iter().cloned().collect(),
+                without_backends: status.without_backends.iter().cloned().collect(),
+            })
+            .collect()
     }
 
     /// The object with this gateway's name, as last read.
@@ -132,26 +134,28 @@ impl Peers {
         self.list.iter().find(|one| one.metadata.name.as_deref() == Some(self.own_name.as_str()))
     }
 
-    /// Objects of gateways whose heartbeat has stopped, and which still report that they are healthy.
+    /// Objects of gateways whose heartbeat has stopped, but whose conditions don't show it yet.
     pub(super) fn silent(&self) -> Vec<Silent> {
-        let says_something = |status: &GatewayStatusStatus| {
+        let claims_a_state = |status: &GatewayStatusStatus| {
             !status.stopped && (status.leader || status.conditions.iter().any(|c| c.status != "Unknown"))
         };
         let silent = self.others().filter(|(name, one)| {
-            // The heartbeat must have been seen unchanged. One that was read only once may have changed just before.
-            let stands_still =
-                self.heard.get(*name).is_some_and(|heard| self.looked.duration_since(heard.since) >= LIVE);
-            stands_still && one.status.as_ref().is_some_and(says_something)
+            // The heartbeat must have been seen unchanged. If it was read only once, it may have changed just before.
+            let is_unchanged = self
+                .heartbeats
+                .get(*name)
+                .is_some_and(|heartbeats| self.polled.duration_since(heartbeats.since) >= LIVE);
+            is_unchanged && one.status.as_ref().is_some_and(claims_a_state)
         });
         silent
             .map(|(name, one)| {
                 let mut status = one.status.clone().unwrap_or_default();
-                let heard = status.last_heartbeat.clone().unwrap_or_else(|| "its start".to_owned());
+                let last = status.last_heartbeat.clone().unwrap_or_else(|| "its start".to_owned());
                 (status.leader, status.source_connected) = (false, false);
                 for condition in status.conditions.iter_mut().filter(|c| c.status != "Unknown") {
                     condition.status = "Unknown".to_owned();
                     condition.reason = condition_reason::NO_HEARTBEAT.as_str().to_owned();
-                    condition.message = format!("no heartbeat from the gateway since {heard}");
+                    condition.message = format!("no heartbeat from the gateway since {last}");
                     condition.observed_generation = one.metadata.generation.unwrap_or_default();
                     condition.last_transition_time = heartbeat_time();
                 }
@@ -164,35 +168,35 @@ impl Peers {
     /// The addresses of all other gateways, live or not: their hosts may still be connected to the network.
     pub(super) fn addresses(&self) -> BTreeMap<IpAddr, String> {
         let of = |(name, one): (&str, &GatewayStatus)| {
-            let said = one.status.iter().flat_map(|status| &status.addresses);
-            said.filter_map(|ip| Some((ip.parse().ok()?, name.to_owned()))).collect::<Vec<_>>()
+            let addresses = one.status.iter().flat_map(|status| &status.addresses);
+            addresses.filter_map(|ip| Some((ip.parse().ok()?, name.to_owned()))).collect::<Vec<_>>()
         };
         self.others().flat_map(of).collect()
     }
 
-    /// The sockets at which the other gateways exchange flows.
+    /// The sockets at which the other gateways share flows.
     pub(super) fn sharing(&self) -> SharingPeers {
-        fn said(one: &GatewayStatus) -> &str {
+        fn socket(one: &GatewayStatus) -> &str {
             one.status.as_ref().map_or("", |status| &status.flow_sharing_address)
         }
-        let others = self.others().map(|(name, one)| (name, said(one), self.is_live(name, one)));
-        SharingPeers::of(self.own().map_or("", said), others)
+        let others = self.others().map(|(name, one)| (name, socket(one), self.is_live(name, one)));
+        SharingPeers::of(self.own().map_or("", socket), others)
     }
 
     /// Objects of gateways that no longer exist.
     pub(super) fn gone(&self, wall: Timestamp) -> Vec<Gone> {
         let is_gone = |(name, one): &(&str, &GatewayStatus)| {
             let beat = one.status.as_ref().and_then(|status| status.last_heartbeat.as_deref());
-            // The request of a person to drain it must outlive the gateway's absence.
+            // A user's request to drain the gateway must outlive the gateway's absence.
             let is_annotated = DrainAnnotation::of(one) == DrainAnnotation::Drain;
             // Without a heartbeat, the age of the object counts.
-            let heard = match beat {
+            let last = match beat {
                 Some(beat) => beat.parse().ok(),
                 None => one.metadata.creation_timestamp.as_ref().map(|created| created.0),
             };
             !is_annotated
                 && !self.is_live(name, one)
-                && heard.is_some_and(|heard| wall.duration_since(heard) >= GONE)
+                && last.is_some_and(|last| wall.duration_since(last) >= GONE)
         };
         let gone = |(name, one): (&str, &GatewayStatus)| Gone {
             name: name.to_owned(),
@@ -208,9 +212,9 @@ impl Peers {
     }
 
     fn is_live(&self, name: &str, one: &GatewayStatus) -> bool {
-        let says_goodbye = one.status.as_ref().is_none_or(|status| status.stopped);
-        let moves = |heard: &Heard| heard.beat.is_some() && self.looked.duration_since(heard.since) < LIVE;
-        !says_goodbye && self.heard.get(name).is_some_and(moves)
+        let has_stopped = one.status.as_ref().is_none_or(|status| status.stopped);
+        let moves = |last: &Heartbeat| last.beat.is_some() && self.polled.duration_since(last.since) < LIVE;
+        !has_stopped && self.heartbeats.get(name).is_some_and(moves)
     }
 }
 
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_is_waited_for_while_its_heartbeat_moves_whatever_its_clock_says() {
+    fn a_gateway_is_live_while_its_heartbeat_changes_whatever_its_clock() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut peers = peers(start);
@@ -254,7 +258,7 @@ mod tests {
             );
             peers.withdrawn()
         };
-        assert_eq!(look(0, "1999-01-01T00:00:00Z"), 5, "b said goodbye");
+        assert_eq!(look(0, "1999-01-01T00:00:00Z"), 5, "b has stopped");
         assert_eq!(look(39, "1999-01-01T00:00:00Z"), 5);
         assert_eq!(look(40, "1999-01-01T00:00:00Z"), 9);
         assert_eq!(look(50, "1999-01-01T00:00:10Z"), 5);
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_gateway_is_silent_and_live_is_measured_by_our_own_clock() {
+    fn our_own_clock_measures_how_long_a_gateway_is_silent_and_live() {
         let start = Instant::now();
         let mut peers = peers(start);
         let mut look = |seconds, beat: &str| {
@@ -279,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn no_gateway_counts_as_dead_while_polls_fail() {
+    fn no_gateway_becomes_dead_while_polls_fail() {
         let start = Instant::now();
         let mut peers = peers(start);
         peers.listed(vec![status("a", Some("2026-01-01T00:00:00Z"), "5")], 9, start);
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_gateway_counts_and_one_without_an_applied_version_is_the_slowest() {
+    fn a_gateway_without_an_applied_version_counts_as_the_slowest() {
         let start = Instant::now();
         let mut peers = peers(start);
         let beat = Some("2026-01-01T00:00:00Z");
@@ -303,7 +307,7 @@ mod tests {
             20,
             start,
         );
-        assert_eq!(peers.withdrawn(), 12, "our own object may be behind of us");
+        assert_eq!(peers.withdrawn(), 12, "our own object may be outdated");
         peers.listed(vec![status("a", beat, "12"), status("b", beat, "")], 20, start);
         assert_eq!(peers.withdrawn(), 0);
         peers.listed(vec![], 20, start);
@@ -311,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_without_a_heartbeat_for_40_s_is_to_be_marked_unknown_once() {
+    fn a_gateway_without_a_heartbeat_for_40_s_is_marked_unknown_once() {
         let start = Instant::now();
         let mut peers = peers(start);
         let ready = |mut one: GatewayStatus| {
@@ -343,11 +347,11 @@ mod tests {
         let mut marked = status("a", Some(beat), "1");
         marked.status = Some(one.status.clone());
         peers.listed(vec![marked], 0, start + LIVE);
-        assert!(peers.silent().is_empty(), "it is marked already");
+        assert!(peers.silent().is_empty(), "it is already marked");
     }
 
     #[test]
-    fn addresses_of_other_gateways_are_known_whether_they_are_live_or_not() {
+    fn addresses_of_other_gateways_are_known_even_if_they_are_not_live() {
         let start = Instant::now();
         let mut peers = peers(start);
         let with = |mut one: GatewayStatus, ip: &str| {
@@ -366,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_is_gone_for_good_a_day_after_its_last_heartbeat_and_never_while_that_moves() {
+    fn a_gateway_is_gone_a_day_after_its_last_heartbeat() {
         let start = Instant::now();
         let beat = "2026-01-01T00:00:00Z";
         let wall = |text: &str| text.parse::<Timestamp>().expect("a time");
@@ -385,11 +389,7 @@ mod tests {
         };
         peers.listed(list(), 0, start);
         assert_eq!(gone(&peers, wall("2026-01-01T23:59:59Z")), [] as [&str; 0]);
-        assert_eq!(
-            gone(&peers, wall("2026-01-02T00:00:00Z")),
-            ["b"],
-            "a may be live, with a clock that is wrong"
-        );
+        assert_eq!(gone(&peers, wall("2026-01-02T00:00:00Z")), ["b"], "a may be live with a wrong clock");
         peers.listed(list(), 0, start + LIVE);
         assert_eq!(gone(&peers, wall("2026-01-02T00:00:00Z")), ["a", "b"]);
         assert_eq!(gone(&peers, wall("2026-01-02T12:00:00Z")), ["a", "b", "c"]);

@@ -1,12 +1,13 @@
 //! Queues the writes of the newest plan and releases them at a bounded rate, with pauses after failures.
 //!
-//! Pure: time is an argument, requests are sent by `run`. Each plan replaces the previous one, so no outdated write
-//! is sent. A write that the API server accepted is not sent again until the object is seen to have changed.
+//! Pure: time is an argument, and `writer` sends the requests. Each plan replaces the previous one, so that no outdated
+//! write is sent. A write that the API server accepted is not sent again until the object is seen to have changed.
 //!
-//! Namespaces take turns ([`Turns`]): the Services of one namespace, however many there are and however often they
-//! change, do not delay the status of those in another. Within a namespace the order is that of the plan.
+//! Namespaces are served in round-robin order ([`RoundRobin`]): the Services of one namespace, however many there are
+//! and however often they change, don't delay the status of those in another. Within a namespace, writes have the order
+//! of the plan.
 //!
-//! Invariant: at most one request for a target is in progress.
+//! Invariant: at most one request per target is in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,24 +16,24 @@ use std::time::Duration;
 use tidegate_model::objects::{AddressPool, ObjectKey, Service};
 use tokio::time::Instant;
 
-use super::bucket::Bucket;
 use super::plan::Write;
-use super::turns::Turns;
+use super::round_robin::RoundRobin;
+use super::token_bucket::TokenBucket;
 
-/// The number of writes at once, and the initial interval of further ones: 50 a second.
+/// The initial burst of writes, and the initial interval after it: 50 a second.
 const BURST: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(20);
-/// While every answer arrives within [`QUICK`], the interval shrinks down to this, 500 a second. It returns to the
+/// While responses arrive within [`QUICK`], the interval shrinks to this, 500 writes a second. It returns to the
 /// initial value as soon as the API server is slow, refuses (429) or fails.
 const INTERVAL_MIN: Duration = Duration::from_millis(2);
-/// The fraction of the interval by which each quick answer shortens it.
+/// The fraction of the interval by which each quick response shortens it.
 const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
 /// The maximum number of requests in progress.
-const UNDER_WAY_MAX: usize = 16;
-/// The maximum for one namespace: if a webhook makes the writes of one namespace slow, those of others continue.
-const UNDER_WAY_OF_NAMESPACE_MAX: usize = UNDER_WAY_MAX / 4 * 3;
-/// The minimum pause between two writes of a pool's status, whose figures change with each new Service.
+const IN_PROGRESS_MAX: usize = 16;
+/// The maximum per namespace: if a webhook slows down the writes of one namespace, those of others continue.
+const IN_PROGRESS_PER_NAMESPACE_MAX: usize = IN_PROGRESS_MAX / 4 * 3;
+/// The minimum pause between two writes of a pool's status, whose counts change with each new Service.
 const POOL_PAUSE: Duration = Duration::from_secs(3);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -58,7 +59,7 @@ impl Target {
         }
     }
 
-    /// The namespace whose turn it takes; empty for objects without a namespace.
+    /// The namespace, which determines the round-robin share; empty for cluster-scoped objects.
     pub(super) fn namespace(&self) -> &str {
         match self {
             Self::Finalizer(service) | Self::Status(service) => &service.namespace,
@@ -69,12 +70,12 @@ impl Target {
 
 /// The object that a write was planned from, compared by identity.
 #[derive(Debug, Clone)]
-pub(super) enum Seen {
+pub(super) enum PlannedFrom {
     Service(Arc<Service>),
     Pool(Arc<AddressPool>),
 }
 
-impl Seen {
+impl PlannedFrom {
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Service(one), Self::Service(other)) => Arc::ptr_eq(one, other),
@@ -84,23 +85,23 @@ impl Seen {
     }
 }
 
-/// A write with the object that it was planned from.
+/// A write and the object that it was planned from.
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     pub(super) write: Write,
-    pub(super) seen: Seen,
+    pub(super) seen: PlannedFrom,
 }
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Outcome {
     /// The API server accepted it.
     Done,
-    /// The object was removed or replaced: nothing is to be done until that is seen.
+    /// The object was removed or replaced: do nothing until that is seen.
     Superseded,
-    /// 429: no requests for this time.
+    /// 429: send no requests for this time.
     Throttled(Duration),
-    /// The request is repeated after a pause.
+    /// The request is retried after a pause.
     Failed,
 }
 
@@ -118,18 +119,18 @@ pub(super) enum Next {
 /// The queue of writes.
 #[derive(Debug)]
 pub(super) struct Queue {
-    order: Turns<Target>,
+    order: RoundRobin<Target>,
     jobs: BTreeMap<Target, Job>,
     /// The requests in progress, each with the time when it was sent.
-    under_way: BTreeMap<Target, (Job, Instant)>,
+    in_progress: BTreeMap<Target, (Job, Instant)>,
     /// The requests in progress that are still planned.
     still_planned: BTreeSet<Target>,
     done: BTreeMap<Target, Job>,
     /// Pools whose status was just written, each with the earliest time of the next write.
-    settling: BTreeMap<Target, Instant>,
+    pool_pauses: BTreeMap<Target, Instant>,
     /// The earliest time of the next attempt, and the pause after that.
     pauses: BTreeMap<Target, (Instant, Duration)>,
-    bucket: Bucket,
+    bucket: TokenBucket,
     interval: Duration,
     throttled_until: Option<Instant>,
 }
@@ -137,14 +138,14 @@ pub(super) struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Self {
-            order: Turns::default(),
+            order: RoundRobin::default(),
             jobs: BTreeMap::new(),
-            under_way: BTreeMap::new(),
+            in_progress: BTreeMap::new(),
             still_planned: BTreeSet::new(),
             done: BTreeMap::new(),
-            settling: BTreeMap::new(),
+            pool_pauses: BTreeMap::new(),
             pauses: BTreeMap::new(),
-            bucket: Bucket::new(BURST, INTERVAL),
+            bucket: TokenBucket::new(BURST, INTERVAL),
             interval: INTERVAL,
             throttled_until: None,
         }
@@ -152,7 +153,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Replaces the last plan by a new one.
+    /// Replaces the last plan with a new one.
     pub(super) fn replace(&mut self, jobs: impl IntoIterator<Item = Job>) {
         self.order.clear();
         self.jobs.clear();
@@ -164,7 +165,7 @@ impl Queue {
             let is_sent = |sent: Option<&Job>| {
                 sent.is_some_and(|sent| sent.write == job.write && sent.seen.is_same(&job.seen))
             };
-            if is_sent(self.under_way.get(&target).map(|(job, _)| job)) {
+            if is_sent(self.in_progress.get(&target).map(|(job, _)| job)) {
                 self.still_planned.insert(target);
                 continue;
             }
@@ -183,69 +184,69 @@ impl Queue {
         self.replace([]);
     }
 
-    /// The number of writes that are waiting.
+    /// The number of queued writes.
     pub(super) fn len(&self) -> usize {
         self.jobs.len()
     }
 
     /// The next action.
     pub(super) fn next(&mut self, now: Instant) -> Next {
-        if self.under_way.len() >= UNDER_WAY_MAX {
+        if self.in_progress.len() >= IN_PROGRESS_MAX {
             return Next::Nothing;
         }
         if let Some(until) = self.throttled_until.filter(|until| now < *until) {
             return if self.jobs.is_empty() { Next::Nothing } else { Next::At(until) };
         }
         let mut earliest: Option<Instant> = None;
-        let Self { order, under_way, pauses, settling, .. } = &*self;
-        let may_go = |namespace: &str| {
-            let of_namespace = under_way.keys().filter(|target| target.namespace() == namespace);
-            of_namespace.count() < UNDER_WAY_OF_NAMESPACE_MAX
+        let Self { order, in_progress, pauses, pool_pauses, .. } = &*self;
+        let may_send = |namespace: &str| {
+            let of_namespace = in_progress.keys().filter(|target| target.namespace() == namespace);
+            of_namespace.count() < IN_PROGRESS_PER_NAMESPACE_MAX
         };
-        let found = order.find(may_go, |target| {
+        let found = order.find(may_send, |target| {
             // A request in progress with an older version ends first.
-            if under_way.contains_key(target) {
+            if in_progress.contains_key(target) {
                 return false;
             }
             let pause = pauses.get(target).map(|(not_before, _)| not_before);
-            let not_before = pause.into_iter().chain(settling.get(target)).max();
+            let not_before = pause.into_iter().chain(pool_pauses.get(target)).max();
             let Some(not_before) = not_before.filter(|not_before| now < **not_before) else { return true };
             earliest = Some(earliest.map_or(*not_before, |e| e.min(*not_before)));
             false
         });
-        let Some(place) = found else { return earliest.map_or(Next::Nothing, Next::At) };
+        let Some(position) = found else { return earliest.map_or(Next::Nothing, Next::At) };
         if let Err(at) = self.bucket.take(now) {
             return Next::At(at);
         }
-        let target = self.order.take(place).expect("it was found there");
-        let job = self.jobs.remove(&target).expect("each in the order has a job");
-        self.under_way.insert(target.clone(), (job.clone(), now));
+        let target = self.order.take(position).expect("find returned it");
+        let job = self.jobs.remove(&target).expect("each target in the order has a job");
+        self.in_progress.insert(target.clone(), (job.clone(), now));
         self.still_planned.insert(target.clone());
         Next::Send(target, job.write)
     }
 
     /// Records the end of a request.
-    pub(super) fn ended(&mut self, target: &Target, answer: &Answer, now: Instant) {
-        let Some((job, sent)) = self.under_way.remove(target) else { return };
+    pub(super) fn ended(&mut self, target: &Target, outcome: &Outcome, now: Instant) {
+        let Some((job, sent)) = self.in_progress.remove(target) else { return };
         let still_planned = self.still_planned.remove(target);
-        self.pace(answer, now.duration_since(sent), now);
-        match answer {
-            Answer::Done | Answer::Superseded => {
+        self.pace(outcome, now.duration_since(sent), now);
+        match outcome {
+            Outcome::Done | Outcome::Superseded => {
                 self.pauses.remove(target);
                 if matches!(target, Target::Pool(_)) {
-                    self.settling.retain(|_, not_before| now < *not_before);
-                    self.settling.insert(target.clone(), now + POOL_PAUSE);
+                    self.pool_pauses.retain(|_, not_before| now < *not_before);
+                    self.pool_pauses.insert(target.clone(), now + POOL_PAUSE);
                 }
                 self.done.insert(target.clone(), job);
                 return;
             }
-            Answer::Throttled(wait) => self.throttled_until = Some(now + (*wait).min(RETRY_AFTER_MAX)),
-            Answer::Failed => {
+            Outcome::Throttled(wait) => self.throttled_until = Some(now + (*wait).min(RETRY_AFTER_MAX)),
+            Outcome::Failed => {
                 let pause = self.pauses.get(target).map_or(PAUSE_MIN, |(_, next)| *next);
                 self.pauses.insert(target.clone(), (now + pause, (pause * 2).min(PAUSE_MAX)));
             }
         }
-        // Unless a newer plan has a different write, or none: no outdated write is sent again.
+        // Retried unless a newer plan has a different write or none, so that no outdated write is sent.
         if still_planned {
             self.order.push(target.namespace(), target.clone());
             self.jobs.insert(target.clone(), job);
@@ -255,8 +256,8 @@ impl Queue {
 
 impl Queue {
     /// Increases the rate while the API server keeps up.
-    fn pace(&mut self, answer: &Answer, took: Duration, now: Instant) {
-        let keeps_up = matches!(answer, Answer::Done | Answer::Superseded) && took < QUICK;
+    fn pace(&mut self, outcome: &Outcome, took: Duration, now: Instant) {
+        let keeps_up = matches!(outcome, Outcome::Done | Outcome::Superseded) && took < QUICK;
         let interval = match keeps_up {
             true => (self.interval - self.interval / INTERVAL_STEP).max(INTERVAL_MIN),
             false => INTERVAL,
@@ -282,7 +283,7 @@ mod tests {
 
     fn job_in(namespace: &str, n: usize, present: bool) -> Job {
         let key = ObjectKey::new(namespace, format!("s{n}"));
-        let seen = Seen::Service(Arc::new(Service::new(Metadata::new(key.clone()))));
+        let seen = PlannedFrom::Service(Arc::new(Service::new(Metadata::new(key.clone()))));
         Job { write: Write::Finalizer { service: key, uid: "u".into(), present }, seen }
     }
 
@@ -293,27 +294,27 @@ mod tests {
         }
     }
 
-    /// The number of writes sent in `seconds` to an API server that answers after `answer`.
-    fn sent_in(seconds: u64, answer: Duration, with: &Answer) -> usize {
+    /// The number of writes sent in `seconds` to an API server that responds with `with` after `outcome`.
+    fn sent_in(seconds: u64, outcome: Duration, with: &Outcome) -> usize {
         let start = Instant::now();
         let mut queue = Queue::default();
         queue.replace((0..10_000).map(|n| job(n, true)));
-        let (mut now, mut sent, mut under_way) = (start, 0, VecDeque::new());
+        let (mut now, mut sent, mut in_progress) = (start, 0, VecDeque::new());
         while now < start + Duration::from_secs(seconds) {
             let next = match queue.next(now) {
                 Next::Send(target, _) => {
                     sent += 1;
-                    under_way.push_back((now + answer, target));
+                    in_progress.push_back((now + outcome, target));
                     continue;
                 }
                 Next::At(at) => Some(at),
                 Next::Nothing => None,
             };
-            let answered = under_way.front().map(|(at, _)| *at);
+            let answered = in_progress.front().map(|(at, _)| *at);
             let Some(at) = next.into_iter().chain(answered).min() else { break };
             now = at;
             if answered == Some(at)
-                && let Some((_, target)) = under_way.pop_front()
+                && let Some((_, target)) = in_progress.pop_front()
             {
                 queue.ended(&target, with, now);
             }
@@ -322,34 +323,34 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_services_at_first_sync_are_written_as_fast_as_the_api_server_allows_and_do_not_flood() {
-        let quick = sent_in(10, Duration::from_millis(5), &Answer::Done);
+    fn the_first_sync_writes_as_fast_as_the_api_server_allows() {
+        let quick = sent_in(10, Duration::from_millis(5), &Outcome::Done);
         assert!((2_000..=5_000).contains(&quick), "{quick} in ten seconds");
-        let slow = sent_in(10, Duration::from_millis(150), &Answer::Done);
+        let slow = sent_in(10, Duration::from_millis(150), &Outcome::Done);
         assert!((500..=610).contains(&slow), "{slow} in ten seconds");
-        let failing = sent_in(10, Duration::from_millis(5), &Answer::Failed);
+        let failing = sent_in(10, Duration::from_millis(5), &Outcome::Failed);
         assert!(failing <= 610, "{failing} in ten seconds");
     }
 
     #[test]
-    fn requests_under_way_are_bounded_and_one_a_target() {
+    fn requests_in_progress_are_bounded_and_one_per_target() {
         let now = Instant::now();
         let mut queue = Queue::default();
         queue.replace((0..20).map(|n| job(n, true)));
         let sent: Vec<Target> = std::iter::from_fn(|| send(&mut queue, now)).collect();
-        assert_eq!(sent.len(), UNDER_WAY_MAX);
-        // A newer plan for a write in progress waits until that ends.
+        assert_eq!(sent.len(), IN_PROGRESS_MAX);
+        // A newer plan for a write in progress waits until that write ends.
         queue.replace([job(0, false)]);
         for target in &sent[1..] {
-            queue.ended(target, &Answer::Done, now);
+            queue.ended(target, &Outcome::Done, now);
         }
         assert_eq!(send(&mut queue, now), None);
-        queue.ended(&sent[0], &Answer::Done, now);
+        queue.ended(&sent[0], &Outcome::Done, now);
         assert_eq!(send(&mut queue, now), Some(sent[0].clone()));
     }
 
     #[test]
-    fn the_services_of_one_namespace_however_many_and_restless_do_not_delay_those_of_another() {
+    fn many_changing_services_of_one_namespace_do_not_delay_another() {
         let start = Instant::now();
         let mut queue = Queue::default();
         let mut sent = Vec::new();
@@ -361,7 +362,7 @@ mod tests {
             queue.replace(restless.chain([job_in("shop", 0, true)]));
             while let Some(target) = send(&mut queue, now) {
                 sent.push(target.namespace().to_owned());
-                queue.ended(&target, &Answer::Done, now);
+                queue.ended(&target, &Outcome::Done, now);
             }
         }
         let first = sent.iter().position(|namespace| namespace == "shop");
@@ -369,35 +370,35 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_one_namespace_that_are_never_answered_leave_room_for_another() {
+    fn requests_without_a_response_in_one_namespace_do_not_block_another() {
         let now = Instant::now();
         let mut queue = Queue::default();
         queue.replace((0..100).map(|n| job_in("slow", n, true)));
         let slow = std::iter::from_fn(|| send(&mut queue, now)).count();
-        assert_eq!(slow, UNDER_WAY_OF_NAMESPACE_MAX);
+        assert_eq!(slow, IN_PROGRESS_PER_NAMESPACE_MAX);
         queue.replace((0..100).map(|n| job_in("slow", n, true)).chain([job_in("shop", 0, true)]));
-        let next = send(&mut queue, now).expect("there is room");
+        let next = send(&mut queue, now).expect("the other namespace may send");
         assert_eq!(next.namespace(), "shop");
     }
 
     #[test]
-    fn what_was_taken_is_not_sent_again_until_the_object_changes() {
+    fn an_accepted_write_is_not_sent_again_until_the_object_changes() {
         let now = Instant::now();
         let mut queue = Queue::default();
         let planned = job(1, true);
         queue.replace([planned.clone()]);
-        let target = send(&mut queue, now).expect("it is planned");
+        let target = send(&mut queue, now).expect("a write is planned");
         queue.replace([planned.clone()]);
         assert_eq!(send(&mut queue, now), None, "under way");
-        queue.ended(&target, &Answer::Done, now);
+        queue.ended(&target, &Outcome::Done, now);
         queue.replace([planned]);
-        assert_eq!(send(&mut queue, now), None, "done, and not seen yet");
+        assert_eq!(send(&mut queue, now), None, "done, but not seen yet");
         queue.replace([job(1, true)]);
-        assert_eq!(send(&mut queue, now), Some(target), "the object changed, and still lacks it");
+        assert_eq!(send(&mut queue, now), Some(target), "the object changed, but not as written");
     }
 
     #[test]
-    fn the_status_of_a_pool_is_written_at_once_and_then_once_in_a_while_however_often_it_changes() {
+    fn the_status_of_a_pool_is_written_immediately_and_then_rate_limited() {
         let start = Instant::now();
         let mut queue = Queue::default();
         let mut sent = Vec::new();
@@ -416,10 +417,10 @@ mod tests {
                 ..Default::default()
             };
             let write = Write::PoolStatus { pool: "public".into(), status };
-            queue.replace([Job { write, seen: Seen::Pool(Arc::new(pool)) }]);
+            queue.replace([Job { write, seen: PlannedFrom::Pool(Arc::new(pool)) }]);
             while let Some(target) = send(&mut queue, now) {
                 sent.push(step);
-                queue.ended(&target, &Answer::Done, now);
+                queue.ended(&target, &Outcome::Done, now);
             }
         }
         assert_eq!(sent.first(), Some(&0));
@@ -427,14 +428,14 @@ mod tests {
     }
 
     #[test]
-    fn failures_pause_longer_and_longer_and_never_end() {
+    fn pauses_after_failures_grow_and_retries_never_end() {
         let mut now = Instant::now();
         let mut queue = Queue::default();
         queue.replace([job(1, true)]);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            let target = send(&mut queue, now).expect("it is due");
-            queue.ended(&target, &Answer::Failed, now);
+            let target = send(&mut queue, now).expect("a retry is due");
+            queue.ended(&target, &Outcome::Failed, now);
             let Next::At(at) = queue.next(now) else { panic!("it waits") };
             pauses.push((at - now).as_secs());
             now = at;
@@ -443,14 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_and_is_not_planned_any_more_is_not_sent_again() {
+    fn a_failed_write_that_is_no_longer_planned_is_not_retried() {
         let now = Instant::now();
         let mut queue = Queue::default();
         for newer in [vec![], vec![job(1, false)]] {
             queue.replace([job(1, true)]);
-            let target = send(&mut queue, now).expect("it is due");
+            let target = send(&mut queue, now).expect("a write is due");
             queue.replace(newer.clone());
-            queue.ended(&target, &Answer::Failed, now);
+            queue.ended(&target, &Outcome::Failed, now);
             assert_eq!(queue.len(), newer.len(), "{newer:?}");
             assert!(queue.jobs.values().all(|job| job.write == newer[0].write));
             queue.clear();
@@ -462,8 +463,8 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::default();
         queue.replace((0..3).map(|n| job(n, true)));
-        let target = send(&mut queue, now).expect("it is due");
-        queue.ended(&target, &Answer::Throttled(Duration::from_secs(7)), now);
+        let target = send(&mut queue, now).expect("a write is due");
+        queue.ended(&target, &Outcome::Throttled(Duration::from_secs(7)), now);
         assert!(matches!(queue.next(now), Next::At(at) if at == now + Duration::from_secs(7)));
         assert!(send(&mut queue, now + Duration::from_secs(7)).is_some());
         queue.clear();

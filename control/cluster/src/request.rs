@@ -1,9 +1,9 @@
 //! Sends writes to the API server and classifies its responses.
 //!
 //! Status is written by server-side apply under one field manager, so that fields of other owners stay theirs. The
-//! finalizer of a Service is written by a strategic merge patch, which adds or removes one entry of the list; that of
-//! AddressPools, which do not support such a patch, by an apply. All requests contain the uid, so that they do not
-//! change an object that was deleted and created again.
+//! finalizer of a Service is written with a strategic merge patch, which adds or removes one list entry. AddressPools
+//! don't support such a patch, so their finalizer is applied. All requests contain the uid, so that they don't change
+//! an object that was deleted and created again.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -21,21 +21,21 @@ use tokio::time::timeout;
 use super::counts::Ended;
 use super::crd::{self, AddressPool};
 use super::plan::Write;
-use super::queue::Answer;
+use super::queue::Outcome;
 
-/// The maximum wait for an answer. Together with the renewal deadline of the lease it does not exceed the lease's
-/// duration, so the last request of a leader ends before the next leader begins.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// The response timeout. Together with the renewal deadline it doesn't exceed the Lease duration, so that the last
+/// request of a leader ends before the next leader starts.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
-    #[error("no answer within {} s", ANSWER_MAX.as_secs())]
+    #[error("no response within {} s", RESPONSE_TIMEOUT.as_secs())]
     Timeout,
     #[error("{0}")]
     Unconnected(String),
     #[error(
-        "the definition of {kind} is older than this gateway: everything is written except {fields}; accepted: the \
+        "the CustomResourceDefinition of {kind} is older than this gateway, so {fields} cannot be written; accepted: the \
          definitions of deploy/kubernetes/crds"
     )]
     OlderDefinition { kind: &'static str, fields: String },
@@ -59,10 +59,10 @@ impl RequestError {
         }
     }
 
-    /// Whether the API server does not know `ipMode` (introduced in Kubernetes 1.29): it refuses the whole apply
-    /// because of one field that its schema does not have.
+    /// Whether the API server doesn't know `ipMode` (introduced in Kubernetes 1.29). It then refuses the whole apply
+    /// because of one field that its schema lacks.
     ///
-    /// Only the message shows this: the status has no cause that names the field.
+    /// Only the message shows this, because the status has no cause that names the field.
     pub(super) fn is_about_ip_mode(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => {
@@ -72,8 +72,8 @@ impl RequestError {
         }
     }
 
-    /// The fields of the applied status that the definition lacks, for which the API server refuses all of it. Only the
-    /// message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
+    /// The fields of the applied status that the definition lacks, because of which the API server refuses all of it.
+    /// Only the message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
     fn undeclared_fields(&self) -> Vec<&str> {
         let Self::Client(kube::Error::Api(status)) = self else { return Vec::new() };
         // `.status.gateways: field not declared in schema`, once for each field.
@@ -109,29 +109,30 @@ impl RequestError {
     }
 }
 
-/// Waits for an answer with a time limit.
+/// Waits for a response with a time limit.
 pub(super) async fn within<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, RequestError> {
-    match timeout(ANSWER_MAX, request).await {
-        Ok(answer) => Ok(answer?),
+    match timeout(RESPONSE_TIMEOUT, request).await {
+        Ok(response) => Ok(response?),
         Err(_) => Err(RequestError::Timeout),
     }
 }
 
-/// Sends a request with the current client. If the credentials are refused, the next request gets another client.
+/// Sends a request with the current client. If its credentials are refused, the next request uses another client.
 pub(super) async fn with_client<T, F: Future<Output = Result<T, RequestError>>>(
     connector: &Connector,
     request: impl FnOnce(Client) -> F,
 ) -> Result<T, RequestError> {
-    let connection = timeout(ANSWER_MAX, connector.connection()).await.map_err(|_| RequestError::Timeout)?;
+    let connection =
+        timeout(RESPONSE_TIMEOUT, connector.connection()).await.map_err(|_| RequestError::Timeout)?;
     let connection = connection.map_err(|error| RequestError::Unconnected(error.to_string()))?;
     let serial = connection.serial;
-    let answer = request(connection.client).await;
-    if answer.as_ref().is_err_and(|error| error.code() == Some(401)) {
+    let response = request(connection.client).await;
+    if response.as_ref().is_err_and(|error| error.code() == Some(401)) {
         connector.refused(serial).await;
     }
-    answer
+    response
 }
 
 /// Sends a write.
@@ -159,7 +160,7 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
         Write::PoolStatus { pool, status } => {
             let api: Api<AddressPool> = Api::all(client);
             let (_, left_out) = apply_status(&api, &pool, own_status("AddressPool", &pool, &status)).await?;
-            // As a failure it is reported, and written again when the definition may be newer.
+            // Treat this as a failure, so that it is reported and retried in case the definition was updated.
             if !left_out.is_empty() {
                 let fields = left_out.join(", ");
                 return Err(RequestError::OlderDefinition { kind: "AddressPool", fields });
@@ -169,8 +170,8 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
     Ok(())
 }
 
-/// Applies the status of one of our own kinds. If the definition is that of an older gateway, as during an upgrade, it
-/// writes only the fields that the definition has. Returns also the others.
+/// Applies the status of one of our own kinds. If the definition is that of an older gateway, as during an upgrade,
+/// only the fields that it has are written. Also returns the other fields.
 pub(super) async fn apply_status<K: Clone + DeserializeOwned + Debug>(
     api: &Api<K>,
     name: &str,
@@ -193,18 +194,18 @@ pub(super) async fn apply_status<K: Clone + DeserializeOwned + Debug>(
     }
 }
 
-/// The meaning of a request's result for the queue, and how it is counted.
-pub(super) fn judge(result: &Result<(), RequestError>) -> (Answer, Ended) {
+/// What a request's result means for the queue and for the counters.
+pub(super) fn classify(result: &Result<(), RequestError>) -> (Outcome, Ended) {
     let error = match result {
-        Ok(()) => return (Answer::Done, Ended::Done),
+        Ok(()) => return (Outcome::Done, Ended::Done),
         Err(error) => error,
     };
     match error.code() {
-        // The object was removed, created again or modified: an update is on its way.
-        Some(404 | 409) => (Answer::Superseded, Ended::Conflict),
-        _ if error.is_about_deletion() => (Answer::Superseded, Ended::Conflict),
-        Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
-        _ => (Answer::Failed, Ended::Failed),
+        // The object was removed, recreated or modified: an update will follow.
+        Some(404 | 409) => (Outcome::Superseded, Ended::Conflict),
+        _ if error.is_about_deletion() => (Outcome::Superseded, Ended::Conflict),
+        Some(429) => (Outcome::Throttled(error.retry_after()), Ended::Throttled),
+        _ => (Outcome::Failed, Ended::Failed),
     }
 }
 
@@ -213,8 +214,8 @@ fn finalizer(uid: &str, present: bool) -> Value {
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
 }
 
-/// An apply of the finalizer alone: without it, the fields that we applied before are removed, and those of others
-/// stay. The uid prevents the creation of a pool that no longer exists.
+/// Applies the finalizer alone. Without it, the fields that we applied before are removed, and those of others stay.
+/// The uid prevents the creation of a pool that no longer exists.
 fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
     let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
     json!({
@@ -287,8 +288,8 @@ mod tests {
     use tidegate_model::objects::ObjectKey;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_finalizer_that_is_too_late_for_a_deleted_service_is_not_an_error() {
-        let server = TestApiServer::start(Options::default()).expect("a free port on loopback");
+    async fn a_finalizer_that_arrives_after_the_deletion_is_not_an_error() {
+        let server = TestApiServer::start(Options::default()).expect("a free loopback port");
         let directory = tempfile::tempdir().expect("a directory");
         let connector = Connector::new(Some(server.kubeconfig(directory.path()).expect("a file")));
         let service = json!({
@@ -296,12 +297,12 @@ mod tests {
             "metadata": {"name": "web", "namespace": "shop", "finalizers": ["example.com/held"]},
             "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}
         });
-        let stored = server.put(service).expect("a legal Service");
+        let stored = server.put(service).expect("a valid Service");
         assert!(server.delete("v1", "Service", "shop", "web"));
-        let uid = stored[0]["metadata"]["uid"].as_str().expect("a server gives it").to_owned();
+        let uid = stored[0]["metadata"]["uid"].as_str().expect("a server sets it").to_owned();
         let write = Write::Finalizer { service: ObjectKey::new("shop", "web"), uid, present: true };
         let result = with_client(&connector, |client| send(client, write)).await;
         assert_eq!(result.as_ref().expect_err("it is deleted").code(), Some(422));
-        assert_eq!(judge(&result), (Answer::Superseded, Ended::Conflict));
+        assert_eq!(classify(&result), (Outcome::Superseded, Ended::Conflict));
     }
 }

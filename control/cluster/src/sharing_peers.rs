@@ -1,7 +1,7 @@
-//! The sockets at which the other gateways exchange flows, from their `GatewayStatus`. Pure.
+//! The sockets at which the other gateways share flows, from their `GatewayStatus`. Pure.
 //!
-//! A gateway stays a peer as long as its object exists, so that it need not be found again after a restart. Whether it
-//! should answer now is told apart from that.
+//! A gateway stays a peer as long as its object exists, so that it need not be discovered again after a restart.
+//! Whether it should currently respond is tracked separately.
 
 use std::net::SocketAddr;
 
@@ -12,42 +12,43 @@ pub struct SharingPeer {
     pub name: String,
     /// Its socket.
     pub address: SocketAddr,
-    /// Whether it has a heartbeat and has not stopped, so that it should answer.
+    /// Whether it has a heartbeat and has not stopped, so that it should respond.
     pub is_live: bool,
 }
 
 /// The other gateways that share flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharingPeers {
-    /// In the order of their names, the live ones first.
+    /// Sorted by name, live ones first.
     pub peers: Vec<SharingPeer>,
     /// Why gateways are left out, as text for display.
     pub faults: Vec<String>,
 }
 
 impl SharingPeers {
-    /// Those with an address, of gateways by name, each with what its `flowSharingAddress` says and whether it is live.
-    /// `own` is what this gateway says.
+    /// Peers from the names of gateways, their `flowSharingAddress`, and whether they are live. `own` is the
+    /// `flowSharingAddress` of this gateway.
     pub(super) fn of<'a>(own: &str, others: impl Iterator<Item = (&'a str, &'a str, bool)>) -> Self {
         let mut this = Self::default();
-        let mut others: Vec<_> = others.filter(|(_, said, _)| !said.is_empty()).collect();
+        let mut others: Vec<_> = others.filter(|(_, socket, _)| !socket.is_empty()).collect();
         others.sort_by_key(|(name, _, is_live)| (!is_live, *name));
-        for (name, said, is_live) in others {
+        for (name, socket, is_live) in others {
             let address =
-                said.parse().ok().filter(|at: &SocketAddr| !at.ip().is_unspecified() && at.port() != 0);
+                socket.parse().ok().filter(|at: &SocketAddr| !at.ip().is_unspecified() && at.port() != 0);
             let Some(address) = address else {
-                this.faults
-                    .push(format!("gateway {name}: its GatewayStatus has no address and port: {said:?}"));
+                this.faults.push(format!(
+                    "gateway {name}: its flowSharingAddress {socket:?} is not an address with a port"
+                ));
                 continue;
             };
             let same = this.peers.iter().find(|peer| peer.address == address);
             let same = same.map(|other| format!("gateway {}", other.name));
-            let same = same.or_else(|| (said == own).then(|| "this gateway".to_owned()));
+            let same = same.or_else(|| (socket == own).then(|| "this gateway".to_owned()));
             match same {
                 // The object of a gateway that was replaced by one with another name stays for a day.
                 Some(_) if !is_live => {}
                 Some(other) => this.faults.push(format!(
-                    "gateway {name}: its address {address} is that of {other}; give each flowSharing.listen of its own"
+                    "gateway {name}: its address {address} is also that of {other}; use a different flowSharing.listen on each"
                 )),
                 None => this.peers.push(SharingPeer { name: name.to_owned(), address, is_live }),
             }
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_broken_status_loses_only_its_own_gateway_and_live_ones_come_first() {
+    fn an_invalid_status_excludes_only_its_own_gateway() {
         let said = [
             ("a", "192.0.2.1:10358", false),
             ("b", "nonsense", true),
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn two_gateways_with_one_address_are_told_and_an_old_object_with_it_is_not() {
+    fn two_live_gateways_with_one_address_are_reported() {
         let said =
             [("a", "192.0.2.1:10358", true), ("b", "192.0.2.1:10358", true), ("c", "192.0.2.1:10358", false)];
         let found = SharingPeers::of("192.0.2.9:10358", said.into_iter());

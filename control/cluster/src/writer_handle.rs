@@ -1,7 +1,7 @@
 //! The handle of the writer: the daemon starts a [`ClusterWriter`], passes it each round, and reads from it what is
 //! known about the other gateways.
 //!
-//! The daemon never waits for it: a cell holds the newest round until `writer` takes it, and shutdown has a time
+//! The daemon never waits for it: a channel stores the newest round until `writer` receives it, and shutdown has a time
 //! limit.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::sharing_peers::SharingPeers;
 use super::writer::{Inputs, Outputs, Writer};
 
 /// The maximum duration of the shutdown.
-const LEAVE_MAX: Duration = Duration::from_millis(1500);
+const SHUTDOWN_MAX: Duration = Duration::from_millis(1500);
 
 /// Writes to a cluster until it is dropped or shut down.
 #[derive(Debug)]
@@ -37,14 +37,14 @@ pub struct ClusterWriter {
     counts: Arc<Counts>,
     ended: watch::Receiver<bool>,
     tasks: Vec<AbortHandle>,
-    /// This gateway and this run of it, as holder of Leases.
+    /// The identity of this run of the gateway as a holder of Leases.
     holder: String,
 }
 
 impl ClusterWriter {
     /// Starts to take part in the election and to write, on the runtime of the caller. `name` is the gateway's name,
-    /// `namespace` that of the lease. `source` reports whether the API server is connected, and `refresh` makes it list
-    /// the Services.
+    /// `namespace` that of the Lease. `source` shows whether the API server is connected, and `refresh` requests a new
+    /// list of the Services.
     ///
     /// # Panics
     /// Outside of a Tokio runtime with time and I/O.
@@ -63,11 +63,11 @@ impl ClusterWriter {
         let (observed, observations) = watch::channel(None);
         let (peer_releases_sender, peer_releases) = watch::channel(PeerReleases::default());
         let (candidacy_sender, candidacy) = watch::channel(Candidacy::NotYet);
-        let (tells_name, name_taken) = watch::channel(None);
+        let (name_sender, name_taken) = watch::channel(None);
         let (drain_sender, drain_annotation) = watch::channel(DrainAnnotation::Unknown);
         let (sharing_sender, known) = watch::channel(None);
-        let flow_peers = FlowPeers { known, look: Arc::default() };
-        let (ends, leaves) = watch::channel(false);
+        let flow_peers = FlowPeers { known, poll_now: Arc::default() };
+        let (ends, shutdown) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
         let (leading, leadership) = watch::channel(Leadership::default());
         let (recorder, recording) =
@@ -75,12 +75,12 @@ impl ClusterWriter {
         let holder = format!("{}_{}", identity.name, identity.instance);
         let election =
             elect::run(Arc::clone(connector), namespace.to_owned(), holder.clone(), leading, candidacy);
-        let look = Arc::clone(&flow_peers.look);
-        let inputs = Inputs { observations, source, leadership, leaves, look };
+        let poll_now = Arc::clone(&flow_peers.poll_now);
+        let inputs = Inputs { observations, source, leadership, shutdown, poll_now };
         let outputs = Outputs {
             peer_releases: peer_releases_sender,
             candidacy: candidacy_sender,
-            name_taken: tells_name,
+            name_taken: name_sender,
             drain_annotation: drain_sender,
             sharing_peers: sharing_sender,
             refresh,
@@ -88,7 +88,7 @@ impl ClusterWriter {
         let writer =
             Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, inputs, outputs);
         let writing = async move {
-            // The lease is released after the last write.
+            // The Lease is released after the last write.
             tokio::join!(writer.run(), election);
             is_over.send_replace(true);
         };
@@ -107,13 +107,13 @@ impl ClusterWriter {
         }
     }
 
-    /// This gateway and this run of it, as holder of Leases.
+    /// The identity of this run of the gateway as a holder of Leases.
     #[must_use]
     pub fn holder(&self) -> &str {
         &self.holder
     }
 
-    /// The tasks, to see whether one of them has ended. They last until [`Self::leave`].
+    /// The background tasks, to detect whether one has ended. They run until [`Self::shut_down`].
     #[must_use]
     pub fn tasks(&self) -> &[AbortHandle] {
         &self.tasks
@@ -124,19 +124,19 @@ impl ClusterWriter {
         self.observed.send_replace(Some(observation));
     }
 
-    /// The state of the other gateways, and which one decides on addresses.
+    /// The state of the other gateways, and which one assigns addresses.
     #[must_use]
     pub fn peer_releases(&self) -> watch::Receiver<PeerReleases> {
         self.peer_releases.clone()
     }
 
-    /// The other gateway with this gateway's name, once it is known that there is one. This gateway then never leads.
+    /// The other gateway with this gateway's name, once it is known. This gateway then never leads.
     #[must_use]
     pub fn name_taken(&self) -> watch::Receiver<Option<String>> {
         self.name_taken.clone()
     }
 
-    /// What the annotation of this gateway's `GatewayStatus` says about a drain of the gateway.
+    /// The drain annotation of this gateway's `GatewayStatus`.
     #[must_use]
     pub fn drain_annotation(&self) -> watch::Receiver<DrainAnnotation> {
         self.drain_annotation.clone()
@@ -154,37 +154,37 @@ impl ClusterWriter {
         Arc::clone(&self.counts)
     }
 
-    /// Shuts down: stops writing, sets `stopped` in the status of this gateway, and releases the lease. It ends
-    /// within 1.5 s, whatever the API server does.
-    pub async fn leave(&self) {
+    /// Shuts down: stops writing, sets `stopped` in the status of this gateway, and releases the Lease. It ends within
+    /// 1.5 s, whatever the API server does.
+    pub async fn shut_down(&self) {
         self.ends.send_replace(true);
         let mut ended = self.ended.clone();
-        // If it takes longer, the lease expires by itself.
-        let _ = timeout(LEAVE_MAX, ended.wait_for(|over| *over)).await;
+        // If it takes longer, the Lease expires.
+        let _ = timeout(SHUTDOWN_MAX, ended.wait_for(|over| *over)).await;
     }
 }
 
-/// The gateways with which flows can be shared, as their `GatewayStatus` says.
+/// The gateways with which flows can be shared, from their `GatewayStatus`.
 #[derive(Debug, Clone)]
 pub struct FlowPeers {
     known: watch::Receiver<Option<SharingPeers>>,
-    look: Arc<Notify>,
+    poll_now: Arc<Notify>,
 }
 
 impl FlowPeers {
-    /// What is known if it has changed since the last call; `None` also before anything is known. While the API server does
-    /// not answer, what was known stays.
+    /// The known gateways if they have changed since the last call; `None` also before any are known. While the API
+    /// server doesn't respond, they stay unchanged.
     pub fn news(&mut self) -> Option<SharingPeers> {
-        // After the writer has ended, nothing changes any more.
+        // After the writer has ended, nothing changes anymore.
         if !self.known.has_changed().unwrap_or(false) {
             return None;
         }
         self.known.borrow_and_update().clone()
     }
 
-    /// Asks for a look soon, because a gateway that is not known wants to share flows. At most one look a second follows.
-    pub fn look_soon(&self) {
-        self.look.notify_one();
+    /// Requests a poll soon, because an unknown gateway wants to share flows. Polls happen at most once a second.
+    pub fn poll_soon(&self) {
+        self.poll_now.notify_one();
     }
 }
 
@@ -194,7 +194,7 @@ impl Drop for ClusterWriter {
     }
 }
 
-/// An identifier of this run that no other run has.
+/// An identifier that is unique to this run.
 fn instance() -> String {
     use std::hash::{BuildHasher, RandomState};
     format!("{:016x}", RandomState::new().hash_one(std::process::id()))

@@ -1,14 +1,13 @@
 //! A bounded HTTP/1.1 server for every listener of the daemon: admin socket, health ports, metrics.
 //!
-//! Header names are written as Go writes them (`X-Content-Type-Options`), because some clients compare bytes. The
-//! callers decide on requests and answers; this crate enforces the [`Limits`] that keep a client from exhausting the
-//! process.
+//! Header names use Go's capitalization (`X-Content-Type-Options`) because some clients compare bytes. Callers decide
+//! on requests and responses; this crate enforces the [`Limits`] that keep a client from exhausting the process.
 //!
 //! May depend on: nothing of Tidegate.
 //!
-//! Invariant: connections are bounded in number and in time, and end with their server. A client that only holds
-//! connections open cannot block others: a new connection replaces the one that was unused for longest, and no source waits
-//! because of one that has more connections than it.
+//! Invariant: the number and the lifetime of connections are bounded, and connections end with their server. Holding
+//! connections open can't block other clients: a new connection replaces the one that has been idle the longest, and no
+//! source waits because another source has more connections.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -31,20 +30,20 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 
-/// The pause after an error of accept (no file descriptor), which prevents a busy loop.
+/// The pause after `accept` fails (for example, without a free file descriptor). It prevents a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time in which a genuine client sends its request.
-const REQUEST_BEGINS: Duration = Duration::from_millis(500);
+/// A genuine client sends its first request within this time.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The maximum size of a request's head, and of the answers that wait for a client that does not read them. Heads of
-/// probes have a few hundred bytes.
+/// The maximum size of a request's head, and of the responses buffered for a client that doesn't read them. The head of
+/// a probe has a few hundred bytes.
 const BUFFER_MAX: usize = 16 * 1024;
 
-/// How often a full listener checks whether a connection has exceeded that time.
-const ROOM_POLL: Duration = Duration::from_millis(50);
+/// How often a full listener checks whether a connection has exceeded [`FIRST_REQUEST_TIMEOUT`].
+const ADMISSION_POLL: Duration = Duration::from_millis(50);
 
-/// The maximum number of accepted connections that wait until there is room for them.
+/// The maximum number of accepted connections that wait for capacity.
 const WAITING_MAX: usize = 64;
 
 /// The limits of one listener.
@@ -52,59 +51,65 @@ const WAITING_MAX: usize = 64;
 pub struct Limits {
     /// The maximum number of connections.
     pub connections_max: usize,
-    /// The maximum number of connections from one source address; `None` if one address may have all.
+    /// The maximum number of connections from one source address; `None` for no limit per source.
     pub per_source_max: Option<usize>,
     /// The lifetime of a connection.
-    pub life: Life,
+    pub lifetime: Lifetime,
 }
 
 /// The lifetime of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
-    /// It serves any number of requests. The duration is the maximum time for a request's head to arrive, from the end
-    /// of the previous request.
-    KeptAlive(Duration),
-    /// It serves one request, and may take no longer than this in total.
+pub enum Lifetime {
+    /// Serves any number of requests. The duration is the maximum time from the end of a request until the head of the
+    /// next one is complete.
+    KeepAlive(Duration),
+    /// Serves one request, in at most this time.
     OneRequest(Duration),
 }
 
 impl Limits {
-    /// For the commands, which use the admin socket: the permissions of its file decide who may connect.
-    pub const COMMANDS: Self =
-        Self { connections_max: 256, per_source_max: None, life: Life::KeptAlive(Duration::from_secs(60)) };
-    /// For probes of kubelets and load balancers: any host that reaches the node can connect. Connections are kept for
-    /// longer than the longest interval of such probes, 5 minutes.
+    /// For the commands that use the admin socket. The permissions of the socket file decide who may connect.
+    pub const COMMANDS: Self = Self {
+        connections_max: 256,
+        per_source_max: None,
+        lifetime: Lifetime::KeepAlive(Duration::from_secs(60)),
+    };
+    /// For probes of kubelets and load balancers: any host that reaches the node can connect. An idle connection
+    /// outlives the longest probe interval, 5 minutes.
     pub const PROBES: Self = Self {
         connections_max: 256,
         per_source_max: Some(32),
-        life: Life::KeptAlive(Duration::from_secs(310)),
+        lifetime: Lifetime::KeepAlive(Duration::from_secs(310)),
     };
     /// For scrapes, which are large and seconds apart.
-    pub const SCRAPES: Self =
-        Self { connections_max: 16, per_source_max: None, life: Life::OneRequest(Duration::from_secs(30)) };
+    pub const SCRAPES: Self = Self {
+        connections_max: 16,
+        per_source_max: None,
+        lifetime: Lifetime::OneRequest(Duration::from_secs(30)),
+    };
 }
 
-/// An answer with its complete body.
-pub type Answer = Response<Full<Bytes>>;
+/// A response with its complete body.
+pub type HttpResponse = Response<Full<Bytes>>;
 
-/// A plain-text answer.
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+/// A plain-text response.
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> HttpResponse {
     with_type(status, "text/plain; charset=utf-8", body.into())
 }
 
-/// An answer with any content type.
-pub fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
-    let mut answer = Response::new(Full::new(body));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
+/// A response with any content type.
+pub fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) -> HttpResponse {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer
+    response
 }
 
 /// A listener of either kind.
 pub trait Accept: Send + 'static {
-    /// A connection.
+    /// An accepted connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// Accepts the next connection. Returns it with the source address, which is `None` for a local socket.
     fn accept_stream(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<IpAddr>)>> + Send;
@@ -128,14 +133,14 @@ impl Accept for UnixListener {
 pub async fn serve<F, Fut>(listener: impl Accept, limits: Limits, handler: F)
 where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Answer> + Send + 'static,
+    Fut: Future<Output = HttpResponse> + Send + 'static,
 {
     let connections_max = Arc::new(AtomicUsize::new(limits.connections_max));
     serve_up_to(connections_max, listener, limits, handler).await;
 }
 
-/// Like [`serve`], with a maximum number of connections that may change, for listeners that share the descriptors of the
-/// process. It counts as at least 1, and at most that of the limits.
+/// Like [`serve`], with a maximum number of connections that may change, for listeners that share the file descriptors
+/// of the process. Values below 1 count as 1; [`Limits::connections_max`] remains the upper bound.
 pub async fn serve_up_to<F, Fut>(
     connections_max: Arc<AtomicUsize>,
     listener: impl Accept,
@@ -143,7 +148,7 @@ pub async fn serve_up_to<F, Fut>(
     handler: F,
 ) where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Answer> + Send + 'static,
+    Fut: Future<Output = HttpResponse> + Send + 'static,
 {
     let handler = Arc::new(handler);
     let mut connections = Connections::new(limits, connections_max);
@@ -155,25 +160,26 @@ pub async fn serve_up_to<F, Fut>(
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
             () = connections.ended(), if !connections.is_empty() => {}
-            () = tokio::time::sleep(ROOM_POLL), if !waiting.is_empty() => {}
+            () = tokio::time::sleep(ADMISSION_POLL), if !waiting.is_empty() => {}
         }
         for (stream, source) in std::mem::take(&mut waiting) {
-            match connections.room_for(source) {
-                Room::Free => {
-                    connections.begin(source, |idle| connection(stream, limits.life, handler.clone(), idle));
+            match connections.admit(source) {
+                Admission::Free => {
+                    connections
+                        .start(source, |idle| connection(stream, limits.lifetime, handler.clone(), idle));
                 }
-                Room::Later => waiting.push_back((stream, source)),
-                Room::None => {}
+                Admission::Wait => waiting.push_back((stream, source)),
+                Admission::Refused => {}
             }
         }
         if waiting.len() >= connections.waiting_max() {
-            thin_out(&mut waiting);
+            drop_oldest_of_busiest_source(&mut waiting);
         }
     }
 }
 
-/// Removes the oldest connection of the source that has most of them, if it has several.
-fn thin_out<S>(waiting: &mut VecDeque<(S, Option<IpAddr>)>) {
+/// Removes the oldest waiting connection of the source that has the most, if it has several.
+fn drop_oldest_of_busiest_source<S>(waiting: &mut VecDeque<(S, Option<IpAddr>)>) {
     let mut counts: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
     waiting.iter().for_each(|(_, source)| *counts.entry(*source).or_default() += 1);
     let fullest = counts.into_iter().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 1);
@@ -181,15 +187,15 @@ fn thin_out<S>(waiting: &mut VecDeque<(S, Option<IpAddr>)>) {
     oldest.and_then(|at| waiting.remove(at));
 }
 
-/// Whether there is room for a connection.
+/// Whether a new connection may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Room {
-    /// There is.
+enum Admission {
+    /// There is capacity.
     Free,
-    /// Not before another one ends, or has had its time to send a request.
-    Later,
-    /// The source has its share.
-    None,
+    /// It waits until another connection ends or exceeds [`FIRST_REQUEST_TIMEOUT`].
+    Wait,
+    /// Its source has reached its limit, and all connections of the source are busy.
+    Refused,
 }
 
 /// The connections of one listener.
@@ -197,7 +203,7 @@ struct Connections {
     limits: Limits,
     connections_max: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
-    /// By age, the oldest first.
+    /// By age, oldest first.
     open: BTreeMap<u64, Open>,
     ages: HashMap<Id, u64>,
     by_source: HashMap<Option<IpAddr>, usize>,
@@ -212,7 +218,7 @@ struct Open {
     task: AbortHandle,
 }
 
-/// Since when a connection has had no request in progress; `None` while it has one.
+/// The end of the last request of a connection (or its start); `None` during a request.
 type Idle = Arc<Mutex<Option<Instant>>>;
 
 fn set_idle(idle: &Idle, since: Option<Instant>) {
@@ -242,30 +248,33 @@ impl Connections {
         self.tasks.is_empty()
     }
 
-    /// Makes room for one more connection from `source`.
+    /// Decides on a new connection from `source`, and closes an idle one for it if necessary.
     ///
-    /// A source that has reached its share loses its connection that was unused for longest, and gets no further one while
-    /// all of them have a request in progress. If the listener is full, such a connection of the source that has most of them
-    /// ends, if it has two more than the new one's. Otherwise the connection of any source that was unused for longest ends,
-    /// once it has had [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
-    fn room_for(&mut self, source: Option<IpAddr>) -> Room {
-        if self.has_its_share(source) {
-            let Some(age) = self.least_used(|open| open.source == source) else { return Room::None };
+    /// A source at its limit loses its longest-idle connection; if all of them are busy, the new one is refused. If the
+    /// listener is full, the source with the most connections loses its longest-idle one, provided it has at least two
+    /// more than `source`. Otherwise the longest-idle connection that is older than [`FIRST_REQUEST_TIMEOUT`] is
+    /// closed; until there is one, the new connection waits.
+    fn admit(&mut self, source: Option<IpAddr>) -> Admission {
+        if self.is_at_source_limit(source) {
+            let Some(age) = self.longest_idle(|open| open.source == source) else {
+                return Admission::Refused;
+            };
             self.end(age);
         }
         while self.open.len() >= self.connections_max() {
             let fullest = self.by_source.iter().max_by_key(|(_, count)| **count);
             let fullest = fullest.filter(|(_, count)| **count > self.count_of(source) + 1).map(|(of, _)| *of);
-            let unused = fullest.and_then(|fullest| self.least_used(|open| open.source == fullest));
-            let unused = unused.or_else(|| self.least_used(|open| open.since.elapsed() >= REQUEST_BEGINS));
-            let Some(age) = unused else { return Room::Later };
+            let unused = fullest.and_then(|fullest| self.longest_idle(|open| open.source == fullest));
+            let unused =
+                unused.or_else(|| self.longest_idle(|open| open.since.elapsed() >= FIRST_REQUEST_TIMEOUT));
+            let Some(age) = unused else { return Admission::Wait };
             self.end(age);
         }
-        Room::Free
+        Admission::Free
     }
 
-    /// The connection that was unused for longest of those that may end, if one has no request in progress.
-    fn least_used(&self, may_end: impl Fn(&Open) -> bool) -> Option<u64> {
+    /// The longest-idle connection among those that `may_end` accepts.
+    fn longest_idle(&self, may_end: impl Fn(&Open) -> bool) -> Option<u64> {
         let may_end = self.open.iter().filter(|(_, open)| may_end(open));
         let idle = may_end.filter_map(|(age, open)| Some((open.idle_since()?, *age)));
         idle.min().map(|(_, age)| age)
@@ -275,10 +284,10 @@ impl Connections {
         if let Some(open) = self.open.get(&age) {
             open.task.abort();
         }
-        self.forget(age);
+        self.remove(age);
     }
 
-    /// The number of connections that may wait. Listeners that share descriptors have few.
+    /// The number of connections that may wait. It is small for listeners that share file descriptors.
     fn waiting_max(&self) -> usize {
         WAITING_MAX.min(4 * self.connections_max())
     }
@@ -287,7 +296,7 @@ impl Connections {
         self.connections_max.load(Ordering::Relaxed).min(self.limits.connections_max).max(1)
     }
 
-    fn has_its_share(&self, source: Option<IpAddr>) -> bool {
+    fn is_at_source_limit(&self, source: Option<IpAddr>) -> bool {
         self.limits.per_source_max.is_some_and(|max| self.count_of(source) >= max)
     }
 
@@ -295,7 +304,7 @@ impl Connections {
         self.by_source.get(&source).copied().unwrap_or(0)
     }
 
-    fn begin<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Idle) -> Fut)
+    fn start<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Idle) -> Fut)
     where
         Fut: Future<Output = ()> + Send + 'static,
     {
@@ -315,13 +324,13 @@ impl Connections {
             Some(Err(error)) => error.id(),
             None => return,
         };
-        // One that was ended is not known any more.
+        // An aborted connection has already been removed.
         if let Some(age) = self.ages.remove(&id) {
-            self.forget(age);
+            self.remove(age);
         }
     }
 
-    fn forget(&mut self, age: u64) {
+    fn remove(&mut self, age: u64) {
         let Some(open) = self.open.remove(&age) else { return };
         self.ages.remove(&open.task.id());
         if let Some(count) = self.by_source.get_mut(&open.source) {
@@ -333,30 +342,30 @@ impl Connections {
     }
 }
 
-async fn connection<S, F, Fut>(stream: S, life: Life, handler: Arc<F>, idle: Idle)
+async fn connection<S, F, Fut>(stream: S, lifetime: Lifetime, handler: Arc<F>, idle: Idle)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Answer> + Send + 'static,
+    Fut: Future<Output = HttpResponse> + Send + 'static,
 {
     let service = service_fn(move |request| {
         let (handler, idle) = (handler.clone(), Arc::clone(&idle));
         async move {
             set_idle(&idle, None);
-            let answer = handler(request).await;
+            let response = handler(request).await;
             set_idle(&idle, Some(Instant::now()));
-            Ok::<_, Infallible>(answer)
+            Ok::<_, Infallible>(response)
         }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).title_case_headers(true).max_buf_size(BUFFER_MAX);
-    // An error of a connection is the client's fault or its disconnection, and is not reported.
-    match life {
-        Life::KeptAlive(idle_max) => {
+    // A connection error means a faulty or disconnected client and isn't reported.
+    match lifetime {
+        Lifetime::KeepAlive(idle_max) => {
             http.header_read_timeout(idle_max);
             let _ = http.serve_connection(TokioIo::new(stream), service).await;
         }
-        Life::OneRequest(within) => {
+        Lifetime::OneRequest(within) => {
             http.header_read_timeout(within).keep_alive(false);
             let one = http.serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(within, one).await;
@@ -374,7 +383,7 @@ mod tests {
     const LIMITS: Limits = Limits {
         connections_max: 8,
         per_source_max: Some(4),
-        life: Life::OneRequest(Duration::from_secs(600)),
+        lifetime: Lifetime::OneRequest(Duration::from_secs(600)),
     };
 
     async fn server() -> SocketAddr {
@@ -382,7 +391,7 @@ mod tests {
     }
 
     async fn server_with(limits: Limits) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port of loopback");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port");
         let address = listener.local_addr().expect("bound");
         tokio::spawn(serve(listener, limits, |_| std::future::ready(text(StatusCode::OK, "fine"))));
         address
@@ -391,69 +400,69 @@ mod tests {
     /// Connects from a loopback address.
     async fn connect(server: SocketAddr, from: &str) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
-        socket.bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("an address of loopback");
+        socket.bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("a loopback address");
         socket.connect(server).await.expect("the listener accepts")
     }
 
-    async fn ask(mut stream: TcpStream) -> String {
+    async fn request(mut stream: TcpStream) -> String {
         let request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        stream.write_all(request).await.expect("a living connection");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.expect("an answer");
-        answer
+        stream.write_all(request).await.expect("the connection is open");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.expect("an answer");
+        response
     }
 
     #[tokio::test]
-    async fn idle_connections_of_one_source_keep_nobody_out() {
+    async fn idle_connections_of_one_source_block_no_other_source() {
         let server = server().await;
         let mut idle = Vec::new();
         for _ in 0..50 {
             idle.push(connect(server, "127.0.0.2").await);
         }
         for from in ["127.0.0.1", "127.0.0.2"] {
-            assert!(ask(connect(server, from).await).await.ends_with("fine"), "from {from}");
+            assert!(request(connect(server, from).await).await.ends_with("fine"), "from {from}");
         }
-        // The oldest connections were ended, not the newest.
+        // The oldest connections were closed, not the newest.
         let mut byte = [0];
         assert_eq!(idle[0].read(&mut byte).await.expect("an end"), 0);
     }
 
     #[tokio::test]
-    async fn idle_connections_of_many_sources_keep_nobody_out() {
+    async fn idle_connections_of_many_sources_block_no_new_source() {
         let server = server().await;
         let mut idle = Vec::new();
         for n in 2..60 {
             idle.push(connect(server, &format!("127.0.0.{n}")).await);
         }
-        assert!(ask(connect(server, "127.0.0.1").await).await.ends_with("fine"));
+        assert!(request(connect(server, "127.0.0.1").await).await.ends_with("fine"));
     }
 
     #[tokio::test]
-    async fn idle_connections_of_one_source_delay_no_other_one() {
+    async fn idle_connections_of_one_source_delay_no_other_source() {
         for limits in [Limits::SCRAPES, Limits::PROBES] {
             let server = server_with(limits).await;
             let mut idle = Vec::new();
             for _ in 0..290 {
                 let mut half_open = connect(server, "127.0.0.2").await;
-                // It may be refused already.
+                // The server may have refused it already.
                 let _ = half_open.write_all(b"GET / HTTP/1.1\r\n").await;
                 idle.push(half_open);
             }
-            // Others get their answers while most of the idle ones still wait for their end.
+            // Others are served while most of the idle connections still wait to be closed.
             let answers = async {
                 for n in 0..32 {
-                    let answer = ask(connect(server, &format!("127.0.0.{}", 3 + n)).await).await;
-                    assert!(answer.ends_with("fine"), "{n}: {answer}");
+                    let response = request(connect(server, &format!("127.0.0.{}", 3 + n)).await).await;
+                    assert!(response.ends_with("fine"), "{n}: {response}");
                 }
             };
-            let most = REQUEST_BEGINS * 4;
+            let most = FIRST_REQUEST_TIMEOUT * 4;
             assert!(tokio::time::timeout(most, answers).await.is_ok(), "{limits:?}");
         }
     }
 
     #[tokio::test]
-    async fn a_listener_whose_maximum_shrinks_ends_its_oldest_connections_and_serves_others() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port of loopback");
+    async fn a_lower_maximum_closes_the_oldest_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port");
         let server = listener.local_addr().expect("bound");
         let most = Arc::new(AtomicUsize::new(100));
         let serve = serve_up_to(Arc::clone(&most), listener, LIMITS, |_| {
@@ -465,71 +474,71 @@ mod tests {
             idle.push(connect(server, &format!("127.0.0.{n}")).await);
         }
         most.store(1, Ordering::Relaxed);
-        assert!(ask(connect(server, "127.0.0.1").await).await.ends_with("fine"));
+        assert!(request(connect(server, "127.0.0.1").await).await.ends_with("fine"));
         for mut idle in idle {
             assert_eq!(idle.read(&mut [0]).await.expect("an end"), 0);
         }
     }
 
     #[tokio::test]
-    async fn a_connection_is_for_one_request() {
+    async fn a_one_request_connection_closes_after_its_response() {
         let server = server().await;
-        let answer = ask_again(&mut connect(server, "127.0.0.1").await).await.expect("an answer");
-        assert!(answer.contains("Connection: close"), "{answer}");
+        let response = request_again(&mut connect(server, "127.0.0.1").await).await.expect("an answer");
+        assert!(response.contains("Connection: close"), "{response}");
     }
 
-    /// Sends a request on a connection that is kept, and reads the answer.
-    async fn ask_again(stream: &mut TcpStream) -> io::Result<String> {
+    /// Sends a request on a kept-alive connection, and reads the response.
+    async fn request_again(stream: &mut TcpStream) -> io::Result<String> {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"fine") {
-            answer.push(stream.read_u8().await?);
+        let mut response = Vec::new();
+        while !response.ends_with(b"fine") {
+            response.push(stream.read_u8().await?);
         }
-        Ok(String::from_utf8_lossy(&answer).into_owned())
+        Ok(String::from_utf8_lossy(&response).into_owned())
     }
 
     #[tokio::test]
-    async fn probe_connections_are_kept() {
+    async fn probe_connections_are_kept_alive() {
         let server = server_with(Limits::PROBES).await;
         let mut stream = connect(server, "127.0.0.1").await;
         for _ in 0..3 {
-            let answer = ask_again(&mut stream).await.expect("it is kept");
-            assert!(!answer.contains("Connection"), "{answer}");
+            let response = request_again(&mut stream).await.expect("it stays open");
+            assert!(!response.contains("Connection"), "{response}");
         }
     }
 
     #[tokio::test]
-    async fn of_kept_connections_the_one_that_was_unused_for_longest_ends_first() {
+    async fn the_longest_idle_connection_is_closed_first() {
         let server = server_with(Limits { connections_max: 3, ..Limits::PROBES }).await;
         let mut kept = Vec::new();
         for n in 2..5 {
             kept.push(connect(server, &format!("127.0.0.{n}")).await);
         }
-        // The oldest is in use.
+        // The oldest one is in use.
         for at in [1, 2, 0] {
-            ask_again(&mut kept[at]).await.expect("it is kept");
+            request_again(&mut kept[at]).await.expect("it stays open");
         }
-        ask_again(&mut connect(server, "127.0.0.9").await).await.expect("it gets a place");
-        ask_again(&mut kept[0]).await.expect("it is kept");
-        ask_again(&mut kept[2]).await.expect("it is kept");
+        request_again(&mut connect(server, "127.0.0.9").await).await.expect("it is accepted");
+        request_again(&mut kept[0]).await.expect("it stays open");
+        request_again(&mut kept[2]).await.expect("it stays open");
         assert_eq!(kept[1].read(&mut [0]).await.expect("an end"), 0);
     }
 
     #[tokio::test]
-    async fn a_client_that_reads_nothing_keeps_nobody_out() {
+    async fn a_client_that_reads_nothing_blocks_no_other_client() {
         let server = server_with(Limits { connections_max: 1, ..Limits::PROBES }).await;
         let (_reader, mut writer) = connect(server, "127.0.0.2").await.into_split();
         let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(1_000);
         let flood = tokio::spawn(async move { while writer.write_all(&requests).await.is_ok() {} });
-        ask_again(&mut connect(server, "127.0.0.1").await).await.expect("it gets a place");
-        flood.await.expect("its connection has ended");
+        request_again(&mut connect(server, "127.0.0.1").await).await.expect("it is accepted");
+        flood.await.expect("the connection was closed");
     }
 
     #[tokio::test]
-    async fn a_connection_ends_by_itself_whatever_trickles_in() {
+    async fn a_connection_that_trickles_bytes_times_out() {
         let second = Duration::from_secs(1);
-        for life in [Life::OneRequest(second), Life::KeptAlive(second)] {
-            let server = server_with(Limits { life, ..Limits::PROBES }).await;
+        for lifetime in [Lifetime::OneRequest(second), Lifetime::KeepAlive(second)] {
+            let server = server_with(Limits { lifetime, ..Limits::PROBES }).await;
             let (mut reader, mut writer) = connect(server, "127.0.0.1").await.into_split();
             let trickle = tokio::spawn(async move {
                 // The header never ends, so each byte is accepted.
@@ -537,9 +546,9 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             });
-            let mut answer = Vec::new();
-            let end = tokio::time::timeout(Duration::from_secs(60), reader.read_to_end(&mut answer)).await;
-            assert!(end.is_ok(), "{life:?}: it was open for a minute");
+            let mut response = Vec::new();
+            let end = tokio::time::timeout(Duration::from_secs(60), reader.read_to_end(&mut response)).await;
+            assert!(end.is_ok(), "{lifetime:?}: still open after a minute");
             trickle.abort();
         }
     }

@@ -1,8 +1,8 @@
-//! Sealing and opening: ChaCha20-Poly1305 (RFC 8439) with keys from HKDF-SHA256 (RFC 5869), both of `ring`.
+//! Sealing and opening datagrams: ChaCha20-Poly1305 (RFC 8439) with keys from HKDF-SHA256 (RFC 5869), both from `ring`.
 //!
-//! The shared key itself seals nothing. A handshake message has a key of its own, from a random salt that it carries. A
-//! session has one key for each direction, from the random challenges and epochs of both sides; the number of the datagram
-//! is its nonce.
+//! The shared key itself seals nothing. Each handshake message has its own key, derived with the random salt that it
+//! carries. A session has one key per direction, derived from the challenges and epochs of both sides; the nonce is the
+//! number of the datagram.
 //!
 //! Invariant: no key seals two different datagrams with the same nonce.
 
@@ -10,24 +10,24 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// Bytes that sealing adds.
+/// The bytes that sealing adds.
 pub const TAG: usize = 16;
 
-/// A random number of 128 bits: an epoch, a challenge or a salt.
+/// A random 128-bit number: an epoch, a challenge or a salt.
 pub type Random = [u8; 16];
 
-/// Where random numbers come from.
+/// A source of random numbers.
 pub trait Entropy: Send {
-    /// A number that was never returned before, and that nobody can predict.
+    /// A number that was never returned before and that nobody can predict.
     fn random(&mut self) -> Random;
 }
 
-/// Random numbers of the operating system.
+/// The random numbers of the operating system.
 #[derive(Debug)]
 pub struct SystemEntropy(SystemRandom);
 
 impl SystemEntropy {
-    /// The generator of the system.
+    /// The generator of the operating system.
     #[must_use]
     pub fn new() -> Self {
         Self(SystemRandom::new())
@@ -43,13 +43,13 @@ impl Default for SystemEntropy {
 impl Entropy for SystemEntropy {
     fn random(&mut self) -> Random {
         let mut random = Random::default();
-        // getrandom(2) fails only where it does not exist.
+        // getrandom(2) fails only on systems that don't have it.
         self.0.fill(&mut random).expect("the system has random numbers");
         random
     }
 }
 
-/// The secret that all gateways of a fleet have.
+/// The secret shared by all gateways of a fleet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SharedKey([u8; 32]);
 
@@ -60,13 +60,13 @@ impl std::fmt::Debug for SharedKey {
 }
 
 impl SharedKey {
-    /// The key of 32 bytes.
+    /// A key from its 32 bytes.
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The key of 64 hexadecimal digits; `None` if the text is anything else.
+    /// A key from 64 hexadecimal digits; `None` if the text is anything else.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits: Vec<u8> =
@@ -76,7 +76,7 @@ impl SharedKey {
         bytes.try_into().ok().map(Self)
     }
 
-    /// A short text by which operators see whether two gateways have the same key. It does not reveal the key.
+    /// A short text with which operators check that two gateways have the same key. It doesn't reveal the key.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let mut out = [0; 8];
@@ -89,8 +89,8 @@ impl SharedKey {
         self.sealer(salt, &[b"hello"])
     }
 
-    /// The identity of a session and the sealers of both directions. Each side gives its own epoch, challenge and key first,
-    /// and seals with its key.
+    /// The id of a session and the sealers of both directions. Each side passes its own epoch, challenge and key first,
+    /// and seals with its own key.
     pub(crate) fn of_session(
         (own, own_key): (&Side, &Self),
         (peer, peer_key): (&Side, &Self),
@@ -116,21 +116,21 @@ impl SharedKey {
         let extracted = Salt::new(HKDF_SHA256, salt).extract(&self.0);
         let expanded =
             extracted.expand(&info, Length(out.len())).expect("fewer bytes than HKDF can expand to");
-        expanded.fill(out).expect("as many bytes as were asked for");
+        expanded.fill(out).expect("as many bytes as were requested");
     }
 }
 
-/// The keys of a gateway. With two of them, the key of a fleet can be changed one gateway after the other.
+/// The keys of a gateway. Having two of them lets you change the key of a fleet one gateway at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// What the gateway seals with.
+    /// The key that this gateway seals with.
     pub own: SharedKey,
-    /// Another key that its peers may seal with.
+    /// A second key that peers may seal with.
     pub accepted: Option<SharedKey>,
 }
 
 impl Keys {
-    /// Both of them, the own one first.
+    /// All keys, starting with our own.
     pub(crate) fn each(&self) -> impl Iterator<Item = &SharedKey> {
         [&self.own].into_iter().chain(&self.accepted)
     }
@@ -154,25 +154,25 @@ pub(crate) struct Side {
     pub(crate) challenge: Random,
 }
 
-/// The keys of a session, as one of its sides uses them.
+/// The keys of a session from the point of view of one side.
 pub(crate) struct SessionKeys {
     pub(crate) id: u64,
     pub(crate) seal: Sealer,
     pub(crate) open: Sealer,
 }
 
-/// Seals and opens the datagrams of one key.
+/// Seals and opens datagrams with one key.
 pub(crate) struct Sealer(LessSafeKey);
 
 impl Sealer {
-    /// Encrypts `datagram` from `header` on, and appends the tag, which also covers the header.
+    /// Encrypts `datagram` from offset `header`, and appends the tag, which also covers the header.
     pub(crate) fn seal(&self, number: u64, datagram: &mut Vec<u8>, header: usize) {
         let (head, body) = datagram.split_at_mut(header);
         let tag = self.0.seal_in_place_separate_tag(nonce(number), Aad::from(head), body);
         datagram.extend_from_slice(tag.expect("a datagram is shorter than the algorithm's limit").as_ref());
     }
 
-    /// Decrypts a datagram from `header` on; `None` if it was not sealed with this key and number.
+    /// Decrypts `datagram` from offset `header`; `None` if it was not sealed with this key and number.
     pub(crate) fn open<'d>(
         &self,
         number: u64,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_side_seals_the_other_one_opens_and_nobody_else() {
+    fn only_the_other_side_can_open_what_one_side_seals() {
         let (key, other) = (SharedKey::new([7; 32]), SharedKey::new([8; 32]));
         let session =
             |key: &SharedKey, own, peer| SharedKey::of_session((&side(own), key), (&side(peer), key));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_64_digits_and_their_fingerprint_tells_them_apart() {
+    fn keys_are_64_digits_and_have_different_fingerprints() {
         let key = SharedKey::from_hex(&"0f".repeat(32)).unwrap();
         assert_eq!(key, SharedKey::new([15; 32]));
         for text in ["", "0f", &"0".repeat(63), &"0".repeat(65), &"x".repeat(64), &"0".repeat(128)] {

@@ -1,12 +1,11 @@
-//! Handshake messages: how a gateway proves that it has the key now.
+//! Handshake messages, in which gateways prove to each other that they currently have the key.
 //!
-//! Each message carries the sender's epoch, a random challenge, and the challenge of the peer that it answers, if any. A
-//! message that answers our present challenge was made after we chose that challenge, so it is no copy of an old one.
+//! Each message carries the sender's epoch, a random challenge, and the peer's challenge that it responds to, if any. A
+//! message that repeats our current challenge was created after we chose it, so it can't be a replay.
 //!
-//! This format is the same in every version of the protocol, so that gateways of any two versions can tell each other which
-//! versions they speak.
+//! The format never changes, so that gateways with any two protocol versions can exchange which versions they support.
 //!
-//! Invariant: nothing is decided here; `hub` compares challenges.
+//! Invariant: this module makes no decisions; `hub` compares challenges.
 
 use crate::crypt::{Keys, Random, SharedKey};
 use crate::limits::NAME_MAX;
@@ -18,25 +17,25 @@ pub(crate) const MAGIC: [u8; 4] = *b"tgfs";
 pub(crate) const HELLO: u8 = 1;
 /// Bytes before the sealed part: magic, kind, format, two zeros, salt.
 const HEADER: usize = 24;
-/// The format of the message.
+/// The version of the message format.
 const FORMAT: u8 = 1;
 
 /// The content of a handshake message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The oldest and the newest version of the protocol that the sender speaks.
+    /// The oldest and the newest protocol version that the sender supports.
     pub(crate) versions: (u8, u8),
     pub(crate) epoch: Random,
-    /// What an answer has to repeat.
+    /// The challenge that a response must repeat.
     pub(crate) challenge: Random,
-    /// The challenge of the receiver that this message answers; zeros if none.
+    /// The receiver's challenge that this message repeats; zeros if none.
     pub(crate) echo: Random,
-    /// The sender's name, for people.
+    /// The sender's name, for display.
     pub(crate) name: String,
 }
 
 impl Hello {
-    /// The datagram. `salt` must be used for no other one.
+    /// Returns the datagram. `salt` must not be used for another one.
     pub(crate) fn seal(&self, key: &SharedKey, salt: &Random) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(128);
         datagram.extend(MAGIC);
@@ -52,13 +51,14 @@ impl Hello {
         datagram
     }
 
-    /// The content of a datagram that begins like a handshake message, and its key; `None` if it was made with none of these.
+    /// Opens a datagram that starts like a handshake message. Returns its content and its key; `None` if no key opens
+    /// it.
     pub(crate) fn open_with<'k>(keys: &'k Keys, datagram: &[u8]) -> Option<(Self, &'k SharedKey)> {
-        // A failure leaves anything in its copy.
+        // A failed attempt overwrites the datagram, so each key gets a copy.
         keys.each().find_map(|key| Some((Self::open(key, &mut datagram.to_vec())?, key)))
     }
 
-    /// The content of a datagram that begins like a handshake message; `None` if it was not made with this key.
+    /// Opens a datagram that starts like a handshake message; `None` if this key doesn't open it.
     pub(crate) fn open(key: &SharedKey, datagram: &mut [u8]) -> Option<Self> {
         let salt: Random = *datagram.get(8..HEADER)?.first_chunk()?;
         if datagram[5..8] != [FORMAT, 0, 0] {
@@ -68,7 +68,7 @@ impl Hello {
         let [oldest, newest] = take(&mut body)?;
         let (epoch, challenge, echo) = (take(&mut body)?, take(&mut body)?, take(&mut body)?);
         let name = std::str::from_utf8(body).ok().filter(|name| name.len() <= NAME_MAX)?;
-        // The name is shown to people and written to logs.
+        // The name is displayed and logged.
         let name = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         Some(Self { versions: (oldest, newest), epoch, challenge, echo, name })
     }
@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_handshake_message_is_read_with_the_key_only(
+        fn a_handshake_message_opens_with_its_key_only(
             versions: (u8, u8), epoch: Random, challenge: Random, echo: Random, salt: Random, name in "[a-z0-9.-]{0,253}",
             at: prop::sample::Index,
         ) {

@@ -1,15 +1,15 @@
-//! One gateway and all its peers.
+//! The flow sharing of one gateway with all its peers.
 //!
-//! The daemon passes every datagram to [`Hub::receive`] and every message of the workers to [`Hub::tell`]; it calls
-//! [`Hub::poll`] every few milliseconds, which sends, and [`Hub::pass_on`], which passes the messages of peers to the
-//! workers. [`Hub::walks`] tells the workers to walk through their tables: completely when a session begins, because the
-//! peer may have lost everything, and otherwise to repair what was lost.
+//! The daemon passes every datagram to [`Hub::receive`] and every update of the workers to [`Hub::enqueue`]. Every few
+//! milliseconds it calls [`Hub::poll`], which sends, and [`Hub::deliver`], which passes the messages of peers to the
+//! workers. [`Hub::walks`] requests walks through the flow tables of the workers: a complete one when a session starts,
+//! because the peer may have lost everything, and others to repeat lost messages.
 //!
-//! A session begins with challenges ([`Hello`]). A peer that restarts has another epoch and begins a new one. A copy of an
-//! old message answers no challenge of today, so it begins none and ends none.
+//! A session starts with an exchange of challenges ([`Hello`]). A peer that restarts has another epoch and starts a new
+//! session. A replayed message doesn't match the current challenge, so it can neither start nor end a session.
 //!
-//! Invariant: a datagram changes nothing unless its sender has the key, and a session changes only by a proof that is newer
-//! than this gateway's present challenge.
+//! Invariant: a datagram changes nothing unless its sender has the key, and a session changes only on a proof that is
+//! newer than this gateway's current challenge.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,53 +17,53 @@ use std::time::Duration;
 
 use tidegate_conntrack::flow_record::{FlowUpdate, Walks};
 
-use crate::allowance::Allowance;
 use crate::crypt::{Entropy, Keys, Random, Side};
+pub use crate::gateway_state::{BackendChanges, Snat};
 use crate::handshake::{HELLO, Hello, MAGIC};
 use crate::limits::{
     FRESH, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX, REFRESH_EVERY, SILENCE_MAX,
-    STRANGER_HEARD, STRANGERS_MAX,
+    STRANGER_TIMEOUT, STRANGERS_MAX,
 };
 use crate::message::{Message, WALKS_SINCE, Walk};
 use crate::peer::Peer;
-pub use crate::seats_and_snat::{Seats, Snat};
+use crate::rate_limit::RateLimit;
 use crate::session::{DATA, Session, Unread};
 pub use crate::status::{HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};
 
-/// The versions of the protocol that this program speaks, the oldest and the newest.
+/// The oldest and the newest protocol version that this program supports.
 pub const VERSIONS: (u8, u8) = (1, WALKS_SINCE);
-/// A session that is younger than this gets the flows that this gateway has only from others.
+/// Sessions that are younger than this also get the flows that this gateway has only imported.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// The settings of a hub.
 #[derive(Debug, Clone)]
 pub struct HubConfig {
-    /// The name of this gateway, for people.
+    /// The name of this gateway, for display.
     pub name: String,
     /// The secrets of the fleet.
     pub keys: Keys,
-    /// Datagrams with messages in a second, to all peers together.
+    /// The maximum rate of datagrams with messages, for all peers together, per second.
     pub rate_max: u32,
-    /// The versions to speak: [`VERSIONS`], except in tests.
+    /// The supported versions: [`VERSIONS`], except in tests.
     pub versions: (u8, u8),
-    /// Whether an address is one of this host.
+    /// Whether an address belongs to this host.
     pub is_own: fn(IpAddr) -> bool,
 }
 
-/// See the [module](self).
+/// The flow sharing of one gateway; see the [module](self).
 pub struct Hub {
     config: HubConfig,
     epoch: Random,
     entropy: Box<dyn Entropy>,
     peers: Vec<Peer>,
-    seats: Seats,
+    seats: BackendChanges,
     snat: Snat,
     walks: Walks,
     refreshed: Duration,
-    batches: Allowance,
-    /// Gateways with the key that are no peers, with their names and when they were last heard.
+    batches: RateLimit,
+    /// Gateways that have the key but are not configured as peers, with their names and the time of the last datagram.
     strangers: BTreeMap<SocketAddr, (String, Duration)>,
-    stranger_hellos: Allowance,
+    stranger_hellos: RateLimit,
     counts: HubCounts,
 }
 
@@ -85,18 +85,18 @@ impl Hub {
             config,
             entropy,
             peers: Vec::new(),
-            seats: Seats::default(),
+            seats: BackendChanges::default(),
             snat: Snat::default(),
             walks: Walks::default(),
             refreshed: Duration::ZERO,
-            batches: Allowance::default(),
+            batches: RateLimit::default(),
             strangers: BTreeMap::new(),
-            stranger_hellos: Allowance::default(),
+            stranger_hellos: RateLimit::default(),
             counts: HubCounts::default(),
         }
     }
 
-    /// Sets the peers, at most [`PEERS_MAX`]. Sessions with those that stay continue.
+    /// Sets the peers, at most [`PEERS_MAX`]. Sessions with remaining peers continue.
     pub fn set_peers(&mut self, addresses: &[SocketAddr]) {
         let wanted = &addresses[..addresses.len().min(PEERS_MAX)];
         self.peers.retain(|peer| wanted.contains(&peer.address));
@@ -108,7 +108,7 @@ impl Hub {
         }
     }
 
-    /// Uses other keys from now on. The sessions begin anew, as after a restart of the gateway.
+    /// Replaces the keys. All sessions start again, as after a restart of the gateway.
     pub fn set_keys(&mut self, keys: Keys) {
         if keys == self.config.keys {
             return;
@@ -120,27 +120,27 @@ impl Hub {
         }
     }
 
-    /// Sets what a peer is told of changes of weights when a session with it begins: it may have just started, and not have
-    /// seen them.
-    pub fn set_seats(&mut self, seats: Seats) {
+    /// Sets the backend changes that a peer is sent when a session starts: the peer may have just started and missed
+    /// them.
+    pub fn set_backend_changes(&mut self, seats: BackendChanges) {
         self.seats = seats;
     }
 
-    /// Sets what peers are told of the SNAT addresses of this gateway.
+    /// Sets the SNAT addresses that are sent to peers.
     pub fn set_snat(&mut self, snat: Snat) {
         if snat != self.snat {
             self.snat = snat;
-            self.tell_snat();
+            self.enqueue_snat();
         }
     }
 
-    fn tell_snat(&mut self) {
+    fn enqueue_snat(&mut self) {
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
-            self.snat.messages().for_each(|message| session.tell(&message));
+            self.snat.messages().for_each(|message| session.enqueue(&message));
         }
     }
 
-    /// Handles a datagram. Times are since any moment that stays the same.
+    /// Handles a datagram. All times are relative to one fixed moment.
     pub fn receive(
         &mut self,
         from: SocketAddr,
@@ -163,12 +163,12 @@ impl Hub {
         }
     }
 
-    /// Notes a gateway that has this one in its list of peers, and is not in this one's.
+    /// Remembers a gateway that lists this one as a peer but is not a peer of this one.
     fn note_stranger(&mut self, from: SocketAddr, datagram: &mut [u8], now: Duration) {
-        self.strangers.retain(|_, (_, heard)| now.saturating_sub(*heard) < STRANGER_HEARD);
+        self.strangers.retain(|_, (_, last_seen)| now.saturating_sub(*last_seen) < STRANGER_TIMEOUT);
         let is_hello = datagram.first_chunk() == Some(&MAGIC) && datagram.get(4) == Some(&HELLO);
-        let has_room = self.strangers.len() < STRANGERS_MAX || self.strangers.contains_key(&from);
-        if !is_hello || !has_room || !self.stranger_hellos.take(HELLOS_PER_SECOND, now) {
+        let has_space = self.strangers.len() < STRANGERS_MAX || self.strangers.contains_key(&from);
+        if !is_hello || !has_space || !self.stranger_hellos.take(HELLOS_PER_SECOND, now) {
             return;
         }
         let opened = Hello::open_with(&self.config.keys, datagram);
@@ -177,7 +177,7 @@ impl Hub {
         }
     }
 
-    /// Gateways with the key that send to this one as a peer and are no peers of it, with their names.
+    /// Gateways that have the key and list this one as a peer, but are not its peers, with their names.
     pub fn strangers(&self) -> impl Iterator<Item = (SocketAddr, &str)> {
         self.strangers.iter().map(|(address, (name, _))| (*address, name.as_str()))
     }
@@ -195,7 +195,7 @@ impl Hub {
         let opens = &mut peer.opens;
         let read = session.read(datagram, || opens.take(OPENS_PER_SECOND, now), now);
         if matches!(read, Ok(()) | Err(Unread::Invalid)) {
-            peer.heard = Some(now);
+            peer.last_seen = Some(now);
         }
         read.map_err(|unread| match unread {
             Unread::OtherSession => Rejection::NoSession,
@@ -219,7 +219,8 @@ impl Hub {
         }
         let (hello, key) = Hello::open_with(&config.keys, datagram).ok_or(Rejection::Unauthentic)?;
         if hello.epoch == self.epoch {
-            // Our own message: the address is ours, or somebody sends it back. A peer with a session is somebody else.
+            // Our own message: either the address is ours, or someone reflects datagrams. A peer with a session isn't
+            // us.
             peer.is_itself = peer.session.is_none() && (config.is_own)(peer.address.ip());
             return if peer.is_itself { Ok(()) } else { Err(Rejection::Replayed) };
         }
@@ -229,10 +230,10 @@ impl Hub {
             let theirs = Side { epoch: hello.epoch, challenge: hello.challenge };
             if session.peer == theirs {
                 if hello.echo == session.own.challenge {
-                    // The peer has not heard yet that the session has begun.
-                    session.hurry();
+                    // The peer doesn't know yet that the session is established.
+                    session.send_soon();
                 } else {
-                    // It waits for the message that lets it begin the session.
+                    // The peer waits for the message with which it can establish the session.
                     let (versions, name) = (config.versions, config.name.clone());
                     let (challenge, echo) = (session.own.challenge, theirs.challenge);
                     let reply = Hello { versions, epoch: self.epoch, challenge, echo, name };
@@ -240,27 +241,28 @@ impl Hub {
                 }
                 return Ok(());
             }
-            // A gateway that has lost a session sends nothing in it. So while the session is in use, this is a copy.
-            let is_used = session.is_confirmed && now.saturating_sub(session.heard) < FRESH;
+            // A gateway that has lost a session sends nothing in it. While the session is in use, this message is
+            // therefore a replay.
+            let is_used = session.is_confirmed && now.saturating_sub(session.last_seen) < FRESH;
             if is_used && session.peer.epoch == hello.epoch {
                 return Err(Rejection::Replayed);
             }
         }
         peer.versions = Some(hello.versions);
         let version = hello.versions.1.min(config.versions.1);
-        let speaks_it = version >= hello.versions.0.max(config.versions.0);
+        let is_supported = version >= hello.versions.0.max(config.versions.0);
         let theirs = Side { epoch: hello.epoch, challenge: hello.challenge };
         let mut own = Side { epoch: self.epoch, challenge: peer.challenge };
-        if answers && speaks_it {
-            // The challenge has served: a copy of this message finds another one.
+        if answers && is_supported {
+            // Each challenge is used once, so that a replay of this message doesn't match.
             own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
             let mut session = Session::new((own, &config.keys.own), (theirs, key), version, now);
-            self.snat.messages().for_each(|message| session.tell(&message));
-            self.seats.of(now).for_each(|message| session.tell(&message));
+            self.snat.messages().for_each(|message| session.enqueue(&message));
+            self.seats.of(now).for_each(|message| session.enqueue(&message));
             self.walks.complete += 1;
             session.walks.number = self.walks.complete;
             peer.session = Some(session);
-            (peer.heard, peer.last_rejection) = (Some(now), None);
+            (peer.last_seen, peer.last_rejection) = (Some(now), None);
             self.counts.sessions += 1;
             self.refreshed = now;
         }
@@ -272,59 +274,59 @@ impl Hub {
             echo: hello.challenge,
             name: config.name.clone(),
         };
-        let is_needed = !answers || speaks_it;
+        let is_needed = !answers || is_supported;
         if is_needed {
             send(peer.address, &reply.seal(&config.keys.own, &self.entropy.random()));
         }
-        if speaks_it { Ok(()) } else { Err(Rejection::Version) }
+        if is_supported { Ok(()) } else { Err(Rejection::Version) }
     }
 
-    /// Adds a message of a worker for all peers that are up.
-    pub fn tell(&mut self, news: &FlowUpdate, now: Duration) {
-        let is_relayed = matches!(news, FlowUpdate::Live(record) if record.is_relayed);
+    /// Queues a worker's update for all peers with a session.
+    pub fn enqueue(&mut self, news: &FlowNews, now: Duration) {
+        let is_relayed = matches!(news, FlowNews::Is(record) if record.is_relayed);
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
-            if !is_relayed || now.saturating_sub(session.began) < YOUNG {
-                session.tell(&Message::Flow(*news));
+            if !is_relayed || now.saturating_sub(session.started) < YOUNG {
+                session.enqueue(&Message::Flow(*news));
             }
         }
     }
 
-    /// Whether workers may go on with their walks: no peer that is up has much to be sent, except one that takes nothing.
+    /// Whether workers may continue their walks: no peer that makes progress has a long queue.
     #[must_use]
-    pub fn has_room(&self, now: Duration) -> bool {
+    pub fn has_capacity(&self, now: Duration) -> bool {
         let mut sessions = self.peers.iter().filter_map(|peer| peer.session.as_ref());
         sessions.all(|session| session.sender.waiting() < QUEUE_MAX / 2 || session.is_stuck(now))
     }
 
-    /// The walks that workers should have made.
+    /// The walks requested from the workers so far.
     #[must_use]
     pub fn walks(&self) -> Walks {
         self.walks
     }
 
-    /// The workers have made this many of the complete walks, and everything that they said until then was passed to
-    /// [`Self::tell`].
+    /// Reports that the workers have finished this many complete walks, and that all updates from them were passed to
+    /// [`Self::enqueue`].
     pub fn walked(&mut self, complete: u64) {
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             session.walked(complete);
         }
     }
 
-    /// Sends a request to every peer with a session. [`PeerStatus::walk`] says when its answer has arrived.
-    pub fn ask(&mut self, request: Walk) {
-        self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()).for_each(|one| one.ask(request));
+    /// Sends a request to every peer with a session. [`PeerStatus::walk`] shows when the response is complete.
+    pub fn request(&mut self, request: Walk) {
+        self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()).for_each(|one| one.request(request));
     }
 
-    /// Sends a handshake message to every peer without a session at once, and for some time as often as to a peer that has
-    /// just been lost: this gateway begins to forward.
-    pub fn seek(&mut self, now: Duration) {
+    /// Sends a handshake message to every peer without a session immediately, then as often as to a peer that was just
+    /// lost. Called when this gateway starts to forward.
+    pub fn reconnect(&mut self, now: Duration) {
         for peer in self.peers.iter_mut().filter(|peer| peer.session.is_none()) {
-            (peer.sought, peer.hello_sent) = (Some(now), None);
+            (peer.reconnecting_since, peer.hello_sent) = (Some(now), None);
         }
     }
 
-    /// Asks for a walk, because messages of workers were lost before they arrived here.
-    pub fn was_told_too_little(&mut self) {
+    /// Requests a walk because updates of workers were lost before they reached the hub.
+    pub fn request_refresh(&mut self) {
         self.walks.refreshing += 1;
     }
 
@@ -334,18 +336,22 @@ impl Hub {
         self.peers.iter().any(|peer| peer.session.is_some())
     }
 
-    /// Ends sessions with peers that are silent. Call it before datagrams are received: after a pause of this process, those
-    /// that have waited since then belong to sessions that the peers have ended.
+    /// Ends the sessions of silent peers. Call it before receiving datagrams: after a pause of this process, the
+    /// datagrams that waited in the socket belong to sessions that the peers have already ended.
     pub fn end_silent(&mut self, now: Duration) {
         for peer in &mut self.peers {
-            if peer.session.as_ref().is_some_and(|session| now.saturating_sub(session.heard) >= SILENCE_MAX) {
+            if peer
+                .session
+                .as_ref()
+                .is_some_and(|session| now.saturating_sub(session.last_seen) >= SILENCE_MAX)
+            {
                 (peer.session, peer.last_rejection) = (None, None);
                 peer.challenge = self.entropy.random();
             }
         }
     }
 
-    /// Sends what is due, and ends sessions with peers that are silent.
+    /// Sends what is due, and ends the sessions of silent peers.
     pub fn poll(&mut self, now: Duration, mut send: impl FnMut(SocketAddr, &[u8])) {
         self.end_silent(now);
         for peer in &mut self.peers {
@@ -361,14 +367,14 @@ impl Hub {
             }
             let Some(session) = &mut peer.session else { continue };
             if std::mem::take(&mut session.walks.wants_changes) {
-                self.seats.of(now).for_each(|message| session.tell(&message));
+                self.seats.of(now).for_each(|message| session.enqueue(&message));
             }
             if std::mem::take(&mut session.walks.wants_flows) {
                 self.walks.complete += 1;
                 session.walks.number = self.walks.complete;
             }
             let lost = session.sender.lost;
-            while self.batches.has(now)
+            while self.batches.allows(now)
                 && let Some((datagram, again)) = session.batch(now)
             {
                 self.batches.take(self.config.rate_max, now);
@@ -378,7 +384,7 @@ impl Hub {
             }
             if session.is_due(now) {
                 self.counts.sent += 1;
-                let datagram = session.sign_of_life(now);
+                let datagram = session.keepalive(now);
                 send(peer.address, &datagram);
             }
             self.counts.lost += lost;
@@ -388,25 +394,26 @@ impl Hub {
                 self.walks.refreshing += 1;
             }
         }
-        // A peer must not always be the last to get what the rate allows.
+        // Rotate, so that no peer is always the last one to use the rate limit.
         if self.peers.len() > 1 {
             self.peers.rotate_left(1);
         }
-        // Without a peer too: what a walk shows is also for this gateway.
+        // Walk even without peers: this gateway uses the results, too.
         if now.saturating_sub(self.refreshed) >= REFRESH_EVERY {
             self.refreshed = now;
             self.walks.refreshing += 1;
-            self.tell_snat();
+            self.enqueue_snat();
         }
     }
 
-    /// Passes the messages of peers on, in the order of each peer, while `accept` takes them.
-    pub fn pass_on(&mut self, mut accept: impl FnMut(&Message) -> bool) {
+    /// Delivers the messages of peers, in the order of each peer, as long as `accept` returns true.
+    pub fn deliver(&mut self, mut accept: impl FnMut(&Message) -> bool) {
         for Peer { session, snat, arriving, .. } in &mut self.peers {
             let mut accept = |message: &Message| match message {
                 Message::Snat(one) => {
                     arriving.add(one);
-                    // A part of the list would mean that the peer has given the other addresses up.
+                    // Wait for the complete list: a part of it would look as if the peer had given up the other
+                    // addresses.
                     if one.is_last {
                         *snat = std::mem::take(arriving);
                     }
@@ -415,12 +422,12 @@ impl Hub {
                 other => accept(other),
             };
             if let Some(session) = session {
-                self.counts.passed_on += session.pass_on(&mut accept);
+                self.counts.delivered += session.deliver(&mut accept);
             }
         }
     }
 
-    /// What was counted.
+    /// The counters.
     #[must_use]
     pub fn counts(&self) -> &HubCounts {
         &self.counts

@@ -1,24 +1,25 @@
-//! The protocol by which gateways tell each other about flows: messages, cryptography, sessions and limits. It is
-//! specified in `docs/flow-sharing.md`.
+//! The flow sharing protocol between gateways: messages, cryptography, sessions and limits. `docs/flow-sharing.md`
+//! specifies it.
 //!
-//! [`Hub`] is the whole of it for one gateway. It has no socket, no thread and no clock: the daemon passes datagrams and
-//! the time in, and sends what comes out. [`message`] writes and reads what is said about a flow, [`crypt`] seals datagrams,
-//! and `session` keeps one peer's sequence of messages.
+//! [`Hub`] is the entire protocol for one gateway. It has no socket, no thread and no clock: the daemon passes in
+//! datagrams and the time, and sends the datagrams that come out. [`message`] encodes and decodes messages, [`crypt`]
+//! seals datagrams, and `session` keeps the message sequence of one peer.
 //!
-//! May depend on: `tidegate-conntrack` (the records of flows), `tidegate-spec`, `tidegate-wire`. May not: the dataplane, tokio, the configuration.
+//! May depend on: `tidegate-conntrack` (the records of flows), `tidegate-spec`, `tidegate-wire`. May not depend on: the
+//! dataplane, tokio, the configuration.
 //!
-//! Invariant: no datagram panics, and nothing of it is used before it is known to come from a holder of the key and to be
-//! neither old nor a copy. Every queue is bounded. Only ages are exchanged, never times.
+//! Invariant: no datagram causes a panic. Nothing in a datagram is used before it is known to come from an owner of the
+//! key and to be neither old nor replayed. Every queue is bounded. Only ages are exchanged, never timestamps.
 
-mod allowance;
 pub mod crypt;
+mod gateway_state;
 mod handshake;
 pub mod hub;
 pub mod limits;
 pub mod message;
 mod peer;
+mod rate_limit;
 mod receiver;
-mod seats_and_snat;
 mod sender;
 mod session;
 mod status;

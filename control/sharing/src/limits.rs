@@ -1,49 +1,51 @@
-//! The limits of the protocol. Each is a bound on memory, time or rate that a peer or a stranger cannot change.
+//! The limits of the protocol. Each bounds memory, time or a rate, and neither peers nor strangers can change it.
 //!
 //! Invariant: the memory for one peer is bounded by [`QUEUE_MAX`], and twice [`WINDOW`] datagrams.
 
 use std::time::Duration;
 
-/// Bytes of a datagram, so that it fits links with an MTU of 1,280, the least of IPv6 (RFC 8200 section 5).
+/// The maximum size of a datagram in bytes. It fits links with an MTU of 1,280, the minimum of IPv6 (RFC 8200 section
+/// 5).
 pub const DATAGRAM_MAX: usize = 1_200;
-/// Peers of one gateway.
+/// The maximum number of peers of one gateway.
 pub const PEERS_MAX: usize = 64;
-/// Messages about flows that wait for one peer. When it is full, the oldest is lost, counted, and a walk of the tables
-/// repairs it.
+/// The maximum number of messages queued for one peer. A full queue drops its oldest message and counts it; a table
+/// walk repeats it.
 pub const QUEUE_MAX: usize = 65_536;
-/// Changes of weights that a peer gets when a session with it begins, and when it asks. Of more, it does not learn the others.
-pub const SEATS_MAX: usize = 16_384;
-/// Backends that have left, likewise. The queue holds one copy of both.
-pub const LEFT_MAX: usize = 32_768;
-/// Batches that are under way to one peer, and that the peer keeps when one before them is missing.
+/// The maximum number of weight changes sent to a peer when a session starts or when it requests them. Any further ones
+/// are not sent.
+pub const WEIGHT_CHANGES_MAX: usize = 16_384;
+/// The maximum number of removed backends sent with them. The queue has space for one copy of both.
+pub const REMOVED_BACKENDS_MAX: usize = 32_768;
+/// The maximum number of batches in flight to one peer. The peer buffers as many while an earlier one is missing.
 pub const WINDOW: usize = 256;
-/// A handshake message is repeated after this time.
+/// The interval of handshake messages.
 pub const HELLO_EVERY: Duration = Duration::from_millis(250);
-/// The same, for a peer that has not answered for [`SILENCE_MAX`].
+/// The interval of handshake messages to a peer that has not responded for [`SILENCE_MAX`].
 pub const HELLO_SLOWLY_EVERY: Duration = Duration::from_secs(2);
-/// A rejected datagram explains the state of a peer for this time: it says hello more often.
+/// How long the status of a peer shows its last rejected datagram. Peers send handshake messages more often than this.
 pub const REJECTION_MAX: Duration = Duration::from_secs(10);
-/// Handshake messages of one peer that are opened in a second.
+/// The maximum number of handshake messages of one peer that are opened per second.
 pub const HELLOS_PER_SECOND: u32 = 20;
-/// Gateways that are no peers and are remembered, for people.
+/// The maximum number of gateways that are remembered, for display, although they are no peers.
 pub const STRANGERS_MAX: usize = 16;
-/// One that was not heard for this time is forgotten.
-pub const STRANGER_HEARD: Duration = Duration::from_secs(10);
-/// Datagrams of a session that are opened in a second: more than any peer sends.
+/// Such a gateway is forgotten after this time without a datagram.
+pub const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum number of datagrams of a session that are opened per second: more than any peer sends.
 pub const OPENS_PER_SECOND: u32 = 100_000;
-/// Something is sent at least this often in a session.
+/// The keepalive interval of a session.
 pub const KEEP_ALIVE: Duration = Duration::from_millis(500);
-/// A session from which nothing was heard for this time does not answer handshakes of the same epoch with a new session.
+/// After this time without a datagram in a session, a handshake with the same epoch starts a new session.
 pub const FRESH: Duration = Duration::from_millis(1_500);
-/// A session from which nothing was heard for this time has ended.
+/// After this time without a datagram, a session has ended.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// A peer that takes no batch for this time does not hold up the walks for others.
+/// A peer that accepts no batch for this time no longer delays table walks.
 pub const STUCK_AFTER: Duration = Duration::from_secs(3);
-/// A batch that was not acknowledged is sent again after this time, which doubles each time.
+/// The first timeout of an unacknowledged batch; it doubles with each retransmission.
 pub const RESEND_AFTER: Duration = Duration::from_millis(100);
-/// The longest time before a batch is sent again.
+/// The maximum retransmission timeout.
 pub const RESEND_AFTER_MAX: Duration = Duration::from_millis(800);
-/// Gateways walk through their tables this often, so that what was lost is repaired and idle flows stay.
+/// The interval of table walks. They repeat lost messages and keep idle flows alive.
 pub const REFRESH_EVERY: Duration = Duration::from_secs(20);
-/// Characters of the name of a gateway, as for a name of Kubernetes.
+/// The maximum length of a gateway's name, as for names in Kubernetes.
 pub const NAME_MAX: usize = 253;

@@ -1,13 +1,19 @@
-//! A message in bytes.
+//! The encoding of messages.
 //!
-//! One about a flow is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint
-//! of its backend, the state of the client's side, the translation of a NAT flow, the verification tags of a flow of SCTP (zeros
-//! if they are not known), and the age. With client port 0 it is about the backend that a client has by session affinity. Numbers are in network order. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
-//! its former weight, and how many milliseconds the change still matters. One about a backend that has left has other such
-//! flags, and the mark of its Service in place of a weight. A message about the walk itself has flags and its kind only. One about a SNAT address is: flags that no flow has,
-//! 1 for the first address plus 2 if replies are to reach the gateway, and the address, or zeros if the gateway has none.
+//! All numbers are in network byte order.
 //!
-//! Invariant: reading checks every value. What was read is what was written.
+//! A message about a flow has: flags, protocol, VIP and client (each an address and a port). Unless the flow is gone,
+//! these follow: the backend's endpoint, the state of the client's side, the translation of a NAT flow, the
+//! verification tags of an SCTP flow (zeros if unknown), and the age. Client port 0 means the backend that session
+//! affinity assigns to the client. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP.
+//!
+//! Other messages use combinations of flags that no flow has. A changed weight has: flags, protocol, VIP, backend, the
+//! previous weight, and for how many milliseconds the change is still relevant. A removed backend has the mark of its
+//! Service in place of the weight. A message about a table walk has only flags and its kind. A SNAT address has: flags,
+//! a set of bits (1 for the first address, 2 if replies should reach the gateway, 4 for the last address), and the
+//! address, or zeros if the gateway has none.
+//!
+//! Invariant: decoding checks every value, and decoding an encoded message returns the same message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -21,37 +27,37 @@ use tidegate_wire::rewrite::Endpoint;
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// About a flow.
-    Flow(FlowUpdate),
-    /// About a recent change of the backends of a Service.
+    /// An update of a flow.
+    Flow(FlowNews),
+    /// A recent change of the backends of a Service.
     Change(ServiceKey, BackendChange),
-    /// About the exchange itself.
+    /// A message about table walks.
     Walk(Walk),
-    /// About a SNAT address of the gateway.
+    /// A SNAT address of the gateway.
     Snat(SnatAddress),
 }
 
-/// A SNAT address of a gateway. A gateway sends all of them, one after the other.
+/// A SNAT address of a gateway. A gateway sends all of its addresses in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnatAddress {
-    /// The address, or an unspecified one if the gateway has none.
+    /// The address, unspecified if the gateway has none.
     pub address: IpAddr,
-    /// The list begins: addresses that were sent before don't count.
+    /// The list starts: discard the addresses that were sent before.
     pub is_first: bool,
-    /// The list ends, so that it counts.
+    /// The list ends and takes effect.
     pub is_last: bool,
-    /// Whether replies are to reach this gateway: it forwards, does not drain, and has the flows of its peers.
+    /// Whether replies should reach this gateway: it forwards, isn't draining, and has the flows of its peers.
     pub serves: bool,
 }
 
-/// What peers say about their walks through their tables.
+/// What peers report about their table walks, and request from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Walk {
-    /// Everything has been sent that the sender knew when the session began, or at the request that this answers.
+    /// The sender has sent everything that it knew when the session started, or when it received the request.
     Complete,
-    /// A request: the sender has refused messages that it could use now, so everything is to be sent again.
+    /// A request to send everything again: the sender can now use messages that it had refused.
     Again,
-    /// A request: the changes of backends are to be sent again, and [`Walk::Complete`] is to follow what has been sent then.
+    /// A request to send the changes of backends again, and [`Walk::Complete`] after everything queued until then.
     Check,
 }
 
@@ -59,24 +65,24 @@ impl Walk {
     const ALL: [Self; 3] = [Self::Complete, Self::Again, Self::Check];
 }
 
-/// The first version of the protocol with [`BackendChange::WeightChanged`].
-pub const SEATS_SINCE: u8 = 2;
+/// The first protocol version with [`BackendChange::Moved`].
+pub const MOVED_SINCE: u8 = 2;
 
-/// The first version of the protocol with flows of SCTP and with session affinity.
+/// The first protocol version with SCTP flows and session affinity.
 pub const SCTP_SINCE: u8 = 3;
 
-/// The first version of the protocol with [`BackendChange::Removed`] and [`Message::Walk`].
+/// The first protocol version with [`BackendChange::Left`] and [`Message::Walk`].
 pub const WALKS_SINCE: u8 = 4;
-/// The first version of the protocol with [`Message::Snat`].
+/// The first protocol version with [`Message::Snat`].
 pub const SNAT_SINCE: u8 = 4;
 
 impl Message {
-    /// The first version of the protocol with this message. Peers of earlier versions cannot read it.
+    /// The first protocol version with this message. Peers with earlier versions can't decode it.
     #[must_use]
     pub fn since(&self) -> u8 {
         match self {
-            Self::Change(_, BackendChange::WeightChanged(_)) => SEATS_SINCE,
-            Self::Change(_, BackendChange::Removed(_)) | Self::Walk(_) => WALKS_SINCE,
+            Self::Change(_, BackendChange::Moved(_)) => MOVED_SINCE,
+            Self::Change(_, BackendChange::Left(_)) | Self::Walk(_) => WALKS_SINCE,
             Self::Snat(..) => SNAT_SINCE,
             Self::Flow(news) => {
                 let name = news.name();
@@ -86,7 +92,7 @@ impl Message {
     }
 }
 
-/// Bytes of the longest message.
+/// The size of the longest message in bytes.
 pub const RECORD_MAX: usize = 2 + 3 * 18 + 1 + 18 + 1 + 8 + 16 + 8 + 4;
 
 const GONE: u8 = 1;
@@ -97,13 +103,13 @@ const TRANSLATED: u8 = 16;
 const RELAYED: u8 = 32;
 const STREAM: u8 = 64;
 const SPLICE: u8 = 128;
-/// The flags of a seat: a flow that is gone is not relayed.
-const SEAT: u8 = GONE | RELAYED;
-/// The flags of a backend that has left, likewise.
-const LEFT: u8 = SEAT | TRANSLATED;
+/// The flags of a changed weight. A flow that is gone is never relayed, so no flow has both.
+const MOVED: u8 = GONE | RELAYED;
+/// The flags of a removed backend.
+const LEFT: u8 = MOVED | TRANSLATED;
 /// The flags of a message about a walk.
-const WALK: u8 = SEAT | STREAM;
-/// The flags of a SNAT address: a flow that is gone has no splice.
+const WALK: u8 = MOVED | STREAM;
+/// The flags of a SNAT address. A flow that is gone has no splice, so no flow has both.
 const SNAT: u8 = GONE | SPLICE;
 const SNAT_IS_FIRST: u8 = 1;
 const SNAT_SERVES: u8 = 2;
@@ -116,9 +122,9 @@ pub fn write(message: &Message, out: &mut Vec<u8>) {
         Message::Change(service, change) => write_change(service, change, out),
         Message::Walk(walk) => out.extend([WALK, *walk as u8]),
         Message::Snat(SnatAddress { address, is_first, is_last, serves }) => {
-            let says =
+            let bits =
                 flag(*is_first, SNAT_IS_FIRST) | flag(*is_last, SNAT_IS_LAST) | flag(*serves, SNAT_SERVES);
-            out.extend([SNAT | flag(address.is_ipv6(), VIP_V6), says]);
+            out.extend([SNAT | flag(address.is_ipv6(), VIP_V6), bits]);
             endpoint(&Endpoint { addr: (*address).into(), port: 0 }, out);
         }
     }
@@ -126,8 +132,8 @@ pub fn write(message: &Message, out: &mut Vec<u8>) {
 
 fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>) {
     let (flags, backend) = match change {
-        BackendChange::WeightChanged(seat) => (SEAT, seat.backend),
-        BackendChange::Removed(left) => (LEFT, left.backend),
+        BackendChange::Moved(seat) => (MOVED, seat.backend),
+        BackendChange::Left(left) => (LEFT, left.backend),
     };
     let vip = Endpoint { addr: service.vip.into(), port: service.port };
     let backend = Endpoint { addr: backend.ip().into(), port: backend.port() };
@@ -163,7 +169,7 @@ fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
     endpoint(&record.backend, out);
     out.push(record.client.number());
     if let Some(translation) = &record.translation {
-        // A flow stays in its family.
+        // Both translated endpoints have the client's address family.
         endpoint(&translation.local, out);
         out.push(translation.server.number());
         if let Some(stream) = translation.stream {
@@ -192,7 +198,7 @@ fn endpoint(endpoint: &Endpoint, out: &mut Vec<u8>) {
     out.extend(endpoint.port.to_be_bytes());
 }
 
-/// Reads a message from the beginning of `bytes`, which then begin behind it; `None` if there is no valid one.
+/// Decodes the first message in `bytes` and advances `bytes` past it; `None` if it is not valid.
 pub fn read(bytes: &mut &[u8]) -> Option<Message> {
     let [flags, protocol] = take(bytes)?;
     if flags == WALK {
@@ -201,21 +207,21 @@ pub fn read(bytes: &mut &[u8]) -> Option<Message> {
     if flags & !VIP_V6 == SNAT {
         let is_valid = protocol & !(SNAT_IS_FIRST | SNAT_IS_LAST | SNAT_SERVES) == 0;
         let Endpoint { addr, port } = read_endpoint(bytes, flags & VIP_V6 != 0)?;
-        let says = |flag| protocol & flag != 0;
-        let (is_first, is_last, serves) = (says(SNAT_IS_FIRST), says(SNAT_IS_LAST), says(SNAT_SERVES));
+        let is_set = |flag| protocol & flag != 0;
+        let (is_first, is_last, serves) = (is_set(SNAT_IS_FIRST), is_set(SNAT_IS_LAST), is_set(SNAT_SERVES));
         let message = Message::Snat(SnatAddress { address: addr.ip(), is_first, is_last, serves });
         return (is_valid && port == 0).then_some(message);
     }
     let protocol = Protocol::from_number(protocol)?;
     let vip = read_endpoint(bytes, flags & VIP_V6 != 0)?;
     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
-    if flags & SEAT != SEAT {
+    if flags & MOVED != MOVED {
         return read_flow(bytes, flags, protocol, vip).map(Message::Flow);
     }
     let backend = read_endpoint(bytes, flags & BACKEND_V6 != 0)?;
     let backend = SocketAddr::new(backend.addr.ip(), backend.port);
     let change = match flags & !(VIP_V6 | BACKEND_V6) {
-        SEAT => {
+        MOVED => {
             let former = u16::from_be_bytes(take(bytes)?);
             BackendChange::WeightChanged(WeightChange { backend, former, remaining: read_millis(bytes)? })
         }
@@ -232,8 +238,8 @@ fn read_millis(bytes: &mut &[u8]) -> Option<Duration> {
     Some(Duration::from_millis(u32::from_be_bytes(take(bytes)?).into()))
 }
 
-/// Reads what follows the VIP.
-fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowUpdate> {
+/// Decodes a flow after its VIP.
+fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowNews> {
     let client = read_endpoint(bytes, flags & CLIENT_V6 != 0)?;
     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
     let name = FlowName { service, client };
@@ -285,7 +291,7 @@ fn read_state(bytes: &mut &[u8]) -> Option<SideState> {
 fn read_endpoint(bytes: &mut &[u8], is_v6: bool) -> Option<Endpoint> {
     let addr: Addr = if is_v6 {
         let addr = Ipv6Addr::from(take::<16>(bytes)?);
-        // The mapped form stands for IPv4 in this program.
+        // IPv4-mapped addresses represent IPv4 in this program.
         if addr.to_ipv4_mapped().is_some() {
             return None;
         }
@@ -342,7 +348,7 @@ mod tests {
         prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)]
     }
 
-    /// Pairs of which zero, one or both tags are known.
+    /// Pairs with zero, one or two known tags.
     fn tags() -> impl Strategy<Value = Option<TagPair>> {
         let pair = prop_oneof![any::<[u32; 2]>(), any::<u32>().prop_map(|server| [0, server])];
         pair.prop_map(|[client, server]| {
@@ -432,7 +438,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_is_read_as_it_was_written(news in prop::collection::vec(message(), 0..5)) {
+        fn a_message_decodes_as_it_was_encoded(news in prop::collection::vec(message(), 0..5)) {
             let mut bytes = Vec::new();
             for one in &news {
                 let before = bytes.len();
@@ -448,14 +454,14 @@ mod tests {
         }
 
         #[test]
-        fn a_message_that_is_cut_off_is_none(news in message(), cut in any::<prop::sample::Index>()) {
+        fn a_truncated_message_is_invalid(news in message(), cut in any::<prop::sample::Index>()) {
             let mut bytes = Vec::new();
             write(&news, &mut bytes);
             prop_assert_eq!(read(&mut &bytes[..cut.index(bytes.len())]), None);
         }
 
         #[test]
-        fn no_bytes_panic_and_what_is_read_can_be_written(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_panic_and_every_decoded_message_can_be_encoded(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut rest = &bytes[..];
             while let Some(news) = read(&mut rest) {
                 let mut again = Vec::new();

@@ -1,15 +1,15 @@
-//! What a hub knows of one peer.
+//! The state of one peer.
 //!
-//! Invariant: a peer without a session has a challenge that no message has answered yet.
+//! Invariant: a peer without a session has a challenge that no message has matched yet.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::allowance::Allowance;
 use crate::crypt::{Random, SharedKey};
+use crate::gateway_state::Snat;
 use crate::limits::{HELLO_EVERY, HELLO_SLOWLY_EVERY, REJECTION_MAX, SILENCE_MAX};
 use crate::message::WALKS_SINCE;
-use crate::seats_and_snat::Snat;
+use crate::rate_limit::RateLimit;
 use crate::session::Session;
 use crate::status::{PeerState, PeerStatus, PeerWalk, Rejection};
 
@@ -20,25 +20,26 @@ pub(crate) struct Peer {
     pub(crate) is_itself: bool,
     pub(crate) versions: Option<(u8, u8)>,
     pub(crate) session: Option<Session>,
-    /// What an answer to the next handshake message must repeat.
+    /// The challenge that the response to the next handshake message must repeat.
     pub(crate) challenge: Random,
     pub(crate) hello_sent: Option<Duration>,
-    pub(crate) heard: Option<Duration>,
-    /// When the gateway last had to catch up: the peer is sought as if it had just been heard.
-    pub(crate) sought: Option<Duration>,
-    pub(crate) hellos: Allowance,
-    pub(crate) opens: Allowance,
-    /// Since the last session began or ended: an earlier one explains nothing.
+    pub(crate) last_seen: Option<Duration>,
+    /// When this gateway last had to catch up. From then on, handshake messages are sent as often as to a peer that was
+    /// just lost.
+    pub(crate) reconnecting_since: Option<Duration>,
+    pub(crate) hellos: RateLimit,
+    pub(crate) opens: RateLimit,
+    /// Reset when a session starts or ends, because an earlier rejection explains nothing.
     pub(crate) last_rejection: Option<(Rejection, Duration)>,
     /// The key of its last handshake message.
     pub(crate) key: Option<SharedKey>,
     pub(crate) snat: Snat,
-    /// The list of its SNAT addresses that is arriving.
+    /// The list of its SNAT addresses, while parts of it are missing.
     pub(crate) arriving: Snat,
 }
 
 impl Peer {
-    /// A peer that has not answered.
+    /// A peer that has not responded yet.
     pub(crate) fn new(address: SocketAddr, challenge: Random) -> Self {
         Self {
             address,
@@ -48,10 +49,10 @@ impl Peer {
             session: None,
             challenge,
             hello_sent: None,
-            heard: None,
-            sought: None,
-            hellos: Allowance::default(),
-            opens: Allowance::default(),
+            last_seen: None,
+            reconnecting_since: None,
+            hellos: RateLimit::default(),
+            opens: RateLimit::default(),
             last_rejection: None,
             key: None,
             snat: Snat::default(),
@@ -59,13 +60,13 @@ impl Peer {
         }
     }
 
-    /// How often the peer is sent a handshake message; `None` if it needs none.
+    /// The interval of handshake messages to this peer; `None` if it needs none.
     fn hello_every(&self, now: Duration) -> Option<Duration> {
-        match (&self.session, self.heard.max(self.sought)) {
+        match (&self.session, self.last_seen.max(self.reconnecting_since)) {
             (Some(session), _) if session.is_confirmed => None,
             _ if self.is_itself => Some(HELLO_SLOWLY_EVERY),
             (Some(_), _) => Some(HELLO_EVERY),
-            (None, Some(heard)) if now.saturating_sub(heard) < SILENCE_MAX * 4 => Some(HELLO_EVERY),
+            (None, Some(last_seen)) if now.saturating_sub(last_seen) < SILENCE_MAX * 4 => Some(HELLO_EVERY),
             (None, _) => Some(HELLO_SLOWLY_EVERY),
         }
     }
@@ -76,7 +77,7 @@ impl Peer {
         self.hello_every(now).is_some_and(is_due)
     }
 
-    /// The peer for display; `versions` are those that this gateway speaks.
+    /// The peer's status for display. `versions` are those that this gateway supports.
     pub(crate) fn status(&self, versions: (u8, u8), now: Duration) -> PeerStatus {
         let session = self.session.as_ref().filter(|session| session.is_confirmed);
         let state = match (session, self.versions) {
@@ -92,19 +93,19 @@ impl Peer {
             address: self.address,
             name: self.name.clone(),
             state,
-            heard_ago: self.heard.map(|heard| now.saturating_sub(heard)),
+            silent_for: self.last_seen.map(|at| now.saturating_sub(at)),
             waiting: session.map_or(0, |session| session.sender.waiting()),
-            under_way: session.map_or(0, |session| session.sender.under_way()),
+            in_flight: session.map_or(0, |session| session.sender.in_flight()),
             last_rejection: self
                 .last_rejection
                 .filter(|(_, at)| now.saturating_sub(*at) < REJECTION_MAX)
                 .map(|(why, _)| why),
             walk: match session {
                 Some(session) if session.version < WALKS_SINCE => {
-                    PeerWalk::Unknown(now.saturating_sub(session.began))
+                    PeerWalk::Unknown(now.saturating_sub(session.started))
                 }
                 Some(session) if session.walks.awaited == 0 => PeerWalk::Complete,
-                _ => PeerWalk::UnderWay,
+                _ => PeerWalk::InProgress,
             },
             key: self.key.as_ref().map(SharedKey::fingerprint),
             snat: self.snat.clone(),

@@ -1,30 +1,30 @@
-//! What one peer says: which datagrams and batches of a session are new, and the batches in their order.
+//! The receiving half of a session: recognizes replays, and orders batches.
 //!
-//! Datagrams have numbers, which are never used twice: a copy is recognised by its number. Batches have numbers of their
-//! own, because they are sent again in other datagrams; they are passed on in their order, so that what is said later about
-//! a flow wins.
+//! Datagram numbers are never reused, so a replay is recognized by its number. Batches have their own numbers because
+//! they are retransmitted in other datagrams. They are delivered in order, so that the latest message about a flow
+//! wins.
 //!
-//! Invariant: at most [`WINDOW`] batches are kept.
+//! Invariant: at most [`WINDOW`] batches are buffered.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::limits::WINDOW;
 use crate::message::{self, Message};
 
-/// Datagrams that may be overtaken by others and still count as new.
+/// How far a datagram may be reordered and still be accepted.
 const REORDERED: u64 = 1_024;
 
 /// The receiving half of a session.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// One more than the highest number of a datagram so far.
+    /// One more than the highest datagram number so far.
     above: u64,
-    /// One bit for each of the last [`REORDERED`] numbers, at the number's remainder.
+    /// One bit per number of the last [`REORDERED`] datagrams, at index number mod [`REORDERED`].
     seen: [u64; REORDERED as usize / 64],
-    /// The batch that is passed on next.
+    /// The batch to deliver next.
     next: u64,
     batches: BTreeMap<u64, VecDeque<Message>>,
-    /// A batch has arrived since the last acknowledgement, or the peer may not know what has.
+    /// A batch has arrived since the last acknowledgement, or the peer may not know which batches have arrived.
     pub(crate) must_acknowledge: bool,
 }
 
@@ -39,28 +39,28 @@ impl Receiver {
         }
     }
 
-    /// Whether a datagram with this number has not been received.
+    /// Whether no datagram with this number has been received.
     pub(crate) fn is_new(&self, number: u64) -> bool {
-        let (word, bit) = place(number);
+        let (word, bit) = word_and_bit(number);
         number >= self.above || self.above - number <= REORDERED && self.seen[word] & bit == 0
     }
 
-    /// Takes note of a datagram that is authentic.
+    /// Marks the number of an authentic datagram as received.
     pub(crate) fn received(&mut self, number: u64) {
         if number >= self.above {
             let skipped = (number - self.above).min(REORDERED);
             for n in 0..skipped {
-                let (word, bit) = place(number - 1 - n);
+                let (word, bit) = word_and_bit(number - 1 - n);
                 self.seen[word] &= !bit;
             }
-            // The largest number is refused, so that this does not wrap.
+            // Doesn't overflow, because the largest number is refused.
             self.above = number + 1;
         }
-        let (word, bit) = place(number);
+        let (word, bit) = word_and_bit(number);
         self.seen[word] |= bit;
     }
 
-    /// Takes a batch. Returns false if its content is not valid.
+    /// Buffers a batch. Returns false if its content is not valid.
     pub(crate) fn batch(&mut self, number: u64, mut bytes: &[u8]) -> bool {
         self.must_acknowledge = true;
         let is_wanted = number >= self.next && number - self.next < WINDOW as u64;
@@ -76,8 +76,8 @@ impl Receiver {
         true
     }
 
-    /// Passes the messages on, in order, while `accept` takes them. Returns how many it took.
-    pub(crate) fn pass_on(&mut self, accept: &mut impl FnMut(&Message) -> bool) -> u64 {
+    /// Delivers messages in order as long as `accept` returns true. Returns how many were accepted.
+    pub(crate) fn deliver(&mut self, accept: &mut impl FnMut(&Message) -> bool) -> u64 {
         let mut passed = 0;
         while let Some(batch) = self.batches.get_mut(&self.next) {
             while let Some(message) = batch.front() {
@@ -94,7 +94,7 @@ impl Receiver {
         passed
     }
 
-    /// What the peer is told: the batch that is passed on next, and those after it that have arrived.
+    /// The acknowledgement to send: the batch to deliver next, and those after it that have arrived.
     pub(crate) fn acknowledgement(&mut self) -> (u64, [u64; 4]) {
         self.must_acknowledge = false;
         let mut bits = [0; 4];
@@ -106,7 +106,7 @@ impl Receiver {
     }
 }
 
-fn place(number: u64) -> (usize, u64) {
+fn word_and_bit(number: u64) -> (usize, u64) {
     let at = number % REORDERED;
     ((at / 64) as usize, 1 << (at % 64))
 }

@@ -1,10 +1,10 @@
-//! What is said to one peer: a queue of messages, and the batches that the peer has not acknowledged.
+//! The sending half of a session: a queue of messages, and the batches that the peer has not acknowledged.
 //!
-//! Batches are numbered. They are sent again until they are acknowledged, at most [`WINDOW`] of them at a time. If more is
-//! to be said than the peer takes, the oldest messages of the queue are lost: newer ones are about flows that are more
-//! likely to live, and a walk of the tables repeats what was lost.
+//! Batches are numbered and retransmitted until they are acknowledged, at most [`WINDOW`] of them at a time. A full
+//! queue drops its oldest messages, because newer ones are about flows that are likely to live longer. A table walk
+//! repeats what was lost.
 //!
-//! Invariant: at most [`QUEUE_MAX`] messages wait, and [`WINDOW`] batches are kept.
+//! Invariant: at most [`QUEUE_MAX`] messages are queued, and [`WINDOW`] batches are kept.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use crate::limits::{QUEUE_MAX, RESEND_AFTER, RESEND_AFTER_MAX, WINDOW};
 use crate::message::{self, Message, RECORD_MAX};
 
-/// A batch that is under way.
+/// A batch that is not acknowledged yet.
 #[derive(Debug)]
 struct Batch {
     number: u64,
     bytes: Vec<u8>,
-    /// When it is to be sent again.
+    /// When to retransmit it.
     due: Duration,
     wait: Duration,
 }
@@ -26,12 +26,12 @@ struct Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
     queue: VecDeque<Message>,
-    under_way: VecDeque<Batch>,
+    in_flight: VecDeque<Batch>,
     /// The number of the next new batch.
     next: u64,
-    /// The batch that the peer passes on next: it keeps later ones within the window.
+    /// The batch that the peer delivers next. The peer buffers later ones within the window.
     peer_next: u64,
-    /// Messages that the full queue lost.
+    /// Messages dropped from the full queue.
     pub(crate) lost: u64,
     /// Messages were lost, and no walk has repeated them yet.
     pub(crate) is_behind: bool,
@@ -48,25 +48,25 @@ impl Sender {
         self.queue.push_back(*message);
     }
 
-    /// The messages that wait.
+    /// The number of queued messages.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// The batches that are not acknowledged.
-    pub(crate) fn under_way(&self) -> usize {
-        self.under_way.len()
+    /// The number of unacknowledged batches.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
-    /// The batch that the peer passes on next.
+    /// The batch that the peer delivers next.
     pub(crate) fn peer_next(&self) -> u64 {
         self.peer_next
     }
 
-    /// The batch to send now, with its number, of at most `room` bytes: one that was lost, or a new one.
-    pub(crate) fn next(&mut self, room: usize, now: Duration) -> Option<(u64, &[u8], bool)> {
-        if let Some(at) = self.under_way.iter().position(|batch| batch.due <= now) {
-            let batch = &mut self.under_way[at];
+    /// The next batch to send, of at most `size_max` bytes, its number, and whether it is a retransmission.
+    pub(crate) fn next(&mut self, size_max: usize, now: Duration) -> Option<(u64, &[u8], bool)> {
+        if let Some(at) = self.in_flight.iter().position(|batch| batch.due <= now) {
+            let batch = &mut self.in_flight[at];
             batch.wait = (batch.wait * 2).min(RESEND_AFTER_MAX);
             batch.due = now + batch.wait;
             return Some((batch.number, &batch.bytes, true));
@@ -75,22 +75,22 @@ impl Sender {
         if self.queue.is_empty() || !window_is_open {
             return None;
         }
-        let mut bytes = Vec::with_capacity(room);
-        while bytes.len() + RECORD_MAX <= room
+        let mut bytes = Vec::with_capacity(size_max);
+        while bytes.len() + RECORD_MAX <= size_max
             && let Some(message) = self.queue.pop_front()
         {
             message::write(&message, &mut bytes);
         }
         let number = self.next;
         self.next += 1;
-        self.under_way.push_back(Batch { number, bytes, due: now + RESEND_AFTER, wait: RESEND_AFTER });
-        self.under_way.back().map(|batch| (batch.number, &batch.bytes[..], false))
+        self.in_flight.push_back(Batch { number, bytes, due: now + RESEND_AFTER, wait: RESEND_AFTER });
+        self.in_flight.back().map(|batch| (batch.number, &batch.bytes[..], false))
     }
 
-    /// Takes note that the peer has all batches before `next`, and those of `bits` after it.
+    /// Handles an acknowledgement of all batches before `next`, and of those in `bits` after it.
     pub(crate) fn acknowledged(&mut self, next: u64, bits: &[u64; 4]) {
         if next < self.peer_next || next > self.next {
-            // An acknowledgement that another one has overtaken, or one of nothing that was sent.
+            // A reordered acknowledgement, or one of batches that were never sent.
             return;
         }
         self.peer_next = next;
@@ -98,6 +98,6 @@ impl Sender {
             let at = number.wrapping_sub(next);
             number < next || at < 256 && bits[(at / 64) as usize] >> (at % 64) & 1 != 0
         };
-        self.under_way.retain(|batch| !has(batch.number));
+        self.in_flight.retain(|batch| !has(batch.number));
     }
 }

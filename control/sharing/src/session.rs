@@ -1,11 +1,11 @@
-//! A session with one peer: from the moment at which both sides have proved that they have the key, until one of them
-//! restarts or is silent for too long.
+//! A session with one peer. It lasts from the moment at which both sides have proved that they have the key until one
+//! of them restarts or is silent for too long.
 //!
-//! A datagram of a session is: magic, kind, version, two zeros, the session's number, the datagram's number; then, sealed,
-//! an acknowledgement or none, and a batch or none.
+//! A datagram has: magic, kind, version, two zeros, the number of the session, the number of the datagram; then,
+//! sealed, an optional acknowledgement and an optional batch.
 //!
-//! Invariant: a datagram is read only if its session, its number and its seal are right, in this order: forged ones cost
-//! at most one attempt to open them.
+//! Invariant: the session, the number and the seal of a datagram are checked in this order before it is read. A forged
+//! datagram costs at most one attempt to open it.
 
 use std::time::Duration;
 
@@ -16,24 +16,24 @@ use crate::message::{Message, WALKS_SINCE, Walk, take};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 
-/// The kind of a datagram of a session.
+/// The kind of a session's datagrams.
 pub(crate) const DATA: u8 = 2;
 /// Bytes before the sealed part.
 pub(crate) const HEADER: usize = 24;
 const ACKNOWLEDGEMENT: u8 = 1;
 const BATCH: u8 = 2;
 const ACKNOWLEDGEMENT_LEN: usize = 1 + 8 + 32;
-/// Bytes for the messages of a batch.
-const ROOM: usize = DATAGRAM_MAX - HEADER - TAG - ACKNOWLEDGEMENT_LEN - 9;
+/// The maximum size of a batch's messages in bytes.
+const BATCH_MAX: usize = DATAGRAM_MAX - HEADER - TAG - ACKNOWLEDGEMENT_LEN - 9;
 
 /// Why a datagram of a session was not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unread {
-    /// It belongs to another session: one that has ended, or none.
+    /// It belongs to another session, or to none.
     OtherSession,
-    /// It was received before, or is older than what may be reordered.
+    /// It was received before, or is outside the reordering window.
     Old,
-    /// Too many datagrams were opened in this second.
+    /// Too many datagrams were opened within one second.
     TooMany,
     /// It was not sealed by the peer.
     Unauthentic,
@@ -41,18 +41,18 @@ pub(crate) enum Unread {
     Invalid,
 }
 
-/// How far both sides have sent everything that they know.
+/// Whether each side has sent everything that it knows.
 #[derive(Debug)]
 pub(crate) struct WalksOfSession {
-    /// The complete walk of the workers after which this side has sent everything.
+    /// Once the workers have finished this many complete walks, this side has sent everything.
     pub(crate) number: u64,
-    /// The times that the peer waits for [`Walk::Complete`].
+    /// How many [`Walk::Complete`] messages this side has yet to send.
     pub(crate) owed: u32,
-    /// The times that this side waits for it.
+    /// How many it still expects.
     pub(crate) awaited: u32,
-    /// The peer wants the changes of backends again.
+    /// The peer has requested the changes of backends again.
     pub(crate) wants_changes: bool,
-    /// The peer wants everything again.
+    /// The peer has requested everything again.
     pub(crate) wants_flows: bool,
 }
 
@@ -64,20 +64,20 @@ impl Default for WalksOfSession {
 
 /// A session.
 pub(crate) struct Session {
-    /// What this side and the peer have contributed.
+    /// The epochs and challenges of this side and the peer.
     pub(crate) own: Side,
     pub(crate) peer: Side,
     keys: SessionKeys,
     pub(crate) version: u8,
-    /// The peer has used the session, so it has the keys too.
+    /// The peer has used the session, so it has the keys, too.
     pub(crate) is_confirmed: bool,
-    pub(crate) began: Duration,
-    /// When something was last heard.
-    pub(crate) heard: Duration,
-    /// When something was last sent.
+    pub(crate) started: Duration,
+    /// When the last datagram was received.
+    pub(crate) last_seen: Duration,
+    /// When the last datagram was sent.
     sent: Duration,
-    /// When the peer last took a batch, or had none to take.
-    taken: Duration,
+    /// When the peer last acknowledged a batch, or no batch was outstanding.
+    last_progress: Duration,
     /// The number of the next datagram.
     number: u64,
     pub(crate) walks: WalksOfSession,
@@ -98,10 +98,10 @@ impl Session {
             keys: SharedKey::of_session((&own, own_key), (&peer, peer_key)),
             version,
             is_confirmed: false,
-            began: now,
-            heard: now,
+            started: now,
+            last_seen: now,
             sent: now,
-            taken: now,
+            last_progress: now,
             number: 0,
             walks: WalksOfSession::default(),
             sender: Sender::default(),
@@ -109,22 +109,22 @@ impl Session {
         }
     }
 
-    /// Whether something is to be sent even if there is no batch.
+    /// Whether a datagram must be sent even without a batch.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.receiver.must_acknowledge || now.saturating_sub(self.sent) >= KEEP_ALIVE
     }
 
-    /// Makes something be sent soon.
-    pub(crate) fn hurry(&mut self) {
+    /// Sends a datagram at the next opportunity.
+    pub(crate) fn send_soon(&mut self) {
         self.receiver.must_acknowledge = true;
     }
 
-    /// The next datagram with a batch, and whether it was sent before.
+    /// The next datagram with a batch, and whether the batch is a retransmission.
     pub(crate) fn batch(&mut self, now: Duration) -> Option<(Vec<u8>, bool)> {
-        if self.sender.under_way() == 0 && self.sender.waiting() == 0 {
-            self.taken = now;
+        if self.sender.in_flight() == 0 && self.sender.waiting() == 0 {
+            self.last_progress = now;
         }
-        let (number, batch, again) = self.sender.next(ROOM, now)?;
+        let (number, batch, again) = self.sender.next(BATCH_MAX, now)?;
         let mut body = vec![BATCH];
         body.extend(number.to_be_bytes());
         body.extend(batch);
@@ -132,7 +132,7 @@ impl Session {
     }
 
     /// A datagram without a batch.
-    pub(crate) fn sign_of_life(&mut self, now: Duration) -> Vec<u8> {
+    pub(crate) fn keepalive(&mut self, now: Duration) -> Vec<u8> {
         self.receiver.must_acknowledge = true;
         self.seal(&[], now)
     }
@@ -156,10 +156,11 @@ impl Session {
         datagram
     }
 
-    /// Reads a datagram. `may_open` is asked before the expensive part.
+    /// Reads a datagram. `may_open` is called before the expensive part.
     ///
     /// # Errors
-    /// Why it was not read. Nothing has changed then, except that a datagram with invalid content was received.
+    /// Why it was not read. The session hasn't changed then, except that a datagram with invalid content counts as
+    /// received.
     pub(crate) fn read(
         &mut self,
         datagram: &mut [u8],
@@ -181,7 +182,7 @@ impl Session {
         }
         let mut body = &*self.keys.open.open(number, datagram, HEADER).ok_or(Unread::Unauthentic)?;
         self.receiver.received(number);
-        (self.heard, self.is_confirmed) = (now, true);
+        (self.last_seen, self.is_confirmed) = (now, true);
         while let Some((kind, mut rest)) = body.split_first() {
             match *kind {
                 ACKNOWLEDGEMENT => {
@@ -193,7 +194,7 @@ impl Session {
                     let before = self.sender.peer_next();
                     self.sender.acknowledged(next, &bits);
                     if self.sender.peer_next() != before {
-                        self.taken = now;
+                        self.last_progress = now;
                     }
                     body = rest;
                 }
@@ -207,39 +208,40 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the peer has taken nothing for so long that others must not wait for it.
+    /// Whether the peer has accepted nothing for so long that others must not wait for it.
     pub(crate) fn is_stuck(&self, now: Duration) -> bool {
-        now.saturating_sub(self.taken) >= STUCK_AFTER
+        now.saturating_sub(self.last_progress) >= STUCK_AFTER
     }
 
-    /// Sends a request that the peer answers with [`Walk::Complete`]. One of an earlier version doesn't understand it.
-    pub(crate) fn ask(&mut self, request: Walk) {
+    /// Sends a request that the peer answers with [`Walk::Complete`]. Peers with an earlier version don't support
+    /// requests.
+    pub(crate) fn request(&mut self, request: Walk) {
         if self.version >= WALKS_SINCE {
             self.walks.awaited = self.walks.awaited.saturating_add(1);
-            self.tell(&Message::Walk(request));
+            self.enqueue(&Message::Walk(request));
         }
     }
 
-    /// Reports to the peer that the workers have made this many complete walks.
+    /// Reports to the peer that the workers have finished this many complete walks.
     pub(crate) fn walked(&mut self, complete: u64) {
         if complete >= self.walks.number {
             for _ in 0..std::mem::take(&mut self.walks.owed) {
-                self.tell(&Message::Walk(Walk::Complete));
+                self.enqueue(&Message::Walk(Walk::Complete));
             }
         }
     }
 
-    /// Passes the messages of the peer on while `accept` takes them. Returns how many it took.
-    pub(crate) fn pass_on(&mut self, accept: &mut impl FnMut(&Message) -> bool) -> u64 {
+    /// Delivers the peer's messages as long as `accept` returns true. Returns how many were accepted.
+    pub(crate) fn deliver(&mut self, accept: &mut impl FnMut(&Message) -> bool) -> u64 {
         let (walks, is_behind) = (&mut self.walks, self.sender.is_behind);
-        self.receiver.pass_on(&mut |message| match message {
+        self.receiver.deliver(&mut |message| match message {
             Message::Walk(Walk::Complete) => {
                 walks.awaited = walks.awaited.saturating_sub(1);
                 true
             }
             Message::Walk(request) => {
                 walks.wants_changes = true;
-                // If messages were lost, only a walk brings them.
+                // Lost messages can only be repeated by a walk.
                 walks.wants_flows |= *request == Walk::Again || is_behind;
                 walks.owed = walks.owed.saturating_add(1);
                 true
@@ -248,8 +250,8 @@ impl Session {
         })
     }
 
-    /// Adds a message for the peer.
-    pub(crate) fn tell(&mut self, message: &Message) {
+    /// Queues a message for the peer.
+    pub(crate) fn enqueue(&mut self, message: &Message) {
         if message.since() <= self.version {
             self.sender.push(message);
         }

@@ -1,24 +1,24 @@
-//! What is shown of a gateway's peers: states, reasons and counts.
+//! The status of a gateway's peers for display: states, reasons and counters.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::seats_and_snat::Snat;
+use crate::gateway_state::Snat;
 
-/// Why a datagram was not used.
+/// Why a datagram was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejection {
-    /// Its sender is no peer.
+    /// Its sender is not a peer.
     Stranger,
-    /// It is no datagram of this protocol, or its content is not valid.
+    /// It is not a datagram of this protocol, or its content is not valid.
     Malformed,
-    /// It was not sealed with our key, or was changed on the way.
+    /// It was not sealed with our key, or was modified in transit.
     Unauthentic,
-    /// It belongs to no current session: it is late, or a copy of an old one.
+    /// It belongs to no current session: it is late, or a replay from an old session.
     NoSession,
     /// It was received before.
     Replayed,
-    /// The peer speaks no version that this gateway speaks.
+    /// The peer supports no protocol version that this gateway supports.
     Version,
     /// More arrived than a peer may send.
     RateLimited,
@@ -27,7 +27,7 @@ pub enum Rejection {
 impl Rejection {
     /// The number of variants.
     pub const COUNT: usize = 7;
-    /// All of them, in their order.
+    /// All variants in declaration order.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Stranger,
         Self::Malformed,
@@ -38,7 +38,7 @@ impl Rejection {
         Self::RateLimited,
     ];
 
-    /// The name in metrics.
+    /// The label value in metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -53,42 +53,42 @@ impl Rejection {
     }
 }
 
-/// What a hub has counted since its start.
+/// The counters of a hub since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HubCounts {
-    /// Datagrams that were sent, with those that were sent again.
+    /// Datagrams sent, including retransmissions.
     pub sent: u64,
-    /// Batches that were sent again because they were not acknowledged in time.
+    /// Batches retransmitted because they were not acknowledged in time.
     pub sent_again: u64,
-    /// Datagrams that were used.
+    /// Datagrams accepted.
     pub received: u64,
-    /// Messages of peers that were passed on.
-    pub passed_on: u64,
-    /// Messages that were lost because too many waited for a peer.
+    /// Messages of peers that were delivered.
+    pub delivered: u64,
+    /// Messages dropped because a peer's queue was full.
     pub lost: u64,
-    /// Sessions that began.
+    /// Sessions established.
     pub sessions: u64,
-    /// Datagrams that were not used, by [`Rejection`].
+    /// Datagrams rejected, by [`Rejection`].
     pub rejected: [u64; Rejection::COUNT],
 }
 
-/// What a peer is to this gateway.
+/// The state of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerState {
-    /// The address is one of this gateway.
+    /// The address belongs to this gateway.
     Itself,
-    /// It has not answered.
+    /// It has not responded.
     Connecting,
-    /// It speaks only these versions of the protocol.
+    /// It supports only this range of protocol versions, from the oldest to the newest.
     OtherVersion(u8, u8),
     /// Flows are shared.
     Up,
-    /// Flows are shared, but messages were lost, and a walk of the tables has not repeated them yet.
+    /// Flows are shared, but messages were lost, and no table walk has repeated them yet.
     Behind,
 }
 
 impl PeerState {
-    /// The word in `tidegate status` and metrics.
+    /// The value in `tidegate status` and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -101,38 +101,38 @@ impl PeerState {
     }
 }
 
-/// A peer for display.
+/// The status of one peer, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerStatus {
     /// Its address.
     pub address: SocketAddr,
-    /// Its name, once it has answered.
+    /// Its name, once it has responded.
     pub name: Option<String>,
-    /// What it is.
+    /// Its state.
     pub state: PeerState,
-    /// Time since something was last heard from it.
-    pub heard_ago: Option<Duration>,
-    /// Messages that wait to be sent.
+    /// Time since its last datagram.
+    pub silent_for: Option<Duration>,
+    /// Messages queued for it.
     pub waiting: usize,
     /// Batches that it has not acknowledged.
-    pub under_way: usize,
-    /// Why a datagram of it was rejected lately, since it has its state.
+    pub in_flight: usize,
+    /// Why one of its datagrams was rejected recently, since its current state began.
     pub last_rejection: Option<Rejection>,
-    /// The fingerprint of the key that it seals with, once it has answered.
+    /// The fingerprint of the key that it seals with, once it has responded.
     pub key: Option<String>,
-    /// What it has last said of its SNAT addresses.
+    /// The SNAT addresses that it last reported.
     pub snat: Snat,
-    /// How far it has sent what it knows.
+    /// Whether it has sent everything that it knows.
     pub walk: PeerWalk,
 }
 
-/// How far a peer has sent what it knew when its session began, or when it was last asked to.
+/// Whether a peer has sent everything that it knew when its session started, or when that was last requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerWalk {
-    /// There is no session, or not everything has arrived.
-    UnderWay,
+    /// There is no session, or something has not arrived yet.
+    InProgress,
     /// Everything has arrived.
     Complete,
-    /// Its version of the protocol doesn't say. This is the age of the session.
+    /// Its protocol version doesn't report this. The value is the age of the session.
     Unknown(Duration),
 }

@@ -1,5 +1,6 @@
-//! Gateways over a network that loses, copies, delays and reorders datagrams, and that sends copies of anything that was
-//! ever sent; gateways restart; the network is cut. It is the real protocol with a clock and random numbers of the test.
+//! Tests the real protocol with a simulated clock and simulated random numbers. The network between the gateways drops,
+//! duplicates, delays and reorders datagrams and replays any earlier ones. Gateways restart, and the network is
+//! partitioned.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -15,8 +16,8 @@ use tidegate_wire::rewrite::Endpoint;
 
 use crate::crypt::Keys;
 use crate::crypt::{Entropy, Random, SharedKey};
-use crate::hub::{Hub, HubConfig, PeerState, PeerWalk, Rejection, Seats, Snat, VERSIONS};
-use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SEATS_MAX, SILENCE_MAX};
+use crate::hub::{BackendChanges, Hub, HubConfig, PeerState, PeerWalk, Rejection, Snat, VERSIONS};
+use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SILENCE_MAX, WEIGHT_CHANGES_MAX};
 use crate::message::{Message, Walk};
 
 /// Numbers that are all different.
@@ -36,8 +37,9 @@ fn address(n: usize) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, n as u8 + 1], 10_357))
 }
 
-/// A message about flow `n` with a value: the backend's port. The age says by which life of its gateway it was sent.
-fn record(n: u16, value: u16, life: u32) -> FlowUpdate {
+/// An update of flow `n` whose value is the backend's port. The age identifies the incarnation of the gateway that sent
+/// it.
+fn record(n: u16, value: u16, incarnation: u32) -> FlowNews {
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let client = Endpoint { addr: Addr::v4([198, 51, 100, 7]), port: n };
     FlowUpdate::Live(FlowRecord {
@@ -46,36 +48,36 @@ fn record(n: u16, value: u16, life: u32) -> FlowUpdate {
         client: SideState::from_number(2).unwrap(),
         translation: None,
         tags: None,
-        idle_ms: life,
+        idle_ms: incarnation,
         is_relayed: false,
     })
 }
 
-/// A gateway whose flows are those that it tells of, and what it has learnt from others.
+/// A gateway with the flows that it exports and those that it has imported.
 struct Gateway {
     hub: Hub,
     flows: BTreeMap<u16, u16>,
-    learnt: HashMap<u16, u16>,
-    /// What was learnt of changes of the backends.
+    imported: HashMap<u16, u16>,
+    /// The changes of backends that it has received.
     changes: Vec<(ServiceKey, BackendChange)>,
-    /// Its process does not run.
+    /// Its process is suspended.
     is_paused: bool,
     walks: Walks,
-    life: u32,
-    /// The life of the other gateway from which something was learnt last.
-    learnt_from: u32,
+    incarnation: u32,
+    /// The incarnation of the other gateway that sent the last message.
+    last_sender: u32,
     offset: Duration,
 }
 
 struct World {
     gateways: Vec<Gateway>,
     now: Duration,
-    /// Datagrams under way: arrival, sender, receiver.
+    /// Datagrams in flight: arrival, sender, receiver.
     network: Vec<(Duration, usize, usize, Vec<u8>)>,
     /// Everything that was ever sent.
     sent: Vec<(usize, usize, Vec<u8>)>,
     is_cut: bool,
-    lives: u64,
+    incarnations: u64,
     versions: Vec<(u8, u8)>,
     keys: Vec<SharedKey>,
     is_own: fn(IpAddr) -> bool,
@@ -89,7 +91,7 @@ impl World {
             network: Vec::new(),
             sent: Vec::new(),
             is_cut: false,
-            lives: 0,
+            incarnations: 0,
             versions: vec![VERSIONS; gateways],
             is_own: |_| false,
             keys: vec![SharedKey::new([7; 32]); gateways],
@@ -102,7 +104,7 @@ impl World {
     }
 
     fn gateway(&mut self, n: usize, gateways: usize) -> Gateway {
-        self.lives += 1;
+        self.incarnations += 1;
         let config = HubConfig {
             name: format!("edge-{n}"),
             keys: Keys { own: self.keys[n].clone(), accepted: None },
@@ -110,21 +112,21 @@ impl World {
             versions: self.versions[n],
             is_own: self.is_own,
         };
-        let mut hub = Hub::new(config, Box::new(Counted(self.lives << 32)));
+        let mut hub = Hub::new(config, Box::new(Counted(self.incarnations << 32)));
         hub.set_peers(&(0..gateways).filter(|&other| other != n).map(address).collect::<Vec<_>>());
-        let life = self.lives as u32;
-        let (flows, learnt) = (BTreeMap::new(), HashMap::new());
-        // Clocks differ by an hour from gateway to gateway, and from life to life.
-        let offset = Duration::from_secs(3600) * life;
+        let incarnation = self.incarnations as u32;
+        let (flows, imported) = (BTreeMap::new(), HashMap::new());
+        // Clocks differ by an hour between gateways, and between incarnations.
+        let offset = Duration::from_secs(3600) * incarnation;
         Gateway {
             hub,
             flows,
-            learnt,
+            imported,
             changes: Vec::new(),
             is_paused: false,
             walks: Walks::default(),
-            life,
-            learnt_from: 0,
+            incarnation,
+            last_sender: 0,
             offset,
         }
     }
@@ -136,13 +138,13 @@ impl World {
         self.gateways[n].flows = flows;
     }
 
-    fn tell(&mut self, n: usize, flow: u16, value: u16) {
+    fn enqueue(&mut self, n: usize, flow: u16, value: u16) {
         let gateway = &mut self.gateways[n];
         gateway.flows.insert(flow, value);
-        gateway.hub.tell(&record(flow, value, gateway.life), self.now + gateway.offset);
+        gateway.hub.enqueue(&record(flow, value, gateway.incarnation), self.now + gateway.offset);
     }
 
-    /// Some milliseconds pass. `lose` decides what becomes of each datagram: lost, or late by so many milliseconds.
+    /// Advances the time. `fate` decides for each datagram whether it is lost (`None`) or delayed by some milliseconds.
     fn step(&mut self, ms: u64, mut fate: impl FnMut() -> Option<u64>) {
         self.now += Duration::from_millis(ms);
         let mut out = Vec::new();
@@ -167,14 +169,14 @@ impl World {
             if gateway.walks != gateway.hub.walks() {
                 gateway.walks = gateway.hub.walks();
                 for (&flow, &value) in &gateway.flows {
-                    gateway.hub.tell(&record(flow, value, gateway.life), now);
+                    gateway.hub.enqueue(&record(flow, value, gateway.incarnation), now);
                 }
             }
             gateway.hub.walked(gateway.walks.complete);
             gateway.hub.poll(now, &mut send);
-            let (learnt, learnt_from) = (&mut gateway.learnt, &mut gateway.learnt_from);
+            let (imported, last_sender) = (&mut gateway.imported, &mut gateway.last_sender);
             let changes = &mut gateway.changes;
-            gateway.hub.pass_on(|message| {
+            gateway.hub.deliver(|message| {
                 let record = match message {
                     Message::Flow(FlowUpdate::Live(record)) => record,
                     Message::Flow(FlowUpdate::Gone(_)) => return true,
@@ -185,9 +187,9 @@ impl World {
                     Message::Walk(walk) => panic!("{walk:?} is for the hub"),
                     Message::Snat(_) => panic!("the hub keeps it"),
                 };
-                assert!(record.idle_ms >= *learnt_from, "something was said in a life before the last one");
-                *learnt_from = record.idle_ms;
-                learnt.insert(record.name.client.port, record.backend.port);
+                assert!(record.idle_ms >= *last_sender, "a message of an earlier incarnation");
+                *last_sender = record.idle_ms;
+                imported.insert(record.name.client.port, record.backend.port);
                 true
             });
         }
@@ -201,7 +203,7 @@ impl World {
         }
     }
 
-    /// A datagram arrives that no gateway has just sent.
+    /// Injects a datagram that no gateway has just sent.
     fn forge(&mut self, from: usize, to: usize, mut datagram: Vec<u8>) {
         let gateway = &mut self.gateways[to];
         gateway.hub.receive(address(from), &mut datagram, self.now + gateway.offset, |_, _| ());
@@ -213,7 +215,7 @@ impl World {
         }
     }
 
-    /// Two gateways send and receive, and pass nothing on.
+    /// Two gateways send and receive but deliver nothing.
     fn exchange(&mut self) {
         let mut out = Vec::new();
         for (at, gateway) in self.gateways.iter_mut().enumerate() {
@@ -237,11 +239,11 @@ impl World {
         all.iter().find(|peer| peer.address == address(of)).unwrap().walk
     }
 
-    /// A gateway begins to forward again.
+    /// The gateway starts to forward again.
     fn catch_up(&mut self, at: usize) {
         let gateway = &mut self.gateways[at];
-        gateway.hub.seek(self.now + gateway.offset);
-        gateway.hub.ask(Walk::Check);
+        gateway.hub.reconnect(self.now + gateway.offset);
+        gateway.hub.request(Walk::Check);
     }
 
     fn rejected(&self, at: usize, why: Rejection) -> u64 {
@@ -251,7 +253,7 @@ impl World {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Tell {
+    Send {
         gateway: usize,
         flow: u16,
         value: u16,
@@ -264,12 +266,12 @@ enum Event {
     Restart {
         gateway: usize,
     },
-    /// A copy of something that was sent before, to the one it was for or back to its sender.
+    /// Repeats an earlier datagram, to its receiver or back to its sender.
     Replay {
         which: prop::sample::Index,
         back: bool,
     },
-    /// A datagram of nobody, from a peer's address.
+    /// A forged datagram from a peer's address.
     Forge {
         to: usize,
         bytes: Vec<u8>,
@@ -278,7 +280,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        8 => (0..2usize, 0..40u16, 1..100u16).prop_map(|(gateway, flow, value)| Event::Tell { gateway, flow, value }),
+        8 => (0..2usize, 0..40u16, 1..100u16).prop_map(|(gateway, flow, value)| Event::Send { gateway, flow, value }),
         8 => prop_oneof![1u64..50, 1u64..1_000, Just(4_000)].prop_map(|ms| Event::Pass { ms }),
         1 => Just(Event::Cut),
         2 => Just(Event::Heal),
@@ -296,10 +298,10 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Nothing of a settled flow is lost for ever once the network heals, and nothing is learnt from an earlier life of a
-    /// gateway after something of a later one, whatever is lost, late, copied or forged.
+    /// Once the network heals, every exported flow arrives. No message of an earlier incarnation arrives after one of a
+    /// later incarnation, whatever is lost, delayed, replayed or forged.
     #[test]
-    fn what_is_told_arrives_once_the_network_heals_and_nothing_old_does(
+    fn every_update_arrives_once_the_network_heals_and_no_stale_one_does(
         events in prop::collection::vec(event(), 1..80),
         losses in prop::collection::vec(prop::option::weighted(0.7, 0u64..60), 64),
     ) {
@@ -307,7 +309,7 @@ proptest! {
         let mut fates = losses.iter().cycle();
         for event in events {
             match event {
-                Event::Tell { gateway, flow, value } => world.tell(gateway, flow, value),
+                Event::Send { gateway, flow, value } => world.enqueue(gateway, flow, value),
                 Event::Pass { ms } => {
                     for _ in 0..ms.div_ceil(10) {
                         world.step(10, || *fates.next().unwrap());
@@ -326,13 +328,13 @@ proptest! {
             }
         }
         world.is_cut = false;
-        // The longest silence, a handshake with the slowest repetition, and a walk.
+        // The longest silence, a handshake at the slowest interval, and a walk.
         world.run(SILENCE_MAX * 2 + Duration::from_secs(8));
         for (one, other) in [(0, 1), (1, 0)] {
             prop_assert_eq!(world.state(one, other), PeerState::Up);
-            let (told, learnt) = (&world.gateways[one].flows, &world.gateways[other].learnt);
-            for (flow, value) in told {
-                prop_assert_eq!(learnt.get(flow), Some(value), "flow {} of {}", flow, one);
+            let (sent, imported) = (&world.gateways[one].flows, &world.gateways[other].imported);
+            for (flow, value) in sent {
+                prop_assert_eq!(imported.get(flow), Some(value), "flow {} of {}", flow, one);
             }
         }
     }
@@ -353,19 +355,19 @@ proptest! {
 }
 
 #[test]
-fn gateways_with_another_key_share_nothing_and_see_why() {
+fn gateways_with_different_keys_share_nothing_and_show_the_reason() {
     let mut world = World::new(2);
     world.keys[1] = SharedKey::new([8; 32]);
     world.restart(1);
-    world.tell(0, 1, 1);
+    world.enqueue(0, 1, 1);
     world.run(Duration::from_secs(10));
     assert_eq!((world.state(0, 1), world.state(1, 0)), (PeerState::Connecting, PeerState::Connecting));
     assert!(world.rejected(0, Rejection::Unauthentic) > 3 && world.rejected(1, Rejection::Unauthentic) > 3);
-    assert!(world.gateways[1].learnt.is_empty());
+    assert!(world.gateways[1].imported.is_empty());
 }
 
 #[test]
-fn peers_speak_the_newest_common_version_or_say_which_they_have() {
+fn peers_use_the_newest_common_version_or_report_theirs() {
     let mut world = World::new(2);
     for (first, second, expected) in [
         ((1, 1), VERSIONS, PeerState::Up),
@@ -383,7 +385,7 @@ fn peers_speak_the_newest_common_version_or_say_which_they_have() {
 }
 
 #[test]
-fn a_peer_learns_the_changes_of_backends_that_its_version_knows() {
+fn a_peer_receives_the_backend_changes_that_its_version_supports() {
     let mut world = World::new(2);
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let seat = |n: usize, seconds| {
@@ -397,51 +399,53 @@ fn a_peer_learns_the_changes_of_backends_that_its_version_knows() {
         world.versions = vec![VERSIONS, versions];
         world.restart(1);
         let as_of = world.now + world.gateways[0].offset;
-        // A minute later the first window is over.
-        let seats = [seat(1, 60), seat(2, 100)].into_iter().chain((3..3 + SEATS_MAX).map(|n| seat(n, 3_600)));
-        let moved = [(service, BackendChange::Removed(left))].into_iter().chain(seats);
-        world.gateways[0].hub.set_seats(Seats { moved: moved.collect(), as_of });
+        // After a minute, the first change has expired.
+        let seats = [seat(1, 60), seat(2, 100)]
+            .into_iter()
+            .chain((3..3 + WEIGHT_CHANGES_MAX).map(|n| seat(n, 3_600)));
+        let moved = [(service, BackendChange::Left(left))].into_iter().chain(seats);
+        world.gateways[0].hub.set_backend_changes(BackendChanges { changes: moved.collect(), as_of });
         world.now += Duration::from_secs(60);
         world.run(Duration::from_secs(10));
         assert_eq!(world.state(0, 1), PeerState::Up);
         for walk in [world.walk(0, 1), world.walk(1, 0)] {
             assert_eq!(walk == PeerWalk::Complete, versions == VERSIONS, "{versions:?}: {walk:?}");
         }
-        world.tell(0, 1, 1);
+        world.enqueue(0, 1, 1);
         world.run(Duration::from_secs(1));
-        let learnt = &world.gateways[1];
-        assert!(learnt.learnt.contains_key(&1));
+        let imported = &world.gateways[1];
+        assert!(imported.imported.contains_key(&1));
         let has_left = usize::from(versions == VERSIONS);
-        let seats = if versions == (1, 1) { 0 } else { SEATS_MAX };
-        assert_eq!(learnt.changes.len(), has_left + seats, "{versions:?}: there is a limit");
-        for (n, (_, change)) in learnt.changes.iter().take(2).enumerate() {
+        let seats = if versions == (1, 1) { 0 } else { WEIGHT_CHANGES_MAX };
+        assert_eq!(imported.changes.len(), has_left + seats, "{versions:?}: the limit applies");
+        for (n, (_, change)) in imported.changes.iter().take(2).enumerate() {
             let is_left =
                 matches!(change, BackendChange::Removed(one) if one.backend == backend && one.owner == 7);
             let is_seat = matches!(change, BackendChange::WeightChanged(one) if one.former == 1);
             assert!(if n < has_left { is_left } else { is_seat }, "{change:?}");
         }
-        if let Some((_, first)) = learnt.changes.first() {
-            assert!((30..=40).contains(&first.remaining().as_secs()), "{first:?}");
+        if let Some((_, first)) = imported.changes.first() {
+            assert!((30..=40).contains(&first.left().as_secs()), "{first:?}");
         }
     }
 }
 
 #[test]
-fn a_gateway_that_was_paused_gets_everything_again_at_once() {
+fn a_gateway_that_was_suspended_gets_everything_again_immediately() {
     let mut world = World::new(2);
-    (0..10).for_each(|flow| world.tell(0, flow, 1));
+    (0..10).for_each(|flow| world.enqueue(0, flow, 1));
     world.run(Duration::from_secs(8));
     assert_eq!(world.walk(1, 0), PeerWalk::Complete);
-    // Its peer notices that after 3 s. Until then datagrams wait at its socket.
+    // Its peer notices after 3 s. Until then, datagrams wait in its socket.
     world.gateways[1].is_paused = true;
     world.run(Duration::from_secs(30));
-    (10..20).for_each(|flow| world.tell(0, flow, 1));
+    (10..20).for_each(|flow| world.enqueue(0, flow, 1));
     world.gateways[1].is_paused = false;
     world.catch_up(1);
     world.run(Duration::from_millis(500));
     assert_eq!(world.state(1, 0), PeerState::Up);
     assert_eq!(world.walk(1, 0), PeerWalk::Complete);
-    assert_eq!(world.gateways[1].learnt.len(), 20);
+    assert_eq!(world.gateways[1].imported.len(), 20);
 }
 
 #[test]
@@ -449,27 +453,27 @@ fn a_gateway_knows_when_everything_has_arrived_that_was_sent_before() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(8));
     world.is_cut = true;
-    world.tell(0, 1, 1);
+    world.enqueue(0, 1, 1);
     world.run(Duration::from_secs(2));
     let walks = world.gateways[0].walks;
     world.catch_up(1);
     world.run(Duration::from_millis(100));
-    assert_eq!(world.walk(1, 0), PeerWalk::UnderWay, "nothing arrives");
+    assert_eq!(world.walk(1, 0), PeerWalk::InProgress, "nothing arrives");
     world.is_cut = false;
     world.run(Duration::from_secs(1));
-    assert_eq!((world.walk(1, 0), world.gateways[1].learnt.len()), (PeerWalk::Complete, 1));
-    assert_eq!(world.gateways[0].walks, walks, "the session has outlived it, so no walk is needed");
-    // What it has refused is told again only by a walk.
-    world.gateways[1].learnt.clear();
-    world.gateways[1].hub.ask(Walk::Again);
-    assert_eq!(world.walk(1, 0), PeerWalk::UnderWay);
+    assert_eq!((world.walk(1, 0), world.gateways[1].imported.len()), (PeerWalk::Complete, 1));
+    assert_eq!(world.gateways[0].walks, walks, "the session is still up, so no walk is needed");
+    // What it has refused is sent again only by a walk.
+    world.gateways[1].imported.clear();
+    world.gateways[1].hub.request(Walk::Again);
+    assert_eq!(world.walk(1, 0), PeerWalk::InProgress);
     world.run(Duration::from_secs(1));
-    assert_eq!((world.walk(1, 0), world.gateways[1].learnt.len()), (PeerWalk::Complete, 1));
+    assert_eq!((world.walk(1, 0), world.gateways[1].imported.len()), (PeerWalk::Complete, 1));
     assert_eq!(world.gateways[1].hub.counts().sessions, 1);
 }
 
 #[test]
-fn a_gateway_that_checks_learns_the_changes_that_its_peer_has_applied_since_the_session_began() {
+fn a_check_returns_the_changes_applied_since_the_session_started() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(8));
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
@@ -477,16 +481,16 @@ fn a_gateway_that_checks_learns_the_changes_that_its_peer_has_applied_since_the_
     let seat =
         BackendChange::WeightChanged(WeightChange { backend, former: 1, remaining: Duration::from_secs(60) });
     let as_of = world.now + world.gateways[0].offset;
-    world.gateways[0].hub.set_seats(Seats { moved: [(service, seat)].into(), as_of });
+    world.gateways[0].hub.set_backend_changes(BackendChanges { changes: [(service, seat)].into(), as_of });
     world.run(Duration::from_secs(1));
     assert!(world.gateways[1].changes.is_empty());
-    world.gateways[1].hub.ask(Walk::Check);
+    world.gateways[1].hub.request(Walk::Check);
     world.run(Duration::from_secs(1));
     assert_eq!((world.walk(1, 0), world.gateways[1].changes.len()), (PeerWalk::Complete, 1));
 }
 
 #[test]
-fn a_handshake_follows_at_once_when_a_link_returns() {
+fn a_handshake_follows_immediately_when_a_link_returns() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(8));
     world.is_cut = true;
@@ -499,7 +503,7 @@ fn a_handshake_follows_at_once_when_a_link_returns() {
 }
 
 #[test]
-fn a_rejection_explains_the_state_of_a_peer_only_while_it_is_recent() {
+fn only_a_recent_rejection_explains_the_state_of_a_peer() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(8));
     let rejection = |world: &World| {
@@ -511,7 +515,11 @@ fn a_rejection_explains_the_state_of_a_peer_only_while_it_is_recent() {
     assert_eq!(rejection(&world), Some(Rejection::Replayed));
     world.is_cut = true;
     world.run(Duration::from_secs(4));
-    assert_eq!((world.state(0, 1), rejection(&world)), (PeerState::Connecting, None), "it was before that");
+    assert_eq!(
+        (world.state(0, 1), rejection(&world)),
+        (PeerState::Connecting, None),
+        "the rejection is older than the state"
+    );
     world.forge(1, 0, copy);
     assert_eq!(rejection(&world), Some(Rejection::NoSession));
     world.run(Duration::from_secs(11));
@@ -519,25 +527,25 @@ fn a_rejection_explains_the_state_of_a_peer_only_while_it_is_recent() {
 }
 
 #[test]
-fn a_peer_of_an_earlier_version_is_told_of_no_sctp_and_no_affinity_and_of_all_else() {
+fn a_peer_with_an_earlier_version_gets_all_but_sctp_and_affinity() {
     let mut world = World::new(2);
     for versions in [(1, 2), VERSIONS] {
         world.versions = vec![VERSIONS, versions];
         world.restart(1);
         world.run(Duration::from_secs(10));
         let gateway = &mut world.gateways[0];
-        let FlowUpdate::Live(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
+        let FlowNews::Is(mut flow) = record(7, 80, gateway.incarnation) else { panic!("a flow") };
         flow.name.service.protocol = Protocol::Sctp;
-        let FlowUpdate::Live(mut affinity) = record(0, 80, gateway.life) else { panic!("a flow") };
+        let FlowNews::Is(mut affinity) = record(0, 80, gateway.incarnation) else { panic!("a flow") };
         affinity.client = SideState::from_number(4).unwrap();
         for news in [flow, affinity] {
-            gateway.hub.tell(&FlowUpdate::Live(news), world.now + gateway.offset);
+            gateway.hub.enqueue(&FlowNews::Is(news), world.now + gateway.offset);
         }
-        world.tell(0, 8, 80);
+        world.enqueue(0, 8, 80);
         world.run(Duration::from_secs(1));
-        let learnt = &world.gateways[1].learnt;
-        assert!(learnt.contains_key(&8), "{versions:?}");
-        assert_eq!([7, 0].map(|n| learnt.contains_key(&n)), [versions == VERSIONS; 2]);
+        let imported = &world.gateways[1].imported;
+        assert!(imported.contains_key(&8), "{versions:?}");
+        assert_eq!([7, 0].map(|n| imported.contains_key(&n)), [versions == VERSIONS; 2]);
     }
 }
 
@@ -552,11 +560,11 @@ fn gateway_that_is_its_own_peer_recognises_itself() {
 }
 
 #[test]
-fn dead_peer_whose_network_reflects_datagrams_is_not_taken_for_the_gateway_itself() {
+fn a_dead_peer_with_reflected_datagrams_does_not_count_as_itself() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
     assert_eq!(world.state(0, 1), PeerState::Up);
-    // Everything that is sent to gateway 1 comes back from its address.
+    // Everything that is sent to gateway 1 is reflected from its address.
     world.gateways[1].hub.set_peers(&[]);
     world.gateways[1] = world.gateway(1, 2);
     world.gateways[1].hub.set_peers(&[]);
@@ -574,7 +582,7 @@ fn dead_peer_whose_network_reflects_datagrams_is_not_taken_for_the_gateway_itsel
 }
 
 #[test]
-fn gateway_with_the_key_that_is_no_peer_is_named() {
+fn a_gateway_with_the_key_that_is_not_a_peer_is_listed() {
     let mut world = World::new(2);
     world.gateways[0].hub.set_peers(&[]);
     world.run(Duration::from_secs(1));
@@ -595,7 +603,7 @@ fn gateway_with_the_key_that_is_no_peer_is_named() {
 }
 
 #[test]
-fn peers_know_which_snat_addresses_a_gateway_has_and_whether_it_serves_them() {
+fn peers_know_the_snat_addresses_of_a_gateway_and_whether_it_serves() {
     let mut world = World::new(2);
     let snat = |addresses: &[[u8; 4]], serves| Snat {
         addresses: addresses.iter().map(|&address| address.into()).collect(),
@@ -614,7 +622,7 @@ fn peers_know_which_snat_addresses_a_gateway_has_and_whether_it_serves_them() {
         world.run(Duration::from_secs(1));
         assert_eq!(of_peer(&world), next);
     }
-    // It is still known of a peer that is gone.
+    // The addresses stay known after the peer is gone.
     world.is_cut = true;
     world.run(Duration::from_secs(10));
     assert_eq!(
@@ -624,7 +632,7 @@ fn peers_know_which_snat_addresses_a_gateway_has_and_whether_it_serves_them() {
 }
 
 #[test]
-fn key_is_changed_one_gateway_after_the_other_and_each_shares_with_all_the_time() {
+fn the_key_can_be_changed_one_gateway_at_a_time_without_a_gap() {
     let mut world = World::new(2);
     let [old, new] = [7, 9].map(|n| SharedKey::new([n; 32]));
     let keys = |own: &SharedKey, accepted: Option<&SharedKey>| Keys {
@@ -640,10 +648,10 @@ fn key_is_changed_one_gateway_after_the_other_and_each_shares_with_all_the_time(
             world.run(Duration::from_secs(1));
             for from in 0..2 {
                 flow += 1;
-                world.tell(from, flow, 1);
+                world.enqueue(from, flow, 1);
                 world.run(Duration::from_millis(500));
                 let knows = |gateway: &Gateway| {
-                    gateway.learnt.contains_key(&flow) || gateway.flows.contains_key(&flow)
+                    gateway.imported.contains_key(&flow) || gateway.flows.contains_key(&flow)
                 };
                 assert!(world.gateways.iter().all(knows), "flow {flow} of gateway {from}, after gateway {n}");
             }
@@ -655,10 +663,10 @@ fn key_is_changed_one_gateway_after_the_other_and_each_shares_with_all_the_time(
 }
 
 #[test]
-fn copies_of_a_session_are_recognised_and_do_not_disturb_it() {
+fn replays_within_a_session_are_recognized_and_do_not_disturb_it() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
-    world.tell(0, 1, 1);
+    world.enqueue(0, 1, 1);
     world.run(Duration::from_secs(1));
     let sessions = world.gateways.iter().map(|gateway| gateway.hub.counts().sessions).collect::<Vec<_>>();
     for (from, to, datagram) in world.sent.clone() {
@@ -671,27 +679,27 @@ fn copies_of_a_session_are_recognised_and_do_not_disturb_it() {
 }
 
 #[test]
-fn peer_that_restarts_gets_everything_again_and_its_old_session_is_dead() {
+fn a_restarted_peer_gets_everything_again_and_its_old_session_ends() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
-    (0..5_000).for_each(|flow| world.tell(0, flow, flow));
+    (0..5_000).for_each(|flow| world.enqueue(0, flow, flow));
     world.run(Duration::from_secs(2));
-    assert_eq!(world.gateways[1].learnt.len(), 5_000);
+    assert_eq!(world.gateways[1].imported.len(), 5_000);
     let old: Vec<_> = world.sent.clone();
     world.restart(1);
     world.run(Duration::from_secs(2));
-    assert_eq!(world.gateways[1].learnt.len(), 5_000, "by a complete walk of the other gateway");
-    let before = world.gateways[1].hub.counts().passed_on;
+    assert_eq!(world.gateways[1].imported.len(), 5_000, "by a complete walk of the other gateway");
+    let before = world.gateways[1].hub.counts().delivered;
     for (from, to, datagram) in old {
         world.forge(from, to, datagram);
     }
-    world.gateways[1].hub.pass_on(|_| true);
-    assert_eq!(world.gateways[1].hub.counts().passed_on, before);
+    world.gateways[1].hub.deliver(|_| true);
+    assert_eq!(world.gateways[1].hub.counts().delivered, before);
     assert!(world.rejected(1, Rejection::NoSession) > 50);
 }
 
 #[test]
-fn flood_of_forged_datagrams_costs_few_openings_and_the_session_lives() {
+fn a_flood_of_forged_datagrams_is_rate_limited_and_the_session_lives() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
     let hello = world.sent[0].2.clone();
@@ -702,10 +710,10 @@ fn flood_of_forged_datagrams_costs_few_openings_and_the_session_lives() {
         let stranger = hello.clone();
         world.forge(9, 0, stranger);
     }
-    // Handshakes are opened at a rate, and strangers' never.
+    // Handshakes of peers are opened at a limited rate, and those of strangers never.
     assert!(world.rejected(0, Rejection::Unauthentic) <= 5, "{}", world.rejected(0, Rejection::Unauthentic));
     assert_eq!(world.rejected(0, Rejection::Stranger), 20_000);
-    // One who sees the datagrams knows the number of the session, too.
+    // An attacker who sees the datagrams knows the number of the session, too.
     let data =
         world.sent.iter().rfind(|(from, _, datagram)| *from == 1 && datagram[4] == 2).unwrap().2.clone();
     for n in 0..u64::from(OPENS_PER_SECOND) {
@@ -714,65 +722,66 @@ fn flood_of_forged_datagrams_costs_few_openings_and_the_session_lives() {
         world.forge(1, 0, forged);
     }
     assert!(world.rejected(0, Rejection::RateLimited) > u64::from(OPENS_PER_SECOND) / 2);
-    world.tell(1, 3, 4);
+    world.enqueue(1, 3, 4);
     world.run(Duration::from_secs(2));
-    assert_eq!((world.state(0, 1), world.gateways[0].learnt.get(&3)), (PeerState::Up, Some(&4)));
+    assert_eq!((world.state(0, 1), world.gateways[0].imported.get(&3)), (PeerState::Up, Some(&4)));
 }
 
 #[test]
-fn peer_that_takes_nothing_costs_bounded_memory_and_is_behind_until_a_walk_repairs_it() {
+fn a_slow_peer_uses_bounded_memory_and_is_behind_until_a_walk() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
     for n in 0..QUEUE_MAX as u32 + 10_000 {
-        world.tell(0, (n % 60_000) as u16, (n / 60_000) as u16);
+        world.enqueue(0, (n % 60_000) as u16, (n / 60_000) as u16);
     }
     let peer = world.gateways[0].hub.status(world.now + world.gateways[0].offset).remove(0);
     assert_eq!((peer.state, peer.waiting), (PeerState::Behind, QUEUE_MAX));
-    assert!(!world.gateways[0].hub.has_room(world.now + world.gateways[0].offset));
+    assert!(!world.gateways[0].hub.has_capacity(world.now + world.gateways[0].offset));
     world.run(Duration::from_secs(10));
     let counts = world.gateways[0].hub.counts();
     assert_eq!((world.state(0, 1), counts.lost), (PeerState::Up, 10_000));
-    assert_eq!(world.gateways[1].learnt.len(), 60_000);
-    assert!(world.gateways[0].flows.iter().all(|(flow, value)| world.gateways[1].learnt[flow] == *value));
+    assert_eq!(world.gateways[1].imported.len(), 60_000);
+    assert!(world.gateways[0].flows.iter().all(|(flow, value)| world.gateways[1].imported[flow] == *value));
 }
 
 #[test]
-fn a_peer_that_takes_nothing_stops_the_walks_for_others_only_for_a_time() {
+fn a_peer_that_delivers_nothing_delays_walks_for_a_limited_time() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
-    (0..40_000).for_each(|flow| world.tell(0, flow, flow));
-    let has_room = |world: &World| world.gateways[0].hub.has_room(world.now + world.gateways[0].offset);
-    assert!(!has_room(&world));
-    // The peer receives and never passes anything on: it has no objects yet.
+    (0..40_000).for_each(|flow| world.enqueue(0, flow, flow));
+    let has_capacity =
+        |world: &World| world.gateways[0].hub.has_capacity(world.now + world.gateways[0].offset);
+    assert!(!has_capacity(&world));
+    // The peer receives but never delivers anything: it has no objects yet.
     for _ in 0..500 {
         world.now += Duration::from_millis(10);
         world.exchange();
     }
-    assert!(has_room(&world) && world.state(0, 1) == PeerState::Up);
-    assert!(world.gateways[1].learnt.is_empty());
+    assert!(has_capacity(&world) && world.state(0, 1) == PeerState::Up);
+    assert!(world.gateways[1].imported.is_empty());
 }
 
 #[test]
-fn workers_that_are_busy_hold_the_peer_back_and_lose_nothing() {
+fn busy_workers_slow_the_peer_down_and_lose_nothing() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(1));
-    (0..30_000).for_each(|flow| world.tell(0, flow, flow));
-    let mut learnt = HashMap::new();
+    (0..30_000).for_each(|flow| world.enqueue(0, flow, flow));
+    let mut imported = HashMap::new();
     for _ in 0..4_000 {
-        let mut room = 10;
+        let mut space = 10;
         world.now += Duration::from_millis(5);
         world.exchange();
-        world.gateways[1].hub.pass_on(|message| {
-            let Message::Flow(FlowUpdate::Live(record)) = message else { return true };
-            if room > 0 {
-                learnt.insert(record.name.client.port, record.backend.port);
-                room -= 1;
+        world.gateways[1].hub.deliver(|message| {
+            let Message::Flow(FlowNews::Is(record)) = message else { return true };
+            if space > 0 {
+                imported.insert(record.name.client.port, record.backend.port);
+                space -= 1;
                 return true;
             }
             false
         });
     }
-    assert_eq!(learnt.len(), 30_000);
+    assert_eq!(imported.len(), 30_000);
 }
 
 #[test]
@@ -780,11 +789,11 @@ fn three_gateways_share_with_each_other() {
     let mut world = World::new(3);
     world.run(Duration::from_secs(1));
     for n in 0..3u16 {
-        world.tell(usize::from(n), n, 7);
+        world.enqueue(usize::from(n), n, 7);
     }
     world.run(Duration::from_secs(1));
     for at in 0..3usize {
         let others: Vec<u16> = (0..3).filter(|&n| usize::from(n) != at).collect();
-        assert!(others.iter().all(|n| world.gateways[at].learnt.contains_key(n)));
+        assert!(others.iter().all(|n| world.gateways[at].imported.contains_key(n)));
     }
 }

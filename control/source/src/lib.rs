@@ -1,12 +1,12 @@
 //! The sources of the desired state: a directory of manifests, or the API server (connection, watches, retention).
 //!
-//! Every source produces the same [`tidegate_model::objects::Objects`], with objects that are defaulted and valid,
-//! and publishes it as [`SourceUpdate`]s, so that later stages do not depend on the source. Faults are in a report,
-//! with their place. The condition of a source is in its [`SourceState`], for metrics, `status` and conditions.
+//! Every source produces the same [`tidegate_model::objects::Objects`], with defaulted and valid objects, and publishes
+//! it as [`SourceUpdate`]s, so that later stages don't depend on the source. Faults are in a report, with their
+//! location. The state of a source is in its [`SourceState`], for metrics, `status` and conditions.
 //!
 //! Invariant: the same objects give equal [`Objects`] from either source ([`manifest`] decodes for both).
 //!
-//! May depend on: `tidegate-model`. May not: `tidegate-policy`, which decides on the objects; the dataplane.
+//! May depend on: `tidegate-model`. May not depend on: `tidegate-policy`, which decides on the objects; the dataplane.
 
 pub mod directory;
 pub mod kubernetes;
@@ -28,30 +28,29 @@ pub struct SourceUpdate {
     /// The number of the state, from 1.
     pub revision: u64,
     /// All objects. If some are unavailable (a file with errors, an API server that lost them), the objects of their
-    /// last valid state are included. An unchanged object is the same `Arc` as in the last update; [`Objects`]
-    /// describes how to find changes.
+    /// last valid state are included. An unchanged object keeps its `Arc`; [`Objects`] describes how to find changes.
     pub objects: Arc<Objects>,
     /// The resourceVersion of the Services. A gateway that has applied them serves nothing that was released in this
-    /// version or before, except objects that it keeps. 0 for a directory, and until an API server has sent a version.
+    /// version or earlier, except objects that it keeps. 0 for a directory, and until an API server has sent a version.
     pub version: u64,
     /// Whether some of the Services are only kept: the API server lost them, or has older ones.
     pub keeps_services: bool,
     /// All faults.
     pub report: Arc<Report>,
-    /// The faults that concern objects of a namespace, by namespace. Always empty for a directory, whose files belong
-    /// to the operator.
+    /// The faults of objects in a namespace, by namespace. Always empty for a directory, whose files belong to the
+    /// operator.
     pub faults_of_namespaces: Arc<BTreeMap<String, Report>>,
-    /// The files whose objects are from an older version, each with the time since when.
+    /// The files whose objects are from an older version, and since when.
     pub stale: Arc<[StaleFile]>,
     /// Objects that are not used at all because of their errors. Only a directory has such objects.
     pub refused: Arc<[RefusedObject]>,
-    /// The number of EndpointSlices whose endpoints are not kept, because they exceed a limit.
+    /// The number of EndpointSlices whose endpoints are not kept because they exceed a limit.
     pub slices_left_out: usize,
-    /// When the change was first seen. The latency until it is programmed is measured from here.
+    /// When the change was first seen. The programming latency is measured from here.
     pub seen: Instant,
 }
 
-/// An object with errors that has no earlier state in use. Objects of an API server are never refused: see
+/// An object with errors that has no earlier version in use. Objects of an API server are never refused: see
 /// [`Metadata::faults`](tidegate_model::objects::Metadata::faults).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedObject {
@@ -61,7 +60,7 @@ pub struct RefusedObject {
     pub key: ObjectKey,
     /// The Service itself, or the Service of its endpoints; `None` for other kinds.
     pub service: Option<ObjectKey>,
-    /// Its errors, at least one, in the order written.
+    /// Its errors, at least one, in the order of the file.
     pub faults: Vec<Diagnostic>,
 }
 
@@ -74,7 +73,7 @@ pub struct StaleFile {
     pub since: SystemTime,
 }
 
-/// The state of the source. A directory is connected while it answers.
+/// The state of the source. A directory is connected while it responds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceState {
     /// Whether every watch is connected. Otherwise the gateway continues with the last known objects.
@@ -84,11 +83,11 @@ pub struct SourceState {
     /// When the connection was last lost, the objects on disk last confirmed, or the directory last read: see
     /// [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
-    /// Why the last attempt failed, until a connection is restored. While connected, the kind of objects that the API
-    /// server does not allow the gateway to read, or whose definition is being deleted.
+    /// Why the last attempt failed, until a connection is restored. While connected, it names the kind that the API
+    /// server doesn't allow the gateway to read, or whose definition is being deleted.
     pub last_error: Option<String>,
     /// Whether the objects are those that were on disk when the gateway started, because the API server has not
-    /// answered yet.
+    /// responded yet.
     pub from_disk: bool,
     /// Objects that the API server no longer has since it returned, and that are kept for `apiLossGrace`.
     pub kept: Arc<[KeptObjects]>,
@@ -102,19 +101,19 @@ pub struct SourceState {
 }
 
 impl SourceState {
-    /// When the objects were last known to be those of the source: `now` while it is connected.
+    /// When the objects were last known to match the source: `now` while it is connected.
     #[must_use]
     pub fn last_sync(&self, now: Timestamp) -> Option<Timestamp> {
         if self.connected { Some(now) } else { self.last_sync }
     }
 
-    /// The state of a source that has just been read completely.
+    /// The state of a source that was just read completely.
     #[must_use]
     pub fn connected_since(since: Timestamp) -> Self {
         Self { connected: true, last_sync: Some(since), ..Self::unconnected_since(since) }
     }
 
-    /// The state of a source that has not answered yet.
+    /// The state of a source that has not responded yet.
     #[must_use]
     pub fn unconnected_since(since: Timestamp) -> Self {
         Self {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tidegate_admin_api::explain::{Packet, Transport};
 use tidegate_admin_api::query::{self, BEFORE};
 use tidegate_admin_api::{AdminError, ErrorAnswer, FlowsQuery, WatchQuery, boot_time};
-use tidegate_http::{Answer, Limits};
+use tidegate_http::{HttpResponse, Limits};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 use tokio::net::UnixListener;
@@ -117,7 +117,7 @@ async fn bound_again(file: &Mutex<Option<SocketFile>>) -> Option<UnixListener> {
     }
 }
 
-async fn answer(backend: Arc<impl AdminBackend>, request: Request<Incoming>) -> Answer {
+async fn answer(backend: Arc<impl AdminBackend>, request: Request<Incoming>) -> HttpResponse {
     let query = request.uri().query().unwrap_or("");
     let result = route(&*backend, request.method(), request.uri().path(), query).await;
     result.unwrap_or_else(|error| {
@@ -137,7 +137,7 @@ async fn route(
     method: &Method,
     path: &str,
     query: &str,
-) -> Result<Answer, AdminError> {
+) -> Result<HttpResponse, AdminError> {
     let name = path.strip_prefix("/v1/").unwrap_or("");
     let (is_read, is_change) = match name {
         "status" | "services" | "backends" | "flows" | "drops" | "pools" | "traffic" | "watched"
@@ -181,7 +181,7 @@ async fn route(
 
 async fn changed<T: Serialize>(
     change: impl Future<Output = Result<T, AdminError>>,
-) -> Result<Answer, AdminError> {
+) -> Result<HttpResponse, AdminError> {
     change.await.map(|answer| ok(&answer))
 }
 
@@ -251,11 +251,11 @@ fn began(query: &str) -> Result<BootTime, AdminError> {
     began.map(BootTime).ok_or_else(|| AdminError::BadRequest(what.to_owned()))
 }
 
-fn ok(value: &impl Serialize) -> Answer {
+fn ok(value: &impl Serialize) -> HttpResponse {
     json(StatusCode::OK, value)
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
     let body = serde_json::to_vec(value).expect("answers have text keys and finite numbers");
     tidegate_http::with_type(status, "application/json", Bytes::from(body))
 }

@@ -181,7 +181,7 @@ impl CatchUp {
             (PeerState::Up | PeerState::Behind, PeerWalk::Unknown(age)) => {
                 age >= SESSION && arrived < WALK_MIN
             }
-            (PeerState::Up | PeerState::Behind, PeerWalk::UnderWay) => false,
+            (PeerState::Up | PeerState::Behind, PeerWalk::InProgress) => false,
             (PeerState::Connecting | PeerState::OtherVersion(..), _) => waited >= self.absent,
         };
         seen.has_applied_all && seen.peers.is_some_and(|peers| peers.iter().all(has_all_of))
@@ -193,15 +193,15 @@ mod tests {
     use super::*;
 
     const UP: (PeerState, PeerWalk) = (PeerState::Up, PeerWalk::Complete);
-    const DOWN: (PeerState, PeerWalk) = (PeerState::Connecting, PeerWalk::UnderWay);
-    const WALKS: (PeerState, PeerWalk) = (PeerState::Up, PeerWalk::UnderWay);
+    const DOWN: (PeerState, PeerWalk) = (PeerState::Connecting, PeerWalk::InProgress);
+    const WALKS: (PeerState, PeerWalk) = (PeerState::Up, PeerWalk::InProgress);
 
     fn peers(all: &[(PeerState, PeerWalk)]) -> Vec<PeerStatus> {
         let peer = |(n, &(state, walk)): (u16, &(PeerState, PeerWalk))| PeerStatus {
             address: ([192, 0, 2, 1], n).into(),
             name: None,
             state,
-            heard_ago: None,
+            silent_for: None,
             waiting: 0,
             under_way: 0,
             last_rejection: None,
@@ -241,15 +241,15 @@ mod tests {
     #[test]
     fn a_gateway_waits_until_its_peers_have_sent_everything() {
         let mut catch_up = CatchUp::new(false, false);
-        let itself = (PeerState::Itself, PeerWalk::UnderWay);
-        assert_eq!(observe(&mut catch_up, &[itself, UP], false, 0), Step::Wait, "it does not forward");
-        assert_eq!(observe(&mut catch_up, &[itself, UP], false, 60_000), Step::Wait);
-        assert_eq!(observe(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Connect);
-        assert_eq!(observe(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Wait);
-        assert_eq!(observe(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Recheck);
-        assert_eq!(observe(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Wait);
-        assert_eq!(observe(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::Done);
-        assert_eq!(observe(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::Done);
+        let itself = (PeerState::Itself, PeerWalk::InProgress);
+        assert_eq!(look(&mut catch_up, &[itself, UP], false, 0), Step::Waits, "it does not forward");
+        assert_eq!(look(&mut catch_up, &[itself, UP], false, 60_000), Step::Waits);
+        assert_eq!(look(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Seeks);
+        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Waits);
+        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Checks);
+        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Waits);
+        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::IsOver);
+        assert_eq!(look(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::IsOver);
     }
 
     #[test]
@@ -294,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn absent_peers_and_endless_walks_do_not_delay_it_forever() {
-        let other = (PeerState::OtherVersion(7, 9), PeerWalk::UnderWay);
+    fn absent_peers_and_endless_walks_do_not_keep_it_waiting() {
+        let other = (PeerState::OtherVersion(7, 9), PeerWalk::InProgress);
         for (finds_peers, keeps_flows, absent) in
             [(false, false, 4_000), (true, false, 8_000), (false, true, 1_000), (true, true, 1_000)]
         {

@@ -65,7 +65,7 @@ impl Cluster {
         if !self.is_used() {
             return;
         }
-        self.releases.see(&manifests.objects.services, given, manifests.version, &self.peer_releases);
+        self.releases.observe(&manifests.objects.services, given, manifests.version, &self.peer_releases);
         settings.authority = self.releases.authority(&self.peer_releases);
         settings.other_gateways = Arc::clone(&self.peer_releases.addresses);
     }
@@ -88,7 +88,7 @@ impl Cluster {
     /// Asks the writer to shut down normally.
     pub(super) async fn leave(&mut self) {
         if let Some(writer) = self.writer.take() {
-            writer.leave().await;
+            writer.shut_down().await;
         }
     }
 }

@@ -15,14 +15,14 @@ impl State {
         let taken = self.name_taken();
         let taken = taken
             .map(|who| format!("another gateway has the name {} ({who}): this one does not lead", self.name));
-        let hindrance = candidate.hindrance.filter(|_| taken.is_none());
-        let hindrance = hindrance.map(|why| format!("this gateway cannot lead: {why}"));
+        let cannot_lead = candidate.cannot_lead.filter(|_| taken.is_none());
+        let cannot_lead = cannot_lead.map(|why| format!("this gateway cannot lead: {why}"));
         let unsaved = self.unsaved().into_iter().filter_map(|(_, why)| why);
         let neighbors = super::operator::neighbors(&self.dataplane.stats());
         taken
             .into_iter()
-            .chain(hindrance)
-            .chain(candidate.unwritten)
+            .chain(cannot_lead)
+            .chain(candidate.status_failure)
             .chain(failure)
             .chain(self.health().degraded)
             .chain(self.renamed_devices())

@@ -61,7 +61,7 @@ impl FoundPeers {
         }
         let strangers = hub.counts().rejected[Rejection::Stranger as usize];
         if std::mem::replace(&mut self.strangers, strangers) != strangers {
-            source.look_soon();
+            source.poll_soon();
         }
     }
 

@@ -157,7 +157,7 @@ impl Layer2 {
     pub(super) async fn leave(&self) {
         match self {
             Self::None => {}
-            Self::Lease(keeper) => keeper.leave().await,
+            Self::Lease(keeper) => keeper.shut_down().await,
             Self::Vrrp(vrrp) => vrrp.leave(),
         }
     }
@@ -196,7 +196,7 @@ impl Layer2View {
     /// The groups with their owners or states, for `tidegate status`.
     pub(super) fn groups(&self) -> BTreeMap<String, String> {
         let holders = self.owners.as_ref().map(|owners| owners.holders()).unwrap_or_default();
-        let is_old = self.owners.as_ref().is_some_and(|owners| owners.trouble().is_some());
+        let is_old = self.owners.as_ref().is_some_and(|owners| owners.failure().is_some());
         let by_lease = holders.iter().map(|(group, holder)| {
             let holder = holder.clone().unwrap_or_else(|| "nobody".to_owned());
             let is_seen = is_old && !self.ownership.owns(owner_key(group));
@@ -208,7 +208,7 @@ impl Layer2View {
 
     /// Why VIPs may have no owner, as text for display.
     pub(super) fn troubles(&self, dataplane: &Dataplane) -> Vec<String> {
-        let lease = self.owners.iter().filter_map(|owners| owners.trouble());
+        let lease = self.owners.iter().filter_map(|owners| owners.failure());
         let lease = lease.map(|why| format!("layer 2: {why}"));
         let states = self.vrrp.iter().flat_map(|vrrp| vrrp.states());
         let silent =

@@ -491,7 +491,7 @@ fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
         address: peer.address.to_string(),
         name: peer.name.clone(),
         state: if shown.is_absent(peer) { "absent" } else { peer.state.as_str() }.to_owned(),
-        heard_ago_milliseconds: peer.heard_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
+        heard_ago_milliseconds: peer.silent_for.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
         waiting: peer.waiting,
         unacknowledged: peer.under_way,
         key: peer.key.clone(),

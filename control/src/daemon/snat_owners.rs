@@ -74,7 +74,7 @@ impl SnatOwners {
             // will answer.
             let returns = |peer: &PeerStatus| {
                 let is_near =
-                    is_starting || is_cut_off || peer.heard_ago.is_some_and(|ago| ago < SILENCE_MAX);
+                    is_starting || is_cut_off || peer.silent_for.is_some_and(|ago| ago < SILENCE_MAX);
                 peer.state == PeerState::Connecting && peer.snat.serves && is_near
             };
             let is_served = peers
@@ -114,7 +114,7 @@ pub(super) mod tests {
             address: (ip(100 + n), 1).into(),
             name: Some(format!("edge-{n}")),
             state,
-            heard_ago: None,
+            silent_for: None,
             waiting: 0,
             under_way: 0,
             last_rejection: None,
@@ -184,8 +184,8 @@ pub(super) mod tests {
     #[test]
     fn a_recently_seen_peer_keeps_its_addresses() {
         // Its session ended because a key was changed, or because this process was paused.
-        let silent_for = |ago| PeerStatus { heard_ago: Some(ago), ..peer(2, Connecting, true) };
-        let just_now = silent_for(SILENCE_MAX / 2);
+        let heard = |ago| PeerStatus { silent_for: Some(ago), ..peer(2, Connecting, true) };
+        let just_now = heard(SILENCE_MAX / 2);
         assert!(decide(1, true, &[just_now], &[], false).taken_over.is_empty());
         assert!(
             decide(1, true, &[silent_for(SILENCE_MAX * 9)], &[], true).taken_over.is_empty(),
@@ -195,8 +195,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_gateway_that_was_cut_off_takes_over_addresses_after_catching_up() {
-        let silent = [PeerStatus { heard_ago: Some(SILENCE_MAX * 9), ..peer(2, Connecting, true) }];
+    fn a_gateway_that_was_cut_off_takes_no_address_over_before_it_has_caught_up() {
+        let silent = [PeerStatus { silent_for: Some(SILENCE_MAX * 9), ..peer(2, Connecting, true) }];
         let (own, used) = (snat(1, true), BTreeSet::new());
         let of = |is_cut_off| Input {
             name: "edge-1",

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
-use tidegate_http::{Answer, Limits};
+use tidegate_http::{HttpResponse, Limits};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -67,7 +67,7 @@ pub async fn serve(
 async fn answer<R: Fn() -> String + Send + Sync + 'static>(
     request: Request<Incoming>,
     render: Arc<R>,
-) -> Answer {
+) -> HttpResponse {
     if request.uri().path() != "/metrics" {
         return tidegate_http::text(StatusCode::NOT_FOUND, "404: metrics are at /metrics\n");
     }

@@ -1,4 +1,4 @@
-//! `AddressPool`: addresses that Services can get, and rules that say which Services. Cluster-wide.
+//! `AddressPool`: addresses for Services, and the rules for which Services get them. Cluster-scoped.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,15 @@ use serde_json::json;
 
 use super::condition::Condition;
 
-/// An entry is an address, a CIDR or a range of one family. With the CEL libraries for addresses and CIDRs, which API
-/// servers take in new rules from Kubernetes 1.31. `in`, for what `==` of two CIDRs costs has no bound on some of them.
+/// An entry is an address, a CIDR or a range of one family. The rule needs the CEL libraries for addresses and CIDRs,
+/// which API servers accept in new rules since Kubernetes 1.31. It uses `in` because some API servers can't bound the
+/// cost of comparing two CIDRs with `==`.
 const ADDRESS_RULE: &str = "self.contains('-') \
     ? self.split('-').size() == 2 && self.split('-').all(a, isIP(a.trim())) \
       && ip(self.split('-')[0].trim()).family() == ip(self.split('-')[1].trim()).family() \
     : (self.contains('/') ? isCIDR(self) && cidr(self) in [cidr(self).masked()] : isIP(self))";
 
-/// Clients can send to it; of what is no address the other rule tells.
+/// Addresses must be unicast. Entries that are not addresses pass, because the other rule rejects them.
 const UNICAST_RULE: &str = "self.contains('-') \
     ? self.split('-').all(a, !isIP(a.trim()) || ip(a.trim()).isGlobalUnicast()) \
     : (self.contains('/') ? !isCIDR(self) || cidr(self).ip().isGlobalUnicast() \
@@ -35,7 +36,7 @@ const UNICAST_RULE: &str = "self.contains('-') \
     category = "tidegate",
     doc = "A set of addresses that Tidegate assigns to Services of type LoadBalancer, or accepts as externalIPs.",
     printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.total","description":"Addresses in the pool"}"#,
-    printcolumn = r#"{"name":"Used","type":"integer","jsonPath":".status.used","description":"Addresses assigned to Services"}"#,
+    printcolumn = r#"{"name":"Used","type":"integer","jsonPath":".status.used","description":"Addresses that Services use"}"#,
     printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"Addresses that can still be assigned"}"#,
     printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
     printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
@@ -49,8 +50,8 @@ const UNICAST_RULE: &str = "self.contains('-') \
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 pub struct AddressPoolSpec {
-    /// CIDRs such as 203.0.113.0/28, ranges such as 203.0.113.10-203.0.113.20, single addresses. Every address is
-    /// used, the first and the last of a CIDR too.
+    /// CIDRs such as 203.0.113.0/28, ranges such as 203.0.113.10-203.0.113.20, single addresses. Every address is used,
+    /// including the first and the last of a CIDR.
     #[schemars(
         length(min = 1, max = 64),
         inner(length(min = 2, max = 79)),
@@ -73,15 +74,16 @@ pub struct AddressPoolSpec {
     /// Services that may use the pool; all if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_selector: Option<Selector>,
-    /// Maximum number of addresses that one namespace may have; no limit if omitted.
+    /// Maximum number of addresses that one namespace may use; no limit if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4294967295_i64))]
     pub quota_per_namespace: Option<i64>,
     /// Allow Services of different namespaces to share an address with the same tidegate.dev/allow-shared-ip key.
     #[serde(default)]
     pub share_across_namespaces: bool,
-    /// Release addresses that the pool would not assign now: those outside of its addresses, over its quota, of Services
-    /// that its selectors do not match, and all of them while it is disabled. By default Services keep their addresses.
+    /// Release addresses that the pool would no longer assign: those outside of its addresses, over its quota, of
+    /// Services that its selectors do not match, and all of them while it is disabled. By default Services keep their
+    /// addresses.
     #[serde(default)]
     pub force_release: bool,
     /// Gateways that announce the addresses, by their metadata.labels; all if omitted. Other gateways still forward
@@ -98,7 +100,7 @@ pub struct AddressPoolSpec {
     pub bgp: Option<PoolRoutes>,
 }
 
-/// What the routes to the addresses of a pool carry.
+/// The attributes of the routes to the addresses of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolRoutes {
@@ -133,7 +135,7 @@ pub struct PoolRoutes {
     pub aggregation_length_v6: Option<i64>,
 }
 
-/// What a community may be: numbers are checked by the gateway.
+/// The pattern of a community. The gateway checks the numbers.
 const COMMUNITY: &str = "^([0-9]{1,5}:[0-9]{1,5}|[0-9]{1,10}:[0-9]{1,10}:[0-9]{1,10}|no-export|no-advertise|no-export-subconfed|graceful-shutdown)$";
 
 fn yes() -> bool {
@@ -162,7 +164,7 @@ fn addresses(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
-/// The pattern of a label key: the labels of its prefix are those of a DNS name.
+/// The pattern of a label key, whose prefix is a DNS name.
 macro_rules! label_key {
     () => {
         "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?\
@@ -170,7 +172,7 @@ macro_rules! label_key {
     };
 }
 const LABEL_KEY: &str = label_key!();
-/// A schema has no pattern for the keys of a mapping.
+/// A rule, because a schema has no pattern for the keys of a map.
 const LABEL_KEYS_RULE: &str =
     concat!("self.all(key, key.split('/')[0].size() <= 253 && key.matches('", label_key!(), "'))");
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
@@ -231,7 +233,7 @@ pub struct AddressPoolStatus {
     /// Number of addresses in the pool, of both families; at most 2^63 - 1.
     #[serde(default)]
     pub total: i64,
-    /// Number of addresses assigned to Services.
+    /// Number of addresses that Services use.
     #[serde(default)]
     pub used: i64,
     /// Number of addresses that can still be assigned.
@@ -241,11 +243,11 @@ pub struct AddressPoolStatus {
     #[serde(default)]
     #[schemars(length(max = 256), inner(length(max = 253)), extend("x-kubernetes-list-type" = "set"))]
     pub gateways: Vec<String>,
-    /// These gateways as text, for `kubectl get -o wide`; a long list is truncated.
+    /// These gateways as text, for `kubectl get -o wide`; truncated if there are many.
     #[serde(default)]
     #[schemars(length(max = 512))]
     pub gateway_summary: String,
-    /// Addresses of the pool as text, for `kubectl get -o wide`; a long list is truncated.
+    /// Addresses of the pool as text; truncated if there are many.
     #[serde(default)]
     #[schemars(length(max = 512))]
     pub address_summary: String,

@@ -1,9 +1,9 @@
-//! A condition as the schemas of our kinds have it.
+//! A condition in the schemas of our kinds.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A condition (meta/v1 `Condition`), with the bounds that its schema has.
+/// A condition (meta/v1 `Condition`), with the bounds of its schema.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {

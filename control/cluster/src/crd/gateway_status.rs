@@ -1,8 +1,8 @@
 //! `GatewayStatus`: the status of one gateway. Cluster-scoped; each gateway has one object of its own name.
 //!
-//! The gateway writes it. The others read all of them to know what is withdrawn everywhere, what is served where, and
-//! which addresses belong to gateways. After 40 s without a heartbeat the leader sets its conditions to `Unknown`;
-//! after a day it deletes the object.
+//! The gateway writes it. Other gateways read it to know which addresses are withdrawn everywhere, what is served
+//! where, and which addresses belong to gateways. After 40 s without a heartbeat the leader sets its conditions to
+//! `Unknown`; after a day it deletes the object.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub struct GatewayStatusSpec {
 }
 
 /// The status that the gateway reports.
-// Flat, because each field is a field of the object in the API server, which other gateways and people read.
+// Flat, because other gateways and users read each field as a field of the object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayStatusStatus {
@@ -74,7 +74,7 @@ pub struct GatewayStatusStatus {
     pub services: i64,
     /// Number of Services that wait for an address.
     pub services_pending: i64,
-    /// Number of backends that take new flows, over all service ports.
+    /// Number of backends that accept new flows, over all service ports.
     pub backends_up: i64,
     /// Number of backends, over all service ports.
     pub backends: i64,
@@ -92,16 +92,16 @@ pub struct GatewayStatusStatus {
     /// Addresses of the gateway itself. No Service can have one of them.
     #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
     pub addresses: Vec<String>,
-    /// Address and port at which the gateway exchanges flows with others (flowSharing); empty if it shares none.
+    /// Address and port at which the gateway shares flows with others (flowSharing); empty if it shares none.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub flow_sharing_address: String,
     /// resourceVersion of the Services that all workers have applied. The gateway no longer serves addresses that were
-    /// released in this version or before.
+    /// released in this version or earlier.
     #[schemars(length(max = 32))]
     pub applied_resource_version: String,
-    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024. It serves all others, as of
-    /// `appliedResourceVersion`.
+    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024. It serves all others as
+    /// of `appliedResourceVersion`.
     #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
     pub not_programmed: Vec<String>,
     /// Services with a port that has no active backend, as `namespace/name`, at most 1024.

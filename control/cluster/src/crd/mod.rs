@@ -1,10 +1,11 @@
 //! The gateway's own kinds, group `tidegate.dev`, version `v1alpha1`: their schemas and manifests.
 //!
-//! Operators write [`AddressPool`] objects: the pools of the configuration as objects. Every gateway writes a
-//! [`GatewayStatus`] about itself. The files in `deploy/kubernetes/crds/` are generated from the types
-//! ([`manifests`], `tidegate crds`), and a test compares them with the types.
+//! Operators write [`AddressPool`] objects, which correspond to the pools of the configuration. Every gateway writes a
+//! [`GatewayStatus`] about itself. The files in `deploy/kubernetes/crds/` are generated from the types ([`manifests`],
+//! `tidegate crds`), and a test compares them with the types.
 //!
-//! Invariant: schemas are structural, and every list and text has a bound, so that CEL rules stay within their cost.
+//! Invariant: schemas are structural, and every list and text is bounded, so that CEL rules stay within their cost
+//! limit.
 
 mod address_pool;
 #[cfg(test)]
@@ -52,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_in_deploy_say_what_the_types_say() {
+    fn the_files_in_deploy_match_the_types() {
         for (file, written) in manifests() {
             let path = files().join(file);
             if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -61,13 +62,13 @@ mod tests {
             let there = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 there == written,
-                "{} is not what the types say: run `UPDATE_DOCS=1 cargo test -p tidegate-cluster the_files_in_deploy`",
+                "{} doesn't match the types: run `UPDATE_DOCS=1 cargo test -p tidegate-cluster the_files_in_deploy`",
                 path.display()
             );
         }
     }
 
-    /// Every place of a schema, by its path.
+    /// Visits every subschema with its path.
     fn walk(path: &str, schema: &Value, seen: &mut impl FnMut(&str, &Value)) {
         seen(path, schema);
         for (name, below) in schema["properties"].as_object().into_iter().flatten() {

@@ -1,9 +1,9 @@
-//! Keeps the Leases: one look at all of them each second, the writes that the claims ask for, and the times in the
-//! ownership.
+//! Keeps the Leases: polls all of them each second, sends the writes that the claims request, and publishes until when
+//! this gateway owns the VIPs.
 //!
-//! A time is granted only after the API server has answered, and taken back before a Lease is given back. A look or a
-//! write that hangs delays other writes at most for [`ANSWER_MAX`], which is shorter than the time for which a renewal may
-//! be late. [`WRITES_MAX`] are sent at a time, so a gateway with more Leases needs an API server that answers sooner.
+//! A time is granted only after the API server has responded, and revoked before a Lease is released. A poll or a write
+//! that hangs delays other writes by at most [`RESPONSE_TIMEOUT`], which is shorter than the slack of a renewal.
+//! [`WRITES_MAX`] writes are sent at a time, so a gateway with more Leases needs an API server that responds faster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,36 +21,36 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::claim::{Ask, Beside, Claim, LABEL};
+use super::claim::{Claim, Context, LABEL, LeaseWrite};
 use super::rank::{Ranked, ranked};
 use crate::plan::LeaseHolders;
 use crate::releases::{LiveGateway, PeerReleases};
 use crate::request::{RequestError, with_client};
 
-/// The pause between two looks at the Leases.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Each turn lists all Leases, so renewals that are due at almost the same time share one.
-const TURNS_APART: Duration = Duration::from_millis(200);
-/// The maximum wait for an answer.
-const ANSWER_MAX: Duration = Duration::from_millis(1500);
-/// The maximum number of writes at a time.
+/// The interval of polls.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Each iteration lists all Leases, so renewals that are due at almost the same time share one.
+const ITERATION_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// The response timeout.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The maximum number of concurrent writes.
 const WRITES_MAX: usize = 16;
-/// The maximum time to give Leases back at the end.
-const LEAVE_MAX: Duration = Duration::from_millis(1500);
-/// The maximum number of groups of one gateway: for each selector of pools 16, and one for each VIP of a Service with
+/// The maximum time to release Leases at shutdown.
+const SHUTDOWN_MAX: Duration = Duration::from_millis(1500);
+/// The maximum number of groups of one gateway: 16 for each selector of pools, and one for each VIP of a Service with
 /// `externalTrafficPolicy: Local`.
 const GROUPS_MAX: usize = 512;
 
-/// The part of a Lease's life that is configured.
+/// The configured times of Leases.
 #[derive(Debug, Clone)]
 pub struct LeaseTimes {
     /// The duration that Leases state.
-    pub lasts: Duration,
+    pub duration: Duration,
     /// How long another gateway must be preferred before it gets a Lease.
     pub hand_back_delay: Duration,
 }
 
-/// Whether this gateway was cut off and does not have the flows of other gateways yet.
+/// Whether this gateway was cut off and has not yet imported the flows of other gateways.
 type IsCutOff = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// The groups of VIPs that this gateway may own.
@@ -60,43 +60,43 @@ pub struct Wanted {
     pub groups: BTreeMap<String, OwnerGroup>,
     /// The labels of this gateway.
     pub own_labels: Labels,
-    /// Whether this gateway can forward and does not leave. If not, it owns nothing.
+    /// Whether this gateway can forward and isn't shutting down. If false, it owns nothing.
     pub eligible: bool,
 }
 
-/// The gateway that owns each group, as last seen, and counts.
+/// The last known owner of each group, and counters.
 #[derive(Debug, Default)]
 pub struct Owners {
     holders: watch::Sender<Arc<LeaseHolders>>,
-    /// Why VIPs may have no owner, if so.
-    trouble: watch::Sender<Option<String>>,
-    /// How often this gateway has become an owner of a group.
+    /// Why VIPs may have no owner.
+    failure: watch::Sender<Option<String>>,
+    /// How often this gateway has become the owner of a group.
     pub taken: AtomicU64,
-    /// Requests for Leases that failed.
+    /// The number of failed requests for Leases.
     pub failures: AtomicU64,
 }
 
 impl Owners {
-    /// The holder of each Lease, as last seen.
+    /// The last known holder of each Lease.
     #[must_use]
     pub fn holders(&self) -> Arc<LeaseHolders> {
         Arc::clone(&self.holders.borrow())
     }
 
-    /// Changes with a holder.
+    /// Notifies of each change of a holder.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<Arc<LeaseHolders>> {
         self.holders.subscribe()
     }
 
-    /// Why VIPs may have no owner, if so.
+    /// Why VIPs may have no owner.
     #[must_use]
-    pub fn trouble(&self) -> Option<String> {
-        self.trouble.borrow().clone()
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
     }
 }
 
-/// Keeps Leases until it is dropped or [left](Keeper::leave).
+/// Keeps Leases until it is dropped or [shut down](Keeper::shut_down).
 #[derive(Debug)]
 pub struct Keeper {
     wanted: watch::Sender<Wanted>,
@@ -107,9 +107,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Begins, on the runtime of the caller. `identity` is the gateway's name, `_` and an identifier of this run; `times`
-    /// are the duration of Leases and the delay of a hand-back; `is_cut_off` says whether this gateway was cut off and does
-    /// not have the flows of other gateways yet.
+    /// Starts on the runtime of the caller. `identity` is the gateway's name, `_` and an identifier of this run.
+    /// `is_cut_off` returns whether this gateway was cut off and has not yet imported the flows of other gateways.
     ///
     /// # Panics
     /// Outside of a Tokio runtime with time and I/O.
@@ -124,7 +123,7 @@ impl Keeper {
         is_cut_off: IsCutOff,
     ) -> Self {
         let (wanted, wants) = watch::channel(Wanted::default());
-        let (ends, leaves) = watch::channel(false);
+        let (ends, shutdown) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
         let owners = Arc::<Owners>::default();
         let task = Task {
@@ -136,7 +135,7 @@ impl Keeper {
             ownership,
             is_cut_off,
             wants,
-            leaves,
+            shutdown,
             owners: Arc::clone(&owners),
             claims: BTreeMap::new(),
             reported: None,
@@ -157,24 +156,24 @@ impl Keeper {
         });
     }
 
-    /// The task, to see whether it has ended.
+    /// The background task, to detect whether it has ended.
     #[must_use]
     pub fn task(&self) -> AbortHandle {
         self.task.clone()
     }
 
-    /// Who owns what.
+    /// The owners of the groups.
     #[must_use]
     pub fn owners(&self) -> &Arc<Owners> {
         &self.owners
     }
 
-    /// Owns nothing from now on, and gives the Leases back. It ends within 1.5 s, whatever the API server does.
-    pub async fn leave(&self) {
+    /// Gives up all ownership and releases the Leases. It ends within 1.5 s, whatever the API server does.
+    pub async fn shut_down(&self) {
         self.ends.send_replace(true);
         let mut ended = self.ended.clone();
-        // If it takes longer, the Leases expire by themselves.
-        let _ = timeout(LEAVE_MAX, ended.wait_for(|over| *over)).await;
+        // If it takes longer, the Leases expire.
+        let _ = timeout(SHUTDOWN_MAX, ended.wait_for(|over| *over)).await;
     }
 }
 
@@ -193,51 +192,51 @@ struct Task {
     ownership: Arc<Ownership>,
     is_cut_off: IsCutOff,
     wants: watch::Receiver<Wanted>,
-    leaves: watch::Receiver<bool>,
+    shutdown: watch::Receiver<bool>,
     owners: Arc<Owners>,
     claims: BTreeMap<String, Claim>,
     /// The last reported error.
     reported: Option<String>,
 }
 
-/// A write with the times of its start.
+/// A write and the time of its start.
 struct Written {
     group: String,
-    began: (Instant, BootTime),
+    started: (Instant, BootTime),
     result: Result<Lease, RequestError>,
 }
 
 impl Task {
     async fn run(mut self) {
         loop {
-            let began = Instant::now();
-            let is_leaving = *self.leaves.borrow_and_update();
-            let wanted = match is_leaving {
+            let started = Instant::now();
+            let is_shutting_down = *self.shutdown.borrow_and_update();
+            let wanted = match is_shutting_down {
                 true => Wanted::default(),
                 false => self.wants.borrow_and_update().clone(),
             };
-            self.turn(&wanted).await;
-            if is_leaving {
+            self.iterate(&wanted).await;
+            if is_shutting_down {
                 return;
             }
-            let due = self.claims.values().filter_map(|claim| claim.due(&self.identity, self.times.lasts));
-            let soon = Instant::now() + TURNS_APART;
-            let next = due.map(|at| at.max(soon)).chain([began + LOOK_EVERY]).min();
+            let due = self.claims.values().filter_map(|claim| claim.due(&self.identity, self.times.duration));
+            let soon = Instant::now() + ITERATION_INTERVAL_MIN;
+            let next = due.map(|at| at.max(soon)).chain([started + POLL_INTERVAL]).min();
             tokio::select! {
                 () = sleep_until(next.unwrap_or(soon)) => {}
-                // As soon as it has caught up, it takes what it left to others.
+                // Once it has caught up, it acquires the Leases that it left to others.
                 () = caught_up(&self.is_cut_off), if (self.is_cut_off)() => {}
                 Ok(()) = self.wants.changed() => {}
-                Ok(()) = self.leaves.changed() => {}
+                Ok(()) = self.shutdown.changed() => {}
             }
         }
     }
 
-    /// One look and the writes before and after it.
-    async fn turn(&mut self, wanted: &Wanted) {
-        // A Lease that is not ours needs no claim; one that is ours is given back first.
+    /// Polls the Leases, with the writes before and after the poll.
+    async fn iterate(&mut self, wanted: &Wanted) {
+        // A claim on a group that is no longer wanted stays only until our Lease is released.
         self.claims.retain(|group, claim| wanted.groups.contains_key(group) || claim.until > BootTime(0));
-        // Those of many VIPs first.
+        // Groups of many VIPs first.
         let (of_one, of_many): (Vec<_>, Vec<_>) = wanted.groups.iter().partition(|(_, of)| of.is_of_one_vip);
         for (group, _) in of_many.into_iter().chain(of_one).take(GROUPS_MAX) {
             self.claims.entry(group.clone()).or_default();
@@ -245,15 +244,15 @@ impl Task {
         let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);
         let too_many = (left_out > 0).then(|| {
             format!(
-                "{left_out} Leases exceed the limit, so nobody answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
-                 each selector of pools and one for each VIP that a Service with externalTrafficPolicy Local has or may share"
+                "{left_out} Leases exceed the limit, so no gateway answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
+                 each selector of pools and one for each VIP of a Service with externalTrafficPolicy Local"
             )
         });
         if self.claims.is_empty() {
             self.publish();
             return self.report(None);
         }
-        // Renewals first: they need no look, and must not wait for one.
+        // Renewals first: they don't depend on the poll and must not wait for it.
         let mut error = self.write(wanted).await;
         match self.look().await {
             Ok(mut leases) => {
@@ -282,43 +281,43 @@ impl Task {
         Ok(within_max(list).await?.items.into_iter().filter_map(named).collect())
     }
 
-    /// Sends the writes that are due, and grants what they gave. Returns an error, if any failed.
+    /// Sends the writes that are due, and grants their results. Returns an error if any failed.
     async fn write(&mut self, wanted: &Wanted) -> Option<String> {
         let mut writes: JoinSet<Written> = JoinSet::new();
         let (mut error, wall) = (None, Timestamp::now());
         let (live, is_cut_off) = (Arc::clone(&self.peers.borrow().live), (self.is_cut_off)());
-        let asks: Vec<(String, Ask)> = self
+        let writes_due: Vec<(String, LeaseWrite)> = self
             .claims
             .iter_mut()
             .filter_map(|(group, claim)| {
                 let own = self.identity.rsplit_once('_').map_or(self.identity.as_str(), |(name, _)| name);
                 let of = wanted.groups.get(group);
                 let ranked = of.map_or_else(Vec::new, |of| order(group, of, own, wanted, &live));
-                let beside = Beside {
+                let context = Context {
                     identity: &self.identity,
                     ranked: &ranked,
-                    lasts: self.times.lasts,
+                    duration: self.times.duration,
                     hand_back_delay: self.times.hand_back_delay,
                     is_cut_off,
                     services: of.map_or(0, |of| of.services.len()),
                     wall,
                 };
-                Some((group.clone(), claim.ask(&beside, Instant::now())?))
+                Some((group.clone(), claim.next_write(&context, Instant::now())?))
             })
             .collect();
-        // What is given back is taken back from the workers first.
+        // Revoke ownership from the workers before releasing Leases.
         self.publish();
-        for (group, ask) in asks {
+        for (group, write) in writes_due {
             if writes.len() >= WRITES_MAX
                 && let Some(done) = writes.join_next().await
             {
                 error = self.written(done.ok()).or(error);
             }
             let (connector, namespace) = (Arc::clone(&self.connector), self.namespace.clone());
-            let began = (Instant::now(), self.ownership.now().unwrap_or_default());
+            let started = (Instant::now(), self.ownership.now().unwrap_or_default());
             writes.spawn(async move {
-                let result = within_max(send(&connector, &namespace, &group, ask)).await;
-                Written { group, began, result }
+                let result = within_max(send(&connector, &namespace, &group, write)).await;
+                Written { group, started, result }
             });
         }
         while let Some(done) = writes.join_next().await {
@@ -328,15 +327,15 @@ impl Task {
     }
 
     fn written(&mut self, done: Option<Written>) -> Option<String> {
-        let Written { group, began, result } = done?;
+        let Written { group, started, result } = done?;
         match result {
             Ok(lease) => {
                 let claim = self.claims.get_mut(&group)?;
-                let is_new = claim.written(lease, &self.identity, began, self.times.lasts);
-                // At once: another write may still take long.
+                let is_new = claim.written(lease, &self.identity, started, self.times.duration);
+                // Immediately, because another write may still take long.
                 if !self.ownership.grant(owner_key(&group), claim.until) {
-                    claim.refuse(Instant::now());
-                    return Some(format!("no room for the VIPs of the Lease {group}: it is given back"));
+                    claim.reject(Instant::now());
+                    return Some(format!("no capacity for the VIPs of the Lease {group}; releasing it"));
                 }
                 if is_new {
                     self.owners.taken.fetch_add(1, Ordering::Relaxed);
@@ -344,16 +343,16 @@ impl Task {
                 }
                 None
             }
-            // Another gateway was first. The next look shows it.
+            // Another gateway was first, as the next poll will show.
             Err(error) if matches!(error.code(), Some(404 | 409)) => None,
             Err(error) => Some(format!("cannot write the Lease {group}: {error}")),
         }
     }
 
-    /// Brings the ownership and the display up to date.
+    /// Updates the ownership and the display.
     fn publish(&self) {
         for (group, claim) in &self.claims {
-            // There is room: a time that isn't 0 was granted before.
+            // This can't fail: a nonzero time was granted before.
             self.ownership.grant(owner_key(group), claim.until);
         }
         let holders =
@@ -372,19 +371,19 @@ impl Task {
         });
     }
 
-    /// Shows an error, and logs it and its end once.
+    /// Publishes an error, and logs it and its end once.
     fn report(&mut self, error: Option<String>) {
         if error == self.reported {
             return;
         }
-        self.owners.trouble.send_replace(error.clone());
+        self.owners.failure.send_replace(error.clone());
         match &error {
             Some(error) => tracing::warn!(
                 namespace = self.namespace,
                 error,
-                "the Leases of VIPs cannot be kept: this gateway stops answering for VIPs when its Leases end"
+                "cannot maintain the Leases of VIPs; this gateway stops answering for VIPs when its Leases expire"
             ),
-            None => tracing::info!(namespace = self.namespace, "the Leases of VIPs can be kept again"),
+            None => tracing::info!(namespace = self.namespace, "maintaining the Leases of VIPs works again"),
         }
         self.reported = error;
     }
@@ -392,11 +391,12 @@ impl Task {
 
 async fn caught_up(is_cut_off: &IsCutOff) {
     while is_cut_off() {
-        sleep(TURNS_APART).await;
+        sleep(ITERATION_INTERVAL_MIN).await;
     }
 }
 
-/// The gateways that may own a group, the preferred one first; this gateway, `own`, only if it can serve one of the VIPs.
+/// The gateways that may own a group, the preferred one first. This gateway, `own`, is included only if it can serve
+/// one of the VIPs.
 fn order(
     group: &str,
     of: &OwnerGroup,
@@ -409,7 +409,7 @@ fn order(
     let others = others.map(|(name, one)| {
         let lacks = |service: &&ObjectKey| one.lacking.contains(&service.to_string());
         let lacking = match one.lacking.is_empty() {
-            // One whose list is cut off may lack any.
+            // A gateway whose list is truncated may lack any Service.
             _ if one.lacks_more => of.services.len(),
             // Most gateways serve everything.
             true => 0,
@@ -420,16 +420,23 @@ fn order(
     ranked(group, others.chain(is_own.then_some((own, of.lacking.len()))))
 }
 
-async fn send(connector: &Connector, namespace: &str, group: &str, ask: Ask) -> Result<Lease, RequestError> {
+async fn send(
+    connector: &Connector,
+    namespace: &str,
+    group: &str,
+    write: LeaseWrite,
+) -> Result<Lease, RequestError> {
     with_client(connector, |client| async move {
         let api: Api<Lease> = Api::namespaced(client, namespace);
         let params = PostParams::default();
-        match ask {
-            Ask::Create(mut lease) => {
+        match write {
+            LeaseWrite::Create(mut lease) => {
                 lease.metadata.name = Some(group.to_owned());
                 answered(api.create(&params, &lease)).await
             }
-            Ask::Hold(lease) | Ask::GiveBack(lease) => answered(api.replace(group, &params, &lease)).await,
+            LeaseWrite::Update(lease) | LeaseWrite::Release(lease) => {
+                answered(api.replace(group, &params, &lease)).await
+            }
         }
     })
     .await
@@ -440,5 +447,5 @@ async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> R
 }
 
 async fn within_max<T>(request: impl Future<Output = Result<T, RequestError>>) -> Result<T, RequestError> {
-    timeout(ANSWER_MAX, request).await.unwrap_or(Err(RequestError::Timeout))
+    timeout(RESPONSE_TIMEOUT, request).await.unwrap_or(Err(RequestError::Timeout))
 }

@@ -1,9 +1,9 @@
 //! Ownership of VIPs on layer 2 by Leases: the gateways of a group share its VIPs, and each VIP has one owner.
 //!
-//! The daemon says in each round which groups of VIPs it may own ([`Wanted`]); the writer says which gateways are live.
-//! [`Keeper`] keeps one Lease for each group and writes to the [`Ownership`](tidegate_spec::ownership::Ownership) of the
-//! dataplane until when this gateway owns it. `claim` has the rules and the bound on two owners, `rank` the order of the
-//! gateways.
+//! In each round, the daemon sets which groups of VIPs this gateway may own ([`Wanted`]). The writer provides the live
+//! gateways. [`Keeper`] keeps one Lease per group and sets in the dataplane's
+//! [`Ownership`](tidegate_spec::ownership::Ownership) until when this gateway owns it. `claim` contains the rules and
+//! explains why two owners can't overlap; `rank` orders the gateways.
 //!
 //! Invariant: whatever happens here, a time in the ownership is never later than the Lease allows.
 

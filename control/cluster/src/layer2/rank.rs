@@ -1,7 +1,7 @@
-//! The order in which gateways own a group of VIPs: those that serve more of its Services first, then by rendezvous, so that
-//! a gateway that leaves moves only its own groups.
+//! The order in which gateways own a group of VIPs: those that serve more of its Services come first, then rendezvous
+//! hashing decides, so that a gateway that disappears moves only its own groups.
 //!
-//! Pure. Each gateway computes the same order from the same live gateways. The hash is a protocol between gateways.
+//! Pure. All gateways compute the same order from the same live gateways, so the hash is a protocol between gateways.
 
 use std::cmp::Reverse;
 
@@ -15,7 +15,7 @@ pub(super) struct Ranked {
     pub(super) lacking: usize,
 }
 
-/// The gateways in the order of preference for this group, each with the number of Services that it lacks.
+/// The gateways in order of preference for this group, each with the number of Services that it lacks.
 pub(super) fn ranked<'a>(group: &str, gateways: impl Iterator<Item = (&'a str, usize)>) -> Vec<Ranked> {
     let hash = |gateway: &str| mix(fnv1a(fnv1a(fnv1a(START, gateway.bytes()), [0]), group.bytes()));
     let mut ranked: Vec<_> =
@@ -26,7 +26,7 @@ pub(super) fn ranked<'a>(group: &str, gateways: impl Iterator<Item = (&'a str, u
     order.map(|(lacking, Reverse((_, name)))| Ranked { name: name.to_owned(), lacking }).collect()
 }
 
-/// The finalizer of MurmurHash3: the order of FNV hashes of similar names would be the same for every group.
+/// The finalizer of MurmurHash3. Without it, FNV hashes of similar names would have one order in every group.
 fn mix(mut hash: u64) -> u64 {
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_spread_over_gateways_and_one_that_leaves_moves_only_its_own() {
+    fn groups_spread_over_gateways_and_a_removed_one_moves_only_its_own() {
         let before = firsts(&["edge-1", "edge-2", "edge-3"]);
         for gateway in ["edge-1", "edge-2", "edge-3"] {
             let share = before.iter().filter(|first| *first == gateway).count();

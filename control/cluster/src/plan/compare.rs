@@ -1,7 +1,7 @@
-//! Compares a plan with one that skips no Service, to verify that everything necessary is written.
+//! Compares a plan with one that skips no Service, to verify that all necessary writes are planned.
 //!
 //! [`plan`] skips Services that needed no write, as long as all inputs of that decision are unchanged. If the list of
-//! inputs lacked one, a status would stay outdated forever.
+//! inputs were incomplete, a status would stay outdated forever.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,30 @@ use tidegate_structures::difference::{self, Difference};
 
 use super::{Memory, Plan, Situation, plan};
 
-/// Makes a [`plan`]. If the plan, or the memory for the next one, differs from a plan that skips no Service, returns
-/// the latter and the differences. Takes the additional time of a plan of all Services, and the memory of another
+/// Computes a [`plan`]. If the plan, or the memory for the next one, differs from a plan that skips no Service, returns
+/// the latter and the differences. This costs the additional time of a plan of all Services, and the memory of another
 /// [`Memory`].
 #[must_use]
 pub fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, Vec<Difference>) {
-    let mut afresh = Memory { settled: BTreeMap::new(), ..memory.clone() };
-    let from_scratch = plan(situation, &mut afresh);
+    let mut fresh = Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
+    let from_scratch = plan(situation, &mut fresh);
     let incremental = plan(situation, memory);
     let mut found = plans(&incremental, &from_scratch);
-    found.extend(memories(memory, &afresh));
+    found.extend(memories(memory, &fresh));
     if found.is_empty() {
         return (incremental, found);
     }
-    *memory = afresh;
+    *memory = fresh;
     (from_scratch, found)
 }
 
-/// The pattern is complete, so that a new field cannot be forgotten.
+/// The pattern is exhaustive, so that no new field can be forgotten.
 fn plans(incremental: &Plan, from_scratch: &Plan) -> Vec<Difference> {
-    let Plan { writes, events, again_at, waits_for_peers } = incremental;
+    let Plan { writes, events, plan_again_at, waits_for_peers } = incremental;
     let found = [
         difference::of_lists("writes", writes, &from_scratch.writes),
         difference::of_lists("events", events, &from_scratch.events),
-        difference::of("again_at", again_at, &from_scratch.again_at),
+        difference::of("again_at", plan_again_at, &from_scratch.plan_again_at),
         difference::of("waits_for_peers", waits_for_peers, &from_scratch.waits_for_peers),
     ];
     found.into_iter().flatten().collect()
@@ -45,19 +45,19 @@ fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
         conflicts,
         reported_events,
         leaving,
-        asked,
+        requests,
         waiting,
         planned,
         version,
         without_ip_mode,
-        settled: _,
+        up_to_date: _,
     } = incremental;
     let found = [
         difference::of_lists("memory.since", since, &from_scratch.since),
         difference::of_lists("memory.conflicts", conflicts, &from_scratch.conflicts),
         difference::of_lists("memory.reported_events", reported_events, &from_scratch.reported_events),
         difference::of_lists("memory.leaving", leaving, &from_scratch.leaving),
-        difference::of_lists("memory.asked", asked, &from_scratch.asked),
+        difference::of_lists("memory.requests", requests, &from_scratch.requests),
         difference::of_lists("memory.waiting", waiting, &from_scratch.waiting),
         difference::of("memory.planned", planned, &from_scratch.planned),
         difference::of("memory.version", version, &from_scratch.version),

@@ -1,7 +1,7 @@
 //! Computes the conditions of a Service from the Service and its view.
 //!
-//! Reasons are for programs, messages for people. Both stay the same while nothing changed, so a changing number of
-//! backends causes no write.
+//! Reasons are for programs, messages for users. Both remain unchanged while nothing relevant changes; for example, a
+//! changing number of backends causes no write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use tidegate_policy::pools::{Held, Holdings, record};
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipKind, VipView};
 
-use super::peer::Around;
+use super::peer::PeerSummary;
 use super::situation::OfService;
 use crate::reasons::{ConditionReason, ConditionType, condition_reason, condition_type};
 pub(super) use tidegate_policy::pools::ALLOCATED;
@@ -44,9 +44,9 @@ fn condition(
     NewCondition { kind, status, reason, message: message.into() }
 }
 
-/// The inputs in addition to the Service and its view.
+/// The inputs besides the Service and its view.
 pub(super) struct Circumstances<'a> {
-    pub(super) around: &'a Around,
+    pub(super) peer_summary: &'a PeerSummary,
     /// Why the workers cannot get the newest state.
     pub(super) failure: Option<&'a str>,
     /// The gateways that may still serve the address that the Service will get.
@@ -57,21 +57,26 @@ pub(super) struct Circumstances<'a> {
     pub(super) owners: &'a str,
 }
 
-/// All conditions of a Service that requests an address; `contested` names another writer of its status.
+/// All conditions of a Service that requests an address; `contested` is another writer of its status.
 pub(super) fn of_service(
     of: &OfService<'_>,
     view: &ServiceView,
     contested: Option<&str>,
-    beside: &Circumstances<'_>,
+    context: &Circumstances<'_>,
 ) -> Vec<NewCondition> {
-    let mut programmed = programmed(of, view, beside);
-    if !beside.owners.is_empty() {
-        programmed.message = format!("{}; {}", programmed.message, beside.owners);
+    let mut programmed = programmed(of, view, context);
+    if !context.owners.is_empty() {
+        programmed.message = format!("{}; {}", programmed.message, context.owners);
     }
-    vec![allocated(of, view, beside), programmed, healthy(view, beside.around), conflicted(of, contested)]
+    vec![
+        allocated(of, view, context),
+        programmed,
+        healthy(view, context.peer_summary),
+        conflicted(of, contested),
+    ]
 }
 
-fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {
+fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>) -> NewCondition {
     let message_of = |reason: Reason| {
         let finding = of.findings.iter().find(|f| f.reason == reason);
         finding.map(|f| f.diagnostic.what.clone())
@@ -81,7 +86,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
         let failed = message_of(Reason::AllocationFailed).is_some();
         let reason = if failed { condition_reason::ALLOCATION_FAILED } else { condition_reason::PENDING };
         let mut why = view.pending.clone().unwrap_or_else(|| "waiting for an address".to_owned());
-        if let Some(names) = beside.waits_for {
+        if let Some(names) = context.waits_for {
             why = format!("{why}; waiting for {names}");
         }
         return condition(condition_type::ALLOCATED, Some(false), reason, why);
@@ -104,8 +109,9 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
     )
 }
 
-fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {
-    // Node ports and cluster IPs may be served, but a Service that waits for a LoadBalancer address counts as waiting.
+fn programmed(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>) -> NewCondition {
+    // A Service that waits for a LoadBalancer address counts as waiting, even if its node ports and cluster IPs are
+    // served.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
     if view.vips.is_empty() || waits {
         return condition(
@@ -138,7 +144,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
         );
     }
     if of.unapplied {
-        let why = match beside.failure {
+        let why = match context.failure {
             Some(why) => {
                 format!("the newest state cannot be published; the last good state is in use: {why}")
             }
@@ -146,14 +152,14 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
         };
         return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
     }
-    if let Some(why) = beside.lacking {
+    if let Some(why) = context.lacking {
         return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NO_GATEWAY, why);
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
-    let served = format!("every port is forwarded with {}{}", modes.join(", "), beside.around.shown());
-    // A gateway that is not ready gets no packets.
-    if !beside.around.not_serving.is_empty() {
+    let served = format!("every port is forwarded with {}{}", modes.join(", "), context.peer_summary.shown());
+    // A gateway that isn't ready receives no packets.
+    if !context.peer_summary.not_serving.is_empty() {
         return condition(
             condition_type::PROGRAMMED,
             Some(false),
@@ -161,7 +167,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
             served,
         );
     }
-    if !beside.around.lagging.is_empty() {
+    if !context.peer_summary.lagging.is_empty() {
         return condition(condition_type::PROGRAMMED, Some(false), condition_reason::GATEWAY_LAGGING, served);
     }
     // The Service is served, but not as requested.
@@ -174,7 +180,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
     }
 }
 
-fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
+fn healthy(view: &ServiceView, peer_summary: &PeerSummary) -> NewCondition {
     let mut up: BTreeMap<String, bool> = BTreeMap::new();
     let mut notes: BTreeSet<&str> = BTreeSet::new();
     for port in view.ports.iter().filter(|port| port.refused.is_none()) {
@@ -185,9 +191,10 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
         return condition(condition_type::HEALTHY, None, condition_reason::NO_PORTS, "no port is served");
     }
     let down: Vec<String> = up.into_iter().filter_map(|(port, up)| (!up).then_some(port)).collect();
-    if down.is_empty() && !around.without_backends.is_empty() {
-        let (with, gateways) = (around.gateways - around.without_backends.len(), around.gateways);
-        let names = around.without_backends.join(", ");
+    if down.is_empty() && !peer_summary.without_backends.is_empty() {
+        let (with, gateways) =
+            (peer_summary.gateways - peer_summary.without_backends.len(), peer_summary.gateways);
+        let names = peer_summary.without_backends.join(", ");
         let shown = format!(
             "every port has an active backend on {with} of {gateways} gateways; at least one port has none on {names}"
         );
@@ -236,8 +243,8 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
     }
 }
 
-/// The record of the Service's holdings, for gateways that start or begin to follow; `None` if it has none.
-pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
+/// The record of the Service's addresses and ports, for gateways that start or become followers; `None` if it has none.
+pub(super) fn allocation_record(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
     // A released address is no longer in the view.
     let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
     let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();

@@ -12,13 +12,12 @@ use super::situation::{DrainPhase, Forwarding, Situation};
 use crate::crd;
 use crate::reasons::{ConditionReason, ConditionType, condition_reason, condition_type};
 
-/// The maximum number of VIPs that are listed for display: the limit of the schema.
+/// The maximum number of VIPs in the status: the limit of the schema.
 pub const VIPS_MAX: usize = 1024;
-/// The maximum number of own addresses that are listed.
+/// The maximum number of the gateway's own addresses in the status.
 pub const ADDRESSES_MAX: usize = 1024;
 
-/// The maximum number of Services that are listed because they are not fully served, or lack backends: the limit of the
-/// schema.
+/// The maximum number of Services that are listed as not fully served or without backends: the limit of the schema.
 pub const SERVICES_MAX: usize = 1024;
 
 /// The status, except for the time of its heartbeat. `before` is the previous one, for the times of conditions.
@@ -65,7 +64,7 @@ pub fn gateway_status(
             .own_flow_sharing
             .map(|socket| socket.to_string())
             .unwrap_or_default(),
-        // A gateway that forwards for Services unknown to the others cannot report that it no longer serves released
+        // A gateway that forwards for Services unknown to the others can't report that it no longer serves released
         // addresses.
         applied_resource_version: match forwarding.keeps_services {
             false => forwarding.version_applied.to_string(),
@@ -80,8 +79,8 @@ pub fn gateway_status(
     }
 }
 
-/// At most `max` of these Services, which are sorted. If there are more, namespaces have equal shares: of a namespace that
-/// has fewer than its share all are listed, so that the leader knows of each.
+/// At most `max` of these sorted Services. If there are more, namespaces get equal shares. A namespace with fewer
+/// Services than its share is listed completely, so that the leader knows of each of them.
 fn in_shares(services: impl Iterator<Item = ObjectKey>, max: usize) -> Vec<String> {
     let services: Vec<ObjectKey> = services.collect();
     if services.len() <= max {
@@ -90,12 +89,12 @@ fn in_shares(services: impl Iterator<Item = ObjectKey>, max: usize) -> Vec<Strin
     let mut namespaces: Vec<&[ObjectKey]> =
         services.chunk_by(|one, next| one.namespace == next.namespace).collect();
     namespaces.sort_by_key(|of_namespace| of_namespace.len());
-    let (mut left, mut others) = (max, namespaces.len());
+    let (mut remaining, mut others) = (max, namespaces.len());
     let mut listed: Vec<&ObjectKey> = Vec::with_capacity(max);
     for of_namespace in namespaces {
-        let share = of_namespace.len().min(left / others);
+        let share = of_namespace.len().min(remaining / others);
         listed.extend(&of_namespace[..share]);
-        (left, others) = (left - share, others - 1);
+        (remaining, others) = (remaining - share, others - 1);
     }
     listed.sort_unstable();
     listed.into_iter().map(ToString::to_string).collect()
@@ -107,16 +106,16 @@ fn key(service: &ServiceView) -> ObjectKey {
 
 /// The conditions; `before` are the previous ones.
 fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::Condition> {
-    let Situation { observation, namesake, hindrance, now, .. } = situation;
+    let Situation { observation, duplicate_name, cannot_lead, now, .. } = situation;
     let Forwarding { ready, publish_failure, links_lost, hung, drain, drain_message, .. } =
         &observation.forwarding;
     let lost = links_lost.join("; ");
-    let troubles = [links_lost.as_slice(), hung].concat().join("; ");
-    let unique = match namesake {
+    let problems = [links_lost.as_slice(), hung].concat().join("; ");
+    let unique = match duplicate_name {
         Some(who) => format!("another process has the name of this gateway: {who}"),
         None => String::new(),
     };
-    // Type, whether it is true, the reasons of true and false, message.
+    // The columns: type, whether it is true, the reasons for true and false, message.
     let not_ready = match drain {
         DrainPhase::Serving => condition_reason::NOT_READY,
         DrainPhase::Draining | DrainPhase::Drained => condition_reason::DRAINING,
@@ -126,7 +125,7 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
         DrainPhase::Draining | DrainPhase::Drained => condition_reason::DRAINING,
     };
     let rows: [(ConditionType, bool, [ConditionReason; 2], &str); 7] = [
-        (condition_type::READY, *ready, [condition_reason::FORWARDING, not_ready], &troubles),
+        (condition_type::READY, *ready, [condition_reason::FORWARDING, not_ready], &problems),
         (
             condition_type::SOURCE_CONNECTED,
             observation.source_connected,
@@ -141,15 +140,15 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
         ),
         (
             condition_type::NAME_UNIQUE,
-            namesake.is_none(),
+            duplicate_name.is_none(),
             [condition_reason::UNIQUE, condition_reason::NAME_TAKEN],
             &unique,
         ),
         (
             condition_type::CAN_LEAD,
-            hindrance.is_none(),
+            cannot_lead.is_none(),
             [condition_reason::CANDIDATE, condition_reason::CANNOT_LEAD],
-            hindrance.unwrap_or_default(),
+            cannot_lead.unwrap_or_default(),
         ),
         (
             condition_type::INTERFACES_UP,
@@ -164,7 +163,7 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
             drain_message,
         ),
     ];
-    // Of the object, as the last write found it.
+    // The generation of the object as of the last write.
     let generation = before.first().map_or(0, |condition| condition.observed_generation);
     let condition = |(kind, holds, [yes, no], message): (ConditionType, bool, [ConditionReason; 2], &str)| {
         let kind = kind.as_str();
@@ -177,8 +176,8 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
             observed_generation: generation,
             last_transition: Some(whole_seconds(*now)),
         });
-        if let Some(had) = before.iter().find(|c| c.kind == kind && c.status == status) {
-            condition.last_transition_time.clone_from(&had.last_transition_time);
+        if let Some(previous) = before.iter().find(|c| c.kind == kind && c.status == status) {
+            condition.last_transition_time.clone_from(&previous.last_transition_time);
         }
         condition
     };

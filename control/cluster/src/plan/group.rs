@@ -1,6 +1,6 @@
 //! The gateway groups of the pools: which live gateways each pool selects.
 //!
-//! Pure. A Service whose address no live gateway may announce is told so, in its conditions and by an event.
+//! Pure. If no live gateway may announce an address of a Service, its conditions and an event report this.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,7 +9,7 @@ use tidegate_policy::reconcile::view::{ServiceView, VipView};
 
 use super::situation::Situation;
 
-/// The maximum number of gateways that a pool lists: the limit of the schema.
+/// The maximum number of gateways in a pool's status: the limit of the schema.
 pub(super) const GATEWAYS_MAX: usize = 256;
 
 /// The group of each pool.
@@ -18,7 +18,7 @@ pub(super) struct Groups(BTreeMap<String, Group>);
 
 #[derive(Debug)]
 struct Group {
-    /// The selector for display; empty if it admits all.
+    /// The selector for display; empty if it selects all.
     selector: String,
     /// The live gateways that it selects, by name.
     members: Vec<String>,
@@ -37,7 +37,7 @@ impl Groups {
         Self(situation.observation.outcome.pools.iter().map(group).collect())
     }
 
-    /// The live gateways of a pool, as many as its status lists.
+    /// The live gateways of a pool, as many as its status may list.
     pub(super) fn members(&self, pool: &str) -> Vec<String> {
         let members = self.0.get(pool).map_or(&[][..], |group| &group.members);
         members.iter().take(GATEWAYS_MAX).cloned().collect()
@@ -53,7 +53,7 @@ impl Groups {
         of_pools().next().is_none() || of_pools().any(has)
     }
 
-    /// Why no gateway announces some addresses of a Service, if so.
+    /// Why no gateway announces some addresses of a Service; `None` if all are announced.
     pub(super) fn lacking(&self, view: &ServiceView) -> Option<String> {
         let lacks = |vip: &VipView| {
             let group = self.0.get(&vip.pool).filter(|group| group.members.is_empty())?;
@@ -64,7 +64,7 @@ impl Groups {
         (!why.is_empty()).then(|| why.join("; "))
     }
 
-    /// A number that changes when the groups of a Service's addresses change.
+    /// A hash that changes when the groups of a Service's addresses change.
     pub(super) fn fingerprint(&self, view: Option<&ServiceView>) -> u64 {
         let groups = view.into_iter().flat_map(|view| &view.vips).filter_map(|vip| self.0.get(&vip.pool));
         let mut groups = groups.filter(|group| !group.selector.is_empty()).peekable();

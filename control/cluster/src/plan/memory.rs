@@ -14,7 +14,7 @@ use crate::event::Event;
 /// The memory between two plans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// The times of conditions that were written and not read back yet.
+    /// The times of conditions that were written but not read back yet.
     pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
     /// Statuses that another controller writes.
     pub(super) conflicts: BTreeMap<ObjectKey, StatusConflict>,
@@ -23,7 +23,7 @@ pub struct Memory {
     /// Services that release their addresses, by uid, with the version in which that was first seen.
     pub(super) leaving: BTreeMap<String, Leaving>,
     /// The requests of the owners of Services.
-    pub(super) asked: BTreeMap<ObjectKey, RequestState>,
+    pub(super) requests: BTreeMap<ObjectKey, RequestState>,
     /// Services that wait for other gateways, each with the start of the wait.
     pub(super) waiting: BTreeMap<ObjectKey, Timestamp>,
     /// The time of the last plan, and the version of its Services.
@@ -31,37 +31,38 @@ pub struct Memory {
     pub(super) version: u64,
     /// Whether the API server is older than Kubernetes 1.29 and refuses a status with `ipMode`.
     pub(super) without_ip_mode: bool,
-    /// Services that needed no write, with all inputs of that decision. They are skipped as long as these are
-    /// unchanged.
-    pub(super) settled: BTreeMap<ObjectKey, Settled>,
+    /// Services that needed no write, with all inputs of that decision. They are skipped while these are unchanged.
+    pub(super) up_to_date: BTreeMap<ObjectKey, UpToDate>,
 }
 
-/// The inputs for [`Memory::settled`]. Only for Services without findings, because findings must be reported again and
-/// again.
+/// The inputs for [`Memory::up_to_date`]. Services with findings are never included, because findings must be reported
+/// repeatedly.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Settled {
+pub(super) struct UpToDate {
     pub(super) service: Arc<Service>,
     pub(super) view: Option<Arc<ServiceView>>,
     pub(super) claimed: bool,
-    /// A number for the reports of the other gateways.
-    pub(super) around: u64,
+    /// A hash of the other gateways' reports.
+    pub(super) peer_summary: u64,
 }
 
-impl Settled {
+impl UpToDate {
     /// Whether all inputs are unchanged.
-    pub(super) fn is_still(
+    pub(super) fn is_unchanged(
         &self,
         service: &Arc<Service>,
         view: Option<&Arc<ServiceView>>,
         claimed: bool,
-        around: u64,
+        peer_summary: u64,
     ) -> bool {
         let same_view = match (&self.view, view) {
             (Some(was), Some(is)) => Arc::ptr_eq(was, is),
             (None, None) => true,
             _ => false,
         };
-        same_view && (self.claimed, self.around) == (claimed, around) && Arc::ptr_eq(&self.service, service)
+        same_view
+            && (self.claimed, self.peer_summary) == (claimed, peer_summary)
+            && Arc::ptr_eq(&self.service, service)
     }
 }
 
@@ -76,32 +77,34 @@ pub(super) struct Leaving {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestState {
     pub(super) uid: String,
-    /// A number for the requests.
+    /// A hash of the requests.
     pub(super) what: u64,
     pub(super) change: Change,
-    /// Whether it has changed, and no event has yet reported that it is served.
-    pub(super) is_news: bool,
+    /// Whether they have changed since an event last reported that the Service is served.
+    pub(super) is_unreported: bool,
 }
 
 impl Memory {
-    /// Records the current time, and the version of the Services. If the clock was set back, times in the future become
-    /// the current time, so that nothing waits longer than it would have. If the API server was restored, no gateway
-    /// confirms versions from before that.
+    /// Records the current time and the version of the Services. If the clock was set back, times in the future become
+    /// the current time, so that nothing waits longer than it would have. If the API server was restored from a backup,
+    /// no gateway will confirm the earlier, higher versions.
     pub(super) fn tick(&mut self, now: Timestamp, version: u64) {
         if now < self.planned {
             self.waiting.values_mut().for_each(|since| *since = (*since).min(now));
-            self.asked.values_mut().for_each(|asked| asked.change.since = asked.change.since.min(now));
+            self.requests
+                .values_mut()
+                .for_each(|requests| requests.change.since = requests.change.since.min(now));
             self.conflicts.values_mut().for_each(|conflict| conflict.set_back(now));
         }
         if version < self.version {
-            self.asked.values_mut().for_each(|asked| asked.change.version = 0);
+            self.requests.values_mut().for_each(|requests| requests.change.version = 0);
         }
         (self.planned, self.version) = (now, version);
     }
 
-    /// Stops writing `ipMode`. Returns whether it was written until now.
+    /// Stops writing `ipMode`. Returns whether it was written before.
     pub fn leave_out_ip_mode(&mut self) -> bool {
-        self.settled.clear();
+        self.up_to_date.clear();
         !std::mem::replace(&mut self.without_ip_mode, true)
     }
 }

@@ -1,8 +1,8 @@
-//! Plans the writes to the API server, as a pure function: there is no write if nothing differs.
+//! Plans the writes to the API server. The plan is a pure function: nothing is written if nothing differs.
 //!
-//! [`plan`] compares the last round of the controller with the Services and AddressPools of the API server. It
-//! returns the writes that remove the differences, the events that report them, and the memory for the next call. It
-//! never writes and never reads a clock; the executor does both and calls again with every change.
+//! [`plan`] compares the last round of the controller with the Services and AddressPools of the API server. It returns
+//! the writes that remove the differences, the events that report them, and the memory for the next call. It never
+//! writes and never reads a clock; `writer` does both and calls it again after every change.
 //!
 //! - [`service`]: finalizer, status and conditions of one Service, from its first address to its last;
 //! - [`condition`]: the conditions, and since when they hold;
@@ -14,9 +14,9 @@
 //! They add to a [`Planner`]; only `service` calls the others. The inputs of a plan are in `situation` and `memory`,
 //! its output is in `write`.
 //!
-//! Invariant: writes that are done and seen are not planned again (a tested property). Invariant: an AddressPool has
-//! our finalizer while Services hold addresses from it. Invariant: an address is in a status only while the Service has
-//! our finalizer, and the finalizer is removed only when every live gateway has withdrawn the address.
+//! Invariant: writes that were sent and seen are not planned again (a tested property). An AddressPool has our
+//! finalizer while Services use its addresses. An address is in a status only while the Service has our finalizer, and
+//! the finalizer is removed only when every live gateway has withdrawn the address.
 
 mod compare;
 mod condition;
@@ -52,11 +52,11 @@ use tidegate_policy::reconcile::{Finding, ObjectKind};
 
 use super::event::{Event, EventType, Regarding};
 use super::reasons::event_reason;
-use memory::Settled;
+use memory::UpToDate;
 use planner::Planner;
 use situation::OfService;
 
-/// Makes a plan. Only the leader's plan has writes, and events about other objects than the gateway itself.
+/// Computes a plan. Only the leader's plan has writes, and events about objects other than the gateway itself.
 #[must_use]
 pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     memory.tick(situation.now, situation.observation.version);
@@ -74,7 +74,7 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
         for (key, service) in &observation.objects.services {
             let view = views.get(&(key.namespace.as_str(), key.name.as_str())).copied();
             let claimed = observation.outcome.claimed.contains_key(key);
-            planner.service_unless_settled(service, view, of(ObjectKind::Service, key), claimed);
+            planner.service_unless_up_to_date(service, view, of(ObjectKind::Service, key), claimed);
         }
         for pool in observation.objects.address_pools.values() {
             planner.pool(pool, of(ObjectKind::AddressPool, &pool.meta.key));
@@ -95,12 +95,12 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     planner.finish()
 }
 
-/// The time in which a leader gives a Service an address, or reports why it has none.
+/// The time in which a leader assigns an address to a Service, or reports why it has none.
 const LEADER_MAX: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 
 impl Planner<'_> {
     /// Plans for one Service, if any of its inputs changed since it last needed no write.
-    fn service_unless_settled(
+    fn service_unless_up_to_date(
         &mut self,
         service: &Arc<Service>,
         view: Option<&Arc<ServiceView>>,
@@ -110,24 +110,26 @@ impl Planner<'_> {
         let key = &service.meta.key;
         let Situation { observation, peers, .. } = self.situation;
         let unapplied = observation.forwarding.unapplied.contains(key);
-        let changed_in = |memory: &Memory| memory.asked.get(key).map_or(0, |asked| asked.change.version);
+        let changed_in =
+            |memory: &Memory| memory.requests.get(key).map_or(0, |requests| requests.change.version);
         let version = changed_in(self.memory);
         let seen = view.map(AsRef::as_ref);
         let owners = owner::fingerprint(&observation.lease_holders, seen).rotate_left(1);
-        let around = peer::fingerprint(peers, key, version) ^ self.groups.fingerprint(seen) ^ owners;
-        let settled = self.memory.settled.get(key);
+        let peer_summary = peer::fingerprint(peers, key, version) ^ self.groups.fingerprint(seen) ^ owners;
+        let up_to_date = self.memory.up_to_date.get(key);
         if findings.is_empty()
             && !unapplied
-            && settled.is_some_and(|settled| settled.is_still(service, view, claimed, around))
+            && up_to_date
+                .is_some_and(|up_to_date| up_to_date.is_unchanged(service, view, claimed, peer_summary))
         {
             return;
         }
         let before = (self.plan.writes.len(), self.events.len());
         let view_of = view.map(|view| &**view);
         self.service(&OfService { service, view: view_of, findings, claimed, unapplied });
-        // A Service that depends on the time or on other gateways is not settled either.
+        // A Service that depends on the time or on other gateways is not up to date either.
         let version = changed_in(self.memory);
-        let is_settled = (self.plan.writes.len(), self.events.len()) == before
+        let is_up_to_date = (self.plan.writes.len(), self.events.len()) == before
             && findings.is_empty()
             && !unapplied
             && !peers.iter().any(|peer| peer.is_behind(version))
@@ -136,45 +138,44 @@ impl Planner<'_> {
             && !self.leaving.contains(&service.meta.uid)
             && service.meta.deletion_time.is_none()
             && (claimed || !service.stored.is_finalized_by_us());
-        if is_settled {
-            let settled = Settled { service: Arc::clone(service), view: view.cloned(), claimed, around };
-            self.memory.settled.insert(key.clone(), settled);
+        if is_up_to_date {
+            let up_to_date =
+                UpToDate { service: Arc::clone(service), view: view.cloned(), claimed, peer_summary };
+            self.memory.up_to_date.insert(key.clone(), up_to_date);
         } else {
-            self.memory.settled.remove(key);
+            self.memory.up_to_date.remove(key);
         }
     }
 
-    /// If no gateway may lead, a Service that has waited for long gets an event from the gateways that cannot lead,
-    /// with the reason.
+    /// If no gateway can lead, the gateways report the reason in an event on each Service that has waited for long.
     fn leaderless(&mut self) {
-        let Situation { observation, hindrance, now, .. } = self.situation;
+        let Situation { observation, cannot_lead, now, .. } = self.situation;
         let services = &observation.objects.services;
-        let is_told = |service: &Service| service.stored.condition(condition::ALLOCATED).is_some();
+        let has_condition = |service: &Service| service.stored.condition(condition::ALLOCATED).is_some();
         let mut waiting = BTreeMap::new();
         for view in observation.outcome.services.iter().filter(|view| view.pending.is_some()) {
-            let Some(hindrance) = hindrance else { break };
+            let Some(cannot_lead) = cannot_lead else { break };
             let key = ObjectKey::new(view.namespace.as_str(), view.name.as_str());
             let is_ours = observation.outcome.claimed.contains_key(&key);
-            let service = services.get(&key).filter(|service| is_ours && !is_told(service));
+            let service = services.get(&key).filter(|service| is_ours && !has_condition(service));
             let Some(service) = service else { continue };
             let since = self.memory.waiting.get(&key).copied().unwrap_or(*now);
             if now.duration_since(since) >= LEADER_MAX {
                 let note = format!(
                     "No gateway leads, so none can assign an address to the Service. A gateway that cannot lead reports: \
-                     {hindrance}"
+                     {cannot_lead}"
                 );
                 let regarding = Regarding::service(&key, service.meta.uid.as_str());
                 self.event(Event::new(EventType::Warning, regarding, event_reason::NO_LEADER, &note));
             } else {
-                self.again_at(since + LEADER_MAX);
+                self.plan_again_at(since + LEADER_MAX);
             }
             waiting.insert(key, since);
         }
         self.memory.waiting = waiting;
     }
 
-    /// Writes events for requests of Pods, Nodes and EndpointSlices that were not granted. Nothing else is written on
-    /// these objects.
+    /// Records events for denied requests of Pods, Nodes and EndpointSlices. Nothing else is written to these objects.
     fn of_others(&mut self, kind: ObjectKind, key: &ObjectKey, findings: &[&Finding]) {
         let objects = &self.situation.observation.objects;
         let meta = match kind {
@@ -185,7 +186,7 @@ impl Planner<'_> {
         };
         let Some(meta) = meta else { return };
         for finding in findings {
-            let regarding = Regarding::asker(kind, key, meta.uid.as_str());
+            let regarding = Regarding::object(kind, key, meta.uid.as_str());
             self.event(Event::of_finding(regarding, finding));
         }
     }

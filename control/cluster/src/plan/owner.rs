@@ -1,6 +1,6 @@
 //! Which gateway answers for the addresses of a Service on layer 2 and why, for the Service's conditions.
 //!
-//! Pure. Only Leases are known here: who is the master of a VRRP group, each gateway says in its own status.
+//! Pure. This covers only Leases: with VRRP, each gateway reports in its own status which gateway is the master.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,12 +15,13 @@ use super::situation::{LeaseHolders, Situation};
 pub(super) struct Owners {
     /// Who owns each address, and why; empty if no address has an owner.
     pub(super) shown: String,
-    /// Why nobody answers for some of them, if no gateway can.
+    /// Why no gateway answers for some of them.
     pub(super) lacking: Option<String>,
 }
 
 impl Owners {
-    /// Of a Service, with the other live gateways of its group. `is_member`: whether this gateway is one of them.
+    /// The owners for a Service, with the other live gateways of its group. `is_member`: whether this gateway is one of
+    /// them.
     pub(super) fn new(
         situation: &Situation<'_>,
         view: &ServiceView,
@@ -47,11 +48,11 @@ impl Owners {
                 Some(by) if able.contains(by) && able.len() == 1 => {
                     shown.push(format!("{by} answers for {ip}, the only gateway that can serve it"));
                 }
-                // Without their number, which would change the status of every Service with each gateway.
+                // Without the number of gateways, which would change the status of every Service with each gateway.
                 Some(by) if able.contains(by) => {
                     shown.push(format!("{by} answers for {ip}, one of several gateways that can serve it"));
                 }
-                Some(by) => shown.push(format!("{by} holds the Lease of {ip}, and cannot serve every port")),
+                Some(by) => shown.push(format!("{by} holds the Lease of {ip} but cannot serve every port")),
                 None if able.is_empty() => {
                     let why = vip.edge.unable.as_deref().unwrap_or("it is not ready");
                     let own = &situation.identity.name;
@@ -66,7 +67,7 @@ impl Owners {
     }
 }
 
-/// A number that changes when the owners of a Service's addresses change.
+/// A hash that changes when the owners of a Service's addresses change.
 pub(super) fn fingerprint(holders: &LeaseHolders, view: Option<&ServiceView>) -> u64 {
     let groups = view.into_iter().flat_map(|view| &view.vips).filter_map(|vip| vip.edge.owner.as_ref());
     let mut owners = groups.filter_map(|group| holders.get(group)).peekable();

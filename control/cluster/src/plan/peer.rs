@@ -1,7 +1,7 @@
 //! The reports of the other live gateways about a Service, combined with the result of this one.
 //!
-//! A gateway lists in its `GatewayStatus` the Services of which it does not serve every port, and those without a
-//! backend there. It serves all other Services, up to the version of the Services that it reports as applied.
+//! A gateway lists in its `GatewayStatus` the Services that it doesn't fully serve, and those with a port without a
+//! backend. It serves all other Services, up to the version of the Services that it reports as applied.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,11 +13,11 @@ use jiff::{SignedDuration, Timestamp};
 use tidegate_model::objects::{Labels, ObjectKey, Service};
 
 /// The time in which a gateway confirms a change of a Service. The change reaches every watch within a second, and the
-/// gateway reports it a second later at most.
+/// gateway reports it at most a second later.
 pub(super) const CONFIRM_MAX: SignedDuration = SignedDuration::from_secs(5);
 
-/// The shortest silence of a gateway that is reported. Longer ones are reported when they have doubled, so that a status
-/// is written a few times until the gateway no longer counts as live.
+/// The shortest silence of a gateway that is reported. Longer ones are reported each time they have doubled, so that a
+/// status is written only a few times until the gateway is no longer live.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
 /// Another live gateway, according to its `GatewayStatus`.
@@ -25,11 +25,11 @@ const SILENCE_MIN: Duration = Duration::from_secs(5);
 pub struct Peer {
     /// Its name.
     pub name: String,
-    /// The version of the Services that all of its workers have applied; 0 if it does not say.
+    /// The version of the Services that all of its workers have applied; 0 if unknown.
     pub applied: u64,
     /// The time from its last heartbeat to the last poll, by our clock.
     pub silent: Duration,
-    /// The time from which it has been live without a pause to the last poll.
+    /// How long it had been live without interruption at the last poll.
     pub live: Duration,
     /// Whether it is ready, so that routers send it packets.
     pub is_ready: bool,
@@ -39,7 +39,7 @@ pub struct Peer {
     pub labels: Labels,
     /// Services with a port that it does not serve, as `namespace/name`.
     pub not_programmed: BTreeSet<String>,
-    /// Services with a port for which it has no backend that takes flows, as `namespace/name`.
+    /// Services with a port for which it has no backend that accepts flows, as `namespace/name`.
     pub without_backends: BTreeSet<String>,
 }
 
@@ -49,7 +49,7 @@ impl Peer {
         self.applied > 0 && self.applied < version
     }
 
-    /// Its name, with the time for which nothing has come from it if that is long.
+    /// Its name, and how long it has been silent if that is long.
     fn unconfirmed(&self) -> String {
         let mut silent = SILENCE_MIN;
         while self.silent >= silent * 2 {
@@ -72,24 +72,24 @@ pub(super) struct Change {
 
 /// The state of one Service on the other gateways.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Around {
+pub(super) struct PeerSummary {
     /// The number of live gateways, including this one.
     pub(super) gateways: usize,
-    /// The gateways that are not ready, and so get no packets.
+    /// The gateways that are not ready and therefore receive no packets.
     pub(super) unready: Vec<String>,
-    /// The gateways that are ready and do not serve it as requested, with the reason.
+    /// The ready gateways that don't serve it as requested, with the reason.
     pub(super) not_serving: Vec<String>,
-    /// The gateways that are ready and have not confirmed the last change of it in time.
+    /// The ready gateways that have not confirmed its last change in time.
     pub(super) lagging: Vec<String>,
-    /// Whether a gateway that is ready has not confirmed the last change of it, in time or not.
+    /// Whether a ready gateway has not confirmed its last change, in time or not.
     pub(super) is_unconfirmed: bool,
-    /// The gateways that are ready and have no backend for one of its ports.
+    /// The ready gateways that have no backend for one of its ports.
     pub(super) without_backends: Vec<String>,
 }
 
-impl Around {
-    /// The reports of the `peers` about a Service, of whose group this gateway `is_member` too or not. They are from a
-    /// poll that began at `polled`.
+impl PeerSummary {
+    /// Combines the reports of the `peers` about a Service. `is_member`: whether this gateway is in the Service's
+    /// group, too. The poll of the reports started at `polled`.
     pub(super) fn new(
         peers: &[Peer],
         is_member: bool,
@@ -99,30 +99,32 @@ impl Around {
     ) -> Self {
         let is_due = polled.duration_since(change.since) >= CONFIRM_MAX;
         let name = key.to_string();
-        let mut around = Self { gateways: usize::from(is_member) + peers.len(), ..Self::default() };
+        let mut peer_summary = Self { gateways: usize::from(is_member) + peers.len(), ..Self::default() };
         for peer in peers {
             let is_behind = peer.is_behind(change.version);
             if !peer.is_ready {
-                around.unready.push(peer.name.clone());
+                peer_summary.unready.push(peer.name.clone());
             } else if peer.not_programmed.contains(&name) {
-                around.not_serving.push(format!("{}, which cannot serve every port", peer.name));
+                peer_summary.not_serving.push(format!("{}, which cannot serve every port", peer.name));
             } else if is_behind && !peer.is_connected {
-                around.not_serving.push(format!("{}, which is disconnected from the API server", peer.name));
+                peer_summary
+                    .not_serving
+                    .push(format!("{}, which is disconnected from the API server", peer.name));
             } else if is_behind {
-                around.is_unconfirmed = true;
-                // One that was away has this time again.
+                peer_summary.is_unconfirmed = true;
+                // A gateway that was not live gets this time again.
                 if is_due && peer.live >= CONFIRM_MAX.unsigned_abs() {
-                    around.lagging.push(peer.unconfirmed());
+                    peer_summary.lagging.push(peer.unconfirmed());
                 }
             }
             if peer.is_ready && peer.without_backends.contains(&name) {
-                around.without_backends.push(peer.name.clone());
+                peer_summary.without_backends.push(peer.name.clone());
             }
         }
-        around
+        peer_summary
     }
 
-    /// Formats ` on 1 of 3 gateways; not on a, which is not ready, b, which ...`; empty if all serve it.
+    /// Formats ` on 1 of 3 gateways; not on a, which is not ready; b, which ...`; empty if all serve it.
     pub(super) fn shown(&self) -> String {
         let not = self.unready.len() + self.not_serving.len() + self.lagging.len();
         if not == 0 {
@@ -136,7 +138,7 @@ impl Around {
     }
 }
 
-/// The names of the live gateways that have not applied `version`, each with the version that it has.
+/// The names of the live gateways that have not applied `version`, with a note on disconnected ones.
 pub(super) fn behind(peers: &[Peer], version: u64) -> String {
     let mut names = String::new();
     for peer in peers.iter().filter(|peer| peer.applied < version) {
@@ -147,7 +149,7 @@ pub(super) fn behind(peers: &[Peer], version: u64) -> String {
     names
 }
 
-/// A number that changes when the other gateways' reports about a Service change, which last changed in this version.
+/// A hash that changes when the other gateways' reports about a Service change. `version` is that of its last change.
 pub(super) fn fingerprint(peers: &[Peer], key: &ObjectKey, version: u64) -> u64 {
     let name = if peers.is_empty() { String::new() } else { key.to_string() };
     let mut hasher = DefaultHasher::new();
@@ -158,9 +160,9 @@ pub(super) fn fingerprint(peers: &[Peer], key: &ObjectKey, version: u64) -> u64 
     hasher.finish()
 }
 
-/// A hash of the requests of the owner of a Service: its spec, and the annotations and labels that configure
-/// gateways. Services of an API server have no generation.
-pub(super) fn asked(service: &Service) -> u64 {
+/// A hash of the requests of the owner of a Service: its spec, and the annotations and labels that configure gateways.
+/// Services have no generation.
+pub(super) fn requests(service: &Service) -> u64 {
     let Service { meta, ingress_ips: _, stored: _, .. } = service;
     let spec = Service {
         meta: tidegate_model::objects::Metadata::new(meta.key.clone()),
@@ -169,7 +171,7 @@ pub(super) fn asked(service: &Service) -> u64 {
     };
     let spec = Service { stored: tidegate_model::objects::Stored::default(), ..spec };
     let mut hasher = DefaultHasher::new();
-    // The text has every field of the spec, including those of later versions.
+    // The debug text has every field of the spec, including those of later versions.
     format!("{spec:?}").hash(&mut hasher);
     let configures = |key: &str| key.contains('/') && !key.starts_with("kubectl.kubernetes.io/");
     for (key, value) in meta.annotations.iter().filter(|(key, _)| configures(key)) {

@@ -1,5 +1,4 @@
-//! A plan under construction, with the functions that its parts share: record times, wait for other gateways, report
-//! events.
+//! A plan under construction, with functions shared by its parts: record times, wait for other gateways, report events.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +15,8 @@ use super::write::Plan;
 use crate::event::{Event, EventType, Regarding, cut};
 use crate::reasons::{condition_type, event_reason};
 
-/// A wait for other gateways that is shorter than this causes no event.
-const WAIT_TOLD_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
+/// Shorter waits for other gateways cause no event.
+const WAIT_REPORTED_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
 /// The maximum length of a message in bytes. The API accepts 32 KiB.
 const MESSAGE_BYTES_MAX: usize = 1024;
@@ -44,28 +43,28 @@ impl<'a> Planner<'a> {
 
 impl Planner<'_> {
     /// Records the current requests of a Service's owner, with the version in which they were first seen. A new leader
-    /// does not know which of them are confirmed: the others have them anyway if they follow.
-    pub(super) fn asked(&mut self, service: &Service) -> &mut RequestState {
+    /// doesn't know which of them are confirmed, but followers that are live have received them.
+    pub(super) fn requests(&mut self, service: &Service) -> &mut RequestState {
         let change = Change { version: service.stored.version.0, since: self.situation.now };
-        let what = peer::asked(service);
+        let what = peer::requests(service);
         let uid = &service.meta.uid;
-        if self.memory.asked.get(&service.meta.key).is_some_and(|asked| asked.uid != *uid) {
-            self.memory.asked.remove(&service.meta.key);
+        if self.memory.requests.get(&service.meta.key).is_some_and(|requests| requests.uid != *uid) {
+            self.memory.requests.remove(&service.meta.key);
         }
-        let asked = self.memory.asked.entry(service.meta.key.clone()).or_insert_with(|| RequestState {
+        let requests = self.memory.requests.entry(service.meta.key.clone()).or_insert_with(|| RequestState {
             uid: uid.clone(),
             what,
             change,
-            is_news: false,
+            is_unreported: false,
         });
-        if asked.what != what {
-            (asked.what, asked.change, asked.is_news) = (what, change, true);
+        if requests.what != what {
+            (requests.what, requests.change, requests.is_unreported) = (what, change, true);
         }
-        asked
+        requests
     }
 
-    /// Reports that a Service waits for other gateways to apply `version`, with their names; after a long time, in an
-    /// event too.
+    /// Reports that a Service waits for other gateways to apply `version`, with their names. After a long wait, an
+    /// event reports it, too.
     pub(super) fn waits(&mut self, service: &Service, version: u64) -> Option<String> {
         let Situation { now, peers, .. } = self.situation;
         let names = peer::behind(peers, version);
@@ -74,27 +73,27 @@ impl Planner<'_> {
         if names.is_empty() {
             return None;
         }
-        if now.duration_since(since) >= WAIT_TOLD_AFTER {
+        if now.duration_since(since) >= WAIT_REPORTED_AFTER {
             let note = format!("Waiting until every gateway has withdrawn the released address: {names}");
             let regarding = Regarding::service(key, service.meta.uid.as_str());
             self.event(Event::new(EventType::Normal, regarding, event_reason::WAITING, &note));
         } else {
-            self.again_at(since + WAIT_TOLD_AFTER);
+            self.plan_again_at(since + WAIT_REPORTED_AFTER);
         }
         Some(names)
     }
 
-    /// Records an event whose cause exists now. It is written if it is new.
+    /// Records an event whose cause exists. It is written if it is new.
     pub(super) fn event(&mut self, event: Event) {
         self.events.insert(event);
     }
 
-    /// Forgets the times of an object's conditions. Later ones begin anew.
-    pub(super) fn forget_times(&mut self, key: &ObjectKey) {
+    /// Removes the times of an object's conditions. Later ones start anew.
+    pub(super) fn remove_times(&mut self, key: &ObjectKey) {
         let of_object = self.memory.since.range((key.clone(), String::new())..);
-        let of_object = of_object.map(|(slot, _)| slot).take_while(|(other, _)| other == key);
-        let slots: Vec<_> = of_object.cloned().collect();
-        slots.iter().for_each(|slot| drop(self.memory.since.remove(slot)));
+        let of_object = of_object.map(|(id, _)| id).take_while(|(other, _)| other == key);
+        let ids: Vec<_> = of_object.cloned().collect();
+        ids.iter().for_each(|id| drop(self.memory.since.remove(id)));
     }
 
     /// A condition with the time since when it has its status.
@@ -109,12 +108,12 @@ impl Planner<'_> {
         let kind = kind.as_str();
         let before = stored.iter().find(|c| c.kind == kind && c.status == status);
         let since = before.and_then(|c| c.last_transition);
-        let slot = (key.clone(), kind.to_owned());
-        let remembered = self.memory.since.get(&slot).filter(|(was, _)| was == status).map(|(_, at)| *at);
+        let id = (key.clone(), kind.to_owned());
+        let remembered = self.memory.since.get(&id).filter(|(was, _)| was == status).map(|(_, at)| *at);
         // The API stores whole seconds.
         let now = whole_seconds(self.situation.now);
         let since = since.or(remembered).unwrap_or(now);
-        self.memory.since.insert(slot, (status.to_owned(), since));
+        self.memory.since.insert(id, (status.to_owned(), since));
         Condition {
             kind: kind.to_owned(),
             status: status.to_owned(),
@@ -131,12 +130,12 @@ impl Planner<'_> {
     }
 
     /// Requests another plan at `at` or earlier.
-    pub(super) fn again_at(&mut self, at: Timestamp) {
-        self.plan.again_at = Some(self.plan.again_at.map_or(at, |earlier| earlier.min(at)));
+    pub(super) fn plan_again_at(&mut self, at: Timestamp) {
+        self.plan.plan_again_at = Some(self.plan.plan_again_at.map_or(at, |earlier| earlier.min(at)));
     }
 
     /// The version that every live gateway must apply before a Service that releases its addresses is withdrawn
-    /// everywhere; `None` if they have.
+    /// everywhere; `None` if all have.
     pub(super) fn serves_until(&mut self, service: &Service) -> Option<u64> {
         let Situation { observation, withdrawn, .. } = self.situation;
         let version = observation.version;
@@ -144,13 +143,13 @@ impl Planner<'_> {
         let key = || service.meta.key.clone();
         let leaving = self.memory.leaving.entry(service.meta.uid.clone());
         let leaving = leaving.or_insert_with(|| Leaving { key: key(), since: version });
-        // The version decreases if the API server was restored.
+        // The version decreases if the API server was restored from a backup.
         leaving.since = leaving.since.min(version);
         let is_withdrawn = version > 0 && *withdrawn >= leaving.since;
         (!is_withdrawn).then_some(leaving.since)
     }
 
-    /// Completes the plan, and forgets objects that no longer exist.
+    /// Completes the plan, and removes objects that no longer exist from the memory.
     pub(super) fn finish(mut self) -> Plan {
         let before = std::mem::replace(&mut self.memory.reported_events, self.events);
         self.plan.events = self.memory.reported_events.difference(&before).cloned().collect();
@@ -158,23 +157,23 @@ impl Planner<'_> {
         let known = |key: &ObjectKey| {
             objects.services.contains_key(key) || objects.address_pools.contains_key(&key.name)
         };
-        // There are four conditions per Service, so more entries belong to removed Services.
+        // A Service has four conditions, so additional entries belong to removed Services.
         if self.memory.since.len() > 8 * objects.services.len() + 64 {
             self.memory.since.retain(|(key, _), _| known(key));
         }
         self.memory.conflicts.retain(|key, _| known(key));
         self.memory.waiting.retain(|key, _| known(key));
-        if self.memory.asked.len() > objects.services.len() {
-            self.memory.asked.retain(|key, _| known(key));
+        if self.memory.requests.len() > objects.services.len() {
+            self.memory.requests.retain(|key, _| known(key));
         }
-        // A Service that releases addresses a second time must be waited for again.
-        let (leads, leave) = (self.situation.leads, &self.leaving);
+        // If a Service releases addresses a second time, other gateways must be waited for again.
+        let (leads, shut_down) = (self.situation.leads, &self.leaving);
         self.memory.leaving.retain(|uid, leaving| {
             let is_there = objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid);
-            is_there && (!leads || leave.contains(uid))
+            is_there && (!leads || shut_down.contains(uid))
         });
-        if self.memory.settled.len() > objects.services.len() {
-            self.memory.settled.retain(|key, _| known(key));
+        if self.memory.up_to_date.len() > objects.services.len() {
+            self.memory.up_to_date.retain(|key, _| known(key));
         }
         self.plan
     }

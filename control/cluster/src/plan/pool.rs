@@ -1,4 +1,4 @@
-//! The status of AddressPools: how many of their addresses are used, and whether Services hold any.
+//! The status of AddressPools: how many of their addresses are used, and by which Services.
 
 use tidegate_model::objects::{AddressPool, AddressRange, Condition, number};
 use tidegate_policy::pools::PoolUsage;
@@ -11,7 +11,7 @@ use crate::crd;
 use crate::event::{Event, EventType, Regarding};
 use crate::reasons::{ConditionReason, condition_reason, condition_type, event_reason};
 
-/// The maximum length of a summary, before what says that something is left out.
+/// The maximum length of a summary, without the `, ...` of a truncated one.
 const SUMMARY_BYTES_MAX: usize = 256;
 
 impl Planner<'_> {
@@ -89,7 +89,7 @@ impl Planner<'_> {
     }
 }
 
-/// The first items, as many as a column of a table can show.
+/// The first items, as many as fit in a column of a table.
 fn summary(items: impl Iterator<Item = String>) -> String {
     let mut text = String::new();
     for item in items {
@@ -104,7 +104,7 @@ fn summary(items: impl Iterator<Item = String>) -> String {
     text
 }
 
-/// A range as an address or a CIDR if it is one.
+/// Formats a range as an address or a CIDR if it is one.
 fn shortest(range: &AddressRange) -> String {
     let size = range.size();
     let bits = if range.first().is_ipv4() { 32 } else { 128 };
@@ -117,7 +117,7 @@ fn shortest(range: &AddressRange) -> String {
     }
 }
 
-/// The condition whether Services hold addresses from the pool: it names them, and what they prevent.
+/// The condition that lists the Services that use the pool's addresses, and what they prevent.
 fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
     let condition =
         |status, reason, message| NewCondition { kind: condition_type::IN_USE, status, reason, message };
@@ -126,12 +126,12 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
     };
     let by = usage.used_by();
     if pool.meta.deletion_time.is_some() {
-        let how = "they keep their addresses, and the pool assigns no new ones; it is deleted when all of them are \
+        let how = "they keep their addresses, and the pool assigns no new ones; it is deleted once all of them are \
                    released (spec.forceRelease: true releases them)";
         return condition(
             "True",
             condition_reason::DELETION_WAITS,
-            format!("Services hold addresses of it: {by}; {how}"),
+            format!("Services use its addresses: {by}; {how}"),
         );
     }
     if usage.outside > 0 {
@@ -142,10 +142,10 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
         return condition(
             "True",
             condition_reason::HELD_OUTSIDE,
-            format!("Services hold addresses of it: {by}; {outside}"),
+            format!("Services use its addresses: {by}; {outside}"),
         );
     }
-    condition("True", condition_reason::HELD, format!("Services hold addresses of it: {by}"))
+    condition("True", condition_reason::HELD, format!("Services use its addresses: {by}"))
 }
 
 /// A condition in the form of our own kinds.
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_is_short_and_shows_ranges_as_they_are_usually_written() {
+    fn a_summary_is_short_and_shows_ranges_in_the_usual_notation() {
         let range = |first: &str, last: &str| {
             let ip = |text: &str| text.parse().expect("an address");
             shortest(&AddressRange::new(ip(first), ip(last)).expect("a range"))

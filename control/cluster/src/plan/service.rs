@@ -10,7 +10,7 @@ use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, Ser
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::memory::RequestState;
 use super::owner::Owners;
-use super::peer::{Around, CONFIRM_MAX, Change, Peer};
+use super::peer::{CONFIRM_MAX, Change, Peer, PeerSummary};
 use super::planner::Planner;
 use super::situation::{OfService, Situation};
 use super::status_conflict::{self, StatusOwnership};
@@ -18,7 +18,7 @@ use super::write::Write;
 use crate::event::{Event, EventType};
 use crate::reasons::{ConditionReason, EventReason, PortError, condition_reason, event_reason, port_error};
 
-/// Why a Service that has an address is not served as requested.
+/// The reasons why a Service with an address is not served as requested.
 const NOT_SERVED: [ConditionReason; 3] = [
     condition_reason::PORTS_NOT_PROGRAMMED,
     condition_reason::NOT_ON_EVERY_GATEWAY,
@@ -57,7 +57,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Handles a deleted Service: it is released when no gateway serves it any more.
+    /// Handles a deleted Service: it is released when no gateway serves it anymore.
     fn deleted(&mut self, of: &OfService<'_>) {
         if !of.service.stored.is_finalized_by_us() {
             return;
@@ -65,8 +65,8 @@ impl Planner<'_> {
         if self.waits_for_others(of.service) {
             return;
         }
-        // With the finalizer of somebody else the object stays: its status must not show an address that another Service
-        // may get.
+        // With a finalizer of another controller, the object stays. Its status must not show an address that another
+        // Service may get.
         let stays = of.service.stored.finalizers.iter().any(|finalizer| finalizer != FINALIZER);
         if stays && is_written(of.service) {
             self.clear(of);
@@ -77,7 +77,7 @@ impl Planner<'_> {
     }
 
     /// Handles a Service that is no longer ours, because its class or type changed. The status is cleared, and the
-    /// Service is released when no gateway serves it any more. External IPs stay.
+    /// Service is released when no gateway serves it anymore. External IPs stay.
     fn released(&mut self, of: &OfService<'_>) {
         if self.waits_for_others(of.service) {
             return;
@@ -96,7 +96,7 @@ impl Planner<'_> {
     }
 
     /// Handles a Service that requests an address but may no longer have one, because its pool or its namespace
-    /// changed. The status shows this, and the Service is released when no gateway serves the address.
+    /// changed. The status shows this, and the Service is released when no gateway serves the address anymore.
     fn lost(&mut self, of: &OfService<'_>, view: &ServiceView) {
         self.status(of, view);
         if of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER) {
@@ -125,7 +125,7 @@ impl Planner<'_> {
 
     /// Removes our part of a status.
     fn clear(&mut self, of: &OfService<'_>) {
-        self.forget_times(&of.service.meta.key);
+        self.remove_times(&of.service.meta.key);
         self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, "Released the address");
         self.plan.writes.push(Write::ServiceStatus {
             service: of.service.meta.key.clone(),
@@ -135,14 +135,14 @@ impl Planner<'_> {
         });
     }
 
-    /// Plans status and conditions of a Service that requests an address.
+    /// Plans the status and conditions of a Service that requests an address.
     fn status(&mut self, of: &OfService<'_>, view: &ServiceView) {
         let (service, stored) = (of.service, &of.service.stored);
         let key = &service.meta.key;
         // The API forbids entries unless the type is LoadBalancer, and they are ours only with our class.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(service, view, knows_ip_mode) } else { Vec::new() };
-        let RequestState { what, change, .. } = *self.asked(service);
+        let RequestState { what, change, .. } = *self.requests(service);
         let Situation { now, peers, polled, .. } = *self.situation;
         let mut contested = None;
         if !wanted.is_empty() {
@@ -150,7 +150,7 @@ impl Planner<'_> {
             let ownership = status_conflict::ownership(conflicts, service, &wanted, what, now);
             status_conflict::won(conflicts, service, &wanted);
             if let StatusOwnership::Yields { who, until } = ownership {
-                self.again_at(until);
+                self.plan_again_at(until);
                 contested = Some(who);
             }
         }
@@ -158,8 +158,8 @@ impl Planner<'_> {
         let of_group: Vec<Peer> =
             peers.iter().filter(|peer| self.groups.has(&peer.name, view)).cloned().collect();
         let is_member = self.groups.has(&self.situation.identity.name, view);
-        let around = Around::new(&of_group, is_member, polled, key, change);
-        if around.is_unconfirmed {
+        let peer_summary = PeerSummary::new(&of_group, is_member, polled, key, change);
+        if peer_summary.is_unconfirmed {
             self.confirm(change);
         }
         let owners = Owners::new(self.situation, view, &of_group, is_member);
@@ -171,12 +171,13 @@ impl Planner<'_> {
         let waits_for = self.address_waits_for(of, view);
         let (waits_for, lacking) = (waits_for.as_deref(), lacking.as_deref());
         let owners = owners.shown.as_str();
-        let circumstances = Circumstances { around: &around, failure, waits_for, lacking, owners };
+        let circumstances =
+            Circumstances { peer_summary: &peer_summary, failure, waits_for, lacking, owners };
         let new = condition::of_service(of, view, contested, &circumstances);
         let held = self.situation.observation.outcome.memory.allocations.by_service.get(key);
         let conditions: Vec<Condition> = new
             .into_iter()
-            .chain(condition::holds(held, view))
+            .chain(condition::allocation_record(held, view))
             .map(|new| self.dated(key, &stored.conditions, new, stored.generation))
             .collect();
         let writes_ingress = contested.is_none() && !wanted.is_empty();
@@ -198,11 +199,11 @@ impl Planner<'_> {
         }
     }
 
-    /// Looks at the other gateways again when they must have confirmed a change.
+    /// Polls the other gateways again once they must have confirmed a change.
     fn confirm(&mut self, change: Change) {
         let due = change.since + CONFIRM_MAX;
         match due > self.situation.now {
-            true => self.again_at(due),
+            true => self.plan_again_at(due),
             false => self.plan.waits_for_peers = true,
         }
     }
@@ -223,7 +224,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans the events of pending changes; each is planned until the change is seen, and written once.
+    /// Plans the events of pending changes. Each is planned until the change is seen, and written once.
     fn record_events(
         &mut self,
         of: &OfService<'_>,
@@ -241,7 +242,7 @@ impl Planner<'_> {
             );
             return self.note(of, EventType::Warning, event_reason::CONFLICTING, &note);
         }
-        let is_new = |ingress: &Ingress| !stored.ingress.iter().any(|had| had.ip == ingress.ip);
+        let is_new = |ingress: &Ingress| !stored.ingress.iter().any(|old| old.ip == ingress.ip);
         for ip in wanted.iter().filter(|ingress| is_new(ingress)).filter_map(|ingress| ingress.ip) {
             let pool = view.vips.iter().find(|vip| vip.address == ip).map_or("", |vip| vip.pool.as_str());
             let note = format!("Assigned IP {ip} from pool {pool}");
@@ -253,10 +254,11 @@ impl Planner<'_> {
             let note = format!("Released the address: {why}");
             self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
         } else if ours {
-            let given: Vec<String> = wanted.iter().filter_map(|w| w.ip).map(|ip| ip.to_string()).collect();
+            let assigned: Vec<String> = wanted.iter().filter_map(|w| w.ip).map(|ip| ip.to_string()).collect();
             let is_gone = |ip: &IpAddr| !wanted.iter().any(|ingress| ingress.ip == Some(*ip));
-            for ip in stored.ingress.iter().filter_map(|had| had.ip).filter(is_gone) {
-                let note = format!("The address {ip} is released: the Service now has {}", given.join(", "));
+            for ip in stored.ingress.iter().filter_map(|old| old.ip).filter(is_gone) {
+                let note =
+                    format!("The address {ip} is released: the Service now has {}", assigned.join(", "));
                 self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
             }
         }
@@ -276,7 +278,7 @@ impl Planner<'_> {
                             event_reason::ENSURED,
                             &format!("Ensured load balancer: {ips}"),
                         );
-                    } else if self.asked(of.service).is_news {
+                    } else if self.requests(of.service).is_unreported {
                         self.note(
                             of,
                             EventType::Normal,
@@ -284,7 +286,7 @@ impl Planner<'_> {
                             &format!("Updated load balancer: {ips}"),
                         );
                     }
-                    self.asked(of.service).is_news = false;
+                    self.requests(of.service).is_unreported = false;
                 }
                 PROGRAMMED
                     if NOT_SERVED.iter().any(|failed| condition.reason == failed.as_str())
@@ -310,15 +312,15 @@ impl Planner<'_> {
     }
 }
 
-/// Whether its status has anything that we wrote.
+/// Whether its status contains anything that we wrote.
 fn is_written(service: &Service) -> bool {
     let stored = &service.stored;
     stored.conditions.iter().any(condition::is_ours)
         || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
-/// `status.loadBalancer.ingress`: one entry for each address, with its ports if one of them is not served.
+/// `status.loadBalancer.ingress`: one entry for each address. Ports are listed if one of them is not served.
 fn ingress(service: &Service, view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
-    // dsr-dscp replaces the VIP by the address of the backend.
+    // dsr-dscp replaces the VIP with the address of the backend.
     let keeps_vip = view.mode.is_some_and(|mode| mode.is_dsr() && !mode.changes_addresses());
     let vips = view.vips.iter().filter(|vip| vip.kind == VipKind::LoadBalancer);
     vips.map(|vip| {
@@ -338,7 +340,7 @@ fn ingress(service: &Service, view: &ServiceView, knows_ip_mode: bool) -> Vec<In
             ip: Some(vip.address),
             hostname: None,
             ip_mode: knows_ip_mode.then(|| if keeps_vip { "VIP" } else { "Proxy" }.to_owned()),
-            // Either all ports of the Service have an entry, or none has.
+            // Either all ports of the Service have an entry, or none does.
             ports: match &view.refused {
                 // The view of a Service that is refused as a whole has no ports.
                 Some(_) => service.ports.iter().map(not_programmed).collect(),

@@ -12,7 +12,7 @@ use tidegate_policy::reconcile::{Finding, Outcome};
 use super::peer::Peer;
 use crate::event::Regarding;
 
-/// The gateway that holds each Lease, as last seen; `None` inside if nobody does.
+/// The last known holder of each Lease; `None` for a Lease without a holder.
 pub type LeaseHolders = BTreeMap<String, Option<String>>;
 
 /// The result of one round of the controller.
@@ -25,9 +25,9 @@ pub struct Observation {
     /// The desired state that was computed from the objects.
     pub outcome: Arc<Outcome>,
     /// The number of comparisons with results from scratch that were due so far. If it has increased, the plan is
-    /// compared too.
+    /// compared, too.
     pub comparisons: u64,
-    /// Whether the gateway decided on addresses when it made this round.
+    /// Whether this gateway was the one that assigns addresses when it computed this round.
     pub decides: bool,
     /// The version that every gateway must apply before all free addresses can be assigned; `None` if they can.
     pub waits_for: Option<u64>,
@@ -35,7 +35,7 @@ pub struct Observation {
     pub own_labels: Labels,
     /// The gateway's own addresses.
     pub own_addresses: BTreeSet<IpAddr>,
-    /// The socket at which other gateways find this one, if it shares flows with those that it finds.
+    /// The socket at which other gateways discover this one, if it shares flows with discovered gateways.
     pub own_flow_sharing: Option<SocketAddr>,
     /// The progress of the workers with this round.
     pub forwarding: Forwarding,
@@ -43,8 +43,8 @@ pub struct Observation {
     pub source_connected: bool,
     /// The holders of the Leases of VIPs (`announce.l2.mode: lease`).
     pub lease_holders: Arc<LeaseHolders>,
-    /// Requests that this gateway could not fulfil, whatever the others do: health-check node ports that it cannot
-    /// bind.
+    /// Requests that this gateway could not fulfill, independently of the other gateways: health-check node ports that
+    /// it can't bind.
     pub own_findings: Vec<Finding>,
 }
 
@@ -57,33 +57,33 @@ pub struct Forwarding {
     pub generation_applied: u64,
     /// The version of the newest Services that all workers have applied.
     pub version_applied: u64,
-    /// Whether the workers also forward for Services that the API server lost.
+    /// Whether the workers also forward for Services that the API server has lost.
     pub keeps_services: bool,
     /// Services whose part of the round the workers have not applied yet.
     pub unapplied: Arc<BTreeSet<ObjectKey>>,
-    /// Why the round cannot be published: the last good state keeps forwarding.
+    /// Why the round can't be published, in which case the last good state keeps forwarding.
     pub publish_failure: Option<String>,
-    /// Whether the gateway is ready to take flows.
+    /// Whether the gateway is ready to accept flows.
     pub ready: bool,
     /// Interfaces that cannot carry packets.
     pub links_lost: Vec<String>,
-    /// Workers and slow path, if they hang.
+    /// Workers or the slow path, if they hang.
     pub hung: Vec<String>,
     /// The drain of the gateway.
     pub drain: DrainPhase,
-    /// Who requested the drain, and what is wrong with a request; empty if there is nothing to say.
+    /// Who requested the drain, and what is wrong with a request; may be empty.
     pub drain_message: String,
 }
 
-/// The drain of a gateway.
+/// The drain state of a gateway.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DrainPhase {
-    /// None is requested.
+    /// No drain is requested.
     #[default]
     Serving,
-    /// The gateway announces nothing, and packets still come, or came a short time ago.
+    /// The gateway announces nothing, but packets still arrive or arrived recently.
     Draining,
-    /// No packet comes any more.
+    /// Packets no longer arrive.
     Drained,
 }
 
@@ -111,12 +111,12 @@ pub struct Situation<'a> {
     pub withdrawn: u64,
     /// The other live gateways.
     pub peers: &'a [Peer],
-    /// When the poll that returned them began.
+    /// When the poll that returned them started.
     pub polled: Timestamp,
-    /// Another process with this gateway's name, described for display.
-    pub namesake: Option<&'a str>,
-    /// Why this gateway does not lead, whatever the others do, for display.
-    pub hindrance: Option<&'a str>,
+    /// Another process with this gateway's name, as text for display.
+    pub duplicate_name: Option<&'a str>,
+    /// Why this gateway can't lead, regardless of the other gateways, for display.
+    pub cannot_lead: Option<&'a str>,
     /// The current time.
     pub now: Timestamp,
 }
@@ -126,7 +126,7 @@ pub(super) struct OfService<'a> {
     pub(super) service: &'a Service,
     /// Its view, if it requests an address.
     pub(super) view: Option<&'a ServiceView>,
-    /// Its requests that were not granted.
+    /// Its denied requests.
     pub(super) findings: &'a [&'a Finding],
     /// Whether this gateway assigns its LoadBalancer address.
     pub(super) claimed: bool,

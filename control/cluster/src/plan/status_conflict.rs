@@ -1,9 +1,9 @@
-//! Another controller writes the same status: this is reported, and Tidegate does not keep overwriting it.
+//! Detects that another controller writes the same status, and avoids overwriting it repeatedly.
 //!
 //! If another field manager owns a status that we wrote, with other addresses, the status is contested and left
-//! alone. After a minute it is written once more, and each time it is overwritten again the wait doubles, up to an
-//! hour. So after the other controller is turned off, the status becomes right by itself, and a controller that stays
-//! on sees a few writes a day. An edit of the Service's spec is a new decision of its owner and ends the wait.
+//! unchanged. After a minute it is written once more, and each time it is overwritten again the wait doubles, up to an
+//! hour. After the other controller is turned off, the status therefore recovers by itself; a controller that stays on
+//! sees a few writes a day. An edit of the Service's spec is a new decision of its owner and ends the wait.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
 pub struct StatusConflict {
     /// The other field manager.
     pub who: String,
-    /// The requests of its owner when the conflict began.
-    asked: u64,
+    /// A hash of the owner's requests when the conflict started.
+    requests: u64,
     /// When the status is written again.
     retry_at: Timestamp,
     /// The duration of the next wait.
     wait: SignedDuration,
-    /// Whether it was written again and not overwritten so far.
+    /// Whether it was written again and has not been overwritten since.
     retried: bool,
 }
 
@@ -36,15 +36,15 @@ impl StatusConflict {
     }
 }
 
-/// The consequence of a conflict for a write.
+/// What a conflict means for a write.
 pub(super) enum StatusOwnership {
     /// No other controller writes the status.
     Alone,
-    /// The status is left alone for a time.
+    /// The status is left unchanged for a while.
     Yields {
         /// The other field manager.
         who: String,
-        /// The end of that time.
+        /// Until when.
         until: Timestamp,
     },
 }
@@ -52,13 +52,13 @@ pub(super) enum StatusOwnership {
 /// The known conflicts, by Service.
 type Conflicts = BTreeMap<ObjectKey, StatusConflict>;
 
-/// Whether the status of a Service may be written with these addresses now. `asked` is a number for the requests of its
+/// Whether the status of a Service may be written with these addresses now. `requests` is a hash of the requests of its
 /// owner.
 pub(super) fn ownership(
     conflicts: &mut Conflicts,
     service: &Service,
     wanted: &[Ingress],
-    asked: u64,
+    requests: u64,
     now: Timestamp,
 ) -> StatusOwnership {
     let key = &service.meta.key;
@@ -71,27 +71,27 @@ pub(super) fn ownership(
         }
         return StatusOwnership::Alone;
     }
-    let stranger = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
+    let other = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
     let is_lost = !stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
     // Our condition shows that we wrote the status before. A status that we never wrote is adopted.
     let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
-    let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
+    let Some(other) = other.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
     let conflict = conflicts.entry(key.clone()).or_insert_with(|| StatusConflict {
-        who: stranger.clone(),
-        asked,
+        who: other.clone(),
+        requests,
         retry_at: now + WAIT_MIN,
         wait: WAIT_MIN + WAIT_MIN,
         retried: false,
     });
-    conflict.who.clone_from(stranger);
+    conflict.who.clone_from(other);
     if conflict.retried {
         // It was overwritten again.
         conflict.retry_at = now + conflict.wait;
         conflict.wait = (conflict.wait + conflict.wait).min(WAIT_MAX);
         conflict.retried = false;
     }
-    if asked != conflict.asked {
-        (conflict.asked, conflict.retry_at) = (asked, now);
+    if requests != conflict.requests {
+        (conflict.requests, conflict.retry_at) = (requests, now);
     }
     if now >= conflict.retry_at {
         return StatusOwnership::Alone;
@@ -99,8 +99,7 @@ pub(super) fn ownership(
     StatusOwnership::Yields { who: conflict.who.clone(), until: conflict.retry_at }
 }
 
-/// Records that the contested status was written again and the API server has it: if it differs later, it was
-/// overwritten again.
+/// Records that the API server has the contested status as we wrote it. If it differs later, it was overwritten again.
 pub(super) fn won(conflicts: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
     if service.stored.ingress == wanted
         && let Some(conflict) = conflicts.get_mut(&service.meta.key)

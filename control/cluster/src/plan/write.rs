@@ -24,7 +24,7 @@ pub enum Write {
         service: ObjectKey,
         /// Its uid.
         uid: String,
-        /// `loadBalancer.ingress`; `None` does not change it.
+        /// `loadBalancer.ingress`; `None` leaves it unchanged.
         ingress: Option<Vec<Ingress>>,
         /// Our conditions.
         conditions: Vec<Condition>,
@@ -62,12 +62,12 @@ impl Write {
 /// The writes and events of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// The writes, the most urgent first: releases, then changes, then additions.
+    /// The writes, most urgent first: releases, then changes, then additions.
     pub writes: Vec<Write>,
     /// New events.
     pub events: Vec<Event>,
     /// When to plan again even if nothing changes.
-    pub again_at: Option<Timestamp>,
+    pub plan_again_at: Option<Timestamp>,
     /// Whether something waits for other gateways to withdraw.
     pub waits_for_peers: bool,
 }

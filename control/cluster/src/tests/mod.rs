@@ -126,7 +126,7 @@ impl Cluster {
                 let peers_now = peers.borrow_and_update().clone();
                 if update.revision > 0 {
                     generation += 1;
-                    past.see(&update.objects.services, &memory.allocations, update.version, &peers_now);
+                    past.observe(&update.objects.services, &memory.allocations, update.version, &peers_now);
                     let settings = Settings {
                         authority: past.authority(&peers_now),
                         other_gateways: Arc::clone(&peers_now.addresses),
@@ -209,8 +209,8 @@ impl Gateway {
         self.hold.send_replace(is_held);
     }
 
-    async fn leave(self) {
-        self.writer.leave().await;
+    async fn shut_down(self) {
+        self.writer.shut_down().await;
     }
 }
 
@@ -256,7 +256,7 @@ async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
     until("it is let go", || cluster.get("web").is_null()).await;
     let refused = cluster.server.requests().into_iter().filter(|request| request.code == 403);
     assert_eq!(refused.map(|request| request.path).collect::<Vec<_>>(), [] as [String; 0]);
-    gateway.leave().await;
+    gateway.shut_down().await;
 }
 
 /// Polls until it holds.
@@ -405,7 +405,7 @@ async fn a_leader_that_leaves_hands_over_at_once_and_the_address_stays() {
     let address = cluster.ingress("web");
     let two = cluster.gateway("edge-2");
     until("the second serves it", || !two.vips().is_empty()).await;
-    one.leave().await;
+    one.shut_down().await;
     until("the second leads", || two.leads()).await;
     cluster.service("db", &json!({}));
     until("it gives addresses", || cluster.ingress("db").is_some()).await;
@@ -480,7 +480,7 @@ async fn the_end_does_not_wait_for_an_api_server_that_is_gone() {
     until("a leader", || gateway.leads()).await;
     cluster.server.faults().on("", Fault::Hang);
     cluster.service("web", &json!({}));
-    let left = tokio::time::timeout(Duration::from_secs(3), gateway.leave()).await;
+    let left = tokio::time::timeout(Duration::from_secs(3), gateway.shut_down()).await;
     assert!(left.is_ok(), "SIGTERM ends in under 3 s with the API server unreachable");
 }
 

@@ -57,13 +57,13 @@ async fn a_service_of_another_type_that_returns_at_once_has_its_address_again() 
     until("both serve it", || one.vips().len() == 1 && two.vips() == one.vips()).await;
     let had = cluster.ingress("web");
     for _ in 0..3 {
-        let leave = |service: &mut Value| {
+        let shut_down = |service: &mut Value| {
             // An API server clears the status in this case.
             service["status"]["loadBalancer"] = json!({});
             service["spec"]["type"] = json!("ClusterIP");
             service["spec"].as_object_mut().expect("a spec").remove("loadBalancerClass");
         };
-        cluster.server.edit("v1", "Service", "shop", "web", leave).expect("a legal change");
+        cluster.server.edit("v1", "Service", "shop", "web", shut_down).expect("a legal change");
         until("it is let go", || {
             cluster.get("web")["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
         })
@@ -112,7 +112,7 @@ async fn leader_changes_while_an_address_is_withdrawn() {
     cluster.server.edit("v1", "Service", "shop", "old", take_off).expect("a legal change");
     assert!(cluster.server.delete("v1", "Service", "shop", "old"));
     until("two of three serve it no more", || one.vips().is_empty() && two.vips().is_empty()).await;
-    one.leave().await;
+    one.shut_down().await;
     until("the second leads", || two.leads()).await;
     cluster.service("new", &json!({}));
     let why = || cluster.condition("new", "Allocated")["message"].as_str().unwrap_or_default().to_owned();
@@ -239,6 +239,6 @@ async fn a_restarted_gateway_continues_the_counts_of_its_earlier_events() {
     for count in 1..=3 {
         let gateway = cluster.gateway("edge-1");
         until("it is counted", || told(&cluster) == [count]).await;
-        gateway.leave().await;
+        gateway.shut_down().await;
     }
 }

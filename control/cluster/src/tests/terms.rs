@@ -12,7 +12,7 @@ async fn a_new_leader_lists_the_services_once_and_waits_for_no_bookmark() {
         Cluster::with(Options { bookmark_interval: Duration::from_secs(3600), ..Options::default() });
     let one = cluster.gateway("edge-1");
     until("a leader", || one.leads()).await;
-    one.leave().await;
+    one.shut_down().await;
     cluster.service("web", &json!({}));
     let two = cluster.gateway("edge-2");
     until("it leads", || two.leads()).await;
@@ -32,8 +32,8 @@ async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
     cluster.service("web", &json!({}));
     let gateway = cluster.gateway("edge-1");
     let candidate = || gateway.writer.counts().candidate();
-    until("it to say so", || candidate().hindrance.is_some()).await;
-    let why = candidate().hindrance.unwrap_or_default();
+    until("it to say so", || candidate().cannot_lead.is_some()).await;
+    let why = candidate().cannot_lead.unwrap_or_default();
     assert!(why.contains("the lease tidegate-system/tidegate cannot be acquired: 403"), "{why}");
     let can_lead = || {
         let conditions = cluster.status_of("edge-1")["conditions"].clone();
@@ -52,11 +52,12 @@ async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
     cluster.server.faults().clear();
     until("a leader", || gateway.leads()).await;
     until("an address", || cluster.ingress("web").is_some()).await;
-    until("all of it to be well", || candidate().hindrance.is_none() && can_lead()["status"] == "True").await;
+    until("all of it to be well", || candidate().cannot_lead.is_none() && can_lead()["status"] == "True")
+        .await;
     let two = cluster.gateway("edge-2");
     let of_two = || two.writer.counts().candidate();
     until("it to know who leads", || of_two().leader.as_deref() == Some("edge-1")).await;
-    assert_eq!(of_two().hindrance, None);
+    assert_eq!(of_two().cannot_lead, None);
 }
 
 #[tokio::test]
@@ -65,7 +66,7 @@ async fn a_lease_that_cannot_be_reached_is_reported_with_the_cause() {
     let gateway = cluster.gateway("edge-1");
     until("a leader", || gateway.leads()).await;
     cluster.server.refuse_connections(true).expect("it can be told");
-    let why = || gateway.writer.counts().candidate().hindrance.unwrap_or_default();
+    let why = || gateway.writer.counts().candidate().cannot_lead.unwrap_or_default();
     until("it to say so", || why().contains("cannot be acquired")).await;
     assert!(why().contains("Connection refused"), "{}", why());
 }
@@ -94,7 +95,7 @@ async fn the_lease_is_given_back_after_the_last_write_has_ended() {
     until("a write is about to be sent", || !gateway.vips().is_empty()).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     cluster.server.forget_requests();
-    gateway.leave().await;
+    gateway.shut_down().await;
     let left = || cluster.server.requests();
     until("both have ended", || {
         left().iter().any(is_lease) && left().iter().any(|request| request.path.contains("/services/web"))

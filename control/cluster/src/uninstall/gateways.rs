@@ -1,4 +1,4 @@
-//! Stops gateways from writing during an uninstallation: takes the Lease and waits until they have stopped.
+//! Stops gateways from writing during an uninstallation: acquires the Lease and waits until they have stopped.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::lease::{LEASE, UNINSTALLED};
 use crate::peers::LIVE;
 use crate::request::within;
 
-/// The pause between two polls of the gateways.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The maximum wait for gateways: older ones do not know this holder of the Lease and keep writing their status. It is
-/// longer than [`LIVE`], so that a dead gateway is recognised.
+/// The interval of polls of the gateways.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum wait for gateways: older ones don't know this holder of the Lease and keep writing their status. It is
+/// longer than [`LIVE`], so that a dead gateway is detected.
 const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
-/// A heartbeat that is older than this by the clock of this machine does not count as live, even if the clocks differ.
+/// A gateway whose heartbeat is older than this by the clock of this machine is not live, even if the clocks differ.
 const ANCIENT: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
 /// The maximum number of attempts to change the Lease, which a gateway may renew meanwhile.
 pub(super) const ATTEMPTS: usize = 10;
@@ -46,10 +46,10 @@ impl Gateway {
         })
     }
 
-    /// Whether it may still run, according to its last report.
+    /// Whether it may still be running, according to its last report.
     pub(super) fn may_run(&self) -> bool {
-        let heard = self.heartbeat.as_deref().and_then(|beat| beat.parse::<Timestamp>().ok());
-        !self.stopped && heard.is_some_and(|heard| Timestamp::now().duration_since(heard) < ANCIENT)
+        let last = self.heartbeat.as_deref().and_then(|beat| beat.parse::<Timestamp>().ok());
+        !self.stopped && last.is_some_and(|last| Timestamp::now().duration_since(last) < ANCIENT)
     }
 }
 
@@ -64,7 +64,7 @@ impl Gateways {
         Self { api: Api::all_with(client, &ApiResource::erase::<GatewayStatus>(&())) }
     }
 
-    /// All gateways; none if their definition does not exist.
+    /// All gateways; none if the definition of their kind does not exist.
     pub(super) async fn list(&self) -> Result<Vec<Gateway>, UninstallError> {
         match within(self.api.list(&ListParams::default())).await {
             Ok(list) => Ok(list.items.iter().filter_map(Gateway::of).collect()),
@@ -73,13 +73,13 @@ impl Gateways {
         }
     }
 
-    /// Waits until no gateway writes: each has set `stopped`, or its heartbeat has not changed for longer than that
-    /// of a live one. Returns the names of the running gateways among those that existed `before` the Lease was
-    /// taken, because a gateway that sets `stopped` after that still runs.
+    /// Waits until no gateway writes: each has set `stopped`, or its heartbeat has not changed for longer than that of
+    /// a live one. Returns the names of the running gateways among those that existed `before` the Lease was acquired.
+    /// A gateway that sets `stopped` later still runs.
     pub(super) async fn silenced(
         &self,
         before: Vec<Gateway>,
-        say: &mut (impl FnMut(&str) + Send),
+        report: &mut (impl FnMut(&str) + Send),
     ) -> Result<Vec<String>, UninstallError> {
         let begin = Instant::now();
         let mut running: BTreeMap<String, Option<String>> =
@@ -87,97 +87,97 @@ impl Gateways {
         let mut has_logged = false;
         loop {
             let all = self.list().await?;
-            let loud: Vec<&Gateway> =
+            let writing: Vec<&Gateway> =
                 all.iter().filter(|one| !one.stopped && running.contains_key(&one.name)).collect();
-            if loud.is_empty() {
+            if writing.is_empty() {
                 break;
             }
             if !has_logged {
-                let names: Vec<&str> = loud.iter().map(|one| one.name.as_str()).collect();
-                say(&format!("waiting for the gateways to stop writing: {}", names.join(", ")));
+                let names: Vec<&str> = writing.iter().map(|one| one.name.as_str()).collect();
+                report(&format!("waiting for the gateways to stop writing: {}", names.join(", ")));
                 has_logged = true;
             }
             if begin.elapsed() >= LIVE {
                 // A gateway whose heartbeat has not changed is dead.
                 let dead = |one: &&Gateway| running.get(&one.name) == Some(&one.heartbeat);
-                let (dead, alive): (Vec<&Gateway>, Vec<&Gateway>) = loud.into_iter().partition(dead);
+                let (dead, alive): (Vec<&Gateway>, Vec<&Gateway>) = writing.into_iter().partition(dead);
                 dead.iter().for_each(|one| drop(running.remove(&one.name)));
                 if alive.is_empty() || begin.elapsed() >= SILENT_MAX {
                     break;
                 }
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(running.into_keys().collect())
     }
 
-    /// Deletes all of them. Returns those that could not be deleted, with the reason.
+    /// Deletes all objects. Returns those that could not be deleted, with the reason.
     pub(super) async fn delete_all(
         &self,
-        say: &mut (impl FnMut(&str) + Send),
+        report: &mut (impl FnMut(&str) + Send),
     ) -> Result<Vec<String>, UninstallError> {
-        let mut left = Vec::new();
+        let mut remaining = Vec::new();
         for gateway in self.list().await? {
             let preconditions = Some(Preconditions { uid: gateway.uid, resource_version: None });
             let params = DeleteParams { preconditions, ..DeleteParams::default() };
             match within(self.api.delete(&gateway.name, &params)).await {
-                Ok(_) => say(&format!("deleted GatewayStatus {}", gateway.name)),
+                Ok(_) => report(&format!("deleted GatewayStatus {}", gateway.name)),
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {}
-                Err(error) => left.push(format!("GatewayStatus {}: {error}", gateway.name)),
+                Err(error) => remaining.push(format!("GatewayStatus {}: {error}", gateway.name)),
             }
         }
-        Ok(left)
+        Ok(remaining)
     }
 }
 
-/// The Lease, held so that no gateway takes it.
+/// The Lease, held so that no gateway acquires it.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct LeaseHold {
     api: Api<Lease>,
     namespace: String,
     /// The previous holder.
-    pub(super) before: Before,
+    pub(super) previous: PreviousHolder,
 }
 
-/// The holder of the Lease before it was taken.
+/// The holder of the Lease before it was acquired.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum PreviousHolder {
     /// No holder, or one that did not renew it.
-    Nobody,
+    None,
     /// The gateway of this name.
     Gateway(String),
-    /// An uninstallation: gateways about which nothing is known may still run.
+    /// Another uninstallation. Gateways that left no other trace may still run.
     Uninstallation,
 }
 
-impl Before {
+impl PreviousHolder {
     fn of(spec: Option<&LeaseSpec>) -> Self {
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
         let is_fresh = renewed.is_some_and(|at| Timestamp::now().duration_since(at) < ANCIENT);
         match holder {
             UNINSTALLED => Self::Uninstallation,
-            "" => Self::Nobody,
+            "" => Self::None,
             // The holder consists of the gateway's name and an identifier of its run.
             holder if is_fresh => {
                 Self::Gateway(holder.rsplit_once('_').map_or(holder, |(name, _)| name).to_owned())
             }
-            _ => Self::Nobody,
+            _ => Self::None,
         }
     }
 }
 
-impl Hold {
-    /// Takes the Lease from its holder. A leader then stops writing, because its next renewal is refused.
+impl LeaseHold {
+    /// Acquires the Lease from its holder. A leader then stops writing, because its next renewal is refused.
     pub(super) async fn take(client: &Client, namespace: &str) -> Result<Self, UninstallError> {
         let api = Api::namespaced(client.clone(), namespace);
-        let mut hold = Self { api, namespace: namespace.to_owned(), before: Before::Nobody };
-        hold.before = hold.change(UNINSTALLED).await.map_err(failed(hold.what("take")))?;
+        let mut hold = Self { api, namespace: namespace.to_owned(), previous: PreviousHolder::None };
+        hold.previous = hold.change(UNINSTALLED).await.map_err(failed(hold.what("acquire")))?;
         Ok(hold)
     }
 
     /// Releases the Lease, so that the gateways continue to write.
-    pub(super) async fn give_back(&self) {
+    pub(super) async fn release(&self) {
         if let Err(error) = self.change("").await {
             tracing::warn!(lease = LEASE, namespace = self.namespace, %error, "cannot release the Lease");
         }
@@ -197,12 +197,12 @@ impl Hold {
     }
 
     /// Sets the holder. Returns the previous one.
-    async fn change(&self, holder: &str) -> Result<Before, crate::request::RequestError> {
+    async fn change(&self, holder: &str) -> Result<PreviousHolder, crate::request::RequestError> {
         let mut attempt = 0;
         loop {
             attempt += 1;
             let found = within(self.api.get(LEASE)).await;
-            let before = Before::of(found.as_ref().ok().and_then(|lease| lease.spec.as_ref()));
+            let before = PreviousHolder::of(found.as_ref().ok().and_then(|lease| lease.spec.as_ref()));
             let result = match found {
                 Ok(mut lease) => {
                     lease.spec = Some(spec(holder));

@@ -1,14 +1,14 @@
-//! Removes what gateways wrote to a cluster (finalizers, conditions and statuses), so that Tidegate can be
-//! uninstalled and no object is blocked by its finalizers.
+//! Removes what gateways wrote to a cluster (finalizers, conditions and statuses), so that Tidegate can be uninstalled
+//! and its finalizers block no object.
 //!
-//! Running gateways would write it again. So the Lease that decides which gateway writes is taken first, under the
-//! name [`UNINSTALLED`](super::lease::UNINSTALLED): no gateway takes it from that holder, and each gateway that sees
-//! it sets `stopped` and stops writing. The gateways keep forwarding by the status of Services until that is cleared.
-//! `traces` finds what is ours; `gateways` waits for the gateways and holds the Lease.
+//! Running gateways would write it again. The Lease that decides which gateway writes is therefore acquired first,
+//! under the name [`UNINSTALLED`](super::lease::UNINSTALLED). No gateway acquires it from that holder, and each gateway
+//! that sees it sets `stopped` and stops writing. The gateways keep forwarding according to the status of Services
+//! until that is cleared. `traces` finds our parts of objects; `gateways` waits for the gateways and holds the Lease.
 //!
-//! Every write is tried as a dry run before the first real one. If one is refused, nothing is changed.
+//! Every write is tried as a dry run before the first real one. If any is refused, nothing is changed.
 //!
-//! Invariant: nothing here needs a gateway, its configuration, or the definitions of its kinds.
+//! Invariant: nothing here needs a running gateway, its configuration, or the definitions of its kinds.
 
 mod error;
 mod gateways;
@@ -29,13 +29,13 @@ use tokio::task::JoinSet;
 use super::crd::AddressPool;
 use super::request::{RequestError, within};
 use error::failed;
-use gateways::{Before, Gateway, Gateways, Hold};
+use gateways::{Gateway, Gateways, LeaseHold, PreviousHolder};
 use traces::{Kind, Traces};
 
-/// The number of objects in a page.
+/// The number of objects per page.
 const PAGE: u32 = 500;
 /// The maximum number of requests in progress.
-const UNDER_WAY_MAX: usize = 8;
+const IN_PROGRESS_MAX: usize = 8;
 /// The maximum number of rounds of listing and releasing: an object may change while it is released.
 const ROUNDS_MAX: usize = 5;
 
@@ -56,57 +56,57 @@ pub struct Uninstalled {
     /// The number of objects that were changed, or would be.
     pub released: usize,
     /// The parts that still exist, each with the reason.
-    pub left: Vec<String>,
+    pub remaining: Vec<String>,
     /// Gateways that are running. They write nothing more as long as the Lease is held.
     pub running: Vec<String>,
-    /// Whether the Lease remains held, because gateways run, or may run since an earlier uninstallation.
+    /// Whether the Lease remains held because gateways run, or may still run since an earlier uninstallation.
     pub holds_lease: bool,
 }
 
-/// Releases everything. `say` is called with a line for each step.
+/// Releases everything. `report` is called with a line for each step.
 ///
 /// # Errors
-/// If nothing was changed. Parts that could not be released are in [`Uninstalled::left`].
+/// Nothing was changed. Parts that could not be released are in [`Uninstalled::remaining`].
 pub async fn uninstall(
     connector: &Connector,
     options: &Options,
-    say: &mut (impl FnMut(&str) + Send),
+    report: &mut (impl FnMut(&str) + Send),
 ) -> Result<Uninstalled, UninstallError> {
     let connection = connector.connection().await;
     let connection = connection.map_err(|error| UninstallError::Request {
         what: "cannot connect to the API server".into(),
         why: error.to_string(),
     })?;
-    say(&format!("connected to the API server {}", connection.server));
+    report(&format!("connected to the API server {}", connection.server));
     let client = connection.client;
     let gateways = Gateways::new(client.clone());
     let found = traces(&client).await?;
     if options.dry_run {
-        return rehearse(&client, &gateways, found, say).await;
+        return run_dry(&client, &gateways, found, report).await;
     }
     let before = gateways.list().await?;
-    let hold = Hold::take(&client, &options.lease_namespace).await?;
-    let mut running = gateways.silenced(before, say).await?;
-    if let Before::Gateway(name) = &hold.before
+    let hold = LeaseHold::take(&client, &options.lease_namespace).await?;
+    let mut running = gateways.silenced(before, report).await?;
+    if let PreviousHolder::Gateway(name) = &hold.previous
         && !running.contains(name)
         && !gateways.list().await?.iter().any(|one| one.name == *name)
     {
         // Without the definition of GatewayStatus, only the Lease shows the gateway.
         running.push(name.clone());
     }
-    // These may have been written before the gateways noticed.
+    // Search again: the gateways may have written more before they stopped.
     let found = traces(&client).await?;
     let refused = refusals(&client, found).await;
     if !refused.is_empty() && !options.keep_going {
-        hold.give_back().await;
+        hold.release().await;
         return Err(UninstallError::Refused(refused));
     }
     let mut done = Uninstalled { running, ..Uninstalled::default() };
-    let mut left: BTreeMap<String, String> = BTreeMap::new();
+    let mut remaining: BTreeMap<String, String> = BTreeMap::new();
     let mut names = BTreeSet::new();
     for _ in 0..ROUNDS_MAX {
         let found = traces(&client).await?;
-        left.clear();
+        remaining.clear();
         if found.is_empty() {
             break;
         }
@@ -114,47 +114,46 @@ pub async fn uninstall(
             match result {
                 Ok(()) => {
                     if names.insert(one.name()) {
-                        say(&format!("released {}", one.describe()));
+                        report(&format!("released {}", one.describe()));
                     }
                 }
-                Err(error) => drop(left.insert(one.name(), format!("{}: {error}", one.describe()))),
+                Err(error) => drop(remaining.insert(one.name(), format!("{}: {error}", one.describe()))),
             }
         }
     }
     done.released = names.len();
-    done.left.extend(left.into_values());
-    done.left.extend(gateways.delete_all(say).await?);
-    done.holds_lease = !done.running.is_empty() || hold.before == Before::Uninstallation;
+    done.remaining.extend(remaining.into_values());
+    done.remaining.extend(gateways.delete_all(report).await?);
+    done.holds_lease = !done.running.is_empty() || hold.previous == PreviousHolder::Uninstallation;
     if !done.holds_lease {
-        done.left.extend(hold.delete().await);
+        done.remaining.extend(hold.delete().await);
     }
     Ok(done)
 }
 
-/// Makes a dry run: returns the changes, and the API server's answers to them.
-async fn rehearse(
+/// Performs a dry run. Returns the changes, and the writes that the API server would refuse.
+async fn run_dry(
     client: &Client,
     gateways: &Gateways,
     found: Vec<Traces>,
-    say: &mut (impl FnMut(&str) + Send),
+    report: &mut (impl FnMut(&str) + Send),
 ) -> Result<Uninstalled, UninstallError> {
     for one in &found {
-        say(&format!("would release {}", one.describe()));
+        report(&format!("would release {}", one.describe()));
     }
     let all = gateways.list().await?;
     for gateway in &all {
-        say(&format!("would delete GatewayStatus {}", gateway.name));
+        report(&format!("would delete GatewayStatus {}", gateway.name));
     }
     let running = all.into_iter().filter(Gateway::may_run).map(|gateway| gateway.name);
     let (released, running) = (found.len(), running.collect());
-    Ok(Uninstalled { released, left: refusals(client, found).await, running, holds_lease: false })
+    Ok(Uninstalled { released, remaining: refusals(client, found).await, running, holds_lease: false })
 }
 
 /// The writes that the API server would refuse, each with its reason.
 async fn refusals(client: &Client, found: Vec<Traces>) -> Vec<String> {
-    let rehearsed = release_all(client, found, true).await.into_iter();
-    let refused =
-        rehearsed.filter_map(|(one, result)| Some(format!("{}: {}", one.describe(), result.err()?)));
+    let results = release_all(client, found, true).await.into_iter();
+    let refused = results.filter_map(|(one, result)| Some(format!("{}: {}", one.describe(), result.err()?)));
     refused.collect()
 }
 
@@ -164,19 +163,19 @@ async fn release_all(
     found: Vec<Traces>,
     dry_run: bool,
 ) -> Vec<(Traces, Result<(), RequestError>)> {
-    let (mut left, mut under_way) = (VecDeque::from(found), JoinSet::new());
+    let (mut remaining, mut in_progress) = (VecDeque::from(found), JoinSet::new());
     let mut done = Vec::new();
     loop {
-        while under_way.len() < UNDER_WAY_MAX
-            && let Some(one) = left.pop_front()
+        while in_progress.len() < IN_PROGRESS_MAX
+            && let Some(one) = remaining.pop_front()
         {
             let client = client.clone();
-            under_way.spawn(async move {
-                let result = release_surely(&client, &one, dry_run).await;
+            in_progress.spawn(async move {
+                let result = release_with_retries(&client, &one, dry_run).await;
                 (one, result)
             });
         }
-        match under_way.join_next().await {
+        match in_progress.join_next().await {
             Some(Ok(ended)) => done.push(ended),
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             None => return done,
@@ -206,16 +205,16 @@ async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
     Ok(found)
 }
 
-/// Like [`release`], but tries again if the object was modified meanwhile: a running gateway writes statuses.
-async fn release_surely(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
+/// Like [`release`], but retries if the object was modified meanwhile: a running gateway writes statuses.
+async fn release_with_retries(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
     let mut now = traces.clone();
     for _ in 1..gateways::ATTEMPTS {
         match release(client, &now, dry_run).await {
             Err(error) if error.code() == Some(409) => {}
             ended => return ended,
         }
-        match left(now.kind, within(objects(client, &now).get(&now.key.name)).await)? {
-            Some(left) if left.uid == now.uid => now = left,
+        match remaining(now.kind, within(objects(client, &now).get(&now.key.name)).await)? {
+            Some(remaining) if remaining.uid == now.uid => now = remaining,
             _ => return Ok(()),
         }
     }
@@ -232,7 +231,7 @@ fn objects(client: &Client, traces: &Traces) -> Api<DynamicObject> {
     }
 }
 
-/// Removes our parts from an object, or asks whether the API server would accept that.
+/// Removes our parts from an object, or checks whether the API server would accept that.
 async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
     let api = objects(client, traces);
     let name = &traces.key.name;
@@ -242,31 +241,35 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
     if traces.has_status() {
         if traces.kind == Kind::Service {
             let apply = params.clone().force();
-            let answer = within(api.patch_status(name, &apply, &Patch::Apply(traces.apply_nothing()))).await;
-            let Some(left) = left(traces.kind, answer)? else { return Ok(()) };
-            now = left;
+            let response =
+                within(api.patch_status(name, &apply, &Patch::Apply(traces.apply_nothing()))).await;
+            let Some(remaining) = remaining(traces.kind, response)? else { return Ok(()) };
+            now = remaining;
         }
         if now.has_status() {
             let patch = match traces.kind {
                 Kind::Service => Patch::Strategic(now.status_patch()),
                 Kind::AddressPool => Patch::Merge(now.status_patch()),
             };
-            let answer = within(api.patch_status(name, &params, &patch)).await;
-            let Some(left) = left(traces.kind, answer)? else { return Ok(()) };
-            now = left;
+            let response = within(api.patch_status(name, &params, &patch)).await;
+            let Some(remaining) = remaining(traces.kind, response)? else { return Ok(()) };
+            now = remaining;
         }
     }
-    if now.is_held() {
-        // A dry run changed nothing, so the version is still the previous one.
+    if now.has_finalizer() {
+        // A dry run changes nothing, so the version is still the previous one.
         let patch = Patch::Merge(if dry_run { traces } else { &now }.finalizer_patch());
-        left(traces.kind, within(api.patch(name, &params, &patch)).await)?;
+        remaining(traces.kind, within(api.patch(name, &params, &patch)).await)?;
     }
     Ok(())
 }
 
-/// Our parts that remain on an object, according to the API server's answer. A deleted object has none.
-fn left(kind: Kind, answer: Result<DynamicObject, RequestError>) -> Result<Option<Traces>, RequestError> {
-    match answer {
+/// Our parts that remain on an object according to the API server's response. A deleted object has none.
+fn remaining(
+    kind: Kind,
+    response: Result<DynamicObject, RequestError>,
+) -> Result<Option<Traces>, RequestError> {
+    match response {
         Ok(object) => Ok(Traces::of(kind, &json_of(&object))),
         Err(error) if error.code() == Some(404) => Ok(None),
         Err(error) => Err(error),
@@ -281,5 +284,5 @@ fn resource(kind: Kind) -> ApiResource {
 }
 
 fn json_of(object: &DynamicObject) -> Value {
-    serde_json::to_value(object).expect("it came as JSON")
+    serde_json::to_value(object).expect("it was parsed from JSON")
 }

@@ -1,8 +1,8 @@
-//! Finds what Tidegate wrote on an object, in its JSON. Pure.
+//! Finds what Tidegate wrote to an object, in its JSON. Pure.
 //!
-//! Objects are not decoded, so that no fault in them prevents this: a Service that a gateway refuses is released like
-//! any other. Finalizers and conditions are ours if they have the prefix `tidegate.dev/`, whatever version wrote
-//! them; addresses in the status of a Service are ours by their field manager.
+//! Objects are not decoded, so that an invalid one can be cleaned up, too: a Service that a gateway refuses is released
+//! like any other. Finalizers and conditions are ours if they have the prefix `tidegate.dev/`, whatever version wrote
+//! them. Addresses in the status of a Service are ours by their field manager.
 
 use serde_json::{Map, Value, json};
 use tidegate_model::objects::ObjectKey;
@@ -77,13 +77,13 @@ impl Traces {
         })
     }
 
-    /// Whether the status has any of our parts.
+    /// Whether the status contains any of our parts.
     pub(super) fn has_status(&self) -> bool {
         self.status || !self.conditions.is_empty()
     }
 
-    /// Whether it has a finalizer of ours.
-    pub(super) fn is_held(&self) -> bool {
+    /// Whether it has one of our finalizers.
+    pub(super) fn has_finalizer(&self) -> bool {
         !self.finalizers.is_empty()
     }
 
@@ -105,7 +105,7 @@ impl Traces {
             Kind::AddressPool => {
                 return json!({"metadata": {"uid": self.uid}, "status": null});
             }
-            // A strategic merge patch: conditions are merged by their type.
+            // A strategic merge patch, which merges conditions by type.
             Kind::Service => {
                 if !self.conditions.is_empty() {
                     let delete = |kind: &String| json!({"type": kind, "$patch": "delete"});
@@ -119,7 +119,7 @@ impl Traces {
         json!({"metadata": {"uid": self.uid}, "status": status})
     }
 
-    /// A JSON merge patch that removes our finalizers, if the object has not changed since it was read.
+    /// A JSON merge patch that removes our finalizers, unless the object has changed since it was read.
     pub(super) fn finalizer_patch(&self) -> Value {
         json!({"metadata": {
             "uid": self.uid,
@@ -128,7 +128,7 @@ impl Traces {
         }})
     }
 
-    /// The description for display: the object, and our parts of it.
+    /// The object and our parts of it, for display.
     pub(super) fn describe(&self) -> String {
         let mut what: Vec<String> = Vec::new();
         if self.status {
@@ -191,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_known_by_prefix_and_owner_and_what_others_wrote_is_left_alone() {
-        let traces = Traces::of(Kind::Service, &service()).expect("there is much");
-        assert!(traces.has_status() && traces.is_held());
+    fn only_what_is_ours_by_prefix_or_owner_is_removed() {
+        let traces = Traces::of(Kind::Service, &service()).expect("there are traces");
+        assert!(traces.has_status() && traces.has_finalizer());
         assert_eq!(
             traces.describe(),
             "Service shop/web: addresses in the status; conditions tidegate.dev/Allocated; finalizer \
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_without_an_owner_are_ours_where_something_else_on_the_service_is() {
+    fn addresses_without_an_owner_are_ours_if_other_parts_are() {
         let mut service = service();
         service["metadata"]["managedFields"] = json!([]);
         assert!(Traces::of(Kind::Service, &service).is_some_and(|traces| traces.status));
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn every_finalizer_of_ours_and_the_status_are_taken_off_an_address_pool() {
+    fn our_finalizers_and_the_status_are_removed_from_an_address_pool() {
         let pool = json!({
             "metadata": {"name": "public", "uid": "p", "finalizers": ["tidegate.dev/in-use"]},
             "status": {"total": 1},
         });
-        let traces = Traces::of(Kind::AddressPool, &pool).expect("there is something");
+        let traces = Traces::of(Kind::AddressPool, &pool).expect("there are traces");
         assert_eq!(traces.describe(), "AddressPool public: status; finalizer tidegate.dev/in-use");
         assert_eq!(traces.status_patch()["status"], Value::Null);
         assert_eq!(

@@ -1,13 +1,12 @@
 //! The task that writes to the API server: it plans the writes from the newest outcome, sends them, and plans again
 //! after every change.
 //!
-//! `queue` decides which writes may be sent when; `peer_poll` and `own_status` keep the times of the other requests.
-//! `requests` sends all of them in the background, and `request_results` handles what they return. `planning` keeps the times
-//! of the plans, and `term` the version of the Services from which on this gateway decides.
+//! `queue` decides which writes may be sent when; `peer_poll` and `own_status` schedule the other requests. `requests`
+//! sends all of them in the background, and `request_results` handles their results. `planning` schedules the plans,
+//! and `term` provides the version of the Services from which on this gateway leads.
 //!
-//! Invariant: the leadership is checked before every single write, and the plan of a gateway that does not lead has
-//! no writes. Invariant: a gateway leads only if it knows the other gateways, and the version of the Services from
-//! which on it decides.
+//! Invariant: the leadership is checked before every single write, and the plan of a gateway that doesn't lead has no
+//! writes. A gateway leads only if it knows the other gateways, and the version of the Services from which on it leads.
 
 mod planning;
 mod request_results;
@@ -26,22 +25,22 @@ use tokio::time::{Instant, sleep_until};
 
 use super::counts::{Candidate, Counts};
 use super::drain_annotation::DrainAnnotation;
+use super::duplicate_name::DuplicateName;
 use super::elect::{Candidacy, Leadership};
 use super::event_recorder::Recorder;
 use super::failure_log::FailureLog;
 use super::lease::LEASE;
-use super::namesake::Namesake;
 use super::own_status::{HEARTBEAT, OwnStatus, heartbeat_time};
 use super::peer_poll::PeerPoll;
 use super::plan::{Identity, Observation, Peer, Plan, SERVICES_MAX, Situation, Write, gateway_status};
-use super::queue::{Job, Next, Queue, Seen};
+use super::queue::{Job, Next, PlannedFrom, Queue};
 use super::releases::{LiveGateway, PeerReleases};
 use super::sharing_peers::SharingPeers;
 use planning::Planning;
 use requests::{Poll, Requests};
 use term::Term;
 
-/// The time to wait at the end for writes that are under way.
+/// The maximum wait at shutdown for writes in progress.
 const WRITES_END_MAX: Duration = Duration::from_secs(1);
 
 /// The inputs of the task.
@@ -49,9 +48,9 @@ pub(super) struct Inputs {
     pub(super) observations: watch::Receiver<Option<Observation>>,
     pub(super) source: watch::Receiver<SourceState>,
     pub(super) leadership: watch::Receiver<Leadership>,
-    pub(super) leaves: watch::Receiver<bool>,
-    /// Asks for a look at the other gateways soon.
-    pub(super) look: Arc<Notify>,
+    pub(super) shutdown: watch::Receiver<bool>,
+    /// Requests a poll of the other gateways soon.
+    pub(super) poll_now: Arc<Notify>,
 }
 
 /// The outputs of the task.
@@ -62,9 +61,9 @@ pub(super) struct Outputs {
     pub(super) name_taken: watch::Sender<Option<String>>,
     /// Whether this gateway's `GatewayStatus` requests a drain.
     pub(super) drain_annotation: watch::Sender<DrainAnnotation>,
-    /// The sockets at which the other gateways exchange flows, once they are known.
+    /// The sockets at which the other gateways share flows, once they are known.
     pub(super) sharing_peers: watch::Sender<Option<SharingPeers>>,
-    /// Asks the source to list the Services.
+    /// Requests that the source lists the Services.
     pub(super) refresh: Arc<Notify>,
 }
 
@@ -74,11 +73,11 @@ pub(super) struct Writer {
     recorder: Recorder,
     inputs: Inputs,
     outputs: Outputs,
-    namesake: Namesake,
+    duplicate_name: DuplicateName,
     /// Whether this gateway led at the last check.
     led: bool,
-    /// The last reported reason why this gateway cannot lead.
-    hindrance: Option<String>,
+    /// The last reported reason why this gateway can't lead.
+    cannot_lead: Option<String>,
     term: Term,
     planning: Planning,
     queue: Queue,
@@ -100,7 +99,7 @@ impl Writer {
         let now = Instant::now();
         Self {
             peer_poll: PeerPoll::new(&identity.name, now),
-            namesake: Namesake::new(&identity.instance),
+            duplicate_name: DuplicateName::new(&identity.instance),
             requests: Requests::new(connector, identity.name.clone(), inputs.leadership.clone()),
             identity,
             counts,
@@ -108,7 +107,7 @@ impl Writer {
             inputs,
             outputs,
             led: false,
-            hindrance: None,
+            cannot_lead: None,
             term: Term::default(),
             planning: Planning::new(now),
             queue: Queue::default(),
@@ -117,16 +116,16 @@ impl Writer {
         }
     }
 
-    /// Runs until `ClusterWriter::leave`, then shuts down normally.
+    /// Runs until `ClusterWriter::shut_down`, then shuts down cleanly.
     pub(super) async fn run(mut self) {
         loop {
             let wake = self.work();
             tokio::select! {
                 biased;
-                _ = self.inputs.leaves.changed() => break,
+                _ = self.inputs.shutdown.changed() => break,
                 Ok(()) = self.inputs.observations.changed() => self.planning.soon(),
                 Ok(()) = self.inputs.leadership.changed() => self.planning.soon(),
-                () = self.inputs.look.notified() => self.peer_poll.hasten(Instant::now()),
+                () = self.inputs.poll_now.notified() => self.peer_poll.poll_soon(Instant::now()),
                 ended = self.requests.next() => match ended {
                     Ok(done) => self.done(done),
                     Err(panic) => tracing::error!(error = %panic, "a request to the API server was aborted"),
@@ -136,7 +135,7 @@ impl Writer {
         }
         self.queue.clear();
         self.counts.set_leadership(false, 0);
-        // The next leader may begin as soon as the lease is released, so none of our writes may arrive after that.
+        // The next leader may start as soon as the Lease is released, so none of our writes may arrive after that.
         let candidacy = match self.requests.end(WRITES_END_MAX).await {
             true => Candidacy::Gone,
             false => Candidacy::Cut,
@@ -148,7 +147,7 @@ impl Writer {
         }
     }
 
-    /// Does all work that is possible now, and returns the time of the next work.
+    /// Does all work that is currently possible, and returns when to continue.
     fn work(&mut self) -> Instant {
         let now = Instant::now();
         self.term(now);
@@ -169,49 +168,47 @@ impl Writer {
             self.poll_peers(now);
         }
         let next = if leads { self.send_all(now) } else { None };
-        let (is_uninstalled, is_asked) = {
+        let (is_uninstalled, is_requested) = {
             let leadership = self.inputs.leadership.borrow();
-            (leadership.is_uninstalled(), leadership.is_asked)
+            (leadership.is_uninstalled(), leadership.is_requested)
         };
         if is_uninstalled {
             self.write_last_status(now);
-        } else if is_asked && self.namesake.is_free() && is_due(self.status.due()) {
+        } else if is_requested && self.duplicate_name.is_free() && is_due(self.status.due()) {
             self.heartbeat(now);
         }
         self.counts.set_leadership(leads, self.queue.len());
         let until = self.inputs.leadership.borrow().until.filter(|until| *until > now);
-        let others = [next, until, self.peer_poll.due(), self.status.due(), self.term.ask_at()];
+        let others = [next, until, self.peer_poll.due(), self.status.due(), self.term.request_at()];
         let earliest = self.planning.times().into_iter().chain(others).flatten().filter(|at| *at > now).min();
         earliest.unwrap_or(now + HEARTBEAT)
     }
 
-    /// Updates this gateway's candidacy in the election.
+    /// Updates the displayed state of this gateway in the election.
     fn report_candidate(&mut self, now: Instant) {
-        let (holder, is_uninstalled, trouble) = {
+        let (holder, is_uninstalled, failure) = {
             let leadership = self.inputs.leadership.borrow();
-            (leadership.holder.clone(), leadership.is_uninstalled(), leadership.trouble.clone())
+            (leadership.holder.clone(), leadership.is_uninstalled(), leadership.failure.clone())
         };
         let uninstalled = is_uninstalled.then(|| {
-            format!(
-                "Tidegate was uninstalled from the cluster: the Lease {LEASE} is held by `tidegate uninstall`"
-            )
+            format!("Tidegate was uninstalled from the cluster: `tidegate uninstall` holds the Lease {LEASE}")
         });
-        let taken = self.namesake.taken().map(|who| format!("another gateway has its name ({who})"));
-        let hindrance = if self.leads(now) {
+        let taken = self.duplicate_name.taken().map(|who| format!("another gateway has its name ({who})"));
+        let cannot_lead = if self.leads(now) {
             None
         } else {
-            let look = self.peer_poll.trouble();
-            taken.or(uninstalled).or(trouble).or(look).or_else(|| self.term.error().cloned())
+            let poll_now = self.peer_poll.failure();
+            taken.or(uninstalled).or(failure).or(poll_now).or_else(|| self.term.error().cloned())
         };
-        // The last known content of a lease that cannot be read may be old.
-        let leader = holder.filter(|_| hindrance.is_none());
-        // The identity ends with a suffix for the run: see `run`.
+        // The last known content of a Lease that can't be read may be outdated.
+        let leader = holder.filter(|_| cannot_lead.is_none());
+        // The identity ends with a suffix for the run (see `ClusterWriter::start`).
         let leader = leader.and_then(|holder| Some(holder.rsplit_once('_')?.0.to_owned()));
-        // While the API server does not answer at all, the state of the source says so.
-        let unwritten = self.status.trouble().filter(|_| self.inputs.source.borrow().connected);
-        self.counts.set_candidate(Candidate { leader, hindrance: hindrance.clone(), unwritten });
-        if self.hindrance != hindrance {
-            self.hindrance = hindrance;
+        // While the API server doesn't respond at all, the state of the source shows it.
+        let status_failure = self.status.failure().filter(|_| self.inputs.source.borrow().connected);
+        self.counts.set_candidate(Candidate { leader, cannot_lead: cannot_lead.clone(), status_failure });
+        if self.cannot_lead != cannot_lead {
+            self.cannot_lead = cannot_lead;
             self.planning.soon();
         }
     }
@@ -223,16 +220,16 @@ impl Writer {
     /// Whether this gateway leads and knows enough to write.
     fn leads(&self, now: Instant) -> bool {
         self.peer_poll.is_known
-            && self.namesake.is_free()
+            && self.duplicate_name.is_free()
             && self.term.version().is_some()
             && self.holds_lease(now)
     }
 
-    /// Requests the version to lead from, if this gateway holds the lease and does not know the version.
+    /// Requests the version to lead from, if this gateway holds the Lease and doesn't know the version.
     fn term(&mut self, now: Instant) {
         if !self.holds_lease(now) {
             self.term.lost();
-        } else if let Some(number) = self.term.ask(now) {
+        } else if let Some(number) = self.term.request(now) {
             self.requests.term(number);
         }
     }
@@ -245,7 +242,7 @@ impl Writer {
     }
 
     fn plan(&mut self, now: Instant) {
-        self.planning.begin();
+        self.planning.start();
         let leads = self.leads(now);
         let withdrawn = self.peer_poll.peers.withdrawn();
         let observation = self.observation();
@@ -253,15 +250,15 @@ impl Writer {
         let Some(observation) = observation else { return };
         let peers = self.peer_poll.peers.live();
         let wall = Timestamp::now();
-        let polled = now.saturating_duration_since(self.peer_poll.peers.looked());
+        let polled = now.saturating_duration_since(self.peer_poll.peers.polled());
         let situation = Situation {
             observation: &observation,
             identity: &self.identity,
             peers: &peers,
             polled: wall.saturating_sub(polled).unwrap_or(wall),
-            namesake: self.namesake.rival(now),
-            hindrance: self.hindrance.as_deref(),
-            // A leader does not write from a round that was made as a follower. Its next round will follow.
+            duplicate_name: self.duplicate_name.other_user(now),
+            cannot_lead: self.cannot_lead.as_deref(),
+            // A leader doesn't write from a round that was computed as a follower. Its next round will follow.
             leads: leads && observation.decides,
             withdrawn,
             now: wall,
@@ -269,14 +266,14 @@ impl Writer {
         let written = &self.status.written;
         let (plan, status) = self.planning.plan(&situation, leads, written, &self.counts, now);
         self.status.set(&status, now);
-        let Plan { writes, events, waits_for_peers, again_at: _ } = plan;
+        let Plan { writes, events, waits_for_peers, plan_again_at: _ } = plan;
         let jobs = writes.into_iter().filter_map(|write| {
             let seen = match &write {
                 Write::Finalizer { service, .. } | Write::ServiceStatus { service, .. } => {
-                    Seen::Service(observation.objects.services.get(service)?.clone())
+                    PlannedFrom::Service(observation.objects.services.get(service)?.clone())
                 }
                 Write::PoolStatus { pool, .. } | Write::PoolFinalizer { pool, .. } => {
-                    Seen::Pool(observation.objects.address_pools.get(pool)?.clone())
+                    PlannedFrom::Pool(observation.objects.address_pools.get(pool)?.clone())
                 }
             };
             Some(Job { write, seen })
@@ -285,14 +282,13 @@ impl Writer {
         events.into_iter().for_each(|event| self.recorder.record(event));
         let is_withheld = observation.waits_for.is_some_and(|version| version > withdrawn);
         if leads && (waits_for_peers || is_withheld) {
-            self.peer_poll.hasten(now);
+            self.peer_poll.poll_soon(now);
         }
     }
 
-    /// Passes the required information about the other gateways to the rounds. Progress that nothing waits for is not
-    /// passed on.
+    /// Publishes the state of the other gateways for the rounds. Progress that nothing waits for is not published.
     fn publish_peer_releases(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
-        let decides_since = self.term.version().filter(|_| leads).unwrap_or(0);
+        let leader_since = self.term.version().filter(|_| leads).unwrap_or(0);
         let addresses = self.peer_poll.peers.addresses();
         let live = self.peer_poll.peers.live().into_iter().filter(|peer| peer.is_ready);
         let live = live.map(|Peer { name, labels, not_programmed, without_backends, .. }| {
@@ -303,15 +299,14 @@ impl Writer {
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
         self.outputs.peer_releases.send_if_modified(|published| {
             let is_progress = withdrawn > published.withdrawn;
-            let is_same = (published.leads, published.decides_since) == (leads, decides_since)
+            let is_same = (published.leads, published.leader_since) == (leads, leader_since)
                 && *published.addresses == addresses
                 && *published.live == live
                 && (withdrawn == published.withdrawn || is_progress && !waits);
             if is_same {
                 return false;
             }
-            (published.leads, published.withdrawn, published.decides_since) =
-                (leads, withdrawn, decides_since);
+            (published.leads, published.withdrawn, published.leader_since) = (leads, withdrawn, leader_since);
             if *published.live != live {
                 published.live = Arc::new(live);
             }
@@ -335,7 +330,7 @@ impl Writer {
 
     /// Polls the other gateways.
     fn poll_peers(&mut self, now: Instant) {
-        self.peer_poll.begin(now);
+        self.peer_poll.start(now);
         let own_applied =
             self.inputs.observations.borrow().as_ref().map_or(0, |o| o.forwarding.version_applied);
         self.requests.gateways(Poll { own_applied, is_written: self.status.is_written() });
@@ -351,16 +346,16 @@ impl Writer {
             withdrawn: 0,
             peers: &[],
             polled: Timestamp::UNIX_EPOCH,
-            namesake: self.namesake.rival(now),
-            hindrance: self.hindrance.as_deref(),
+            duplicate_name: self.duplicate_name.other_user(now),
+            cannot_lead: self.cannot_lead.as_deref(),
             now: Timestamp::now(),
         };
         let mut status = gateway_status(&situation, &self.status.written);
         status.last_heartbeat = Some(heartbeat_time());
-        self.requests.status(self.status.begin(), status);
+        self.requests.status(self.status.start(), status);
     }
 
-    /// Writes the last status before this gateway stops writing, if it is still to be written.
+    /// Writes the last status before this gateway stops writing, if that has not been done.
     fn write_last_status(&mut self, now: Instant) {
         if let Some(status) = self.status.last(now) {
             self.requests.write_last_status(status);

@@ -1,4 +1,4 @@
-//! Decides when the writer plans, and keeps the state from one plan to the next.
+//! Schedules the writer's plans, and keeps the state from one plan to the next.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use crate::low_priority::at_low_priority;
 use crate::plan::{Memory, Plan, Situation, gateway_status, plan, plan_compared};
 
 /// The shortest time between two plans.
-const SETTLE: Duration = Duration::from_millis(100);
+const PLAN_DELAY: Duration = Duration::from_millis(100);
 /// The pause after a plan is this many times the CPU time of the plan, and at most [`PAUSE_MAX`]. Elapsed time would
-/// include the CPU time of other processes: on a busy machine, a plan of one second would be followed by a pause of
-/// twenty.
+/// include the CPU time of other processes, so that on a busy machine a plan of one second would be followed by a long
+/// pause.
 const PAUSE_TIMES: u32 = 20;
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The times of the plans, and the state that they keep.
+/// The schedule of the plans, and the state that they keep.
 pub(super) struct Planning {
     memory: Memory,
-    /// [`Observation::comparisons`](crate::plan::Observation::comparisons) of the last plan that was compared.
+    /// [`Observation::comparisons`](crate::plan::Observation::comparisons) at the last plan that was compared.
     compared: u64,
-    /// The time of the next plan because of a change.
+    /// When the next plan is due because of a change.
     due: Option<Instant>,
-    /// The time at which the last plan requested another one.
+    /// When the last plan requested another one.
     again: Option<Instant>,
     not_before: Instant,
 }
@@ -36,9 +36,9 @@ impl Planning {
         Self { memory: Memory::default(), compared: 0, due: None, again: None, not_before: now }
     }
 
-    /// Records a change: a plan follows soon, but plans use no more than about a twentieth of the time.
+    /// Schedules a plan because of a change. Plans use no more than about a twentieth of the time.
     pub(super) fn soon(&mut self) {
-        let soon = Instant::now() + SETTLE;
+        let soon = Instant::now() + PLAN_DELAY;
         self.due.get_or_insert(soon.max(self.not_before));
     }
 
@@ -52,12 +52,12 @@ impl Planning {
     }
 
     /// Starts a plan that takes all changes so far into account.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn start(&mut self) {
         (self.due, self.again) = (None, None);
     }
 
-    /// Plans at low priority. Returns also the status of this gateway, except for the time of its heartbeat. `leads`:
-    /// whether this gateway leads now; `written`: its last status; `now`: the same time as that of the situation.
+    /// Plans at low priority. Also returns the status of this gateway, except for the time of its heartbeat. `leads`:
+    /// whether this gateway leads now; `written`: its last status; `now`: the time of the situation.
     pub(super) fn plan(
         &mut self,
         situation: &Situation<'_>,
@@ -69,7 +69,7 @@ impl Planning {
         let comparisons = situation.observation.comparisons;
         let is_due = comparisons > self.compared;
         self.compared = comparisons;
-        // A gateway that does not lead has nothing to compare. A new leader does not begin with a comparison.
+        // A gateway that doesn't lead has nothing to compare. A new leader doesn't start with a comparison.
         let compares = is_due && situation.leads;
         let memory = &mut self.memory;
         let (planned, took) = at_low_priority(|| {
@@ -84,20 +84,20 @@ impl Planning {
             (plan, gateway_status(&Situation { leads, ..*situation }, written))
         });
         self.not_before = Instant::now() + (took * PAUSE_TIMES).min(PAUSE_MAX);
-        self.again = planned.0.again_at.map(|at: Timestamp| {
+        self.again = planned.0.plan_again_at.map(|at: Timestamp| {
             let wait = Duration::try_from(at.duration_since(situation.now)).unwrap_or_default();
-            now + wait.max(SETTLE)
+            now + wait.max(PLAN_DELAY)
         });
         planned
     }
 
-    /// Stops writing `ipMode`. Returns whether it was written until now.
+    /// Stops writing `ipMode`. Returns whether it was written before.
     pub(super) fn leave_out_ip_mode(&mut self) -> bool {
         self.memory.leave_out_ip_mode()
     }
 }
 
-/// Logs that an incremental plan differed from the plan from scratch. The plan from scratch is written instead.
+/// Logs that an incremental plan differed from the plan from scratch, which is used instead.
 fn log_difference(difference: &Difference) {
     tracing::error!(
         layer = "plan",

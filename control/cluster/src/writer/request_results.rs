@@ -7,13 +7,13 @@ use super::requests::{Done, Poll};
 use crate::counts::Ended;
 use crate::crd::{GatewayStatus, GatewayStatusStatus};
 use crate::drain_annotation::DrainAnnotation;
+use crate::duplicate_name;
 use crate::elect::Candidacy;
 use crate::event::{Event, EventType, Regarding};
 use crate::failure_log::Line;
-use crate::namesake;
 use crate::own_status::Written;
 use crate::peers::Gone;
-use crate::queue::{Answer, Target};
+use crate::queue::{Outcome, Target};
 use crate::reasons::event_reason;
 use crate::request::{self, RequestError};
 
@@ -28,10 +28,10 @@ impl Writer {
             Done::Write(target, name, result) => self.write_ended(&target, &name, &result, now),
             Done::Gateways(poll, result) => self.gateways_listed(poll, result, now),
             Done::Marked(name, result) => log_marked(&name, result),
-            Done::NamesakeInformed(result) => self.namesake_told(result),
+            Done::DuplicateNameReported(result) => self.duplicate_name_reported(result),
             Done::Forgotten(gone, result) => log_forgotten(&gone, result),
-            // Otherwise the lease was lost in the meantime.
-            Done::Term(number, result) if self.holds_lease(now) => self.term_answered(number, result, now),
+            // Otherwise the Lease was lost in the meantime.
+            Done::Term(number, result) if self.holds_lease(now) => self.term_received(number, result, now),
             Done::Term(..) => {}
             Done::LastStatus(result) => self.status.last_status_written(&result, now),
             Done::Status(status, result) => self.status_written(*status, result, now),
@@ -41,20 +41,20 @@ impl Writer {
     fn ip_mode_refused(&mut self, target: &Target, now: Instant) {
         if self.planning.leave_out_ip_mode() {
             tracing::warn!(
-                "the API server does not support ipMode, which needs Kubernetes 1.29: writing status without it"
+                "the API server does not support ipMode, which needs Kubernetes 1.29; writing status without it"
             );
         }
         self.counts.ended(Ended::Failed);
         // The next plan contains another write for this target.
-        self.queue.ended(target, &Answer::Superseded, now);
+        self.queue.ended(target, &Outcome::Superseded, now);
         self.planning.soon();
     }
 
     fn write_ended(&mut self, target: &Target, name: &str, result: &Result<(), RequestError>, now: Instant) {
-        let (answer, ended) = request::judge(result);
+        let (outcome, ended) = request::classify(result);
         self.counts.ended(ended);
-        self.queue.ended(target, &answer, now);
-        if let (Answer::Failed, Err(error)) = (&answer, result) {
+        self.queue.ended(target, &outcome, now);
+        if let (Outcome::Failed, Err(error)) = (&outcome, result) {
             self.log_failure(target, name, error, now);
             self.report_failure(target, error);
         }
@@ -69,10 +69,10 @@ impl Writer {
         }
     }
 
-    /// Writes an event for a Service whose status cannot be written.
+    /// Records an event on a Service whose status can't be written.
     fn report_failure(&self, target: &Target, error: &RequestError) {
         let (Target::Finalizer(key) | Target::Status(key)) = target else { return };
-        // Other errors are faults of the connection and not of this Service.
+        // Other errors are faults of the connection, not of this Service.
         let Some(400 | 403 | 422) = error.code() else { return };
         let observation = self.inputs.observations.borrow();
         let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
@@ -95,85 +95,89 @@ impl Writer {
         self.read_drain_annotation();
         let sharing = Some(self.peer_poll.peers.sharing());
         self.outputs.sharing_peers.send_if_modified(|last| {
-            let is_news = *last != sharing;
+            let is_new = *last != sharing;
             *last = sharing;
-            is_news
+            is_new
         });
         if self.leads(now) {
-            // Gateways without a heartbeat are marked, and those that are gone for good are deleted.
+            // Mark gateways without a heartbeat, and delete those that are gone for good.
             self.peer_poll.silent().into_iter().for_each(|silent| self.requests.mark(silent));
             self.peer_poll.gone().into_iter().for_each(|gone| self.requests.forget(gone));
         }
         self.planning.soon();
     }
 
-    /// Reads from the list of gateways whether this one is to drain. An object of another gateway with our name says
-    /// nothing about this one. Without an object, what was last known stays.
+    /// Reads from the list of gateways whether this one must drain. An object that another gateway wrote under our name
+    /// doesn't apply to this one. If there is no object, the last known annotation stays.
     fn read_drain_annotation(&mut self) {
-        let own = self.peer_poll.peers.own().filter(|_| self.namesake.is_free());
+        let own = self.peer_poll.peers.own().filter(|_| self.duplicate_name.is_free());
         let Some(annotation) = own.map(DrainAnnotation::of) else { return };
         self.outputs.drain_annotation.send_if_modified(|last| {
-            let is_news = *last != annotation;
-            if let Some(fault) = annotation.fault().filter(|_| is_news) {
+            let is_new = *last != annotation;
+            if let Some(fault) = annotation.fault().filter(|_| is_new) {
                 tracing::warn!(gateway = self.identity.name, "{fault}");
             }
             *last = annotation;
-            is_news
+            is_new
         });
     }
 
     /// Checks in the list of gateways whether another one has our name. `is_written`: whether this gateway had written
     /// its status before the request.
     fn check_name(&mut self, is_written: bool, now: Instant) {
-        self.namesake.seen(self.peer_poll.peers.own(), is_written, now);
-        if self.namesake.is_undecided() {
-            self.peer_poll.hasten(now);
+        self.duplicate_name.seen(self.peer_poll.peers.own(), is_written, now);
+        if self.duplicate_name.is_undecided() {
+            self.peer_poll.poll_soon(now);
         }
-        let taken = self.namesake.taken().map(str::to_owned);
-        let candidacy = match (&taken, self.namesake.is_free()) {
+        let taken = self.duplicate_name.taken().map(str::to_owned);
+        let candidacy = match (&taken, self.duplicate_name.is_free()) {
             (Some(_), _) => Candidacy::Cut,
             (None, true) => Candidacy::Candidate,
             (None, false) => Candidacy::NotYet,
         };
-        let is_news =
+        let is_new =
             self.outputs.candidacy.send_if_modified(|last| std::mem::replace(last, candidacy) != candidacy);
         let Some(who) = taken else { return };
-        if is_news {
+        if is_new {
             tracing::error!(
                 gateway = self.identity.name,
                 other = who,
-                "another gateway has the same name: this one does not lead and writes no status; give each gateway a \
+                "another gateway has the same name, so this one does not lead and writes no status; give each gateway a \
                  unique metadata.name"
             );
         }
-        // The report names the addresses of this gateway so that a person can find it. They are known after the first
-        // round.
-        let Some(observation) = self.observation() else { return self.peer_poll.hasten(now) };
-        if self.namesake.begin_report() {
+        // The report contains the addresses of this gateway, so that an operator can find it. They are known after the
+        // first round.
+        let Some(observation) = self.observation() else { return self.peer_poll.poll_soon(now) };
+        if self.duplicate_name.start_report() {
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
             let node = self.identity.node.as_deref().unwrap_or_default();
-            self.requests.report_to_namesake(namesake::described(&self.identity.instance, node, &addresses));
+            self.requests.report_duplicate_name(duplicate_name::described(
+                &self.identity.instance,
+                node,
+                &addresses,
+            ));
         }
     }
 
-    fn namesake_told(&mut self, result: Result<(), RequestError>) {
-        self.namesake.report_ended();
-        // Publish this only after the report, because the process may exit as a result, and the other gateway would not
-        // have been informed.
-        let taken_by = self.namesake.taken().map(str::to_owned);
+    fn duplicate_name_reported(&mut self, result: Result<(), RequestError>) {
+        self.duplicate_name.report_ended();
+        // Publish this only after the report: the process may exit as a result, and the other gateway would never be
+        // informed.
+        let taken_by = self.duplicate_name.taken().map(str::to_owned);
         self.outputs.name_taken.send_if_modified(|last| {
             let is_new = last.is_none();
             *last = last.take().or(taken_by);
             is_new
         });
         if let Err(error) = result {
-            tracing::warn!(%error, "cannot report the conflict of names to the other gateway");
+            tracing::warn!(%error, "cannot report the duplicate name to the other gateway");
         }
     }
 
-    fn term_answered(&mut self, number: u64, result: Result<u64, RequestError>, now: Instant) {
-        let Some(version) = self.term.answered(number, result, now) else { return };
-        // Makes the writes of the previous leader visible without waiting for a bookmark.
+    fn term_received(&mut self, number: u64, result: Result<u64, RequestError>, now: Instant) {
+        let Some(version) = self.term.received(number, result, now) else { return };
+        // Fetch the writes of the previous leader without waiting for a bookmark.
         let seen = self.inputs.observations.borrow().as_ref().map_or(0, |o| o.version);
         if seen < version {
             self.outputs.refresh.notify_one();
@@ -187,7 +191,7 @@ impl Writer {
             self.planning.soon();
         }
         if self.status.ended(status, result, now) {
-            self.peer_poll.hasten(now);
+            self.peer_poll.poll_soon(now);
         }
     }
 }
@@ -196,7 +200,7 @@ fn log_marked(name: &str, result: Result<(), RequestError>) {
     match result {
         Ok(()) => tracing::warn!(
             gateway = name,
-            "no heartbeat from the gateway for 40 s: its conditions are set to Unknown"
+            "no heartbeat from the gateway for 40 s; set its conditions to Unknown"
         ),
         Err(error) => {
             tracing::debug!(gateway = name, %error, "cannot set the conditions of the gateway to Unknown");
@@ -208,7 +212,7 @@ fn log_forgotten(gone: &Gone, result: Result<(), RequestError>) {
     match result {
         Ok(()) => tracing::info!(
             gateway = gone.name,
-            "no heartbeat from the gateway for a day: its GatewayStatus is deleted"
+            "no heartbeat from the gateway for a day; deleted its GatewayStatus"
         ),
         // The gateway has written again, or its object is already deleted.
         Err(error) if matches!(error.code(), Some(404 | 409)) => {}

@@ -1,4 +1,4 @@
-//! Sends the requests of the writer in the background. Each returns as a [`Done`].
+//! Sends the requests of the writer in the background. Each result is returned as a [`Done`].
 //!
 //! Invariant: the leadership is checked directly before every request that only a leader may send.
 
@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::crd::{GatewayStatus, GatewayStatusStatus};
 use crate::elect::Leadership;
-use crate::own_status::{self, Over, Written};
+use crate::own_status::{self, Overwrites, Written};
 use crate::peer_poll;
 use crate::peers::{Gone, Silent};
 use crate::plan::Write;
@@ -27,16 +27,16 @@ pub(super) enum Done {
     Forgotten(Gone, Result<(), RequestError>),
     /// The conditions of a gateway without a heartbeat were set to `Unknown`.
     Marked(String, Result<(), RequestError>),
-    /// The conflict was reported to the gateway with our name.
-    NamesakeInformed(Result<(), RequestError>),
-    /// The answer to the request of the term with this number.
+    /// The duplicate name was reported to the gateway with our name.
+    DuplicateNameReported(Result<(), RequestError>),
+    /// The response to the request of the term with this number.
     Term(u64, Result<u64, RequestError>),
     Status(Box<GatewayStatusStatus>, Written),
     /// The last status before this gateway stops writing.
     LastStatus(Written),
 }
 
-/// The state of this gateway when a poll of the others began.
+/// The state of this gateway when a poll of the others started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Poll {
     /// The version of the Services that this gateway had applied.
@@ -45,7 +45,7 @@ pub(super) struct Poll {
     pub(super) is_written: bool,
 }
 
-/// The requests that are under way.
+/// The requests in progress.
 pub(super) struct Requests {
     connector: Arc<Connector>,
     /// The name of this gateway.
@@ -54,7 +54,7 @@ pub(super) struct Requests {
     /// Requests that only the leader sends.
     writes: JoinSet<Done>,
     /// All other requests.
-    asks: JoinSet<Done>,
+    others: JoinSet<Done>,
 }
 
 impl Requests {
@@ -63,23 +63,23 @@ impl Requests {
         name: String,
         leadership: watch::Receiver<Leadership>,
     ) -> Self {
-        Self { connector, name, leadership, writes: JoinSet::new(), asks: JoinSet::new() }
+        Self { connector, name, leadership, writes: JoinSet::new(), others: JoinSet::new() }
     }
 
-    /// The next one that ends. Waits forever if none is under way. Can be cancelled: no answer is lost.
+    /// The next one that ends. Waits forever if none is in progress. Cancel safe: no result is lost.
     pub(super) async fn next(&mut self) -> Result<Done, JoinError> {
         tokio::select! {
             biased;
             Some(done) = self.writes.join_next() => done,
-            Some(done) = self.asks.join_next() => done,
+            Some(done) = self.others.join_next() => done,
             else => std::future::pending().await,
         }
     }
 
-    /// Aborts the requests that only this gateway needs, and waits for the writes of the leader. Returns whether they
-    /// all ended within `wait_max`.
+    /// Aborts the requests that only this gateway needs, and waits for the writes of the leader. Returns whether all of
+    /// them ended within `wait_max`.
     pub(super) async fn end(&mut self, wait_max: Duration) -> bool {
-        self.asks.abort_all();
+        self.others.abort_all();
         let ended = async { while self.writes.join_next().await.is_some() {} };
         timeout(wait_max, ended).await.is_ok()
     }
@@ -132,27 +132,27 @@ impl Requests {
     /// Lists the gateways.
     pub(super) fn gateways(&mut self, poll: Poll) {
         let connector = Arc::clone(&self.connector);
-        self.asks.spawn(async move { Done::Gateways(poll, peer_poll::gateways(&connector).await) });
+        self.others.spawn(async move { Done::Gateways(poll, peer_poll::gateways(&connector).await) });
     }
 
     /// Informs the gateway with our name of the conflict. `who` describes this gateway.
-    pub(super) fn report_to_namesake(&mut self, who: String) {
+    pub(super) fn report_duplicate_name(&mut self, who: String) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
-        self.asks.spawn(async move {
-            Done::NamesakeInformed(peer_poll::report_to_namesake(&connector, &name, &who).await)
+        self.others.spawn(async move {
+            Done::DuplicateNameReported(peer_poll::report_duplicate_name(&connector, &name, &who).await)
         });
     }
 
     /// Requests the version of the Services that the term with this number leads from.
     pub(super) fn term(&mut self, number: u64) {
         let connector = Arc::clone(&self.connector);
-        self.asks.spawn(async move { Done::Term(number, peer_poll::services_version(&connector).await) });
+        self.others.spawn(async move { Done::Term(number, peer_poll::services_version(&connector).await) });
     }
 
     /// Writes the status of this gateway.
-    pub(super) fn status(&mut self, over: Over, mut status: GatewayStatusStatus) {
+    pub(super) fn status(&mut self, over: Overwrites, mut status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
-        self.asks.spawn(async move {
+        self.others.spawn(async move {
             let result = own_status::write(&connector, &name, over, &mut status).await;
             Done::Status(Box::new(status), result)
         });
@@ -161,13 +161,13 @@ impl Requests {
     /// Writes the last status before this gateway stops writing.
     pub(super) fn write_last_status(&mut self, mut status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
-        self.asks.spawn(async move {
-            Done::LastStatus(own_status::write(&connector, &name, Over::Whatever, &mut status).await)
+        self.others.spawn(async move {
+            Done::LastStatus(own_status::write(&connector, &name, Overwrites::Any, &mut status).await)
         });
     }
 
-    /// Writes the status with which this gateway shuts down, and waits for the answer.
+    /// Writes the status with which this gateway shuts down, and waits for the response.
     pub(super) async fn write_final_status(&self, mut status: GatewayStatusStatus) -> Written {
-        own_status::write(&self.connector, &self.name, Over::Whatever, &mut status).await
+        own_status::write(&self.connector, &self.name, Overwrites::Any, &mut status).await
     }
 }

@@ -5,7 +5,7 @@ use hyper::body::Body as _;
 use hyper::header::{CONTENT_LENGTH, DATE, HeaderName, HeaderValue};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
-use tidegate_http::{Answer, text, with_type};
+use tidegate_http::{HttpResponse, text, with_type};
 use tidegate_model::health::HealthCheckNodePort;
 
 use super::HealthReport;
@@ -15,7 +15,7 @@ const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-en
 /// The answer on a Service's health-check node port: 200 if there are local endpoints and the proxy is healthy,
 /// otherwise 503. Both have the weight header.
 #[must_use]
-pub fn service(port: &HealthCheckNodePort, report: &HealthReport) -> Answer {
+pub fn service(port: &HealthCheckNodePort, report: &HealthReport) -> HttpResponse {
     let proxy_healthy = report.healthy;
     let [namespace, name] = [&port.service.namespace, &port.service.name].map(|text| serde_json::json!(text));
     let n = port.local_endpoints;
@@ -33,7 +33,7 @@ pub fn service(port: &HealthCheckNodePort, report: &HealthReport) -> Answer {
 /// `lastUpdated` is the current time while the gateway is healthy, otherwise the time when the latest state
 /// was applied. `status` has that time for both families, since one state serves both.
 #[must_use]
-pub fn probe(path: &str, report: &HealthReport) -> Answer {
+pub fn probe(path: &str, report: &HealthReport) -> HttpResponse {
     let ok = match path {
         "/healthz" => report.healthy && report.node_eligible,
         "/livez" => report.healthy,
@@ -58,8 +58,8 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
     complete(json(ok, body), now)
 }
 
-/// Adds the headers that Go's server adds, in its order.
-fn complete(mut answer: Answer, now: Timestamp) -> Answer {
+/// Adds the headers that Go's server writes after those of the answer, in its order.
+fn complete(mut answer: HttpResponse, now: Timestamp) -> HttpResponse {
     let length = answer.body().size_hint().exact().expect("the body is complete");
     let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&now);
     let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
@@ -70,7 +70,7 @@ fn complete(mut answer: Answer, now: Timestamp) -> Answer {
     answer
 }
 
-fn json(ok: bool, body: String) -> Answer {
+fn json(ok: bool, body: String) -> HttpResponse {
     let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     with_type(status, "application/json", body.into())
 }

@@ -1,4 +1,4 @@
-//! Combines the objects of all files into one state: keyed, each object once, with node ports allocated.
+//! Combines the objects of all files into one state: keyed, without duplicates, with node ports allocated.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tidegate_model::shared_map::SharedMap;
 use super::node_ports;
 use crate::manifest::Object;
 
-/// Combines objects. If an object is in two places, the one in the first place is used, and an error names both places.
+/// Combines objects. If an object is defined twice, the first definition is used, and an error names both locations.
 pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut Report) -> Objects {
     let mut objects = Objects::default();
     for object in all {
@@ -52,10 +52,10 @@ fn insert<K: Ord + Clone, T>(
         into.insert(key, object.clone());
         return;
     };
-    let place = meta_of(first).origin.location();
-    let place = place.map_or_else(|| "another place".to_owned(), |l| l.to_string());
+    let location = meta_of(first).origin.location();
+    let location = location.map_or_else(|| "another location".to_owned(), |l| l.to_string());
     report.push(
-        Diagnostic::error(format!("{kind} {} is also defined at {place}", meta.key))
+        Diagnostic::error(format!("{kind} {} is also defined at {location}", meta.key))
             .accepting("each object once")
             .at(meta.origin.location()),
     );

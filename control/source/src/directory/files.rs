@@ -1,17 +1,17 @@
 //! Finds the files of the directory, reads those that changed, and decodes their objects.
 //!
-//! A refresh checks the metadata of every file and reads the files that changed. A file that was changed in the last
-//! two seconds is read again on the next refresh whatever its metadata say, because the clock of a file system may be
-//! too coarse to distinguish two quick writes.
+//! A refresh checks the metadata of every file and reads the files that changed. A file that changed within the last
+//! two seconds is read again at the next refresh whatever its metadata, because the clock of a file system may be too
+//! coarse to distinguish two quick writes.
 //!
-//! A file is *lost* if its name still exists but it has no object, cannot be read, or is no longer a file. An editor
-//! that truncates and rewrites a file looks like that for a moment, so a lost file keeps its objects for the grace
-//! time. If the name is gone, the file was deleted, and its objects are removed at once. It is lost as well if what is
-//! left of its path is on another device: the file system was unmounted.
+//! A file is *lost* if its name still exists but it contains no object, can't be read, or is no longer a file. An
+//! editor that truncates and rewrites a file looks like that for a moment, so a lost file keeps its objects for the
+//! grace time. If the name is gone, the file was deleted, and its objects are removed immediately. A file is also lost
+//! if the remaining part of its path is on another device: the file system was unmounted.
 //!
-//! Invariants: an object with an error keeps its last valid version, if there was one, and the other objects of its file
-//! are read as usual. A file with an error in its text loses no object, because what looks like a deletion may be a file
-//! that is being written: objects that are no longer in it are kept until it has no error.
+//! Invariants: an object with an error keeps its last valid version, if there was one, and the other objects of its
+//! file are read as usual. A file with an error in its text loses no object, because an apparent deletion may be a file
+//! that is still being written: missing objects are kept until the file has no error.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -30,8 +30,8 @@ use super::listing::{Found, Listing, Signature};
 use crate::manifest::{self, Object};
 use crate::{RefusedObject, StaleFile};
 
-/// The age from which a file's metadata reliably show its next change.
-const SETTLED: Duration = Duration::from_secs(2);
+/// From this age on, the metadata of a file reliably show its next change.
+const STABLE_AFTER: Duration = Duration::from_secs(2);
 
 const BROKEN_LINK: &str = "it is a broken symbolic link";
 
@@ -42,7 +42,7 @@ pub(super) struct Files {
     /// How long a lost file keeps its objects.
     loss_grace: Duration,
     files: BTreeMap<PathBuf, FileState>,
-    /// Faults of directories in the last refresh.
+    /// Faults of directories at the last refresh.
     listing: Report,
 }
 
@@ -50,21 +50,21 @@ pub(super) struct Files {
 struct FileState {
     /// The device of its directory when the file was last found.
     device: Option<u64>,
-    /// Metadata at the last reading. `None` means that the file must be read again.
+    /// Metadata at the last read. `None` means that the file must be read again.
     signature: Option<Signature>,
     /// The hash of the text that was last read.
     text_hash: Option<u64>,
-    /// The valid objects of the last reading.
+    /// The valid objects of the last read.
     objects: Vec<Object>,
-    /// The last valid versions of objects that are not among these. Empty if the last reading had no errors.
+    /// The last valid versions of objects that are missing in `objects`. Empty if the last read had no errors.
     earlier: Vec<Object>,
-    /// The objects of the last reading that are refused.
+    /// The refused objects of the last read.
     refused: Vec<RefusedObject>,
-    /// Faults of the last reading.
+    /// Faults of the last read.
     report: Report,
-    /// When the last reading first had errors.
+    /// When reads started to have errors.
     bad_since: Option<SystemTime>,
-    /// Set if the file is lost and still has objects.
+    /// Set if the file is lost but still has objects.
     lost: Option<Lost>,
 }
 
@@ -72,7 +72,7 @@ struct FileState {
 #[derive(Debug)]
 struct Lost {
     since: SystemTime,
-    /// The same moment on the clock that measures the grace time.
+    /// `since` on the clock that measures the grace time.
     seen: Instant,
     why: String,
 }
@@ -86,7 +86,7 @@ impl Files {
         &self.root
     }
 
-    /// Reads the directory again. Returns whether objects or report changed.
+    /// Reads the directory again. Returns whether the objects or the report changed.
     pub(super) fn refresh(&mut self) -> bool {
         let mut listing = Listing::of(&self.root);
         for (path, state) in &self.files {
@@ -103,12 +103,12 @@ impl Files {
         });
         let mut changed = self.files.len() != before;
         for (path, found) in listing.found {
-            // A name that has never been a file is ignored, except a link, which somebody meant to be one.
+            // A name that was never a file is ignored, unless it is a link, which was meant to point to one.
             if !matches!(found, Found::File(_)) && !self.files.contains_key(&path) {
                 if matches!(found, Found::BrokenLink) {
-                    let place = Location::start_of(path.to_string_lossy().as_ref());
+                    let location = Location::start_of(path.to_string_lossy().as_ref());
                     let fault = Diagnostic::error(format!("cannot be read: {BROKEN_LINK}"));
-                    listing.report.push(fault.accepting("a link to a file").at(place));
+                    listing.report.push(fault.accepting("a link to a file").at(location));
                 }
                 continue;
             }
@@ -133,7 +133,7 @@ impl Files {
         expired
     }
 
-    /// Combines all files: the objects, the refused objects that have no earlier state in use, and all faults.
+    /// Combines all files: the objects, the refused objects that have no earlier version in use, and all faults.
     pub(super) fn assemble(&self) -> (Objects, Vec<RefusedObject>, Report) {
         let mut report = self.listing.clone();
         for (path, state) in &self.files {
@@ -155,8 +155,8 @@ impl Files {
             } else {
                 continue;
             };
-            let place = Location::start_of(path.to_string_lossy().as_ref());
-            report.push(Diagnostic::warning(what).accepting("the file without its errors").at(place));
+            let location = Location::start_of(path.to_string_lossy().as_ref());
+            report.push(Diagnostic::warning(what).accepting("the file without its errors").at(location));
         }
         let objects = assemble(self.objects(), &mut report);
         let is_in_use = |refused: &RefusedObject| match refused.kind {
@@ -174,8 +174,8 @@ impl Files {
         (objects, refused, report)
     }
 
-    /// The objects of all files, in the order of the files. An earlier version of an object is not among them if another
-    /// file now has the object.
+    /// The objects of all files, in the order of the files. The earlier version of an object is skipped if another file
+    /// now defines the object.
     fn objects(&self) -> impl Iterator<Item = &Object> {
         let mut present = HashSet::new();
         if self.files.values().any(|file| !file.earlier.is_empty()) {
@@ -188,7 +188,7 @@ impl Files {
         })
     }
 
-    /// The files that have objects of an older version.
+    /// The files with objects of an older version.
     pub(super) fn stale(&self) -> Vec<StaleFile> {
         let stale = |(path, state): (&PathBuf, &FileState)| {
             let bad = state.bad_since.filter(|_| !state.earlier.is_empty());
@@ -204,11 +204,11 @@ impl FileState {
         !self.objects.is_empty() || !self.earlier.is_empty()
     }
 
-    /// Whether what is left of the path is on another device than the file was. A deleted file leaves a directory on its
-    /// own device.
+    /// Whether the remaining part of the path is on another device than the file was. A deleted file leaves its
+    /// directory on the original device.
     fn is_unmounted(&self, path: &Path) -> bool {
-        let left = path.ancestors().skip(1).find_map(|dir| fs::metadata(dir).ok());
-        self.device.is_some_and(|device| left.is_some_and(|left| left.dev() != device))
+        let remaining = path.ancestors().skip(1).find_map(|dir| fs::metadata(dir).ok());
+        self.device.is_some_and(|device| remaining.is_some_and(|remaining| remaining.dev() != device))
     }
 
     /// Reads the file if it changed. Returns whether the result changed.
@@ -221,9 +221,10 @@ impl FileState {
         };
         let shown = path.to_string_lossy();
         let now = SystemTime::now();
-        let settled = signature
-            .is_some_and(|signature| now.duration_since(signature.modified()).is_ok_and(|age| age > SETTLED));
-        self.signature = signature.filter(|_| settled && read.is_ok());
+        let is_stable = signature.is_some_and(|signature| {
+            now.duration_since(signature.modified()).is_ok_and(|age| age > STABLE_AFTER)
+        });
+        self.signature = signature.filter(|_| is_stable && read.is_ok());
         let mut hasher = DefaultHasher::new();
         read.hash(&mut hasher);
         let text_hash = Some(hasher.finish());
@@ -249,7 +250,7 @@ impl FileState {
                 for (document, flawed) in documents {
                     let decoded = manifest::decode(&sheet, &document);
                     refused.extend(decoded.refused);
-                    // If a key occurs twice, the intended value is unknown.
+                    // With a duplicate key, the intended value is unknown.
                     if flawed {
                         let why = Diagnostic::error("its text has an error, such as a duplicate key")
                             .accepting("text without errors")
@@ -292,7 +293,7 @@ impl FileState {
         true
     }
 
-    /// Removes the objects of a file that has been lost for the grace time. Returns whether that happened.
+    /// Removes the objects of a file that has been lost for the grace time. Returns whether it did.
     fn expire(&mut self, grace: Duration) -> bool {
         let over = self.lost.take_if(|lost| lost.seen.elapsed() >= grace).is_some();
         if over {
@@ -304,18 +305,18 @@ impl FileState {
     }
 }
 
-/// What distinguishes an object from all others.
+/// Identifies an object.
 fn identity(object: &Object) -> (&'static str, &ObjectKey) {
     (object.kind(), &object.meta().key)
 }
 
-/// A time as text for a message.
+/// Formats a time for a message.
 fn shown(time: Option<SystemTime>) -> String {
     let time = time.and_then(|time| jiff::Timestamp::try_from(time).ok());
     time.map_or_else(|| "a time out of range".to_owned(), |time| time.strftime("%FT%TZ").to_string())
 }
 
-/// The contents of the file, or the reason why they cannot be read.
+/// The contents of the file, or why they can't be read.
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     bounded_file::read(path, FILE_BYTES_MAX).map_err(|unreadable| unreadable.to_string())
 }

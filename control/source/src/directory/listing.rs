@@ -1,11 +1,11 @@
-//! Lists the directory: every manifest by its path, each directory once.
+//! Lists the directory: every manifest by its path, and each directory once.
 //!
-//! Symbolic links are followed, so that a mounted ConfigMap works. A link may lead back up the tree, or two links may
-//! lead to the same place. So a directory is identified by device and inode, and is read by the first path that leads
-//! to it. Paths without links come first, then links in the order of their names, so the same tree always gives the
-//! same paths.
+//! Symbolic links are followed, so that a mounted ConfigMap works. A link may lead back up the tree, and two links may
+//! lead to one directory. A directory is therefore identified by device and inode, and read through the first path that
+//! leads to it. Paths without links come first, then links sorted by name, so that a tree always results in the same
+//! paths.
 //!
-//! Nothing here opens a file.
+//! No file is opened here.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 
-/// The number of files that are not read and are named.
+/// The maximum number of skipped files that are reported.
 const NAMED_MAX: usize = 8;
 
 /// The maximum depth of directories below the given one.
@@ -49,20 +49,20 @@ impl Signature {
 pub(super) enum Found {
     /// A file.
     File(Signature),
-    /// Something else, described for messages.
+    /// Not a file, with a description for messages.
     NoFile(&'static str),
     /// A symbolic link to a path that does not exist.
     BrokenLink,
 }
 
-/// A walk over the directory.
+/// The result of walking the directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// All paths with the name of a manifest.
     pub(super) found: BTreeMap<PathBuf, Found>,
     /// Directories that could not be listed, and entries whose metadata could not be read.
     pub(super) unreadable: Vec<PathBuf>,
-    /// The faults of these.
+    /// The faults of these paths.
     pub(super) report: Report,
     /// Files whose names are not those of manifests.
     other_files: Vec<PathBuf>,
@@ -70,7 +70,7 @@ pub(super) struct Listing {
     pub(super) devices: BTreeMap<PathBuf, u64>,
     /// Directories read so far, by device and inode.
     seen: HashSet<(u64, u64)>,
-    /// Links to directories with their depth: read after everything that is reached without them.
+    /// Links to directories with their depth. They are followed after everything that can be reached without them.
     links: BTreeSet<(PathBuf, usize)>,
 }
 
@@ -86,7 +86,7 @@ impl Listing {
         listing
     }
 
-    /// Warns about what looks like an oversight: files that are not read, and no manifest at all.
+    /// Warns about likely mistakes: skipped files, and a directory without manifests.
     fn warn(&mut self, root: &Path) {
         const ACCEPTED: &str = "names that end in .yaml, .yml or .json";
         for (n, path) in self.other_files.iter().take(NAMED_MAX).enumerate() {
@@ -98,13 +98,13 @@ impl Listing {
                 }
                 _ => "the file is not read: its name is not that of a manifest".to_owned(),
             };
-            let place = Location::start_of(path.to_string_lossy().as_ref());
-            self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(place));
+            let location = Location::start_of(path.to_string_lossy().as_ref());
+            self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(location));
         }
         if self.found.is_empty() && self.unreadable.is_empty() {
-            let place = Location::start_of(root.to_string_lossy().as_ref());
+            let location = Location::start_of(root.to_string_lossy().as_ref());
             let what = "the directory has no manifest, so there is no Service";
-            self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(place));
+            self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(location));
         }
     }
 
@@ -123,7 +123,7 @@ impl Listing {
         }
     }
 
-    /// The entries of a directory in the order of their names; `None` if it was read before.
+    /// The entries of a directory sorted by name; `None` if it was read before.
     fn entries(&mut self, path: &Path) -> io::Result<Option<Vec<PathBuf>>> {
         let metadata = fs::metadata(path)?;
         if !self.seen.insert((metadata.dev(), metadata.ino())) {
@@ -159,7 +159,7 @@ impl Listing {
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // The entry was removed after the listing, unless it is a broken symbolic link.
+                // The entry was removed after the listing, or is a broken symbolic link.
                 if wanted && path.is_symlink() {
                     self.found.insert(path, Found::BrokenLink);
                 }
@@ -174,8 +174,8 @@ impl Listing {
     }
 
     fn faulty(&mut self, path: &Path, what: String, accepted: &str) {
-        let place = Location::start_of(path.to_string_lossy().as_ref());
-        self.report.push(Diagnostic::error(what).accepting(accepted).at(place));
+        let location = Location::start_of(path.to_string_lossy().as_ref());
+        self.report.push(Diagnostic::error(what).accepting(accepted).at(location));
         self.unreadable.push(path.to_owned());
     }
 }

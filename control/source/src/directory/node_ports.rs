@@ -1,9 +1,9 @@
 //! Allocates the node ports that an API server would allocate: `nodePort` and `healthCheckNodePort`.
 //!
-//! The range is 30000 to 32767. Its lowest min(max(16, size/32), 128) ports are the static band, which is used last,
-//! so that ports chosen by hand there stay free (KEP-3668). A hash of the Service's name and the port chooses the
-//! node port, so it is the same in every run, and another Service changes it only by a collision. Ports of a Service that
-//! have the same number, by different protocols, have the same node port where it is free.
+//! The range is 30000 to 32767. Its lowest min(max(16, size/32), 128) ports are the static band, which is used last, so
+//! that ports chosen by hand there stay free (KEP-3668). A hash of the Service's name and the port selects the node
+//! port, so that it is the same in every run, and another Service changes it only through a collision. If several ports
+//! of a Service have the same number with different protocols, they get the same node port where it is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,11 +22,11 @@ const STATIC_BAND: u16 = 86;
 /// The lowest port that is not in the static band.
 const FIRST_DYNAMIC: u16 = FIRST + STATIC_BAND;
 
-/// The owner of each port, and the ports of the range that have none.
+/// The owner of each port, and the free ports of the range.
 #[derive(Default)]
 struct Ports {
     owners: BTreeMap<(Port, Protocol), ObjectKey>,
-    /// Kept, because any number of Services may ask after the last port was assigned: each is refused at once.
+    /// Stored, so that requests are refused quickly when no port is free, even if there are many.
     free: BTreeMap<Protocol, BTreeSet<u16>>,
 }
 
@@ -44,8 +44,8 @@ impl Ports {
         self.free.entry(protocol).or_insert_with(|| (FIRST..=LAST).collect())
     }
 
-    /// The first free port from `start` on, which continues at the lowest dynamic port after the highest. Then the
-    /// static band, from its lowest port.
+    /// The first free port from `start` on, wrapping around to the lowest dynamic port. After those, the static band
+    /// from its lowest port.
     fn next_free(&mut self, protocol: Protocol, start: u16) -> Option<Port> {
         let free = self.free_of(protocol);
         let found = free.range(start..).chain(free.range(FIRST_DYNAMIC..start)).next();
@@ -57,8 +57,8 @@ impl Ports {
 /// `healthCheckNodePort`.
 type Refused = BTreeSet<(ObjectKey, Option<usize>)>;
 
-/// First records the ports that Services request, in order, then assigns ports to those that need one. A requested port
-/// that belongs to another Service is removed and not replaced: an API server would have refused the whole object.
+/// Records the ports that Services request, in order, then assigns ports to those that need one. A requested port that
+/// belongs to another Service is removed and not replaced, because an API server would have refused the whole object.
 pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
     let mut ports = Ports::default();
     let mut refused = Refused::new();
@@ -90,7 +90,7 @@ pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
         let numbered = matches!(service.service_type, ServiceType::NodePort)
             || (service.service_type == ServiceType::LoadBalancer && service.allocate_node_ports);
         let is_refused = |i| refused.contains(&(service.meta.key.clone(), Some(i)));
-        // The node port of each number, the first one that is requested or assigned.
+        // The node port for each port number: the first one that is requested or assigned.
         let mut of_number: BTreeMap<Port, Port> = BTreeMap::new();
         for (i, port) in given.ports.iter_mut().enumerate() {
             port.node_port = port.node_port.filter(|_| !is_refused(i));
@@ -139,7 +139,7 @@ fn lacks_health_port(service: &Service) -> bool {
         && service.health_check_node_port.is_none()
 }
 
-/// Claims the port for the Service. Returns whether it was free.
+/// Claims a port for the Service. Returns whether it was free.
 fn claim(
     ports: &mut Ports,
     service: &Service,
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// The order of choice, written out: every port is looked at until one is free.
+    /// The specified order of selection: each port in turn until one is free.
     fn scan(ports: &Ports, protocol: Protocol, start: u16) -> Option<Port> {
         let all = (start..=LAST).chain(FIRST_DYNAMIC..start).chain(FIRST..FIRST_DYNAMIC);
         all.filter_map(Port::new).find(|port| !ports.owners.contains_key(&(*port, protocol)))
@@ -203,8 +203,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_port_is_the_one_that_a_scan_of_the_range_finds(
-            // Ports that Services request, some outside of the range, in runs that may use up a band.
+        fn the_port_is_the_first_one_that_a_scan_of_the_range_finds(
+            // Ports that Services request, some outside of the range, in runs that may exhaust a band.
             runs in prop::collection::vec((protocols(), FIRST - 100..=LAST + 100, 1_u16..2_900), 0..4),
             chosen in prop::collection::vec((protocols(), FIRST_DYNAMIC..=LAST), 1..100),
         ) {
@@ -225,11 +225,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_to_search_once_all_ports_are_assigned() {
+    fn no_port_is_free_once_all_are_assigned() {
         let (mut ports, owner) = (Ports::default(), ObjectKey::new("a", "a"));
         for start in FIRST_DYNAMIC..FIRST_DYNAMIC + SIZE {
             let start = start.min(LAST);
-            let port = ports.next_free(Protocol::Tcp, start).expect("one is left");
+            let port = ports.next_free(Protocol::Tcp, start).expect("a port is free");
             ports.take(port, Protocol::Tcp, &owner);
         }
         assert!(ports.free[&Protocol::Tcp].is_empty());

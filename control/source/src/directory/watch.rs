@@ -1,12 +1,12 @@
-//! Watches a directory: inotify reports that something changed, and a refresh finds out what.
+//! Watches a directory: inotify reports that something changed, and a refresh determines what.
 //!
-//! Events only wake the thread. The refresh reads the directory itself, so lost or merged events, atomic renames and
-//! a ConfigMap's swap of `..data` need no special handling. Every few seconds there is also a refresh without an
-//! event, for changes that inotify cannot report: targets of links outside of the directory, an overflowing queue, a
-//! replaced directory.
+//! Events only wake the thread. The refresh reads the directory itself, so lost or merged events, atomic renames and a
+//! ConfigMap's swap of `..data` need no special handling. A refresh also runs every few seconds without an event, for
+//! changes that inotify can't report: targets of links outside of the directory, an overflowing queue, a replaced
+//! directory.
 //!
-//! The directory may be on a mount whose server does not answer. Then the thread hangs in the kernel: [`Reading`] says for how
-//! long, and the end of the watch does not wait for it.
+//! The directory may be on a mount whose server doesn't respond. The thread then hangs in the kernel: [`Reading`] shows
+//! for how long, and ending the watch doesn't wait for it.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -25,23 +25,23 @@ use crate::{SourceUpdate, slices};
 /// When the directory is read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// When it changes, and at a reload.
+    /// After each change, and at a reload.
     Followed,
-    /// At a reload only.
+    /// Only at a reload.
     AtReload,
 }
 
-/// Changes are combined until this time passes without another change.
+/// Changes are combined until there is no further one for this time.
 const QUIET: Duration = Duration::from_millis(10);
 /// The maximum time for which changes are combined.
 const DEBOUNCE_MAX: Duration = Duration::from_secs(1);
 /// The interval of refreshes without an event.
 const RESCAN: Duration = Duration::from_secs(3);
-/// The longest wait for the end of the thread.
+/// The maximum wait for the thread to end.
 const END_MAX: Duration = Duration::from_millis(500);
 const END_POLL: Duration = Duration::from_millis(2);
 
-/// A directory that is watched. Dropping it ends the thread.
+/// A watched directory. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Watch {
     updates: watch::Receiver<SourceUpdate>,
@@ -50,12 +50,12 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whether the thread of a [`Watch`] reads the directory now.
+/// Whether the thread of a [`Watch`] is currently reading the directory.
 #[derive(Debug, Clone, Default)]
 pub struct Reading(Arc<Mutex<Option<Instant>>>);
 
 impl Reading {
-    /// How long the read under way has taken; `None` if there is none.
+    /// How long the current read has taken; `None` if there is none.
     #[must_use]
     pub fn takes(&self) -> Option<Duration> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed())
@@ -67,7 +67,7 @@ impl Reading {
 }
 
 impl Watch {
-    /// Whether the directory is read now, and for how long.
+    /// Shows whether the directory is currently being read, and for how long.
     #[must_use]
     pub fn reading(&self) -> Reading {
         self.reading.clone()
@@ -79,7 +79,7 @@ impl Watch {
         self.updates.clone()
     }
 
-    /// Reads the directory now (SIGHUP).
+    /// Reads the directory again (SIGHUP).
     pub fn reload(&self) {
         // The thread ends only with this value, so the channel is open.
         let _ = self.wake.send(Wake::Changed);
@@ -93,7 +93,7 @@ impl Drop for Watch {
         let until = Instant::now() + END_MAX;
         while !thread.is_finished() {
             if Instant::now() >= until {
-                tracing::warn!("the directory of manifests does not answer: not waiting for its thread");
+                tracing::warn!("the directory of manifests does not respond; not waiting for its thread");
                 return;
             }
             std::thread::sleep(END_POLL);
@@ -118,7 +118,7 @@ pub(super) fn start(
     let (wake, woken) = channel();
     let mut files = Files::new(path, loss_grace);
     let mut notifier = (changes == Changes::Followed).then(|| Notifier::new(wake.clone()));
-    // The watch starts before the read, so a change between the two is not missed.
+    // Start the watch before the read, so that no change between the two is missed.
     if let Some(notifier) = &mut notifier {
         notifier.ensure(path);
     }
@@ -145,7 +145,7 @@ fn follow(
         let (reload, seen) = match woken.recv_timeout(RESCAN) {
             Ok(Wake::Changed) => {
                 let seen = Instant::now();
-                if !settle(woken, seen) {
+                if !debounce(woken, seen) {
                     return;
                 }
                 (true, seen)
@@ -171,12 +171,12 @@ fn follow(
     }
 }
 
-/// Waits until changes pause. Returns false if the watch should stop.
-fn settle(woken: &Receiver<Wake>, seen: Instant) -> bool {
+/// Waits until there are no more changes for a moment. Returns false if the watch should stop.
+fn debounce(woken: &Receiver<Wake>, seen: Instant) -> bool {
     loop {
-        let left = DEBOUNCE_MAX.saturating_sub(seen.elapsed());
-        match woken.recv_timeout(QUIET.min(left)) {
-            Ok(Wake::Changed) if left.is_zero() => return true,
+        let remaining = DEBOUNCE_MAX.saturating_sub(seen.elapsed());
+        match woken.recv_timeout(QUIET.min(remaining)) {
+            Ok(Wake::Changed) if remaining.is_zero() => return true,
             Ok(Wake::Changed) => {}
             Err(RecvTimeoutError::Timeout) => return true,
             Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
@@ -204,7 +204,7 @@ fn update(files: &Files, endpoint_slices_mib: u32, revision: u64, seen: Instant)
 /// The inotify watch. It is created again if the directory was replaced or could not be watched.
 struct Notifier {
     wake: Sender<Wake>,
-    /// The watcher, with the device and inode of the directory that it watches.
+    /// The watcher, with the device and inode of the watched directory.
     watching: Option<(notify::RecommendedWatcher, (u64, u64))>,
 }
 
@@ -221,11 +221,11 @@ impl Notifier {
         self.watching = identity.and_then(|identity| Some((self.watch(path)?, identity)));
     }
 
-    /// `None` if the directory cannot be watched now. The periodic refresh continues, and tries again.
+    /// `None` if the directory can't be watched. The periodic refresh continues, and retries this.
     fn watch(&self, path: &Path) -> Option<notify::RecommendedWatcher> {
         let wake = self.wake.clone();
         let handler = move |event: notify::Result<notify::Event>| {
-            // Reading a file does not change it, and our own reads must not wake the thread.
+            // Reading a file doesn't change it, and our own reads must not wake the thread.
             if !matches!(event, Ok(notify::Event { kind: EventKind::Access(_), .. })) {
                 let _ = wake.send(Wake::Changed);
             }
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_does_not_wait_for_a_directory_that_does_not_answer() {
+    fn ending_a_watch_does_not_wait_for_a_hanging_directory() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1).expect("a thread");
         let (release, hangs) = channel::<()>();
@@ -255,6 +255,6 @@ mod tests {
         });
         waits.recv_timeout(Duration::from_secs(60)).expect("the end waited for the thread");
         drop(release);
-        thread.expect("it was started").join().expect("it was told to end");
+        thread.expect("it was started").join().expect("it was requested to end");
     }
 }

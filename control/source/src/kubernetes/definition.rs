@@ -1,8 +1,8 @@
-//! Notices that the definition of AddressPool is being deleted.
+//! Detects that the definition of AddressPool is being deleted.
 //!
-//! After `kubectl delete crd` an API server deletes all pools, and the definition once the last pool is gone. A pool in
-//! use has a finalizer and stays until no Service uses it, and meanwhile the API server creates no pools. The watch
-//! shows only that the pools are being deleted, so discovery is requested while any of them is.
+//! After `kubectl delete crd` an API server deletes all pools, and then the definition. A pool in use has a finalizer
+//! and stays until no Service uses it, and meanwhile the API server creates no pools. The watch shows only that the
+//! pools are being deleted, so discovery is requested while any of them is.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::tuning::Tuning;
 use super::wire::{self, Fault, JSON, or_default};
 use crate::SourceUpdate;
 
-/// Reports to the hub when the deletion of the definition begins and when it ends.
+/// Reports to the hub when the deletion of the definition starts and ends.
 pub(super) async fn watch(
     connector: Arc<Connector>,
     tuning: Tuning,
@@ -46,12 +46,12 @@ fn has_deleted_pool(update: &SourceUpdate) -> bool {
     update.objects.address_pools.values().any(|pool| pool.meta.deletion_time.is_some())
 }
 
-/// Whether the API server is deleting the definition; `None` if it does not answer. According to its discovery, which every
-/// account may read, objects of such a kind can still be listed, but not created.
+/// Whether the API server is deleting the definition; `None` if it doesn't respond. According to discovery, which every
+/// account may read, objects of such a kind can still be listed but not created.
 async fn is_terminating(connector: &Connector, tuning: Tuning) -> Option<bool> {
     let connection = connector.connection().await.ok()?;
     let (group, plural) = KINDS[POOL].path.rsplit_once('/').expect("the path of a kind has several parts");
-    match wire::read::<Resources>(&connection, group.to_owned(), JSON, tuning.answer).await {
+    match wire::read::<Resources>(&connection, group.to_owned(), JSON, tuning.response).await {
         Ok(Resources { resources }) => {
             let pools = resources.iter().find(|resource| resource.name == plural);
             Some(pools.is_some_and(|pools| pools.verbs.iter().all(|verb| verb != "create")))

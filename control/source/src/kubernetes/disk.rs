@@ -1,14 +1,15 @@
 //! Saves the last known objects to disk and loads them, for a gateway that starts while the API server is down.
 //!
-//! A file of JSON lines: a head (format, API server, number of objects, the last known version of each kind), one
-//! line for each object (kind, version, trimmed object, how long it is kept if it is lost, which parts are left out),
-//! and a foot with a hash of all lines before it. A new file is written beside the old one, flushed to disk, and
-//! renamed into place, so there is always one complete file. Its modification time is the time at which its objects
-//! were last known to be those of the API server.
+//! The file consists of JSON lines: a head (format, API server, number of objects, last known version of each kind),
+//! one line per object (kind, version, trimmed object, how long it is kept if it was lost, which parts are left out),
+//! and a foot with a hash of all previous lines. A new file is written beside the old one, flushed to disk, and
+//! renamed, so there is always one complete file. Its modification time is when its objects were last known to match
+//! the API server.
 //!
-//! Only the gateway can read the file (mode 0600): it contains everything that its account may read of the cluster.
+//! Only the gateway can read the file (mode 0600), because it contains everything that its account may read of the
+//! cluster.
 //!
-//! Objects are decoded as if the API server had sent them. A file that is cut, altered or of another format is
+//! Objects are decoded as if the API server had sent them. A file that is truncated, altered or of another format is
 //! refused as a whole, with a reason.
 
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -26,7 +27,7 @@ use super::history::Point;
 use super::kinds::{KINDS, KindIndex};
 use super::object::{Content, Received};
 
-/// Increases whenever the meaning of the lines changes. Files with another number are not read.
+/// Incremented whenever the meaning of the lines changes. Files with another number are not read.
 const FORMAT: u32 = 1;
 
 /// The file of one gateway.
@@ -40,10 +41,10 @@ pub(super) struct Disk {
 pub(super) struct Saved {
     /// The API server that the objects came from.
     pub(super) server: String,
-    /// When they were last known to be its objects.
+    /// When they were last known to match it.
     pub(super) confirmed: SystemTime,
     /// The last known point of each kind, and how long ago it was received.
-    pub(super) heard: Vec<(KindIndex, Point, Duration)>,
+    pub(super) points: Vec<(KindIndex, Point, Duration)>,
     pub(super) objects: Vec<SavedObject>,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Saved {
 pub(super) struct SavedObject {
     pub(super) kind: KindIndex,
     pub(super) received: Received,
-    /// Set if the API server had lost it: the remaining time for which it is kept.
+    /// Set if the API server has lost it: the remaining time for which it is kept.
     pub(super) left: Option<Duration>,
 }
 
@@ -61,10 +62,10 @@ pub(super) struct SavedObject {
 pub(super) struct Contents {
     /// The API server that the objects came from.
     pub(super) server: String,
-    /// When they were last known to be its objects.
+    /// When they were last known to match it.
     pub(super) confirmed: SystemTime,
-    /// Same as [`Saved::heard`].
-    pub(super) heard: Vec<(KindIndex, Point, Duration)>,
+    /// As in [`Saved::points`].
+    pub(super) points: Vec<(KindIndex, Point, Duration)>,
     /// Kind, version, object, and the remaining time for which it is kept.
     pub(super) objects: Vec<(KindIndex, u64, Content, Option<Duration>)>,
 }
@@ -74,12 +75,12 @@ struct Head {
     format: u32,
     server: String,
     objects: usize,
-    #[serde(default)]
-    heard: Vec<HeardLine>,
+    #[serde(default, rename = "heard")]
+    points: Vec<PointLine>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct HeardLine {
+struct PointLine {
     kind: String,
     #[serde(flatten)]
     point: Point,
@@ -91,7 +92,7 @@ struct HeardLine {
 struct Line {
     kind: String,
     version: u64,
-    /// In seconds. It decreases only while the API server answers.
+    /// In seconds. It decreases only while the API server responds.
     #[serde(default)]
     left: Option<u64>,
     /// For an EndpointSlice whose endpoints were not kept.
@@ -124,7 +125,7 @@ impl Disk {
     /// Reads the file; `None` if there is none.
     ///
     /// # Errors
-    /// If it cannot be read, or is not a complete file of this format.
+    /// It can't be read, or is not a complete file of this format.
     pub(super) fn read(&self) -> Result<Option<Saved>, String> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
@@ -135,7 +136,7 @@ impl Disk {
         let mut lines = BufReader::new(file).split(b'\n');
         let mut hash = fnv::START;
         let mut next = |hash: &mut u64| -> Result<(Vec<u8>, u64), String> {
-            let line = lines.next().ok_or("it ends too early")?.map_err(|e| e.to_string())?;
+            let line = lines.next().ok_or("it is truncated")?.map_err(|e| e.to_string())?;
             let before = *hash;
             *hash = hashed(*hash, &line);
             Ok((line, before))
@@ -143,7 +144,7 @@ impl Disk {
         let (line, _) = next(&mut hash)?;
         let head: Head = parse(&line)?;
         if head.format != FORMAT {
-            return Err(format!("it is of format {}, not {FORMAT}", head.format));
+            return Err(format!("its format is {}, not {FORMAT}", head.format));
         }
         let mut objects = Vec::new();
         for _ in 0..head.objects {
@@ -173,18 +174,18 @@ impl Disk {
             let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at))?;
             Some(now.duration_since(at).unwrap_or_default())
         };
-        let heard = head.heard.into_iter();
-        let heard = heard.filter_map(|h| Some((kind_of(&h.kind)?, h.point, ago(h.at)?))).collect();
-        Ok(Some(Saved { server: head.server, confirmed, heard, objects }))
+        let points = head.points.into_iter();
+        let points = points.filter_map(|h| Some((kind_of(&h.kind)?, h.point, ago(h.at)?))).collect();
+        Ok(Some(Saved { server: head.server, confirmed, points, objects }))
     }
 
     /// Replaces the file.
     ///
     /// # Errors
-    /// If the directory or the file cannot be written; the previous file then stays.
+    /// The directory or the file can't be written. The previous file stays.
     pub(super) fn write(&self, contents: &Contents) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
-        // Only this user may read it: annotations of objects may be confidential.
+        // Only this user may read it, because annotations of objects may be confidential.
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let beside = self.path.with_extension("jsonl.new");
         let written = (|| {
@@ -219,16 +220,16 @@ impl Disk {
             File::open(directory)?.sync_all()
         })();
         if written.is_err() {
-            // The incomplete file is useless, and lack of space may be the cause of the error.
+            // The incomplete file is useless, and the disk may be full.
             let _ = fs::remove_file(&beside);
         }
         written
     }
 
-    /// Records that the objects in the file are still those of the API server.
+    /// Records that the objects in the file still match the API server.
     ///
     /// # Errors
-    /// If the file does not exist or its times cannot be set.
+    /// The file does not exist, or its times can't be set.
     pub(super) fn confirm(&self) -> io::Result<()> {
         File::options().append(true).open(&self.path)?.set_modified(SystemTime::now())
     }
@@ -236,7 +237,7 @@ impl Disk {
 
 fn head(contents: &Contents) -> Head {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let heard = contents.heard.iter().map(|(kind, point, ago)| HeardLine {
+    let points = contents.points.iter().map(|(kind, point, ago)| PointLine {
         kind: KINDS[*kind].name.to_owned(),
         point: point.clone(),
         at: now.saturating_sub(*ago).as_secs(),
@@ -245,7 +246,7 @@ fn head(contents: &Contents) -> Head {
         format: FORMAT,
         server: contents.server.clone(),
         objects: contents.objects.len(),
-        heard: heard.collect(),
+        points: points.collect(),
     }
 }
 
@@ -266,7 +267,7 @@ impl<W: Write> Hashing<W> {
     }
 }
 
-/// FNV-1a over the line and its line feed.
+/// FNV-1a of the line and its line feed.
 fn hashed(hash: u64, line: &[u8]) -> u64 {
     fnv1a(hash, line.iter().chain(b"\n").copied())
 }

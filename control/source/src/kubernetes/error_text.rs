@@ -1,9 +1,9 @@
-//! Errors as text for display: one line, without any text of the files that they are about. Every crate that sends requests
-//! uses it, because an error of the client names its cause only in its sources.
+//! Errors as text for display: one line, without any content of the files that they are about. Every crate that sends
+//! requests uses it, because an error of the client names its cause only in its sources.
 
 use std::error::Error;
 
-/// An error and its causes, without repetitions and without names of types.
+/// An error and its causes, without repetitions and without type names.
 #[must_use]
 pub fn causes(error: &dyn Error) -> String {
     let mut text = first_line(error);
@@ -18,8 +18,8 @@ pub fn causes(error: &dyn Error) -> String {
     text.replace("ServiceError: ", "")
 }
 
-/// The first line of an error. The parser of kubeconfigs adds lines with an excerpt of the file, which may be a token or a
-/// private key, and logs and statuses are readable by more people than the file is.
+/// The first line of an error. The kubeconfig parser adds lines with an excerpt of the file, which may contain a token
+/// or a private key, while logs and statuses have more readers than the file.
 fn first_line(error: &dyn Error) -> String {
     let text = error.to_string();
     text.lines().map(str::trim_end).find(|line| !line.is_empty()).unwrap_or_default().to_owned()

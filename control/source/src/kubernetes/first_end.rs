@@ -1,8 +1,8 @@
-//! Runs a future beside tasks that must not end before it, and notices if one does.
+//! Runs a future alongside tasks that must not end before it, and detects if one does.
 
 use tokio::task::JoinSet;
 
-/// Runs `main` until it ends, or one of the tasks does. Returns why the task ended, if one did.
+/// Runs `main` until it ends or one of the tasks does. Returns why the task ended, if one did.
 pub(super) async fn first_end(main: impl Future<Output = ()>, tasks: &mut JoinSet<()>) -> Option<String> {
     tokio::select! {
         () = main => None,
@@ -24,7 +24,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_panics_or_returns_ends_the_whole_and_one_that_runs_does_not() {
+    async fn a_task_that_panics_or_returns_ends_the_main_future() {
         let mut tasks = JoinSet::new();
         tasks.spawn(pending());
         assert_eq!(first_end(ready(()), &mut tasks).await, None);

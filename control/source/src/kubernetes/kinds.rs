@@ -1,7 +1,7 @@
-//! The kinds of objects that are watched: their path, the selector, and the fields that are kept.
+//! The watched kinds of objects: their path, the selector, and the fields that are kept.
 //!
-//! Each kind has an entry in [`KINDS`]. `source::manifest` decodes the fields, as for files. A new kind needs a
-//! decoder there, a place in [`Objects`], and an entry here.
+//! Each kind has an entry in [`KINDS`]. `source::manifest` decodes the fields, as for files. A new kind needs a decoder
+//! there, a field in [`Objects`], and an entry here.
 
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::Node;
@@ -18,15 +18,14 @@ pub(super) struct Kind {
     /// Label selector; empty for all objects.
     pub(super) labels: &'static str,
     /// The parts of the object that are kept in addition to its metadata: keys of the object, each with the keys below
-    /// it to keep, or all if none is named. If the list is empty, the whole object is kept.
+    /// it to keep, or all if none is listed. If the list is empty, the whole object is kept.
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
-    /// Whether the gateway continues without it: an API server may not have it (404: then there are none, unless
-    /// there were some before), or may not allow the gateway to read it (403: then the known ones stay).
+    /// Whether the gateway continues without it: an API server may not have it (404: there are no objects, unless there
+    /// were some before), or may not allow the gateway to read it (403: the known objects stay).
     pub(super) optional: bool,
-    /// A filter of the objects that are kept, if labels cannot express it. Only the metadata of these kinds is
-    /// requested.
+    /// Selects the objects to keep, if labels can't express it. Only the metadata of these kinds is requested.
     pub(super) only: Option<fn(&Node) -> bool>,
-    /// Stores the object in its place.
+    /// Stores the object in its map.
     pub(super) put: fn(&mut Objects, &ObjectKey, &Object),
     /// Removes the object of this key.
     pub(super) remove: fn(&mut Objects, &ObjectKey),
@@ -73,13 +72,13 @@ fn name(key: &ObjectKey) -> String {
 }
 
 /// Selects slices like kube-proxy, and only those of a Service. Services are not selected by the API server: a Service
-/// that gets the label of another proxy would seem deleted, and the status written to it would remain.
+/// that gets the label of another proxy would look deleted, and the status written to it would remain.
 const SLICES: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
 /// A Node changes many of its fields every few minutes.
 const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs", "taints"]), ("status", &["addresses"])];
 
-/// Slices contain all required data of Pods except their weight.
+/// The weight is the only required data of Pods that slices don't contain.
 fn has_weight(pod: &Node) -> bool {
     let annotations = pod.entry("metadata").and_then(|e| e.node.entry("annotations"));
     annotations.is_some_and(|e| e.node.entry("tidegate.dev/weight").is_some())

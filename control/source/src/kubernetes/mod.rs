@@ -1,27 +1,27 @@
 //! Reads objects from an API server: lists them, watches them, and keeps them while the API server fails.
 //!
 //! [`KubernetesSource::start`] watches every kind of `KINDS` on the current runtime, until it is dropped. An object
-//! passes these stages: `reflect` lists and watches (`wire` is its HTTP, `connect` its credentials). `object` trims
-//! and decodes it with the same code as manifests in files. `retain` decides what to keep when an API server returns
-//! after a loss (`history` distinguishes that from an expired watch). `pulse` detects when the API server no longer
-//! answers, and `definition` when it deletes the definition of AddressPool. `hub` merges the kinds and publishes
-//! updates. `disk` saves the last objects (`save` decides when).
+//! passes these stages: `reflect` lists and watches (`wire` sends the HTTP requests, `connect` provides the
+//! credentials). `object` trims and decodes it with the same code as manifests in files. `retain` decides what to keep
+//! when an API server returns after a loss (`history` distinguishes that from an expired watch). `health_probe` detects
+//! when the API server stops responding, and `definition` when it deletes the definition of AddressPool. `hub` merges
+//! the kinds and publishes updates. `disk` saves the last objects (`save` decides when).
 //!
-//! Whatever the API server does, the last known objects stay; [`KubernetesSource::state`] says since when.
+//! Whatever the API server does, the last known objects stay; [`KubernetesSource::state`] shows since when.
 //!
-//! Invariant: nothing is published before every kind was listed, or loaded from disk. Invariant: dropping the source
-//! ends it at once: no request is waited for.
+//! Invariant: nothing is published before every kind was listed, or loaded from disk. Dropping the source ends it
+//! immediately, without waiting for requests.
 
 mod connect;
 mod definition;
 mod disk;
 mod error_text;
 mod first_end;
+mod health_probe;
 mod history;
 mod hub;
 mod kinds;
 mod object;
-mod pulse;
 mod reflect;
 mod retain;
 mod save;
@@ -49,10 +49,10 @@ use super::{SourceState, SourceUpdate};
 use crate::slices::{self, SharedBudget, SliceBudget};
 use disk::{Disk, Saved};
 use first_end::first_end;
+use health_probe::HealthProbe;
 use history::Epoch;
 use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
-use pulse::Pulse;
 use reflect::Reflector;
 use slice_budget::Slices;
 use tuning::Tuning;
@@ -62,18 +62,18 @@ pub use error_text::causes;
 
 /// The maximum number of events in the queue to the hub.
 const EVENTS_MAX: usize = 1024;
-/// How long the hub waits to learn whose objects are on disk.
+/// How long the hub waits to identify the API server that the objects on disk belong to.
 const IDENTIFY_MAX: Duration = Duration::from_secs(2);
 /// The maximum time for which [`load`] waits for the API server.
 const LOAD_MAX: Duration = Duration::from_secs(20);
 
-/// An API server that is watched. Dropping it ends the watches.
+/// A watched API server. Dropping it ends the watches.
 #[derive(Debug)]
 pub struct KubernetesSource {
     updates: watch::Receiver<SourceUpdate>,
     state: watch::Receiver<SourceState>,
     connector: Arc<Connector>,
-    nudge: Arc<Notify>,
+    retry_now: Arc<Notify>,
     refresh: Arc<Notify>,
     saves: mpsc::Sender<oneshot::Sender<()>>,
     task: AbortHandle,
@@ -93,13 +93,13 @@ impl KubernetesSource {
         let (updates, updated) = watch::channel(SourceUpdate::nothing());
         let (states, state) = watch::channel(SourceState::unconnected_since(Timestamp::now()));
         let connector = Arc::new(Connector::new(config.kubeconfig.clone()));
-        let nudge = Arc::new(Notify::new());
+        let retry_now = Arc::new(Notify::new());
         let refresh = Arc::new(Notify::new());
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
         let (saves, to_save) = mpsc::channel(1);
         let slices = Slices::new(config.endpoint_slices_mib);
         let notes = Notes {
-            nudge: nudge.clone(),
+            retry_now: retry_now.clone(),
             refresh: refresh.clone(),
             refit: slices.refit.clone(),
             budget: slices.budget.clone(),
@@ -120,7 +120,7 @@ impl KubernetesSource {
         left_out.into_iter().for_each(|index| hub.leave_out(index));
         let run = run(hub, watched, disk, connector.clone(), notes, tuning);
         let task = tokio::spawn(run).abort_handle();
-        Self { updates: updated, state, connector, nudge, refresh, saves, task }
+        Self { updates: updated, state, connector, retry_now, refresh, saves, task }
     }
 
     /// A receiver of the newest state. `changed().await` waits for the next one. The revision is 0 until there is a
@@ -136,22 +136,22 @@ impl KubernetesSource {
         self.state.clone()
     }
 
-    /// The connector for the same API server, for code that writes to it.
+    /// The connector for this API server, for code that writes to it.
     #[must_use]
     pub fn connector(&self) -> Arc<Connector> {
         self.connector.clone()
     }
 
-    /// A trigger that lists the Services once more although nothing is wrong, for a caller that must know that all
-    /// changes so far were received and cannot wait for a bookmark of their watch.
+    /// Triggers another list of the Services although nothing is wrong, for a caller that must know that all changes so
+    /// far were received and can't wait for a bookmark of their watch.
     #[must_use]
     pub fn refresh(&self) -> Arc<Notify> {
         self.refresh.clone()
     }
 
-    /// Ends pauses between attempts (SIGHUP), so that the next attempt starts now.
+    /// Ends pauses between attempts (SIGHUP), so that the next attempt starts immediately.
     pub fn reload(&self) {
-        self.nudge.notify_waiters();
+        self.retry_now.notify_waiters();
     }
 
     /// Saves the current objects to disk. Call it before shutdown, and wait with a limit.
@@ -177,7 +177,7 @@ fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
 
 /// The signals to the reflectors, which the hub also uses.
 struct Notes {
-    nudge: Arc<Notify>,
+    retry_now: Arc<Notify>,
     refresh: Arc<Notify>,
     refit: Arc<Notify>,
     budget: SharedBudget,
@@ -203,7 +203,7 @@ async fn run(
                 tracing::warn!(
                     path = %path.display(),
                     server = saved.server,
-                    "saved objects ignored: they are from another API server"
+                    "ignoring the saved objects because they are from another API server"
                 );
             }
             Ok(None) => {}
@@ -216,7 +216,7 @@ async fn run(
     let (events, received) = mpsc::channel(EVENTS_MAX);
     // The tasks end with this task, even while they wait.
     let mut tasks = JoinSet::new();
-    let (pulse, asking) = Pulse::new(connector.clone(), tuning.pulse);
+    let (health_probe, asking) = HealthProbe::new(connector.clone(), tuning.health_probe);
     tasks.spawn(asking);
     tasks.spawn(definition::watch(connector.clone(), tuning, hub.updates(), events.clone()));
     let epoch = Epoch::new();
@@ -226,15 +226,24 @@ async fn run(
             SLICE => Some(notes.refit.clone()),
             _ => None,
         };
-        let (events, nudge, budget) = (events.clone(), notes.nudge.clone(), notes.budget.clone());
-        let (pulse, epoch) = (pulse.clone(), epoch.clone());
-        let reflector =
-            Reflector::new(index, connector.clone(), tuning, events, nudge, pulse, refresh, budget, epoch);
+        let (events, retry_now, budget) = (events.clone(), notes.retry_now.clone(), notes.budget.clone());
+        let (health_probe, epoch) = (health_probe.clone(), epoch.clone());
+        let reflector = Reflector::new(
+            index,
+            connector.clone(),
+            tuning,
+            events,
+            retry_now,
+            health_probe,
+            refresh,
+            budget,
+            epoch,
+        );
         tasks.spawn(reflector.run());
     }
     drop(events);
-    // Without one of them the objects of a kind would stay as they are, and nothing would show that. Here the hub ends too,
-    // so the receivers of its updates notice it.
+    // If one of them ended, the objects of a kind would silently stay outdated. Ending the hub lets the receivers of
+    // its updates notice.
     if let Some(why) = first_end(hub.run(received), &mut tasks).await {
         tracing::error!(reason = why, "a task that reads objects from the API server ended");
     }
@@ -250,10 +259,10 @@ pub fn location(config: &KubernetesConfig) -> String {
 }
 
 /// What [`load`] needs.
-const REACHABLE: &str = "an API server that answers, and a valid kubeconfig for it";
+const REACHABLE: &str = "an API server that responds, and a valid kubeconfig for it";
 
-/// Reads all objects once, for `check`, `replay` and `explain`: from the API server, or from disk if the API server
-/// cannot be reached. Faults are in the report, which has an error if there are no objects.
+/// Reads all objects once, for `check`, `replay` and `explain`: from the API server, or from disk if it can't be
+/// reached. Faults are in the report, which has an error if there are no objects.
 #[must_use]
 pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -262,7 +271,7 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
         Err(error) => return (Objects::default(), fault(Diagnostic::error(error.to_string()))),
     };
     let read = runtime.block_on(read_once(config, Tuning::default()));
-    // Does not wait for a plugin that hangs.
+    // Don't wait for a plugin that hangs.
     runtime.shutdown_background();
     let why = match read {
         Ok(read) => return read,
@@ -294,7 +303,7 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
 }
 
 async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects, Report), String> {
-    let limit = || format!("the API server has not answered within {} s", LOAD_MAX.as_secs());
+    let limit = || format!("the API server has not responded within {} s", LOAD_MAX.as_secs());
     let until = tokio::time::Instant::now() + LOAD_MAX;
     let connector = Connector::new(config.kubeconfig.clone());
     let connection = tokio::time::timeout_at(until, connector.connection()).await.map_err(|_| limit())?;
@@ -303,7 +312,7 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
     objects.api_servers.clone_from(&connector.addresses());
     for kind in KINDS.iter().filter(|kind| is_watched(config, kind)) {
         let budget = (kind.name == KINDS[SLICE].name).then(|| SliceBudget::new(config.endpoint_slices_mib));
-        let listed = reflect::list_all(&connection, kind, budget, tuning.answer);
+        let listed = reflect::list_all(&connection, kind, budget, tuning.response);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
             Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),

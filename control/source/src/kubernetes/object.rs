@@ -1,8 +1,7 @@
 //! Converts an object from JSON to the model: trims and decodes it, and adds its name to its faults.
 //!
-//! The trimmed JSON is kept beside the decoded object. It is saved to disk and read back by the same code, and a
-//! comparison with it shows without decoding that nothing of interest changed. It needs about 200 bytes for each
-//! endpoint.
+//! The trimmed JSON is stored beside the decoded object. It is saved to disk and read back by the same code. Comparing
+//! it shows without decoding that nothing relevant changed. It needs about 200 bytes per endpoint.
 
 use std::sync::Arc;
 
@@ -33,7 +32,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The maximum number of reported faults of an EndpointSlice, which may have thousands.
 const SLICE_REPORT_MAX: usize = 8;
 
-/// The stored form of an object. Two are equal if they do not differ in anything relevant.
+/// The stored form of an object. Two are equal if they don't differ in anything relevant.
 #[derive(Debug, Clone)]
 pub(super) struct Content(Arc<(Box<[u8]>, Option<Object>)>);
 
@@ -43,13 +42,12 @@ impl Content {
         &self.0.0
     }
 
-    /// The same JSON with another decoded object.
+    /// This JSON with another decoded object.
     fn with(self, object: Object) -> Self {
         Self(Arc::new((self.json().into(), Some(object))))
     }
 
-    /// A pool whose spec has faults keeps the last valid spec, if there was one, so that Services keep their
-    /// addresses.
+    /// A pool whose spec has faults keeps the last valid spec, if there was one, so that Services keep their addresses.
     pub(super) fn after(self, last: Option<&Object>) -> Self {
         match (self.object(), last) {
             (Some(Object::AddressPool(new)), Some(Object::AddressPool(last))) if !new.faults.is_empty() => {
@@ -118,7 +116,7 @@ impl Received {
     /// Trims and decodes an object.
     ///
     /// # Errors
-    /// If it is not an object with a name.
+    /// It is not an object with a name.
     pub(super) fn new(kind: &Kind, mut node: Node) -> Result<Self, String> {
         let Identity { key, uid, version } = identity(kind, &node)?;
         trim(kind, &mut node);
@@ -145,7 +143,7 @@ impl Received {
 #[derive(Debug)]
 pub(super) struct Identity {
     pub(super) key: ObjectKey,
-    /// Same as [`Received::uid`].
+    /// As in [`Received::uid`].
     pub(super) uid: Box<str>,
     pub(super) version: u64,
 }
@@ -153,7 +151,7 @@ pub(super) struct Identity {
 /// The identity and version of an object.
 ///
 /// # Errors
-/// If it has no name.
+/// It has no name.
 pub(super) fn identity(kind: &Kind, node: &Node) -> Result<Identity, String> {
     let metadata = node.entry("metadata").map(|e| &e.node);
     let text = |key| metadata?.entry(key)?.node.text();
@@ -171,7 +169,7 @@ pub(super) fn version_number(text: &str) -> u64 {
 
 fn trim(kind: &Kind, node: &mut Node) {
     let Some(entries) = entries(node) else { return };
-    // These fields are removed, so that lists and watches give the same: lists omit them, watches do not.
+    // Lists omit these fields and watches don't. Remove them so that both give the same result.
     entries.retain(|e| {
         let kept =
             || kind.keep.is_empty() || e.key == "metadata" || kind.keep.iter().any(|(k, _)| *k == e.key);
@@ -196,8 +194,7 @@ fn trim(kind: &Kind, node: &mut Node) {
     }
 }
 
-/// Keeps only the fields of endpoints that are read: the addresses after the first alone may take 100 times as much
-/// memory.
+/// Keeps only the fields of endpoints that are read. The unused addresses alone may take 100 times as much memory.
 fn trim_endpoints(endpoints: &mut Node) {
     let Value::Sequence(items) = &mut endpoints.value else { return };
     for endpoint in items {
@@ -216,7 +213,7 @@ fn trim_endpoints(endpoints: &mut Node) {
 }
 
 /// Removes the fields without a value.
-fn given(mut object: serde_json::Value) -> serde_json::Value {
+fn without_nulls(mut object: serde_json::Value) -> serde_json::Value {
     if let Some(fields) = object.as_object_mut() {
         fields.retain(|_, value| !value.is_null());
     }
@@ -227,7 +224,7 @@ fn given(mut object: serde_json::Value) -> serde_json::Value {
 fn json_of(slice: &EndpointSlice) -> serde_json::Value {
     let meta = &slice.meta;
     let ports = slice.ports.iter().map(|port| {
-        given(json!({
+        without_nulls(json!({
             "name": port.name,
             "protocol": port.protocol.to_string(),
             "port": port.port,
@@ -235,7 +232,7 @@ fn json_of(slice: &EndpointSlice) -> serde_json::Value {
         }))
     });
     json!({
-        "metadata": given(json!({
+        "metadata": without_nulls(json!({
             "name": meta.key.name,
             "namespace": meta.key.namespace,
             "uid": meta.uid,
@@ -249,7 +246,7 @@ fn json_of(slice: &EndpointSlice) -> serde_json::Value {
     })
 }
 
-/// Keeps only the managers that own the addresses of a Service. Returns whether any are left.
+/// Keeps only the managers that own the addresses of a Service. Returns whether there are any.
 fn trim_owners(owners: &mut Node) -> bool {
     let Value::Sequence(items) = &mut owners.value else { return false };
     items.retain_mut(|owner| {

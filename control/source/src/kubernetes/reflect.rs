@@ -1,16 +1,16 @@
 //! Lists one kind of objects and then watches it, and recovers from every failure of the API server.
 //!
 //! A [`Reflector`] converts the lists and watches of one kind to [`Event`]s for the hub. A watch that ends or breaks
-//! resumes where it was, after a check that the API server is of the same cluster and not behind. Everything is
+//! resumes where it was, after a check that the API server belongs to the same cluster and isn't behind. Everything is
 //! listed again only if that check fails for this or another kind, if the server no longer has the version (410), if it
-//! repeatedly stops answering, or if it was away long enough to be restored from a backup. The pause between attempts
+//! repeatedly stops responding, or if it was away long enough to be restored from a backup. The pause between attempts
 //! doubles, with jitter, and is at least what a `Retry-After` requests.
 //!
-//! Kept by hand: `kube::runtime::watcher` does not tell the resource version that it has reached and does not pause
-//! between two watches, but the checks for a restored or different cluster need both; its errors leave out
-//! `Retry-After`.
+//! Implemented here because `kube::runtime::watcher` doesn't report the resource version that it has reached and
+//! doesn't pause between two watches, but the checks for a restored or different cluster need both. Its errors also
+//! omit `Retry-After`.
 //!
-//! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
+//! Invariant: no wait without a limit, and no loop without a pause: a failed request or a watch that ended immediately
 //! is followed by one.
 
 use std::collections::BTreeSet;
@@ -23,10 +23,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::connect::{Connection, Connector};
-use super::history::{Epoch, Had, Newest, Point};
+use super::health_probe::HealthProbe;
+use super::history::{Epoch, InHistory, Newest, Point};
 use super::kinds::{KINDS, Kind, KindIndex, SLICE};
 use super::object::{Received, version_number};
-use super::pulse::Pulse;
 use super::tuning::Tuning;
 use super::wire::{self, Fault, PAGES, Watch, WatchEvent};
 use crate::slices::{SharedBudget, SliceBudget, locked};
@@ -40,15 +40,15 @@ pub(super) enum Event {
     Watched(KindIndex, WatchEvent),
     /// A watch is connected.
     Up(KindIndex, String),
-    /// The API server of this cluster does not have the kind.
+    /// The API server of this cluster doesn't have the kind.
     Absent(KindIndex, String, Point),
     /// An attempt failed.
     Down(KindIndex, Failure),
-    /// The API server does not allow the gateway to read an optional kind.
+    /// The API server doesn't allow the gateway to read an optional kind.
     Forbidden(KindIndex, String),
     /// Whether the API server is deleting the definition of the kind.
     Terminating(KindIndex, bool),
-    /// The state of the API server does not continue the received history.
+    /// The state of the API server doesn't continue the received history.
     OtherHistory(KindIndex),
 }
 
@@ -56,12 +56,12 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) why: String,
-    /// Whether the API server answered, so that only this kind is affected.
-    pub(super) is_answer: bool,
+    /// Whether the API server responded, so that only this kind is affected.
+    pub(super) is_response: bool,
 }
 
 impl Event {
-    /// The kind that it concerns.
+    /// The affected kind.
     pub(super) fn kind(&self) -> KindIndex {
         match self {
             Self::Listed(index, ..)
@@ -83,8 +83,8 @@ pub(super) struct Reflector {
     connector: Arc<Connector>,
     tuning: Tuning,
     events: mpsc::Sender<Event>,
-    nudge: Arc<Notify>,
-    pulse: Pulse,
+    retry_now: Arc<Notify>,
+    health_probe: HealthProbe,
     /// Triggers a list.
     refresh: Option<Arc<Notify>>,
     /// The budget that decides which EndpointSlices are kept.
@@ -94,9 +94,9 @@ pub(super) struct Reflector {
     /// The cluster of the listed objects.
     cluster: String,
     newest: Option<Newest>,
-    /// The version up to which the history was received; 0 if it is not known.
+    /// The version up to which the history was received; 0 if unknown.
     reached: u64,
-    /// When the current series of failed attempts began.
+    /// When the current series of failed attempts started.
     lost: Option<Instant>,
 }
 
@@ -107,7 +107,7 @@ struct HubClosed;
 enum End {
     Fault(Fault, Option<u64>),
     HubClosed,
-    /// The API server does not have the kind.
+    /// The API server doesn't have the kind.
     Absent,
     /// A watch ended normally.
     Ended,
@@ -128,8 +128,8 @@ impl Reflector {
         connector: Arc<Connector>,
         tuning: Tuning,
         events: mpsc::Sender<Event>,
-        nudge: Arc<Notify>,
-        pulse: Pulse,
+        retry_now: Arc<Notify>,
+        health_probe: HealthProbe,
         refresh: Option<Arc<Notify>>,
         budget: SharedBudget,
         epoch: Epoch,
@@ -141,8 +141,8 @@ impl Reflector {
             connector,
             tuning,
             events,
-            nudge,
-            pulse,
+            retry_now,
+            health_probe,
             refresh,
             budget,
             backoff,
@@ -160,9 +160,9 @@ impl Reflector {
         // Whether the list was just received.
         let mut fresh = false;
         // The number of consecutive watches that reported nothing, or only unknown events.
-        let mut useless = 0;
+        let mut empty_watches = 0;
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             let end = match &mut version {
                 None => match self.list().await {
                     Ok(listed) => {
@@ -180,10 +180,10 @@ impl Reflector {
                 }
                 Some(version) => {
                     let resumed = !std::mem::take(&mut fresh);
-                    self.watch(version, resumed, &mut useless).await
+                    self.watch(version, resumed, &mut empty_watches).await
                 }
             };
-            if begun.elapsed() >= self.tuning.watch_min && version.is_some() {
+            if started.elapsed() >= self.tuning.watch_min && version.is_some() {
                 self.backoff.reset();
             }
             let mut pause = Duration::ZERO;
@@ -191,18 +191,18 @@ impl Reflector {
                 End::HubClosed => return,
                 End::Absent => pause = self.tuning.absent,
                 End::Refresh => version = None,
-                // A watch that lasted has ended in the usual way, and is resumed at once.
-                End::Ended if begun.elapsed() >= self.tuning.watch_min => {}
+                // A watch that lasted has ended in the usual way and resumes immediately.
+                End::Ended if started.elapsed() >= self.tuning.watch_min => {}
                 End::Ended => pause = self.backoff.next(),
                 End::Fault(fault, serial) => {
-                    // An API server that no longer has the version has answered.
+                    // An API server that no longer has the version has responded.
                     if !matches!(fault, Fault::Refused { code: 410, .. }) {
-                        self.lost.get_or_insert(begun);
+                        self.lost.get_or_insert(started);
                     }
-                    if fault.is_expired() || fault.is_absence(self.kind) || useless >= 2 {
+                    if fault.is_expired() || fault.is_absence(self.kind) || empty_watches >= 2 {
                         tracing::debug!(kind = self.kind.name, %fault, "relisting");
                         version = None;
-                        useless = 0;
+                        empty_watches = 0;
                     }
                     pause = match self.after(&fault, serial).await {
                         Ok(pause) => pause,
@@ -213,35 +213,35 @@ impl Reflector {
             if !pause.is_zero() {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
-                    () = self.nudge.notified() => {}
+                    () = self.retry_now.notified() => {}
                     () = self.connector.changed() => {}
                 }
             }
         }
     }
 
-    /// Prepares the next attempt after a fault, and reports it to the hub. Returns the pause until then.
+    /// Prepares the next attempt after a fault, and reports the fault to the hub. Returns the pause until then.
     async fn after(&mut self, fault: &Fault, serial: Option<u64>) -> Result<Duration, HubClosed> {
-        let asked = self.renew(fault, serial).await;
+        let requested = self.renew(fault, serial).await;
         let is_forbidden = self.kind.optional && fault.is_forbidden();
-        // Permissions are granted at any time, and are not complete while an API server starts.
-        let pause = asked.max(if is_forbidden { self.tuning.absent } else { self.backoff.next() });
+        // Permissions may be granted at any time, and are incomplete while an API server starts.
+        let pause = requested.max(if is_forbidden { self.tuning.absent } else { self.backoff.next() });
         if is_forbidden {
             self.send(Event::Forbidden(self.index, fault.to_string())).await?;
         } else if fault.is_other_history() {
-            tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");
+            tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset; relisting");
             self.newest = None;
             if *fault != Fault::OtherKind {
-                self.epoch.begin();
+                self.epoch.start();
             }
             self.send(Event::OtherHistory(self.index)).await?;
         } else if !fault.is_expired() && !fault.is_absence(self.kind) {
-            self.tell_down(fault).await?;
+            self.send_down(fault).await?;
         }
         Ok(pause)
     }
 
-    /// Gets another client after a fault, if that helps. Returns the pause that the API server asks for.
+    /// Gets another client after a fault, if that helps. Returns the pause that the API server requests.
     async fn renew(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
@@ -251,14 +251,16 @@ impl Reflector {
             _ => {}
         }
         match fault {
-            Fault::Refused { retry_after: Some(asked), .. } => (*asked).min(self.tuning.retry_after_max),
+            Fault::Refused { retry_after: Some(requested), .. } => {
+                (*requested).min(self.tuning.retry_after_max)
+            }
             _ => Duration::ZERO,
         }
     }
 
-    async fn tell_down(&self, fault: &Fault) -> Result<(), HubClosed> {
+    async fn send_down(&self, fault: &Fault) -> Result<(), HubClosed> {
         let why = format!("{}: {fault}", self.kind.path);
-        self.send(Event::Down(self.index, Failure { why, is_answer: fault.is_answer() })).await
+        self.send(Event::Down(self.index, Failure { why, is_response: fault.is_response() })).await
     }
 
     async fn send(&self, event: Event) -> Result<(), HubClosed> {
@@ -274,17 +276,17 @@ impl Reflector {
     async fn list(&mut self) -> Result<String, End> {
         let connection = self.connection().await?;
         let serial = connection.serial;
-        let cluster = wire::cluster(&connection, self.tuning.answer).await;
+        let cluster = wire::cluster(&connection, self.tuning.response).await;
         self.cluster = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
         let budget = (self.index == SLICE).then(|| locked(&self.budget).clone());
-        match list_all(&connection, self.kind, budget, self.tuning.answer).await {
+        match list_all(&connection, self.kind, budget, self.tuning.response).await {
             Ok((items, version)) => {
                 let checked = self.check_list(&connection, &items).await;
                 checked.map_err(|fault| End::Fault(fault, Some(serial)))?;
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
                 self.reached = point.version;
                 self.newest = None;
-                items.iter().for_each(|i| Newest::note(&mut self.newest, &i.key, i.version, true));
+                items.iter().for_each(|i| Newest::record(&mut self.newest, &i.key, i.version, true));
                 self.send(Event::Listed(self.index, items, point)).await?;
                 Ok(version)
             }
@@ -297,10 +299,10 @@ impl Reflector {
         }
     }
 
-    /// Checks that a list after a loss has the history that was received before, as far as it shows. If the newest object is
-    /// missing, it was deleted meanwhile if the API server had it at the version that was reached.
+    /// Checks, as far as possible, that a list after a loss continues the received history. If the newest object is
+    /// missing but the API server had it at the last received version, it was deleted meanwhile.
     async fn check_list(&mut self, connection: &Connection, items: &[Received]) -> Result<(), Fault> {
-        if self.epoch.follow() {
+        if self.epoch.adopt() {
             return Err(Fault::OtherKind);
         }
         // Objects of these kinds may be missing because they are filtered out.
@@ -311,7 +313,8 @@ impl Reflector {
             return Ok(());
         }
         if now.is_none() && self.reached != 0 {
-            let had = wire::version_at(connection, self.kind, &newest.key, self.reached, self.tuning.answer);
+            let had =
+                wire::version_at(connection, self.kind, &newest.key, self.reached, self.tuning.response);
             if had.await? == Some(newest.version) {
                 return Ok(());
             }
@@ -320,17 +323,17 @@ impl Reflector {
     }
 
     /// Watches from `version` on, which is updated to the last received one.
-    async fn watch(&mut self, version: &mut String, resumed: bool, useless: &mut u32) -> End {
+    async fn watch(&mut self, version: &mut String, resumed: bool, empty_watches: &mut u32) -> End {
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(end) => return end,
         };
         let serial = connection.serial;
-        match self.follow(connection, version, resumed, useless).await {
+        match self.follow(connection, version, resumed, empty_watches).await {
             Ok(()) => End::Ended,
             Err(End::Fault(fault, _)) => {
                 if matches!(fault, Fault::Silent(_) | Fault::Garbled(_)) {
-                    *useless += 1;
+                    *empty_watches += 1;
                 }
                 End::Fault(fault, Some(serial))
             }
@@ -338,49 +341,49 @@ impl Reflector {
         }
     }
 
-    /// Checks that the API server has the history that was watched up to version `before`: a watch from a future
+    /// Checks that the API server has the history that was watched up to version `before`. A watch from a future
     /// version, or in another history, would not report the difference. If the result is a change, the watch must
     /// explain it.
     async fn compare(&mut self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
-        if self.epoch.follow() {
+        if self.epoch.adopt() {
             return Err(Fault::OtherKind);
         }
-        let cluster = wire::cluster(connection, self.tuning.answer).await?;
+        let cluster = wire::cluster(connection, self.tuning.response).await?;
         if cluster != self.cluster {
             return Err(Fault::OtherCluster);
         }
         // After a watch that ended normally, no restore can have happened.
         let newest = self.newest.as_ref().filter(|_| self.lost.is_some());
         let (now, had) = match newest {
-            None => (wire::version(connection, self.kind, self.tuning.answer).await?, Had::Yes),
+            None => (wire::version(connection, self.kind, self.tuning.response).await?, InHistory::Yes),
             Some(newest) => {
                 let (now, object) =
-                    wire::version_of(connection, self.kind, &newest.key, self.tuning.answer).await?;
-                (now, newest.had_by(object))
+                    wire::version_of(connection, self.kind, &newest.key, self.tuning.response).await?;
+                (now, newest.in_history(object))
             }
         };
         if now != 0 && now < before {
             return Err(Fault::Backwards { before, now });
         }
         match (newest, had) {
-            (Some(newest), Had::No) => Err(forgotten(newest)),
-            (Some(newest), Had::IfExplained) => Ok(Some(newest.clone())),
+            (Some(newest), InHistory::No) => Err(forgotten(newest)),
+            (Some(newest), InHistory::IfExplained) => Ok(Some(newest.clone())),
             _ => Ok(None),
         }
     }
 
     /// Records the newest change.
-    fn note(&mut self, outcome: &WatchEvent) {
+    fn record(&mut self, outcome: &WatchEvent) {
         match outcome {
             WatchEvent::Applied(received) => {
-                Newest::note(&mut self.newest, &received.key, received.version, true);
+                Newest::record(&mut self.newest, &received.key, received.version, true);
             }
             // Objects of these kinds that are filtered out count as deleted, although the API server has them.
             WatchEvent::Deleted(identity) if self.kind.only.is_some() => {
                 self.newest.take_if(|newest| newest.key == identity.key);
             }
             WatchEvent::Deleted(identity) => {
-                Newest::note(&mut self.newest, &identity.key, identity.version, false);
+                Newest::record(&mut self.newest, &identity.key, identity.version, false);
             }
             WatchEvent::Bookmark(_) => {}
         }
@@ -391,7 +394,7 @@ impl Reflector {
         connection: Connection,
         version: &mut String,
         resumed: bool,
-        useless: &mut u32,
+        empty_watches: &mut u32,
     ) -> Result<(), End> {
         let fault = |fault| End::Fault(fault, None);
         let before = version_number(version);
@@ -401,9 +404,10 @@ impl Reflector {
         };
         let (low, high) = self.tuning.watch_seconds;
         let seconds = low + random() % (high - low).max(1);
-        let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
+        let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.response).await;
         let mut watch = opened.map_err(fault)?;
-        // An API server reports in the watch, too, that it no longer has the version. The list must then have the change.
+        // The watch itself may report that the API server no longer has the version. Then the list must contain the
+        // change.
         if unexplained.is_none() {
             self.lost = None;
         }
@@ -414,12 +418,12 @@ impl Reflector {
             let outcome = tokio::select! {
                 outcome = watch.next(self.tuning.silence) => outcome.map_err(fault)?,
                 () = tokio::time::sleep_until(explained_by), if unexplained.is_some() => {
-                    let newest = unexplained.take().expect("looked at just now");
+                    let newest = unexplained.take().expect("checked in the condition");
                     return Err(fault(forgotten(&newest)));
                 }
-                () = self.pulse.lost(serial) => return Err(fault(Fault::Dead)),
-                () = self.epoch.begun_by_another() => {
-                    self.epoch.follow();
+                () = self.health_probe.lost(serial) => return Err(fault(Fault::Dead)),
+                () = self.epoch.started_by_another() => {
+                    self.epoch.adopt();
                     return Err(fault(Fault::OtherKind));
                 }
                 () = refreshed(self.refresh.as_deref()) => return Err(End::Refresh),
@@ -433,12 +437,12 @@ impl Reflector {
                 *version = now.to_string();
                 self.reached = now;
             }
-            *useless = 0;
+            *empty_watches = 0;
             if unexplained.as_ref().is_some_and(|newest| outcome.key() == Some(&newest.key)) {
                 unexplained = None;
                 self.lost = None;
             }
-            self.note(&outcome);
+            self.record(&outcome);
             self.send(Event::Watched(self.index, outcome)).await?;
         }
     }
@@ -459,8 +463,8 @@ async fn refreshed(refresh: Option<&Notify>) {
 
 /// Reads all pages. If the continuation of a list expires, the next attempt starts again.
 ///
-/// Endpoints of EndpointSlices that `budget` does not keep are removed as the pages arrive, so that a list needs no
-/// more memory than the kept part. The budget contains the previous state.
+/// Endpoints of EndpointSlices that `budget` doesn't keep are removed as the pages arrive, so that a list needs no more
+/// memory than the kept part. The budget contains the previous state.
 pub(super) async fn list_all(
     connection: &Connection,
     kind: &'static Kind,
@@ -496,7 +500,7 @@ pub(super) fn leave_out(budget: &mut SliceBudget, items: &mut [Received], from: 
     for item in &items[from..] {
         budget.set(&item.key, item.content.slice());
     }
-    let changed: BTreeSet<ObjectKey> = budget.settle().into_iter().collect();
+    let changed: BTreeSet<ObjectKey> = budget.decide().into_iter().collect();
     for (at, item) in items.iter_mut().enumerate() {
         let Some(slice) = item.content.slice().filter(|slice| slice.left_out.is_none()) else { continue };
         let Some(service) = slice.service().filter(|service| at >= from || changed.contains(service)) else {

@@ -1,10 +1,10 @@
 //! Decides when the last known objects are saved to disk: soon after a change, not too often, and at shutdown.
 //!
-//! The hub, which has the objects, uses it. `disk` writes on a separate thread, one file at a time; this file only
-//! decides when. Without a state directory nothing is saved.
+//! Used by the hub, which stores the objects. `disk` writes on a separate thread, one file at a time. Without a state
+//! directory nothing is saved.
 //!
-//! Invariant: a file that lacks the newest objects is never recorded as current. A failed save is retried until one
-//! succeeds, and [`Saver::trouble`] reports the reason meanwhile.
+//! Invariant: a file that lacks the newest objects is never confirmed as current. A failed save is retried until one
+//! succeeds, and [`Saver::failure`] reports the reason meanwhile.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -26,7 +26,7 @@ pub(super) struct Saver {
     /// When the first unsaved change was made, and when the file was last written.
     unsaved: Option<Instant>,
     saved: Option<Instant>,
-    under_way: Option<JoinHandle<io::Result<Saved>>>,
+    in_progress: Option<JoinHandle<io::Result<Saved>>>,
     /// Why the last save failed, and since when no save has succeeded.
     failed: Option<(String, Timestamp)>,
 }
@@ -41,17 +41,17 @@ enum Saved {
 }
 
 /// The priority of the thread.
-enum Haste {
+enum Priority {
     /// The lowest: a file of 100,000 endpoints takes a large part of a second, and if the control plane has only one
-    /// CPU, changes would wait for it.
-    None,
+    /// CPU, changes would have to wait for it.
+    Lowest,
     /// Normal: the process is about to end and waits for the thread.
-    Last,
+    Normal,
 }
 
 impl Saver {
     pub(super) fn new(disk: Option<Disk>, times: SaveTimes, now: Instant) -> Self {
-        Self { disk, times, started: now, unsaved: None, saved: None, under_way: None, failed: None }
+        Self { disk, times, started: now, unsaved: None, saved: None, in_progress: None, failed: None }
     }
 
     /// Records that the objects on disk are outdated.
@@ -60,7 +60,7 @@ impl Saver {
     }
 
     /// Why the newest objects are not on disk, since when, and where: for display.
-    pub(super) fn trouble(&self) -> Option<String> {
+    pub(super) fn failure(&self) -> Option<String> {
         let (why, since) = self.failed.as_ref()?;
         let since = whole_seconds(*since);
         let path = self.disk.as_ref()?.path().display();
@@ -69,7 +69,7 @@ impl Saver {
 
     /// Collects the result of a finished save. After a failure the objects count as unsaved.
     fn check(&mut self, now: Instant) {
-        let Some(thread) = self.under_way.take_if(|thread| thread.is_finished()) else { return };
+        let Some(thread) = self.in_progress.take_if(|thread| thread.is_finished()) else { return };
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("the save ended early")));
         self.ended(ended, now);
     }
@@ -77,7 +77,7 @@ impl Saver {
     fn ended(&mut self, ended: io::Result<Saved>, now: Instant) {
         if let Ok(Saved::Right) = ended {
             if let (Some(_), Some(disk)) = (self.failed.take(), &self.disk) {
-                tracing::info!(path = %disk.path().display(), "objects are saved to disk again");
+                tracing::info!(path = %disk.path().display(), "saving the objects to disk works again");
             }
             return;
         }
@@ -96,22 +96,22 @@ impl Saver {
         self.failed = Some((why, since));
     }
 
-    /// When the next save or confirmation is due, once all kinds are listed. `connected` is whether the objects on disk
+    /// When the next save or confirmation is due, once all kinds are listed. `connected`: whether the objects on disk
     /// can be confirmed.
     pub(super) fn due(&self, connected: bool) -> Option<Instant> {
         self.disk.as_ref()?;
-        if self.under_way.is_some() {
-            // The result is checked soon, so that a failure is reported early.
-            return Some(Instant::now() + self.times.settle);
+        if self.in_progress.is_some() {
+            // Check the result soon, so that a failure is reported early.
+            return Some(Instant::now() + self.times.delay);
         }
         self.when(connected)
     }
 
     fn when(&self, connected: bool) -> Option<Instant> {
         match (self.unsaved, self.saved) {
-            (Some(unsaved), None) => Some(unsaved + self.times.settle),
+            (Some(unsaved), None) => Some(unsaved + self.times.delay),
             (Some(unsaved), Some(saved)) => {
-                Some((unsaved + self.times.settle).max(saved + self.times.interval))
+                Some((unsaved + self.times.delay).max(saved + self.times.interval))
             }
             (None, saved) => {
                 let since = saved.unwrap_or(self.started);
@@ -123,7 +123,7 @@ impl Saver {
     /// Saves the changes if a save is due, or confirms that the objects on disk are still current.
     pub(super) fn save(&mut self, connected: bool, now: Instant, contents: impl FnOnce() -> Contents) {
         self.check(now);
-        if self.under_way.is_some() {
+        if self.in_progress.is_some() {
             return;
         }
         let Some(disk) = self.disk.clone() else { return };
@@ -132,17 +132,17 @@ impl Saver {
         self.saved = Some(now);
         let started = if self.unsaved.take().is_some() {
             let contents = contents();
-            in_background(Haste::None, move || written(&disk, &contents))
+            in_background(Priority::Lowest, move || written(&disk, &contents))
         } else {
-            in_background(Haste::None, move || confirmed(&disk))
+            in_background(Priority::Lowest, move || confirmed(&disk))
         };
         match started {
-            Ok(thread) => self.under_way = Some(thread),
+            Ok(thread) => self.in_progress = Some(thread),
             Err(error) => self.ended(Err(error), now),
         }
     }
 
-    /// Saves all unsaved changes at once. Sends `done` at the end.
+    /// Saves all unsaved changes immediately. Sends `done` at the end.
     pub(super) fn finish(
         &mut self,
         connected: bool,
@@ -150,12 +150,12 @@ impl Saver {
         done: oneshot::Sender<()>,
     ) {
         let Some(disk) = self.disk.clone() else { return };
-        let before = self.under_way.take();
-        // The save in progress may fail. Then everything is written here.
+        let before = self.in_progress.take();
+        // If the save in progress fails, this thread writes everything.
         let is_unsaved = self.unsaved.take().is_some();
         let contents = (is_unsaved || before.is_some()).then(contents);
-        let started = in_background(Haste::Last, move || {
-            // If that thread panicked, everything is written here.
+        let started = in_background(Priority::Normal, move || {
+            // A panic of the other thread counts as a failure.
             let is_written = before.is_some_and(|before| matches!(before.join(), Ok(Ok(Saved::Right))));
             let ended = match contents {
                 Some(contents) if is_unsaved || !is_written => written(&disk, &contents),
@@ -170,7 +170,7 @@ impl Saver {
             ended
         });
         match started {
-            Ok(thread) => self.under_way = Some(thread),
+            Ok(thread) => self.in_progress = Some(thread),
             Err(error) => self.ended(Err(error), Instant::now()),
         }
     }
@@ -189,11 +189,11 @@ fn confirmed(disk: &Disk) -> io::Result<Saved> {
 }
 
 fn in_background(
-    haste: Haste,
+    priority: Priority,
     task: impl FnOnce() -> io::Result<Saved> + Send + 'static,
 ) -> io::Result<JoinHandle<io::Result<Saved>>> {
     let run = move || {
-        if matches!(haste, Haste::None) {
+        if matches!(priority, Priority::Lowest) {
             // On Linux this sets the priority of the calling thread only.
             let _ = rustix::process::setpriority_process(None, 19);
         }

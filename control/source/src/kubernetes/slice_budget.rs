@@ -1,8 +1,8 @@
 //! Decides which EndpointSlices the hub keeps within the memory budget, and which it must read again.
 //!
-//! The hub counts each slice when it is shown ([`Slices::shown`]), and asks which ones to change
-//! ([`Slices::settle`]). If a slice that was left out fits again, all slices are listed again ([`Slices::ask`]), but
-//! not too often: slices that come and go around the limit must not cost the API server a list each time.
+//! The hub counts each slice when it is published ([`Slices::published`]), and requests which ones to change
+//! ([`Slices::decide`]). If a slice that was left out fits again, all slices are listed again ([`Slices::request`]),
+//! but not too often: slices that repeatedly cross the limit must not cost the API server a list each time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ pub(super) struct Slices {
     pub(super) budget: SharedBudget,
     /// Requests a list of all slices.
     pub(super) refit: Arc<Notify>,
-    /// Services with a slice that is, or may have to be, left out, and that was shown since the last
-    /// [`settle`](Self::settle).
+    /// Services that may change at the next [`decide`](Self::decide), because one of their slices was published and is,
+    /// or may have to be, left out.
     touched: BTreeSet<ObjectKey>,
-    /// Slices that fit again, and must be read.
+    /// Slices that fit again and must be read.
     awaited: BTreeSet<ObjectKey>,
     /// The earliest time at which they may be listed.
-    may_ask: Instant,
+    request_at: Instant,
 }
 
 impl Slices {
@@ -34,24 +34,24 @@ impl Slices {
             refit: Arc::default(),
             touched: BTreeSet::new(),
             awaited: BTreeSet::new(),
-            may_ask: Instant::now(),
+            request_at: Instant::now(),
         }
     }
 
-    /// The reason why the endpoints of a slice are not kept, according to the last decision.
+    /// Why the endpoints of a slice are not kept, according to the last decision.
     pub(super) fn not_kept(&self, slice: &EndpointSlice) -> Option<NotKept> {
         locked(&self.budget).not_kept(&slice.service()?)
     }
 
     /// Records the current state of a slice, or with `None` its removal.
-    pub(super) fn shown(&mut self, key: &ObjectKey, slice: Option<&EndpointSlice>) {
+    pub(super) fn published(&mut self, key: &ObjectKey, slice: Option<&EndpointSlice>) {
         let mut budget = locked(&self.budget);
         budget.set(key, slice);
         let Some(slice) = slice else {
             self.awaited.remove(key);
             return;
         };
-        let service = budget.service_of(key).expect("it was set just now");
+        let service = budget.service_of(key).expect("it was just set");
         if slice.left_out.is_some() || budget.not_kept(&service).is_some() {
             self.touched.insert(service);
         }
@@ -61,12 +61,11 @@ impl Slices {
         };
     }
 
-    /// Makes the decision. Returns the slices that may have to change, each with the reason why its endpoints are not
-    /// kept, if they are not.
-    pub(super) fn settle(&mut self) -> Vec<(ObjectKey, Option<NotKept>)> {
+    /// Decides again. Returns the slices that may have to change, each with the reason if its endpoints are not kept.
+    pub(super) fn decide(&mut self) -> Vec<(ObjectKey, Option<NotKept>)> {
         let mut budget = locked(&self.budget);
         let mut services = std::mem::take(&mut self.touched);
-        services.extend(budget.settle());
+        services.extend(budget.decide());
         let of = |service: &ObjectKey| {
             let why = budget.not_kept(service);
             budget.slices_of(service).into_iter().map(move |slice| (slice, why))
@@ -76,14 +75,14 @@ impl Slices {
 
     /// When the awaited slices must be listed.
     pub(super) fn due(&self) -> Option<Instant> {
-        (!self.awaited.is_empty()).then_some(self.may_ask)
+        (!self.awaited.is_empty()).then_some(self.request_at)
     }
 
     /// Requests a list if one is due. The next one is requested after `pause` at the earliest.
-    pub(super) fn ask(&mut self, pause: Duration, now: Instant) {
+    pub(super) fn request(&mut self, pause: Duration, now: Instant) {
         if self.due().is_some_and(|due| due <= now) {
-            tracing::debug!(slices = self.awaited.len(), "EndpointSlices fit again: listing them");
-            self.may_ask = now + pause;
+            tracing::debug!(slices = self.awaited.len(), "EndpointSlices fit again; listing them");
+            self.request_at = now + pause;
             self.refit.notify_one();
         }
     }

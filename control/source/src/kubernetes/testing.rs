@@ -1,5 +1,5 @@
-//! Decodes the objects of a manifest as if an API server had sent them, with the code of `object` and `kinds`,
-//! without HTTP.
+//! Decodes the objects of a manifest as if an API server had sent them, with the code of `object` and `kinds`, without
+//! HTTP.
 //!
 //! For tests that compare both sources. Objects that the watches exclude by selector, or never request, are left out.
 
@@ -28,7 +28,7 @@ pub fn objects_of(yaml: &str) -> Objects {
     objects
 }
 
-/// The objects that the watches would return, and a report of everything that cannot be used.
+/// The objects that the watches would return, and a report of everything that can't be used.
 pub fn received(yaml: &str) -> (Objects, Report) {
     let mut objects = Objects::default();
     let mut report = Report::new();
@@ -45,19 +45,19 @@ pub fn received(yaml: &str) -> (Objects, Report) {
                 entries.iter().map(|e| (e.key.to_string(), e.node.text().unwrap_or_default().to_owned()));
             pairs.collect()
         });
-        let selector = Selector::parse(kind.labels).expect("the selectors of watches are sound");
+        let selector = Selector::parse(kind.labels).expect("the selectors of watches are valid");
         if !selector.matches(&labels.unwrap_or_default()) {
             continue;
         }
         // JSON has no lines, so reports about the object contain only its name.
-        let sent = serde_json::to_vec(&document).expect("a tree is JSON as well");
-        let sent = serde_json::from_slice(&sent).expect("it was written just now");
+        let sent = serde_json::to_vec(&document).expect("a tree is valid JSON");
+        let sent = serde_json::from_slice(&sent).expect("it was just serialized");
         let received = Received::new(kind, sent).expect("an object with a name");
         report.merge(&received.report);
         if let Some(Object::AddressPool(pool)) = received.content.object()
             && !pool.faults.is_empty()
         {
-            // The pool carries its faults for its conditions. In a file it would be refused.
+            // The pool stores its faults for its conditions. In a file it would be refused.
             pool.faults.iter().for_each(|fault| report.push(fault.clone()));
             continue;
         }

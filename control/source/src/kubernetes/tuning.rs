@@ -5,48 +5,48 @@ use std::time::Duration;
 /// The times and limits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tuning {
-    /// The maximum wait for the start of an answer, and in a list for its next part.
-    pub(super) answer: Duration,
+    /// The maximum wait for the start of a response, and in a list for its next part.
+    pub(super) response: Duration,
     /// A watch without any event for this time is dead: bookmarks arrive once a minute.
     pub(super) silence: Duration,
-    pub(super) pulse: PulseTimes,
+    pub(super) health_probe: ProbeTimes,
     /// The requested duration of watches in seconds: at least the first value, and below the second.
     pub(super) watch_seconds: (u64, u64),
     /// A watch that ends sooner counts as a failure.
     pub(super) watch_min: Duration,
-    /// The pause after a first failure, which doubles up to `backoff_max`.
+    /// The pause after a first failure. It doubles up to `backoff_max`.
     pub(super) backoff_first: Duration,
     pub(super) backoff_max: Duration,
     /// The longest `Retry-After` that is respected.
     pub(super) retry_after_max: Duration,
-    /// A watch that was interrupted for longer does not resume: everything is listed.
+    /// A watch that was interrupted for longer doesn't resume: everything is listed.
     pub(super) resume_max: Duration,
     /// How long a resumed watch may take to report the newest change.
     pub(super) explanation: Duration,
     /// The minimum interval between two lists of EndpointSlices whose endpoints were not kept and that fit again.
     pub(super) refit: Duration,
-    /// The interval at which an optional kind is requested that the API server does not have, does not allow the gateway
-    /// to read, or is removing: its definition or the permission may appear at any time.
+    /// The interval of requests for an optional kind that the API server doesn't have, doesn't allow the gateway to
+    /// read, or is removing. Its definition or the permission may appear at any time.
     pub(super) absent: Duration,
-    /// The objects on disk are used when the API server has not answered for this long, or fails.
+    /// The objects on disk are used when the API server has not responded for this long, or fails.
     pub(super) boot_wait: Duration,
     pub(super) save: SaveTimes,
 }
 
-/// Times of the requests that check whether the API server still answers.
+/// Times of the requests that check whether the API server still responds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PulseTimes {
+pub(super) struct ProbeTimes {
     pub(super) interval: Duration,
-    /// The maximum wait for the answer to such a request. After two of these times and the pause the API server counts
-    /// as lost, 20 s in all.
-    pub(super) answer: Duration,
+    /// The response timeout of such a request. The API server counts as lost after two timeouts and the pauses, 20 s in
+    /// total.
+    pub(super) response: Duration,
 }
 
 /// When the objects are saved to disk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SaveTimes {
     /// How long after a change the objects are saved.
-    pub(super) settle: Duration,
+    pub(super) delay: Duration,
     /// The minimum interval between two saves.
     pub(super) interval: Duration,
     /// The interval at which unchanged objects on disk are confirmed.
@@ -56,9 +56,9 @@ pub(super) struct SaveTimes {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            answer: Duration::from_secs(30),
+            response: Duration::from_secs(30),
             silence: Duration::from_secs(100),
-            pulse: PulseTimes { interval: Duration::from_secs(5), answer: Duration::from_secs(4) },
+            health_probe: ProbeTimes { interval: Duration::from_secs(5), response: Duration::from_secs(4) },
             watch_seconds: (240, 300),
             watch_min: Duration::from_secs(5),
             backoff_first: Duration::from_millis(250),
@@ -70,7 +70,7 @@ impl Default for Tuning {
             absent: Duration::from_secs(5),
             boot_wait: Duration::from_secs(5),
             save: SaveTimes {
-                settle: Duration::from_secs(2),
+                delay: Duration::from_secs(2),
                 interval: Duration::from_secs(10),
                 confirm_interval: Duration::from_secs(30),
             },

@@ -1,8 +1,8 @@
 //! `EndpointSlice` (discovery.k8s.io/v1) and legacy `Endpoints` (v1).
 //!
-//! An endpoint or a port with an error is not used, and the others are, while an API server would refuse the whole
-//! object. The result does not depend on what was read before, so a gateway that starts serves the same endpoints as
-//! one that has run for long. Addresses that cannot be endpoints (loopback and the like) are kept here: the merge refuses
+//! An endpoint or a port with an error is ignored and the others are used, although an API server would refuse the
+//! whole object. The result doesn't depend on what was read before, so a gateway that starts serves the same endpoints
+//! as one that has been running. Addresses that can't be endpoints (such as loopback) are kept here; the merge refuses
 //! and reports them one by one.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ const ADDRESSES_MAX: usize = 100;
 /// The maximum number of zone hints, and of node hints, of an endpoint.
 const HINTS_MAX: usize = 8;
 
-/// Labels of slices that the gateway does not serve: those of a headless Service, or of a Service that belongs to
+/// Labels of slices that the gateway doesn't serve: those of a headless Service, or of a Service that belongs to
 /// another proxy.
 const NOT_FOR_PROXIES: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
@@ -60,7 +60,8 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
     })))
 }
 
-/// What `read` reads. In a file, its errors are added to `faults`, and the object that contains the item stays valid.
+/// Reads a part of an object. In a file, its errors are added to `faults`, and the object that contains the part stays
+/// valid.
 fn part<T>(sheet: &Sheet, faults: &mut Vec<Diagnostic>, read: impl FnOnce() -> T) -> T {
     let before = sheet.errors();
     let value = read();
@@ -70,13 +71,13 @@ fn part<T>(sheet: &Sheet, faults: &mut Vec<Diagnostic>, read: impl FnOnce() -> T
     value
 }
 
-/// Warns if a slice names no Service, because its endpoints are then unused.
+/// Warns if a slice has no Service label, because its endpoints are then unused.
 fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
     let document = object.itself();
     let labels = || document.node.entry("metadata")?.node.entry("labels")?.node.entry(SERVICE_NAME_LABEL);
     let (why, at) = match (meta.labels.get(SERVICE_NAME_LABEL), labels()) {
         (Some(name), Some(entry)) if name.is_empty() => ("is empty", entry.node.at),
-        // It is written, but was not read with the rest because of an error in the metadata.
+        // The label exists, but was not read because of an error in the metadata.
         (Some(_), _) | (None, Some(_)) => return,
         (None, None) => ("is missing", document.at()),
     };
@@ -134,7 +135,7 @@ fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Opt
     let target_ref = target_ref(&fields, namespace);
     fields.allow(&["hostname", "deprecatedTopology"]);
     fields.finish(Unknown::Warned);
-    // Without an address it is not used. It keeps its place in the list, which messages name.
+    // An endpoint without an address is not used. It stays in the list, because messages refer to its index.
     let is_usable = is_stored || item.sheet.errors() == errors_before;
     let address = parsed.first().copied().flatten().filter(|_| is_usable);
     Some(Endpoint { address, conditions, node_name, zone, hint_zones, hint_nodes, target_ref })
@@ -159,7 +160,7 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
             field.string();
             return None;
         }
-        // The fault of the type is reported. The addresses are not checked.
+        // The invalid type is reported. The addresses are not checked.
         AddressType::Unknown => return None,
     };
     let ip = field.ip_or(accepted)?;
@@ -176,11 +177,11 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
 enum PortsOf {
     /// Names are unique, and an empty protocol is an error.
     Slice,
-    /// A name may be used again with another protocol, and an empty protocol is TCP.
+    /// A name may be reused with another protocol, and an empty protocol means TCP.
     Subset,
 }
 
-/// What no two ports of a list have in common.
+/// Identifies a port in a list.
 type PortId<'a> = (&'a str, Option<Protocol>);
 
 /// Ports of a slice or of a subset.
@@ -189,12 +190,12 @@ fn ports(items: &[Field<'_>], of: PortsOf, faults: &mut Vec<Diagnostic>) -> Vec<
     items.iter().filter_map(|item| part(item.sheet, faults, || port(item, of, &mut taken))).collect()
 }
 
-/// A port, if no other before it has its name. `taken` are those of the ports before, each with its path.
+/// A port, unless an earlier one has its name. `taken` contains the ids of earlier ports, each with its path.
 fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, String>) -> Option<EndpointPort> {
     let fields = item.fields()?;
     let name = match fields.get("name").filter(|f| !meta::is_empty(f)) {
         Some(f) if f.sheet.is_stored() => f.string().unwrap_or_default(),
-        // Without its name it would be the unnamed port, which is another one.
+        // Without its name it would be the unnamed port, which is a different one.
         Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
         None => "",
     };
@@ -240,7 +241,7 @@ fn target_ref(fields: &Fields<'_>, namespace: &str) -> Option<ObjectRef> {
 }
 
 pub(super) fn read_legacy(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
-    // They are in the report of the file.
+    // The report of the file already contains these faults.
     let mut faults = Vec::new();
     let mut subsets = Vec::new();
     for item in object.items("subsets") {

@@ -1,4 +1,4 @@
-//! `metadata`: the same for all kinds, except for the rule of the name.
+//! `metadata`, which all kinds share, except for the rule of the name.
 
 use tidegate_model::objects::{Labels, Metadata, ObjectKey};
 use tidegate_model::yaml::{Field, Fields, Unknown, text};
@@ -15,7 +15,7 @@ const RFC1123_SUBDOMAIN: &str =
     "a name of a-z, 0-9, - and ., alphanumeric at both ends, 253 at most (RFC 1123)";
 const RFC1123_LABEL: &str = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)";
 
-/// Since Kubernetes 1.36 the name of a Service may begin with a digit (RelaxedServiceNameValidation).
+/// Since Kubernetes 1.36 the name of a Service may start with a digit (RelaxedServiceNameValidation).
 pub(super) const SERVICE: Scope =
     Scope { namespaced: true, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
 pub(super) const NAMESPACED: Scope =
@@ -25,17 +25,17 @@ pub(super) const CLUSTER: Scope =
 pub(super) const NAMESPACE: Scope =
     Scope { namespaced: false, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
 
-/// Reads `metadata`. If the name is invalid, the sheet has an error and the result is a placeholder, so that the faults
-/// of the rest are found as well. The default namespace is `default`. The default uid is derived from kind, namespace
-/// and name, so that it is the same in every run.
+/// Reads `metadata`. If the name is invalid, the sheet has an error and the result is a placeholder, so that faults in
+/// the rest are found, too. The default namespace is `default`. The default uid is derived from kind, namespace and
+/// name, so that it is the same in every run.
 ///
-/// For a stored object, name and namespace are not checked, and it counts as being deleted if `deletionTimestamp` has
-/// any value.
+/// For a stored object, name and namespace are not checked, and any value of `deletionTimestamp` means that it is being
+/// deleted.
 pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
-    let stand_in = || Metadata::new(ObjectKey::new("", ""));
+    let placeholder = || Metadata::new(ObjectKey::new("", ""));
     let is_stored = object.itself().sheet.is_stored();
     let metadata = object.required("metadata", "metadata with a name");
-    let Some(fields) = metadata.and_then(|f| f.fields()) else { return stand_in() };
+    let Some(fields) = metadata.and_then(|f| f.fields()) else { return placeholder() };
     let name = fields.required("name", scope.accepted);
     let name = match is_stored {
         true => name.and_then(|f| f.node.text()),
@@ -75,7 +75,7 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
         "managedFields",
     ]);
     fields.finish(Unknown::Warned);
-    let (Some(namespace), Some(name)) = (namespace, name) else { return stand_in() };
+    let (Some(namespace), Some(name)) = (namespace, name) else { return placeholder() };
     let key = ObjectKey::new(namespace, name);
     let uid = uid.map_or_else(|| format!("{}/{key}", kind.to_lowercase()), str::to_owned);
     let document = object.itself();
@@ -99,7 +99,7 @@ pub(super) fn labels(field: &Field<'_>) -> Labels {
     labels
 }
 
-/// Annotations. Their keys are lower-cased before the check: unlike a label's, their prefix may have capitals.
+/// Annotations. Their keys are lower-cased before the check, because unlike in labels, the prefix may contain capitals.
 fn annotations(field: &Field<'_>) -> Labels {
     keyed(field, |key| text::is_qualified_name(&key.to_lowercase()))
 }

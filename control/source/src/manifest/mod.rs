@@ -1,9 +1,10 @@
 //! Decodes Kubernetes objects from YAML trees, with the defaults and validation of an API server.
 //!
 //! [`decode`] takes one document and returns the objects in it (several for a `List`). An object with an error is
-//! refused, the others stay; an EndpointSlice or Endpoints loses only the endpoint or port with the error. Unknown fields cause warnings, as with an API server's strict validation, and so do
-//! kinds that the gateway does not use. [`decode_stored`] takes an object that an API server has stored, and never
-//! refuses it: only an invalid field is not used. Pure: no file is read here.
+//! refused, the others stay; an EndpointSlice or Endpoints loses only the endpoint or port with the error. Unknown
+//! fields cause warnings, as with an API server's strict validation, and so do kinds that the gateway doesn't use.
+//! [`decode_stored`] takes an object that an API server has stored and never refuses it: only an invalid field is
+//! ignored. Pure: no file is read here.
 //!
 //! Invariant: [`decode_stored`] reads every object that [`decode`] reads without an error, with the same result.
 
@@ -59,8 +60,8 @@ pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Decoded {
     decoded
 }
 
-/// Whether the gateway reads the object that the place is in. A fault in the text of any other object, such as a Deployment
-/// in the same file, is not the gateway's concern.
+/// Whether the gateway reads the object at this position. A fault in the text of any other object, such as a Deployment
+/// in the same file, doesn't concern the gateway.
 pub(crate) fn is_read(document: &Node, place: Position) -> bool {
     let text = |key| document.entry(key).and_then(|entry| entry.node.text());
     let Some(kind) = text("kind") else { return true };
@@ -71,15 +72,15 @@ pub(crate) fn is_read(document: &Node, place: Position) -> bool {
     }
     let group = text("apiVersion").map(group_of);
     let names = KINDS.map(|known| known.0);
-    // A name that is nearly one of ours is an error of its own.
+    // A near miss of one of our names is reported as an error of its own.
     let is_known = |kind: &str| names.contains(&kind) || !text::nearest(kind, &names).is_empty();
     let is_known = is_known(kind) || kind.strip_suffix("List").is_some_and(is_known);
     is_known && group.is_none_or(|group| KINDS.iter().any(|known| group_of(known.1) == group))
 }
 
 /// Decodes an object of this kind that an API server has stored. `name` is its name in messages. `None` if the gateway
-/// does not read it. Its invalid parts are in its [`Metadata::faults`] (those of an AddressPool in
-/// [`AddressPool::faults`]), for the code that reports them. The report has the faults that would not be reported
+/// doesn't read it. Its invalid parts are in its [`Metadata::faults`] (those of an AddressPool in
+/// [`AddressPool::faults`]), for the code that reports them. The report contains the faults that would not be reported
 /// otherwise.
 pub(crate) fn decode_stored(
     object: &Node,
@@ -104,7 +105,7 @@ fn group_of(api_version: &str) -> &str {
     api_version.rsplit_once('/').map_or("", |(group, _)| group)
 }
 
-/// Reports a kind that the gateway does not use, or one of its own kinds that is misspelt: a similar name in the same
+/// Reports a kind that the gateway doesn't use, or one of its own kinds that is misspelled: a similar name in the same
 /// group.
 fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
     let names = KINDS.map(|k| k.0);
@@ -153,7 +154,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
         not_read(document, kind, group);
         return;
     };
-    // Other groups have kinds of the same name: a Service of serving.knative.dev is ignored.
+    // Other groups have kinds with the same name: a Service of serving.knative.dev is ignored.
     if let Some(group) = group
         && !KINDS.iter().any(|(_, version, ..)| group_of(version) == group)
     {

@@ -1,4 +1,4 @@
-//! [`Object`]: any object that the gateway reads, with the parts of it that cannot be used.
+//! [`Object`]: any object that the gateway reads, with its faults.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl Object {
 /// The maximum number of faults of one object that are reported one by one, each as an event.
 const FAULTS_MAX: usize = 8;
 
-/// The faults of an object that are reported; it has `count`.
+/// The reported faults of an object, which has `count` faults in total.
 pub(super) fn first_faults<'a>(
     all: impl Iterator<Item = &'a Diagnostic>,
     count: usize,
@@ -71,7 +71,7 @@ pub(super) fn first_faults<'a>(
 }
 
 impl Object {
-    /// The object as a refused one.
+    /// Converts the object to a refused one.
     pub(crate) fn refuse(&self, why: Diagnostic) -> RefusedObject {
         let (kind, meta) = (self.kind(), self.meta());
         let service = service_of(kind, meta);
@@ -84,8 +84,8 @@ impl Object {
             return (Some(self), report);
         }
         let all = first_faults(report.iter(), report.len(), self.kind());
-        const NEW: &str = "the object was read just now, nobody else has it";
-        let left = match &mut self {
+        const NEW: &str = "the object was just read and is not shared yet";
+        let separate = match &mut self {
             Self::Service(service) => {
                 Arc::get_mut(service).expect(NEW).meta.faults = all;
                 Report::new()
@@ -94,7 +94,7 @@ impl Object {
                 Arc::get_mut(node).expect(NEW).meta.faults = all;
                 Report::new()
             }
-            // They are reported with its Service.
+            // These faults are reported with its Service.
             Self::EndpointSlice(slice) if slice.service().is_some() => {
                 Arc::get_mut(slice).expect(NEW).meta.faults = all;
                 Report::new()
@@ -109,7 +109,7 @@ impl Object {
             | Self::Namespace(_)
             | Self::ServiceCIDR(_) => report,
         };
-        (Some(self), left)
+        (Some(self), separate)
     }
 }
 

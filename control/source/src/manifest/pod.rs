@@ -23,7 +23,7 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         }
         for container in spec.items("initContainers") {
             let Some(container) = container.fields() else { continue };
-            // Of init containers, only those that continue to run can serve (sidecars).
+            // The only init containers that can serve are those that continue to run (sidecars).
             if container.get("restartPolicy").and_then(|f| f.string()) == Some("Always") {
                 container_ports(&container, &mut pod.container_ports);
             }

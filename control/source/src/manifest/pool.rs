@@ -9,7 +9,7 @@ use tidegate_model::yaml::{Fields, Unknown};
 use super::object::Object;
 use super::stored;
 
-/// Reads an AddressPool; the keys of its `spec` are those of a pool of the configuration.
+/// Reads an AddressPool. The keys of its `spec` are those of a pool in the configuration.
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     Some(Object::AddressPool(Arc::new(read_pool(object, meta))))
 }

@@ -1,8 +1,7 @@
 //! `Service`: defaults and validation of core/v1 (`docs/kubernetes.md`, sections 1 and 3).
 //!
-//! Each fault is reported with its place. The returned object is correct for a stored object, which is used without the
-//! field, the port or the address that has the fault. For an object of a file with a fault, the caller refuses the
-//! object.
+//! Each fault is reported with its location. The returned object is correct for a stored object, which is used without
+//! the invalid field, port or address. For an invalid object in a file, the caller refuses the object.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -58,7 +57,7 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     service.service_type = match spec.get("type").filter(|f| !meta::is_empty(f)) {
         Some(field) => field.one_of(&types).unwrap_or(match is_stored {
             true => ServiceType::ClusterIp,
-            // Replaces an invalid type, because it allows the most fields, so that only real faults follow.
+            // Assume the type that allows the most fields, so that only real faults follow.
             false => ServiceType::LoadBalancer,
         }),
         None => ServiceType::ClusterIp,
@@ -71,14 +70,14 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     policies(spec, service);
     let published = spec.get("publishNotReadyAddresses").and_then(|f| f.boolean());
     service.publish_not_ready_addresses = published.unwrap_or(false);
-    // The controller that writes the slices evaluates this field, and puts the result into their hints.
+    // The controller that writes the slices evaluates this field, and stores the result in their hints.
     if let Some(field) = spec.get("trafficDistribution").filter(|_| !is_stored) {
         field.one_of(&TRAFFIC_DISTRIBUTIONS);
     }
     external_name(spec, service);
 }
 
-/// `externalName`, which the gateway does not use.
+/// `externalName`, which the gateway doesn't use.
 fn external_name(spec: &Fields<'_>, service: &Service) {
     const ACCEPTED: &str = "a DNS name such as db.example.com";
     if service.service_type != ServiceType::ExternalName || spec.itself().sheet.is_stored() {
@@ -144,7 +143,7 @@ fn cluster_ips(spec: &Fields<'_>, service: &mut Service) {
     service.cluster_ips.truncate(2);
 }
 
-/// `ipFamilies` and `ipFamilyPolicy`, which must fit the cluster IPs.
+/// `ipFamilies` and `ipFamilyPolicy`, which must match the cluster IPs.
 fn families(spec: &Fields<'_>, service: &mut Service) {
     let families = [("IPv4", IpFamily::V4), ("IPv6", IpFamily::V6)];
     let written_families = spec.items("ipFamilies");
@@ -177,7 +176,7 @@ fn families(spec: &Fields<'_>, service: &mut Service) {
         field.error("SingleStack with two families", "PreferDualStack or RequireDualStack, or one family");
     }
     if chosen.is_none() && service.ip_families.len() > 1 {
-        // An API server defaults the policy of a Service that names two families to RequireDualStack.
+        // An API server defaults the policy of a Service with two families to RequireDualStack.
         service.ip_family_policy = IpFamilyPolicy::RequireDualStack;
     }
 }
@@ -190,14 +189,15 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
         && items.is_empty()
         && list.as_ref().is_none_or(|f| matches!(f.node.value, Value::Sequence(_)))
     {
-        let place = list.as_ref().unwrap_or(spec.itself());
-        place.sheet.error(place.at(), "spec.ports: the list is empty", "at least one port");
+        let field = list.as_ref().unwrap_or(spec.itself());
+        field.sheet.error(field.at(), "spec.ports: the list is empty", "at least one port");
     }
     let mut taken = Taken::default();
     items.iter().filter_map(|item| port(item, items.len() > 1, service.service_type, &mut taken)).collect()
 }
 
-/// What the ports of a Service have that no other port of it may have, each with the place of the first one.
+/// The properties of earlier ports that a further port of the Service may not share, each with the path of the first
+/// port.
 #[derive(Default)]
 struct Taken<'a> {
     /// Names; the empty one stands for all ports without a name.
@@ -206,7 +206,7 @@ struct Taken<'a> {
     node_ports: BTreeMap<(Port, Protocol), String>,
 }
 
-/// Reads one port. `has_others`: the Service has several ports, so that each needs a name.
+/// Reads one port. `has_others`: whether the Service has several ports, so that each needs a name.
 fn port<'a>(
     item: &Field<'a>,
     has_others: bool,
@@ -248,7 +248,7 @@ fn port<'a>(
     Some(ServicePort { name: name.to_owned(), protocol, app_protocol, port, target_port, node_port })
 }
 
-/// The name of a port, which may be empty, and whether it is another than those of the ports before.
+/// The name of a port, which may be empty, and whether it differs from those of earlier ports.
 fn port_name<'a>(
     item: &Field<'a>,
     fields: &Fields<'a>,
@@ -333,7 +333,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
         let is_stored = field.sheet.is_stored();
         let check = |class: &str| is_stored || text::is_qualified_name(class);
         let class = field.string_where(check, "a name such as tidegate.dev/gateway");
-        // A class that cannot be read differs from ours, and does not count as absent either.
+        // An unreadable class is treated as different from ours, not as absent.
         let class = if is_stored { Some(class.unwrap_or_default()) } else { class };
         service.load_balancer_class = class.map(str::to_owned);
     }
@@ -370,7 +370,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     service.source_ranges = ranges;
 }
 
-/// Source ranges that admit no client: one of each family, with an address that no packet can have as its source.
+/// Source ranges that admit no client: one per family, with an address that no packet can have as its source.
 const NOBODY: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128)),
@@ -410,7 +410,7 @@ fn without_annotated_source_ranges(service: &Service, sheet: &Sheet) {
 }
 
 /// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored. No packet has an IPv4-mapped IPv6
-/// address, so a range of them would admit nobody: it is refused, or read as the IPv4 range in a stored object.
+/// address, so a range of them would admit no client. It is refused, or read as the IPv4 range in a stored object.
 fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
     let written = written.trim();
     let net = if sheet.is_stored() {
@@ -463,10 +463,10 @@ fn policies(spec: &Fields<'_>, service: &mut Service) {
     {
         let fits = service.service_type == ServiceType::LoadBalancer
             && service.external_traffic_policy == TrafficPolicy::Local;
-        let twin =
+        let duplicate =
             service.ports.iter().position(|p| p.protocol == Protocol::Tcp && p.node_port == Some(port));
-        if let Some(twin) = twin {
-            let what = format_args!("{port} is already spec.ports[{twin}].nodePort");
+        if let Some(duplicate) = duplicate {
+            let what = format_args!("{port} is already spec.ports[{duplicate}].nodePort");
             field.error(what, "a port that is not a nodePort; or omit the field");
         } else if fits {
             service.health_check_node_port = Some(port);

@@ -1,7 +1,7 @@
 //! The fields of a Service that controllers write: finalizers, `status`, and their owner by `metadata.managedFields`.
 //!
-//! These fields are not written by hand, but a manifest that was read from a cluster has them. So only a wrong type is
-//! an error here, and there are no defaults.
+//! These fields are not written by hand, but a manifest that was exported from a cluster contains them. Only a wrong
+//! type is therefore an error here, and there are no defaults.
 
 use std::net::IpAddr;
 

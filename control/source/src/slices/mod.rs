@@ -6,14 +6,14 @@
 //!
 //! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints, because it is refused anyway;
 //! 2. if the others together are larger than `bytes_max`: each namespace may keep slices up to a level, which is the
-//!    same for all and as high as fits. A namespace below the level loses nothing. In a namespace above it the
-//!    Services with the newest slices lose theirs, until the rest fits.
+//!    same for all namespaces and as high as possible. A namespace below the level loses nothing. In a namespace above
+//!    it, the Services with the newest slices lose theirs, until the rest fits.
 //!
 //! A Service loses all of its slices or none. For a slice that is left out, the gateway records only that it exists and
 //! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be repeated.
 //!
-//! Both sources use it. Invariant: the result of [`SliceBudget::settle`] depends only on the current slices, not on
-//! the order in which they arrived.
+//! Both sources use it. Invariant: the result of [`SliceBudget::decide`] depends only on the current slices, not on the
+//! order in which they arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,7 @@ pub(crate) struct SliceBudget {
 
 #[derive(Debug, Clone, Default)]
 struct OfNamespace {
-    /// The bytes of the Services that do not list too many endpoints.
+    /// The bytes of the Services that don't list too many endpoints.
     bytes: usize,
     services: BTreeMap<String, OfService>,
     /// The Services that lose their slices, according to the last decision.
@@ -59,7 +59,7 @@ struct OfService {
 /// The budget of a source, which lists and watches at the same time.
 pub(crate) type SharedBudget = Arc<Mutex<SliceBudget>>;
 
-/// Locks the budget. A poisoned lock is valid, because no code panics while it holds the budget.
+/// Locks the budget. A poisoned lock is valid, because no code panics while the budget is locked.
 pub(crate) fn locked(budget: &SharedBudget) -> MutexGuard<'_, SliceBudget> {
     budget.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -82,7 +82,7 @@ impl OfService {
         if self.is_too_large() { 0 } else { self.bytes }
     }
 
-    /// The age of its oldest slice, as an order. A slice without a creation time counts as the newest.
+    /// The age of its oldest slice, for sorting. A slice without a creation time counts as the newest.
     fn seniority(&self) -> (bool, Option<Timestamp>) {
         let oldest = self.slices.values().filter_map(|charge| charge.created).min();
         (oldest.is_none(), oldest)
@@ -91,7 +91,7 @@ impl OfService {
 
 impl OfNamespace {
     /// The Services that lose their slices if the namespace may keep up to `level` bytes.
-    fn decide(&self, level: usize) -> BTreeMap<String, NotKept> {
+    fn services_over(&self, level: usize) -> BTreeMap<String, NotKept> {
         let (large, others): (Vec<_>, Vec<_>) =
             self.services.iter().partition(|(_, service)| service.is_too_large());
         let mut not_kept: BTreeMap<String, NotKept> =
@@ -130,7 +130,7 @@ impl SliceBudget {
     pub(crate) fn of(mib: u32, objects: &Objects) -> Self {
         let mut budget = Self::new(mib);
         objects.endpoint_slices.iter().for_each(|(key, slice)| budget.set(key, Some(slice)));
-        budget.settle();
+        budget.decide();
         budget
     }
 
@@ -174,53 +174,53 @@ impl SliceBudget {
         }
     }
 
-    /// Makes the decision. Returns the Services whose result changed.
-    pub(crate) fn settle(&mut self) -> Vec<ObjectKey> {
+    /// Decides again. Returns the Services whose result changed.
+    pub(crate) fn decide(&mut self) -> Vec<ObjectKey> {
         if self.changed.is_empty() {
             return Vec::new();
         }
         let level = self.level_now();
         let (lower, moved) = (level.min(self.level), level != self.level);
-        let mut answers = Vec::new();
+        let mut changed_services = Vec::new();
         for (name, namespace) in &mut self.namespaces {
             let may_differ = self.changed.contains(name) || (moved && namespace.bytes > lower);
             if !may_differ {
                 continue;
             }
-            let not_kept = namespace.decide(level);
+            let not_kept = namespace.services_over(level);
             if not_kept == namespace.not_kept {
                 continue;
             }
             let names: BTreeSet<&String> = not_kept.keys().chain(namespace.not_kept.keys()).collect();
             let differs = |service: &&&String| not_kept.get(**service) != namespace.not_kept.get(**service);
             let differing = names.iter().filter(differs);
-            answers.extend(differing.map(|service| ObjectKey::new(name.as_str(), service.as_str())));
+            changed_services.extend(differing.map(|service| ObjectKey::new(name.as_str(), service.as_str())));
             namespace.not_kept = not_kept;
         }
         self.level = level;
         self.changed.clear();
         self.namespaces.retain(|_, namespace| !namespace.services.is_empty());
-        answers
+        changed_services
     }
 
-    /// The number of bytes that each namespace may keep so that all fit: namespaces below it leave the rest to the
+    /// The number of bytes that each namespace may keep so that all fit. Namespaces below it leave the rest to the
     /// others.
     fn level_now(&self) -> usize {
-        let mut left = self.bytes_max;
-        if self.bytes <= left {
-            return left;
+        let mut remaining = self.bytes_max;
+        if self.bytes <= remaining {
+            return remaining;
         }
         let mut all: Vec<usize> = self.namespaces.values().map(|namespace| namespace.bytes).collect();
         all.sort_unstable();
         let mut others = all.len();
         for bytes in all {
-            if bytes > left / others {
+            if bytes > remaining / others {
                 break;
             }
-            left -= bytes;
+            remaining -= bytes;
             others -= 1;
         }
-        left / others.max(1)
+        remaining / others.max(1)
     }
 
     /// Why the slices of a Service are not kept, according to the last decision.

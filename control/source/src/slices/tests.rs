@@ -46,7 +46,7 @@ fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_oth
     }
     put(&mut budget, &slice("greedy", "api", 0, 1_000, 9));
     put(&mut budget, &slice("shop", "web", 0, 1_000, 9));
-    assert_eq!(services(&budget.settle()), ["greedy/web"]);
+    assert_eq!(services(&budget.decide()), ["greedy/web"]);
     let web = ObjectKey::new("greedy", "web");
     assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (Some(NotKept::TooManyEndpoints), 300));
     let faults: Vec<(&str, String)> = budget.faults().map(|(of, fault)| (of, fault.what)).collect();
@@ -55,7 +55,7 @@ fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_oth
     for n in 0..38 {
         budget.set(&ObjectKey::new("greedy", format!("web-{n}")), None);
     }
-    assert_eq!(services(&budget.settle()), ["greedy/web"]);
+    assert_eq!(services(&budget.decide()), ["greedy/web"]);
     assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (None, 0));
     assert_eq!(budget.faults().count(), 0);
 }
@@ -66,7 +66,7 @@ fn ten_thousand_services_with_a_hundred_thousand_endpoints_fit_into_one_namespac
     for n in 0..10_000 {
         put(&mut budget, &slice("shop", &format!("s{n}"), 0, 10, 0));
     }
-    assert_eq!(budget.settle(), []);
+    assert_eq!(budget.decide(), []);
     assert!(budget.bytes < budget.bytes_max / 4, "{}", budget.bytes);
 }
 
@@ -78,7 +78,7 @@ fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_o
         put(&mut budget, &slice("greedy", &format!("s{n}"), 0, 600, n));
     }
     put(&mut budget, &slice("shop", "web", 0, 600, 1_000));
-    budget.settle();
+    budget.decide();
     let kept =
         |budget: &SliceBudget, n: i64| budget.not_kept(&ObjectKey::new("greedy", format!("s{n}"))).is_none();
     assert_eq!(
@@ -88,10 +88,10 @@ fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_o
     assert_eq!(budget.not_kept(&ObjectKey::new("shop", "web")), None);
     // Room that the others leave is available to those that request more.
     budget.set(&ObjectKey::new("shop", "web-0"), None);
-    assert_eq!(services(&budget.settle()), ["greedy/s2"]);
+    assert_eq!(services(&budget.decide()), ["greedy/s2"]);
     // If an older one is deleted, a newer one has room.
     budget.set(&ObjectKey::new("greedy", "s0-0"), None);
-    assert_eq!(services(&budget.settle()), ["greedy/s3"]);
+    assert_eq!(services(&budget.decide()), ["greedy/s3"]);
 }
 
 proptest! {
@@ -115,15 +115,15 @@ proptest! {
         let from = order.index(slices.len());
         for slice in slices[from..].iter().chain(&slices[..from]) {
             put(&mut lived, slice);
-            lived.settle();
+            lived.decide();
         }
         for (slice, _) in slices.iter().zip(&gone).filter(|(_, gone)| **gone) {
             lived.set(&slice.meta.key, None);
-            lived.settle();
+            lived.decide();
         }
         let mut fresh = SliceBudget::new(1);
         left.iter().for_each(|slice| put(&mut fresh, slice));
-        fresh.settle();
+        fresh.decide();
         // The decision is the same if slices that are already left out are given.
         let mut again = SliceBudget::new(1);
         for slice in &left {
@@ -131,7 +131,7 @@ proptest! {
             let kept = fresh.not_kept(&service).map_or_else(|| (*slice).clone(), |why| slice.left_out(why));
             put(&mut again, &kept);
         }
-        again.settle();
+        again.decide();
         let (mut kept, mut asked) = (0, BTreeMap::<&str, usize>::new());
         for slice in &left {
             let service = slice.service().expect("it has one");

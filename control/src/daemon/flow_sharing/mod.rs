@@ -32,8 +32,8 @@ use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, FlowSharingConfig, FlowSharingKey, GatewayConfig};
-use tidegate_pipeline::pipeline::{ImportOutcome, SharedFlows};
-use tidegate_sharing::hub::{Seats, VERSIONS};
+use tidegate_pipeline::pipeline::{Learned, SharedFlows};
+use tidegate_sharing::hub::{BackendChanges, VERSIONS};
 use tidegate_sharing::message::{Message, Walk};
 use tidegate_sharing::{Hub, HubConfig, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy};
 use tidegate_spec::BackendChange;
@@ -231,26 +231,26 @@ impl Exchange {
             if let Some(snat) = snat {
                 snat.record_use(&update, now);
             }
-            hub.tell(&update, now);
+            hub.enqueue(&news, now);
         });
         if !is_more {
             hub.walked(walked);
         }
         let lost = self.sharing.lost();
         if lost != std::mem::replace(&mut self.lost, lost) {
-            hub.was_told_too_little();
+            hub.request_refresh();
         }
         if self.ability.begins() {
-            // This reports which SNAT addresses the restored flows use.
-            hub.was_told_too_little();
+            // It shows which SNAT addresses the restored flows use.
+            hub.request_refresh();
         }
         if self.ability.could_import {
             let (sharing, received) = (&self.sharing, &mut self.received);
-            let has_caught_up = self.catch_up.was_done();
-            hub.pass_on(|message| match message {
-                // Flows of removed backends follow these changes.
-                Message::Flow(update) => !received.is_pending() && sharing.import(update),
-                // This gateway has already sent flows based on what it knew, and keeps to that.
+            let has_caught_up = self.catch_up.was_over();
+            hub.deliver(|message| match message {
+                // The flows of backends that have left follow these.
+                Message::Flow(news) => !received.is_under_way() && sharing.import(news),
+                // This gateway has already sent flows by what it knew, and stays with that.
                 Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
                 // The hub has processed it.
@@ -262,7 +262,7 @@ impl Exchange {
         }
         let socket = &self.socket;
         hub.poll(now, |to, datagram| socket.send(to, datagram, &mut trouble));
-        self.sharing.set_walks(hub.walks(), hub.has_room(now));
+        self.sharing.set_walks(hub.walks(), hub.has_capacity(now));
         if trouble.is_some() {
             self.trouble = trouble;
         }
@@ -329,7 +329,7 @@ impl Exchange {
         }
         if let Some((moved, at)) = self.seats.take() {
             let as_of = at.saturating_duration_since(self.started);
-            self.hub.set_seats(Seats { moved: moved.into(), as_of });
+            self.hub.set_backend_changes(BackendChanges { changes: moved.into(), as_of });
         }
         if let Some(found) = &mut self.found {
             found.look(&mut self.hub);
@@ -369,23 +369,23 @@ impl Exchange {
         let unknown = [ImportOutcome::UnknownService, ImportOutcome::UnknownBackend];
         let seen = Observation {
             peers: expected.map(Vec::as_slice),
-            passed_on: self.hub.counts().passed_on,
+            passed_on: self.hub.counts().delivered,
             refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
             has_applied_all: !self.received.is_pending() && self.sharing.has_imported_all(),
             can_import,
         };
         let step = self.catch_up.step(&seen, now);
         match step {
-            Step::Connect => {
-                self.hub.seek(now);
-                // After the start, peers send everything on their own, and are queried later.
-                if self.catch_up.was_done() {
-                    self.hub.ask(Walk::Check);
+            Step::Seeks => {
+                self.hub.reconnect(now);
+                // After the start, peers send everything by themselves, and are asked later.
+                if self.catch_up.was_over() {
+                    self.hub.request(Walk::Check);
                 }
             }
-            Step::Recheck => self.hub.ask(Walk::Check),
-            Step::Requery => self.hub.ask(Walk::Again),
-            Step::Wait | Step::Done => {}
+            Step::Checks => self.hub.request(Walk::Check),
+            Step::AsksAgain => self.hub.request(Walk::Again),
+            Step::Waits | Step::IsOver => {}
         }
         step != Step::Done
     }

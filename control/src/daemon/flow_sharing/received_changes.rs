@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing here blocks, and the queue is limited to what one gateway may send.
 
-use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
+use tidegate_sharing::limits::{REMOVED_BACKENDS_MAX, WEIGHT_CHANGES_MAX};
 use tidegate_spec::{BackendChange, ServiceKey};
 use tokio::sync::oneshot;
 
@@ -28,8 +28,8 @@ impl ReceivedChanges {
 
     /// Queues a change for the controller. Returns false if the queue is full.
     pub(super) fn add(&mut self, service: ServiceKey, change: BackendChange) -> bool {
-        let has_space = self.waiting.len() < SEATS_MAX + LEFT_MAX;
-        if has_space {
+        let has_room = self.waiting.len() < WEIGHT_CHANGES_MAX + REMOVED_BACKENDS_MAX;
+        if has_room {
             self.waiting.push((service, change));
         }
         has_space

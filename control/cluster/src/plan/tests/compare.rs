@@ -15,9 +15,9 @@ fn a_service_that_is_passed_over_wrongly_is_found_and_written() {
     let observation = cluster.observe();
     let (web, view) =
         (Arc::clone(&cluster.objects.services[&key("web")]), Arc::clone(&observation.outcome.services[0]));
-    let around = peer::fingerprint(&cluster.peers, &key("web"), 0);
-    let settled = Settled { service: web, view: Some(view), claimed: true, around };
-    cluster.memory.settled.insert(key("web"), settled);
+    let peer_summary = peer::fingerprint(&cluster.peers, &key("web"), 0);
+    let up_to_date = UpToDate { service: web, view: Some(view), claimed: true, peer_summary };
+    cluster.memory.up_to_date.insert(key("web"), up_to_date);
 
     let (identity, mut memory) = (cluster.identity(), cluster.memory.clone());
     let situation = cluster.situation(&observation, &identity);
@@ -40,10 +40,10 @@ fn what_a_plan_would_forget_is_found_before_it_matters() {
     let (identity, mut memory) = (cluster.identity(), cluster.memory.clone());
     let situation = cluster.situation(&observation, &identity);
     // The Service is skipped, and its last requests are forgotten, so a change of them would not be noticed.
-    assert!(memory.asked.remove(&key("web")).is_some() && memory.settled.contains_key(&key("web")));
+    assert!(memory.requests.remove(&key("web")).is_some() && memory.up_to_date.contains_key(&key("web")));
     let (planned, found) = plan_compared(&situation, &mut memory);
     let parts: Vec<&str> = found.iter().map(|difference| difference.part.as_str()).collect();
     assert_eq!((&planned.writes[..], &parts[..]), (&[][..], &["memory.asked[0]"][..]));
-    assert!(memory.asked.contains_key(&key("web")), "the one from scratch has looked at it");
+    assert!(memory.requests.contains_key(&key("web")), "the one from scratch has looked at it");
     assert_eq!(plan_compared(&situation, &mut memory).1, []);
 }

@@ -69,7 +69,7 @@ struct Cluster {
     version: u64,
     withdrawn: u64,
     leads: bool,
-    hindrance: Option<String>,
+    cannot_lead: Option<String>,
     unapplied: Arc<BTreeSet<ObjectKey>>,
     lease_holders: Arc<LeaseHolders>,
     peers: Vec<Peer>,
@@ -106,7 +106,7 @@ impl Cluster {
             version: 7,
             withdrawn: 7,
             leads: true,
-            hindrance: None,
+            cannot_lead: None,
             unapplied: Arc::default(),
             lease_holders: Arc::default(),
             peers: Vec::new(),
@@ -214,8 +214,8 @@ impl Cluster {
             withdrawn: self.withdrawn,
             peers: &self.peers,
             polled: self.now - self.polled_before,
-            namesake: None,
-            hindrance: self.hindrance.as_deref(),
+            duplicate_name: None,
+            cannot_lead: self.cannot_lead.as_deref(),
             now: self.now,
         }
     }
@@ -229,13 +229,13 @@ impl Cluster {
         let (compared, differences) = plan_compared(&situation, &mut memory);
         assert_eq!(differences, []);
         // A plan without the settled state must have the same result.
-        let mut afresh = Memory { settled: BTreeMap::new(), ..self.memory.clone() };
+        let mut afresh = Memory { up_to_date: BTreeMap::new(), ..self.memory.clone() };
         let anew = plan(&situation, &mut afresh);
         let mut memory = self.memory.clone();
         let planned = plan(&situation, &mut memory);
         self.memory = memory;
         assert_eq!((&planned, &compared), (&anew, &anew));
-        let unsettled = |memory: &Memory| Memory { settled: BTreeMap::new(), ..memory.clone() };
+        let unsettled = |memory: &Memory| Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
         assert_eq!(unsettled(&self.memory), unsettled(&afresh));
         planned
     }
@@ -357,14 +357,14 @@ fn reasons(events: &[Event]) -> Vec<&str> {
 #[test]
 fn a_service_without_a_leader_gets_the_reason_from_gateways_that_cannot_lead() {
     let mut cluster = Cluster::new([service("web")]);
-    (cluster.leads, cluster.hindrance) = (false, Some("the lease cannot be had: 403".to_owned()));
+    (cluster.leads, cluster.cannot_lead) = (false, Some("the lease cannot be had: 403".to_owned()));
     let first = cluster.round();
     assert_eq!(
         (first.events, first.writes),
         (vec![], vec![]),
         "another one may lead, and be about to answer"
     );
-    let again = first.again_at.expect("it is looked at again");
+    let again = first.plan_again_at.expect("it is looked at again");
     assert!(again > cluster.now && again <= cluster.now + SignedDuration::from_secs(60));
     cluster.now = again;
     let plan = cluster.round();
@@ -387,10 +387,10 @@ fn a_service_without_a_leader_gets_the_reason_from_gateways_that_cannot_lead() {
 fn a_clock_that_is_set_back_does_not_prolong_any_wait() {
     let hour = SignedDuration::from_hours(1);
     let soon = |cluster: &Cluster, plan: &Plan| {
-        plan.again_at.is_some_and(|at| at <= cluster.now + SignedDuration::from_mins(2))
+        plan.plan_again_at.is_some_and(|at| at <= cluster.now + SignedDuration::from_mins(2))
     };
     let mut cluster = Cluster::new([service("web")]);
-    (cluster.leads, cluster.hindrance) = (false, Some("the lease cannot be had: 403".to_owned()));
+    (cluster.leads, cluster.cannot_lead) = (false, Some("the lease cannot be had: 403".to_owned()));
     cluster.round();
     cluster.now -= hour;
     let waits = cluster.plan();
@@ -416,16 +416,16 @@ fn a_service_about_which_there_is_nothing_to_do_is_passed_over_until_something_a
     let mut cluster = Cluster::new([service("web"), service("other")]);
     cluster.endpoint("web", "10.0.1.1");
     cluster.settle();
-    let settled = |cluster: &Cluster| cluster.memory.settled.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(settled(&cluster), [key("other"), key("web")]);
+    let up_to_date = |cluster: &Cluster| cluster.memory.up_to_date.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(up_to_date(&cluster), [key("other"), key("web")]);
     // Another endpoint changes the view, so there is a write to make.
     cluster.endpoint("other", "10.0.1.2");
     assert!(!cluster.plan().writes.is_empty());
-    assert_eq!(settled(&cluster), [key("web")]);
+    assert_eq!(up_to_date(&cluster), [key("web")]);
     cluster.settle();
     cluster.edit("web", |service| service.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     cluster.plan();
-    assert_eq!(settled(&cluster), [key("other")]);
+    assert_eq!(up_to_date(&cluster), [key("other")]);
 }
 
 #[test]
@@ -486,8 +486,8 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
         withdrawn: 7,
         peers: &[],
         polled: cluster.now,
-        namesake: None,
-        hindrance: None,
+        duplicate_name: None,
+        cannot_lead: None,
         now: cluster.now,
     };
     let plan = plan(&situation, &mut Memory::default());
@@ -601,11 +601,20 @@ fn a_gateway_reports_its_services_its_node_and_its_progress() {
     let identity = Identity { name: "edge-2".into(), instance: "b".into(), node: Some("n1".into()) };
     let status_of = |observation: &Observation, before: &crd::GatewayStatusStatus| {
         let now = cluster.now;
-        let (peers, namesake) = (&[][..], None);
-        let (leads, withdrawn, hindrance, polled) = (false, 0, None, now);
+        let (peers, duplicate_name) = (&[][..], None);
+        let (leads, withdrawn, cannot_lead, polled) = (false, 0, None, now);
         let identity = &identity;
-        let situation =
-            Situation { observation, identity, leads, withdrawn, peers, polled, namesake, hindrance, now };
+        let situation = Situation {
+            observation,
+            identity,
+            leads,
+            withdrawn,
+            peers,
+            polled,
+            duplicate_name,
+            cannot_lead,
+            now,
+        };
         gateway_status(&situation, before)
     };
     let status = status_of(&observation, &crd::GatewayStatusStatus::default());

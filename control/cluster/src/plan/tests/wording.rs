@@ -71,7 +71,7 @@ fn reword(observation: &mut Observation, words: &str) {
 struct Written {
     writes: Vec<Write>,
     events: Vec<Event>,
-    again_at: Option<Timestamp>,
+    plan_again_at: Option<Timestamp>,
     gateway: crd::GatewayStatusStatus,
 }
 
@@ -89,7 +89,7 @@ fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Wr
     }
     plan.events.iter_mut().for_each(|event| event.note.clear());
     gateway.conditions.iter_mut().for_each(|c| c.message.clear());
-    Written { writes: plan.writes, events: plan.events, again_at: plan.again_at, gateway }
+    Written { writes: plan.writes, events: plan.events, plan_again_at: plan.plan_again_at, gateway }
 }
 
 /// Runs a round whose writes succeed. Uses `words` instead of the gateway's texts if given.
@@ -104,11 +104,11 @@ fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
         let reason = Reason::FailedToStartServiceHealthcheck;
         observation.own_findings = of_ours.map(|finding| Finding { reason, ..finding }).collect();
     }
-    let (mut namesake, mut hindrance) = ("instance b".to_owned(), "403".to_owned());
+    let (mut duplicate_name, mut cannot_lead) = ("instance b".to_owned(), "403".to_owned());
     if let Some(words) = words {
         reword(&mut observation, words);
-        namesake = reworded(&namesake, words);
-        hindrance = reworded(&hindrance, words);
+        duplicate_name = reworded(&duplicate_name, words);
+        cannot_lead = reworded(&cannot_lead, words);
     }
     let identity = Identity { name: "edge-1".into(), instance: "a".into(), node: None };
     let situation = Situation {
@@ -118,8 +118,8 @@ fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
         withdrawn: cluster.withdrawn,
         peers: &cluster.peers,
         polled: cluster.now,
-        namesake: fails.then_some(namesake.as_str()),
-        hindrance: (!cluster.leads).then_some(hindrance.as_str()),
+        duplicate_name: fails.then_some(duplicate_name.as_str()),
+        cannot_lead: (!cluster.leads).then_some(cannot_lead.as_str()),
         now: cluster.now,
     };
     let plan = plan(&situation, &mut cluster.memory);

@@ -1,10 +1,10 @@
 //! Runs a credential plugin: the program in `exec` of a kubeconfig user (client.authentication.k8s.io).
 //!
-//! [`run`] starts it, waits with a time limit, and reads the ExecCredential that it prints. It has no terminal.
+//! [`run`] starts it, waits with a time limit, and parses the ExecCredential that it prints. It has no terminal.
 //! `connect` calls it on a thread that may block, and keeps the result until it expires.
 //!
-//! Invariant: the plugin's standard output and its environment are secrets: no message contains them. Invariant: no
-//! plugin outlives [`run`], nor does a program that it started in its process group.
+//! Invariant: the plugin's standard output and its environment are secrets, so no message contains them. Neither the
+//! plugin nor a program that it started in its process group outlives [`run`].
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -24,8 +24,8 @@ const VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authenti
 pub(super) const PLUGIN_MAX: Duration = Duration::from_secs(20);
 /// The maximum size of an ExecCredential.
 const OUTPUT_BYTES_MAX: u64 = 1024 * 1024;
-/// The maximum length of its error message in reports, in characters.
-const WORDS_MAX: usize = 300;
+/// The maximum length of a plugin's error message in reports, in characters.
+const ERROR_CHARS_MAX: usize = 300;
 
 /// The credentials from a plugin.
 #[derive(Clone, PartialEq, Eq)]
@@ -62,15 +62,15 @@ pub(super) fn run(exec: &ExecConfig, limit: Duration) -> Result<Credentials, Str
         fault(format!("it cannot be started: {error}{}", hint.unwrap_or_default()))
     })?;
     let ended = wait(&mut child, limit);
-    // All programs that it started are ended with it, and so is the plugin itself if it took too long.
+    // End all programs that it started, and the plugin itself if it timed out.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // Usually no process is left.
+        // Usually there is no process to kill.
         let _ = kill_process_group(group, Signal::KILL);
     }
     let _ = child.wait();
-    let Ended { status, output, words } = ended.map_err(&fault)?;
+    let Ended { status, output, stderr } = ended.map_err(&fault)?;
     if !status.success() {
-        return Err(fault(format!("it failed ({status}): {}", last_line(&words))));
+        return Err(fault(format!("it failed ({status}): {}", last_line(&stderr))));
     }
     read(&output, version).map_err(fault)
 }
@@ -87,49 +87,49 @@ fn prepared(exec: &ExecConfig, command: &str, version: &str) -> Command {
     prepared.envs(pairs.filter_map(|pair| Some((pair.get("name")?, pair.get("value")?))));
     prepared.env("KUBERNETES_EXEC_INFO", info.to_string());
     prepared.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A separate process group, so that the plugin can be ended with all programs that it started, and does not receive
-    // a Ctrl-C that is meant for the gateway.
+    // Use a separate process group, so that the plugin can be ended with all programs that it started, and doesn't
+    // receive a Ctrl-C that is meant for the gateway.
     prepared.process_group(0);
     prepared
 }
 
-/// A plugin that ended by itself.
+/// A plugin that exited on its own.
 struct Ended {
     status: ExitStatus,
     output: Vec<u8>,
-    words: Vec<u8>,
+    stderr: Vec<u8>,
 }
 
 fn wait(child: &mut Child, limit: Duration) -> Result<Ended, String> {
     let streams = (child.stdout.take(), child.stderr.take());
-    let (Some(output), Some(words)) = streams else { return Err("its output cannot be read".into()) };
-    let readers = [reader(output), reader(words)].map(|reader| reader.map_err(|error| error.to_string()));
-    let [output, words] = readers;
-    let (output, words) = (output?, words?);
+    let (Some(output), Some(stderr)) = streams else { return Err("its output cannot be read".into()) };
+    let readers = [reader(output), reader(stderr)].map(|reader| reader.map_err(|error| error.to_string()));
+    let [output, stderr] = readers;
+    let (output, stderr) = (output?, stderr?);
     let until = Instant::now() + limit;
     let late = || format!("it did not exit within {} s", limit.as_secs());
     if !ends(child, until)? {
         return Err(late());
     }
     let status = child.wait().map_err(|error| error.to_string())?;
-    // A program that the plugin started may hold its streams open after the plugin has ended.
+    // A program that the plugin started may keep its streams open after the plugin has exited.
     let rest = |stream: std::sync::mpsc::Receiver<Vec<u8>>| {
         stream.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| late())
     };
-    Ok(Ended { status, output: rest(output)?, words: rest(words)? })
+    Ok(Ended { status, output: rest(output)?, stderr: rest(stderr)? })
 }
 
-/// Whether the process ends before a given time.
+/// Whether the process exits before a given time.
 fn ends(child: &Child, until: Instant) -> Result<bool, String> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or("it has no pid")?;
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| error.to_string())?;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = until.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Ok(false);
         }
-        let left = Timespec::try_from(left).map_err(|error| error.to_string())?;
-        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left)) {
+        let remaining = Timespec::try_from(remaining).map_err(|error| error.to_string())?;
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&remaining)) {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(rustix::io::Errno::INTR) => {}
@@ -138,12 +138,12 @@ fn ends(child: &Child, until: Instant) -> Result<bool, String> {
     }
 }
 
-/// Reads a stream on a separate thread, which ends with the stream, so that a plugin never waits for a full pipe.
+/// Reads a stream on a separate thread, so that a plugin never waits for a full pipe. The thread ends with the stream.
 fn reader(stream: impl Read + Send + 'static) -> std::io::Result<std::sync::mpsc::Receiver<Vec<u8>>> {
     let (done, read) = std::sync::mpsc::channel();
     let body = move || {
         let mut bytes = Vec::new();
-        // If the stream breaks, the bytes read so far are used.
+        // If the stream breaks, use the bytes read so far.
         let _ = stream.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
         // The caller may no longer be waiting.
         let _ = done.send(bytes);
@@ -152,13 +152,13 @@ fn reader(stream: impl Read + Send + 'static) -> std::io::Result<std::sync::mpsc
     Ok(read)
 }
 
-/// The last line that is not empty, shortened.
-fn last_line(words: &[u8]) -> String {
-    let words = String::from_utf8_lossy(words);
-    let last = words.lines().map(str::trim).rfind(|line| !line.is_empty());
+/// The last line that is not empty, truncated.
+fn last_line(stderr: &[u8]) -> String {
+    let stderr = String::from_utf8_lossy(stderr);
+    let last = stderr.lines().map(str::trim).rfind(|line| !line.is_empty());
     last.map_or_else(
         || "it printed no error message".to_owned(),
-        |line| line.chars().take(WORDS_MAX).collect(),
+        |line| line.chars().take(ERROR_CHARS_MAX).collect(),
     )
 }
 
@@ -180,7 +180,7 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
         client_key_data: Option<String>,
         expiration_timestamp: Option<Timestamp>,
     }
-    // The position and the error of serde, without any of the text.
+    // Only the position of the error, without any of the text.
     let read: ExecCredential = serde_json::from_slice(output).map_err(|error| {
         format!("it printed no ExecCredential (line {}, column {})", error.line(), error.column())
     })?;
@@ -221,7 +221,7 @@ mod tests {
             "apiVersion": VERSIONS[0], "command": "sh", "args": ["-c", script],
             "env": [{"name": "SECRET", "value": "hush"}], "interactiveMode": "IfAvailable",
         });
-        serde_json::from_value(text).expect("it is one")
+        serde_json::from_value(text).expect("a valid ExecConfig")
     }
 
     fn printed(status: &str) -> ExecConfig {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_with_its_end_and_a_certificate_with_its_key_are_taken() {
+    fn tokens_with_expiry_and_certificates_with_keys_are_accepted() {
         let token =
             run(&printed(r#"{"token": "t", "expirationTimestamp": "2999-01-01T00:00:00Z"}"#), PLUGIN_MAX);
         let token = token.unwrap_or_else(|error| panic!("{error}"));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_a_plugin_may_do_wrong_is_named_and_no_secret_is_told() {
+    fn every_plugin_error_is_reported_without_secrets() {
         for (exec, expected) in [
             (
                 plugin("echo hush; echo a first line >&2; echo no such role >&2; exit 7"),
@@ -294,13 +294,13 @@ mod tests {
         let mut exec = plugin("");
         exec.command = Some("/nowhere/login".to_owned());
         exec.install_hint = Some("ask the admins for it\n".to_owned());
-        let said = fault(&exec);
-        assert!(said.starts_with("exec plugin /nowhere/login: it cannot be started: No such file"), "{said}");
-        assert!(said.ends_with("; ask the admins for it"), "{said}");
+        let text = fault(&exec);
+        assert!(text.starts_with("exec plugin /nowhere/login: it cannot be started: No such file"), "{text}");
+        assert!(text.ends_with("; ask the admins for it"), "{text}");
     }
 
     #[test]
-    fn what_a_gateway_cannot_serve_is_refused_by_name() {
+    fn unsupported_settings_are_refused_by_name() {
         let mut exec = plugin("");
         exec.interactive_mode = Some(ExecInteractiveMode::Always);
         assert!(fault(&exec).contains("needs a terminal (interactiveMode: Always)"));
@@ -312,20 +312,20 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_that_hangs_is_ended_with_its_child_processes() {
+    fn a_hanging_plugin_is_killed_with_its_child_processes() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("pid");
         let script = format!("sleep 600 & echo $! > {}; wait", file.display());
         let limit = Duration::from_millis(300);
-        let said = run(&plugin(&script), limit).err().expect("it hangs");
-        assert_eq!(said, "exec plugin sh: it did not exit within 0 s");
-        let pid = std::fs::read_to_string(&file).expect("it got as far");
+        let text = run(&plugin(&script), limit).err().expect("it hangs");
+        assert_eq!(text, "exec plugin sh: it did not exit within 0 s");
+        let pid = std::fs::read_to_string(&file).expect("the plugin wrote its pid");
         let stat = format!("/proc/{}/stat", pid.trim());
         // The process is gone, or a zombie until its new parent collects it.
         let alive = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         let bound = Instant::now() + Duration::from_secs(5);
         while alive() {
-            assert!(Instant::now() < bound, "it has not ended");
+            assert!(Instant::now() < bound, "the process still runs");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -1,15 +1,16 @@
 //! The connection to the API server: its address, our credentials, and a new client when their files change.
 //!
 //! A [`Connector`] returns a client for the current kubeconfig, or for the service account of the Pod. It checks the
-//! files (kubeconfig, certificates, keys, tokens) before every request, and does not return a client that is older
-//! than a change, except once if files change again while a client is being created. If the files become invalid, it keeps the last valid client. Credentials of a plugin ([`exec`]) are
-//! fetched again when they expire or are refused. [`proxy`] connects through a proxy. [`server_addresses`] knows the addresses
-//! of the API server, which no Service may have. The watches here use it, and so does the code that writes to the API
-//! server.
+//! files (kubeconfig, certificates, keys, tokens) before every request, and never returns a client that is older than a
+//! change, except once if files change again while a client is being created. If the files become invalid, it keeps the
+//! last valid client. Credentials of a plugin ([`exec`]) are fetched again when they expire or are refused. [`proxy`]
+//! connects through a proxy. [`server_addresses`] tracks the addresses of the API server, which no Service may have.
+//! Both the watches and the code that writes to the API server use it.
 //!
-//! This file sends no request. Nothing here waits without a limit. Files and plugins are read on a separate thread
-//! that shutdown does not wait for. While there is a valid client, requests wait for a newer one only for [`REPLACE_MAX`], and
-//! for a file system that does not say whether a file has changed only once, for [`LOOK_MAX`]: Leases must be renewed.
+//! This file sends no request, and nothing here waits without a limit. Files and plugins are read on a separate thread
+//! that shutdown doesn't wait for. While there is a valid client, requests wait for a newer one only for
+//! [`REPLACE_MAX`]. If the file system doesn't respond when files are checked for changes, they wait only once, for
+//! [`CHECK_MAX`]. The limits exist because Leases must be renewed.
 
 mod exec;
 mod proxy;
@@ -47,22 +48,22 @@ use server_addresses::{Found, Host};
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// A connection without traffic is probed after this time.
 const KEEPALIVE: Duration = Duration::from_secs(6);
-/// The interval of further probes of a connection that does not answer.
+/// The interval of further probes of a connection that doesn't respond.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
-/// The number of unanswered probes after which a connection is closed: 15 s in all.
+/// The number of unanswered probes after which a connection is closed: 15 s in total.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// The maximum wait for a credential plugin, and for the files.
+/// The maximum wait for a credential plugin and for the files.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 /// The maximum wait for a newer client while the last one is valid.
 const REPLACE_MAX: Duration = Duration::from_secs(2);
 /// The maximum wait for the metadata of the files.
-const LOOK_MAX: Duration = Duration::from_secs(1);
+const CHECK_MAX: Duration = Duration::from_secs(1);
 /// How long before their expiry credentials are fetched again.
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
-/// How long a plugin that failed is not run again.
+/// How long a failed plugin is not run again.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(5);
-/// The maximum number of threads that read credentials. One that reads from a file system that does not answer may never
-/// end.
+/// The maximum number of threads that read credentials. A thread may hang forever on a file system that doesn't
+/// respond.
 const READERS_MAX: usize = 16;
 /// The location of a Pod's token and certificate authority, as in the client library.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -76,7 +77,7 @@ pub struct Connector {
     state: Mutex<State>,
     found: Found,
     changed: Notify,
-    /// Each thread that reads credentials has a permit.
+    /// Each thread that reads credentials holds a permit.
     readers: Arc<Semaphore>,
 }
 
@@ -91,22 +92,22 @@ struct State {
     /// The last reported reason why the last valid client stays in use.
     logged: Option<ConnectError>,
     /// The client that is being created.
-    making: Option<Making>,
-    look: Look,
+    making: Option<Pending>,
+    file_check: FileCheck,
 }
 
 /// A client that is being created on a thread.
 #[derive(Debug)]
-struct Making {
+struct Pending {
     made: oneshot::Receiver<Made>,
-    began: Instant,
+    started: Instant,
 }
 
-/// Looks whether files have changed, on threads that may block.
+/// Checks whether files have changed, on threads that may block.
 #[derive(Debug, Default)]
-struct Look {
-    /// A look that has not ended in time.
-    under_way: Option<JoinHandle<bool>>,
+struct FileCheck {
+    /// A check that has timed out but not ended.
+    in_progress: Option<JoinHandle<bool>>,
 }
 
 struct Current {
@@ -124,8 +125,8 @@ struct Current {
 struct Plugin {
     /// The configuration of the plugin.
     exec: serde_json::Value,
-    asked: Instant,
-    answer: Result<Credentials, ConnectError>,
+    run_at: Instant,
+    result: Result<Credentials, ConnectError>,
 }
 
 /// A client, and its serial number.
@@ -152,7 +153,7 @@ impl Connector {
         Self::with_context(kubeconfig, None)
     }
 
-    /// Like [`Self::new`], for this context of the kubeconfig, or for its current context if none is named.
+    /// Like [`Self::new`], for this context of the kubeconfig, or for its current context if `None`.
     #[must_use]
     pub fn with_context(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
         let (state, found) = (Mutex::default(), Found::default());
@@ -170,7 +171,7 @@ impl Connector {
     /// A client according to the current contents of the files.
     ///
     /// # Errors
-    /// If the kubeconfig, or a file that it names, cannot be read or is invalid, and there is no previous client.
+    /// The kubeconfig, or a file that it refers to, can't be read or is invalid, and there is no previous client.
     pub async fn connection(&self) -> Result<Connection, ConnectError> {
         let (connection, host) = self.current().await?;
         if let Some(host) = host {
@@ -186,7 +187,7 @@ impl Connector {
         if let Some((connection, false, files)) = &last {
             let files = files.clone();
             let is_old =
-                state.look.differs(move || files.iter().any(|(path, was)| *was != Signature::of(path)));
+                state.file_check.differs(move || files.iter().any(|(path, was)| *was != Signature::of(path)));
             if !is_old.await {
                 return Ok(connection.clone());
             }
@@ -208,7 +209,7 @@ impl Connector {
         };
         let Some(connection) = last else { return Err(error) };
         if state.logged.as_ref() != Some(&error) {
-            tracing::warn!(%error, "cannot reload the kubeconfig: keeping the previous API connection");
+            tracing::warn!(%error, "cannot reload the kubeconfig; keeping the previous API connection");
             state.logged = Some(error);
         }
         Ok(connection)
@@ -233,30 +234,30 @@ impl Connector {
         let mut state = self.state.lock().await;
         if state.current.as_ref().is_some_and(|current| current.serial == serial) {
             state.given_up = true;
-            // It may use the same credentials.
+            // Another client may use the same credentials.
             state.making = None;
-            // A plugin may return the same credentials again, so it is not run for every request.
+            // A plugin may return the same credentials again, so don't run it for every request.
             if state.refused.is_none_or(|at| at.elapsed() >= PLUGIN_PAUSE) {
                 (state.plugin, state.refused) = (None, Some(Instant::now()));
             }
         }
     }
 
-    /// A client from the files, and the result of its plugin. With a valid client, `has_valid`, the wait is short: after it the
-    /// result is `None`, and a later call gets the new client.
+    /// Creates a client from the files, with the result of its plugin. If there is a valid client (`has_valid`), the
+    /// wait is short: on a timeout the result is `None`, and a later call gets the new client.
     async fn made(&self, state: &mut State, has_valid: bool) -> Option<Made> {
         if state.making.is_none() {
             let serial = state.current.as_ref().map_or(0, |current| current.serial) + 1;
-            match self.begin(serial, state.plugin.clone()) {
-                Ok(made) => state.making = Some(Making { made, began: Instant::now() }),
+            match self.start(serial, state.plugin.clone()) {
+                Ok(made) => state.making = Some(Pending { made, started: Instant::now() }),
                 Err(error) => return Some((Err(error), state.plugin.clone())),
             }
         }
         let making = state.making.as_mut()?;
         let wait = if has_valid { REPLACE_MAX } else { CREDENTIALS_MAX };
-        let ended = timeout(wait.saturating_sub(making.began.elapsed()), &mut making.made).await;
-        // One that takes this long may never end.
-        let is_late = making.began.elapsed() >= CREDENTIALS_MAX;
+        let ended = timeout(wait.saturating_sub(making.started.elapsed()), &mut making.made).await;
+        // A thread that takes this long may never end.
+        let is_late = making.started.elapsed() >= CREDENTIALS_MAX;
         if ended.is_err() && !is_late {
             return None;
         }
@@ -266,10 +267,10 @@ impl Connector {
         Some(made.unwrap_or_else(|_| (Err(late()), state.plugin.clone())))
     }
 
-    /// Begins to create a client.
-    fn begin(&self, serial: u64, asked: Option<Plugin>) -> Result<oneshot::Receiver<Made>, ConnectError> {
+    /// Starts to create a client.
+    fn start(&self, serial: u64, plugin: Option<Plugin>) -> Result<oneshot::Receiver<Made>, ConnectError> {
         let Ok(permit) = Arc::clone(&self.readers).try_acquire_owned() else {
-            let why = format!("{READERS_MAX} threads wait for the files of the credentials and do not end");
+            let why = format!("{READERS_MAX} threads hang while reading the files of the credentials");
             return Err(ConnectError(why));
         };
         let kubeconfig = (self.kubeconfig.clone(), self.context.clone());
@@ -278,7 +279,7 @@ impl Connector {
         let body = move || {
             // Creating the client starts tasks on the runtime.
             let _entered = runtime.enter();
-            let mut plugin = asked;
+            let mut plugin = plugin;
             let made = make(kubeconfig, serial, &mut plugin);
             drop(permit);
             // The caller may no longer be waiting.
@@ -290,23 +291,23 @@ impl Connector {
     }
 }
 
-impl Look {
-    /// Whether the files differ. If their file system does not say so in time, they count as unchanged, and no other look
-    /// begins until that one has ended.
-    async fn differs(&mut self, look: impl FnOnce() -> bool + Send + 'static) -> bool {
-        if self.under_way.as_ref().is_some_and(|before| !before.is_finished()) {
+impl FileCheck {
+    /// Whether the files have changed. If the file system doesn't respond in time, they count as unchanged, and no
+    /// other check starts until this one has ended.
+    async fn differs(&mut self, check: impl FnOnce() -> bool + Send + 'static) -> bool {
+        if self.in_progress.as_ref().is_some_and(|before| !before.is_finished()) {
             return false;
         }
-        // Kept here from the beginning, because the caller may stop waiting.
-        let under_way = self.under_way.insert(tokio::task::spawn_blocking(look));
-        match timeout(LOOK_MAX, under_way).await {
+        // Stored first, because the caller may stop waiting.
+        let in_progress = self.in_progress.insert(tokio::task::spawn_blocking(check));
+        match timeout(CHECK_MAX, in_progress).await {
             Ok(differs) => {
-                self.under_way = None;
+                self.in_progress = None;
                 differs.unwrap_or(false)
             }
             Err(_) => {
                 tracing::warn!(
-                    "the file system of the kubeconfig does not answer: keeping the API connection until it does"
+                    "the file system of the kubeconfig does not respond; keeping the API connection until it does"
                 );
                 false
             }
@@ -318,7 +319,7 @@ fn late() -> ConnectError {
     ConnectError(format!("no credentials within {} s", CREDENTIALS_MAX.as_secs()))
 }
 
-/// A client, and the result of its plugin, current or cached.
+/// A client, and the current or cached result of its plugin.
 type Made = (Result<Current, ConnectError>, Option<Plugin>);
 
 impl Current {
@@ -345,7 +346,7 @@ impl std::fmt::Debug for Current {
 
 impl std::fmt::Debug for Plugin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Plugin").field("answered", &self.answer.is_ok()).finish()
+        f.debug_struct("Plugin").field("answered", &self.result.is_ok()).finish()
     }
 }
 
@@ -355,7 +356,7 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// The values that show that a file changed: device, inode, size, modification time. `None` if they cannot be read.
+/// Values that change with the file: device, inode, size, modification time. `None` if they can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Signature(Option<(u64, u64, u64, i64, i64)>);
 
@@ -379,8 +380,8 @@ fn make(
     let mut expires = None;
     if let Some(exec) = config.auth_info.exec.take() {
         let last = plugin.take();
-        let asked = plugin.insert(ask_plugin(&exec, last));
-        let credentials = asked.answer.clone()?;
+        let last = plugin.insert(run_plugin(&exec, last));
+        let credentials = last.result.clone()?;
         expires = credentials.expires;
         put(credentials, &mut config.auth_info);
     }
@@ -415,7 +416,7 @@ fn configured(
     {
         not_a_fifo(Path::new(&file))?;
         let token = std::fs::read_to_string(&file).map_err(|e| error(&format!("token file {file}"), &e))?;
-        // A line feed at the end of the file is not part of the token.
+        // The line feed at the end of the file is not part of the token.
         config.auth_info.token = Some(token.trim().to_owned().into());
     }
     // The certificates were read above, and are read again when the file changes.
@@ -425,14 +426,14 @@ fn configured(
     Ok((config, proxy.map_err(ConnectError)?))
 }
 
-/// Refuses a FIFO: reading it would wait for a writer, for ever if there is none. A shell's `<(...)` has a writer.
+/// Refuses a FIFO, because reading it may wait forever for a writer. The `<(...)` of a shell has a writer.
 fn not_a_fifo(path: &Path) -> Result<(), ConnectError> {
     let is_of_shell = path.starts_with("/dev/fd") || path.starts_with("/proc");
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.file_type().is_fifo() && !is_of_shell => {
             Err(ConnectError(format!("{}: it is a FIFO; accepted: a regular file", path.display())))
         }
-        // Whoever reads the file reports an error.
+        // Reading the file will report the error.
         _ => Ok(()),
     }
 }
@@ -459,7 +460,7 @@ fn read(named: Option<PathBuf>, watch: &mut impl FnMut(&Path)) -> Result<Option<
     if path.exists() { of_file(&path) } else { Ok(None) }
 }
 
-/// Makes another context the current one.
+/// Sets another current context.
 fn in_context(read: Option<&mut Kubeconfig>, context: String) -> Result<(), ConnectError> {
     let Some(read) = read else {
         return Err(ConnectError(format!("context {context:?}: there is no kubeconfig")));
@@ -491,8 +492,7 @@ fn of_kubeconfig(read: Kubeconfig, watch: &mut impl FnMut(&Path)) -> Result<Conf
     }
     let config = Config::try_from(read).map_err(|e| error("kubeconfig", &e))?;
     if config.accept_invalid_certs && config.root_cert.is_some() {
-        let what =
-            "kubeconfig: insecure-skip-tls-verify beside a certificate authority; accepted: one of them";
+        let what = "kubeconfig: insecure-skip-tls-verify together with a certificate authority; accepted: one of them";
         return Err(ConnectError(what.to_owned()));
     }
     if let Some(provider) = &config.auth_info.auth_provider {
@@ -505,20 +505,20 @@ fn of_kubeconfig(read: Kubeconfig, watch: &mut impl FnMut(&Path)) -> Result<Conf
 }
 
 /// The last result of the plugin while it is valid, otherwise a new one.
-fn ask_plugin(exec: &ExecConfig, last: Option<Plugin>) -> Plugin {
+fn run_plugin(exec: &ExecConfig, last: Option<Plugin>) -> Plugin {
     let key = serde_json::to_value(exec).expect("it was read from as much");
-    let is_good = |plugin: &Plugin| match &plugin.answer {
+    let is_good = |plugin: &Plugin| match &plugin.result {
         Ok(credentials) => credentials.expires.is_none_or(|at| Timestamp::now() + EXPIRY_MARGIN < at),
-        Err(_) => plugin.asked.elapsed() < PLUGIN_PAUSE,
+        Err(_) => plugin.run_at.elapsed() < PLUGIN_PAUSE,
     };
     if let Some(last) = last.filter(|last| last.exec == key && is_good(last)) {
         return last;
     }
-    let answer = exec::run(exec, exec::PLUGIN_MAX).map_err(ConnectError);
-    Plugin { exec: key, asked: Instant::now(), answer }
+    let result = exec::run(exec, exec::PLUGIN_MAX).map_err(ConnectError);
+    Plugin { exec: key, run_at: Instant::now(), result }
 }
 
-/// Stores the credentials of a plugin in the fields that a kubeconfig has for them.
+/// Stores the credentials of a plugin in the corresponding fields of the kubeconfig.
 fn put(credentials: Credentials, user: &mut AuthInfo) {
     let encode = |text: String| base64::engine::general_purpose::STANDARD.encode(text);
     if let Some(token) = credentials.token {
@@ -530,8 +530,8 @@ fn put(credentials: Credentials, user: &mut AuthInfo) {
     }
 }
 
-/// The client library's stack without its retries (callers have their own limits and retries), without its use of the
-/// environment, and without its log lines.
+/// The client library's stack without its retries (callers have their own limits and retries), its use of the
+/// environment, and its log lines.
 fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError> {
     let failed = |e: kube::Error| error("cannot create a client for the API server", &e);
     let mut tcp = HttpConnector::new();
@@ -549,14 +549,14 @@ fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError>
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(failed)?)
         .layer(config.extra_headers_layer().map_err(failed)?)
-        .map_request(name_ourselves)
+        .map_request(set_user_agent)
         .map_err(BoxError::from)
         .service(http);
     Ok(ClientBuilder::new(service, config.default_namespace.clone()).build())
 }
 
 /// Sets the user agent, for the audit log of the API server and its priority and fairness.
-fn name_ourselves(mut request: hyper::Request<Body>) -> hyper::Request<Body> {
+fn set_user_agent(mut request: hyper::Request<Body>) -> hyper::Request<Body> {
     let agent = HeaderValue::from_static(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
     request.headers_mut().insert(USER_AGENT, agent);
     request

@@ -1,11 +1,11 @@
-//! Chooses an HTTP proxy and opens a tunnel through it to the API server (CONNECT, RFC 9110 section 9.3.6).
+//! Selects an HTTP proxy and opens a tunnel through it to the API server (CONNECT, RFC 9110 section 9.3.6).
 //!
-//! [`Proxy::choose`] follows the rules of Kubernetes' own clients: `proxy-url` of the cluster always counts;
-//! otherwise the environment (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in upper or lower case), except for
-//! hosts in `NO_PROXY` and for loopback. [`Tunnel`] connects. `connect` calls it.
+//! [`Proxy::choose`] follows the rules of Kubernetes' own clients: `proxy-url` of the cluster takes precedence;
+//! otherwise the environment applies (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in upper or lower case), except
+//! for hosts in `NO_PROXY` and for loopback. [`Tunnel`] connects. `connect` calls it.
 //!
-//! Kept by hand: the proxy support of `hyper-util` knows no ports in `NO_PROXY`, does not exclude loopback, and leaves
-//! the proxy's own answer out of its errors, which an operator needs to mend a refusal.
+//! Implemented here because the proxy support of `hyper-util` supports no ports in `NO_PROXY`, does not exclude
+//! loopback, and omits the proxy's own response from its errors, which operators need to fix a refusal.
 //!
 //! Invariant: no message contains the password of a proxy.
 
@@ -27,12 +27,12 @@ use tower::Service;
 use super::super::error_text::causes;
 use super::server_addresses::host_of;
 
-/// The maximum size of a proxy's answer.
-const ANSWER_BYTES_MAX: usize = 8 * 1024;
+/// The maximum size of a proxy's response.
+const RESPONSE_BYTES_MAX: usize = 8 * 1024;
 /// The accepted form.
 const PROXY: &str = "http://HOST:PORT, http://USER:PASSWORD@HOST:PORT";
 
-/// A proxy that speaks HTTP.
+/// An HTTP proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     /// Scheme, host and port.
@@ -45,7 +45,7 @@ impl Proxy {
     /// The proxy for an API server, if there is one.
     ///
     /// # Errors
-    /// A configured proxy that cannot be used.
+    /// A configured proxy can't be used.
     pub(super) fn choose(
         server: &Uri,
         of_cluster: Option<&str>,
@@ -89,9 +89,9 @@ impl Proxy {
     }
 }
 
-/// Whether the API server is reached without the proxy of the environment: loopback, and entries of `NO_PROXY` (`*`,
-/// addresses, CIDRs, domains with all of their subdomains, and with a leading dot only the subdomains; all except CIDRs
-/// may include a port).
+/// Whether the API server is reached without the proxy of the environment. This applies to loopback and to entries of
+/// `NO_PROXY`: `*`, addresses, CIDRs, domains with all of their subdomains, and with a leading dot only the subdomains.
+/// All entries except CIDRs may include a port.
 fn is_direct(server: &Uri, list: &str) -> bool {
     let (host, port) = host_of(server).unwrap_or_default();
     let host = host.to_lowercase();
@@ -154,14 +154,14 @@ impl Service<Uri> for Tunnel {
                 |what: String| io::Error::other(format!("proxy {}: {what}", address.trim_end_matches('/')));
             let stream = connected.await.map_err(|error| failed(causes(&error)))?;
             let mut stream = stream.into_inner();
-            ask(&mut stream, &server, proxy.user.as_deref()).await.map_err(failed)?;
+            request_tunnel(&mut stream, &server, proxy.user.as_deref()).await.map_err(failed)?;
             Ok(TokioIo::new(stream))
         })
     }
 }
 
 /// Requests a tunnel from the proxy.
-async fn ask(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Result<(), String> {
+async fn request_tunnel(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Result<(), String> {
     let (_, port) = host_of(server).unwrap_or_default();
     // An IPv6 address keeps its brackets.
     let host = server.host().unwrap_or_default();
@@ -172,19 +172,19 @@ async fn ask(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Resul
     }
     request.push_str("\r\n");
     stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
-    let mut answer = Vec::new();
-    // The end is read byte by byte: the following bytes belong to the API server.
-    while !answer.ends_with(b"\r\n\r\n") {
-        if answer.len() >= ANSWER_BYTES_MAX {
-            return Err(format!("it answers with more than {ANSWER_BYTES_MAX} bytes"));
+    let mut response = Vec::new();
+    // Read the head byte by byte, because the following bytes belong to the API server.
+    while !response.ends_with(b"\r\n\r\n") {
+        if response.len() >= RESPONSE_BYTES_MAX {
+            return Err(format!("its response exceeds {RESPONSE_BYTES_MAX} bytes"));
         }
         let byte = stream.read_u8().await;
-        answer.push(
-            byte.map_err(|error| format!("the connection ended in the middle of its answer: {error}"))?,
+        response.push(
+            byte.map_err(|error| format!("the connection ended in the middle of its response: {error}"))?,
         );
     }
-    let answer = String::from_utf8_lossy(&answer);
-    let status = answer.lines().next().unwrap_or_default();
+    let response = String::from_utf8_lossy(&response);
+    let status = response.lines().next().unwrap_or_default();
     let code = status.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
     match code.map(|code| code.starts_with('2')) {
         Some(true) => Ok(()),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clusters_proxy_counts_whatever_the_environment_says() {
+    fn the_proxy_of_the_cluster_overrides_the_environment() {
         let environment = [("HTTPS_PROXY", "http://other:1"), ("NO_PROXY", "*")];
         let said = chosen("https://10.0.0.1:6443", Some("http://proxy:3128"), &environment);
         assert_eq!(said.as_deref(), Ok("http://proxy:3128/"));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environments_proxy_is_of_the_servers_scheme_and_never_for_loopback() {
+    fn the_proxy_of_the_environment_depends_on_the_scheme_and_not_loopback() {
         let both = [("HTTPS_PROXY", "secure:1"), ("http_proxy", "http://plain:2")];
         assert_eq!(chosen("https://10.0.0.1", None, &both).as_deref(), Ok("http://secure:1/"));
         assert_eq!(chosen("http://10.0.0.1", None, &both).as_deref(), Ok("http://plain:2/"));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn no_proxy_names_addresses_networks_and_domains_with_ports() {
+    fn no_proxy_accepts_addresses_networks_and_domains_with_ports() {
         for (list, server, direct) in [
             ("10.0.0.1", "https://10.0.0.1:6443", true),
             ("10.0.0.1:443", "https://10.0.0.1:6443", false),
@@ -255,13 +255,13 @@ mod tests {
             ("", "https://10.0.0.1", false),
         ] {
             let environment = [("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", list)];
-            let said = chosen(server, None, &environment).expect("a proxy that can be used");
-            assert_eq!(said == "direct", direct, "{list} for {server}: {said}");
+            let proxy = chosen(server, None, &environment).expect("a proxy that can be used");
+            assert_eq!(proxy == "direct", direct, "{list} for {server}: {proxy}");
         }
     }
 
     #[test]
-    fn proxies_that_are_not_supported_are_refused_by_name_without_their_password() {
+    fn unsupported_proxies_are_refused_by_name_without_their_password() {
         for (named, expected) in [
             (
                 "socks5://me:hush@proxy:1080",
@@ -271,16 +271,16 @@ mod tests {
             ("http://me:hush@", "proxy-url is not a URL"),
             ("http:// proxy", "proxy-url is not a URL"),
         ] {
-            let said = chosen("https://10.0.0.1", Some(named), &[]).expect_err(named);
-            assert!(said.starts_with(expected) && !said.contains("hush"), "{said}");
+            let text = chosen("https://10.0.0.1", Some(named), &[]).expect_err(named);
+            assert!(text.starts_with(expected) && !text.contains("hush"), "{text}");
         }
-        let said = chosen("https://10.0.0.1", None, &[("https_proxy", "socks5://proxy")])
+        let text = chosen("https://10.0.0.1", None, &[("https_proxy", "socks5://proxy")])
             .expect_err("not supported");
-        assert!(said.starts_with("$https_proxy has the scheme socks5"), "{said}");
+        assert!(text.starts_with("$https_proxy has the scheme socks5"), "{text}");
     }
 
     #[test]
-    fn the_password_of_a_proxy_is_told_to_it_as_it_was_meant() {
+    fn the_password_of_a_proxy_is_decoded_before_it_is_sent() {
         let proxy = Proxy::parse("http://me:p%40ss%3Aword%@proxy:1").expect("a proxy");
         assert_eq!(proxy.user.as_deref(), Some(&b"me:p@ss:word%"[..]));
     }

@@ -1,9 +1,9 @@
 //! Finds the addresses of API servers, which no Service may have.
 //!
-//! [`Found`] resolves the host of a connection as the client does, from time to time. `connect` calls it whenever it
-//! returns a client.
+//! [`Found`] periodically resolves the host of a connection, as the client does. `connect` calls it whenever it returns
+//! a client.
 //!
-//! Invariant: if nothing is found, the addresses found before stay.
+//! Invariant: if resolving fails, the previous addresses stay.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use hyper::Uri;
 
-/// The interval at which an API server is resolved again, and the maximum time for that.
-const FIND_AGAIN: Duration = Duration::from_secs(60);
-const FIND_MAX: Duration = Duration::from_secs(2);
+/// The interval at which an API server is resolved again, and the timeout.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(60);
+const RESOLVE_MAX: Duration = Duration::from_secs(2);
 
 /// Host and port of an API server.
 pub(super) type Host = (String, u16);
@@ -37,7 +37,7 @@ struct State {
 }
 
 impl Found {
-    /// The addresses that were found last. Loopback addresses are left out, because no Service can have them.
+    /// The last known addresses. Loopback addresses are left out, because no Service can have them.
     pub(super) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         Arc::clone(&self.state().addresses)
     }
@@ -47,13 +47,14 @@ impl Found {
         let now = Instant::now();
         {
             let mut state = self.state();
-            let is_new = |(last, at): &(Host, Instant)| *last == host && now.duration_since(*at) < FIND_AGAIN;
+            let is_new =
+                |(last, at): &(Host, Instant)| *last == host && now.duration_since(*at) < RESOLVE_INTERVAL;
             if state.host.as_ref().is_some_and(is_new) {
                 return;
             }
             state.host = Some((host.clone(), now));
         }
-        let found = tokio::time::timeout(FIND_MAX, tokio::net::lookup_host(host)).await;
+        let found = tokio::time::timeout(RESOLVE_MAX, tokio::net::lookup_host(host)).await;
         let Ok(Ok(addresses)) = found else { return };
         let addresses: BTreeSet<IpAddr> =
             addresses.map(|address| address.ip().to_canonical()).filter(|ip| !ip.is_loopback()).collect();

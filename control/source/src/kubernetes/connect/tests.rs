@@ -73,7 +73,7 @@ impl World {
     }
 
     /// The user of the last request.
-    fn asker(&self) -> String {
+    fn user(&self) -> String {
         self.server.requests().pop().expect("somebody asked").user
     }
 
@@ -110,19 +110,19 @@ async fn a_client_certificate_in_the_kubeconfig_or_in_files_authenticates_us() {
         &json!({}),
     );
     let (_, first) = world.status().await;
-    assert_eq!(world.asker(), "system:node:a");
+    assert_eq!(world.user(), "system:node:a");
     // Files in the directory of the kubeconfig, which are replaced later.
     world.file("tls.crt", &issued.0);
     world.file("tls.key", &issued.1);
     world.write(json!({"client-certificate": "tls.crt", "client-key": "tls.key"}), &json!({}));
     world.status().await;
-    assert_eq!(world.asker(), "system:node:a");
+    assert_eq!(world.user(), "system:node:a");
     let other =
         world.server.client_certificate(User::named("system:node:b")).expect("issued").expect("with TLS");
     world.file("tls.crt", &other.0);
     world.file("tls.key", &other.1);
     let (_, last) = world.status().await;
-    assert_eq!(world.asker(), "system:node:b");
+    assert_eq!(world.user(), "system:node:b");
     assert!(last > first, "another client");
     // A certificate without its key is reported.
     world.write(json!({"client-certificate": "tls.crt"}), &json!({}));
@@ -140,7 +140,7 @@ async fn a_token_file_may_end_in_a_line_feed_and_is_read_again_when_it_changes()
     assert_eq!(world.status().await.0, 200);
     world.file("token", "rotated\n");
     world.status().await;
-    assert_eq!(world.asker(), "later");
+    assert_eq!(world.user(), "later");
     // The file is deleted: the last good token is used until the server refuses it.
     std::fs::remove_file(world.directory.path().join("token")).expect("it is there");
     let (_, serial) = world.status().await;
@@ -434,7 +434,7 @@ async fn while_the_last_client_is_valid_requests_do_not_wait_for_a_plugin_that_h
 #[tokio::test]
 async fn a_file_system_that_does_not_answer_is_waited_for_once_and_its_files_count_as_unchanged() {
     let (release, hangs) = std::sync::mpsc::channel::<()>();
-    let mut look = Look::default();
+    let mut look = FileCheck::default();
     assert!(look.differs(|| true).await && !look.differs(|| false).await);
     assert!(!look.differs(move || hangs.recv().is_err()).await);
     assert!(!look.differs(|| true).await, "no other look begins");

@@ -1,4 +1,4 @@
-//! The faults of the objects.
+//! The faults of objects.
 
 use std::collections::BTreeMap;
 
@@ -12,28 +12,28 @@ use crate::kubernetes::kinds::KindIndex;
 pub(super) struct Faults(BTreeMap<(KindIndex, ObjectKey), Report>);
 
 impl Faults {
-    /// Sets the faults of an object. Returns whether there are new ones: an object that has lost its faults has changed
-    /// too, and is published for that.
+    /// Sets the faults of an object. Returns whether there are new ones. An object that has lost its faults has
+    /// changed, too, and is published because of that.
     pub(super) fn set(&mut self, index: KindIndex, key: &ObjectKey, report: Report) -> bool {
-        let place = (index, key.clone());
+        let id = (index, key.clone());
         if report.is_empty() {
-            self.0.remove(&place);
+            self.0.remove(&id);
             return false;
         }
-        let is_new = self.0.get(&place) != Some(&report);
+        let is_new = self.0.get(&id) != Some(&report);
         if is_new {
-            self.0.insert(place, report);
+            self.0.insert(id, report);
         }
         is_new
     }
 
-    /// Removes the faults of an object that is deleted or not used.
+    /// Removes the faults of an object that was deleted or isn't used.
     pub(super) fn remove(&mut self, index: KindIndex, key: &ObjectKey) {
         self.0.remove(&(index, key.clone()));
     }
 
-    /// The faults of the objects of each namespace that has any. `others`: faults of namespaces that no single object
-    /// has.
+    /// The faults of the objects of each namespace that has any. `others`: faults of namespaces that don't belong to a
+    /// single object.
     pub(super) fn of_namespaces<'a>(
         &self,
         others: impl IntoIterator<Item = (&'a str, Diagnostic)>,
@@ -48,7 +48,7 @@ impl Faults {
         all
     }
 
-    /// The faults of objects that are in no namespace.
+    /// The faults of objects without a namespace.
     pub(super) fn of_cluster(&self) -> impl Iterator<Item = &Report> {
         self.0.iter().filter(|((_, key), _)| key.namespace.is_empty()).map(|(_, report)| report)
     }

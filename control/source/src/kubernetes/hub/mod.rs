@@ -1,12 +1,12 @@
 //! Merges the objects of all kinds into one state and publishes it when it is complete.
 //!
-//! The hub receives the events of the reflectors, keeps the objects of each kind ([`Retain`]), and publishes one
-//! [`SourceUpdate`] for all events that arrived together. It does not wait for more events; the reader of the update
-//! does. It also publishes the state of the source ([`SourceState`]) and decides when objects are loaded from disk
-//! and saved.
+//! The hub receives the events of the reflectors, stores the objects of each kind ([`Retain`]), and publishes one
+//! [`SourceUpdate`] for all events that arrived together. It doesn't wait for more events; the reader of the update
+//! does. It also publishes the state of the source ([`SourceState`]) and decides when objects are loaded from disk and
+//! saved.
 //!
-//! Invariant: nothing is published before every kind was listed, or was loaded from disk because the API server
-//! cannot be reached. Invariant: an object that did not change keeps its `Arc`.
+//! Invariant: nothing is published before every kind was listed, or was loaded from disk because the API server can't
+//! be reached. An object that did not change keeps its `Arc`.
 
 mod faults;
 mod publication;
@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connect::Connector;
 use super::disk::{Disk, Saved, SavedObject};
-use super::history::{Heard, OUTAGE_MAX, Point};
+use super::history::{LastPoint, OUTAGE_MAX, Point};
 use super::kinds::{KINDS, KindIndex, SERVICE, SLICE};
 use super::object::{Content, Identity, Received};
 use super::reflect::{Event, Failure};
@@ -53,7 +53,7 @@ pub(super) struct Hub {
     saver: Saver,
     slices: Slices,
     to_save: mpsc::Receiver<oneshot::Sender<()>>,
-    /// When the objects on disk were last known to be those of the API server.
+    /// When the objects on disk were last known to match the API server.
     confirmed: Option<SystemTime>,
     started: Instant,
     /// Whether an attempt has failed since the start.
@@ -104,9 +104,9 @@ impl Hub {
         (store.listed, store.up) = (true, true);
     }
 
-    /// Loads the objects from disk, once it is clear that the API server cannot be reached.
+    /// Loads the objects from disk, once it is clear that the API server can't be reached.
     pub(super) fn load(&mut self, saved: Saved) {
-        let Saved { server, confirmed, heard, objects } = saved;
+        let Saved { server, confirmed, points, objects } = saved;
         let mut by_kind: Vec<Vec<SavedObject>> = KINDS.iter().map(|_| Vec::new()).collect();
         objects.into_iter().for_each(|object| by_kind[object.kind].push(object));
         self.state.server = server;
@@ -127,14 +127,14 @@ impl Hub {
             let store = &mut self.stores[index];
             store.retain.load(items);
             store.since = now.checked_sub(outage).unwrap_or(now);
-            keys.iter().for_each(|key| self.show(index, key));
+            keys.iter().for_each(|key| self.update_object(index, key));
         }
-        for (index, point, ago) in heard {
-            self.stores[index].heard = now.checked_sub(ago).map(|at| Heard { point, at });
+        for (index, point, ago) in points {
+            self.stores[index].last_point = now.checked_sub(ago).map(|at| LastPoint { point, at });
         }
     }
 
-    /// Records that the file of objects cannot be used.
+    /// Records that the file of objects can't be used.
     pub(super) fn load_failed(&mut self) {
         self.state.now.corrupt_files += 1;
         self.state.publish();
@@ -157,25 +157,25 @@ impl Hub {
             match event {
                 Some(None) => return,
                 Some(Some(event)) => {
-                    self.take(event, now);
+                    self.receive(event, now);
                     for _ in 1..EVENTS_AT_ONCE {
-                        self.fit(now);
+                        self.apply_slice_limits(now);
                         let Ok(event) = events.try_recv() else { break };
-                        self.take(event, now);
+                        self.receive(event, now);
                     }
                 }
                 None => {}
             }
             log_returned(&self.stores, &kept);
             self.expire(now);
-            self.fit(now);
-            self.give(now);
+            self.apply_slice_limits(now);
+            self.publish_changes(now);
             self.save(now);
             self.state.publish();
         }
     }
 
-    fn take(&mut self, event: Event, now: Instant) {
+    fn receive(&mut self, event: Event, now: Instant) {
         let index = event.kind();
         let kept = self.stores[index].retain.kept().len();
         match &event {
@@ -193,9 +193,9 @@ impl Hub {
 
     fn handle(&mut self, event: Event, now: Instant) {
         if let Event::Watched(index, watched) = &event
-            && let Some(heard) = &mut self.stores[*index].heard
+            && let Some(last_point) = &mut self.stores[*index].last_point
         {
-            heard.observe_version(watched.version(), now);
+            last_point.observe_version(watched.version(), now);
         }
         match event {
             Event::Listed(index, received, point) => {
@@ -210,12 +210,12 @@ impl Hub {
                 }
                 let (key, item) = self.item(index, *received);
                 if self.stores[index].retain.applied(&key, item) {
-                    self.show_changed(index, &key, now);
+                    self.object_changed(index, &key, now);
                 }
             }
             Event::Watched(index, WatchEvent::Deleted(Identity { key, uid, version })) => {
                 if self.stores[index].retain.deleted(&key, &uid, version) {
-                    self.show_changed(index, &key, now);
+                    self.object_changed(index, &key, now);
                 }
             }
             Event::Watched(index, WatchEvent::Bookmark(version)) => {
@@ -223,11 +223,11 @@ impl Hub {
             }
             Event::OtherHistory(index) => {
                 let store = &mut self.stores[index];
-                // The next list does not continue the received history.
-                store.heard = None;
+                // The next list doesn't continue the received history.
+                store.last_point = None;
                 let clock = store.clock(now);
                 let recalled = store.retain.recall(clock.saturating_sub(OUTAGE_MAX), clock);
-                recalled.iter().for_each(|key| self.show_changed(index, key, now));
+                recalled.iter().for_each(|key| self.object_changed(index, key, now));
             }
             Event::Forbidden(index, why) => self.forbidden(index, why, now),
             Event::Terminating(index, true) => self.set_definition(index, Definition::Terminating, now),
@@ -255,7 +255,7 @@ impl Hub {
         }
     }
 
-    /// Keeps the known objects of an optional kind that may not be read, and reports it.
+    /// Keeps the known objects of an optional kind that can't be read, and reports it.
     fn forbidden(&mut self, index: KindIndex, why: String, now: Instant) {
         let store = &mut self.stores[index];
         store.set_up(false, now);
@@ -264,7 +264,7 @@ impl Hub {
             tracing::warn!(
                 kind = KINDS[index].name,
                 error = why,
-                "cannot read this kind: keeping the last known objects"
+                "cannot read this kind; keeping the last known objects"
             );
             store.forbidden = Some(why);
             self.publication.changed(now);
@@ -291,12 +291,12 @@ impl Hub {
         self.update_state(None);
     }
 
-    /// Records that the API server does not have the kind. If there never was an object of it, there are none.
-    /// Otherwise their definition was removed and they were not deleted one by one: they stay until it is back.
+    /// Records that the API server doesn't have the kind. If there never was an object of it, there are none. Otherwise
+    /// the definition was removed without deleting the objects one by one: they stay until it is back.
     fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
         let store = &self.stores[index];
         if store.retain.all().next().is_none() {
-            let was_there = store.heard.as_ref().is_some_and(|heard| heard.point.version != 0);
+            let was_there = store.last_point.as_ref().is_some_and(|last_point| last_point.point.version != 0);
             self.listed(index, Vec::new(), point, now);
             self.handle(Event::Up(index, server), now);
             if was_there {
@@ -310,28 +310,28 @@ impl Hub {
         self.stores[index].forbidden = None;
         let kind = &KINDS[index];
         let why = format!("{}: the API server no longer has a definition of {}", kind.path, kind.name);
-        self.handle(Event::Down(index, Failure { why, is_answer: true }), now);
+        self.handle(Event::Down(index, Failure { why, is_response: true }), now);
     }
 
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {
-        if !self.publication.has_begun() && self.disk_is_old() {
+        if !self.publication.has_published() && self.disk_is_old() {
             // The objects on disk are not in use yet, and are too old to be compared with a list.
             let keys: Vec<ObjectKey> = self.stores[index].retain.all().map(|(key, _)| key.clone()).collect();
             self.stores[index].retain = Retain::new(self.grace);
-            keys.iter().for_each(|key| self.show(index, key));
+            keys.iter().for_each(|key| self.update_object(index, key));
         }
         let items: Vec<_> = received.into_iter().map(|r| self.item(index, r)).collect();
         let count = items.len();
         let store = &mut self.stores[index];
         let (outage, clock, version) = (store.outage(now), store.clock(now), point.version);
-        let continuity = match &store.heard {
+        let continuity = match &store.last_point {
             None => Continuity::Unknown,
             // This list is the first one to be compared with the objects on disk.
-            Some(heard) if !store.listed => heard.continuity_with_disk(&point, now),
-            Some(heard) => heard.continuity(&point, outage, now),
+            Some(last_point) if !store.listed => last_point.continuity_with_disk(&point, now),
+            Some(last_point) => last_point.continuity(&point, outage, now),
         };
         let relisted = store.retain.listed(items, version, continuity, clock);
-        store.heard = Some(Heard { point, at: now });
+        store.last_point = Some(LastPoint { point, at: now });
         let first = !std::mem::replace(&mut store.listed, true);
         let kind = KINDS[index].name;
         let (deleted, recreated) = (relisted.deleted, relisted.recreated);
@@ -343,7 +343,7 @@ impl Hub {
                 vanished = relisted.vanished,
                 older = relisted.older,
                 grace = ?self.grace,
-                "objects vanished from the API server or became older: keeping the last known objects for apiLossGrace"
+                "objects vanished from the API server or became older; keeping the last known objects for apiLossGrace"
             );
             // Even if no object has changed, there is a state to publish and to save.
             self.publication.changed(now);
@@ -352,10 +352,10 @@ impl Hub {
         if first {
             self.publication.changed(now);
         }
-        relisted.changed.iter().for_each(|key| self.show_changed(index, key, now));
+        relisted.changed.iter().for_each(|key| self.object_changed(index, key, now));
     }
 
-    /// Whether the time since the objects on disk were last confirmed exceeds the grace time.
+    /// Whether the objects on disk were last confirmed longer ago than the grace time.
     fn disk_is_old(&self) -> bool {
         let age = self.confirmed.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
         age.is_none_or(|age| age > self.grace)
@@ -373,21 +373,21 @@ impl Hub {
         (key, Item { version, uid, value: content })
     }
 
-    fn show_changed(&mut self, index: KindIndex, key: &ObjectKey, now: Instant) {
-        self.show(index, key);
+    fn object_changed(&mut self, index: KindIndex, key: &ObjectKey, now: Instant) {
+        self.update_object(index, key);
         self.publication.changed(now);
         self.saver.changed(now);
     }
 
     /// Updates the published object of a key.
-    fn show(&mut self, index: KindIndex, key: &ObjectKey) {
+    fn update_object(&mut self, index: KindIndex, key: &ObjectKey) {
         let kind = &KINDS[index];
         let shown = self.stores[index].retain.shown(key);
         if shown.is_none() {
             self.faults.remove(index, key);
         }
         if index == SLICE {
-            self.slices.shown(key, shown.and_then(Content::slice));
+            self.slices.published(key, shown.and_then(Content::slice));
         }
         match shown.and_then(Content::object) {
             Some(object) => (kind.put)(&mut self.objects, key, object),
@@ -396,8 +396,8 @@ impl Hub {
     }
 
     /// Removes the endpoints of slices that exceed a limit, and marks the slices that fit again.
-    fn fit(&mut self, now: Instant) {
-        for (key, not_kept) in self.slices.settle() {
+    fn apply_slice_limits(&mut self, now: Instant) {
+        for (key, not_kept) in self.slices.decide() {
             let retain = &mut self.stores[SLICE].retain;
             let before = retain.shown(&key).and_then(Content::slice);
             let Some(before) = before.map(|slice| slice.left_out.map(|left_out| left_out.why)) else {
@@ -408,14 +408,14 @@ impl Hub {
             let Some(why) = why.filter(|why| before != Some(*why)) else { continue };
             retain.edit(&key, |content| content.left_out(why));
             self.faults.remove(SLICE, &key);
-            self.show_changed(SLICE, &key, now);
+            self.object_changed(SLICE, &key, now);
         }
         if self.stores[SLICE].up {
-            self.slices.ask(self.tuning.refit, now);
+            self.slices.request(self.tuning.refit, now);
         }
     }
 
-    /// Removes objects whose time to be kept is over, for the kinds that the API server answers.
+    /// Removes kept objects whose time is over, for the kinds for which the API server responds.
     fn expire(&mut self, now: Instant) {
         for (index, kind) in KINDS.iter().enumerate() {
             let store = &mut self.stores[index];
@@ -428,16 +428,16 @@ impl Hub {
                 kind = kind.name,
                 count = gone.len(),
                 grace = ?self.grace,
-                "apiLossGrace ended and the objects did not return to the API server: using its state"
+                "apiLossGrace ended and the objects did not return to the API server; using its state"
             );
-            gone.iter().for_each(|key| self.show_changed(index, key, now));
+            gone.iter().for_each(|key| self.object_changed(index, key, now));
             // The report about kept objects changes even if no object does.
             self.publication.changed(now);
         }
     }
 
     /// Publishes the changes, if all kinds are complete.
-    fn give(&mut self, now: Instant) {
+    fn publish_changes(&mut self, now: Instant) {
         let api_servers = self.connector.addresses();
         if self.objects.api_servers != *api_servers {
             self.objects.api_servers.clone_from(&api_servers);
@@ -446,7 +446,7 @@ impl Hub {
         let whole = self.is_listed();
         let from_disk = !whole
             && self.confirmed.is_some()
-            && (self.publication.has_begun()
+            && (self.publication.has_published()
                 || self.failed
                 || now.duration_since(self.started) >= self.tuning.boot_wait);
         if self.state.now.from_disk != from_disk {
@@ -454,12 +454,12 @@ impl Hub {
             self.publication.changed(now);
             if from_disk {
                 tracing::warn!(
-                    "the API server has not answered yet: forwarding with the objects saved on disk"
+                    "the API server has not responded yet; forwarding with the objects saved on disk"
                 );
             }
         }
         let Some(seen) = self.publication.due_since().filter(|_| whole || from_disk) else { return };
-        if !self.publication.has_begun() {
+        if !self.publication.has_published() {
             tracing::info!(
                 services = self.objects.services.len(),
                 endpoint_slices = self.objects.endpoint_slices.len(),
@@ -502,7 +502,7 @@ impl Hub {
         self.state.set_connected(connected, failure, lacks);
     }
 
-    /// Whether the objects may be saved: not before all kinds were listed.
+    /// Whether all kinds were listed, so that the objects may be saved.
     fn is_listed(&self) -> bool {
         self.stores.iter().all(|store| store.listed)
     }
@@ -512,7 +512,7 @@ impl Hub {
             let contents = || contents(&self.stores, &self.state.server, &self.state.now, now);
             self.saver.save(self.state.now.connected, now, contents);
         }
-        self.state.now.unsaved = self.saver.trouble();
+        self.state.now.unsaved = self.saver.failure();
     }
 
     /// Saves unsaved objects before the shutdown.
@@ -530,7 +530,7 @@ impl Hub {
             let left = store.retain.deadline()?.saturating_sub(store.clock(now));
             Some(now + left)
         });
-        let boot = (!self.publication.has_begun() && self.confirmed.is_some())
+        let boot = (!self.publication.has_published() && self.confirmed.is_some())
             .then(|| self.started + self.tuning.boot_wait);
         let save = self.is_listed().then(|| self.saver.due(self.state.now.connected)).flatten();
         let refit = self.slices.due().filter(|_| self.stores[SLICE].up);

@@ -1,4 +1,4 @@
-//! What is published, and whether there is something new to publish.
+//! Publishes updates, and tracks whether there is something new to publish.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ pub(super) struct Publication {
     changed: Option<Instant>,
     /// Counts the published updates.
     revision: u64,
-    /// The version of the API server's Services, and that of the Services that were last published.
+    /// The current version of the API server's Services, and that of the last published ones.
     version: u64,
     version_published: u64,
 }
@@ -38,17 +38,17 @@ impl Publication {
     }
 
     /// Whether an update was published.
-    pub(super) fn has_begun(&self) -> bool {
+    pub(super) fn has_published(&self) -> bool {
         self.revision > 0
     }
 
-    /// A list has the Services of this version.
+    /// Records that the Services of this version were listed.
     pub(super) fn listed(&mut self, version: u64, now: Instant) {
         self.version = version;
         self.advance(now);
     }
 
-    /// A watch has told of this version of the Services.
+    /// Records that a watch has reported this version of the Services.
     pub(super) fn watched(&mut self, version: u64, now: Instant) {
         self.version = self.version.max(version);
         self.advance(now);
@@ -61,7 +61,7 @@ impl Publication {
         }
     }
 
-    /// Publishes what `update` makes of the revision and the version of the Services.
+    /// Publishes the update that `update` creates from the revision and the version of the Services.
     pub(super) fn publish(&mut self, update: impl FnOnce(u64, u64) -> SourceUpdate) {
         self.changed = None;
         self.revision += 1;

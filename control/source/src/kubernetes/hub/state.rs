@@ -10,14 +10,14 @@ use crate::kubernetes::reflect::Failure;
 
 /// The minimum interval between two logged errors, and between two equal ones.
 const LOG_MIN: Duration = Duration::from_secs(10);
-const LOG_AGAIN: Duration = Duration::from_secs(60);
+const LOG_REPEAT: Duration = Duration::from_secs(60);
 
 /// The state, and its readers.
 pub(super) struct State {
     pub(super) now: SourceState,
-    /// The API server, for people.
+    /// The API server, for display.
     pub(super) server: String,
-    /// The last error that was logged, and when.
+    /// The last logged error, and when it was logged.
     logged: Option<(String, Instant)>,
     published: watch::Sender<SourceState>,
 }
@@ -28,8 +28,8 @@ impl State {
         Self { now, server: String::new(), logged: None, published }
     }
 
-    /// Records whether every kind is watched. `failure`: why the last attempt failed; `lacks`: a kind that the API server
-    /// does not let the gateway read, or whose definition is being deleted.
+    /// Records whether every kind is watched. `failure`: why the last attempt failed; `lacks`: a kind that the API
+    /// server doesn't allow the gateway to read, or whose definition is being deleted.
     pub(super) fn set_connected(&mut self, connected: bool, failure: Option<Failure>, lacks: Option<String>) {
         let now = Timestamp::now();
         if self.now.connected != connected {
@@ -49,21 +49,21 @@ impl State {
         }
     }
 
-    fn log(&mut self, Failure { why: error, is_answer }: &Failure) {
+    fn log(&mut self, Failure { why: error, is_response }: &Failure) {
         let pause =
-            |(text, at): &(String, Instant)| at.elapsed() < if text == error { LOG_AGAIN } else { LOG_MIN };
+            |(text, at): &(String, Instant)| at.elapsed() < if text == error { LOG_REPEAT } else { LOG_MIN };
         if !self.logged.as_ref().is_some_and(pause) {
             let since = self.now.since;
-            match is_answer {
+            match is_response {
                 true => tracing::warn!(
                     %since,
                     error,
-                    "the API server does not serve a kind: keeping its last known objects"
+                    "the API server does not serve a kind; keeping its last known objects"
                 ),
                 false => tracing::warn!(
                     %since,
                     error,
-                    "the API server is unavailable: keeping the last known objects"
+                    "the API server is unavailable; keeping the last known objects"
                 ),
             }
             self.logged = Some((error.clone(), Instant::now()));

@@ -1,4 +1,4 @@
-//! The objects of one kind, and whether the API server answers for it.
+//! The objects of one kind, and whether the API server responds for it.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -6,13 +6,13 @@ use jiff::{SignedDuration, Timestamp};
 use tidegate_model::diagnostic::Diagnostic;
 
 use crate::kubernetes::disk::Contents;
-use crate::kubernetes::history::Heard;
+use crate::kubernetes::history::LastPoint;
 use crate::kubernetes::kinds::{KINDS, Kind};
 use crate::kubernetes::object::Content;
 use crate::kubernetes::retain::Retain;
 use crate::{KeptObjects, SourceState};
 
-/// The maximum number of kept objects that a report names.
+/// The maximum number of kept objects whose names are reported.
 const KEPT_NAMES: usize = 3;
 
 /// The objects of one kind.
@@ -23,8 +23,8 @@ pub(super) struct Store {
     /// How long the kind was up before `since`.
     counted: Duration,
     pub(super) since: Instant,
-    pub(super) heard: Option<Heard>,
-    /// Why the API server does not allow the gateway to read the kind, if the gateway continues without it.
+    pub(super) last_point: Option<LastPoint>,
+    /// Why the API server doesn't allow the gateway to read the kind, if the gateway continues without it.
     pub(super) forbidden: Option<String>,
     pub(super) definition: Definition,
 }
@@ -48,13 +48,13 @@ impl Store {
             up: false,
             counted: Duration::ZERO,
             since: now,
-            heard: None,
+            last_point: None,
             forbidden: None,
             definition: Definition::Present,
         }
     }
 
-    /// The time during which the API server has answered.
+    /// For how long the API server has responded in total.
     pub(super) fn clock(&self, now: Instant) -> Duration {
         let running = if self.up { now.duration_since(self.since) } else { Duration::ZERO };
         self.counted + running
@@ -75,7 +75,7 @@ impl Store {
     }
 }
 
-/// The reports about the kinds that the gateway may not read, or whose definition is being deleted.
+/// The reports about kinds that the gateway may not read, or whose definition is being deleted.
 pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnostic> {
     stores.iter().zip(KINDS).filter_map(|(store, Kind { name, .. })| {
         if let Some(why) = &store.forbidden {
@@ -111,13 +111,13 @@ pub(super) fn log_returned(stores: &[Store], before: &[usize]) {
                 kind = kind.name,
                 returned,
                 kept = now,
-                "the API server has objects again that it had lost"
+                "objects that the API server had lost are back"
             );
         }
     }
 }
 
-/// The report about kept objects. `before` is the previous one: the same objects keep the time that was reported.
+/// The report about kept objects. If they are those of `before`, the previous report, their reported time stays, too.
 pub(super) fn kept_objects(stores: &[Store], before: &[KeptObjects], now: Instant) -> Vec<KeptObjects> {
     let wall = Timestamp::now();
     let kept = |(store, kind): (&Store, &Kind)| {
@@ -141,15 +141,15 @@ pub(super) fn contents(stores: &[Store], server: &str, state: &SourceState, now:
         let remaining = store.retain.remaining(store.clock(now));
         remaining.map(move |(item, left)| (kind, item.version, item.value.clone(), left))
     });
-    let heard = stores.iter().enumerate().filter_map(|(kind, store)| {
-        let heard = store.heard.as_ref()?;
-        Some((kind, heard.point.clone(), now.saturating_duration_since(heard.at)))
+    let points = stores.iter().enumerate().filter_map(|(kind, store)| {
+        let last_point = store.last_point.as_ref()?;
+        Some((kind, last_point.point.clone(), now.saturating_duration_since(last_point.at)))
     });
     let confirmed = if state.connected { None } else { state.last_sync };
     Contents {
         server: server.to_owned(),
         confirmed: confirmed.map_or_else(SystemTime::now, SystemTime::from),
-        heard: heard.collect(),
+        points: points.collect(),
         objects: objects.collect(),
     }
 }

@@ -2,18 +2,20 @@
 //! lost.
 //!
 //! [`Retain`] receives lists and watch events, and returns the keys whose object changed. Changes from a watch take
-//! effect at once. A list after a loss is different: the API server may have returned empty or from a backup. An
+//! effect immediately. A list after a loss is different: the API server may have returned empty or from a backup. An
 //! object that is missing there, or older than before, is *kept*: the last known version stays in use until the API
-//! server has it again (at that version or newer, or created again with another uid), or until the grace time is
-//! over. New objects in such a list are used at once. If a list continues the known history ([`Continuity`]; a watch
-//! that expired on a healthy API server), missing objects count as deleted, unless most of them are missing. In the
-//! first list after a start that is newer than the disk, all missing objects count as deleted.
+//! server has it again (at that version or newer, or recreated with another uid), or until the grace time is over. New
+//! objects in such a list are used immediately.
 //!
-//! Versions are `metadata.resourceVersion`, compared as numbers (KEP-5504); 0 stands for a version that is not a
-//! number, and counts as newer than any other. Versions also detect events that arrive twice or out of order.
-//! Versions from before and after a loss are compared only if both objects have the same uid.
+//! If a list continues the known history ([`Continuity`]; usually after a watch that expired on a healthy API server),
+//! missing objects count as deleted, unless most of them are missing. In the first list after a start that is newer
+//! than the disk, all missing objects count as deleted.
 //!
-//! Invariant: pure: the clock is an argument, and advances only while the API server answers, so that nothing expires
+//! Versions are `metadata.resourceVersion`, compared as numbers (KEP-5504). 0 stands for a version that isn't a number,
+//! and counts as newer than any other. Versions also detect events that arrive twice or out of order. Versions from
+//! before and after a loss are compared only if both objects have the same uid.
+//!
+//! Invariant: pure. The clock is an argument, and advances only while the API server responds, so that nothing expires
 //! while it is away.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +34,7 @@ pub(super) struct Retain<T> {
     kept: BTreeSet<ObjectKey>,
     /// The number of entries that only record a deletion.
     deletions: usize,
-    /// When objects last counted as deleted because a list lacked them, and these objects.
+    /// When objects were last counted as deleted because a list lacked them, and these objects.
     missed: (Duration, Vec<(ObjectKey, Item<T>)>),
     grace: Duration,
 }
@@ -41,8 +43,7 @@ pub(super) struct Retain<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item<T> {
     pub(super) version: u64,
-    /// `metadata.uid`. An object that is created again under the same name has a different one. Empty if it is not
-    /// known.
+    /// `metadata.uid`. An object that is recreated under the same name has a different one. Empty if unknown.
     pub(super) uid: Box<str>,
     pub(super) value: T,
 }
@@ -51,7 +52,7 @@ pub(super) struct Item<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Continuity {
     /// It does, as far as can be determined.
-    GoesOn,
+    Continues,
     /// It is from the same cluster, and newer than the objects on disk when the gateway started. All missing objects
     /// count as deleted, however many there are.
     Newer,
@@ -84,18 +85,18 @@ struct Kept<T> {
 pub(super) struct Relisted {
     /// Keys whose published object changed.
     pub(super) changed: Vec<ObjectKey>,
-    /// The number of objects that are kept although the list does not contain them.
+    /// The number of objects that are kept although they are missing in the list.
     pub(super) vanished: usize,
     /// The number of objects that are kept although the list contains an older version.
     pub(super) older: usize,
-    /// The number of objects that were created again under the same name.
+    /// The number of objects that were recreated under the same name.
     pub(super) recreated: usize,
-    /// The number of objects that the list does not contain and that were removed.
+    /// The number of objects that are missing in the list and were removed.
     pub(super) deleted: usize,
 }
 
 impl<T: Clone + PartialEq> Retain<T> {
-    /// An empty set. With a grace of zero, missing objects count as deleted at once.
+    /// An empty set. With a grace of zero, missing objects immediately count as deleted.
     pub(super) fn new(grace: Duration) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -106,7 +107,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
     }
 
-    /// Loads earlier objects from a file. Some of them were only kept, and have the remaining time.
+    /// Loads earlier objects from a file. Some of them were only kept, and have a remaining time.
     pub(super) fn load(&mut self, items: impl IntoIterator<Item = (ObjectKey, Item<T>, Option<Duration>)>) {
         *self = Self::new(self.grace);
         for (key, item, left) in items {
@@ -132,7 +133,7 @@ impl<T: Clone + PartialEq> Retain<T> {
     ) -> Relisted {
         let mut relisted = Relisted::default();
         let mut before = std::mem::take(&mut self.entries);
-        let had = before.values().filter(|entry| entry.is_only_there()).count();
+        let had = before.values().filter(|entry| entry.is_current()).count();
         let until = now + self.grace;
         self.kept.clear();
         self.deletions = 0;
@@ -146,7 +147,7 @@ impl<T: Clone + PartialEq> Retain<T> {
                 }
                 shown => {
                     relisted.recreated += usize::from(shown.as_ref().is_some_and(|s| is_another(&item, s)));
-                    let (item, changed) = settle(shown, item);
+                    let (item, changed) = replace(shown, item);
                     if changed {
                         relisted.changed.push(key.clone());
                     }
@@ -155,19 +156,19 @@ impl<T: Clone + PartialEq> Retain<T> {
             };
             self.entries.insert(key, entry);
         }
-        let lost = before.values().filter(|entry| entry.is_only_there()).count();
-        let is_believed = match continuity {
-            // Deletions of most objects happen while a watch is connected, so if most are missing, the server has
-            // probably lost them.
-            Continuity::GoesOn => lost * 2 <= had,
-            // While the gateway was not running there was no watch.
+        let lost = before.values().filter(|entry| entry.is_current()).count();
+        let trusts_list = match continuity {
+            // Deletions of most objects happen while a watch is connected. If most are missing, the server has probably
+            // lost them.
+            Continuity::Continues => lost * 2 <= had,
+            // While the gateway was not running, there was no watch.
             Continuity::Newer => true,
             Continuity::Unknown => false,
         };
-        let is_believed = is_believed && relisted.older == 0;
+        let trusts_list = trusts_list && relisted.older == 0;
         let mut missed = Vec::new();
         for (key, entry) in before {
-            let is_deletion = self.grace.is_zero() || is_believed && entry.is_only_there();
+            let is_deletion = self.grace.is_zero() || trusts_list && entry.is_current();
             let (Some(shown), until) = entry.into_shown(until) else { continue };
             if is_deletion {
                 relisted.deleted += 1;
@@ -180,18 +181,18 @@ impl<T: Clone + PartialEq> Retain<T> {
             let kept = Some(Kept { item: shown, until });
             self.entries.insert(key, Entry { server: Server::Lacks(version), kept });
         }
-        // Nothing else shows that what a list lacks at the start was ever on this API server.
-        self.missed = (now, if continuity == Continuity::GoesOn { missed } else { Vec::new() });
+        // At the start, nothing else proves that objects that a list lacks ever existed on this API server.
+        self.missed = (now, if continuity == Continuity::Continues { missed } else { Vec::new() });
         relisted
     }
 
-    /// Keeps the objects that counted as deleted since `from`, because a list lacked them: it has turned out that the API
-    /// server lost a part of its history. Returns the keys whose published object changed.
+    /// Restores the objects that were counted as deleted since `from` because a list lacked them: it turned out that
+    /// the API server lost a part of its history. Returns the keys whose published object changed.
     pub(super) fn recall(&mut self, from: Duration, now: Duration) -> Vec<ObjectKey> {
         let (at, missed) = std::mem::take(&mut self.missed);
         let mut changed = Vec::new();
         for (key, item) in missed.into_iter().filter(|_| at >= from && !self.grace.is_zero()) {
-            // An object that was created since has its place.
+            // A newer object with this name takes precedence.
             if self.entries.contains_key(&key) {
                 continue;
             }
@@ -203,7 +204,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
-    /// Applies a watch event that the object was added or modified. Returns whether the published object changed.
+    /// Applies a watch event for an added or modified object. Returns whether the published object changed.
     pub(super) fn applied(&mut self, key: &ObjectKey, item: Item<T>) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
             self.entries.insert(key.clone(), Entry { server: Server::Has(item), kept: None });
@@ -221,12 +222,12 @@ impl<T: Clone + PartialEq> Retain<T> {
         let server = std::mem::replace(&mut entry.server, Server::Lacks(0));
         let was_deletion = kept.is_none() && matches!(server, Server::Lacks(_));
         self.deletions -= usize::from(was_deletion);
-        let (item, changed) = settle(kept.or(server.item()), item);
+        let (item, changed) = replace(kept.or(server.item()), item);
         entry.server = Server::Has(item);
         changed
     }
 
-    /// Applies a watch event that the object with this uid was deleted, at `version`. Returns whether the published
+    /// Applies a watch event for the deletion of the object with this uid, at `version`. Returns whether the published
     /// object changed.
     pub(super) fn deleted(&mut self, key: &ObjectKey, uid: &str, version: u64) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
@@ -266,11 +267,11 @@ impl<T: Clone + PartialEq> Retain<T> {
     /// Records a bookmark: everything up to `version` has been received.
     pub(super) fn bookmark(&mut self, version: u64) {
         if self.deletions > 0 {
-            self.forget_deletions(version);
+            self.remove_deletions(version);
         }
     }
 
-    /// Removes objects whose time to be kept is over. Returns the keys whose published object changed.
+    /// Removes kept objects whose time is over. Returns the keys whose published object changed.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<ObjectKey> {
         let due = |key: &&ObjectKey| self.entries[*key].kept.as_ref().is_some_and(|kept| kept.until <= now);
         let due: Vec<ObjectKey> = self.kept.iter().filter(due).cloned().collect();
@@ -293,7 +294,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
-    /// Replaces the value by the result of `edit`, in the published version and in that of the API server.
+    /// Replaces the value with the result of `edit`, in the published version and in that of the API server.
     pub(super) fn edit(&mut self, key: &ObjectKey, edit: impl Fn(&T) -> T) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         if let Server::Has(item) = &mut entry.server {
@@ -315,17 +316,17 @@ impl<T: Clone + PartialEq> Retain<T> {
         self.kept.iter().map(move |key| (key, until(key)))
     }
 
-    /// The object that is in use.
+    /// The object in use.
     pub(super) fn shown(&self, key: &ObjectKey) -> Option<&T> {
         self.entries.get(key).and_then(Entry::shown).map(|item| &item.value)
     }
 
-    /// All objects that are in use.
+    /// All objects in use.
     pub(super) fn all(&self) -> impl Iterator<Item = (&ObjectKey, &Item<T>)> {
         self.entries.iter().filter_map(|(key, entry)| Some((key, entry.shown()?)))
     }
 
-    /// All objects that are in use, with the remaining time of those that are kept: the input of [`load`](Self::load).
+    /// All objects in use, with the remaining time of kept ones: the input of [`load`](Self::load).
     pub(super) fn remaining(&self, now: Duration) -> impl Iterator<Item = (&Item<T>, Option<Duration>)> {
         let left = move |kept: &Kept<T>| kept.until.saturating_sub(now);
         self.entries.values().filter_map(move |entry| Some((entry.shown()?, entry.kept.as_ref().map(left))))
@@ -334,11 +335,11 @@ impl<T: Clone + PartialEq> Retain<T> {
     fn deletion(&mut self) {
         self.deletions += 1;
         if self.deletions > DELETIONS_MAX {
-            self.forget_deletions(u64::MAX);
+            self.remove_deletions(u64::MAX);
         }
     }
 
-    fn forget_deletions(&mut self, up_to: u64) {
+    fn remove_deletions(&mut self, up_to: u64) {
         self.entries.retain(|_, entry| {
             entry.kept.is_some() || !matches!(entry.server, Server::Lacks(version) if version <= up_to)
         });
@@ -349,7 +350,7 @@ impl<T: Clone + PartialEq> Retain<T> {
 
 impl<T> Entry<T> {
     /// Whether the object in use is the current one of the API server.
-    fn is_only_there(&self) -> bool {
+    fn is_current(&self) -> bool {
         self.kept.is_none() && matches!(self.server, Server::Has(_))
     }
 
@@ -361,7 +362,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// The object in use, and the end of its time if it must be kept. An earlier end does not change.
+    /// The object in use, and until when to keep it if it must be kept. An earlier end doesn't change.
     fn into_shown(self, until: Duration) -> (Option<Item<T>>, Duration) {
         match self.kept {
             Some(kept) => (Some(kept.item), kept.until),
@@ -378,8 +379,8 @@ impl<T> Server<T> {
         }
     }
 
-    /// Whether the API server has reported a later state than this one. Both are from the same history, so the uid does
-    /// not matter.
+    /// Whether the API server has reported a later state than this one. Both are from the same history, so the uid
+    /// doesn't matter.
     fn is_after(&self, item: &Item<T>) -> bool {
         match self {
             Self::Has(known) => item.version != 0 && item.version < known.version,
@@ -393,7 +394,7 @@ fn is_older<T>(item: &Item<T>, than: &Item<T>) -> bool {
     item.version != 0 && item.version < than.version && !is_another(item, than)
 }
 
-/// Whether it was created again under the name of the other object.
+/// Whether it was recreated under the name of the other object.
 fn is_another<T>(item: &Item<T>, than: &Item<T>) -> bool {
     differ(&item.uid, &than.uid)
 }
@@ -402,9 +403,8 @@ fn differ(uid: &str, other: &str) -> bool {
     !uid.is_empty() && !other.is_empty() && uid != other
 }
 
-/// Replaces the object that was in use by `item`. An equal value keeps its allocation. Returns whether the value
-/// changed.
-fn settle<T: PartialEq>(shown: Option<Item<T>>, item: Item<T>) -> (Item<T>, bool) {
+/// Replaces the object in use with `item`. An equal value keeps its allocation. Returns whether the value changed.
+fn replace<T: PartialEq>(shown: Option<Item<T>>, item: Item<T>) -> (Item<T>, bool) {
     match shown {
         Some(shown) if shown.value == item.value => (Item { value: shown.value, ..item }, false),
         _ => (item, true),

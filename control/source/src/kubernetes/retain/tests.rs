@@ -228,7 +228,7 @@ proptest! {
             tell(&mut retain, event);
         }
         let last = shown(&retain);
-        let relisted = retain.listed(list(&server), 100, Continuity::GoesOn, Duration::ZERO);
+        let relisted = retain.listed(list(&server), 100, Continuity::Continues, Duration::ZERO);
         let lost = last.keys().filter(|key| !plain(&server).contains_key(*key)).count();
         if lost * 2 <= last.len() {
             prop_assert_eq!(shown(&retain), plain(&server));
@@ -276,7 +276,7 @@ fn an_empty_server_takes_nothing_away_until_the_grace_time_is_over() {
     assert_eq!(retain.shown(&key(1)), Some(&1));
     assert_eq!(retain.deadline(), Some(Duration::from_secs(310)));
     // A second list within the grace time neither restarts nor ends the grace time.
-    retain.listed([], 1, Continuity::GoesOn, Duration::from_secs(100));
+    retain.listed([], 1, Continuity::Continues, Duration::from_secs(100));
     assert_eq!(retain.deadline(), Some(Duration::from_secs(310)));
     assert_eq!(retain.expire(Duration::from_secs(310)), [key(1)]);
     assert_eq!(retain.shown(&key(1)), None);
@@ -293,7 +293,7 @@ fn what_was_kept_before_a_restart_is_kept_for_what_is_left_of_the_grace_time() {
     after.load(saved.into_iter().zip(1..).map(|((item, left), k)| (key(k), item, left)));
     assert_eq!((after.shown(&key(1)), after.kept().len()), (Some(&1), 1));
     // The clock of the new process has run for 5 s.
-    after.listed([(key(2), item(8, "a", 2))], 12, Continuity::GoesOn, Duration::from_secs(5));
+    after.listed([(key(2), item(8, "a", 2))], 12, Continuity::Continues, Duration::from_secs(5));
     assert_eq!(after.deadline(), Some(Duration::from_secs(250)));
     assert_eq!(after.expire(Duration::from_secs(250)), [key(1)]);
 }
@@ -320,7 +320,7 @@ fn of_another_object_of_the_name_even_a_deletion_alone_tells_that_the_kept_one_i
 fn a_list_that_goes_on_and_has_something_older_is_believed_in_nothing() {
     let mut retain = had(&[7, 8, 9, 9]);
     let items = [(key(1), item(6, "a", 6)), (key(2), item(8, "a", 2)), (key(3), item(9, "a", 3))];
-    let relisted = retain.listed(items, 20, Continuity::GoesOn, Duration::ZERO);
+    let relisted = retain.listed(items, 20, Continuity::Continues, Duration::ZERO);
     assert_eq!(relisted, Relisted { vanished: 1, older: 1, ..Relisted::default() });
 }
 
@@ -354,7 +354,7 @@ fn objects_that_a_list_lacked_are_recalled_for_a_while() {
     let lacking = || all().filter(|(key, _)| ![self::key(4), self::key(5)].contains(key));
     let mut retain = Retain::new(GRACE);
     retain.listed(all(), 10, Continuity::Unknown, Duration::ZERO);
-    let relisted = retain.listed(lacking(), 20, Continuity::GoesOn, seconds(50));
+    let relisted = retain.listed(lacking(), 20, Continuity::Continues, seconds(50));
     assert_eq!((relisted.deleted, retain.shown(&key(4))), (2, None));
     assert!(retain.applied(&key(5), item(21, 55)));
     assert_eq!(retain.recall(seconds(10), seconds(60)), [key(4)]);
@@ -365,6 +365,6 @@ fn objects_that_a_list_lacked_are_recalled_for_a_while() {
 
     let mut retain = Retain::new(GRACE);
     retain.listed(all(), 10, Continuity::Unknown, Duration::ZERO);
-    retain.listed(lacking(), 20, Continuity::GoesOn, seconds(50));
+    retain.listed(lacking(), 20, Continuity::Continues, seconds(50));
     assert_eq!(retain.recall(seconds(51), seconds(171)), [], "deleted too long ago");
 }

@@ -141,7 +141,7 @@ async fn what_changed_last_is_on_disk_at_the_end_however_short_ago() {
     let world = World::new();
     world.apply_web();
     let late = Duration::from_secs(600);
-    let save = SaveTimes { settle: late, interval: late, ..quick().save };
+    let save = SaveTimes { delay: late, interval: late, ..quick().save };
     let source = world.start_tuned(Tuning { save, ..quick() });
     until(&source, "objects", |u| service(u, "web").is_some()).await;
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");

@@ -21,14 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Short waits, so that faults are detected soon, but long enough for a busy machine.
 pub(super) fn quick() -> Tuning {
     Tuning {
-        answer: Duration::from_secs(5),
+        response: Duration::from_secs(5),
         silence: Duration::from_millis(1500),
         watch_min: Duration::from_millis(50),
         backoff_first: Duration::from_millis(20),
         backoff_max: Duration::from_millis(200),
         boot_wait: Duration::from_millis(300),
         save: SaveTimes {
-            settle: Duration::from_millis(10),
+            delay: Duration::from_millis(10),
             interval: Duration::from_millis(20),
             confirm_interval: Duration::from_millis(50),
         },

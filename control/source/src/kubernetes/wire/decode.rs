@@ -1,6 +1,6 @@
 //! Decodes pages of lists, events of watches, and refusals.
 //!
-//! Invariant: an object without a name does not affect the others, and no page of JSON trees is in memory.
+//! Invariant: an object without a name doesn't affect the others, and no page is ever in memory as a JSON tree.
 
 use std::time::Duration;
 
@@ -81,19 +81,19 @@ struct Details {
     retry_after_seconds: u64,
 }
 
-/// What an answer that is no success means.
+/// Converts an unsuccessful response.
 pub(super) fn refusal(http: StatusCode, retry_after: Option<u64>, status: Status) -> Fault {
-    let asked = Some(status.details.retry_after_seconds).filter(|s| *s > 0);
+    let requested = Some(status.details.retry_after_seconds).filter(|s| *s > 0);
     let message = [status.message, status.reason].into_iter().find(|text| !text.is_empty());
     let reason = || http.canonical_reason().unwrap_or("no reason given").to_owned();
     Fault::Refused {
         code: http.as_u16(),
         message: message.unwrap_or_else(reason),
-        retry_after: retry_after.or(asked).map(Duration::from_secs),
+        retry_after: retry_after.or(requested).map(Duration::from_secs),
     }
 }
 
-/// Decodes a line of a watch; `None` for a line without an event, or with one of no use.
+/// Decodes a line of a watch; `None` for a line without an event, or with one that isn't used.
 pub(super) fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
     #[derive(Deserialize)]
     struct Event {
@@ -105,15 +105,15 @@ pub(super) fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>
     }
     let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
     match &*event.r#type {
-        // Treated as deleted: the object passed the filter before this change, or never did.
+        // Treated as deleted: either the object passed the filter before this change, or it never did.
         "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
-            Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted))
+            Ok(valid(identity(kind, &event.object)).map(WatchEvent::Deleted))
         }
         "ADDED" | "MODIFIED" => {
-            let received = sound(Received::new(kind, event.object));
+            let received = valid(Received::new(kind, event.object));
             Ok(received.map(|received| WatchEvent::Applied(Box::new(received))))
         }
-        "DELETED" => Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted)),
+        "DELETED" => Ok(valid(identity(kind, &event.object)).map(WatchEvent::Deleted)),
         "BOOKMARK" => {
             let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
             let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));
@@ -125,15 +125,15 @@ pub(super) fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>
             let http = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             Err(refusal(http, None, status))
         }
-        // An event type of a later API.
+        // An event type of a later API version.
         _ => Ok(None),
     }
 }
 
-/// Ignores an object without a name, so that it does not affect the others. No API server has one, but an intermediary
-/// may send one.
-fn sound<T>(object: Result<T, String>) -> Option<T> {
-    object.inspect_err(|why| tracing::warn!(reason = why, "ignoring an object that the API server sent")).ok()
+/// Ignores an object without a name, so that it doesn't affect the others. API servers never send one, but an
+/// intermediary might.
+fn valid<T>(object: Result<T, String>) -> Option<T> {
+    object.inspect_err(|why| tracing::warn!(reason = why, "ignoring an object from the API server")).ok()
 }
 
 /// Decodes a page of a list.
@@ -221,7 +221,7 @@ impl<'de> Visitor<'de> for Items {
             if self.0.only.is_some_and(|only| !only(&node)) {
                 continue;
             }
-            items.extend(sound(Received::new(self.0, node)));
+            items.extend(valid(Received::new(self.0, node)));
         }
         Ok(items)
     }

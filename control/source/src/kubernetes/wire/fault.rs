@@ -11,30 +11,30 @@ pub(in crate::kubernetes) enum Fault {
     #[error("{0}")]
     Connect(String),
     /// The API server refused the request, with an HTTP status or in the watch.
-    #[error("the API server answers {code}: {message}")]
+    #[error("the API server responded with {code}: {message}")]
     Refused { code: u16, message: String, retry_after: Option<Duration> },
     /// Nothing was received for this time.
-    #[error("the API server is silent for {0:?}")]
+    #[error("nothing received from the API server for {0:?}")]
     Silent(Duration),
-    /// The API server does not answer on the connection of a watch, which may never notice that.
-    #[error("the API server stopped answering")]
+    /// The API server doesn't respond on the connection of a watch, which may never notice that.
+    #[error("the API server stopped responding")]
     Dead,
-    /// The answer exceeds the limit.
-    #[error("the answer is larger than {0} bytes")]
+    /// The response exceeds the limit.
+    #[error("the response is larger than {0} bytes")]
     TooLarge(usize),
-    /// TCP, TLS or HTTP failed, or the answer was truncated.
+    /// TCP, TLS or HTTP failed, or the response was truncated.
     #[error("{0}")]
     Broken(String),
-    /// The answer does not conform to the API.
-    #[error("the answer is invalid: {0}")]
+    /// The response doesn't conform to the API.
+    #[error("the response is invalid: {0}")]
     Garbled(String),
     /// The watch reported a version before its start.
     #[error("the API server went back in time: version {now} after {before}")]
     Backwards { before: u64, now: u64 },
-    /// The history does not contain a change that a watch reported, whatever its version is.
+    /// The history lacks a change that a watch reported, whatever its version is.
     #[error("the API server went back in time: it lacks version {version} of {key}")]
     Forgotten { key: String, version: u64 },
-    /// The API server has the history of another cluster, so versions cannot be compared.
+    /// The API server has the history of another cluster, so versions can't be compared.
     #[error("the API server belongs to another cluster than before")]
     OtherCluster,
     /// Objects of another kind show that the API server has another history.
@@ -43,8 +43,8 @@ pub(in crate::kubernetes) enum Fault {
 }
 
 impl Fault {
-    /// Whether the API server answered, and only this request failed.
-    pub(in crate::kubernetes) fn is_answer(&self) -> bool {
+    /// Whether the API server responded, and only this request failed.
+    pub(in crate::kubernetes) fn is_response(&self) -> bool {
         match self {
             Self::Refused { code, .. } => (400..500).contains(code),
             Self::TooLarge(_) | Self::Garbled(_) => true,
@@ -63,17 +63,17 @@ impl Fault {
         matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind)
     }
 
-    /// Whether the API server does not allow the gateway to read the kind.
+    /// Whether the API server doesn't allow the gateway to read the kind.
     pub(in crate::kubernetes) fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused { code: 403 | 406, .. })
     }
 
-    /// Whether the API server does not have the kind, which is optional. A list confirms that.
+    /// Whether the API server doesn't have the kind, which is optional. A list confirms that.
     pub(in crate::kubernetes) fn is_absence(&self, kind: &Kind) -> bool {
         kind.optional && matches!(self, Self::Refused { code: 404, .. })
     }
 
-    /// Names the missing kind, if it is one that every current API server has.
+    /// Adds a hint if the missing kind is one that every supported API server has.
     pub(in crate::kubernetes) fn of_old_server(self, kind: &Kind) -> Self {
         match self {
             Self::Refused { code: 404, message, retry_after } if !kind.optional => {

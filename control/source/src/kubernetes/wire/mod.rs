@@ -1,7 +1,7 @@
-//! Sends list and watch requests over HTTP; every wait has a limit. `decode` reads the responses.
+//! Sends list and watch requests over HTTP; every wait has a limit. `decode` parses the responses.
 //!
-//! A list is read page by page, and each page is decoded object by object while it is parsed, so that no page of JSON
-//! trees is in memory. A watch delivers one event in each line. Answers are only classified here ([`Fault`]); the
+//! A list is read page by page, and each page is decoded object by object while it is parsed, so that no page is ever
+//! in memory as a JSON tree. A watch delivers one event per line. Responses are only classified here ([`Fault`]); the
 //! caller, `reflect`, decides what to request next.
 
 mod decode;
@@ -27,18 +27,18 @@ use super::error_text::causes;
 use super::kinds::Kind;
 use super::object::version_number;
 
-/// The number of objects in a page, and in the pages of further attempts if the objects are too large together. An
-/// object is at most 1.5 MiB on an API server.
+/// The number of objects per page, and per page in further attempts if the page is too large. On an API server, an
+/// object has at most 1.5 MiB.
 pub(super) const PAGES: [u32; 3] = [500, 50, 5];
-/// The maximum size of a page: 500 slices of 100 endpoints take a third of it.
+/// The maximum size of a page. 500 slices of 100 endpoints take a third of it.
 const PAGE_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 96 << 20 };
 /// The maximum size of an event. etcd accepts no object above 1.5 MiB.
 const EVENT_BYTES_MAX: usize = 64 << 20;
-/// The maximum number of bytes of an error's body that are read.
+/// The maximum number of bytes that are read of an error's body.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 pub(super) const JSON: &str = "application/json";
-/// The accepted types for kinds of which only the metadata is needed. No other type is accepted, since a gateway must
+/// The accepted types for kinds of which only the metadata is needed. No other type is accepted, because a gateway must
 /// not see the rest of a Pod. API servers support this since Kubernetes 1.15.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -51,16 +51,16 @@ pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<S
     Ok(list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default())
 }
 
-/// The current version of the API server's objects of a kind. Each kind has its own: with `--etcd-servers-overrides`
-/// kinds are in etcds with separate versions.
+/// The current version of the API server's objects of a kind. With `--etcd-servers-overrides`, kinds are stored in
+/// etcds with separate versions.
 pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration) -> Result<u64, Fault> {
     let uri = uri(kind, &[("limit", "1".to_owned())]);
     let list = heads(connection, uri, METADATA_LIST, wait).await?;
     Ok(version_number(&list.metadata.resource_version))
 }
 
-/// Like [`version`], also with the version of one object if the API server has it. A list restricted to one name needs
-/// the same rights as the list of all.
+/// Like [`version`], and also the version of one object if the API server has it. A list restricted to one name needs
+/// the same permissions as the list of all.
 pub(super) async fn version_of(
     connection: &Connection,
     kind: &Kind,
@@ -74,8 +74,8 @@ pub(super) async fn version_of(
     Ok((version_number(&list.metadata.resource_version), object))
 }
 
-/// The version that one object had when the API server's version was `at`; `None` if it didn't exist then, or if the server
-/// doesn't say: the version may be in the future, or discarded (an API server discards what is older than 5 to 10 minutes).
+/// The version of one object when the API server's version was `at`; `None` if it didn't exist then, or if the server
+/// can't tell. That version may be in the future, or discarded (an API server discards versions after 5 to 10 minutes).
 pub(super) async fn version_at(
     connection: &Connection,
     kind: &Kind,
@@ -90,20 +90,20 @@ pub(super) async fn version_at(
     ];
     match heads(connection, uri_in(kind, &key.namespace, &query), METADATA_LIST, wait).await {
         Ok(list) => Ok(list.items.first().map(|item| version_number(&item.metadata.resource_version))),
-        // These say nothing about the past: the list is repeated.
+        // These errors are unrelated to the past, so the list is repeated.
         Err(fault @ Fault::Refused { code: 401 | 429, .. }) => Err(fault),
         Err(Fault::Refused { .. }) => Ok(None),
         Err(fault) => Err(fault),
     }
 }
 
-/// The time of the API server when it answered, to the second; `None` if it does not say.
+/// The time of the API server when it responded, to the second; `None` if unknown.
 pub(super) async fn time(connection: &Connection, wait: Duration) -> Result<Option<Timestamp>, Fault> {
     let response = send(connection, "/version".to_owned(), JSON, wait).await?;
     Ok(response.headers().get("date").and_then(|date| time_of(date.to_str().ok()?)))
 }
 
-/// Reads a `Date` header (RFC 9110, section 5.6.7).
+/// Parses a `Date` header (RFC 9110, section 5.6.7).
 fn time_of(date: &str) -> Option<Timestamp> {
     jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date).ok()
 }
@@ -139,7 +139,7 @@ async fn heads(
     read(connection, uri, accept, wait).await
 }
 
-/// Reads a document of JSON.
+/// Reads a JSON document.
 pub(super) async fn read<T: DeserializeOwned>(
     connection: &Connection,
     uri: String,
@@ -167,12 +167,12 @@ pub(super) async fn list(
     let accept = if kind.only.is_some() { METADATA_LIST } else { JSON };
     let mut response = send(connection, uri(kind, &query), accept, wait).await?;
     let text = body(&mut response, PAGE_BYTES_MAX, wait).await?;
-    // Parsing a page may take a tenth of a second, so it must not run on a thread that other tasks wait for.
+    // Parsing a page may take 100 ms, so it must not run on a thread that other tasks wait for.
     let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
     parsed.map_err(|e| Fault::Broken(e.to_string()))?
 }
 
-/// A watch that is connected.
+/// A connected watch.
 pub(super) struct Watch {
     kind: &'static Kind,
     response: Response<Body>,
@@ -224,7 +224,11 @@ impl Watch {
             match frame(&mut self.response, silence).await? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(Fault::Broken("the watch was cut in the middle of an event".to_owned())),
+                None => {
+                    return Err(Fault::Broken(
+                        "the watch was truncated in the middle of an event".to_owned(),
+                    ));
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
-//! What a gateway sends its peers beside flows: recent changes of backends, and its SNAT addresses.
+//! What a gateway sends to peers besides flows: recent changes of backends, and its SNAT addresses.
 //!
-//! Invariant: a list of addresses of a peer counts only when all of it has arrived, and no list grows without a limit.
+//! Invariant: a list of addresses takes effect only when it has arrived completely, and every list is bounded.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,24 +10,24 @@ use std::time::Duration;
 use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 use tidegate_spec::{BackendChange, ServiceKey};
 
-use crate::limits::{LEFT_MAX, SEATS_MAX};
+use crate::limits::{REMOVED_BACKENDS_MAX, WEIGHT_CHANGES_MAX};
 use crate::message::{Message, SnatAddress};
 
-/// The recent changes of the backends, for peers that have not seen them.
+/// The recent changes of backends, for peers that have missed them.
 #[derive(Debug, Clone, Default)]
-pub struct Seats {
+pub struct BackendChanges {
     /// The changes, by service port.
-    pub moved: Arc<[(ServiceKey, BackendChange)]>,
-    /// When the remaining times of these were as they are here.
+    pub changes: Arc<[(ServiceKey, BackendChange)]>,
+    /// When the remaining times in `changes` were computed.
     pub as_of: Duration,
 }
 
 /// The SNAT addresses of a gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snat {
-    /// All of them.
+    /// All addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Whether replies are to reach this gateway: it forwards, does not drain, and has the flows of its peers.
+    /// Whether replies should reach this gateway: it forwards, isn't draining, and has the flows of its peers.
     pub serves: bool,
 }
 
@@ -42,28 +42,28 @@ impl Snat {
         })
     }
 
-    /// Adds an address of a list.
-    pub(crate) fn add(&mut self, said: &SnatAddress) {
-        if said.is_first {
+    /// Adds an address of a list that is arriving.
+    pub(crate) fn add(&mut self, part: &SnatAddress) {
+        if part.is_first {
             self.addresses.clear();
         }
-        self.serves = said.serves;
-        if !said.address.is_unspecified() && self.addresses.len() < SNAT_ADDRESSES_MAX {
-            self.addresses.insert(said.address);
+        self.serves = part.serves;
+        if !part.address.is_unspecified() && self.addresses.len() < SNAT_ADDRESSES_MAX {
+            self.addresses.insert(part.address);
         }
     }
 }
 
-impl Seats {
-    /// The messages for a peer, with the times that remain now.
+impl BackendChanges {
+    /// The messages for a peer, with the times that remain at `now`.
     pub(crate) fn of(&self, now: Duration) -> impl Iterator<Item = Message> + '_ {
         let passed = now.saturating_sub(self.as_of);
-        let (mut seats, mut left) = (0, 0);
-        self.moved.iter().filter_map(move |(key, change)| {
+        let (mut moved, mut removed) = (0, 0);
+        self.changes.iter().filter_map(move |(key, change)| {
             let change = change.after(passed)?;
             let (count, max) = match change {
-                BackendChange::WeightChanged(_) => (&mut seats, SEATS_MAX),
-                BackendChange::Removed(_) => (&mut left, LEFT_MAX),
+                BackendChange::Moved(_) => (&mut moved, WEIGHT_CHANGES_MAX),
+                BackendChange::Left(_) => (&mut removed, REMOVED_BACKENDS_MAX),
             };
             *count += 1;
             (*count <= max).then_some(Message::Change(*key, change))

@@ -6,21 +6,20 @@ use tokio::time::Instant;
 
 /// A token bucket. Time is an argument.
 #[derive(Debug, Clone)]
-pub struct Bucket {
+pub struct TokenBucket {
     interval: Duration,
     burst: u32,
-    /// The time at which the bucket was last full, if tokens were used at the nominal rate: each token used advances it
-    /// by an interval.
+    /// When the bucket will be full again. Each token taken moves it later by one interval.
     spent_until: Option<Instant>,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// A full bucket of `burst` tokens that gains one per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
         Self { interval, burst, spent_until: None }
     }
 
-    /// Sets the interval. The number of tokens does not change.
+    /// Sets the interval. The number of tokens doesn't change.
     pub fn set_interval(&mut self, interval: Duration, now: Instant) {
         if let Some(until) = self.spent_until.filter(|until| *until > now) {
             let taken = (until - now).as_secs_f64() / self.interval.as_secs_f64();
@@ -29,7 +28,7 @@ impl Bucket {
         self.interval = interval;
     }
 
-    /// Takes a token. The error is the time at which there is one again.
+    /// Takes a token. If there is none, the error is the time of the next one.
     pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let from = self.spent_until.map_or(now, |until| until.max(now));
         let full = self.interval * self.burst;
@@ -41,7 +40,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Whether it is full, so that nothing has to be remembered about it.
+    /// Whether the bucket is full, so that it need not be stored.
     pub fn is_full(&self, now: Instant) -> bool {
         self.spent_until.is_none_or(|until| until <= now)
     }
@@ -52,10 +51,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_followed_by_a_steady_rate_and_rest_fills_it_up() {
+    fn a_burst_is_followed_by_a_steady_rate_and_idle_time_refills_it() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let mut bucket = Bucket::new(3, Duration::from_millis(20));
+        let mut bucket = TokenBucket::new(3, Duration::from_millis(20));
         for _ in 0..3 {
             assert_eq!(bucket.take(start), Ok(()));
         }
