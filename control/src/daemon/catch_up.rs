@@ -203,7 +203,7 @@ mod tests {
             state,
             silent_for: None,
             waiting: 0,
-            under_way: 0,
+            in_flight: 0,
             last_rejection: None,
             key: None,
             snat: tidegate_sharing::Snat::default(),

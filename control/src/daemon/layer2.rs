@@ -108,7 +108,7 @@ impl Layer2 {
                 let lasts = l2.lease.takeover.saturating_sub(TAKEOVER_ALLOWANCE);
                 // A Lease has whole seconds.
                 let lasts = std::time::Duration::from_secs(lasts.as_secs().max(1));
-                let times = LeaseTimes { lasts, hand_back_delay: l2.lease.hand_back_delay };
+                let times = LeaseTimes { duration: lasts, hand_back_delay: l2.lease.hand_back_delay };
                 let keeper = Keeper::start(
                     connector,
                     &l2.lease.namespace,

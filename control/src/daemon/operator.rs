@@ -493,7 +493,7 @@ fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
         state: if shown.is_absent(peer) { "absent" } else { peer.state.as_str() }.to_owned(),
         heard_ago_milliseconds: peer.silent_for.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
         waiting: peer.waiting,
-        unacknowledged: peer.under_way,
+        unacknowledged: peer.in_flight,
         key: peer.key.clone(),
     };
     api::FlowSharingStatus {

@@ -116,7 +116,7 @@ pub(super) mod tests {
             state,
             silent_for: None,
             waiting: 0,
-            under_way: 0,
+            in_flight: 0,
             last_rejection: None,
             key: None,
             snat: snat(n, serves),

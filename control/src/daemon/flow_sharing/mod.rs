@@ -32,7 +32,7 @@ use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, FlowSharingConfig, FlowSharingKey, GatewayConfig};
-use tidegate_pipeline::pipeline::{Learned, SharedFlows};
+use tidegate_pipeline::pipeline::{ImportOutcome, SharedFlows};
 use tidegate_sharing::hub::{BackendChanges, VERSIONS};
 use tidegate_sharing::message::{Message, Walk};
 use tidegate_sharing::{Hub, HubConfig, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy};
