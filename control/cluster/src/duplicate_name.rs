@@ -141,7 +141,7 @@ impl DuplicateName {
     }
 }
 
-/// Describes a gateway, for display, so that it can be told apart from another with the same name. `node` is empty
+/// Describes a gateway, for display, to distinguish it from another with the same name. `node` is empty
 /// outside of a cluster.
 pub(super) fn described(instance: &str, node: &str, addresses: &[String]) -> String {
     let node = if node.is_empty() { String::new() } else { format!(" on node {node}") };

@@ -157,10 +157,10 @@ impl Limits {
             return false;
         }
         let objects = self.objects.entry(namespace.to_owned()).or_default();
-        let bucket =
+        let budget =
             objects.entry(uid.to_owned()).or_insert_with(|| TokenBucket::new(OBJECT_BURST, OBJECT_INTERVAL));
         self.count += usize::from(!is_known);
-        bucket.take(now).is_ok()
+        budget.take(now).is_ok()
     }
 
     /// Whether another object of the namespace can be remembered. The namespace with the most objects loses one if
@@ -542,9 +542,9 @@ mod tests {
         }
         let (least, most) = (RETRY_FOR, RETRY_FOR + 2 * RETRY_MAX);
         assert!((least..=most).contains(&(now - start)) && attempts < 80, "{attempts} in {:?}", now - start);
-        let asked = Duration::from_secs(7);
-        assert!(retries.schedule(Due::new(event("b")), asked, start) && retries.due() == Some(start + asked));
-        let all = (0..2 * RETRIES_MAX).filter(|_| retries.schedule(Due::new(event("c")), asked, start));
+        let wait = Duration::from_secs(7);
+        assert!(retries.schedule(Due::new(event("b")), wait, start) && retries.due() == Some(start + wait));
+        let all = (0..2 * RETRIES_MAX).filter(|_| retries.schedule(Due::new(event("c")), wait, start));
         assert_eq!(all.count(), RETRIES_MAX - 1);
     }
 
@@ -558,17 +558,17 @@ mod tests {
         assert_eq!((0..2 * RETRIES_MAX).filter(|n| schedule(&mut retries, "noisy", *n)).count(), RETRIES_MAX);
         // Each new event displaces one of the largest namespace.
         assert!((0..100).all(|n| !schedule(&mut retries, "shop", n)));
-        let held =
+        let count =
             |retries: &Retries, namespace: &str| retries.events.get(namespace).map_or(0, BTreeMap::len);
         assert_eq!(
-            (held(&retries, "shop"), held(&retries, "noisy"), retries.len),
+            (count(&retries, "shop"), count(&retries, "noisy"), retries.len),
             (100, RETRIES_MAX - 100, RETRIES_MAX)
         );
         assert!((0..3 * RETRIES_MAX).all(|n| !schedule(&mut retries, "noisy", n)));
-        assert_eq!((held(&retries, "shop"), retries.len), (100, RETRIES_MAX));
+        assert_eq!((count(&retries, "shop"), retries.len), (100, RETRIES_MAX));
         assert!((0..RETRIES_MAX).all(|n| !schedule(&mut retries, "greedy", n)));
-        assert_eq!(held(&retries, "shop"), 100);
-        assert!(held(&retries, "greedy").abs_diff(held(&retries, "noisy")) <= 1, "equal shares");
+        assert_eq!(count(&retries, "shop"), 100);
+        assert!(count(&retries, "greedy").abs_diff(count(&retries, "noisy")) <= 1, "equal shares");
         // Namespaces are retried in round-robin order.
         let later = now + RETRY_MAX;
         let first: Vec<Due> = std::iter::from_fn(|| retries.take(later)).take(30).collect();

@@ -77,7 +77,7 @@ impl Election {
     #[must_use]
     pub fn request(&self, wall: Timestamp) -> LeaseRequest {
         match &self.seen {
-            Some((lease, _)) if self.holds(lease) => {
+            Some((lease, _)) if self.is_holder(lease) => {
                 LeaseRequest::Replace(Box::new(self.renewed(lease, wall)))
             }
             _ => LeaseRequest::Get,
@@ -103,7 +103,7 @@ impl Election {
         let lasts = seconds.map_or(DURATION, Duration::from_secs);
         let is_uninstalled = spec.holder_identity.as_deref() == Some(UNINSTALLED);
         let is_over = now.duration_since(since) >= lasts && !is_uninstalled;
-        let request = if self.holds(&lease) {
+        let request = if self.is_holder(&lease) {
             Some(LeaseRequest::Replace(Box::new(self.renewed(&lease, wall))))
         } else if is_free || is_over {
             Some(LeaseRequest::Replace(Box::new(self.taken(&lease, wall))))
@@ -137,7 +137,7 @@ impl Election {
     #[must_use]
     pub fn released(&mut self, wall: Timestamp) -> Option<LeaseRequest> {
         self.leads_until.take()?;
-        let (mut lease, _) = self.seen.take().filter(|(lease, _)| self.holds(lease))?;
+        let (mut lease, _) = self.seen.take().filter(|(lease, _)| self.is_holder(lease))?;
         let spec = lease.spec.get_or_insert_default();
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
@@ -145,7 +145,7 @@ impl Election {
         Some(LeaseRequest::Replace(Box::new(lease)))
     }
 
-    fn holds(&self, lease: &Lease) -> bool {
+    fn is_holder(&self, lease: &Lease) -> bool {
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
         holder == Some(self.identity.as_str())
     }
@@ -317,7 +317,7 @@ mod tests {
         edited.spec.get_or_insert_default().holder_identity = Some("c".into());
         assert!(server.take(&LeaseRequest::Replace(Box::new(edited))).is_some());
         server.attempt(&mut a);
-        assert!(!server.attempt(&mut a), "refused, then looked");
+        assert!(!server.attempt(&mut a), "refused, then read again");
         assert_eq!(a.holder(), Some("c"));
     }
 
@@ -325,9 +325,9 @@ mod tests {
     async fn the_lease_of_an_uninstallation_is_never_acquired_until_it_is_deleted() {
         let (mut a, mut server) = (two().0, Server::default());
         assert!(server.attempt(&mut a));
-        let mut held = server.lease.clone().expect("a lease");
-        held.spec.get_or_insert_default().holder_identity = Some(UNINSTALLED.into());
-        assert!(server.take(&LeaseRequest::Replace(Box::new(held))).is_some());
+        let mut lease = server.lease.clone().expect("a lease");
+        lease.spec.get_or_insert_default().holder_identity = Some(UNINSTALLED.into());
+        assert!(server.take(&LeaseRequest::Replace(Box::new(lease))).is_some());
         server.attempt(&mut a);
         for _ in 0..10 {
             assert!(!server.attempt(&mut a), "however long it lasts");

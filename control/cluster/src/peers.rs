@@ -250,7 +250,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut peers = peers(start);
-        let mut look = |seconds, beat: &str| {
+        let mut poll = |seconds, beat: &str| {
             peers.listed(
                 vec![status("a", Some(beat), "5"), stopped("b", "2026-01-01T00:00:00Z")],
                 9,
@@ -258,28 +258,28 @@ mod tests {
             );
             peers.withdrawn()
         };
-        assert_eq!(look(0, "1999-01-01T00:00:00Z"), 5, "b has stopped");
-        assert_eq!(look(39, "1999-01-01T00:00:00Z"), 5);
-        assert_eq!(look(40, "1999-01-01T00:00:00Z"), 9);
-        assert_eq!(look(50, "1999-01-01T00:00:10Z"), 5);
-        assert_eq!(look(89, "1999-01-01T00:00:10Z"), 5);
+        assert_eq!(poll(0, "1999-01-01T00:00:00Z"), 5, "b has stopped");
+        assert_eq!(poll(39, "1999-01-01T00:00:00Z"), 5);
+        assert_eq!(poll(40, "1999-01-01T00:00:00Z"), 9);
+        assert_eq!(poll(50, "1999-01-01T00:00:10Z"), 5);
+        assert_eq!(poll(89, "1999-01-01T00:00:10Z"), 5);
     }
 
     #[test]
     fn our_own_clock_measures_how_long_a_gateway_is_silent_and_live() {
         let start = Instant::now();
         let mut peers = peers(start);
-        let mut look = |seconds, beat: &str| {
+        let mut poll = |seconds, beat: &str| {
             let mut one = status("a", Some(beat), "5");
             one.status.get_or_insert_default().generation_applied = 1;
             peers.listed(vec![one], 9, start + Duration::from_secs(seconds));
             peers.live().first().map(|peer| (peer.silent.as_secs(), peer.live.as_secs()))
         };
-        assert_eq!(look(0, "2030-01-01T00:00:00Z"), Some((0, 0)));
-        assert_eq!(look(7, "2030-01-01T00:00:00Z"), Some((7, 7)));
-        assert_eq!(look(10, "1999-01-01T00:00:00Z"), Some((0, 10)));
-        assert_eq!(look(50, "1999-01-01T00:00:00Z"), None);
-        assert_eq!(look(60, "1999-01-01T00:00:01Z"), Some((0, 0)), "it is back");
+        assert_eq!(poll(0, "2030-01-01T00:00:00Z"), Some((0, 0)));
+        assert_eq!(poll(7, "2030-01-01T00:00:00Z"), Some((7, 7)));
+        assert_eq!(poll(10, "1999-01-01T00:00:00Z"), Some((0, 10)));
+        assert_eq!(poll(50, "1999-01-01T00:00:00Z"), None);
+        assert_eq!(poll(60, "1999-01-01T00:00:01Z"), Some((0, 0)), "it is back");
     }
 
     #[test]

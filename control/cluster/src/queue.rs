@@ -130,7 +130,7 @@ pub(super) struct Queue {
     pool_pauses: BTreeMap<Target, Instant>,
     /// The earliest time of the next attempt, and the pause after that.
     pauses: BTreeMap<Target, (Instant, Duration)>,
-    bucket: TokenBucket,
+    budget: TokenBucket,
     interval: Duration,
     throttled_until: Option<Instant>,
 }
@@ -145,7 +145,7 @@ impl Default for Queue {
             done: BTreeMap::new(),
             pool_pauses: BTreeMap::new(),
             pauses: BTreeMap::new(),
-            bucket: TokenBucket::new(BURST, INTERVAL),
+            budget: TokenBucket::new(BURST, INTERVAL),
             interval: INTERVAL,
             throttled_until: None,
         }
@@ -215,7 +215,7 @@ impl Queue {
             false
         });
         let Some(position) = found else { return earliest.map_or(Next::Nothing, Next::At) };
-        if let Err(at) = self.bucket.take(now) {
+        if let Err(at) = self.budget.take(now) {
             return Next::At(at);
         }
         let target = self.order.take(position).expect("find returned it");
@@ -229,7 +229,7 @@ impl Queue {
     pub(super) fn ended(&mut self, target: &Target, outcome: &Outcome, now: Instant) {
         let Some((job, sent)) = self.in_progress.remove(target) else { return };
         let still_planned = self.still_planned.remove(target);
-        self.pace(outcome, now.duration_since(sent), now);
+        self.adjust_rate(outcome, now.duration_since(sent), now);
         match outcome {
             Outcome::Done | Outcome::Superseded => {
                 self.pauses.remove(target);
@@ -256,7 +256,7 @@ impl Queue {
 
 impl Queue {
     /// Increases the rate while the API server keeps up.
-    fn pace(&mut self, outcome: &Outcome, took: Duration, now: Instant) {
+    fn adjust_rate(&mut self, outcome: &Outcome, took: Duration, now: Instant) {
         let keeps_up = matches!(outcome, Outcome::Done | Outcome::Superseded) && took < QUICK;
         let interval = match keeps_up {
             true => (self.interval - self.interval / INTERVAL_STEP).max(INTERVAL_MIN),
@@ -264,7 +264,7 @@ impl Queue {
         };
         if interval != self.interval {
             self.interval = interval;
-            self.bucket.set_interval(interval, now);
+            self.budget.set_interval(interval, now);
         }
     }
 }

@@ -264,27 +264,27 @@ mod tests {
     #[test]
     fn external_ips_are_withheld_only_if_a_gateway_may_serve_them() {
         let key = || ObjectKey::new("shop", "s1");
-        let asking = |asks: bool| {
+        let requesting = |requests: bool| {
             let mut service = Service::new(Metadata::new(key()));
-            if asks {
+            if requests {
                 service.external_ips = vec![ip(1), ip(2)];
             }
             SharedMap::from([(key(), Arc::new(service))])
         };
         // A pool authorizes the first one.
-        let held = Held { kind: ClaimKind::ExternalIp, ..Held::of_status(ip(1)) };
-        let by_service = SharedMap::from([(key(), Holdings::new("", vec![held]))]);
+        let owned = Held { kind: ClaimKind::ExternalIp, ..Held::of_status(ip(1)) };
+        let by_service = SharedMap::from([(key(), Holdings::new("", vec![owned]))]);
         let granted = Arc::new(Allocations { by_service, ..Allocations::default() });
         let mut tracker = ReleaseTracker::default();
-        tracker.observe(&asking(true), &Arc::default(), 10, &leads(10));
-        tracker.observe(&asking(false), &granted, 20, &leads(10));
+        tracker.observe(&requesting(true), &Arc::default(), 10, &leads(10));
+        tracker.observe(&requesting(false), &granted, 20, &leads(10));
         assert_eq!(withheld(&tracker, &leads(10)), Some(vec![ip(1)]));
-        tracker.observe(&asking(false), &Arc::default(), 25, &leads(20));
+        tracker.observe(&requesting(false), &Arc::default(), 25, &leads(20));
         assert_eq!(withheld(&tracker, &leads(20)), Some(vec![]));
 
         let mut tracker = ReleaseTracker::default();
         for version in 10..30 {
-            tracker.observe(&asking(version % 2 == 0), &Arc::default(), version, &leads(10));
+            tracker.observe(&requesting(version % 2 == 0), &Arc::default(), version, &leads(10));
             assert_eq!(withheld(&tracker, &leads(10)), Some(vec![]), "no gateway serves any of them");
         }
     }
@@ -318,9 +318,9 @@ mod tests {
 
     /// The leader's memory of assigned addresses. The Services exist, without a status.
     fn memory(assigned: &[(usize, u8, u32)]) -> Arc<Allocations> {
-        let held = |n: u8| Holdings::new("", vec![Held::of_status(ip(n))]);
+        let owned = |n: u8| Holdings::new("", vec![Held::of_status(ip(n))]);
         let of = |(_, address, name): &(usize, u8, u32)| {
-            (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), held(*address))
+            (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), owned(*address))
         };
         Arc::new(Allocations { by_service: assigned.iter().map(of).collect(), ..Allocations::default() })
     }

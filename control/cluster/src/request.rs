@@ -294,7 +294,7 @@ mod tests {
         let connector = Connector::new(Some(server.kubeconfig(directory.path()).expect("a file")));
         let service = json!({
             "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": "web", "namespace": "shop", "finalizers": ["example.com/held"]},
+            "metadata": {"name": "web", "namespace": "shop", "finalizers": ["example.com/finalizer"]},
             "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}
         });
         let stored = server.put(service).expect("a valid Service");

@@ -9,12 +9,12 @@ use tokio::time::Instant;
 pub struct TokenBucket {
     interval: Duration,
     burst: u32,
-    /// When the bucket will be full again. Each token taken moves it later by one interval.
+    /// When the token bucket will be full again. Each token taken moves it later by one interval.
     spent_until: Option<Instant>,
 }
 
 impl TokenBucket {
-    /// A full bucket of `burst` tokens that gains one per `interval`.
+    /// A full token bucket of `burst` tokens that gains one per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
         Self { interval, burst, spent_until: None }
     }
@@ -40,7 +40,7 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// Whether the bucket is full, so that it need not be stored.
+    /// Whether the token bucket is full, so that it need not be stored.
     pub fn is_full(&self, now: Instant) -> bool {
         self.spent_until.is_none_or(|until| until <= now)
     }

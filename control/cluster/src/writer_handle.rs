@@ -174,7 +174,7 @@ pub struct FlowPeers {
 impl FlowPeers {
     /// The known gateways if they have changed since the last call; `None` also before any are known. While the API
     /// server doesn't respond, they stay unchanged.
-    pub fn news(&mut self) -> Option<SharingPeers> {
+    pub fn changed(&mut self) -> Option<SharingPeers> {
         // After the writer has ended, nothing changes anymore.
         if !self.known.has_changed().unwrap_or(false) {
             return None;

@@ -5,8 +5,8 @@
 //!
 //! May depend on: nothing of Tidegate.
 //!
-//! Invariant: the number and the lifetime of connections are bounded, and connections end with their server. Holding
-//! connections open can't block other clients: a new connection replaces the one that has been idle the longest, and no
+//! Invariant: the number and the lifetime of connections are bounded, and connections end with their server. Idle
+//! connections can't block other clients: a new connection replaces the one that has been idle the longest, and no
 //! source waits because another source has more connections.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

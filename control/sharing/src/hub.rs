@@ -56,7 +56,7 @@ pub struct Hub {
     epoch: Random,
     entropy: Box<dyn Entropy>,
     peers: Vec<Peer>,
-    seats: BackendChanges,
+    backend_changes: BackendChanges,
     snat: Snat,
     walks: Walks,
     refreshed: Duration,
@@ -85,7 +85,7 @@ impl Hub {
             config,
             entropy,
             peers: Vec::new(),
-            seats: BackendChanges::default(),
+            backend_changes: BackendChanges::default(),
             snat: Snat::default(),
             walks: Walks::default(),
             refreshed: Duration::ZERO,
@@ -122,8 +122,8 @@ impl Hub {
 
     /// Sets the backend changes that a peer is sent when a session starts: the peer may have just started and missed
     /// them.
-    pub fn set_backend_changes(&mut self, seats: BackendChanges) {
-        self.seats = seats;
+    pub fn set_backend_changes(&mut self, backend_changes: BackendChanges) {
+        self.backend_changes = backend_changes;
     }
 
     /// Sets the SNAT addresses that are sent to peers.
@@ -258,7 +258,7 @@ impl Hub {
             own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
             let mut session = Session::new((own, &config.keys.own), (theirs, key), version, now);
             self.snat.messages().for_each(|message| session.enqueue(&message));
-            self.seats.of(now).for_each(|message| session.enqueue(&message));
+            self.backend_changes.of(now).for_each(|message| session.enqueue(&message));
             self.walks.complete += 1;
             session.walks.number = self.walks.complete;
             peer.session = Some(session);
@@ -282,11 +282,11 @@ impl Hub {
     }
 
     /// Queues a worker's update for all peers with a session.
-    pub fn enqueue(&mut self, news: &FlowNews, now: Duration) {
-        let is_relayed = matches!(news, FlowNews::Is(record) if record.is_relayed);
+    pub fn enqueue(&mut self, update: &FlowNews, now: Duration) {
+        let is_relayed = matches!(update, FlowNews::Is(record) if record.is_relayed);
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             if !is_relayed || now.saturating_sub(session.started) < YOUNG {
-                session.enqueue(&Message::Flow(*news));
+                session.enqueue(&Message::Flow(*update));
             }
         }
     }
@@ -367,7 +367,7 @@ impl Hub {
             }
             let Some(session) = &mut peer.session else { continue };
             if std::mem::take(&mut session.walks.wants_changes) {
-                self.seats.of(now).for_each(|message| session.enqueue(&message));
+                self.backend_changes.of(now).for_each(|message| session.enqueue(&message));
             }
             if std::mem::take(&mut session.walks.wants_flows) {
                 self.walks.complete += 1;

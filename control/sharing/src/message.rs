@@ -84,8 +84,8 @@ impl Message {
             Self::Change(_, BackendChange::Moved(_)) => MOVED_SINCE,
             Self::Change(_, BackendChange::Left(_)) | Self::Walk(_) => WALKS_SINCE,
             Self::Snat(..) => SNAT_SINCE,
-            Self::Flow(news) => {
-                let name = news.name();
+            Self::Flow(update) => {
+                let name = update.name();
                 if name.service.protocol == Protocol::Sctp || name.is_affinity() { SCTP_SINCE } else { 1 }
             }
         }
@@ -118,7 +118,7 @@ const SNAT_IS_LAST: u8 = 4;
 /// Appends a message.
 pub fn write(message: &Message, out: &mut Vec<u8>) {
     match message {
-        Message::Flow(news) => write_flow(news, out),
+        Message::Flow(update) => write_flow(update, out),
         Message::Change(service, change) => write_change(service, change, out),
         Message::Walk(walk) => out.extend([WALK, *walk as u8]),
         Message::Snat(SnatAddress { address, is_first, is_last, serves }) => {
@@ -148,13 +148,13 @@ fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>)
     out.extend(u32::try_from(change.remaining().as_millis()).unwrap_or(u32::MAX).to_be_bytes());
 }
 
-fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
-    let name = news.name();
+fn write_flow(update: &FlowNews, out: &mut Vec<u8>) {
+    let name = update.name();
     let vip = Endpoint { addr: name.service.vip.into(), port: name.service.port };
     let mut flags = flag(!vip.addr.is_v4(), VIP_V6) | flag(!name.client.addr.is_v4(), CLIENT_V6);
-    match news {
-        FlowUpdate::Gone(_) => flags |= GONE,
-        FlowUpdate::Live(record) => {
+    match update {
+        FlowNews::Gone(_) => flags |= GONE,
+        FlowNews::Is(record) => {
             flags |= flag(!record.backend.addr.is_v4(), BACKEND_V6) | flag(record.is_relayed, RELAYED);
             if let Some(translation) = &record.translation {
                 flags |= TRANSLATED | flag(translation.stream.is_some(), STREAM);
@@ -165,7 +165,7 @@ fn write_flow(news: &FlowUpdate, out: &mut Vec<u8>) {
     out.extend([flags, name.service.protocol.number()]);
     endpoint(&vip, out);
     endpoint(&name.client, out);
-    let FlowUpdate::Live(record) = news else { return };
+    let FlowNews::Is(record) = update else { return };
     endpoint(&record.backend, out);
     out.push(record.client.number());
     if let Some(translation) = &record.translation {
@@ -391,10 +391,10 @@ mod tests {
 
     fn message() -> impl Strategy<Value = Message> {
         let walk = prop::sample::select(&Walk::ALL[..]).prop_map(Message::Walk);
-        prop_oneof![8 => news().prop_map(Message::Flow), 2 => change(), 1 => walk, 1 => snat()]
+        prop_oneof![8 => update().prop_map(Message::Flow), 2 => change(), 1 => walk, 1 => snat()]
     }
 
-    fn news() -> impl Strategy<Value = FlowUpdate> {
+    fn update() -> impl Strategy<Value = FlowNews> {
         any::<[bool; 4]>().prop_flat_map(|[vip, client, backend, translated]| {
             let name = (endpoint(vip), endpoint(client), protocol()).prop_map(|(vip, client, protocol)| {
                 FlowName { service: ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port }, client }
@@ -438,15 +438,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_decodes_as_it_was_encoded(news in prop::collection::vec(message(), 0..5)) {
+        fn a_message_decodes_as_it_was_encoded(update in prop::collection::vec(message(), 0..5)) {
             let mut bytes = Vec::new();
-            for one in &news {
+            for one in &update {
                 let before = bytes.len();
                 write(one, &mut bytes);
                 prop_assert!(bytes.len() - before <= RECORD_MAX);
             }
             let mut rest = &bytes[..];
-            for one in &news {
+            for one in &update {
                 let read = read(&mut rest);
                 prop_assert_eq!(read.as_ref(), Some(one));
             }
@@ -454,19 +454,19 @@ mod tests {
         }
 
         #[test]
-        fn a_truncated_message_is_invalid(news in message(), cut in any::<prop::sample::Index>()) {
+        fn a_truncated_message_is_invalid(update in message(), cut in any::<prop::sample::Index>()) {
             let mut bytes = Vec::new();
-            write(&news, &mut bytes);
+            write(&update, &mut bytes);
             prop_assert_eq!(read(&mut &bytes[..cut.index(bytes.len())]), None);
         }
 
         #[test]
         fn no_bytes_panic_and_every_decoded_message_can_be_encoded(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut rest = &bytes[..];
-            while let Some(news) = read(&mut rest) {
+            while let Some(update) = read(&mut rest) {
                 let mut again = Vec::new();
-                write(&news, &mut again);
-                prop_assert_eq!(read(&mut &again[..]), Some(news));
+                write(&update, &mut again);
+                prop_assert_eq!(read(&mut &again[..]), Some(update));
             }
         }
     }

@@ -43,7 +43,7 @@ pub(crate) enum Unread {
 
 /// Whether each side has sent everything that it knows.
 #[derive(Debug)]
-pub(crate) struct WalksOfSession {
+pub(crate) struct WalkState {
     /// Once the workers have finished this many complete walks, this side has sent everything.
     pub(crate) number: u64,
     /// How many [`Walk::Complete`] messages this side has yet to send.
@@ -56,7 +56,7 @@ pub(crate) struct WalksOfSession {
     pub(crate) wants_flows: bool,
 }
 
-impl Default for WalksOfSession {
+impl Default for WalkState {
     fn default() -> Self {
         Self { number: 0, owed: 1, awaited: 1, wants_changes: false, wants_flows: false }
     }
@@ -80,7 +80,7 @@ pub(crate) struct Session {
     last_progress: Duration,
     /// The number of the next datagram.
     number: u64,
-    pub(crate) walks: WalksOfSession,
+    pub(crate) walks: WalkState,
     pub(crate) sender: Sender,
     pub(crate) receiver: Receiver,
 }
@@ -103,7 +103,7 @@ impl Session {
             sent: now,
             last_progress: now,
             number: 0,
-            walks: WalksOfSession::default(),
+            walks: WalkState::default(),
             sender: Sender::default(),
             receiver: Receiver::new(),
         }

@@ -388,10 +388,10 @@ fn peers_use_the_newest_common_version_or_report_theirs() {
 fn a_peer_receives_the_backend_changes_that_its_version_supports() {
     let mut world = World::new(2);
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
-    let seat = |n: usize, seconds| {
+    let weight = |n: usize, seconds| {
         let at = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));
-        let seat = WeightChange { backend: at, former: 1, remaining: Duration::from_secs(seconds) };
-        (service, BackendChange::WeightChanged(seat))
+        let weight = MovedSeat { backend: at, former: 1, left: Duration::from_secs(seconds) };
+        (service, BackendChange::Moved(weight))
     };
     let backend = SocketAddr::from(([10, 0, 0, 9], 80));
     let left = RemovedBackend { owner: 7, backend, remaining: Duration::from_secs(100) };
@@ -400,10 +400,10 @@ fn a_peer_receives_the_backend_changes_that_its_version_supports() {
         world.restart(1);
         let as_of = world.now + world.gateways[0].offset;
         // After a minute, the first change has expired.
-        let seats = [seat(1, 60), seat(2, 100)]
+        let weights = [weight(1, 60), weight(2, 100)]
             .into_iter()
-            .chain((3..3 + WEIGHT_CHANGES_MAX).map(|n| seat(n, 3_600)));
-        let moved = [(service, BackendChange::Left(left))].into_iter().chain(seats);
+            .chain((3..3 + WEIGHT_CHANGES_MAX).map(|n| weight(n, 3_600)));
+        let moved = [(service, BackendChange::Left(left))].into_iter().chain(weights);
         world.gateways[0].hub.set_backend_changes(BackendChanges { changes: moved.collect(), as_of });
         world.now += Duration::from_secs(60);
         world.run(Duration::from_secs(10));
@@ -416,13 +416,13 @@ fn a_peer_receives_the_backend_changes_that_its_version_supports() {
         let imported = &world.gateways[1];
         assert!(imported.imported.contains_key(&1));
         let has_left = usize::from(versions == VERSIONS);
-        let seats = if versions == (1, 1) { 0 } else { WEIGHT_CHANGES_MAX };
-        assert_eq!(imported.changes.len(), has_left + seats, "{versions:?}: the limit applies");
+        let weights = if versions == (1, 1) { 0 } else { WEIGHT_CHANGES_MAX };
+        assert_eq!(imported.changes.len(), has_left + weights, "{versions:?}: the limit applies");
         for (n, (_, change)) in imported.changes.iter().take(2).enumerate() {
             let is_left =
-                matches!(change, BackendChange::Removed(one) if one.backend == backend && one.owner == 7);
-            let is_seat = matches!(change, BackendChange::WeightChanged(one) if one.former == 1);
-            assert!(if n < has_left { is_left } else { is_seat }, "{change:?}");
+                matches!(change, BackendChange::Left(one) if one.backend == backend && one.owner == 7);
+            let is_weight = matches!(change, BackendChange::Moved(one) if one.former == 1);
+            assert!(if n < has_left { is_left } else { is_weight }, "{change:?}");
         }
         if let Some((_, first)) = imported.changes.first() {
             assert!((30..=40).contains(&first.left().as_secs()), "{first:?}");
@@ -478,10 +478,9 @@ fn a_check_returns_the_changes_applied_since_the_session_started() {
     world.run(Duration::from_secs(8));
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let backend = SocketAddr::from(([10, 0, 0, 1], 80));
-    let seat =
-        BackendChange::WeightChanged(WeightChange { backend, former: 1, remaining: Duration::from_secs(60) });
+    let weight = BackendChange::Moved(MovedSeat { backend, former: 1, left: Duration::from_secs(60) });
     let as_of = world.now + world.gateways[0].offset;
-    world.gateways[0].hub.set_backend_changes(BackendChanges { changes: [(service, seat)].into(), as_of });
+    world.gateways[0].hub.set_backend_changes(BackendChanges { changes: [(service, weight)].into(), as_of });
     world.run(Duration::from_secs(1));
     assert!(world.gateways[1].changes.is_empty());
     world.gateways[1].hub.request(Walk::Check);
@@ -538,8 +537,8 @@ fn a_peer_with_an_earlier_version_gets_all_but_sctp_and_affinity() {
         flow.name.service.protocol = Protocol::Sctp;
         let FlowNews::Is(mut affinity) = record(0, 80, gateway.incarnation) else { panic!("a flow") };
         affinity.client = SideState::from_number(4).unwrap();
-        for news in [flow, affinity] {
-            gateway.hub.enqueue(&FlowNews::Is(news), world.now + gateway.offset);
+        for update in [flow, affinity] {
+            gateway.hub.enqueue(&FlowNews::Is(update), world.now + gateway.offset);
         }
         world.enqueue(0, 8, 80);
         world.run(Duration::from_secs(1));

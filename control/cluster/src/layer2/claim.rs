@@ -31,7 +31,7 @@ use super::rank::Ranked;
 pub(super) const MARGIN: Duration = Duration::from_secs(1);
 /// How long gateways that are not preferred wait before they acquire a free Lease, per rank.
 pub(super) const RANK_STEP: Duration = Duration::from_secs(2);
-/// A gateway that let the Lease expire, or didn't acquire it when it was its turn, is preferred again only after this
+/// A gateway that let the Lease expire, or didn't acquire it when it could, is preferred again only after this
 /// time: a dead gateway counts as live for up to 50 s.
 pub(super) const PASSED_OVER_FOR: Duration = Duration::from_secs(60);
 /// A gateway that serves more of a group's Services than its owner gets the Lease after at most this time. Until then,
@@ -94,9 +94,9 @@ impl Claim {
     }
 
     /// Records the API server's Lease, or that there is none.
-    pub(super) fn look(&mut self, lease: Option<Lease>, identity: &str, now: Instant) {
-        let is_held = lease.as_ref().is_some_and(|lease| holder(lease) == Some(identity));
-        if !is_held {
+    pub(super) fn observe(&mut self, lease: Option<Lease>, identity: &str, now: Instant) {
+        let is_ours = lease.as_ref().is_some_and(|lease| holder(lease) == Some(identity));
+        if !is_ours {
             self.until = BootTime(0);
         }
         let is_unchanged = self.seen.as_ref().is_some_and(|(seen, _)| version(seen) == version(&lease));
@@ -356,7 +356,7 @@ mod tests {
         /// One poll and the resulting write. Returns whether the gateway owns the VIPs afterwards.
         fn iterate(&mut self, server: &mut Server, ranked: &[&str], start: Instant, millis: u64) -> bool {
             let (now, boot) = times(start, millis);
-            self.claim.look(server.lease.clone(), &self.identity, now);
+            self.claim.observe(server.lease.clone(), &self.identity, now);
             // `edge*2` doesn't serve two of the Services.
             let ranked = ranked.iter().map(|one| {
                 let (name, lacking) = one.split_once('*').unwrap_or((one, "0"));
@@ -563,7 +563,7 @@ mod tests {
         let (mut a, mut b) = (Gateway::new("a_1"), Gateway::new("b_1"));
         // Each of them sees only itself.
         let (now, boot) = times(start, 0);
-        a.claim.look(None, "a_1", now);
+        a.claim.observe(None, "a_1", now);
         assert!(b.iterate(&mut server, &["b"], start, 0));
         let ranked = [Ranked { name: "a".to_owned(), lacking: 0 }];
         let wall = "2026-01-01T00:00:00Z".parse().expect("a time");

@@ -254,11 +254,11 @@ impl Task {
         }
         // Renewals first: they don't depend on the poll and must not wait for it.
         let mut error = self.write(wanted).await;
-        match self.look().await {
+        match self.poll().await {
             Ok(mut leases) => {
                 let now = Instant::now();
                 for (group, claim) in &mut self.claims {
-                    claim.look(leases.remove(group), &self.identity, now);
+                    claim.observe(leases.remove(group), &self.identity, now);
                 }
                 error = self.write(wanted).await.or(error);
             }
@@ -271,7 +271,7 @@ impl Task {
         self.report(error.or(too_many));
     }
 
-    async fn look(&self) -> Result<BTreeMap<String, Lease>, RequestError> {
+    async fn poll(&self) -> Result<BTreeMap<String, Lease>, RequestError> {
         let params = ListParams::default().labels(&format!("{}={}", LABEL.0, LABEL.1));
         let list = with_client(&self.connector, |client| async move {
             let api: Api<Lease> = Api::namespaced(client, &self.namespace);

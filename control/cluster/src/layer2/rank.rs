@@ -38,10 +38,8 @@ mod tests {
     use super::*;
 
     fn firsts(gateways: &[&str]) -> Vec<String> {
-        let group = |bucket: u8| format!("tidegate-l2-all-{bucket:02}");
-        (0..16)
-            .map(|bucket| ranked(&group(bucket), gateways.iter().map(|name| (*name, 0)))[0].name.clone())
-            .collect()
+        let group = |n: u8| format!("tidegate-l2-all-{n:02}");
+        (0..16).map(|n| ranked(&group(n), gateways.iter().map(|name| (*name, 0)))[0].name.clone()).collect()
     }
 
     #[test]
@@ -59,8 +57,8 @@ mod tests {
 
     #[test]
     fn a_gateway_that_serves_more_of_a_group_comes_first() {
-        for bucket in 0..16 {
-            let group = format!("tidegate-l2-all-{bucket:02}");
+        for n in 0..16 {
+            let group = format!("tidegate-l2-all-{n:02}");
             let all = ranked(&group, [("edge-1", 2), ("edge-2", 0), ("edge-3", 1)].into_iter());
             let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
             assert_eq!(names, ["edge-2", "edge-3", "edge-1"]);

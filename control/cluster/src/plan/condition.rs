@@ -244,12 +244,12 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
 }
 
 /// The record of the Service's addresses and ports, for gateways that start or become followers; `None` if it has none.
-pub(super) fn allocation_record(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
+pub(super) fn allocation_record(holdings: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
     // A released address is no longer in the view.
-    let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
-    let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();
-    (!held.is_empty())
-        .then(|| condition(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&held)))
+    let is_shown = |owned: &&Held| view.vips.iter().any(|vip| vip.address == owned.address);
+    let owned: Vec<Held> = holdings?.held.iter().filter(is_shown).cloned().collect();
+    (!owned.is_empty())
+        .then(|| condition(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&owned)))
 }
 
 /// Formats a port as `80/TCP`.

@@ -165,22 +165,23 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
     ];
     // The generation of the object as of the last write.
     let generation = before.first().map_or(0, |condition| condition.observed_generation);
-    let condition = |(kind, holds, [yes, no], message): (ConditionType, bool, [ConditionReason; 2], &str)| {
-        let kind = kind.as_str();
-        let status = if holds { "True" } else { "False" };
-        let mut condition = of_model(&Condition {
-            kind: kind.to_owned(),
-            status: status.to_owned(),
-            reason: if holds { yes } else { no }.as_str().to_owned(),
-            message: message.to_owned(),
-            observed_generation: generation,
-            last_transition: Some(whole_seconds(*now)),
-        });
-        if let Some(previous) = before.iter().find(|c| c.kind == kind && c.status == status) {
-            condition.last_transition_time.clone_from(&previous.last_transition_time);
-        }
-        condition
-    };
+    let condition =
+        |(kind, is_true, [yes, no], message): (ConditionType, bool, [ConditionReason; 2], &str)| {
+            let kind = kind.as_str();
+            let status = if is_true { "True" } else { "False" };
+            let mut condition = of_model(&Condition {
+                kind: kind.to_owned(),
+                status: status.to_owned(),
+                reason: if is_true { yes } else { no }.as_str().to_owned(),
+                message: message.to_owned(),
+                observed_generation: generation,
+                last_transition: Some(whole_seconds(*now)),
+            });
+            if let Some(previous) = before.iter().find(|c| c.kind == kind && c.status == status) {
+                condition.last_transition_time.clone_from(&previous.last_transition_time);
+            }
+            condition
+        };
     rows.map(condition).into()
 }
 

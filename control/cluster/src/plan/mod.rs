@@ -5,7 +5,7 @@
 //! writes and never reads a clock; `writer` does both and calls it again after every change.
 //!
 //! - [`service`]: finalizer, status and conditions of one Service, from its first address to its last;
-//! - [`condition`]: the conditions, and since when they hold;
+//! - [`condition`]: the conditions, and their times;
 //! - [`status_conflict`]: another controller writes the same status;
 //! - [`peer`]: the reports of the other gateways about a Service;
 //! - [`owner`]: which gateway answers for a Service's addresses on layer 2;

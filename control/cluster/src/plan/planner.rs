@@ -167,10 +167,10 @@ impl Planner<'_> {
             self.memory.requests.retain(|key, _| known(key));
         }
         // If a Service releases addresses a second time, other gateways must be waited for again.
-        let (leads, shut_down) = (self.situation.leads, &self.leaving);
+        let (leads, leaving_uids) = (self.situation.leads, &self.leaving);
         self.memory.leaving.retain(|uid, leaving| {
-            let is_there = objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid);
-            is_there && (!leads || shut_down.contains(uid))
+            let exists = objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid);
+            exists && (!leads || leaving_uids.contains(uid))
         });
         if self.memory.up_to_date.len() > objects.services.len() {
             self.memory.up_to_date.retain(|key, _| known(key));

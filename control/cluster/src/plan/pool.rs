@@ -28,9 +28,9 @@ impl Planner<'_> {
         let usage = usage.filter(|_| is_used);
         let shown = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
         let condition =
-            |kind, holds: bool, reason: ConditionReason, finding: Option<&&Finding>| NewCondition {
+            |kind, is_true: bool, reason: ConditionReason, finding: Option<&&Finding>| NewCondition {
                 kind,
-                status: if holds { "True" } else { "False" },
+                status: if is_true { "True" } else { "False" },
                 reason,
                 message: finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default(),
             };

@@ -148,7 +148,7 @@ impl Planner<'_> {
         if !wanted.is_empty() {
             let conflicts = &mut self.memory.conflicts;
             let ownership = status_conflict::ownership(conflicts, service, &wanted, what, now);
-            status_conflict::won(conflicts, service, &wanted);
+            status_conflict::written_again(conflicts, service, &wanted);
             if let StatusOwnership::Yields { who, until } = ownership {
                 self.plan_again_at(until);
                 contested = Some(who);
@@ -174,10 +174,10 @@ impl Planner<'_> {
         let circumstances =
             Circumstances { peer_summary: &peer_summary, failure, waits_for, lacking, owners };
         let new = condition::of_service(of, view, contested, &circumstances);
-        let held = self.situation.observation.outcome.memory.allocations.by_service.get(key);
+        let holdings = self.situation.observation.outcome.memory.allocations.by_service.get(key);
         let conditions: Vec<Condition> = new
             .into_iter()
-            .chain(condition::allocation_record(held, view))
+            .chain(condition::allocation_record(holdings, view))
             .map(|new| self.dated(key, &stored.conditions, new, stored.generation))
             .collect();
         let writes_ingress = contested.is_none() && !wanted.is_empty();

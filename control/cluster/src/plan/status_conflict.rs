@@ -100,7 +100,7 @@ pub(super) fn ownership(
 }
 
 /// Records that the API server has the contested status as we wrote it. If it differs later, it was overwritten again.
-pub(super) fn won(conflicts: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
+pub(super) fn written_again(conflicts: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
     if service.stored.ingress == wanted
         && let Some(conflict) = conflicts.get_mut(&service.meta.key)
     {

@@ -1,4 +1,4 @@
-//! Tests with the test API server over real HTTP: the resulting Services, events, leases and statuses when one or two
+//! Tests over real HTTP with the test API server: the resulting Services, events, Leases and statuses when one or two
 //! gateways read and write. A gateway here is the daemon without its dataplane.
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 use super::plan::{DrainPhase, Forwarding, Observation};
 use super::{ClusterWriter, ReleaseTracker, crd};
 
-/// The maximum wait for any event. Usually it takes a tenth of a second.
+/// The maximum wait for any event. Usually it takes 100 ms.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Cluster {
@@ -34,10 +34,10 @@ impl Cluster {
     }
 
     fn with(options: Options) -> Self {
-        // Up-to-date gateways report their progress after bookmarks, so bookmarks are frequent.
-        let server = TestApiServer::start(options).expect("a free port on loopback");
+        // Gateways report their progress after bookmarks, so bookmarks are frequent.
+        let server = TestApiServer::start(options).expect("a free loopback port");
         for (_, definition) in crd::manifests() {
-            server.apply(&definition).expect("our definitions are legal");
+            server.apply(&definition).expect("our definitions are valid");
         }
         // The namespace of the Lease.
         let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: tidegate-system}}";
@@ -59,15 +59,15 @@ impl Cluster {
         for (key, value) in more.as_object().into_iter().flatten() {
             service["metadata"][key.as_str()] = value.clone();
         }
-        self.server.put(service).expect("a legal Service");
+        self.server.put(service).expect("a valid Service");
     }
 
-    /// Changes the annotation that asks for an address.
-    fn ask(&self, name: &str, address: &str) {
+    /// Changes the annotation that requests an address.
+    fn request_address(&self, name: &str, address: &str) {
         let edit = |service: &mut Value| {
             service["metadata"]["annotations"]["tidegate.dev/load-balancer-ips"] = json!(address);
         };
-        self.server.edit("v1", "Service", "shop", name, edit).expect("a legal change");
+        self.server.edit("v1", "Service", "shop", name, edit).expect("a valid change");
     }
 
     fn status_of(&self, gateway: &str) -> Value {
@@ -114,12 +114,12 @@ impl Cluster {
         let mut peers = writer.peer_releases();
         let writer = Arc::new(writer);
         let offers = Arc::clone(&writer);
-        let (hold, mut released) = watch::channel(false);
+        let (set_stuck, mut released) = watch::channel(false);
         let task = tokio::spawn(async move {
             let (mut reconciler, mut memory) = (Reconciler::default(), Memory::default());
             let (mut generation, mut past) = (0, ReleaseTracker::default());
             loop {
-                if released.wait_for(|is_held| !is_held).await.is_err() {
+                if released.wait_for(|is_stuck| !is_stuck).await.is_err() {
                     return;
                 }
                 let update = updates.borrow_and_update().clone();
@@ -179,7 +179,7 @@ impl Cluster {
                 }
             }
         });
-        Gateway { _source: source, writer, last, hold, task: task.abort_handle() }
+        Gateway { _source: source, writer, last, set_stuck, task: task.abort_handle() }
     }
 }
 
@@ -188,7 +188,7 @@ struct Gateway {
     _source: KubernetesSource,
     writer: Arc<ClusterWriter>,
     last: watch::Receiver<Option<Arc<Outcome>>>,
-    hold: watch::Sender<bool>,
+    set_stuck: watch::Sender<bool>,
     task: AbortHandle,
 }
 
@@ -205,8 +205,8 @@ impl Gateway {
     }
 
     /// Simulates stuck workers: the gateway keeps forwarding as before, whatever it reads, and reports that.
-    fn hold(&self, is_held: bool) {
-        self.hold.send_replace(is_held);
+    fn set_stuck(&self, is_stuck: bool) {
+        self.set_stuck.send_replace(is_stuck);
     }
 
     async fn shut_down(self) {
@@ -237,9 +237,9 @@ fn settings_of(range: &str) -> Settings {
 mod releases;
 mod terms;
 
-/// The installed rights are sufficient for all writes: these tests run with them alone.
+/// The installed permissions suffice for all writes: these tests have no others.
 #[tokio::test]
-async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
+async fn the_permissions_of_the_base_suffice_to_lead_and_to_write() {
     let cluster = Cluster::new();
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/base");
     for file in ["namespace.yaml", "rbac.yaml"] {
@@ -253,16 +253,16 @@ async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
     until("an address", || cluster.ingress("web").is_some()).await;
     until("its events", || has_events(&cluster.events("web"), &["IPAllocated", "EnsuredLoadBalancer"])).await;
     assert!(cluster.server.delete("v1", "Service", "shop", "web"));
-    until("it is let go", || cluster.get("web").is_null()).await;
+    until("it is released", || cluster.get("web").is_null()).await;
     let refused = cluster.server.requests().into_iter().filter(|request| request.code == 403);
     assert_eq!(refused.map(|request| request.path).collect::<Vec<_>>(), [] as [String; 0]);
     gateway.shut_down().await;
 }
 
-/// Polls until it holds.
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+/// Polls until the condition is met.
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let polled = async {
-        while !holds() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -274,7 +274,7 @@ fn has_events(seen: &BTreeSet<String>, wanted: &[&str]) -> bool {
 }
 
 #[tokio::test]
-async fn a_service_gets_an_address_its_conditions_and_events_that_tell_the_story() {
+async fn a_service_gets_an_address_conditions_and_events() {
     let cluster = Cluster::new();
     cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
     let gateway = cluster.gateway("edge-1");
@@ -308,7 +308,7 @@ async fn a_service_gets_an_address_its_conditions_and_events_that_tell_the_story
 }
 
 #[tokio::test]
-async fn what_is_written_once_is_not_written_again() {
+async fn a_completed_write_is_not_repeated() {
     let cluster = Cluster::new();
     cluster.service("web", &json!({}));
     let gateway = cluster.gateway("edge-1");
@@ -318,7 +318,7 @@ async fn what_is_written_once_is_not_written_again() {
         all.filter(|r| r.method != "GET" && r.path.contains(&of)).map(|r| r.body).collect::<Vec<_>>()
     };
     // On a busy machine this takes several steps.
-    let is_told = |name: &str| {
+    let has_event = |name: &str| {
         let is_programmed = |body: &String| {
             let body: Value = serde_json::from_str(body).unwrap_or_default();
             let conditions = body["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -326,18 +326,18 @@ async fn what_is_written_once_is_not_written_again() {
         };
         writes(name).iter().any(is_programmed)
     };
-    until("an address in use", || is_told("web")).await;
+    until("an address in use", || has_event("web")).await;
     let version = cluster.get("web")["metadata"]["resourceVersion"].clone();
     cluster.server.forget_requests();
     cluster.service("other", &json!({}));
-    until("another round", || is_told("other")).await;
+    until("another round", || has_event("other")).await;
     assert_eq!(cluster.get("web")["metadata"]["resourceVersion"], version);
     assert_eq!(writes("web"), [] as [&str; 0]);
     drop(gateway);
 }
 
 #[tokio::test]
-async fn two_gateways_one_status() {
+async fn two_gateways_maintain_one_status() {
     let cluster = Cluster::new();
     let one = cluster.gateway("edge-1");
     until("a leader", || one.leads()).await;
@@ -352,16 +352,16 @@ async fn two_gateways_one_status() {
     served.sort();
     assert_eq!(written, served);
     let [(_, by_two), ..] = two.writer.counts().read().writes;
-    assert_eq!(by_two, 0, "who follows writes nothing");
+    assert_eq!(by_two, 0, "a follower writes nothing");
 }
 
 #[tokio::test]
-async fn a_deleted_service_is_let_go_when_both_gateways_have_withdrawn_it() {
+async fn a_deleted_service_is_released_when_both_gateways_have_withdrawn_it() {
     let cluster = Cluster::new();
     let (one, two) = (cluster.gateway("edge-1"), cluster.gateway("edge-2"));
     cluster.service("web", &json!({}));
     until("an address on both", || one.vips().len() == 1 && two.vips() == one.vips()).await;
-    until("both have said so", || {
+    until("both have reported it", || {
         ["edge-1", "edge-2"].iter().all(|name| {
             let status = cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", name);
             status.unwrap_or_default()["status"]["vipCount"] == 1
@@ -371,7 +371,7 @@ async fn a_deleted_service_is_let_go_when_both_gateways_have_withdrawn_it() {
     assert!(cluster.server.delete("v1", "Service", "shop", "web"));
     until("it is gone", || cluster.get("web").is_null()).await;
     assert!(one.vips().is_empty() && two.vips().is_empty());
-    until("it is told", || cluster.events("web").contains("DeletedLoadBalancer")).await;
+    until("the event is written", || cluster.events("web").contains("DeletedLoadBalancer")).await;
 }
 
 #[tokio::test]
@@ -384,7 +384,7 @@ async fn leader_loses_lease_and_writes_nothing_more() {
         .edit("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate", |lease| {
             lease["spec"]["holderIdentity"] = json!("somebody-else");
         })
-        .expect("it is there");
+        .expect("the Lease exists");
     until("it follows", || !one.leads()).await;
     cluster.service("web", &json!({}));
     until("it has seen the Service", || {
@@ -393,11 +393,11 @@ async fn leader_loses_lease_and_writes_nothing_more() {
     .await;
     assert_eq!(cluster.get("web")["metadata"]["finalizers"], Value::Null);
     let [(_, written), ..] = one.writer.counts().read().writes;
-    assert_eq!((written, one.vips()), (0, vec![]), "no address of its own making");
+    assert_eq!((written, one.vips()), (0, vec![]), "it assigns no address itself");
 }
 
 #[tokio::test]
-async fn a_leader_that_leaves_hands_over_at_once_and_the_address_stays() {
+async fn a_leader_that_shuts_down_hands_over_and_the_address_stays() {
     let cluster = Cluster::new();
     let one = cluster.gateway("edge-1");
     cluster.service("web", &json!({}));
@@ -408,8 +408,8 @@ async fn a_leader_that_leaves_hands_over_at_once_and_the_address_stays() {
     one.shut_down().await;
     until("the second leads", || two.leads()).await;
     cluster.service("db", &json!({}));
-    until("it gives addresses", || cluster.ingress("db").is_some()).await;
-    assert_eq!(cluster.ingress("web"), address, "restart adopts what status says");
+    until("it assigns addresses", || cluster.ingress("db").is_some()).await;
+    assert_eq!(cluster.ingress("web"), address, "the new leader adopts the status");
     let left = cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1").unwrap_or_default();
     assert_eq!((&left["status"]["stopped"], &left["status"]["vipCount"]), (&json!(true), &json!(0)));
 }
@@ -424,15 +424,15 @@ async fn class_removed_clears_the_status() {
         .server
         .edit("v1", "Service", "shop", "web", |service| {
             service["spec"]["type"] = json!("ClusterIP");
-            // An API server does the same.
+            // An API server also clears the status.
             service["status"]["loadBalancer"] = json!({});
             if let Some(spec) = service["spec"].as_object_mut() {
                 let of_type = ["loadBalancerClass", "externalTrafficPolicy", "allocateLoadBalancerNodePorts"];
                 of_type.iter().for_each(|field| drop(spec.remove(*field)));
             }
         })
-        .expect("a legal change");
-    until("it is let go", || {
+        .expect("a valid change");
+    until("it is released", || {
         let service = cluster.get("web");
         service["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
             && service["status"]["conditions"].as_array().is_none_or(Vec::is_empty)
@@ -442,7 +442,7 @@ async fn class_removed_clears_the_status() {
 }
 
 #[tokio::test]
-async fn api_server_from_before_ip_mode_gets_the_address_without_it() {
+async fn an_api_server_without_ip_mode_gets_the_address_without_it() {
     let cluster = Cluster::with(Options {
         ip_mode: false,
         bookmark_interval: Duration::from_secs(2),
@@ -453,7 +453,7 @@ async fn api_server_from_before_ip_mode_gets_the_address_without_it() {
     until("an address", || cluster.ingress("web").is_some()).await;
     let ingress = cluster.get("web")["status"]["loadBalancer"]["ingress"][0].clone();
     assert!(ingress["ipMode"].is_null(), "{ingress}");
-    // The writer has learnt this: the next write succeeds at the first attempt.
+    // The writer remembers this: the next write succeeds at the first attempt.
     cluster.server.forget_requests();
     cluster.service("db", &json!({}));
     until("an address", || cluster.ingress("db").is_some()).await;
@@ -462,7 +462,7 @@ async fn api_server_from_before_ip_mode_gets_the_address_without_it() {
 }
 
 #[tokio::test]
-async fn refusals_and_errors_of_the_api_server_are_outlived() {
+async fn writes_recover_from_refusals_and_errors_of_the_api_server() {
     let cluster = Cluster::new();
     cluster.server.faults().on_next(2, "/services/web", Fault::ServerError(503));
     cluster.server.faults().on_next(1, "/services/web", Fault::TooManyRequests(1));
@@ -474,7 +474,7 @@ async fn refusals_and_errors_of_the_api_server_are_outlived() {
 }
 
 #[tokio::test]
-async fn the_end_does_not_wait_for_an_api_server_that_is_gone() {
+async fn shutdown_does_not_wait_for_an_unreachable_api_server() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");
     until("a leader", || gateway.leads()).await;
@@ -485,7 +485,7 @@ async fn the_end_does_not_wait_for_an_api_server_that_is_gone() {
 }
 
 #[tokio::test]
-async fn an_address_pool_object_is_a_pool_and_says_how_full_it_is() {
+async fn an_address_pool_object_is_a_pool_and_reports_its_usage() {
     let cluster = Cluster::new();
     cluster
         .server
@@ -515,7 +515,7 @@ async fn conditions_of_a_gateway_are_about_the_generation_of_its_object() {
     let _gateway = cluster.gateway("edge-1");
     let get =
         || cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1").unwrap_or_default();
-    // `kubectl wait` ignores a condition whose `observedGeneration` is less.
+    // `kubectl wait` ignores a condition whose `observedGeneration` is lower.
     let all_observe = |generation: u64| {
         let object = get();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -531,7 +531,7 @@ async fn conditions_of_a_gateway_are_about_the_generation_of_its_object() {
 }
 
 #[tokio::test]
-async fn definitions_of_older_gateways_cost_only_the_fields_that_they_lack() {
+async fn with_older_definitions_only_the_missing_fields_are_left_out() {
     let cluster = Cluster::new();
     for (_, definition) in crd::definitions() {
         let mut older = serde_json::to_value(definition).expect("JSON");
@@ -548,7 +548,7 @@ async fn definitions_of_older_gateways_cost_only_the_fields_that_they_lack() {
         ] {
             fields.remove(newer);
         }
-        cluster.server.put(older).expect("a legal definition");
+        cluster.server.put(older).expect("a valid definition");
     }
     let pool = "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, spec: {addresses: \
                 [198.51.100.0/30]}}";
@@ -563,7 +563,7 @@ async fn definitions_of_older_gateways_cost_only_the_fields_that_they_lack() {
     assert!(status()["gateways"].is_null() && cluster.status_of("edge-1")["labels"].is_null());
     // Nothing else changes when the definition is upgraded.
     for (_, definition) in crd::manifests() {
-        cluster.server.apply(&definition).expect("our definitions are legal");
+        cluster.server.apply(&definition).expect("our definitions are valid");
     }
     until("the newer field", || status()["gateways"] == json!(["edge-1"])).await;
 }

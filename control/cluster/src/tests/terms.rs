@@ -1,4 +1,4 @@
-//! Tests of the beginning and the end of a term as leader, and of a name that two gateways have.
+//! Tests of the start and the end of a term as leader, and of a name that two gateways share.
 
 use super::*;
 
@@ -32,9 +32,9 @@ async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
     cluster.service("web", &json!({}));
     let gateway = cluster.gateway("edge-1");
     let candidate = || gateway.writer.counts().candidate();
-    until("it to say so", || candidate().cannot_lead.is_some()).await;
+    until("the report", || candidate().cannot_lead.is_some()).await;
     let why = candidate().cannot_lead.unwrap_or_default();
-    assert!(why.contains("the lease tidegate-system/tidegate cannot be acquired: 403"), "{why}");
+    assert!(why.contains("cannot acquire the Lease tidegate-system/tidegate: 403"), "{why}");
     let can_lead = || {
         let conditions = cluster.status_of("edge-1")["conditions"].clone();
         let conditions = conditions.as_array().cloned().unwrap_or_default();
@@ -42,21 +42,20 @@ async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
     };
     until("the condition", || can_lead()["status"] == "False").await;
     assert!(can_lead()["message"].as_str().is_some_and(|message| message.contains("403")), "{}", can_lead());
-    // The event must not come within half a minute, because another leader would have answered by then.
-    let is_told = async {
+    // The event is not sent within half a minute, because another leader might take over.
+    let has_event = async {
         while !cluster.events("web").contains("WaitingForLeader") {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(3 * PATIENCE, is_told).await.expect("the Service is told");
+    tokio::time::timeout(3 * PATIENCE, has_event).await.expect("the Service gets the event");
     cluster.server.faults().clear();
     until("a leader", || gateway.leads()).await;
     until("an address", || cluster.ingress("web").is_some()).await;
-    until("all of it to be well", || candidate().cannot_lead.is_none() && can_lead()["status"] == "True")
-        .await;
+    until("the reports to end", || candidate().cannot_lead.is_none() && can_lead()["status"] == "True").await;
     let two = cluster.gateway("edge-2");
     let of_two = || two.writer.counts().candidate();
-    until("it to know who leads", || of_two().leader.as_deref() == Some("edge-1")).await;
+    until("it to know the leader", || of_two().leader.as_deref() == Some("edge-1")).await;
     assert_eq!(of_two().cannot_lead, None);
 }
 
@@ -65,14 +64,14 @@ async fn a_lease_that_cannot_be_reached_is_reported_with_the_cause() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");
     until("a leader", || gateway.leads()).await;
-    cluster.server.refuse_connections(true).expect("it can be told");
+    cluster.server.refuse_connections(true).expect("the test server accepts it");
     let why = || gateway.writer.counts().candidate().cannot_lead.unwrap_or_default();
-    until("it to say so", || why().contains("cannot be acquired")).await;
+    until("the report", || why().contains("cannot acquire the Lease")).await;
     assert!(why().contains("Connection refused"), "{}", why());
 }
 
 #[tokio::test]
-async fn an_event_that_the_api_server_could_not_take_is_written_when_it_can() {
+async fn an_event_that_the_api_server_rejected_is_retried() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");
     until("a leader", || gateway.leads()).await;
@@ -80,13 +79,13 @@ async fn an_event_that_the_api_server_could_not_take_is_written_when_it_can() {
     cluster.server.faults().on_next(2, "/events", Fault::ServerError(503));
     // The event is the only report to the owner.
     cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
-    until("what is wrong to be told", || cluster.events("web").contains("InvalidValue")).await;
+    until("the report of the error", || cluster.events("web").contains("InvalidValue")).await;
     let reasons = ["EnsuringLoadBalancer", "IPAllocated", "EnsuredLoadBalancer"];
-    until("all the rest", || reasons.iter().all(|reason| cluster.events("web").contains(*reason))).await;
+    until("the other events", || reasons.iter().all(|reason| cluster.events("web").contains(*reason))).await;
 }
 
 #[tokio::test]
-async fn the_lease_is_given_back_after_the_last_write_has_ended() {
+async fn the_lease_is_released_after_the_last_write_has_ended() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");
     until("a leader", || gateway.leads()).await;
@@ -96,18 +95,19 @@ async fn the_lease_is_given_back_after_the_last_write_has_ended() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     cluster.server.forget_requests();
     gateway.shut_down().await;
-    let left = || cluster.server.requests();
+    let requests = || cluster.server.requests();
     until("both have ended", || {
-        left().iter().any(is_lease) && left().iter().any(|request| request.path.contains("/services/web"))
+        requests().iter().any(is_lease)
+            && requests().iter().any(|request| request.path.contains("/services/web"))
     })
     .await;
-    let lease = left().iter().rposition(is_lease);
-    let write = left().iter().rposition(|request| request.path.contains("/services/web"));
-    assert!(write < lease, "{:?}", left());
+    let lease = requests().iter().rposition(is_lease);
+    let write = requests().iter().rposition(|request| request.path.contains("/services/web"));
+    assert!(write < lease, "{:?}", requests());
 }
 
 #[tokio::test]
-async fn of_two_gateways_of_one_name_the_second_refuses_to_lead_and_writes_no_status() {
+async fn the_second_gateway_with_a_name_does_not_lead_or_write_a_status() {
     let cluster = Cluster::new();
     let at = |address: &str| {
         let mut settings = settings();
@@ -116,17 +116,18 @@ async fn of_two_gateways_of_one_name_the_second_refuses_to_lead_and_writes_no_st
     };
     let one = cluster.gateway_with("edge-1", at("192.0.2.3"));
     until("a leader", || one.leads()).await;
-    until("it has told", || cluster.status_of("edge-1")["addresses"] == json!(["192.0.2.3"])).await;
+    until("it has reported its address", || cluster.status_of("edge-1")["addresses"] == json!(["192.0.2.3"]))
+        .await;
     let two = cluster.gateway_with("edge-1", at("192.0.2.4"));
     let taken = two.writer.name_taken();
-    until("it is found out", || taken.borrow().is_some()).await;
+    until("the conflict is detected", || taken.borrow().is_some()).await;
     assert!(taken.borrow().as_ref().is_some_and(|who| who.contains("192.0.2.3")), "{taken:?}");
     let unique = || {
         let conditions = cluster.status_of("edge-1")["conditions"].clone();
         let all = conditions.as_array().cloned().unwrap_or_default();
         all.into_iter().find(|c| c["type"] == "NameUnique").unwrap_or_default()
     };
-    until("the first is told", || {
+    until("the first is informed", || {
         unique()["status"] == "False" && unique()["message"].to_string().contains("192.0.2.4")
     })
     .await;

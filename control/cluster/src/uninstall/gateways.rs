@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// longer than [`LIVE`], so that a dead gateway is detected.
 const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
 /// A gateway whose heartbeat is older than this by the clock of this machine is not live, even if the clocks differ.
-const ANCIENT: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
+const HEARTBEAT_MAX_AGE: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
 /// The maximum number of attempts to change the Lease, which a gateway may renew meanwhile.
 pub(super) const ATTEMPTS: usize = 10;
 
@@ -49,7 +49,7 @@ impl Gateway {
     /// Whether it may still be running, according to its last report.
     pub(super) fn may_run(&self) -> bool {
         let last = self.heartbeat.as_deref().and_then(|beat| beat.parse::<Timestamp>().ok());
-        !self.stopped && last.is_some_and(|last| Timestamp::now().duration_since(last) < ANCIENT)
+        !self.stopped && last.is_some_and(|last| Timestamp::now().duration_since(last) < HEARTBEAT_MAX_AGE)
     }
 }
 
@@ -81,7 +81,7 @@ impl Gateways {
         before: Vec<Gateway>,
         report: &mut (impl FnMut(&str) + Send),
     ) -> Result<Vec<String>, UninstallError> {
-        let begin = Instant::now();
+        let start = Instant::now();
         let mut running: BTreeMap<String, Option<String>> =
             before.into_iter().filter(Gateway::may_run).map(|one| (one.name, one.heartbeat)).collect();
         let mut has_logged = false;
@@ -97,12 +97,12 @@ impl Gateways {
                 report(&format!("waiting for the gateways to stop writing: {}", names.join(", ")));
                 has_logged = true;
             }
-            if begin.elapsed() >= LIVE {
+            if start.elapsed() >= LIVE {
                 // A gateway whose heartbeat has not changed is dead.
                 let dead = |one: &&Gateway| running.get(&one.name) == Some(&one.heartbeat);
                 let (dead, alive): (Vec<&Gateway>, Vec<&Gateway>) = writing.into_iter().partition(dead);
                 dead.iter().for_each(|one| drop(running.remove(&one.name)));
-                if alive.is_empty() || begin.elapsed() >= SILENT_MAX {
+                if alive.is_empty() || start.elapsed() >= SILENT_MAX {
                     break;
                 }
             }
@@ -130,9 +130,9 @@ impl Gateways {
     }
 }
 
-/// The Lease, held so that no gateway acquires it.
+/// Holds the Lease, so that no gateway acquires it.
 #[derive(Debug)]
-pub(super) struct LeaseHold {
+pub(super) struct LeaseGuard {
     api: Api<Lease>,
     namespace: String,
     /// The previous holder.
@@ -154,7 +154,7 @@ impl PreviousHolder {
     fn of(spec: Option<&LeaseSpec>) -> Self {
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
-        let is_fresh = renewed.is_some_and(|at| Timestamp::now().duration_since(at) < ANCIENT);
+        let is_fresh = renewed.is_some_and(|at| Timestamp::now().duration_since(at) < HEARTBEAT_MAX_AGE);
         match holder {
             UNINSTALLED => Self::Uninstallation,
             "" => Self::None,
@@ -167,13 +167,13 @@ impl PreviousHolder {
     }
 }
 
-impl LeaseHold {
+impl LeaseGuard {
     /// Acquires the Lease from its holder. A leader then stops writing, because its next renewal is refused.
     pub(super) async fn take(client: &Client, namespace: &str) -> Result<Self, UninstallError> {
         let api = Api::namespaced(client.clone(), namespace);
-        let mut hold = Self { api, namespace: namespace.to_owned(), previous: PreviousHolder::None };
-        hold.previous = hold.change(UNINSTALLED).await.map_err(failed(hold.what("acquire")))?;
-        Ok(hold)
+        let mut guard = Self { api, namespace: namespace.to_owned(), previous: PreviousHolder::None };
+        guard.previous = guard.change(UNINSTALLED).await.map_err(failed(guard.what("acquire")))?;
+        Ok(guard)
     }
 
     /// Releases the Lease, so that the gateways continue to write.

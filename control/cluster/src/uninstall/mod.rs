@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use super::crd::AddressPool;
 use super::request::{RequestError, within};
 use error::failed;
-use gateways::{Gateway, Gateways, LeaseHold, PreviousHolder};
+use gateways::{Gateway, Gateways, LeaseGuard, PreviousHolder};
 use traces::{Kind, Traces};
 
 /// The number of objects per page.
@@ -85,9 +85,9 @@ pub async fn uninstall(
         return run_dry(&client, &gateways, found, report).await;
     }
     let before = gateways.list().await?;
-    let hold = LeaseHold::take(&client, &options.lease_namespace).await?;
+    let guard = LeaseGuard::take(&client, &options.lease_namespace).await?;
     let mut running = gateways.silenced(before, report).await?;
-    if let PreviousHolder::Gateway(name) = &hold.previous
+    if let PreviousHolder::Gateway(name) = &guard.previous
         && !running.contains(name)
         && !gateways.list().await?.iter().any(|one| one.name == *name)
     {
@@ -98,7 +98,7 @@ pub async fn uninstall(
     let found = traces(&client).await?;
     let refused = refusals(&client, found).await;
     if !refused.is_empty() && !options.keep_going {
-        hold.release().await;
+        guard.release().await;
         return Err(UninstallError::Refused(refused));
     }
     let mut done = Uninstalled { running, ..Uninstalled::default() };
@@ -124,9 +124,9 @@ pub async fn uninstall(
     done.released = names.len();
     done.remaining.extend(remaining.into_values());
     done.remaining.extend(gateways.delete_all(report).await?);
-    done.holds_lease = !done.running.is_empty() || hold.previous == PreviousHolder::Uninstallation;
+    done.holds_lease = !done.running.is_empty() || guard.previous == PreviousHolder::Uninstallation;
     if !done.holds_lease {
-        done.remaining.extend(hold.delete().await);
+        done.remaining.extend(guard.delete().await);
     }
     Ok(done)
 }

@@ -197,8 +197,8 @@ impl Writer {
         let cannot_lead = if self.leads(now) {
             None
         } else {
-            let poll_now = self.peer_poll.failure();
-            taken.or(uninstalled).or(failure).or(poll_now).or_else(|| self.term.error().cloned())
+            let poll_failure = self.peer_poll.failure();
+            taken.or(uninstalled).or(failure).or(poll_failure).or_else(|| self.term.error().cloned())
         };
         // The last known content of a Lease that can't be read may be outdated.
         let leader = holder.filter(|_| cannot_lead.is_none());

@@ -1,4 +1,4 @@
-//! Tests of directories: the files that are read, the effect of changes, and the effect of faulty files.
+//! Tests of directories: the files that are read, the effect of changes, and the effect of invalid files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -41,13 +41,13 @@ fn wait(watch: &Watch, what: &str, done: impl Fn(&SourceUpdate) -> bool) -> Sour
     let mut updates = watch.updates();
     let waiting = async { updates.wait_for(|u| done(u)).await.map(|u| u.clone()) };
     match runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), waiting).await }) {
-        Ok(update) => update.expect("the thread goes on"),
+        Ok(update) => update.expect("the thread still runs"),
         Err(_) => panic!("{what}: not within 20 s; last: {:?}", watch.updates().borrow()),
     }
 }
 
 #[test]
-fn files_are_found_by_their_names_at_any_depth_and_hidden_ones_are_not() {
+fn files_are_found_by_name_at_any_depth_unless_hidden() {
     let dir = tempfile::tempdir().unwrap();
     for (path, name) in
         [("a.yaml", "a"), ("x/y/b.yml", "b"), ("c.txt", "no"), (".d.yaml", "no"), (".h/e.yaml", "no")]
@@ -88,7 +88,7 @@ fn all_json_values_of_a_file_are_read() {
 }
 
 #[test]
-fn a_fault_leaves_its_object_out_and_all_others_in() {
+fn a_fault_excludes_only_its_own_object() {
     let dir = tempfile::tempdir().unwrap();
     write(
         &dir.path().join("a.yaml"),
@@ -112,7 +112,7 @@ fn a_fault_leaves_its_object_out_and_all_others_in() {
 }
 
 #[test]
-fn a_document_with_a_key_twice_is_left_out() {
+fn a_document_with_a_duplicate_key_is_left_out() {
     let dir = tempfile::tempdir().unwrap();
     let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  type: LoadBalancer\n  loadBalancerSourceRanges: []\n  loadBalancerSourceRanges: [10.0.0.0/8]\n  ports: [{port: 80}]\n";
     write(&dir.path().join("a.yaml"), text);
@@ -121,15 +121,15 @@ fn a_document_with_a_key_twice_is_left_out() {
 }
 
 #[test]
-fn a_key_twice_in_an_object_that_is_not_read_costs_no_other_object() {
+fn a_duplicate_key_in_an_ignored_object_affects_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.yaml");
     let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, name: b}\n";
     write(&path, &format!("{deployment}---\n{}", service("web", 80)));
     let (objects, report) = DirectorySource::load(dir.path());
     assert_eq!((names(&objects), report.has_errors()), (vec!["web"], false), "{report}");
-    let said = format!("{}:3:21: warning: duplicate key \"name\"; accepted: each key once", path.display());
-    assert!(report.iter().any(|fault| fault.to_string() == said), "{report}");
+    let text = format!("{}:3:21: warning: duplicate key \"name\"; accepted: each key once", path.display());
+    assert!(report.iter().any(|fault| fault.to_string() == text), "{report}");
 
     let item = |text: &str| format!("- {}", text.trim_end().replace('\n', "\n  "));
     let list = |items: &[&str]| {
@@ -142,11 +142,11 @@ fn a_key_twice_in_an_object_that_is_not_read_costs_no_other_object() {
     let faulty = service("b", 80).replace("{name: b}", "{name: b, name: c}");
     write(&path, &list(&[&service("a", 80), deployment, &faulty]));
     let (_, report) = DirectorySource::load(dir.path());
-    assert!(report.has_errors(), "what the gateway reads must be unambiguous");
+    assert!(report.has_errors(), "objects that the gateway reads must be unambiguous");
 }
 
 #[test]
-fn the_same_object_in_two_places_is_an_error_that_names_both() {
+fn a_duplicate_object_is_an_error_that_names_both_locations() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("a.yaml"), &service("web", 80));
     write(&dir.path().join("b.yaml"), &format!("---\n{}", service("web", 81)));
@@ -160,7 +160,7 @@ fn the_same_object_in_two_places_is_an_error_that_names_both() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_an_error() {
+fn a_missing_directory_is_an_error() {
     let (objects, report) = DirectorySource::load(Path::new("no/such/directory"));
     assert_eq!(objects, Objects::default());
     assert_eq!(
@@ -181,11 +181,11 @@ fn text_that_is_not_utf8_is_an_error_of_its_file() {
 }
 
 #[test]
-fn each_directory_is_read_once_whatever_links_lead_to_it() {
+fn each_directory_is_read_once_regardless_of_links() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
     write(&dir.path().join("z/b.yaml"), &service("b", 80));
-    // Two links to parent directories double the paths at each level. Two links to the same directory would return each
+    // Two links to parent directories double the paths at each level. Two links to one directory would return each
     // object twice.
     for link in ["one", "two", "z/three", "z/four"] {
         symlink(dir.path(), dir.path().join(link)).unwrap();
@@ -199,7 +199,7 @@ fn each_directory_is_read_once_whatever_links_lead_to_it() {
     assert_eq!(names(&objects), ["a", "b", "c"]);
     let origin = &objects.services[&ObjectKey::new("default", "b")].meta.origin;
     let place = origin.location().expect("a place").to_string();
-    assert!(place.ends_with("/z/b.yaml:1:1"), "the path without links is the one that is named: {place}");
+    assert!(place.ends_with("/z/b.yaml:1:1"), "the path without links is reported: {place}");
 }
 
 #[test]
@@ -209,10 +209,10 @@ fn a_link_to_itself_is_an_error_of_a_file() {
     write(&dir.path().join("b.yaml"), &service("b", 80));
     let (objects, report) = DirectorySource::load(dir.path());
     assert_eq!(names(&objects), ["b"]);
-    let said = report.to_string();
+    let text = report.to_string();
     assert!(
-        said.contains("a.yaml:1:1: error: cannot be read: ") && said.contains("accepted: a readable file"),
-        "{said}"
+        text.contains("a.yaml:1:1: error: cannot be read: ") && text.contains("accepted: a readable file"),
+        "{text}"
     );
 }
 
@@ -225,11 +225,11 @@ fn directories_nested_too_deep_are_an_error() {
     assert!(report.to_string().contains("nested deeper than 16"), "{report}");
 }
 
-/// A way to lose a file: its description and its action.
+/// A kind of loss: its description and its action.
 type Loss = (&'static str, fn(&Path));
 
-/// Ways to lose a file whose name stays.
-fn ways_to_lose_a_file() -> [Loss; 5] {
+/// The ways in which a file can be lost although its name stays.
+fn losses() -> [Loss; 5] {
     [
         ("emptied", |path| fs::write(path, "").unwrap()),
         ("only comments", |path| fs::write(path, "# nothing\n---\n").unwrap()),
@@ -246,8 +246,8 @@ fn ways_to_lose_a_file() -> [Loss; 5] {
 }
 
 #[test]
-fn a_file_that_is_lost_keeps_its_objects_and_says_so() {
-    for (how, lose) in ways_to_lose_a_file() {
+fn a_lost_file_keeps_its_objects_and_is_reported() {
+    for (how, lose) in losses() {
         let dir = tempfile::tempdir().unwrap();
         let a = dir.path().join("a.yaml");
         write(&a, &service("a", 80));
@@ -272,9 +272,9 @@ fn a_file_that_is_lost_keeps_its_objects_and_says_so() {
 }
 
 #[test]
-fn files_whose_file_system_is_gone_are_lost_and_not_deleted() {
+fn files_of_an_unmounted_file_system_are_lost_not_deleted() {
     let (disk, memory) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
-    // A link stands for the mount point: what it leads to changes in one step.
+    // A link stands for the mount point, because its target changes in one step.
     let root = disk.path().join("manifests");
     let lead_to = |dir: &Path| {
         symlink(dir, disk.path().join(".new")).unwrap();
@@ -292,7 +292,7 @@ fn files_whose_file_system_is_gone_are_lost_and_not_deleted() {
     let lost = wait(&watch, "the loss", |u| u.stale.len() == 3);
     assert_eq!(names(&lost.objects), ["a", "b", "c"]);
     assert!(lost.report.to_string().contains("no longer mounted"), "{}", lost.report);
-    // One was deleted meanwhile, with its directory; that is seen once the file system is back.
+    // One was deleted meanwhile, with its directory. That is seen once the file system is back.
     fs::rename(mounted.join("below/b.yaml"), mounted.join("b.yaml")).unwrap();
     fs::remove_dir_all(mounted.join("below")).unwrap();
     lead_to(&mounted);
@@ -301,7 +301,7 @@ fn files_whose_file_system_is_gone_are_lost_and_not_deleted() {
 }
 
 #[test]
-fn a_fifo_in_place_of_a_file_is_a_lost_file_and_nothing_waits_for_its_writer() {
+fn a_fifo_that_replaces_a_file_is_a_lost_file_and_never_read() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     write(&a, &service("a", 80));
@@ -316,9 +316,9 @@ fn a_fifo_in_place_of_a_file_is_a_lost_file_and_nothing_waits_for_its_writer() {
 }
 
 #[test]
-fn a_lost_file_gives_its_objects_up_after_the_grace_time() {
+fn a_lost_file_loses_its_objects_after_the_grace_time() {
     for changes in [Changes::Followed, Changes::AtReload] {
-        for (how, lose) in ways_to_lose_a_file() {
+        for (how, lose) in losses() {
             let dir = tempfile::tempdir().unwrap();
             let a = dir.path().join("a.yaml");
             write(&a, &service("a", 80));
@@ -332,7 +332,7 @@ fn a_lost_file_gives_its_objects_up_after_the_grace_time() {
 }
 
 #[test]
-fn without_watching_a_reload_keeps_the_last_good_state_of_a_bad_file() {
+fn a_reload_keeps_the_last_good_state_of_an_invalid_file() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     write(&a, &service("a", 80));
@@ -344,7 +344,7 @@ fn without_watching_a_reload_keeps_the_last_good_state_of_a_bad_file() {
 }
 
 #[test]
-fn node_ports_are_given_out_where_an_api_server_would() {
+fn node_ports_are_assigned_where_an_api_server_would() {
     let dir = tempfile::tempdir().unwrap();
     let typed = |name: &str, rest: &str| {
         format!(
@@ -376,7 +376,7 @@ fn node_ports_are_given_out_where_an_api_server_would() {
 }
 
 #[test]
-fn ports_of_one_number_have_one_node_port_where_it_is_free() {
+fn ports_with_one_number_share_a_node_port_where_it_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let dns = |name: &str, tcp: &str| {
         format!(
@@ -407,34 +407,34 @@ fn ports_of_one_number_have_one_node_port_where_it_is_free() {
 }
 
 #[test]
-fn a_node_port_asked_for_twice_is_an_error_and_one_asked_for_is_never_given_out() {
-    let given = {
+fn a_duplicate_node_port_is_an_error_and_requested_ones_are_reserved() {
+    let assigned = {
         let dir = tempfile::tempdir().unwrap();
         write(&dir.path().join("a.yaml"), &service("web", 80).replace("spec: {", "spec: {type: NodePort, "));
         DirectorySource::load(dir.path()).0.services[&ObjectKey::new("default", "web")].ports[0].node_port
     };
-    let given = given.expect("a NodePort Service has one");
+    let assigned = assigned.expect("a NodePort Service has one");
     let dir = tempfile::tempdir().unwrap();
     let fixed = |name| {
         service(name, 80)
-            .replace("port: 80", &format!("port: 80, nodePort: {given}"))
+            .replace("port: 80", &format!("port: 80, nodePort: {assigned}"))
             .replace("spec: {", "spec: {type: NodePort, ")
     };
     write(&dir.path().join("web.yaml"), &service("web", 80).replace("spec: {", "spec: {type: NodePort, "));
     write(&dir.path().join("y.yaml"), &fixed("svc-y"));
     let (objects, report) = DirectorySource::load(dir.path());
     assert!(report.is_empty(), "{report}");
-    assert_ne!(objects.services[&ObjectKey::new("default", "web")].ports[0].node_port, Some(given));
+    assert_ne!(objects.services[&ObjectKey::new("default", "web")].ports[0].node_port, Some(assigned));
     write(&dir.path().join("z.yaml"), &fixed("svc-z"));
     let (objects, report) = DirectorySource::load(dir.path());
     assert!(
-        report.to_string().contains(&format!("{given}/TCP is already taken by Service default/svc-y")),
+        report.to_string().contains(&format!("{assigned}/TCP is already taken by Service default/svc-y")),
         "{report}"
     );
     let number = |name| objects.services[&ObjectKey::new("default", name)].ports[0].node_port;
     assert_eq!(
         (number("svc-y"), number("svc-z")),
-        (Some(given), None),
+        (Some(assigned), None),
         "one of them has it, none has another"
     );
 }
@@ -444,7 +444,7 @@ fn edits_additions_and_deletions_are_followed() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
     let watch = follow(dir.path()).unwrap();
-    assert_eq!(names(&watch.updates().borrow().objects), ["a"], "the first state is there at once");
+    assert_eq!(names(&watch.updates().borrow().objects), ["a"], "the first state is available immediately");
     write(&dir.path().join("a.yaml"), &service("a", 81));
     wait(&watch, "an edit in place", |u| port_of(&u.objects, "a") == Some(81));
     write(&dir.path().join("new/b.yaml"), &service("b", 80));
@@ -474,7 +474,7 @@ fn a_config_map_that_swaps_its_data_link_is_followed() {
 }
 
 #[test]
-fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
+fn an_invalid_file_keeps_its_last_good_state_and_others_change() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a.yaml"), dir.path().join("b.yaml"));
     write(&a, &service("a", 80));
@@ -485,8 +485,8 @@ fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
     assert_eq!(port_of(&bad.objects, "a"), Some(80));
     let stale: Vec<&PathBuf> = bad.stale.iter().map(|s| &s.path).collect();
     assert_eq!(stale, [&a]);
-    let told = "the file has errors; the last good state of Service default/a, from before 20";
-    assert!(bad.report.to_string().contains(told), "{}", bad.report);
+    let text = "the file has errors; the last good state of Service default/a, from before 20";
+    assert!(bad.report.to_string().contains(text), "{}", bad.report);
 
     write(&b, &service("b", 81));
     let other = wait(&watch, "the other file", |u| port_of(&u.objects, "b") == Some(81));
@@ -499,7 +499,7 @@ fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
 }
 
 #[test]
-fn an_object_with_an_error_does_not_hold_back_the_others_of_its_file() {
+fn an_invalid_object_does_not_delay_the_others_of_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     let all = |ports: [u16; 3]| -> String {
@@ -518,29 +518,29 @@ fn an_object_with_an_error_does_not_hold_back_the_others_of_its_file() {
     write(&a, &format!("---\n{}---\nkind: [Service\n", service("front", 82)));
     let cut = wait(&watch, "the cut file", |u| port_of(&u.objects, "front") == Some(82));
     assert_eq!(ports(&cut), [Some(82), Some(80), Some(81)]);
-    let told = "the last good state of Service default/rear and 1 more, from before 20";
-    assert!(cut.report.to_string().contains(told), "{}", cut.report);
+    let text = "the last good state of Service default/rear and 1 more, from before 20";
+    assert!(cut.report.to_string().contains(text), "{}", cut.report);
 
-    // An object that another file has now is not kept from the old one.
+    // An object that another file now defines is not kept from the old one.
     write(&dir.path().join("b.yaml"), &service("rear", 90));
     let moved = wait(&watch, "the other file", |u| port_of(&u.objects, "rear") == Some(90));
     assert!(!moved.report.to_string().contains("also defined"), "{}", moved.report);
 
     write(&a, &service("front", 83));
     let good = wait(&watch, "a file without errors", |u| port_of(&u.objects, "front") == Some(83));
-    assert_eq!(ports(&good), [Some(83), None, Some(90)], "what is not in it is deleted");
+    assert_eq!(ports(&good), [Some(83), None, Some(90)], "a missing object is deleted");
     assert!(good.report.is_empty() && good.stale.is_empty(), "{}", good.report);
 }
 
 #[test]
-fn a_broken_link_is_reported_even_if_it_never_led_to_a_file() {
+fn a_broken_link_is_reported_even_if_it_never_pointed_to_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     symlink("..data/a.yaml", &a).unwrap();
     let watch = follow(dir.path()).unwrap();
-    let told = format!("{}:1:1: error: cannot be read: it is a broken symbolic link", a.display());
+    let text = format!("{}:1:1: error: cannot be read: it is a broken symbolic link", a.display());
     let first = watch.updates().borrow().clone();
-    assert!(first.report.to_string().contains(&told), "{}", first.report);
+    assert!(first.report.to_string().contains(&text), "{}", first.report);
     write(&dir.path().join("..data/a.yaml"), &service("a", 80));
     watch.reload();
     let good = wait(&watch, "the file", |u| port_of(&u.objects, "a") == Some(80));
@@ -548,7 +548,7 @@ fn a_broken_link_is_reported_even_if_it_never_led_to_a_file() {
 }
 
 #[test]
-fn a_directory_that_goes_away_keeps_all_and_one_that_comes_back_is_read() {
+fn a_removed_directory_keeps_all_objects_and_a_new_one_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (root, aside) = (dir.path().join("m"), dir.path().join("aside"));
     write(&root.join("a.yaml"), &service("a", 80));
@@ -564,7 +564,7 @@ fn a_directory_that_goes_away_keeps_all_and_one_that_comes_back_is_read() {
 }
 
 #[test]
-fn a_burst_of_writes_becomes_few_states() {
+fn a_burst_of_writes_results_in_few_states() {
     let dir = tempfile::tempdir().unwrap();
     let watch = follow(dir.path()).unwrap();
     let started = Instant::now();
@@ -578,7 +578,7 @@ fn a_burst_of_writes_becomes_few_states() {
 }
 
 #[test]
-fn a_reload_looks_at_once_and_a_drop_ends_the_thread() {
+fn a_reload_reads_immediately_and_a_drop_ends_the_thread() {
     let dir = tempfile::tempdir().unwrap();
     let watch = follow(dir.path()).unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
@@ -592,9 +592,9 @@ fn a_reload_looks_at_once_and_a_drop_ends_the_thread() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// The same manifests in any order and in any files result in the same objects, including node ports.
+    /// Manifests in any order and in any files result in the same objects, including node ports.
     #[test]
-    fn order_of_documents_and_of_files_never_shows(
+    fn the_order_of_documents_and_files_does_not_matter(
         order in Just((0usize..8).collect::<Vec<_>>()).prop_shuffle(),
         files in prop::collection::vec(0usize..3, 8),
         as_list in any::<bool>(),
@@ -630,7 +630,7 @@ proptest! {
 }
 
 #[test]
-fn objects_that_are_refused_are_listed_unless_an_earlier_state_is_in_use() {
+fn refused_objects_are_listed_unless_an_earlier_version_is_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: {kubernetes.io/service-name: web}}\naddressType: IPv5\n";
@@ -665,17 +665,17 @@ fn objects_that_are_refused_are_listed_unless_an_earlier_state_is_in_use() {
 }
 
 #[test]
-fn a_file_that_is_not_utf8_is_reported_with_its_line_and_keeps_its_last_good_objects() {
+fn a_file_that_is_not_utf8_is_reported_and_keeps_its_objects() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     write(&a, &service("web", 80));
     let watch = follow(dir.path()).unwrap();
     std::fs::write(&a, b"apiVersion: v1\nkind: Service # caf\xe9\n").unwrap();
     let bad = wait(&watch, "the fault", |u| u.report.has_errors());
-    let told = format!(
+    let text = format!(
         "{}:2:20: error: cannot be read: not UTF-8: the byte 0xe9; accepted: UTF-8 text",
         a.display()
     );
-    assert!(bad.report.to_string().contains(&told), "{}", bad.report);
+    assert!(bad.report.to_string().contains(&text), "{}", bad.report);
     assert_eq!(port_of(&bad.objects, "web"), Some(80));
 }

@@ -32,7 +32,7 @@ pub enum Changes {
 }
 
 /// Changes are combined until there is no further one for this time.
-const QUIET: Duration = Duration::from_millis(10);
+const DEBOUNCE: Duration = Duration::from_millis(10);
 /// The maximum time for which changes are combined.
 const DEBOUNCE_MAX: Duration = Duration::from_secs(1);
 /// The interval of refreshes without an event.
@@ -175,7 +175,7 @@ fn follow(
 fn debounce(woken: &Receiver<Wake>, seen: Instant) -> bool {
     loop {
         let remaining = DEBOUNCE_MAX.saturating_sub(seen.elapsed());
-        match woken.recv_timeout(QUIET.min(remaining)) {
+        match woken.recv_timeout(DEBOUNCE.min(remaining)) {
             Ok(Wake::Changed) if remaining.is_zero() => return true,
             Ok(Wake::Changed) => {}
             Err(RecvTimeoutError::Timeout) => return true,

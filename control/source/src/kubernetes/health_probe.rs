@@ -62,7 +62,7 @@ async fn probe(connector: Arc<Connector>, times: ProbeTimes, lost: watch::Sender
             continue;
         };
         let response = wire::cluster(&connection, times.response).await;
-        let is_answered = !matches!(response, Err(Fault::Silent(_) | Fault::Broken(_)));
+        let is_answered = !matches!(response, Err(Fault::TimedOut(_) | Fault::Broken(_)));
         unanswered = if is_answered { 0 } else { unanswered + 1 };
         if is_answered && until_clock == 0 {
             until_clock = CLOCK_EVERY;

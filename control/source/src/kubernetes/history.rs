@@ -184,16 +184,16 @@ mod tests {
         Newest::record(&mut newest, &ObjectKey::new("shop", "api"), 5, true);
         let there = newest.clone().expect("noted");
         assert_eq!(there, Newest { key: key.clone(), version: 7, exists: true });
-        let had =
+        let in_history =
             |newest: &Newest| [None, Some(0), Some(6), Some(7), Some(8)].map(|now| newest.in_history(now));
         assert_eq!(
-            had(&there),
+            in_history(&there),
             [InHistory::IfExplained, InHistory::Yes, InHistory::No, InHistory::Yes, InHistory::IfExplained]
         );
         Newest::record(&mut newest, &key, 7, false);
         let deleted = newest.expect("noted");
         assert_eq!(
-            had(&deleted),
+            in_history(&deleted),
             [InHistory::Yes, InHistory::Yes, InHistory::No, InHistory::IfExplained, InHistory::IfExplained]
         );
         let missing = |newest: &Newest| {

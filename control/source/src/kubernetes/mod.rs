@@ -98,7 +98,7 @@ impl KubernetesSource {
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
         let (saves, to_save) = mpsc::channel(1);
         let slices = Slices::new(config.endpoint_slices_mib);
-        let notes = Notes {
+        let notes = Signals {
             retry_now: retry_now.clone(),
             refresh: refresh.clone(),
             refit: slices.refit.clone(),
@@ -176,7 +176,7 @@ fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
 }
 
 /// The signals to the reflectors, which the hub also uses.
-struct Notes {
+struct Signals {
     retry_now: Arc<Notify>,
     refresh: Arc<Notify>,
     refit: Arc<Notify>,
@@ -188,7 +188,7 @@ async fn run(
     watched: Vec<KindIndex>,
     disk: Option<Disk>,
     connector: Arc<Connector>,
-    notes: Notes,
+    notes: Signals,
     tuning: Tuning,
 ) {
     if let Some(disk) = disk {
@@ -216,8 +216,8 @@ async fn run(
     let (events, received) = mpsc::channel(EVENTS_MAX);
     // The tasks end with this task, even while they wait.
     let mut tasks = JoinSet::new();
-    let (health_probe, asking) = HealthProbe::new(connector.clone(), tuning.health_probe);
-    tasks.spawn(asking);
+    let (health_probe, probing) = HealthProbe::new(connector.clone(), tuning.health_probe);
+    tasks.spawn(probing);
     tasks.spawn(definition::watch(connector.clone(), tuning, hub.updates(), events.clone()));
     let epoch = Epoch::new();
     for index in watched {

@@ -245,7 +245,7 @@ impl Reflector {
     async fn renew(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
-            (Fault::Silent(_) | Fault::Broken(_) | Fault::Dead, Some(serial)) => {
+            (Fault::TimedOut(_) | Fault::Broken(_) | Fault::Dead, Some(serial)) => {
                 self.connector.renew(serial).await;
             }
             _ => {}
@@ -319,7 +319,7 @@ impl Reflector {
                 return Ok(());
             }
         }
-        Err(forgotten(newest))
+        Err(missing_change(newest))
     }
 
     /// Watches from `version` on, which is updated to the last received one.
@@ -332,7 +332,7 @@ impl Reflector {
         match self.follow(connection, version, resumed, empty_watches).await {
             Ok(()) => End::Ended,
             Err(End::Fault(fault, _)) => {
-                if matches!(fault, Fault::Silent(_) | Fault::Garbled(_)) {
+                if matches!(fault, Fault::TimedOut(_) | Fault::InvalidResponse(_)) {
                     *empty_watches += 1;
                 }
                 End::Fault(fault, Some(serial))
@@ -363,10 +363,10 @@ impl Reflector {
             }
         };
         if now != 0 && now < before {
-            return Err(Fault::Backwards { before, now });
+            return Err(Fault::VersionDecreased { before, now });
         }
         match (newest, had) {
-            (Some(newest), InHistory::No) => Err(forgotten(newest)),
+            (Some(newest), InHistory::No) => Err(missing_change(newest)),
             (Some(newest), InHistory::IfExplained) => Ok(Some(newest.clone())),
             _ => Ok(None),
         }
@@ -419,7 +419,7 @@ impl Reflector {
                 outcome = watch.next(self.tuning.silence) => outcome.map_err(fault)?,
                 () = tokio::time::sleep_until(explained_by), if unexplained.is_some() => {
                     let newest = unexplained.take().expect("checked in the condition");
-                    return Err(fault(forgotten(&newest)));
+                    return Err(fault(missing_change(&newest)));
                 }
                 () = self.health_probe.lost(serial) => return Err(fault(Fault::Dead)),
                 () = self.epoch.started_by_another() => {
@@ -431,7 +431,7 @@ impl Reflector {
             let Some(outcome) = outcome else { return Ok(()) };
             let now = outcome.version();
             if now != 0 && now < before {
-                return Err(fault(Fault::Backwards { before, now }));
+                return Err(fault(Fault::VersionDecreased { before, now }));
             }
             if now > version_number(version) {
                 *version = now.to_string();
@@ -449,8 +449,8 @@ impl Reflector {
 }
 
 /// The fault that a history lacks a change.
-fn forgotten(newest: &Newest) -> Fault {
-    Fault::Forgotten { key: newest.key.to_string(), version: newest.version }
+fn missing_change(newest: &Newest) -> Fault {
+    Fault::MissingChange { key: newest.key.to_string(), version: newest.version }
 }
 
 /// Waits until a list is requested.

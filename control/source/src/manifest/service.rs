@@ -361,9 +361,9 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     }
     if !is_whole {
         // Invalid ranges must not admit all clients, neither through an empty list nor in the other family.
-        for nobody in NOBODY {
-            if !ranges.iter().any(|range| range.addr().is_ipv4() == nobody.addr().is_ipv4()) {
-                ranges.push(nobody);
+        for none in ADMITS_NONE {
+            if !ranges.iter().any(|range| range.addr().is_ipv4() == none.addr().is_ipv4()) {
+                ranges.push(none);
             }
         }
     }
@@ -371,7 +371,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
 }
 
 /// Source ranges that admit no client: one per family, with an address that no packet can have as its source.
-const NOBODY: [IpNet; 2] = [
+const ADMITS_NONE: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128)),
 ];

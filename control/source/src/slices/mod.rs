@@ -179,7 +179,7 @@ impl SliceBudget {
         if self.changed.is_empty() {
             return Vec::new();
         }
-        let level = self.level_now();
+        let level = self.compute_level();
         let (lower, moved) = (level.min(self.level), level != self.level);
         let mut changed_services = Vec::new();
         for (name, namespace) in &mut self.namespaces {
@@ -205,7 +205,7 @@ impl SliceBudget {
 
     /// The number of bytes that each namespace may keep so that all fit. Namespaces below it leave the rest to the
     /// others.
-    fn level_now(&self) -> usize {
+    fn compute_level(&self) -> usize {
         let mut remaining = self.bytes_max;
         if self.bytes <= remaining {
             return remaining;

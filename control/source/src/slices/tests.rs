@@ -39,7 +39,7 @@ fn services(answers: &[ObjectKey]) -> Vec<String> {
 }
 
 #[test]
-fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_other_service_loses_anything() {
+fn a_service_with_too_many_endpoints_loses_all_and_others_nothing() {
     let mut budget = SliceBudget::new(512);
     for n in 0..300 {
         put(&mut budget, &slice("greedy", "web", n, 1_000, 0));
@@ -61,7 +61,7 @@ fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_oth
 }
 
 #[test]
-fn ten_thousand_services_with_a_hundred_thousand_endpoints_fit_into_one_namespace_by_default() {
+fn ten_thousand_services_fit_into_one_namespace_by_default() {
     let mut budget = SliceBudget::new(tidegate_model::config::ENDPOINT_SLICES_MIB);
     for n in 0..10_000 {
         put(&mut budget, &slice("shop", &format!("s{n}"), 0, 10, 0));
@@ -71,7 +71,7 @@ fn ten_thousand_services_with_a_hundred_thousand_endpoints_fit_into_one_namespac
 }
 
 #[test]
-fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_other_namespace_does() {
+fn only_the_newest_services_of_a_namespace_above_its_share_lose() {
     let mut budget = SliceBudget::new(1);
     // Each is about 300 KiB.
     for n in 0..6 {
@@ -86,17 +86,17 @@ fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_o
         [true, true, false, false, false, false]
     );
     assert_eq!(budget.not_kept(&ObjectKey::new("shop", "web")), None);
-    // Room that the others leave is available to those that request more.
+    // Capacity that the others leave is available to those that request more.
     budget.set(&ObjectKey::new("shop", "web-0"), None);
     assert_eq!(services(&budget.decide()), ["greedy/s2"]);
-    // If an older one is deleted, a newer one has room.
+    // If an older one is deleted, a newer one fits.
     budget.set(&ObjectKey::new("greedy", "s0-0"), None);
     assert_eq!(services(&budget.decide()), ["greedy/s3"]);
 }
 
 proptest! {
     #[test]
-    fn what_is_kept_fits_follows_from_the_slices_alone_and_costs_nobody_below_an_equal_share(
+    fn the_decision_depends_on_the_slices_alone_and_is_fair(
         all in prop::collection::vec((0_u8..5, 0_u8..6, 1_usize..900, 0_i64..5), 1..60),
         gone in prop::collection::vec(any::<bool>(), 60),
         order in any::<prop::sample::Index>(),
@@ -132,18 +132,18 @@ proptest! {
             put(&mut again, &kept);
         }
         again.decide();
-        let (mut kept, mut asked) = (0, BTreeMap::<&str, usize>::new());
+        let (mut kept, mut requested) = (0, BTreeMap::<&str, usize>::new());
         for slice in &left {
             let service = slice.service().expect("it has one");
             let not_kept = fresh.not_kept(&service);
             prop_assert_eq!(lived.not_kept(&service), not_kept);
             prop_assert_eq!(again.not_kept(&service), not_kept);
             kept += if not_kept.is_none() { slice.size() } else { 0 };
-            *asked.entry(&slice.meta.key.namespace).or_default() += slice.size();
+            *requested.entry(&slice.meta.key.namespace).or_default() += slice.size();
         }
         prop_assert!(kept <= MIB, "{}", kept);
         for slice in &left {
-            if asked[slice.meta.key.namespace.as_str()] <= MIB / asked.len() {
+            if requested[slice.meta.key.namespace.as_str()] <= MIB / requested.len() {
                 prop_assert_eq!(fresh.not_kept(&slice.service().expect("it has one")), None);
             }
         }

@@ -2,7 +2,7 @@
 //! both sources.
 //!
 //! Only an API server can be written to. The planned writes depend only on the objects, so objects from a directory
-//! must result in the same plan: [`Both`] asserts this on each step.
+//! must result in the same plan: [`Both`] asserts this at each step.
 
 use tidegate_policy::reconcile::{ObjectKind, Reason};
 
@@ -49,8 +49,8 @@ impl Both {
     }
 
     /// Runs rounds until nothing is written, and returns all events.
-    fn settle(&mut self) -> Vec<Event> {
-        let (directory, api) = (self.directory.settle(), self.api.settle());
+    fn run_until_stable(&mut self) -> Vec<Event> {
+        let (directory, api) = (self.directory.run_until_stable(), self.api.run_until_stable());
         assert_eq!(directory, api);
         assert_eq!(self.directory.objects.services, self.api.objects.services);
         api
@@ -64,22 +64,22 @@ impl Both {
     fn condition(&self, name: &str, kind: &str) -> String {
         let condition = self.of(name).stored.condition(&format!("tidegate.dev/{kind}"));
         let condition = condition.unwrap_or_else(|| panic!("{kind} is there"));
-        assert!(condition.last_transition.is_some(), "it says since when");
+        assert!(condition.last_transition.is_some(), "the condition has a time");
         format!("{} {}: {}", condition.status, condition.reason, condition.message)
     }
 }
 
 /// `TYPE REASON: NOTE` of each event.
-fn told(events: &[Event]) -> Vec<String> {
+fn shown(events: &[Event]) -> Vec<String> {
     events.iter().map(|e| format!("{} {}: {}", e.event_type.as_str(), e.reason, e.note)).collect()
 }
 
-/// The notes of the events of one reason.
+/// The notes of the events with one reason.
 fn notes<'e>(events: &'e [Event], reason: &str) -> Vec<&'e str> {
     events.iter().filter(|e| e.reason == reason).map(|e| e.note.as_str()).collect()
 }
 
-/// `default/NAME` of type LoadBalancer with these ports and more of its metadata and spec.
+/// `default/NAME` of type LoadBalancer with these ports and additional metadata and spec.
 fn balanced(name: &str, metadata: &str, ports: &str, spec: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default, generation: 1{metadata}}}\nspec:\n  \
@@ -90,7 +90,7 @@ fn balanced(name: &str, metadata: &str, ports: &str, spec: &str) -> String {
 const HTTP: &str = "{name: http, port: 80, targetPort: 8080}";
 const FIVE: &str = "  loadBalancerIP: 203.0.113.5\n";
 
-/// `default/web` with 203.0.113.5 and more of its metadata.
+/// `default/web` with 203.0.113.5 and additional metadata.
 fn web(metadata: &str) -> String {
     balanced("web", metadata, HTTP, FIVE)
 }
@@ -101,25 +101,25 @@ const ENDPOINT: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nme
                         8080}]\nendpoints: [{addresses: [10.0.1.1]}]\n---\n";
 
 #[test]
-fn ensuring_load_balancer_ip_allocated_and_ensured_load_balancer_tell_how_a_service_gets_its_address() {
+fn events_report_each_step_until_a_service_has_its_address() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    assert_eq!(told(&both.round().events), ["Normal EnsuringLoadBalancer: Ensuring load balancer"]);
+    assert_eq!(shown(&both.round().events), ["Normal EnsuringLoadBalancer: Ensuring load balancer"]);
     assert_eq!(
-        told(&both.round().events),
+        shown(&both.round().events),
         [
             "Normal EnsuredLoadBalancer: Ensured load balancer: 203.0.113.5",
             "Normal IPAllocated: Assigned IP 203.0.113.5 from pool public",
         ]
     );
-    assert_eq!(both.round(), Plan::default(), "and that is all");
+    assert_eq!(both.round(), Plan::default(), "nothing else is written");
 }
 
 #[test]
 fn allocation_failed_explains_why_there_is_no_address() {
     let mut both = Both::new(&balanced("web", "", HTTP, "  loadBalancerIP: 192.0.2.1\n"));
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert_eq!(
-        told(&events),
+        shown(&events),
         [
             "Warning AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: it is in no pool; accepted: \
           public (203.0.113.0-203.0.113.15)"
@@ -134,7 +134,7 @@ fn allocation_failed_explains_why_there_is_no_address() {
 #[test]
 fn prefer_dual_stack_falls_back_with_an_event() {
     let mut both = Both::new(&(balanced("web", "", HTTP, "  ipFamilyPolicy: PreferDualStack\n") + ENDPOINT));
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert_eq!(
         notes(&events, "FamilyFallback"),
         ["Service default/web has one family only: no IPv6 address: pool public has none"]
@@ -143,10 +143,10 @@ fn prefer_dual_stack_falls_back_with_an_event() {
 }
 
 #[test]
-fn a_local_service_that_loses_client_addresses_gets_an_event_and_a_condition() {
+fn a_local_service_that_loses_client_addresses_is_reported() {
     let local = format!("{FIVE}  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n");
     let mut both = Both::new(&(balanced("web", "", HTTP, &local) + ENDPOINT));
-    let events = both.settle();
+    let events = both.run_until_stable();
     let lost = "Service default/web has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' \
                 addresses by the gateway's";
     assert_eq!(notes(&events, "ClientAddressLost").len(), 1, "{events:?}");
@@ -158,63 +158,66 @@ fn a_local_service_that_loses_client_addresses_gets_an_event_and_a_condition() {
         cluster.settings.services.defaults.forwarding_local =
             Some(tidegate_model::config::ForwardingMode::Nat);
     });
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with nat");
 }
 
 #[test]
-fn clear_assignment_tells_that_an_address_is_given_back() {
+fn clear_assignment_reports_a_released_address() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.both(|cluster| {
         let pool = &mut cluster.settings.pools[0];
         (pool.disabled, pool.force_release) = (true, true);
     });
-    let events = both.settle();
+    let events = both.run_until_stable();
     let cleared = notes(&events, "ClearAssignment");
     assert_eq!(cleared.len(), 1, "{events:?}");
     assert!(cleared[0].starts_with("Released the address: address 203.0.113.5"), "{cleared:?}");
     assert_eq!(both.of("web").stored.ingress, []);
 
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
-    assert_eq!(told(&both.settle()), ["Normal ClearAssignment: Released the address"]);
+    assert_eq!(shown(&both.run_until_stable()), ["Normal ClearAssignment: Released the address"]);
     let stored = &both.of("web").stored;
     assert!(stored.ingress.is_empty() && stored.conditions.is_empty() && !stored.is_finalized_by_us());
 }
 
 #[test]
-fn updated_load_balancer_tells_that_what_its_owner_changed_is_served() {
+fn updated_load_balancer_reports_that_a_change_is_served() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.edit("web", |web| {
-        // Services of an API server have no generation.
+        // Services have no generation.
         web.stored.generation = 0;
         web.session_affinity = Some(Duration::from_secs(60));
     });
-    assert_eq!(told(&both.settle()), ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]);
-    assert_eq!(both.settle(), [], "once");
+    assert_eq!(
+        shown(&both.run_until_stable()),
+        ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]
+    );
+    assert_eq!(both.run_until_stable(), [], "once");
 }
 
 #[test]
-fn deleted_load_balancer_tells_that_the_last_gateway_has_withdrawn_it() {
+fn deleted_load_balancer_reports_that_all_gateways_have_withdrawn_it() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.both(|cluster| cluster.version = 9);
     both.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     let plan = both.round();
     assert!(plan.writes.is_empty() && plan.events.is_empty() && plan.waits_for_peers, "{plan:?}");
     // More changes happen meanwhile, but nothing has to wait for them.
     both.both(|cluster| (cluster.version, cluster.withdrawn) = (12, 9));
-    assert_eq!(told(&both.round().events), ["Normal DeletedLoadBalancer: Deleted load balancer"]);
+    assert_eq!(shown(&both.round().events), ["Normal DeletedLoadBalancer: Deleted load balancer"]);
     assert!(both.api.objects.services.is_empty());
 }
 
 #[test]
-fn deleted_service_that_somebody_else_keeps_has_no_address_in_its_status_when_it_is_released() {
-    let mut both = Both::new(&(web(", finalizers: [example.com/hold]") + ENDPOINT));
-    both.settle();
+fn a_deleted_service_with_another_finalizer_loses_its_address() {
+    let mut both = Both::new(&(web(", finalizers: [example.com/finalizer]") + ENDPOINT));
+    both.run_until_stable();
     assert!(!both.of("web").stored.ingress.is_empty());
     both.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     let cleared = both.round();
@@ -226,12 +229,12 @@ fn deleted_service_that_somebody_else_keeps_has_no_address_in_its_status_when_it
 }
 
 #[test]
-fn sync_load_balancer_failed_tells_which_port_is_not_served() {
+fn sync_load_balancer_failed_reports_the_unserved_port() {
     let ports = "{name: http, port: 80}, {name: sig, port: 81, targetPort: 8081, protocol: SCTP}";
     let mut both = Both::new(&balanced("web", "", ports, FIVE))
         .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
     let why = "dsr-l2 keeps the destination port 81, and the target port is 8081";
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [format!("81/SCTP: {why}")]);
     assert!(
         events.iter().any(|e| e.reason == "SyncLoadBalancerFailed" && e.event_type == EventType::Warning)
@@ -241,23 +244,23 @@ fn sync_load_balancer_failed_tells_which_port_is_not_served() {
 }
 
 #[test]
-fn unavailable_load_balancer_tells_that_no_backend_takes_flows() {
+fn unavailable_load_balancer_reports_that_no_backend_accepts_flows() {
     let mut both = Both::new(&web(""));
-    let said = ["no active backend for 80/TCP"];
-    assert_eq!(notes(&both.settle(), "UnAvailableLoadBalancer"), said);
+    let expected = ["no active backend for 80/TCP"];
+    assert_eq!(notes(&both.run_until_stable(), "UnAvailableLoadBalancer"), expected);
     both.both(|cluster| cluster.endpoint("web", "10.0.1.1"));
-    assert_eq!(both.settle(), [], "that it is available again is in the condition");
+    assert_eq!(both.run_until_stable(), [], "only the condition reports that it is available again");
     assert_eq!(both.condition("web", "Healthy"), "True BackendsUp: every port has an active backend");
     both.both(|cluster| cluster.objects.endpoint_slices = Default::default());
-    assert_eq!(notes(&both.settle(), "UnAvailableLoadBalancer"), said, "on change");
+    assert_eq!(notes(&both.run_until_stable(), "UnAvailableLoadBalancer"), expected, "on change");
 }
 
 #[test]
-fn someone_else_writing_the_same_status_is_conflicting_controller_and_no_flapping() {
+fn another_writer_of_the_status_is_reported_without_flapping() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
-    both.both(|cluster| cluster.stranger_writes("web", "198.51.100.1"));
-    let events = both.settle();
+    both.run_until_stable();
+    both.both(|cluster| cluster.write_as_another_client("web", "198.51.100.1"));
+    let events = both.run_until_stable();
     assert_eq!(notes(&events, "ConflictingController").len(), 1);
     assert_eq!((events.len(), events[0].event_type), (1, EventType::Warning));
     assert!(
@@ -265,28 +268,28 @@ fn someone_else_writing_the_same_status_is_conflicting_controller_and_no_flappin
         "{events:?}"
     );
     assert!(both.condition("web", "Conflicted").starts_with("True ConflictingController: "));
-    assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("198.51.100.1")), "it is left alone");
+    assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("198.51.100.1")), "it is left unchanged");
     let mut writes = 0;
     for _ in 0..600 {
         let plan = both.round();
         if plan.writes.iter().any(|w| matches!(w, Write::ServiceStatus { ingress: Some(_), .. })) {
             writes += 1;
             both.round();
-            both.both(|cluster| cluster.stranger_writes("web", "198.51.100.1"));
+            both.both(|cluster| cluster.write_as_another_client("web", "198.51.100.1"));
         }
     }
     assert!((2..=4).contains(&writes), "in ten minutes: {writes}");
-    // An edit by the owner takes effect immediately, and it stays after the other writer is gone.
+    // An edit by the owner takes effect immediately, and stays after the other writer is gone.
     both.edit("web", |web| web.session_affinity = Some(Duration::from_secs(60)));
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("203.0.113.5")));
     assert_eq!(both.condition("web", "Conflicted"), "False NoConflict: ");
 }
 
 #[test]
-fn events_are_told_on_change_only() {
+fn events_are_recorded_on_changes_only() {
     let mut both = Both::new(&(web(", annotations: {tidegate.dev/table-size: many}") + ENDPOINT));
-    assert_eq!(notes(&both.settle(), "InvalidValue").len(), 1);
+    assert_eq!(notes(&both.run_until_stable(), "InvalidValue").len(), 1);
     for _ in 0..10 {
         both.both(|cluster| cluster.now += SignedDuration::from_mins(10));
         assert_eq!(both.round(), Plan::default());
@@ -299,7 +302,7 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
         ["Allocated", "Programmed", "Healthy", "Conflicted"].map(|k| both.condition(name, k))
     };
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     assert_eq!(
         all(&both, "web"),
         [
@@ -315,7 +318,7 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
     assert_eq!(kinds, expected.iter().map(String::as_str).collect());
 
     let mut both = Both::new(&balanced("web", "", HTTP, "")).with(|cluster| cluster.settings.pools.clear());
-    both.settle();
+    both.run_until_stable();
     let waits = "Service default/web waits for an address: no IPv4 address: no pool is configured";
     assert_eq!(
         all(&both, "web"),
@@ -329,7 +332,7 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
 }
 
 #[test]
-fn a_port_that_another_service_has_makes_conflicted_true() {
+fn a_port_of_another_service_makes_conflicted_true() {
     let external = |name: &str, created: &str| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default, generation: 1, \
@@ -338,7 +341,7 @@ fn a_port_that_another_service_has_makes_conflicted_true() {
     };
     let mut both =
         Both::new(&(external("a", "2026-01-02T00:00:00Z") + &external("z", "2026-01-01T00:00:00Z")));
-    let events = both.settle();
+    let events = both.run_until_stable();
     let owner = "it belongs to Service default/z";
     assert!(
         notes(&events, "Conflict")[0].contains("TCP port 80 belongs to Service default/z"),
@@ -353,7 +356,7 @@ fn a_port_that_another_service_has_makes_conflicted_true() {
 }
 
 #[test]
-fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
+fn ip_mode_is_vip_only_where_the_vip_reaches_the_node() {
     for (mode, expected) in [
         (ForwardingMode::DsrL2, "VIP"),
         (ForwardingMode::DsrIpip, "VIP"),
@@ -373,7 +376,7 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
             cluster.settings.services.defaults.forwarding = mode;
             cluster.settings.network.tunnel_source_v4 = Some("10.0.0.1".parse().expect("an address"));
         });
-        both.settle();
+        both.run_until_stable();
         let ingress = &both.of("web").stored.ingress;
         assert_eq!(ingress[0].ip_mode.as_deref(), Some(expected), "{mode}");
         assert!(ingress[0].ports.is_empty(), "every port is served");
@@ -381,11 +384,11 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
 }
 
 #[test]
-fn ports_of_the_status_have_an_error_where_one_cannot_be_served() {
+fn unserved_ports_have_an_error_in_the_status() {
     let ports = "{name: same, port: 80}, {name: other, port: 81, targetPort: 8081}, {name: sig, port: 82, protocol: SCTP}";
     let mut both = Both::new(&balanced("web", "", ports, FIVE))
         .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
-    both.settle();
+    both.run_until_stable();
     let ports = &both.of("web").stored.ingress[0].ports;
     let shown: Vec<(u16, &str, Option<&str>)> =
         ports.iter().map(|p| (p.port, p.protocol.as_str(), p.error.as_deref())).collect();
@@ -396,14 +399,14 @@ fn ports_of_the_status_have_an_error_where_one_cannot_be_served() {
 }
 
 #[test]
-fn a_service_that_is_refused_as_a_whole_keeps_its_ip_mode_and_has_an_error_on_every_port() {
+fn a_refused_service_keeps_its_ip_mode_and_every_port_has_an_error() {
     let mut both =
         Both::new(&balanced("web", "", "{name: http, port: 80}, {name: dns, port: 53, protocol: UDP}", FIVE))
             .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
-    both.settle();
+    both.run_until_stable();
     assert!(both.of("web").stored.ingress[0].ports.is_empty(), "every port is served");
     both.edit("web", |web| web.external_ips = vec![ip("192.0.2.1"); 1_025]);
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert_eq!(notes(&events, "LimitExceeded").len(), 1, "{events:?}");
     let ingress = &both.of("web").stored.ingress[0];
     assert_eq!((ingress.ip, ingress.ip_mode.as_deref()), (Some(ip("203.0.113.5")), Some("VIP")));
@@ -414,7 +417,7 @@ fn a_service_that_is_refused_as_a_whole_keeps_its_ip_mode_and_has_an_error_on_ev
 }
 
 #[test]
-fn ingress_is_one_atomic_list_and_forbidden_unless_the_type_is_load_balancer() {
+fn ingress_is_one_atomic_list_and_only_for_load_balancers() {
     let dual = balanced("web", "", HTTP, "  ipFamilyPolicy: RequireDualStack\n");
     let external = "apiVersion: v1\nkind: Service\nmetadata: {name: external, namespace: default}\nspec: {externalIPs: \
                     [203.0.113.9], ports: [{port: 80}]}\n";
@@ -432,7 +435,7 @@ fn ingress_is_one_atomic_list_and_forbidden_unless_the_type_is_load_balancer() {
     lists.sort();
     assert_eq!(lists, [("external".to_owned(), 0), ("web".to_owned(), 2)], "both families in one write");
     assert_eq!(both.condition("external", "Allocated"), "True Allocated: 203.0.113.9 from pool public");
-    assert!(!both.of("external").stored.is_finalized_by_us(), "it has no address of ours to give back");
+    assert!(!both.of("external").stored.is_finalized_by_us(), "it has no address of ours to release");
 }
 
 #[test]
@@ -442,16 +445,16 @@ fn the_finalizer_is_our_own_and_comes_before_the_address() {
     let first = both.round();
     assert!(matches!(first.writes[..], [Write::Finalizer { present: true, .. }]), "{first:?}");
     assert_eq!(both.of("web").stored.finalizers, [standard, "tidegate.dev/cleanup"]);
-    both.settle();
+    both.run_until_stable();
     both.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
-    both.settle();
-    assert_eq!(both.of("web").stored.finalizers, [standard], "that one is another's");
+    both.run_until_stable();
+    assert_eq!(both.of("web").stored.finalizers, [standard], "it belongs to another controller");
 }
 
 #[test]
-fn restart_adopts_what_status_says_and_writes_nothing() {
+fn a_restart_adopts_the_status_and_writes_nothing() {
     let mut both = Both::new(&(web("") + &balanced("db", "", HTTP, "") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     let before = both.api.objects.clone();
     both.both(|cluster| (cluster.memory, cluster.reconciled) = Default::default());
     assert_eq!(both.round().writes, []);
@@ -477,7 +480,7 @@ fn overlapping_pools_are_a_condition_not_a_crash() {
     };
     let pools = object("a", "203.0.113.0/28") + &object("b", "203.0.113.8/29") + &object("c", "192.0.2.0/30");
     let mut both = Both::new(&(pools + &web(""))).with(|cluster| cluster.settings.pools.clear());
-    let events = both.settle();
+    let events = both.run_until_stable();
     let shown = |name: &str| {
         let status = &both.api.objects.address_pools[name].status;
         let conditions =
@@ -493,12 +496,12 @@ fn overlapping_pools_are_a_condition_not_a_crash() {
 }
 
 #[test]
-fn a_full_pool_is_an_event_and_the_service_stays_pending_until_an_address_is_free() {
+fn a_full_pool_is_reported_until_an_address_is_free() {
     let of =
         |name: &str, created: &str| balanced(name, &format!(", creationTimestamp: '{created}'"), HTTP, "");
     let mut both = Both::new(&(of("a", "2026-01-01T00:00:00Z") + &of("b", "2026-01-02T00:00:00Z")))
         .with(|cluster| cluster.settings.pools = vec![pool("one", "203.0.113.1/32")]);
-    let events = both.settle();
+    let events = both.run_until_stable();
     let why = "Service default/b waits for an address: no IPv4 address: pool one is full";
     assert_eq!(
         notes(&events, "AllocationFailed"),
@@ -506,20 +509,20 @@ fn a_full_pool_is_an_event_and_the_service_stays_pending_until_an_address_is_fre
     );
     assert_eq!(both.condition("b", "Allocated"), format!("False AllocationFailed: {why}"));
     both.edit("a", |a| a.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert_eq!(notes(&events, "IPAllocated"), ["Assigned IP 203.0.113.1 from pool one"]);
     assert_eq!(both.condition("b", "Allocated"), "True Allocated: 203.0.113.1 from pool one");
 }
 
 #[test]
-fn external_ip_denied_is_an_event_and_a_service_that_is_not_load_balancer_gets_conditions_and_events_only() {
+fn a_denied_external_ip_is_reported_in_conditions_and_events_only() {
     let denied = "apiVersion: v1\nkind: Service\nmetadata: {name: denied, namespace: default}\nspec: {externalIPs: \
                   [192.0.2.1], ports: [{port: 80}]}\n";
     let mut both = Both::new(denied);
-    let events = both.settle();
+    let events = both.run_until_stable();
     let why = "external IP 192.0.2.1 of Service default/denied is denied: it is in no pool";
     assert_eq!(
-        told(&events),
+        shown(&events),
         [format!(
             "Warning ExternalIPDenied: {why}; accepted: an address of a pool with externalIPs: true: public \
              (203.0.113.0-203.0.113.15)"
@@ -530,7 +533,7 @@ fn external_ip_denied_is_an_event_and_a_service_that_is_not_load_balancer_gets_c
 }
 
 #[test]
-fn an_invalid_value_is_an_event_at_the_object_that_has_it() {
+fn an_invalid_value_is_an_event_on_its_object() {
     let weight = "annotations: {tidegate.dev/weight: heavy}";
     let objects = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, namespace: default, uid: u-pod, {weight}}}\n---\napiVersion: \
@@ -543,7 +546,7 @@ fn an_invalid_value_is_an_event_at_the_object_that_has_it() {
     let mut both = Both::new(
         &(web(", uid: u-svc, annotations: {tidegate.dev/table-size: many}") + &objects + &endpoint),
     );
-    let events = both.settle();
+    let events = both.run_until_stable();
     let about: BTreeSet<(&str, &str, &str)> = events
         .iter()
         .filter(|e| e.reason == Reason::InvalidValue.as_str())
@@ -568,7 +571,7 @@ fn a_node_whose_pods_get_no_route_has_an_event() {
                 {addresses: [{type: InternalIP, address: 172.16.0.1}]}\n";
     let mut both = Both::new(node)
         .with(|cluster| cluster.settings.services.pod_routes = tidegate_model::config::PodRoutes::Node);
-    let events = both.settle();
+    let events = both.run_until_stable();
     let [event] = &events[..] else { panic!("{events:?}") };
     assert_eq!(
         (event.reason, event.regarding.kind.as_str(), event.regarding.uid.as_str()),
@@ -577,12 +580,12 @@ fn a_node_whose_pods_get_no_route_has_an_event() {
 }
 
 #[test]
-fn an_alias_that_is_known_and_not_supported_is_a_warning_event() {
+fn an_unsupported_alias_is_a_warning_event() {
     let annotation = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations";
     let mut both = Both::new(&(web(&format!(", annotations: {{{annotation}: a}}")) + ENDPOINT))
         .with(|cluster| cluster.settings.services.compat = ["aws".to_owned()].into());
-    let events = both.settle();
-    let warning = events.iter().find(|e| e.reason == "AliasIgnored").expect("it is told");
+    let events = both.run_until_stable();
+    let warning = events.iter().find(|e| e.reason == "AliasIgnored").expect("the event exists");
     assert_eq!(warning.event_type, EventType::Warning);
     assert!(warning.note.starts_with(&format!("annotation {annotation} has no effect")), "{}", warning.note);
 }
@@ -594,9 +597,9 @@ fn peer(name: &str) -> Peer {
 }
 
 #[test]
-fn programmed_says_which_gateway_owns_a_vip_and_why() {
+fn programmed_reports_the_owner_of_a_vip_and_why() {
     let group = "tidegate-l2-all-203.0.113.5";
-    let holds = |by: Option<&str>| {
+    let owned_by = |by: Option<&str>| {
         let holders: LeaseHolders = [(group.to_owned(), by.map(str::to_owned))].into();
         Arc::new(holders)
     };
@@ -604,9 +607,9 @@ fn programmed_says_which_gateway_owns_a_vip_and_why() {
     let mut both = Both::new(&(balanced("web", "", HTTP, &local) + ENDPOINT)).with(|cluster| {
         cluster.settings.layer2.mode = tidegate_model::config::Layer2Mode::Lease;
         cluster.peers = vec![peer("edge-2")];
-        cluster.lease_holders = holds(Some("edge-2"));
+        cluster.lease_holders = owned_by(Some("edge-2"));
     });
-    both.settle();
+    both.run_until_stable();
     let of = |both: &Both| both.condition("web", "Programmed");
     let is = |both: &Both, owner: &str| {
         let condition = of(both);
@@ -615,42 +618,43 @@ fn programmed_says_which_gateway_owns_a_vip_and_why() {
     is(&both, "; edge-2 answers for 203.0.113.5, one of several gateways that can serve it");
     both.both(|cluster| {
         cluster.peers[0].without_backends = ["default/web".to_owned()].into();
-        cluster.lease_holders = holds(Some("edge-1"));
+        cluster.lease_holders = owned_by(Some("edge-1"));
     });
-    both.settle();
+    both.run_until_stable();
     is(&both, "; edge-1 answers for 203.0.113.5, the only gateway that can serve it");
     // The endpoint is on no node of a gateway.
     both.both(|cluster| {
         cluster.settings.node = Some("a".into());
-        cluster.lease_holders = holds(None);
+        cluster.lease_holders = owned_by(None);
     });
-    let events = both.settle();
+    let events = both.run_until_stable();
     let why = "no gateway answers for 203.0.113.5, because none can serve it; edge-1: externalTrafficPolicy Local: node a has no endpoint";
     assert!(of(&both).starts_with(&format!("False NoGateway: {why}")), "{}", of(&both));
     assert!(notes(&events, "NoGateway")[0].starts_with(why), "{events:?}");
 }
 
 #[test]
-fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
+fn programmed_reports_which_gateways_serve_a_service() {
     let listed = || std::iter::once("default/web".to_owned()).collect::<BTreeSet<_>>();
     let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| cluster.peers = vec![peer("edge-2")]);
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with fullnat");
 
     both.both(|cluster| cluster.peers[0].not_programmed = listed());
-    let events = both.settle();
-    let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which cannot serve every port";
-    assert_eq!(both.condition("web", "Programmed"), format!("False NotOnEveryGateway: {said}"));
-    assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [said]);
+    let events = both.run_until_stable();
+    let message = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which cannot serve every port";
+    assert_eq!(both.condition("web", "Programmed"), format!("False NotOnEveryGateway: {message}"));
+    assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [message]);
 
-    // A gateway that is not ready receives no packets.
+    // A gateway that isn't ready receives no packets.
     both.both(|cluster| cluster.peers[0] = Peer { is_ready: false, ..peer("edge-2") });
-    both.settle();
-    let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which is not ready";
-    assert_eq!(both.condition("web", "Programmed"), format!("True Programmed: {said}"));
+    both.run_until_stable();
+    let message =
+        "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which is not ready";
+    assert_eq!(both.condition("web", "Programmed"), format!("True Programmed: {message}"));
 
     both.both(|cluster| cluster.peers[0] = Peer { without_backends: listed(), ..peer("edge-2") });
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with fullnat");
     assert_eq!(
         both.condition("web", "Healthy"),
@@ -659,7 +663,7 @@ fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
 }
 
 #[test]
-fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_group_count() {
+fn only_gateways_of_the_group_count_as_announcing_an_address() {
     let labelled = |name: &str, rack: &str| Peer {
         labels: [("rack".to_owned(), rack.to_owned())].into(),
         is_ready: name != "edge-3",
@@ -671,7 +675,7 @@ fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_gr
         cluster.settings.pools.clear();
         cluster.peers = vec![labelled("edge-2", "r1")];
     });
-    let events = both.settle();
+    let events = both.run_until_stable();
     let why = "pool r2 selects gateways by rack=r2";
     let condition = both.condition("web", "Programmed");
     assert!(
@@ -683,12 +687,12 @@ fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_gr
     assert!(notes(&events, "NoGateway")[0].ends_with(why), "{events:?}");
 
     both.both(|cluster| cluster.peers = vec![labelled("edge-2", "r2"), labelled("edge-3", "r1")]);
-    both.settle();
+    both.run_until_stable();
     let served = "True Programmed: every port is forwarded with fullnat";
     assert_eq!(
         both.condition("web", "Programmed"),
         served,
-        "edge-3, which is not ready, is of another group"
+        "edge-3, which is not ready, belongs to another group"
     );
 }
 
@@ -701,38 +705,38 @@ fn behind(how: impl Fn(&mut Peer)) -> Both {
     })
 }
 
-/// Lets time pass in which the gateway is polled and stays silent.
+/// Advances the time while the gateway is polled and stays silent.
 fn pass(both: &mut Both, seconds: u64) -> Vec<Event> {
     both.both(|cluster| {
         let time = Duration::from_secs(seconds);
         cluster.now += time;
         cluster.peers.iter_mut().for_each(|peer| peer.silent += time);
     });
-    both.settle()
+    both.run_until_stable()
 }
 
 #[test]
 fn a_disconnected_gateway_does_not_serve_new_services() {
     let mut both = behind(|peer| peer.is_connected = false);
-    both.settle();
+    both.run_until_stable();
     let why = "on 1 of 2 gateways; not on edge-2, which is disconnected from the API server";
     assert!(both.condition("web", "Programmed").ends_with(why), "{}", both.condition("web", "Programmed"));
 }
 
 #[test]
-fn a_ready_gateway_that_does_not_confirm_a_change_within_5_s_is_lagging() {
+fn a_ready_gateway_lags_if_it_does_not_confirm_a_change_within_5_s() {
     let mut both = behind(|_| ());
-    both.settle();
+    both.run_until_stable();
     assert!(both.condition("web", "Programmed").starts_with("True"));
     let events = pass(&mut both, 5);
     let lagging = |silent: &str| {
-        let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which has not confirmed \
+        let message = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which has not confirmed \
                     the last change of the Service";
-        format!("False GatewayLagging: {said}{silent}")
+        format!("False GatewayLagging: {message}{silent}")
     };
     assert_eq!(both.condition("web", "Programmed"), lagging(" and has been silent for more than 5 s"));
     assert_eq!(notes(&events, "SyncLoadBalancerFailed").len(), 1);
-    assert!(both.round().waits_for_peers, "it is looked at again");
+    assert!(both.round().waits_for_peers, "the gateway is polled again");
     // The status is written again when the silence has doubled.
     let mut texts = BTreeSet::new();
     for _ in 0..28 {
@@ -741,16 +745,16 @@ fn a_ready_gateway_that_does_not_confirm_a_change_within_5_s_is_lagging() {
     }
     assert_eq!(texts.len(), 3, "{texts:?}");
     both.both(|cluster| cluster.peers[0].silent = Duration::ZERO);
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.condition("web", "Programmed"), lagging(""), "its heartbeats arrive");
     both.both(|cluster| cluster.peers[0].applied = 5);
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with fullnat");
     assert!(!both.round().waits_for_peers);
 }
 
 #[test]
-fn only_a_live_and_ready_gateway_that_says_what_it_has_applied_is_lagging() {
+fn only_a_live_ready_gateway_with_a_known_version_can_lag() {
     type Change = fn(&mut Peer);
     let cases: [(&str, Change); 4] = [
         ("not ready, or draining", |peer| peer.is_ready = false),
@@ -760,7 +764,7 @@ fn only_a_live_and_ready_gateway_that_says_what_it_has_applied_is_lagging() {
     ];
     for (what, change) in cases {
         let mut both = behind(change);
-        both.settle();
+        both.run_until_stable();
         pass(&mut both, 60);
         assert!(both.condition("web", "Programmed").starts_with("True"), "{what}");
     }
@@ -771,38 +775,38 @@ fn an_old_poll_does_not_make_a_gateway_lagging() {
     let mut cluster = Cluster::new([service("web")]);
     cluster.edit("web", |web| web.stored.version = ObjectVersion(5));
     cluster.peers = vec![Peer { applied: 3, ..peer("edge-2") }];
-    cluster.settle();
+    cluster.run_until_stable();
     cluster.polled_before = SignedDuration::from_secs(60);
     cluster.now += SignedDuration::from_secs(60);
-    cluster.settle();
+    cluster.run_until_stable();
     assert_eq!(cluster.condition("web", "Programmed"), "True Programmed");
     cluster.polled_before = SignedDuration::ZERO;
-    cluster.settle();
+    cluster.run_until_stable();
     assert_eq!(cluster.condition("web", "Programmed"), "False GatewayLagging");
 }
 
 #[test]
-fn a_new_leader_finds_that_the_former_one_lags() {
+fn a_new_leader_detects_that_the_previous_one_lags() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.both(|cluster| {
         cluster.edit("web", |web| web.stored.version = ObjectVersion(9));
         (cluster.memory, cluster.peers) = (Memory::default(), vec![peer("edge-2")]);
     });
-    both.settle();
+    both.run_until_stable();
     pass(&mut both, 5);
     assert!(both.condition("web", "Programmed").starts_with("False GatewayLagging"));
 }
 
 #[test]
-fn after_a_restore_of_the_api_server_no_gateway_lags_behind_versions_from_before() {
+fn no_gateway_lags_behind_versions_before_a_restore() {
     let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| {
         cluster.edit("web", |web| web.stored.version = ObjectVersion(5));
         cluster.peers = vec![peer("edge-2")];
     });
-    both.settle();
+    both.run_until_stable();
     both.both(|cluster| (cluster.version, cluster.peers[0].applied) = (2, 2));
-    both.settle();
+    both.run_until_stable();
     pass(&mut both, 60);
     assert!(both.condition("web", "Programmed").starts_with("True"));
 }
@@ -811,36 +815,39 @@ fn after_a_restore_of_the_api_server_no_gateway_lags_behind_versions_from_before
 fn programmed_follows_what_the_workers_have_applied() {
     let mut both = Both::new(&(web("") + ENDPOINT))
         .with(|cluster| cluster.unapplied = Arc::new(BTreeSet::from([key("web")])));
-    let events = both.settle();
-    let said = "False NotApplied: the workers have not applied it yet";
-    assert_eq!(both.condition("web", "Programmed"), said);
+    let events = both.run_until_stable();
+    let message = "False NotApplied: the workers have not applied it yet";
+    assert_eq!(both.condition("web", "Programmed"), message);
     assert!(notes(&events, "EnsuredLoadBalancer").is_empty());
     both.both(|cluster| cluster.unapplied = Arc::default());
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert!(both.condition("web", "Programmed").starts_with("True"));
     assert_eq!(notes(&events, "EnsuredLoadBalancer").len(), 1);
 }
 
 #[test]
-fn updated_load_balancer_is_told_for_what_is_asked_and_not_for_what_gateways_do_not_read() {
+fn updated_load_balancer_ignores_changes_that_gateways_do_not_read() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.edit("web", |web| {
         web.stored.generation = 0;
         web.meta.annotations.insert("kubectl.kubernetes.io/last-applied-configuration".into(), "{}".into());
     });
-    assert_eq!(both.settle(), []);
+    assert_eq!(both.run_until_stable(), []);
     both.edit("web", |web| {
         web.stored.generation = 0;
         web.meta.annotations.insert("tidegate.dev/drain-timeout".into(), "5s".into());
     });
-    assert_eq!(told(&both.settle()), ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]);
+    assert_eq!(
+        shown(&both.run_until_stable()),
+        ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]
+    );
 }
 
 #[test]
-fn who_waits_for_other_gateways_is_told_their_names_in_an_event_too() {
+fn a_service_that_waits_for_gateways_gets_an_event_with_their_names() {
     let mut both = Both::new(&(web("") + ENDPOINT));
-    both.settle();
+    both.run_until_stable();
     both.both(|cluster| {
         cluster.peers = vec![peer("edge-2"), Peer { applied: 9, ..peer("edge-3") }];
         (cluster.version, cluster.withdrawn) = (9, 7);
@@ -850,7 +857,7 @@ fn who_waits_for_other_gateways_is_told_their_names_in_an_event_too() {
     both.both(|cluster| cluster.now += SignedDuration::from_secs(10));
     let events = both.round().events;
     assert_eq!(
-        told(&events),
+        shown(&events),
         ["Normal WaitingForGateways: Waiting until every gateway has withdrawn the released address: edge-2"]
     );
 }
@@ -864,43 +871,44 @@ fn public(metadata: &str) -> String {
 }
 
 #[test]
-fn an_address_pool_in_use_carries_our_finalizer_says_by_whom_and_goes_when_nobody_uses_it() {
+fn a_pool_in_use_lists_its_services_and_is_deleted_when_unused() {
     let mut both =
         Both::new(&(public("") + &web("") + ENDPOINT)).with(|cluster| cluster.settings.pools.clear());
-    both.settle();
+    both.run_until_stable();
     let in_use = |both: &Both| {
         let pool = &both.api.objects.address_pools["public"];
-        let condition = pool.status.conditions.iter().find(|c| c.kind == "InUse").expect("it is there");
+        let condition =
+            pool.status.conditions.iter().find(|c| c.kind == "InUse").expect("the condition exists");
         (pool.is_finalized_by_us, format!("{} {}: {}", condition.status, condition.reason, condition.message))
     };
-    let held = "True Held: Services hold addresses of it: default/web".to_owned();
-    assert_eq!(in_use(&both), (true, held));
+    let condition = "True Held: Services use its addresses: default/web".to_owned();
+    assert_eq!(in_use(&both), (true, condition));
     // The pool is deleted: no Service loses its address, and the pool reports what it waits for.
     both.both(|cluster| {
         let mut pool = AddressPool::clone(&cluster.objects.address_pools["public"]);
         pool.meta.deletion_time = Some(Timestamp::UNIX_EPOCH);
         cluster.objects.address_pools.insert("public".into(), Arc::new(pool));
     });
-    let events = both.settle();
+    let events = both.run_until_stable();
     let (finalized, condition) = in_use(&both);
-    let begin = "True DeletionWaits: Services hold addresses of it: default/web; they keep their addresses";
-    assert!(finalized && condition.starts_with(begin), "{condition}");
+    let expected = "True DeletionWaits: Services use its addresses: default/web; they keep their addresses";
+    assert!(finalized && condition.starts_with(expected), "{condition}");
     assert_eq!(notes(&events, "PoolInUse").len(), 1, "{events:?}");
     assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
     both.edit("web", |service| service.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
-    both.settle();
+    both.run_until_stable();
     assert!(both.api.objects.address_pools.is_empty() && both.api.objects.services.is_empty());
 }
 
 #[test]
-fn clear_assignment_tells_that_an_address_is_replaced_by_another() {
+fn clear_assignment_reports_a_replaced_address() {
     let mut both = Both::new(&web(""));
-    both.settle();
+    both.run_until_stable();
     both.edit("web", |service| {
         service.load_balancer_ip = Some(ip("203.0.113.6"));
         service.stored.generation += 1;
     });
-    let events = both.settle();
+    let events = both.run_until_stable();
     assert_eq!(
         notes(&events, "ClearAssignment"),
         ["The address 203.0.113.5 is released: the Service now has 203.0.113.6"]
@@ -909,9 +917,9 @@ fn clear_assignment_tells_that_an_address_is_replaced_by_another() {
 }
 
 #[test]
-fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
+fn a_new_leader_restores_allocations_from_the_status() {
     let mut both = Both::new(&web(""));
-    both.settle();
+    both.run_until_stable();
     assert_eq!(
         both.condition("web", "Holds"),
         "True Recorded: [{\"address\":\"203.0.113.5\",\"as\":\"LoadBalancer\",\"pool\":\"public\",\"ports\":\
@@ -929,17 +937,17 @@ fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
 }
 
 #[test]
-fn an_address_of_an_unknown_former_pool_is_allocated_and_not_denied() {
+fn an_address_of_an_unknown_former_pool_is_allocated_not_denied() {
     let mut both = Both::new(&web(""));
-    both.settle();
-    // The status does not name the pool of the address, and no pool contains it any more.
+    both.run_until_stable();
+    // The status doesn't name the pool of the address, and no pool contains it anymore.
     both.edit("web", |web| web.stored.conditions.retain(|c| c.kind != "tidegate.dev/Holds"));
     both.both(|cluster| {
         cluster.settings.pools.clear();
         (cluster.memory, cluster.reconciled) = Default::default();
         cluster.reconciler = Reconciler::default();
     });
-    both.settle();
+    both.run_until_stable();
     assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
     assert_eq!(both.condition("web", "Allocated"), "True Allocated: 203.0.113.5");
 }

@@ -74,7 +74,7 @@ struct Cluster {
     lease_holders: Arc<LeaseHolders>,
     peers: Vec<Peer>,
     now: Timestamp,
-    /// How long ago the last poll of the other gateways began.
+    /// How long ago the last poll of the other gateways started.
     polled_before: SignedDuration,
 }
 
@@ -162,7 +162,7 @@ impl Cluster {
     fn observe(&mut self) -> Observation {
         let authority = if self.leads { Authority::default() } else { Authority::Follows };
         self.settings.authority = authority;
-        // Use the reconciler that remembers, so that unchanged values are shared.
+        // Use the incremental reconciler, so that unchanged values are shared.
         let outcome = self.reconciler.reconcile(&Input {
             settings: &self.settings,
             objects: &self.objects,
@@ -228,15 +228,15 @@ impl Cluster {
         let situation = self.situation(&observation, &identity);
         let (compared, differences) = plan_compared(&situation, &mut memory);
         assert_eq!(differences, []);
-        // A plan without the settled state must have the same result.
-        let mut afresh = Memory { up_to_date: BTreeMap::new(), ..self.memory.clone() };
-        let anew = plan(&situation, &mut afresh);
+        // A plan without the list of up-to-date Services must have the same result.
+        let mut fresh = Memory { up_to_date: BTreeMap::new(), ..self.memory.clone() };
+        let from_scratch = plan(&situation, &mut fresh);
         let mut memory = self.memory.clone();
         let planned = plan(&situation, &mut memory);
         self.memory = memory;
-        assert_eq!((&planned, &compared), (&anew, &anew));
-        let unsettled = |memory: &Memory| Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
-        assert_eq!(unsettled(&self.memory), unsettled(&afresh));
+        assert_eq!((&planned, &compared), (&from_scratch, &from_scratch));
+        let without_up_to_date = |memory: &Memory| Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
+        assert_eq!(without_up_to_date(&self.memory), without_up_to_date(&fresh));
         planned
     }
 
@@ -249,7 +249,7 @@ impl Cluster {
     }
 
     /// Runs rounds until nothing is written, and returns all events.
-    fn settle(&mut self) -> Vec<Event> {
+    fn run_until_stable(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for _ in 0..8 {
             let plan = self.round();
@@ -258,7 +258,7 @@ impl Cluster {
                 return events;
             }
         }
-        panic!("it writes for ever");
+        panic!("the writes never end");
     }
 
     fn take(&mut self, write: &Write) {
@@ -336,7 +336,7 @@ impl Cluster {
     }
 
     /// Writes the status as another client.
-    fn stranger_writes(&mut self, name: &str, address: &str) {
+    fn write_as_another_client(&mut self, name: &str, address: &str) {
         self.edit(name, |service| {
             service.stored.ingress = vec![Ingress { ip: Some(ip(address)), ..Ingress::default() }];
             service.stored.ingress_managers = vec!["another-controller".into()];
@@ -355,26 +355,22 @@ fn reasons(events: &[Event]) -> Vec<&str> {
 }
 
 #[test]
-fn a_service_without_a_leader_gets_the_reason_from_gateways_that_cannot_lead() {
+fn without_a_leader_gateways_report_why_they_cannot_lead() {
     let mut cluster = Cluster::new([service("web")]);
-    (cluster.leads, cluster.cannot_lead) = (false, Some("the lease cannot be had: 403".to_owned()));
+    (cluster.leads, cluster.cannot_lead) = (false, Some("cannot acquire the Lease: 403".to_owned()));
     let first = cluster.round();
-    assert_eq!(
-        (first.events, first.writes),
-        (vec![], vec![]),
-        "another one may lead, and be about to answer"
-    );
-    let again = first.plan_again_at.expect("it is looked at again");
+    assert_eq!((first.events, first.writes), (vec![], vec![]), "another gateway may be about to lead");
+    let again = first.plan_again_at.expect("the Service is checked again");
     assert!(again > cluster.now && again <= cluster.now + SignedDuration::from_secs(60));
     cluster.now = again;
     let plan = cluster.round();
     assert_eq!(reasons(&plan.events), ["WaitingForLeader"]);
-    assert!(plan.events[0].note.contains("the lease cannot be had: 403"), "{:?}", plan.events);
+    assert!(plan.events[0].note.contains("cannot acquire the Lease: 403"), "{:?}", plan.events);
     assert_eq!(cluster.round().events, [], "once");
-    // This gateway leads and reports why there is no address, so the owner gets an answer.
+    // This gateway leads and reports why there is no address, so the owner gets an explanation.
     cluster.settings.pools.clear();
     cluster.leads = true;
-    cluster.settle();
+    cluster.run_until_stable();
     assert_eq!(cluster.condition("web", "Allocated"), "False AllocationFailed");
     cluster.leads = false;
     cluster.now += SignedDuration::from_secs(3600);
@@ -384,13 +380,13 @@ fn a_service_without_a_leader_gets_the_reason_from_gateways_that_cannot_lead() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_does_not_prolong_any_wait() {
+fn a_clock_that_is_set_back_prolongs_no_wait() {
     let hour = SignedDuration::from_hours(1);
     let soon = |cluster: &Cluster, plan: &Plan| {
         plan.plan_again_at.is_some_and(|at| at <= cluster.now + SignedDuration::from_mins(2))
     };
     let mut cluster = Cluster::new([service("web")]);
-    (cluster.leads, cluster.cannot_lead) = (false, Some("the lease cannot be had: 403".to_owned()));
+    (cluster.leads, cluster.cannot_lead) = (false, Some("cannot acquire the Lease: 403".to_owned()));
     cluster.round();
     cluster.now -= hour;
     let waits = cluster.plan();
@@ -399,8 +395,8 @@ fn a_clock_that_is_set_back_does_not_prolong_any_wait() {
     assert_eq!(reasons(&cluster.plan().events), ["WaitingForLeader"]);
 
     let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
-    cluster.stranger_writes("web", "198.51.100.1");
+    cluster.run_until_stable();
+    cluster.write_as_another_client("web", "198.51.100.1");
     cluster.round();
     cluster.now -= hour;
     let yields = cluster.plan();
@@ -412,62 +408,62 @@ fn a_clock_that_is_set_back_does_not_prolong_any_wait() {
 }
 
 #[test]
-fn a_service_about_which_there_is_nothing_to_do_is_passed_over_until_something_about_it_changes() {
+fn an_up_to_date_service_is_skipped_until_its_inputs_change() {
     let mut cluster = Cluster::new([service("web"), service("other")]);
     cluster.endpoint("web", "10.0.1.1");
-    cluster.settle();
+    cluster.run_until_stable();
     let up_to_date = |cluster: &Cluster| cluster.memory.up_to_date.keys().cloned().collect::<Vec<_>>();
     assert_eq!(up_to_date(&cluster), [key("other"), key("web")]);
-    // Another endpoint changes the view, so there is a write to make.
+    // Another endpoint changes the view, which requires a write.
     cluster.endpoint("other", "10.0.1.2");
     assert!(!cluster.plan().writes.is_empty());
     assert_eq!(up_to_date(&cluster), [key("web")]);
-    cluster.settle();
+    cluster.run_until_stable();
     cluster.edit("web", |service| service.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     cluster.plan();
     assert_eq!(up_to_date(&cluster), [key("other")]);
 }
 
 #[test]
-fn last_transition_times_are_stable_and_move_with_the_status_alone() {
+fn last_transition_times_change_only_with_the_status() {
     let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
+    cluster.run_until_stable();
     let healthy = |cluster: &Cluster| cluster.of("web").stored.condition("tidegate.dev/Healthy").cloned();
-    let down = healthy(&cluster).expect("it is there");
+    let down = healthy(&cluster).expect("the condition exists");
     cluster.now += SignedDuration::from_hours(1);
     cluster.edit("web", |web| web.stored.generation = 2);
-    cluster.settle();
-    let still_down = healthy(&cluster).expect("it is there");
+    cluster.run_until_stable();
+    let still_down = healthy(&cluster).expect("the condition exists");
     assert_eq!((down.status.as_str(), still_down.observed_generation), ("False", 2));
     assert_eq!(down.last_transition, still_down.last_transition);
     cluster.endpoint("web", "10.0.1.1");
-    cluster.settle();
-    let up = healthy(&cluster).expect("it is there");
+    cluster.run_until_stable();
+    let up = healthy(&cluster).expect("the condition exists");
     assert!(up.last_transition > still_down.last_transition && up.status == "True", "{up:?}");
 }
 
 #[test]
-fn what_is_written_and_not_seen_yet_is_planned_as_it_was() {
+fn a_write_that_is_not_seen_yet_is_planned_unchanged() {
     let mut cluster = Cluster::new([service("web")]);
     cluster.round();
     let first = cluster.plan();
     cluster.now += SignedDuration::from_mins(5);
     let again = cluster.plan();
     assert_eq!(first.writes, again.writes, "with the same times");
-    assert_eq!((first.events.is_empty(), again.events.as_slice()), (false, [].as_slice()), "told once");
+    assert_eq!((first.events.is_empty(), again.events.as_slice()), (false, [].as_slice()), "reported once");
 }
 
 #[test]
-fn a_service_of_another_class_is_left_alone() {
+fn a_service_of_another_class_is_ignored() {
     let mut web = service("web");
     web.load_balancer_class = Some("example.com/other".into());
     let mut cluster = Cluster::new([web]);
-    cluster.stranger_writes("web", "198.51.100.1");
+    cluster.write_as_another_client("web", "198.51.100.1");
     assert_eq!(cluster.round(), Plan::default());
 }
 
 #[test]
-fn who_follows_writes_nothing_and_tells_of_itself_alone() {
+fn a_follower_writes_nothing_and_reports_only_its_own_status() {
     let mut wrong = service("web");
     wrong.meta.annotations.insert("tidegate.dev/table-size".into(), "many".into());
     let mut cluster = Cluster::new([wrong]);
@@ -496,7 +492,7 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
 }
 
 #[test]
-fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address() {
+fn a_service_that_waits_for_an_address_is_not_programmed() {
     let mut waiting = service("web");
     waiting.cluster_ips = vec!["10.96.0.10".parse().expect("an address")];
     let mut inside = waiting.clone();
@@ -507,9 +503,9 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
     let mut cluster = Cluster::new([waiting, inside]);
     cluster.settings.services.own_cluster_ips = true;
     cluster.settings.pools.clear();
-    cluster.settle();
+    cluster.run_until_stable();
     assert_eq!(cluster.condition("web", "Programmed"), "False NoAddress");
-    assert!(cluster.of("inside").stored.conditions.is_empty(), "it asked for nothing");
+    assert!(cluster.of("inside").stored.conditions.is_empty(), "it requests nothing");
 }
 
 /// Asserts that the Service has nothing of ours and that its address is free.
@@ -522,7 +518,7 @@ fn assert_released(cluster: &mut Cluster, name: &str, how: &str) {
 }
 
 #[test]
-fn a_service_that_leaves_by_label_class_or_type_is_released_in_full_and_may_come_back() {
+fn a_service_that_leaves_is_released_and_may_return() {
     type Edit = fn(&mut Service);
     let label: Edit =
         |web| drop(web.meta.labels.insert("service.kubernetes.io/service-proxy-name".into(), "x".into()));
@@ -539,7 +535,7 @@ fn a_service_that_leaves_by_label_class_or_type_is_released_in_full_and_may_come
         [("label", label), ("class", class), ("ClusterIP", cluster_ip), ("ExternalName", external_name)]
     {
         let mut cluster = Cluster::new([service("web")]);
-        cluster.settle();
+        cluster.run_until_stable();
         for _ in 0..2 {
             let stored = cluster.of("web").stored.clone();
             assert!(stored.is_finalized_by_us() && stored.ingress.len() == 1, "{how}: {stored:?}");
@@ -547,9 +543,9 @@ fn a_service_that_leaves_by_label_class_or_type_is_released_in_full_and_may_come
             cluster.version += 1;
             cluster.edit("web", edit);
             let plan = cluster.round();
-            assert!(plan.writes.is_empty() && plan.waits_for_peers, "{how}: others serve it still: {plan:?}");
+            assert!(plan.writes.is_empty() && plan.waits_for_peers, "{how}: others still serve it: {plan:?}");
             cluster.withdrawn = cluster.version;
-            cluster.settle();
+            cluster.run_until_stable();
             assert_released(&mut cluster, "web", how);
             cluster.version += 1;
             cluster.withdrawn = cluster.version;
@@ -558,33 +554,40 @@ fn a_service_that_leaves_by_label_class_or_type_is_released_in_full_and_may_come
                 web.load_balancer_class = None;
                 web.service_type = ServiceType::LoadBalancer;
             });
-            cluster.settle();
-            assert_eq!(cluster.of("web").stored.ingress, before.stored.ingress, "{how}: it is back");
+            cluster.run_until_stable();
+            assert_eq!(
+                cluster.of("web").stored.ingress,
+                before.stored.ingress,
+                "{how}: it has its address again"
+            );
         }
     }
 }
 
 #[test]
-fn a_service_that_may_have_no_address_any_more_is_held_until_every_gateway_has_seen_that_and_no_longer() {
+fn a_lost_address_is_released_once_every_gateway_has_seen_it() {
     let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
-    let wish = ("tidegate.dev/address-pool".to_owned(), "another".to_owned());
-    cluster.edit("web", |web| web.meta.annotations.extend([wish]));
+    cluster.run_until_stable();
+    let annotation = ("tidegate.dev/address-pool".to_owned(), "another".to_owned());
+    cluster.edit("web", |web| web.meta.annotations.extend([annotation]));
     cluster.round();
-    assert!(cluster.of("web").stored.ingress.is_empty(), "the status says so first");
+    assert!(cluster.of("web").stored.ingress.is_empty(), "the status is cleared first");
     cluster.version += 1;
     let plan = cluster.round();
     assert!(cluster.of("web").stored.is_finalized_by_us() && plan.waits_for_peers, "{plan:?}");
     cluster.withdrawn = cluster.version;
-    cluster.settle();
+    cluster.run_until_stable();
     assert!(!cluster.of("web").stored.is_finalized_by_us());
-    assert!(cluster.condition("web", "Allocated").starts_with("False "), "and it says why it waits");
+    assert!(
+        cluster.condition("web", "Allocated").starts_with("False "),
+        "and the condition explains the wait"
+    );
 }
 
 #[test]
 fn no_service_is_released_while_the_version_of_the_services_is_unknown() {
     let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
+    cluster.run_until_stable();
     cluster.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     cluster.version = 0;
     let plan = cluster.round();
@@ -594,7 +597,7 @@ fn no_service_is_released_while_the_version_of_the_services_is_unknown() {
 #[test]
 fn a_gateway_reports_its_services_its_node_and_its_progress() {
     let mut cluster = Cluster::new([service("web"), service("gone")]);
-    cluster.settle();
+    cluster.run_until_stable();
     cluster.edit("gone", |gone| gone.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     let observation = cluster.observe();
     let observation = Observation { version: 9, ..observation };
@@ -620,13 +623,13 @@ fn a_gateway_reports_its_services_its_node_and_its_progress() {
     let status = status_of(&observation, &crd::GatewayStatusStatus::default());
     let address = cluster.of("web").stored.ingress[0].ip.expect("an address").to_string();
     assert_eq!((status.vips.as_slice(), status.vip_count), ([address].as_slice(), 1));
-    assert_eq!(status.applied_resource_version, "7", "not what it has read, but what its workers have");
+    assert_eq!(status.applied_resource_version, "7", "the version that its workers have applied");
     assert_eq!(status.addresses, ["10.0.0.1", "10.0.0.3"]);
     let mut keeps = observation.clone();
     keeps.forwarding.keeps_services = true;
-    assert_eq!(status_of(&keeps, &status).applied_resource_version, "0", "it may serve anything");
+    assert_eq!(status_of(&keeps, &status).applied_resource_version, "0", "it may serve any Service");
     assert_eq!((status.node.as_str(), status.services, status.leader), ("n1", 1, false));
-    assert_eq!(status_of(&observation, &status), status, "nothing differs, the times neither");
+    assert_eq!(status_of(&observation, &status), status, "nothing changes, including the times");
 }
 
 #[derive(Debug, Clone)]
@@ -635,7 +638,7 @@ enum Step {
     Delete(u8),
     Class(u8, bool),
     Type(u8),
-    Ask(u8, u8),
+    Request(u8, u8),
     Stranger(u8),
     Endpoint(u8),
     Restart,
@@ -649,7 +652,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => n().prop_map(Step::Delete),
         1 => (n(), any::<bool>()).prop_map(|(n, ours)| Step::Class(n, ours)),
         1 => n().prop_map(Step::Type),
-        1 => (n(), 0..16_u8).prop_map(|(n, host)| Step::Ask(n, host)),
+        1 => (n(), 0..16_u8).prop_map(|(n, host)| Step::Request(n, host)),
         1 => n().prop_map(Step::Stranger),
         1 => n().prop_map(Step::Endpoint),
         1 => Just(Step::Restart),
@@ -664,7 +667,7 @@ proptest! {
     /// After any steps, the writes end, planning again plans nothing, no address is in a status without the finalizer
     /// (checked by `Cluster::take`), and no address of ours is in two statuses.
     #[test]
-    fn applying_the_plan_and_planning_again_gives_nothing(steps in steps()) {
+    fn planning_again_after_applying_a_plan_gives_nothing(steps in steps()) {
         let mut cluster = Cluster::new([]);
         for step in steps {
             let name = |n: u8| format!("s{n}");
@@ -686,11 +689,11 @@ proptest! {
                     s.service_type = ServiceType::ClusterIp;
                     s.stored.generation += 1;
                 }),
-                Step::Ask(n, host) if known(&cluster, n) => cluster.edit(&name(n), |s| {
+                Step::Request(n, host) if known(&cluster, n) => cluster.edit(&name(n), |s| {
                     s.load_balancer_ip = Some(ip(&format!("203.0.113.{host}")));
                     s.stored.generation += 1;
                 }),
-                Step::Stranger(n) if known(&cluster, n) => cluster.stranger_writes(&name(n), "198.51.100.1"),
+                Step::Stranger(n) if known(&cluster, n) => cluster.write_as_another_client(&name(n), "198.51.100.1"),
                 Step::Endpoint(n) => cluster.endpoint(&name(n), "10.0.1.1"),
                 Step::Restart => (cluster.memory, cluster.reconciled) = Default::default(),
                 Step::Pools(some) => {
@@ -698,7 +701,7 @@ proptest! {
                 }
                 _ => continue,
             }
-            cluster.settle();
+            cluster.run_until_stable();
             let again = cluster.plan();
             prop_assert_eq!(&again.writes, &[] as &[Write]);
             prop_assert_eq!(&again.events, &[] as &[Event]);

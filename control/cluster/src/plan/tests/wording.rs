@@ -1,8 +1,7 @@
-//! Messages are for display only: another wording changes only messages, and no other part of writes, statuses and
-//! events.
+//! Messages are for display only: changing their wording changes no other part of writes, statuses and events.
 //!
-//! Two clusters run the same steps. One uses the messages of the gateway, the other has replaced texts in all results
-//! of the rounds. Their plans must be equal except for message fields.
+//! Two clusters run the same steps. One uses the gateway's messages, in the other all texts in the results of the
+//! rounds are replaced. Their plans must be equal except for message fields.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,7 +11,7 @@ use tidegate_model::objects::TrafficPolicy;
 use super::*;
 use crate::reasons::condition_type;
 
-/// Words that a program could mistake for a reason, a mode, a kind or a status, and some without meaning.
+/// Words that a program could mistake for a reason, a mode, a kind or a status, and some meaningless ones.
 const WORDS: &[&str] = &[
     "",
     "not supported",
@@ -78,7 +77,7 @@ struct Written {
 fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Written {
     for write in &mut plan.writes {
         match write {
-            // The record of held addresses is for programs.
+            // The record of allocated addresses is for programs.
             Write::ServiceStatus { conditions, .. } => {
                 let for_people = |c: &&mut Condition| c.kind != condition_type::HOLDS.as_str();
                 conditions.iter_mut().filter(for_people).for_each(|c| c.message.clear());
@@ -184,13 +183,13 @@ fn story(words: Option<&str>) -> (Vec<Written>, Cluster) {
         written.extend((0..n).map(|_| round(cluster, fails, words)));
     };
     rounds(&mut cluster, 5, false);
-    // The port is already used by another Service on the shared address.
+    // Another Service on the shared address already uses the port.
     cluster.edit("second", |service| service.ports.push(port("more", 90, 8080, Protocol::Tcp)));
     rounds(&mut cluster, 3, false);
     cluster.unapplied = Arc::new(BTreeSet::from([key("local"), key("sctp")]));
     rounds(&mut cluster, 3, true);
     cluster.unapplied = Arc::default();
-    cluster.stranger_writes("local", "198.51.100.1");
+    cluster.write_as_another_client("local", "198.51.100.1");
     cluster.settings.pools.clear();
     rounds(&mut cluster, 3, false);
     cluster.leads = false;
@@ -213,7 +212,7 @@ fn no_wording_of_a_message_changes_what_is_written_to_the_api() {
     for words in WORDS {
         let (other, _) = story(Some(words));
         for (at, (plain, other)) in plain.iter().zip(&other).enumerate() {
-            assert_eq!(plain, other, "round {at}, in the words {words:?}");
+            assert_eq!(plain, other, "round {at}, with the words {words:?}");
         }
     }
 }

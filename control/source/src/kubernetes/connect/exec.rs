@@ -283,9 +283,9 @@ mod tests {
                  accepted: ExecCredential of client.authentication.k8s.io/v1",
             ),
         ] {
-            let said = fault(&exec);
-            assert_eq!(said, expected);
-            assert!(!said.contains("hush"), "{said}");
+            let text = fault(&exec);
+            assert_eq!(text, expected);
+            assert!(!text.contains("hush"), "{text}");
         }
     }
 
@@ -293,10 +293,10 @@ mod tests {
     fn a_missing_program_is_reported_with_the_hint_of_the_kubeconfig() {
         let mut exec = plugin("");
         exec.command = Some("/nowhere/login".to_owned());
-        exec.install_hint = Some("ask the admins for it\n".to_owned());
+        exec.install_hint = Some("contact the admins\n".to_owned());
         let text = fault(&exec);
         assert!(text.starts_with("exec plugin /nowhere/login: it cannot be started: No such file"), "{text}");
-        assert!(text.ends_with("; ask the admins for it"), "{text}");
+        assert!(text.ends_with("; contact the admins"), "{text}");
     }
 
     #[test]

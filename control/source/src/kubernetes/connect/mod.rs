@@ -77,7 +77,7 @@ pub struct Connector {
     state: Mutex<State>,
     found: Found,
     changed: Notify,
-    /// Each thread that reads credentials holds a permit.
+    /// Each thread that reads credentials has a permit.
     readers: Arc<Semaphore>,
 }
 
@@ -92,14 +92,14 @@ struct State {
     /// The last reported reason why the last valid client stays in use.
     logged: Option<ConnectError>,
     /// The client that is being created.
-    making: Option<Pending>,
+    pending: Option<Pending>,
     file_check: FileCheck,
 }
 
 /// A client that is being created on a thread.
 #[derive(Debug)]
 struct Pending {
-    made: oneshot::Receiver<Made>,
+    created: oneshot::Receiver<ClientResult>,
     started: Instant,
 }
 
@@ -193,17 +193,17 @@ impl Connector {
             }
         }
         let last = last.map(|(connection, ..)| connection);
-        let Some((made, plugin)) = self.made(&mut state, last.is_some()).await else {
+        let Some((created, plugin)) = self.create_client(&mut state, last.is_some()).await else {
             return last.ok_or_else(late);
         };
         state.plugin = plugin;
-        let error = match made {
-            Ok(made) => {
-                if state.current.as_ref().is_some_and(|before| before.files != made.files) {
+        let error = match created {
+            Ok(created) => {
+                if state.current.as_ref().is_some_and(|before| before.files != created.files) {
                     self.changed.notify_waiters();
                 }
                 (state.given_up, state.logged) = (false, None);
-                return Ok(state.current.insert(made).connection());
+                return Ok(state.current.insert(created).connection());
             }
             Err(error) => error,
         };
@@ -235,7 +235,7 @@ impl Connector {
         if state.current.as_ref().is_some_and(|current| current.serial == serial) {
             state.given_up = true;
             // Another client may use the same credentials.
-            state.making = None;
+            state.pending = None;
             // A plugin may return the same credentials again, so don't run it for every request.
             if state.refused.is_none_or(|at| at.elapsed() >= PLUGIN_PAUSE) {
                 (state.plugin, state.refused) = (None, Some(Instant::now()));
@@ -245,49 +245,53 @@ impl Connector {
 
     /// Creates a client from the files, with the result of its plugin. If there is a valid client (`has_valid`), the
     /// wait is short: on a timeout the result is `None`, and a later call gets the new client.
-    async fn made(&self, state: &mut State, has_valid: bool) -> Option<Made> {
-        if state.making.is_none() {
+    async fn create_client(&self, state: &mut State, has_valid: bool) -> Option<ClientResult> {
+        if state.pending.is_none() {
             let serial = state.current.as_ref().map_or(0, |current| current.serial) + 1;
             match self.start(serial, state.plugin.clone()) {
-                Ok(made) => state.making = Some(Pending { made, started: Instant::now() }),
+                Ok(created) => state.pending = Some(Pending { created, started: Instant::now() }),
                 Err(error) => return Some((Err(error), state.plugin.clone())),
             }
         }
-        let making = state.making.as_mut()?;
+        let pending = state.pending.as_mut()?;
         let wait = if has_valid { REPLACE_MAX } else { CREDENTIALS_MAX };
-        let ended = timeout(wait.saturating_sub(making.started.elapsed()), &mut making.made).await;
+        let ended = timeout(wait.saturating_sub(pending.started.elapsed()), &mut pending.created).await;
         // A thread that takes this long may never end.
-        let is_late = making.started.elapsed() >= CREDENTIALS_MAX;
+        let is_late = pending.started.elapsed() >= CREDENTIALS_MAX;
         if ended.is_err() && !is_late {
             return None;
         }
-        state.making = None;
+        state.pending = None;
         let unread = |_| (Err(ConnectError("the credentials could not be read".to_owned())), None);
-        let made = ended.map(|made| made.unwrap_or_else(unread));
-        Some(made.unwrap_or_else(|_| (Err(late()), state.plugin.clone())))
+        let created = ended.map(|created| created.unwrap_or_else(unread));
+        Some(created.unwrap_or_else(|_| (Err(late()), state.plugin.clone())))
     }
 
     /// Starts to create a client.
-    fn start(&self, serial: u64, plugin: Option<Plugin>) -> Result<oneshot::Receiver<Made>, ConnectError> {
+    fn start(
+        &self,
+        serial: u64,
+        plugin: Option<Plugin>,
+    ) -> Result<oneshot::Receiver<ClientResult>, ConnectError> {
         let Ok(permit) = Arc::clone(&self.readers).try_acquire_owned() else {
             let why = format!("{READERS_MAX} threads hang while reading the files of the credentials");
             return Err(ConnectError(why));
         };
         let kubeconfig = (self.kubeconfig.clone(), self.context.clone());
-        let (done, made) = oneshot::channel();
+        let (done, created) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let body = move || {
             // Creating the client starts tasks on the runtime.
             let _entered = runtime.enter();
             let mut plugin = plugin;
-            let made = make(kubeconfig, serial, &mut plugin);
+            let created = build_client(kubeconfig, serial, &mut plugin);
             drop(permit);
             // The caller may no longer be waiting.
-            let _ = done.send((made, plugin));
+            let _ = done.send((created, plugin));
         };
         let thread = std::thread::Builder::new().name("tg-connect".to_owned()).spawn(body);
         thread.map_err(|error| ConnectError(format!("no thread: {error}")))?;
-        Ok(made)
+        Ok(created)
     }
 }
 
@@ -320,7 +324,7 @@ fn late() -> ConnectError {
 }
 
 /// A client, and the current or cached result of its plugin.
-type Made = (Result<Current, ConnectError>, Option<Plugin>);
+type ClientResult = (Result<Current, ConnectError>, Option<Plugin>);
 
 impl Current {
     fn connection(&self) -> (Connection, Option<Host>) {
@@ -369,7 +373,7 @@ impl Signature {
 
 /// Creates a client from the contents of the files. `plugin` is the last result of a plugin, and is replaced by a newer
 /// one.
-fn make(
+fn build_client(
     kubeconfig: (Option<PathBuf>, Option<String>),
     serial: u64,
     plugin: &mut Option<Plugin>,
@@ -383,7 +387,7 @@ fn make(
         let last = plugin.insert(run_plugin(&exec, last));
         let credentials = last.result.clone()?;
         expires = credentials.expires;
-        put(credentials, &mut config.auth_info);
+        store_credentials(credentials, &mut config.auth_info);
     }
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let host = server_addresses::host_of(&config.cluster_url).filter(|_| proxy.is_none());
@@ -519,7 +523,7 @@ fn run_plugin(exec: &ExecConfig, last: Option<Plugin>) -> Plugin {
 }
 
 /// Stores the credentials of a plugin in the corresponding fields of the kubeconfig.
-fn put(credentials: Credentials, user: &mut AuthInfo) {
+fn store_credentials(credentials: Credentials, user: &mut AuthInfo) {
     let encode = |text: String| base64::engine::general_purpose::STANDARD.encode(text);
     if let Some(token) = credentials.token {
         user.token = Some(token.into());

@@ -33,10 +33,10 @@ impl World {
         world
     }
 
-    /// Writes a kubeconfig with this user, and with these changes to the cluster (null removes a key).
+    /// Writes a kubeconfig with this user and these changes to the cluster (null removes a key).
     fn write(&self, user: Value, cluster: &Value) {
         let text = self.server.kubeconfig_text("");
-        let mut config: Value = serde_json::from_str(&text).expect("it is JSON");
+        let mut config: Value = serde_json::from_str(&text).expect("valid JSON");
         config["users"][0]["user"] = user;
         let usual = config["clusters"][0]["cluster"].as_object_mut().expect("a cluster");
         for (key, value) in cluster.as_object().expect("keys") {
@@ -50,31 +50,31 @@ impl World {
         let path = self.directory.path().join(name);
         // Replace the file in one step, as programs that rotate credentials do.
         let new = self.directory.path().join("new");
-        std::fs::write(&new, text).expect("it can be written");
-        std::fs::rename(&new, &path).expect("it can be written");
+        std::fs::write(&new, text).expect("the file is writable");
+        std::fs::rename(&new, &path).expect("the file is writable");
         path.display().to_string()
     }
 
     /// Sends a request that needs an account. Returns the HTTP status, or the error of the connection.
-    async fn ask(&self) -> Result<(u16, u64), String> {
+    async fn request(&self) -> Result<(u16, u64), String> {
         let connection = self.connector.connection().await.map_err(|error| error.to_string())?;
         let request = hyper::Request::get("/api/v1/nodes").body(Body::empty()).expect("a request");
         let sent = connection.client.send(request).await;
         sent.map(|answer| (answer.status().as_u16(), connection.serial)).map_err(|error| causes(&error))
     }
 
-    /// The same for a request without a connection error.
+    /// Like `request`, without a connection error.
     async fn status(&self) -> (u16, u64) {
-        self.ask().await.unwrap_or_else(|error| panic!("{error}"))
+        self.request().await.unwrap_or_else(|error| panic!("{error}"))
     }
 
     async fn fault(&self) -> String {
-        self.ask().await.expect_err("it goes wrong")
+        self.request().await.expect_err("the request fails")
     }
 
     /// The user of the last request.
     fn user(&self) -> String {
-        self.server.requests().pop().expect("somebody asked").user
+        self.server.requests().pop().expect("somebody calls").user
     }
 
     /// A plugin that counts its calls. It returns `token-1`, `token-2`, ... valid until `expires`.
@@ -83,12 +83,12 @@ impl World {
         let version = "client.authentication.k8s.io/v1";
         let script = format!(
             "#!/bin/sh\ncd \"$(dirname \"$0\")\"\n[ ! -e broken ] || {{ echo no such role >&2; exit 1; }}\n\
-             echo x >> asked\nn=$(wc -l < asked)\n\
+             echo x >> calls\nn=$(wc -l < calls)\n\
              echo \"{{\\\"apiVersion\\\": \\\"{version}\\\", \\\"kind\\\": \\\"ExecCredential\\\", \\\"status\\\": {status}}}\"\n"
         );
         let path = self.file("login", &script);
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(path, permissions).expect("it can be made executable");
+        std::fs::set_permissions(path, permissions).expect("permissions can be set");
         for n in 1..=9 {
             self.server.add_token(&format!("token-{n}"), User::admin());
         }
@@ -100,7 +100,7 @@ impl World {
 const FAR: &str = "2999-01-01T00:00:00Z";
 
 #[tokio::test]
-async fn a_client_certificate_in_the_kubeconfig_or_in_files_authenticates_us() {
+async fn a_client_certificate_in_the_kubeconfig_or_in_files_authenticates() {
     let world = World::new();
     let issued =
         world.server.client_certificate(User::named("system:node:a")).expect("issued").expect("with TLS");
@@ -127,12 +127,12 @@ async fn a_client_certificate_in_the_kubeconfig_or_in_files_authenticates_us() {
     // A certificate without its key is reported.
     world.write(json!({"client-certificate": "tls.crt"}), &json!({}));
     world.connector.renew(last).await;
-    let said = world.fault().await;
-    assert!(said.contains("client key"), "{said}");
+    let text = world.fault().await;
+    assert!(text.contains("client key"), "{text}");
 }
 
 #[tokio::test]
-async fn a_token_file_may_end_in_a_line_feed_and_is_read_again_when_it_changes() {
+async fn a_token_file_is_read_again_when_it_changes() {
     let world = World::new();
     world.server.add_token("rotated", User::named("later"));
     world.file("token", &format!("{ADMIN_TOKEN}\n"));
@@ -142,16 +142,16 @@ async fn a_token_file_may_end_in_a_line_feed_and_is_read_again_when_it_changes()
     world.status().await;
     assert_eq!(world.user(), "later");
     // The file is deleted: the last good token is used until the server refuses it.
-    std::fs::remove_file(world.directory.path().join("token")).expect("it is there");
+    std::fs::remove_file(world.directory.path().join("token")).expect("the file exists");
     let (_, serial) = world.status().await;
     world.connector.refused(serial).await;
-    let said = world.fault().await;
-    assert!(said.starts_with("token file ") && said.contains("No such file"), "{said}");
+    let text = world.fault().await;
+    assert!(text.starts_with("token file ") && text.contains("No such file"), "{text}");
 }
 
-/// A FIFO has no writer, so a reading that waits for one ends with the error of the time limit.
+/// Nothing writes to the FIFO, so reading it would time out.
 #[tokio::test]
-async fn a_fifo_in_place_of_a_file_is_refused_at_once_and_the_last_client_stays_in_use() {
+async fn a_fifo_is_refused_and_the_last_client_stays_in_use() {
     let world = World::new();
     let fifo = |name: &str| {
         let path = world.directory.path().join(name);
@@ -162,19 +162,19 @@ async fn a_fifo_in_place_of_a_file_is_refused_at_once_and_the_last_client_stays_
     };
     let (code, serial) = world.status().await;
     fifo("kubeconfig");
-    assert_eq!((code, world.status().await), (200, (200, serial)), "the last one");
+    assert_eq!((code, world.status().await), (200, (200, serial)), "the last client");
     let of_file = Connector::new(Some(world.directory.path().join("kubeconfig")));
-    let Err(error) = of_file.connection().await else { panic!("it cannot be read") };
-    let said = error.to_string();
-    assert!(said.ends_with("kubeconfig: it is a FIFO; accepted: a regular file"), "{said}");
+    let Err(error) = of_file.connection().await else { panic!("the kubeconfig is refused") };
+    let text = error.to_string();
+    assert!(text.ends_with("kubeconfig: it is a FIFO; accepted: a regular file"), "{text}");
 
     fifo("token");
     world.write(json!({"tokenFile": "token"}), &json!({}));
-    assert_eq!(world.status().await, (200, serial), "still the last one");
+    assert_eq!(world.status().await, (200, serial), "still the last client");
     let of_token = Connector::new(Some(world.directory.path().join("kubeconfig")));
-    let Err(error) = of_token.connection().await else { panic!("it cannot be read") };
-    let said = error.to_string();
-    assert!(said.ends_with("token: it is a FIFO; accepted: a regular file"), "{said}");
+    let Err(error) = of_token.connection().await else { panic!("the token is refused") };
+    let text = error.to_string();
+    assert!(text.ends_with("token: it is a FIFO; accepted: a regular file"), "{text}");
 
     world.file("token", ADMIN_TOKEN);
     let (code, later) = world.status().await;
@@ -186,25 +186,25 @@ async fn a_plugin_is_called_once_until_its_credential_expires() {
     let world = World::new();
     world.write(world.plugin(FAR), &json!({}));
     let (code, serial) = world.status().await;
-    assert_eq!((code, world.status().await.1), (200, serial), "the same client");
+    assert_eq!((code, world.status().await.1), (200, serial), "the client is unchanged");
     // Broken connections do not make the plugin return another token.
     world.connector.renew(serial).await;
     assert!(world.status().await.1 > serial);
-    let asked =
-        || std::fs::read_to_string(world.directory.path().join("asked")).expect("it counts").lines().count();
-    assert_eq!(asked(), 1);
-    // The expiry is sooner than the time before it at which a token is renewed.
+    let calls =
+        || std::fs::read_to_string(world.directory.path().join("calls")).expect("it counts").lines().count();
+    assert_eq!(calls(), 1);
+    // The token expires within the time in which it is renewed anyway.
     let mut other = world.plugin("$(date -u -d '+9 seconds' +%FT%TZ)");
     other["exec"]["args"] = json!(["--other"]);
     world.write(other, &json!({}));
     for n in 1..=3 {
         assert_eq!(world.status().await.0, 200);
-        assert_eq!(asked(), 1 + n, "a token that ends soon is not used again");
+        assert_eq!(calls(), 1 + n, "a token that expires soon is not reused");
     }
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_makes_a_plugin_give_another_but_not_at_every_request() {
+async fn a_refused_token_makes_the_plugin_run_again_at_a_limited_rate() {
     let world = World::new();
     world.write(world.plugin(FAR), &json!({}));
     let (_, serial) = world.status().await;
@@ -215,79 +215,79 @@ async fn a_token_that_is_refused_makes_a_plugin_give_another_but_not_at_every_re
     assert_eq!(code, 200, "token-2");
     world.server.expire_token("token-2");
     world.connector.refused(serial).await;
-    assert_eq!(world.status().await.0, 401, "it was asked a moment ago");
+    assert_eq!(world.status().await.0, 401, "the plugin has just run");
 }
 
 #[tokio::test]
-async fn a_failing_plugin_is_reported_with_its_last_output_and_not_called_for_every_request() {
+async fn a_failing_plugin_is_reported_and_called_at_a_limited_rate() {
     let world = World::new();
     let user = world.plugin(FAR);
     world.file("broken", "");
     world.write(user, &json!({}));
-    let said = world.fault().await;
-    assert!(said.ends_with("login: it failed (exit status: 1): no such role"), "{said}");
-    std::fs::remove_file(world.directory.path().join("broken")).expect("it is there");
-    assert_eq!(world.fault().await, said, "a moment ago it failed");
+    let text = world.fault().await;
+    assert!(text.ends_with("login: it failed (exit status: 1): no such role"), "{text}");
+    std::fs::remove_file(world.directory.path().join("broken")).expect("the file exists");
+    assert_eq!(world.fault().await, text, "it has just failed");
 }
 
 #[tokio::test]
-async fn the_name_in_the_servers_certificate_may_be_another_than_its_address() {
+async fn the_servers_certificate_may_have_another_name_than_its_address() {
     // The certificate is for 127.0.0.1 and localhost.
     let world = World::with(Options { listen: SocketAddr::from(([127, 0, 0, 2], 0)), ..Options::default() });
-    let said = world.fault().await;
-    assert!(said.contains("not valid for name"), "{said}");
+    let text = world.fault().await;
+    assert!(text.contains("not valid for name"), "{text}");
     world.write(json!({"token": ADMIN_TOKEN}), &json!({"tls-server-name": "localhost"}));
     assert_eq!(world.status().await.0, 200);
     world.write(json!({"token": ADMIN_TOKEN}), &json!({"tls-server-name": "elsewhere.example"}));
-    let said = world.fault().await;
-    assert!(said.contains("not valid for name") && said.contains("elsewhere.example"), "{said}");
+    let text = world.fault().await;
+    assert!(text.contains("not valid for name") && text.contains("elsewhere.example"), "{text}");
 }
 
 #[tokio::test]
-async fn verification_is_left_out_only_where_the_kubeconfig_says_so_and_names_no_authority() {
+async fn verification_is_skipped_only_on_request_and_without_an_authority() {
     let world = World::new();
     let user = || json!({"token": ADMIN_TOKEN});
     world.write(user(), &json!({"certificate-authority-data": null}));
-    let said = world.fault().await;
-    assert!(said.contains("certificate"), "{said}");
+    let text = world.fault().await;
+    assert!(text.contains("certificate"), "{text}");
     world.write(user(), &json!({"certificate-authority-data": null, "insecure-skip-tls-verify": true}));
     let (code, serial) = world.status().await;
     assert_eq!(code, 200);
     world.write(user(), &json!({"insecure-skip-tls-verify": true}));
     world.connector.renew(serial).await;
-    let said = world.fault().await;
+    let text = world.fault().await;
     assert!(
-        said.contains("insecure-skip-tls-verify beside a certificate authority; accepted: one"),
-        "{said}"
+        text.contains("insecure-skip-tls-verify together with a certificate authority; accepted: one"),
+        "{text}"
     );
 }
 
 #[tokio::test]
-async fn what_the_gateway_cannot_do_is_refused_by_name() {
+async fn unsupported_features_are_refused_by_name() {
     let world = World::new();
     world.write(json!({"auth-provider": {"name": "azure", "config": {}}}), &json!({}));
-    let said = world.fault().await;
+    let text = world.fault().await;
     assert!(
-        said.contains("auth-provider azure is not supported") && said.contains("accepted: exec, "),
-        "{said}"
+        text.contains("auth-provider azure is not supported") && text.contains("accepted: exec, "),
+        "{text}"
     );
     world.write(json!({"token": ADMIN_TOKEN}), &json!({"proxy-url": "socks5://127.0.0.1:1080"}));
-    let said = world.fault().await;
-    assert!(said.contains("proxy-url has the scheme socks5, which is not supported"), "{said}");
+    let text = world.fault().await;
+    assert!(text.contains("proxy-url has the scheme socks5, which is not supported"), "{text}");
 }
 
 #[tokio::test]
-async fn a_kubeconfig_that_breaks_leaves_the_last_good_client() {
+async fn a_broken_kubeconfig_keeps_the_last_good_client() {
     let world = World::new();
     let (_, serial) = world.status().await;
     world.file("kubeconfig", "{half of");
     assert_eq!(world.status().await, (200, serial));
     world.write(json!({"token": ADMIN_TOKEN}), &json!({}));
-    assert!(world.status().await.1 > serial, "it is whole again");
+    assert!(world.status().await.1 > serial, "the kubeconfig is valid again");
 }
 
 #[tokio::test]
-async fn an_error_of_a_kubeconfig_is_one_line_without_the_credentials_beside_the_fault() {
+async fn an_error_of_a_kubeconfig_is_one_line_without_credentials() {
     let world = World::new();
     for user in [
         "token: 'of-the-user",
@@ -296,9 +296,9 @@ async fn an_error_of_a_kubeconfig_is_one_line_without_the_credentials_beside_the
     ] {
         let text = format!("apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n    {user}\n");
         world.file("kubeconfig", &text);
-        let said = world.fault().await;
-        assert!(said.contains("failed to parse kubeconfig YAML: error: line "), "{said}");
-        assert!(!said.contains("of-the-user") && !said.contains('\n'), "{said}");
+        let text = world.fault().await;
+        assert!(text.contains("failed to parse kubeconfig YAML: error: line "), "{text}");
+        assert!(!text.contains("of-the-user") && !text.contains('\n'), "{text}");
     }
 }
 
@@ -370,27 +370,27 @@ async fn a_proxy_gets_its_password_and_its_refusal_is_reported() {
     world.write(json!({"token": ADMIN_TOKEN}), &named("me:p%40ss@"));
     assert_eq!(world.status().await.0, 200);
     world.write(json!({"token": ADMIN_TOKEN}), &named("me:hush@"));
-    let said = world.fault().await;
+    let text = world.fault().await;
     assert!(
-        said.contains(&format!("proxy http://{}: it refuses to connect to 127.0.0.1:", proxy.address)),
-        "{said}"
+        text.contains(&format!("proxy http://{}: it refuses to connect to 127.0.0.1:", proxy.address)),
+        "{text}"
     );
-    assert!(said.contains("407 Proxy Authentication Required") && !said.contains("hush"), "{said}");
+    assert!(text.contains("407 Proxy Authentication Required") && !text.contains("hush"), "{text}");
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_not_there_is_named() {
+async fn an_unreachable_proxy_is_named() {
     let (world, proxy) = (World::new(), HttpProxy::start(None).await);
     let address = proxy.address;
     drop(proxy);
     tokio::task::yield_now().await;
     world.write(json!({"token": ADMIN_TOKEN}), &json!({"proxy-url": format!("http://{address}")}));
-    let said = world.fault().await;
-    assert!(said.contains(&format!("proxy http://{address}: ")) && said.contains("refused"), "{said}");
+    let text = world.fault().await;
+    assert!(text.contains(&format!("proxy http://{address}: ")) && text.contains("refused"), "{text}");
 }
 
 #[tokio::test]
-async fn a_context_by_name_is_used_and_one_that_is_not_there_is_refused_with_those_that_are() {
+async fn an_unknown_context_is_refused_with_the_names_of_the_known_ones() {
     let mut world = World::new();
     let path = world.directory.path().join("kubeconfig");
     world.connector = Connector::with_context(Some(path.clone()), Some("test".to_owned()));
@@ -402,7 +402,7 @@ async fn a_context_by_name_is_used_and_one_that_is_not_there_is_refused_with_tho
 
 /// A shell that reads a FIFO waits for its writer.
 #[tokio::test]
-async fn while_the_last_client_is_valid_requests_do_not_wait_for_a_plugin_that_hangs() {
+async fn requests_with_a_valid_client_do_not_wait_for_a_hanging_plugin() {
     let world = World::new();
     let (_, serial) = world.status().await;
     let user = world.plugin(FAR);
@@ -419,27 +419,27 @@ async fn while_the_last_client_is_valid_requests_do_not_wait_for_a_plugin_that_h
     hanging["exec"]["command"] = json!("./hanging");
     world.write(hanging, &json!({}));
     for _ in 0..3 {
-        assert_eq!(world.status().await, (200, serial), "the last one");
+        assert_eq!(world.status().await, (200, serial), "the last client");
     }
-    // Opened for both, a FIFO does not wait for a reader.
+    // Opening a FIFO for reading and writing doesn't wait for a reader.
     let mut gate = std::fs::File::options().read(true).write(true).open(&gate).expect("a FIFO");
-    std::io::Write::write_all(&mut gate, b"go on\n").expect("it has room");
+    std::io::Write::write_all(&mut gate, b"continue\n").expect("the FIFO accepts it");
     let until = Instant::now() + Duration::from_secs(60);
     while world.status().await.1 == serial {
-        assert!(Instant::now() < until, "it is not used when it has ended");
+        assert!(Instant::now() < until, "the result of the plugin was never used");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test]
-async fn a_file_system_that_does_not_answer_is_waited_for_once_and_its_files_count_as_unchanged() {
+async fn files_on_a_hanging_file_system_count_as_unchanged_after_one_wait() {
     let (release, hangs) = std::sync::mpsc::channel::<()>();
-    let mut look = FileCheck::default();
-    assert!(look.differs(|| true).await && !look.differs(|| false).await);
-    assert!(!look.differs(move || hangs.recv().is_err()).await);
-    assert!(!look.differs(|| true).await, "no other look begins");
+    let mut check = FileCheck::default();
+    assert!(check.differs(|| true).await && !check.differs(|| false).await);
+    assert!(!check.differs(move || hangs.recv().is_err()).await);
+    assert!(!check.differs(|| true).await, "no other check starts");
     drop(release);
-    while !look.differs(|| true).await {
+    while !check.differs(|| true).await {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

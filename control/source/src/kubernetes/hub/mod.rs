@@ -364,7 +364,7 @@ impl Hub {
     /// The stored form of a received object. Its faults are recorded.
     fn item(&mut self, index: KindIndex, received: Received) -> (ObjectKey, Item<Content>) {
         let Received { key, version, uid, content, report } = received;
-        let content = content.after(self.stores[index].retain.shown(&key).and_then(Content::object));
+        let content = content.after(self.stores[index].retain.current(&key).and_then(Content::object));
         let is_left_out = content.slice().is_some_and(|slice| slice.left_out.is_some());
         let report = if is_left_out { Report::new() } else { report };
         if self.faults.set(index, &key, report) {
@@ -382,14 +382,14 @@ impl Hub {
     /// Updates the published object of a key.
     fn update_object(&mut self, index: KindIndex, key: &ObjectKey) {
         let kind = &KINDS[index];
-        let shown = self.stores[index].retain.shown(key);
-        if shown.is_none() {
+        let current = self.stores[index].retain.current(key);
+        if current.is_none() {
             self.faults.remove(index, key);
         }
         if index == SLICE {
-            self.slices.published(key, shown.and_then(Content::slice));
+            self.slices.published(key, current.and_then(Content::slice));
         }
-        match shown.and_then(Content::object) {
+        match current.and_then(Content::object) {
             Some(object) => (kind.put)(&mut self.objects, key, object),
             None => (kind.remove)(&mut self.objects, key),
         }
@@ -399,7 +399,7 @@ impl Hub {
     fn apply_slice_limits(&mut self, now: Instant) {
         for (key, not_kept) in self.slices.decide() {
             let retain = &mut self.stores[SLICE].retain;
-            let before = retain.shown(&key).and_then(Content::slice);
+            let before = retain.current(&key).and_then(Content::slice);
             let Some(before) = before.map(|slice| slice.left_out.map(|left_out| left_out.why)) else {
                 continue;
             };

@@ -133,21 +133,22 @@ impl<T: Clone + PartialEq> Retain<T> {
     ) -> Relisted {
         let mut relisted = Relisted::default();
         let mut before = std::mem::take(&mut self.entries);
-        let had = before.values().filter(|entry| entry.is_current()).count();
+        let count_before = before.values().filter(|entry| entry.is_current()).count();
         let until = now + self.grace;
         self.kept.clear();
         self.deletions = 0;
         for (key, item) in items {
-            let (shown, until) = before.remove(&key).map_or((None, until), |entry| entry.into_shown(until));
-            let entry = match shown {
-                Some(shown) if is_older(&item, &shown) && !self.grace.is_zero() => {
+            let (current, until) =
+                before.remove(&key).map_or((None, until), |entry| entry.into_current(until));
+            let entry = match current {
+                Some(current) if is_older(&item, &current) && !self.grace.is_zero() => {
                     relisted.older += 1;
                     self.kept.insert(key.clone());
-                    Entry { server: Server::Has(item), kept: Some(Kept { item: shown, until }) }
+                    Entry { server: Server::Has(item), kept: Some(Kept { item: current, until }) }
                 }
-                shown => {
-                    relisted.recreated += usize::from(shown.as_ref().is_some_and(|s| is_another(&item, s)));
-                    let (item, changed) = replace(shown, item);
+                current => {
+                    relisted.recreated += usize::from(current.as_ref().is_some_and(|s| is_another(&item, s)));
+                    let (item, changed) = replace(current, item);
                     if changed {
                         relisted.changed.push(key.clone());
                     }
@@ -160,7 +161,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         let trusts_list = match continuity {
             // Deletions of most objects happen while a watch is connected. If most are missing, the server has probably
             // lost them.
-            Continuity::Continues => lost * 2 <= had,
+            Continuity::Continues => lost * 2 <= count_before,
             // While the gateway was not running, there was no watch.
             Continuity::Newer => true,
             Continuity::Unknown => false,
@@ -169,16 +170,16 @@ impl<T: Clone + PartialEq> Retain<T> {
         let mut missed = Vec::new();
         for (key, entry) in before {
             let is_deletion = self.grace.is_zero() || trusts_list && entry.is_current();
-            let (Some(shown), until) = entry.into_shown(until) else { continue };
+            let (Some(current), until) = entry.into_current(until) else { continue };
             if is_deletion {
                 relisted.deleted += 1;
-                missed.push((key.clone(), shown));
+                missed.push((key.clone(), current));
                 relisted.changed.push(key);
                 continue;
             }
             relisted.vanished += 1;
             self.kept.insert(key.clone());
-            let kept = Some(Kept { item: shown, until });
+            let kept = Some(Kept { item: current, until });
             self.entries.insert(key, Entry { server: Server::Lacks(version), kept });
         }
         // At the start, nothing else proves that objects that a list lacks ever existed on this API server.
@@ -242,7 +243,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         if version != 0 && version < known {
             return false;
         }
-        let had = matches!(entry.server, Server::Has(_));
+        let existed = matches!(entry.server, Server::Has(_));
         entry.server = Server::Lacks(version);
         match &entry.kept {
             // A deletion of the same object before the kept version is outdated. One with another uid shows that the
@@ -256,7 +257,7 @@ impl<T: Clone + PartialEq> Retain<T> {
                 self.deletion();
                 true
             }
-            None if had => {
+            None if existed => {
                 self.deletion();
                 true
             }
@@ -317,19 +318,19 @@ impl<T: Clone + PartialEq> Retain<T> {
     }
 
     /// The object in use.
-    pub(super) fn shown(&self, key: &ObjectKey) -> Option<&T> {
-        self.entries.get(key).and_then(Entry::shown).map(|item| &item.value)
+    pub(super) fn current(&self, key: &ObjectKey) -> Option<&T> {
+        self.entries.get(key).and_then(Entry::current).map(|item| &item.value)
     }
 
     /// All objects in use.
     pub(super) fn all(&self) -> impl Iterator<Item = (&ObjectKey, &Item<T>)> {
-        self.entries.iter().filter_map(|(key, entry)| Some((key, entry.shown()?)))
+        self.entries.iter().filter_map(|(key, entry)| Some((key, entry.current()?)))
     }
 
     /// All objects in use, with the remaining time of kept ones: the input of [`load`](Self::load).
     pub(super) fn remaining(&self, now: Duration) -> impl Iterator<Item = (&Item<T>, Option<Duration>)> {
         let left = move |kept: &Kept<T>| kept.until.saturating_sub(now);
-        self.entries.values().filter_map(move |entry| Some((entry.shown()?, entry.kept.as_ref().map(left))))
+        self.entries.values().filter_map(move |entry| Some((entry.current()?, entry.kept.as_ref().map(left))))
     }
 
     fn deletion(&mut self) {
@@ -354,7 +355,7 @@ impl<T> Entry<T> {
         self.kept.is_none() && matches!(self.server, Server::Has(_))
     }
 
-    fn shown(&self) -> Option<&Item<T>> {
+    fn current(&self) -> Option<&Item<T>> {
         match (&self.kept, &self.server) {
             (Some(kept), _) => Some(&kept.item),
             (None, Server::Has(item)) => Some(item),
@@ -363,7 +364,7 @@ impl<T> Entry<T> {
     }
 
     /// The object in use, and until when to keep it if it must be kept. An earlier end doesn't change.
-    fn into_shown(self, until: Duration) -> (Option<Item<T>>, Duration) {
+    fn into_current(self, until: Duration) -> (Option<Item<T>>, Duration) {
         match self.kept {
             Some(kept) => (Some(kept.item), kept.until),
             None => (self.server.item(), until),
@@ -404,9 +405,9 @@ fn differ(uid: &str, other: &str) -> bool {
 }
 
 /// Replaces the object in use with `item`. An equal value keeps its allocation. Returns whether the value changed.
-fn replace<T: PartialEq>(shown: Option<Item<T>>, item: Item<T>) -> (Item<T>, bool) {
-    match shown {
-        Some(shown) if shown.value == item.value => (Item { value: shown.value, ..item }, false),
+fn replace<T: PartialEq>(current: Option<Item<T>>, item: Item<T>) -> (Item<T>, bool) {
+    match current {
+        Some(current) if current.value == item.value => (Item { value: current.value, ..item }, false),
         _ => (item, true),
     }
 }

@@ -28,7 +28,7 @@ fn lacks(state: &SourceState, what: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_definition_that_appears_is_used_before_a_minute_has_passed() {
+async fn a_definition_that_appears_is_used_within_a_minute() {
     let world = World::new();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
@@ -38,7 +38,7 @@ async fn a_definition_that_appears_is_used_before_a_minute_has_passed() {
 }
 
 #[tokio::test]
-async fn a_right_that_appears_is_used_before_a_minute_has_passed() {
+async fn a_permission_that_appears_is_used_within_a_minute() {
     let world = World::new();
     define(&world);
     apply_pool(&world, "");
@@ -62,7 +62,7 @@ async fn a_definition_that_is_being_deleted_is_reported_until_it_is_back() {
     let state = until_state(&source, "the deletion", |s| lacks(s, "is being deleted")).await;
     let update = until(&source, "the report", |u| u.report.to_string().contains("is being deleted")).await;
     assert!(has_pool(&update), "a pool in use stays: {state:?}");
-    // The last pool goes, and the definition with it.
+    // The last pool disappears, and the definition with it.
     let release = |pool: &mut serde_json::Value| pool["metadata"]["finalizers"] = serde_json::json!([]);
     let pool = ("tidegate.dev/v1alpha1", "AddressPool", "public");
     world.server.edit(pool.0, pool.1, "", pool.2, release).expect("legal");

@@ -1,4 +1,4 @@
-//! One model for two sources: the same objects have the same result through the API server and through a directory.
+//! One model for two sources: objects have the same result through the API server and through a directory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ fn through_the_api(objects: &[Value]) -> (Objects, Report) {
     (all, report)
 }
 
-/// The objects that the directory has too. It refuses the others because of their faults.
+/// The objects that the directory has, too. It refuses the others because of their faults.
 fn accepted_by(directory: &Objects, api: &Objects) -> Objects {
     let mut accepted = api.clone();
     for (key, _) in api.services.iter().filter(|(key, _)| !directory.services.contains_key(key)) {
@@ -59,12 +59,12 @@ fn accepted_by(directory: &Objects, api: &Objects) -> Objects {
     {
         accepted.endpoint_slices.remove(key);
     }
-    without_places(&accepted)
+    without_locations(&accepted)
 }
 
-/// The objects, with faults of EndpointSlices without their places and in the order of their text: one source names a
-/// line, and the other an object.
-fn without_places(objects: &Objects) -> Objects {
+/// The objects, with the faults of EndpointSlices sorted by their text and without locations: one source names a line,
+/// the other an object.
+fn without_locations(objects: &Objects) -> Objects {
     let mut changed = objects.clone();
     for (key, slice) in objects.endpoint_slices.iter().filter(|(_, slice)| !slice.meta.faults.is_empty()) {
         let mut slice = EndpointSlice::clone(slice);
@@ -273,7 +273,7 @@ fn others() -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
-/// A set of valid and faulty objects with unique names.
+/// A set of valid and invalid objects with unique names.
 fn objects() -> impl Strategy<Value = Vec<Value>> {
     (1_u16..6).prop_flat_map(|count| {
         let services: Vec<_> = (0..count).map(service).collect();
@@ -283,7 +283,7 @@ fn objects() -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
-/// The faults without their places: field and reason.
+/// The faults without their locations: field and reason.
 fn faults(report: &Report) -> BTreeSet<String> {
     report.errors().map(|d| d.what.clone()).collect()
 }
@@ -299,7 +299,7 @@ proptest! {
         prop_assert_eq!(all.services.len(), of_kind("Service"), "none is refused");
         prop_assert_eq!(all.endpoint_slices.len(), of_kind("EndpointSlice"), "none is refused");
         let api = accepted_by(&directory, &all);
-        prop_assert_eq!(&api, &without_places(&directory));
+        prop_assert_eq!(&api, &without_locations(&directory));
         let (named, placed) = (faults(&refused), faults(&report));
         prop_assert!(named.is_subset(&placed), "{:?}", named.difference(&placed));
         for fault in refused.iter() {
@@ -327,7 +327,7 @@ proptest! {
         prop_assert!(taken == 0 || !stored.is_empty());
         let (directory, _) = through_a_directory(&stored, 1);
         let accepted = accepted_by(&directory, &update.objects);
-        prop_assert_eq!(&accepted, &without_places(&directory));
+        prop_assert_eq!(&accepted, &without_locations(&directory));
     }
 }
 

@@ -5,7 +5,7 @@ use test_apiserver::Fault;
 use super::*;
 
 #[tokio::test]
-async fn nothing_is_given_out_before_every_kind_was_listed() {
+async fn nothing_is_published_before_every_kind_was_listed() {
     let world = World::new();
     world.apply_web();
     world.server.faults().on("/apis/discovery.k8s.io/v1/endpointslices", Fault::ServerError(503));
@@ -24,7 +24,7 @@ async fn nothing_is_given_out_before_every_kind_was_listed() {
 }
 
 #[tokio::test]
-async fn changes_arrive_and_what_did_not_change_stays_the_same_object() {
+async fn changes_arrive_and_unchanged_objects_keep_their_allocation() {
     let world = World::new();
     world.apply_web();
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
@@ -39,11 +39,15 @@ async fn changes_arrive_and_what_did_not_change_stays_the_same_object() {
     assert_eq!(changed.map(|d| d.key.clone()).collect::<Vec<_>>(), [key("web-1")]);
     world.server.delete("v1", "Service", "shop", "api");
     let gone = until(&source, "the deletion", |u| service(u, "api").is_none()).await;
-    assert!(gone.report.is_empty(), "a deletion that a healthy watch tells counts at once: {}", gone.report);
+    assert!(
+        gone.report.is_empty(),
+        "a deletion from a healthy watch takes effect immediately: {}",
+        gone.report
+    );
 }
 
 #[tokio::test]
-async fn what_only_status_and_annotations_of_no_interest_change_is_no_update() {
+async fn irrelevant_changes_of_status_and_annotations_are_no_update() {
     let world = World::new();
     world.apply_web();
     world.server.apply("{apiVersion: v1, kind: Node, metadata: {name: n1}}").expect("legal");
@@ -59,8 +63,7 @@ async fn what_only_status_and_annotations_of_no_interest_change_is_no_update() {
 }
 
 #[tokio::test]
-async fn headless_slices_and_those_of_other_proxies_are_left_to_others_and_services_are_seen_whoever_has_them()
- {
+async fn slices_of_other_proxies_are_ignored_and_all_services_are_seen() {
     let world = World::new();
     world.apply_web();
     let labelled = |label: &str| {
@@ -78,7 +81,7 @@ async fn headless_slices_and_those_of_other_proxies_are_left_to_others_and_servi
 }
 
 #[tokio::test]
-async fn a_service_that_gets_the_label_of_another_proxy_is_changed_and_not_deleted() {
+async fn a_service_with_the_label_of_another_proxy_is_not_deleted() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -92,7 +95,7 @@ async fn a_service_that_gets_the_label_of_another_proxy_is_changed_and_not_delet
 }
 
 #[tokio::test]
-async fn pages_are_read_to_the_last() {
+async fn all_pages_of_a_list_are_read() {
     let world = World::new();
     let service = |n: usize| {
         serde_json::json!({
@@ -114,7 +117,7 @@ async fn pages_are_read_to_the_last() {
 }
 
 #[tokio::test]
-async fn watch_breaks_and_goes_on_where_it_was() {
+async fn a_broken_watch_resumes_where_it_was() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -132,7 +135,7 @@ async fn watch_breaks_and_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn watch_ends_normally_and_nothing_is_reported() {
+async fn a_watch_that_ends_normally_reports_nothing() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -150,7 +153,7 @@ async fn a_kind_without_objects_resumes_its_watch_without_a_list() {
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.forget_requests();
-    world.server.restart().expect("it can be told");
+    world.server.restart().expect("it can be text");
     eventually("the watch of Nodes to be resumed", || {
         world.server.requests().iter().any(|r| r.path == "/api/v1/nodes" && r.query.contains("watch=true"))
     })
@@ -159,30 +162,30 @@ async fn a_kind_without_objects_resumes_its_watch_without_a_list() {
     assert!(source.updates().borrow().objects.nodes.is_empty() && state.last_error.is_none(), "{state:?}");
     let requests = world.server.requests();
     let lists = requests.iter().filter(|r| r.query.contains("limit=500")).map(|r| &r.path);
-    // The definition of AddressPool is not installed, so only a list shows whether it is now.
+    // The definition of AddressPool is not installed, so only a list shows whether it exists.
     let lists: Vec<&String> = lists.filter(|path| !path.ends_with("/addresspools")).collect();
     assert_eq!(lists, Vec::<&String>::new());
 }
 
 #[tokio::test]
-async fn version_that_expired_leads_to_a_list_and_no_loss() {
+async fn an_expired_version_leads_to_a_list_without_loss() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     until_state(&source, "the loss", |s| !s.connected).await;
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     world.server.compact();
-    world.server.refuse_connections(false).expect("it can be told");
-    let update = until(&source, "what came meanwhile", |u| service(u, "api").is_some()).await;
+    world.server.refuse_connections(false).expect("it can be text");
+    let update = until(&source, "the object created meanwhile", |u| service(u, "api").is_some()).await;
     assert!(service(&update, "web").is_some());
     let state = until_state(&source, "a connection", |s| s.connected).await;
     assert_eq!((state.last_error, state.kept.len()), (None, 0));
 }
 
 #[tokio::test]
-async fn radio_silence_is_noticed() {
+async fn a_silent_connection_is_detected() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -194,7 +197,7 @@ async fn radio_silence_is_noticed() {
 }
 
 #[tokio::test]
-async fn answers_of_too_many_requests_server_errors_and_cut_lists_are_outlived() {
+async fn the_source_recovers_from_429_server_errors_and_truncated_lists() {
     let world = World::new();
     world.apply_web();
     let faults = world.server.faults();
@@ -210,7 +213,7 @@ async fn answers_of_too_many_requests_server_errors_and_cut_lists_are_outlived()
 }
 
 #[tokio::test]
-async fn events_twice_and_out_of_order_come_to_the_same() {
+async fn duplicate_and_reordered_events_do_not_change_the_result() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -224,47 +227,46 @@ async fn events_twice_and_out_of_order_come_to_the_same() {
     world.server.apply(&slice("web", "10.0.1.200")).expect("legal");
     world.server.faults().clear();
     until(&source, "the last", |u| endpoints(u, "web-1") == ["10.0.1.200"]).await;
-    // Events still under way have no effect any more.
+    // Events that are still in flight no longer have an effect.
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let update = until(&source, "another", |u| service(u, "api").is_some()).await;
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.200"]);
 }
 
 #[tokio::test]
-async fn api_server_that_comes_back_empty_takes_nothing_away_within_the_grace_time() {
+async fn an_empty_api_server_removes_nothing_within_the_grace_time() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be told");
-    until_state(&source, "what is kept", |s| {
+    world.server.restart_empty().expect("it can be text");
+    until_state(&source, "kept objects", |s| {
         let kept = |kind| s.kept.iter().any(|k| k.kind == kind);
         s.connected && kept("Service") && kept("EndpointSlice")
     })
     .await;
-    let told = |u: &SourceUpdate| u.report.to_string();
+    let text = |u: &SourceUpdate| u.report.to_string();
     let update =
-        until(&source, "that it is told", |u| told(u).contains("Service objects that the API server lost"))
-            .await;
-    assert!(told(&update).contains("shop/web"), "{}", update.report);
+        until(&source, "the report", |u| text(u).contains("Service objects that the API server lost")).await;
+    assert!(text(&update).contains("shop/web"), "{}", update.report);
     assert!(service(&update, "web").is_some());
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
-    // New objects are shown beside the retained ones.
+    // New objects are used in addition to the kept ones.
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
-    let update = until(&source, "what is new", |u| service(u, "api").is_some()).await;
+    let update = until(&source, "the new object", |u| service(u, "api").is_some()).await;
     assert!(service(&update, "web").is_some());
 }
 
 #[tokio::test]
-async fn what_is_made_anew_on_an_empty_server_counts_at_once_and_the_rest_stays_kept() {
+async fn objects_recreated_on_an_empty_server_are_used_immediately() {
     let world = World::new();
     world.apply_web();
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let source = world.start();
     let before = until(&source, "both Services", |u| u.objects.services.len() == 2).await;
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be told");
-    until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service")).await;
+    world.server.restart_empty().expect("it can be text");
+    until_state(&source, "kept objects", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service")).await;
     world.server.apply(&manifest("web", "10.0.1.9").replace("port: 80,", "port: 81,")).expect("legal");
     let uid = |update: &SourceUpdate, name: &str| service(update, name).map(|s| s.meta.uid.clone());
     let update = until(&source, "the new Service", |u| uid(u, "web") != uid(&before, "web")).await;
@@ -280,7 +282,7 @@ async fn what_is_made_anew_on_an_empty_server_counts_at_once_and_the_rest_stays_
 }
 
 #[tokio::test]
-async fn deletions_that_an_expired_watch_missed_on_a_healthy_server_count_at_once() {
+async fn deletions_missed_by_an_expired_watch_take_effect_immediately() {
     let world = World::new();
     world.apply_web();
     world
@@ -289,40 +291,40 @@ async fn deletions_that_an_expired_watch_missed_on_a_healthy_server_count_at_onc
         .expect("legal");
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     until_state(&source, "the loss", |s| !s.connected).await;
     world.server.delete("v1", "Service", "shop", "web");
     world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", "web-1");
     world.server.compact();
-    world.server.refuse_connections(false).expect("it can be told");
+    world.server.refuse_connections(false).expect("it can be text");
     let gone = |u: &SourceUpdate| service(u, "web").is_none() && endpoints(u, "web-1").is_empty();
     let update = until(&source, "the deletions", gone).await;
     assert!(update.report.is_empty() && update.objects.services.len() == 2, "{}", update.report);
 }
 
 #[tokio::test]
-async fn half_empty_server_without_any_endpoints_takes_none_away() {
+async fn a_server_without_any_endpoints_removes_none() {
     let world = World::new();
     world.apply_web();
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     until_state(&source, "the loss", |s| !s.connected).await;
     for name in ["web-1", "api-1"] {
         world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", name);
     }
     world.server.compact();
-    world.server.refuse_connections(false).expect("it can be told");
+    world.server.refuse_connections(false).expect("it can be text");
     let kept = |s: &SourceState| s.kept.iter().map(|k| (k.kind, k.count)).collect::<Vec<_>>();
-    until_state(&source, "what is kept", |s| s.connected && kept(s) == [("EndpointSlice", 2)]).await;
+    until_state(&source, "kept objects", |s| s.connected && kept(s) == [("EndpointSlice", 2)]).await;
     let update = source.updates().borrow().clone();
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
     assert_eq!(endpoints(&update, "api-1"), ["10.0.2.1"]);
 }
 
 #[tokio::test]
-async fn faults_in_a_row_take_nothing_away_and_the_grace_time_is_one() {
+async fn consecutive_faults_share_one_grace_time_and_remove_nothing() {
     let world = World::new();
     world.apply_web();
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
@@ -331,18 +333,18 @@ async fn faults_in_a_row_take_nothing_away_and_the_grace_time_is_one() {
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     let kept = |s: &SourceState, kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
-    world.server.restart_empty().expect("it can be told");
+    world.server.restart_empty().expect("it can be text");
     let state =
-        until_state(&source, "what is kept", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
+        until_state(&source, "kept objects", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
     let first = state.kept.iter().find(|k| k.kind == "EndpointSlice").expect("kept").until;
     // Empty, then older, then with errors and 410, then empty again.
-    world.server.restart_from(&backup).expect("it can be told");
+    world.server.restart_from(&backup).expect("it can be text");
     until_state(&source, "only what is older", |s| s.connected && kept(s, "EndpointSlice") == Some(1)).await;
     assert_eq!(endpoints(&source.updates().borrow(), "web-1"), ["10.0.1.9"]);
     world.server.faults().on_next(3, "/endpointslices", Fault::ServerError(500));
     world.server.faults().cut_watches();
     world.server.compact();
-    world.server.restart_empty().expect("it can be told");
+    world.server.restart_empty().expect("it can be text");
     let state =
         until_state(&source, "all kept", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
     let update = source.updates().borrow().clone();
@@ -352,11 +354,11 @@ async fn faults_in_a_row_take_nothing_away_and_the_grace_time_is_one() {
     );
     let again = state.kept.iter().find(|k| k.kind == "EndpointSlice").expect("kept").until;
     let outage = jiff::SignedDuration::from_secs(20);
-    assert!(again < first + outage, "what was lost first goes when it was to go: {first} {again}");
+    assert!(again < first + outage, "the first loss still expires at its original time: {first} {again}");
 }
 
 #[tokio::test]
-async fn rights_that_are_taken_away_for_one_kind_stop_nothing() {
+async fn revoked_permissions_for_one_kind_affect_no_other() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -373,15 +375,15 @@ async fn rights_that_are_taken_away_for_one_kind_stop_nothing() {
 }
 
 #[tokio::test]
-async fn api_server_that_was_away_for_long_is_listed_anew() {
+async fn an_api_server_that_was_away_for_long_is_listed_again() {
     let world = World::new();
     world.apply_web();
     let source = world.start_tuned(Tuning { resume_max: Duration::ZERO, ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     until_state(&source, "the loss", |s| !s.connected).await;
     world.server.forget_requests();
-    world.server.refuse_connections(false).expect("it can be told");
+    world.server.refuse_connections(false).expect("it can be text");
     until_state(&source, "a connection", |s| s.connected).await;
     let requests = world.server.requests();
     let is_list = |path: &str| requests.iter().any(|r| r.path == path && r.query.contains("limit="));
@@ -389,7 +391,7 @@ async fn api_server_that_was_away_for_long_is_listed_anew() {
 }
 
 #[tokio::test]
-async fn deletions_during_a_long_loss_count_if_the_api_server_still_has_the_past() {
+async fn deletions_during_a_long_loss_count_if_the_past_is_available() {
     for has_past in [true, false] {
         let world = World::new();
         world.apply_web();
@@ -397,7 +399,7 @@ async fn deletions_during_a_long_loss_count_if_the_api_server_still_has_the_past
         let source = world.start_tuned(Tuning { resume_max: Duration::ZERO, ..quick() });
         until_state(&source, "a connection", |s| s.connected).await;
         until(&source, "both Services", |u| service(u, "web").is_some() && service(u, "api").is_some()).await;
-        world.server.refuse_connections(true).expect("it can be told");
+        world.server.refuse_connections(true).expect("it can be text");
         until_state(&source, "the loss", |s| !s.connected).await;
         // The newest object of each kind.
         world.server.delete("v1", "Service", "shop", "api");
@@ -405,25 +407,25 @@ async fn deletions_during_a_long_loss_count_if_the_api_server_still_has_the_past
         if !has_past {
             world.server.compact();
         }
-        world.server.refuse_connections(false).expect("it can be told");
+        world.server.refuse_connections(false).expect("it can be text");
         if has_past {
             until(&source, "the deletion", |u| service(u, "api").is_none()).await;
             until_state(&source, "a connection", |s| s.connected && s.kept.is_empty()).await;
         } else {
-            until_state(&source, "what is kept", |s| s.connected && !s.kept.is_empty()).await;
+            until_state(&source, "kept objects", |s| s.connected && !s.kept.is_empty()).await;
             assert!(service(&source.updates().borrow(), "api").is_some(), "it may be lost");
         }
     }
 }
 
 #[tokio::test]
-async fn api_server_that_stays_empty_is_believed_after_the_grace_time() {
+async fn an_empty_api_server_is_trusted_after_the_grace_time() {
     let mut world = World::new();
     world.config.api_loss_grace = Duration::from_millis(400);
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be told");
+    world.server.restart_empty().expect("it can be text");
     let update =
         until(&source, "the end", |u| service(u, "web").is_none() && endpoints(u, "web-1").is_empty()).await;
     until_state(&source, "nothing kept", |s| s.kept.is_empty()).await;
@@ -432,7 +434,7 @@ async fn api_server_that_stays_empty_is_believed_after_the_grace_time() {
 }
 
 #[tokio::test]
-async fn api_server_that_comes_back_older_takes_nothing_back_within_the_grace_time() {
+async fn a_restored_api_server_reverts_nothing_within_the_grace_time() {
     let world = World::new();
     world.apply_web();
     let backup = world.server.snapshot();
@@ -440,8 +442,8 @@ async fn api_server_that_comes_back_older_takes_nothing_back_within_the_grace_ti
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_from(&backup).expect("it can be told");
-    until_state(&source, "what is kept", |s| {
+    world.server.restart_from(&backup).expect("it can be text");
+    until_state(&source, "kept objects", |s| {
         let count = |kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
         (count("Service"), count("EndpointSlice")) == (Some(1), Some(2))
     })
@@ -451,7 +453,7 @@ async fn api_server_that_comes_back_older_takes_nothing_back_within_the_grace_ti
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.9"]);
 }
 
-/// Makes writes that no watch of the gateway reports.
+/// Writes objects without any watch of the gateway reporting it.
 fn write_more(world: &World, count: usize) {
     for n in 0..count {
         let map =
@@ -461,11 +463,11 @@ fn write_more(world: &World, count: usize) {
 }
 
 #[tokio::test]
-async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothing_back() {
-    let all = ["a Service made", "an endpoint changed", "a Service deleted"];
-    // A watch cannot be resumed at an API server that was started again.
+async fn a_restored_server_with_many_new_writes_reverts_nothing() {
+    let all = ["a Service created", "an endpoint changed", "a Service deleted"];
+    // A watch can't be resumed at a restarted API server.
     for (last, expires) in all.map(|last| (last, false)).into_iter().chain(all.map(|last| (last, true))) {
-        // Without bookmarks, the source does not know how far the versions were.
+        // Without bookmarks, the source doesn't know the newest version.
         let world = World::with(Options::default());
         world.apply_web();
         world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
@@ -489,8 +491,8 @@ async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothin
             "an endpoint changed" => endpoints(u, "web-1") == ["10.0.1.9"],
             _ => service(u, "api").is_none(),
         };
-        until(&source, "what was lost afterwards", followed).await;
-        world.server.restart_from(&backup).expect("it can be told");
+        until(&source, "the change that is lost afterwards", followed).await;
+        world.server.restart_from(&backup).expect("it can be text");
         write_more(&world, 100);
         if expires {
             world.server.compact();
@@ -532,11 +534,11 @@ async fn a_kept_service_keeps_its_endpoints_although_other_slices_changed() {
         for text in [&slice("new", "10.0.4.1"), &slice("web", "10.0.1.2"), new] {
             world.server.apply(text).expect("legal");
         }
-        until(&source, "what is lost afterwards", |u| {
+        until(&source, "the change that is lost afterwards", |u| {
             service(u, "new").is_some() && endpoints(u, "web-1") == ["10.0.1.2"]
         })
         .await;
-        world.server.restart_from(&backup).expect("it can be told");
+        world.server.restart_from(&backup).expect("it can be text");
         write_more(&world, 100);
         // The newest change of the slices seems to be explained.
         world.server.apply(&slice("web", "10.0.1.3")).expect("legal");
@@ -544,7 +546,7 @@ async fn a_kept_service_keeps_its_endpoints_although_other_slices_changed() {
             world.server.compact();
         }
         let kept = |s: &SourceState, kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
-        until_state(&source, "what is kept", |s| {
+        until_state(&source, "kept objects", |s| {
             s.connected && (kept(s, "Service"), kept(s, "EndpointSlice")) == (Some(1), Some(1))
         })
         .await;
@@ -555,20 +557,20 @@ async fn a_kept_service_keeps_its_endpoints_although_other_slices_changed() {
 }
 
 #[tokio::test]
-async fn a_change_during_a_loss_that_the_watch_explains_is_followed_without_a_list() {
+async fn a_change_explained_by_the_watch_needs_no_list() {
     let world = World::with(Options::default());
     world.apply_web();
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let explanation = Duration::from_millis(300);
     let source = world.start_tuned(Tuning { explanation, silence: Duration::from_secs(60), ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     until_state(&source, "the loss", |s| !s.connected).await;
     // The newest change of each kind.
     world.server.delete("v1", "Service", "shop", "api");
     world.server.apply(&slice("api", "10.0.2.9")).expect("legal");
     world.server.forget_requests();
-    world.server.refuse_connections(false).expect("it can be told");
+    world.server.refuse_connections(false).expect("it can be text");
     until(&source, "both changes", |u| service(u, "api").is_none() && endpoints(u, "api-1") == ["10.0.2.9"])
         .await;
     tokio::time::sleep(2 * explanation).await;
@@ -585,7 +587,7 @@ async fn nothing_expires_while_the_api_server_is_away() {
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     let failures = until_state(&source, "the loss", |s| !s.connected).await.failures;
     until_state(&source, "attempts for longer than the grace time", |s| {
         s.failures > failures + 10 && s.since.duration_until(Timestamp::now()).as_millis() > 600
@@ -595,7 +597,7 @@ async fn nothing_expires_while_the_api_server_is_away() {
 }
 
 #[tokio::test]
-async fn expired_token_stops_nothing_and_a_new_one_is_taken_up() {
+async fn an_expired_token_stops_nothing_and_a_new_one_is_used() {
     let world = World::new();
     world.apply_web();
     let kubeconfig = |token: &str| {
@@ -606,7 +608,7 @@ async fn expired_token_stops_nothing_and_a_new_one_is_taken_up() {
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.expire_token("first");
-    world.server.restart().expect("it can be told");
+    world.server.restart().expect("it can be text");
     let state =
         until_state(&source, "a refusal", |s| s.last_error.as_ref().is_some_and(|why| why.contains("401")))
             .await;
@@ -619,7 +621,7 @@ async fn expired_token_stops_nothing_and_a_new_one_is_taken_up() {
 }
 
 #[tokio::test]
-async fn new_token_that_anybody_finds_ends_the_pauses_of_all() {
+async fn a_new_token_found_by_one_task_ends_the_pauses_of_all() {
     let world = World::new();
     world.apply_web();
     let kubeconfig = |token: &str| {
@@ -631,13 +633,13 @@ async fn new_token_that_anybody_finds_ends_the_pauses_of_all() {
     let source = world.start_tuned(Tuning { backoff_first: long, backoff_max: long, ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.expire_token("first");
-    world.server.restart().expect("it can be told");
+    world.server.restart().expect("it can be text");
     until_state(&source, "the loss", |s| !s.connected).await;
     let (connector, state, end) = (source.connector(), source.state(), Instant::now() + PATIENCE);
     // Repeat, because a task that has not paused yet does not receive it.
     for n in 0.. {
         kubeconfig(&format!("second-{n}"));
-        connector.connection().await.expect("the kubeconfig is sound");
+        connector.connection().await.expect("the kubeconfig is valid");
         if state.borrow().connected {
             break;
         }
@@ -647,7 +649,7 @@ async fn new_token_that_anybody_finds_ends_the_pauses_of_all() {
 }
 
 #[tokio::test]
-async fn certificate_of_another_authority_is_refused_until_the_kubeconfig_has_it() {
+async fn a_certificate_of_another_authority_is_refused_until_configured() {
     let bookmark_interval = Duration::from_millis(200);
     let world = World::with(Options { tls: true, bookmark_interval, ..Options::default() });
     world.apply_web();
@@ -661,12 +663,12 @@ async fn certificate_of_another_authority_is_refused_until_the_kubeconfig_has_it
 }
 
 #[tokio::test]
-async fn kubeconfig_that_is_missing_is_an_error_that_says_so_and_is_taken_up_when_it_comes() {
+async fn a_missing_kubeconfig_is_reported_and_used_once_it_exists() {
     let world = World::new();
     world.apply_web();
-    let path = world.config.kubeconfig.clone().expect("it is named");
-    let text = std::fs::read(&path).expect("it is there");
-    std::fs::remove_file(&path).expect("it is there");
+    let path = world.config.kubeconfig.clone().expect("it is configured");
+    let text = std::fs::read(&path).expect("the file exists");
+    std::fs::remove_file(&path).expect("the file exists");
     let source = world.start();
     let state = until_state(&source, "an error", |s| s.last_error.is_some()).await;
     let shown = path.display().to_string();
@@ -696,7 +698,7 @@ async fn weights_of_pods_arrive_and_other_pods_do_not() {
 }
 
 #[tokio::test]
-async fn pods_are_not_asked_for_unless_their_weights_are() {
+async fn pods_are_not_requested_unless_their_weights_are() {
     let world = World::new();
     world.apply_web();
     let source = world.start();
@@ -705,7 +707,7 @@ async fn pods_are_not_asked_for_unless_their_weights_are() {
 }
 
 #[tokio::test]
-async fn an_optional_kind_that_is_forbidden_does_not_hold_up_the_first_state_and_is_told() {
+async fn a_forbidden_optional_kind_is_reported_without_delaying_the_start() {
     for (path, kind) in [("/api/v1/pods", "Pod"), ("/apis/tidegate.dev/v1alpha1/addresspools", "AddressPool")]
     {
         let mut world = World::new();
@@ -714,19 +716,19 @@ async fn an_optional_kind_that_is_forbidden_does_not_hold_up_the_first_state_and
         world.server.faults().on(path, Fault::ServerError(403));
         let source = world.start_tuned(Tuning { absent: Duration::from_millis(100), ..quick() });
         let update = until(&source, "objects", |u| service(u, "web").is_some()).await;
-        let told =
+        let text =
             |u: &SourceUpdate| u.report.to_string().contains(&format!("{kind} objects cannot be read"));
-        assert!(told(&update), "{}", update.report);
+        assert!(text(&update), "{}", update.report);
         let state = until_state(&source, "a connection for all others", |s| s.connected).await;
         assert!(state.failures > 0);
-        // It counts once the request is allowed.
+        // It is used once the request is allowed.
         world.server.faults().clear();
-        until(&source, "the right", |u| !told(u)).await;
+        until(&source, "the right", |u| !text(u)).await;
     }
 }
 
 #[tokio::test]
-async fn an_optional_kind_that_is_forbidden_later_keeps_what_it_had() {
+async fn an_optional_kind_that_is_forbidden_later_keeps_its_objects() {
     let mut world = World::new();
     world.config.pod_weights = true;
     world.apply_web();
@@ -737,20 +739,20 @@ async fn an_optional_kind_that_is_forbidden_later_keeps_what_it_had() {
     until(&source, "the Pod", |u| u.objects.pods.len() == 1).await;
     world.server.faults().on("/api/v1/pods", Fault::ServerError(403));
     world.server.faults().end_watches();
-    let told = |u: &SourceUpdate| u.report.to_string().contains("Pod objects cannot be read");
-    let update = until(&source, "that to be told", told).await;
+    let text = |u: &SourceUpdate| u.report.to_string().contains("Pod objects cannot be read");
+    let update = until(&source, "the report", text).await;
     assert_eq!(update.objects.pods.len(), 1);
     until_state(&source, "a connection for all others", |s| s.connected).await;
 }
 
 #[test]
-fn the_end_waits_for_no_api_server() {
+fn dropping_the_source_waits_for_no_api_server() {
     let world = World::new();
     world.server.faults().on("/", Fault::Hang);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let source = runtime.block_on(async { world.start_tuned(Tuning::default()) });
-    // Wait until it waits for an answer. A longer wait does no harm, because the test holds for any time.
+    // Wait until the source waits for a response. A longer wait does no harm, because the test is valid for any time.
     runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
     let began = Instant::now();
     drop(source);
@@ -759,7 +761,7 @@ fn the_end_waits_for_no_api_server() {
 }
 
 #[tokio::test]
-async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_them() {
+async fn pools_whose_definition_is_removed_stay_and_are_reported() {
     const POOLS: &str = "/apis/tidegate.dev/v1alpha1/addresspools";
     let world = World::new();
     let tuning = Tuning { absent: Duration::from_millis(100), ..quick() };
@@ -784,7 +786,7 @@ async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_t
     assert!(has_pool(&update));
     source.save().await;
     drop(source);
-    // After a start, it is on disk, and the definition is still missing.
+    // After a start, the pool is on disk, and the definition is still missing.
     let source = world.start_tuned(tuning);
     let update = until(&source, "objects", |u| service(u, "api").is_some()).await;
     assert!(has_pool(&update));

@@ -1,4 +1,4 @@
-//! Tests of the source as a whole with the test API server. This file has the setup that they share.
+//! Tests of the source as a whole with the test API server. This file contains their common setup.
 
 mod definitions;
 mod disk;
@@ -52,7 +52,7 @@ impl World {
     pub(super) fn with(options: Options) -> Self {
         let server = TestApiServer::start(options).expect("a free port");
         let directory = tempfile::tempdir().expect("a directory");
-        let kubeconfig = server.kubeconfig(directory.path()).expect("it can be written");
+        let kubeconfig = server.kubeconfig(directory.path()).expect("the file is writable");
         let state_directory = Some(directory.path().join("state"));
         let config =
             KubernetesConfig { kubeconfig: Some(kubeconfig), state_directory, ..KubernetesConfig::default() };
@@ -138,7 +138,7 @@ pub(super) async fn until_state(
     }
 }
 
-/// Polls until `done` holds.
+/// Polls until `done` returns true.
 pub(super) async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {

@@ -1,4 +1,4 @@
-//! EndpointSlices beyond a limit: the endpoints that are kept, the reports about the others, and how they return.
+//! EndpointSlices over a limit: the endpoints that are kept, the reports about the others, and how they return.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ fn left_out(update: &SourceUpdate) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_namespace_above_its_share_loses_slices_of_its_newest_services_and_gets_them_back_when_others_go() {
+async fn a_namespace_above_its_share_loses_its_newest_slices_temporarily() {
     let world = small_world();
     for n in 0..5 {
         world.server.apply(&large("greedy", &format!("s{n}"), 0, 600)).expect("legal");
@@ -63,12 +63,12 @@ async fn a_namespace_above_its_share_loses_slices_of_its_newest_services_and_get
     assert_eq!(update.slices_left_out, 2);
     assert_eq!(kept(&update.objects)["shop/web-1"], (1, None));
     assert_eq!(kept(&update.objects)["greedy/s2-0"], (600, None));
-    let told = update.report.to_string();
+    let text = update.report.to_string();
     assert!(
-        told.contains("namespace greedy are too large")
-            && told.contains(": s3, s4;")
-            && told.contains("endpointSlicesMiB (1 MiB)"),
-        "{told}"
+        text.contains("namespace greedy are too large")
+            && text.contains(": s3, s4;")
+            && text.contains("endpointSlicesMiB (1 MiB)"),
+        "{text}"
     );
     // Changes of these slices and further ones are not kept either. A namespace below its share loses nothing.
     world.server.apply(&large("greedy", "s4", 0, 700)).expect("legal");
@@ -89,13 +89,13 @@ async fn a_namespace_above_its_share_loses_slices_of_its_newest_services_and_get
     for name in ["s1-0", "s2-0", "s4-0"] {
         world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "greedy", name);
     }
-    let update = until(&source, "all that is left", |u| left_out(u).is_empty()).await;
+    let update = until(&source, "the remaining slices", |u| left_out(u).is_empty()).await;
     assert_eq!((update.slices_left_out, kept(&update.objects)["greedy/s5-0"]), (0, (100, None)));
-    until(&source, "nothing to tell", |u| u.report.is_empty()).await;
+    until(&source, "an empty report", |u| u.report.is_empty()).await;
 }
 
 #[tokio::test]
-async fn slices_that_are_left_out_are_small_on_disk_and_left_out_by_a_gateway_that_starts_from_there() {
+async fn slices_left_out_are_small_on_disk_and_stay_left_out_after_a_start() {
     let world = small_world();
     for n in 0..8 {
         world.server.apply(&large("greedy", &format!("s{n}"), 0, 600)).expect("legal");
@@ -104,13 +104,13 @@ async fn slices_that_are_left_out_are_small_on_disk_and_left_out_by_a_gateway_th
     let update = until(&source, "slices that are left out", |u| left_out(u).len() == 5).await;
     source.save().await;
     drop(source);
-    let file = world.config.state_directory.clone().expect("it is named").join("edge.objects.jsonl");
-    let lines = std::fs::read_to_string(file).expect("it was saved");
+    let file = world.config.state_directory.clone().expect("it is configured").join("edge.objects.jsonl");
+    let lines = std::fs::read_to_string(file).expect("the file exists");
     let slices = lines.lines().filter(|line| line.contains("\"EndpointSlice\"") && line.contains("greedy"));
     let (large, small): (Vec<&str>, Vec<&str>) = slices.partition(|line| line.len() > 10_000);
     assert_eq!((large.len(), small.len()), (3, 5));
     assert!(small.iter().all(|line| line.len() < 600), "{small:?}");
-    world.server.refuse_connections(true).expect("it can be told");
+    world.server.refuse_connections(true).expect("it can be text");
     let source = world.start();
     let from_disk = until(&source, "objects from disk", |_| true).await;
     assert_eq!(kept(&from_disk.objects), kept(&update.objects));
@@ -126,7 +126,7 @@ async fn a_directory_with_the_same_slices_leaves_out_the_same() {
     for one in &all[1..] {
         world.server.apply(one).expect("legal");
     }
-    std::fs::write(files.path().join("all.yaml"), all.join("\n---\n")).expect("it can be written");
+    std::fs::write(files.path().join("all.yaml"), all.join("\n---\n")).expect("the file is writable");
     let source = world.start();
     let update = until(&source, "slices that are left out", |u| left_out(u).len() == 2).await;
     let (objects, report) = DirectorySource::load_within(files.path(), 1);
@@ -135,11 +135,11 @@ async fn a_directory_with_the_same_slices_leaves_out_the_same() {
     let config = world.config.clone();
     let once = tokio::task::spawn_blocking(move || load(&config, "once"));
     let (objects, _) = once.await.expect("it does not panic");
-    assert_eq!(kept(&objects), kept(&update.objects), "of a command");
+    assert_eq!(kept(&objects), kept(&update.objects), "from a command");
 }
 
 #[tokio::test]
-async fn objects_that_are_too_large_together_for_one_answer_are_listed_in_smaller_pages() {
+async fn objects_too_large_for_one_page_are_listed_in_smaller_pages() {
     let world = World::new();
     let text = "x".repeat(100_000);
     for n in 0..20 {
@@ -156,7 +156,7 @@ async fn objects_that_are_too_large_together_for_one_answer_are_listed_in_smalle
 }
 
 #[test]
-fn of_slices_with_too_many_endpoints_a_few_bytes_are_kept_and_no_slice_is_larger_than_it_counts() {
+fn slices_left_out_need_little_memory_and_others_at_most_their_size() {
     const EACH: usize = 1_000;
     let many = ENDPOINTS_MAX / EACH + 2;
     let kind = &KINDS[SLICE];
@@ -168,16 +168,16 @@ fn of_slices_with_too_many_endpoints_a_few_bytes_are_kept_and_no_slice_is_larger
     };
     let text = large("greedy", "web", 0, EACH);
     node.replace(serde_json::from_str(&text).expect("a tree"));
-    let node = node.expect("it was read");
+    let node = node.expect("the node was read");
     let mut one = None;
     let whole = measure(|| one = Some(received(&node, 0)));
-    let one = one.expect("it was made");
+    let one = one.expect("the slice was received");
     let counted = one.content.slice().expect("a slice").size();
-    let bytes = usize::try_from(whole.bytes_current).expect("it holds some");
+    let bytes = usize::try_from(whole.bytes_current).expect("it fits");
     assert!(bytes <= counted && counted <= 4 * bytes, "{bytes} bytes count as {counted}");
     let mut budget = SliceBudget::new(512);
     let mut items = Vec::new();
-    let held = measure(|| {
+    let profile = measure(|| {
         for n in 0..many {
             items.push(received(&node, n));
             if n % 50 == 49 || n + 1 == many {
@@ -188,11 +188,11 @@ fn of_slices_with_too_many_endpoints_a_few_bytes_are_kept_and_no_slice_is_larger
     });
     assert_eq!(items.len(), many);
     let slice = items[0].content.slice().expect("a slice");
-    let left_out = slice.left_out.expect("its endpoints are too many");
+    let left_out = slice.left_out.expect("it is left out");
     assert_eq!(
         (left_out.why, left_out.endpoints, left_out.bytes),
         (NotKept::TooManyEndpoints, EACH, counted)
     );
-    let bytes = usize::try_from(held.bytes_current).expect("it holds some");
-    assert!(bytes < many * 4_096, "{bytes} bytes are held of {many} slices");
+    let bytes = usize::try_from(profile.bytes_current).expect("it fits");
+    assert!(bytes < many * 4_096, "{bytes} bytes are used for {many} slices");
 }

@@ -103,7 +103,7 @@ pub(super) fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>
     if line.trim_ascii().is_empty() {
         return Ok(None);
     }
-    let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
+    let event: Event = serde_json::from_slice(line).map_err(|e| Fault::InvalidResponse(e.to_string()))?;
     match &*event.r#type {
         // Treated as deleted: either the object passed the filter before this change, or it never did.
         "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
@@ -139,7 +139,7 @@ fn valid<T>(object: Result<T, String>) -> Option<T> {
 /// Decodes a page of a list.
 pub(super) fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
-    PageOf(kind).deserialize(&mut deserializer).map_err(|e| Fault::Garbled(e.to_string()))
+    PageOf(kind).deserialize(&mut deserializer).map_err(|e| Fault::InvalidResponse(e.to_string()))
 }
 
 /// Decodes a `List`, one item at a time.

@@ -15,7 +15,7 @@ pub(in crate::kubernetes) enum Fault {
     Refused { code: u16, message: String, retry_after: Option<Duration> },
     /// Nothing was received for this time.
     #[error("nothing received from the API server for {0:?}")]
-    Silent(Duration),
+    TimedOut(Duration),
     /// The API server doesn't respond on the connection of a watch, which may never notice that.
     #[error("the API server stopped responding")]
     Dead,
@@ -27,13 +27,13 @@ pub(in crate::kubernetes) enum Fault {
     Broken(String),
     /// The response doesn't conform to the API.
     #[error("the response is invalid: {0}")]
-    Garbled(String),
+    InvalidResponse(String),
     /// The watch reported a version before its start.
     #[error("the API server went back in time: version {now} after {before}")]
-    Backwards { before: u64, now: u64 },
+    VersionDecreased { before: u64, now: u64 },
     /// The history lacks a change that a watch reported, whatever its version is.
     #[error("the API server went back in time: it lacks version {version} of {key}")]
-    Forgotten { key: String, version: u64 },
+    MissingChange { key: String, version: u64 },
     /// The API server has the history of another cluster, so versions can't be compared.
     #[error("the API server belongs to another cluster than before")]
     OtherCluster,
@@ -47,9 +47,12 @@ impl Fault {
     pub(in crate::kubernetes) fn is_response(&self) -> bool {
         match self {
             Self::Refused { code, .. } => (400..500).contains(code),
-            Self::TooLarge(_) | Self::Garbled(_) => true,
-            Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind => true,
-            Self::Connect(_) | Self::Silent(_) | Self::Dead | Self::Broken(_) => false,
+            Self::TooLarge(_) | Self::InvalidResponse(_) => true,
+            Self::VersionDecreased { .. }
+            | Self::MissingChange { .. }
+            | Self::OtherCluster
+            | Self::OtherKind => true,
+            Self::Connect(_) | Self::TimedOut(_) | Self::Dead | Self::Broken(_) => false,
         }
     }
 
@@ -60,7 +63,10 @@ impl Fault {
 
     /// Whether objects that are missing on the API server may not have been deleted.
     pub(in crate::kubernetes) fn is_other_history(&self) -> bool {
-        matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind)
+        matches!(
+            self,
+            Self::VersionDecreased { .. } | Self::MissingChange { .. } | Self::OtherCluster | Self::OtherKind
+        )
     }
 
     /// Whether the API server doesn't allow the gateway to read the kind.

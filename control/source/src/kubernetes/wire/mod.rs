@@ -60,7 +60,7 @@ pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration
 }
 
 /// Like [`version`], and also the version of one object if the API server has it. A list restricted to one name needs
-/// the same permissions as the list of all.
+/// the permissions of an unrestricted list.
 pub(super) async fn version_of(
     connection: &Connection,
     kind: &Kind,
@@ -75,7 +75,8 @@ pub(super) async fn version_of(
 }
 
 /// The version of one object when the API server's version was `at`; `None` if it didn't exist then, or if the server
-/// can't tell. That version may be in the future, or discarded (an API server discards versions after 5 to 10 minutes).
+/// doesn't know. That version may be in the future, or discarded (an API server discards versions after 5 to 10
+/// minutes).
 pub(super) async fn version_at(
     connection: &Connection,
     kind: &Kind,
@@ -148,7 +149,7 @@ pub(super) async fn read<T: DeserializeOwned>(
 ) -> Result<T, Fault> {
     let mut response = send(connection, uri, accept, wait).await?;
     let text = body(&mut response, EVENT_BYTES_MAX, wait).await?;
-    serde_json::from_slice(&text).map_err(|e| Fault::Garbled(e.to_string()))
+    serde_json::from_slice(&text).map_err(|e| Fault::InvalidResponse(e.to_string()))
 }
 
 /// Reads one page of the objects of a kind, with at most `objects_max` of them. `next` is the token of the previous
@@ -219,7 +220,7 @@ impl Watch {
             self.parsed = 0;
             self.searched = self.buffer.len();
             if self.searched > EVENT_BYTES_MAX {
-                return Err(Fault::Garbled(format!("an event of more than {EVENT_BYTES_MAX} bytes")));
+                return Err(Fault::InvalidResponse(format!("an event of more than {EVENT_BYTES_MAX} bytes")));
             }
             match frame(&mut self.response, silence).await? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
@@ -259,7 +260,7 @@ async fn send(
 ) -> Result<Response<Body>, Fault> {
     let request = Request::get(uri).header("accept", accept).body(Body::empty());
     let request = request.expect("the parts of a URI are encoded");
-    let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::Silent(wait))?;
+    let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::TimedOut(wait))?;
     let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
     if response.status().is_success() {
         return Ok(response);
@@ -290,7 +291,7 @@ async fn body(response: &mut Response<Body>, bytes_max: usize, wait: Duration) -
 /// The next part of a body.
 async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<Bytes>, Fault> {
     loop {
-        let frame = timeout(wait, response.body_mut().frame()).await.map_err(|_| Fault::Silent(wait))?;
+        let frame = timeout(wait, response.body_mut().frame()).await.map_err(|_| Fault::TimedOut(wait))?;
         match frame {
             None => return Ok(None),
             Some(Err(error)) => return Err(Fault::Broken(causes(&error))),

@@ -1,4 +1,4 @@
-//! Answers with `null` or without a field, which an API server may send for every empty value.
+//! Responses with `null` or without a field, which an API server may send for every empty value.
 
 use hyper::StatusCode;
 use serde_json::json;
@@ -24,7 +24,7 @@ fn a_list_is_empty_if_its_items_are_null_absent_or_none() {
         assert_eq!((heads.items.len(), heads.metadata.resource_version.as_str()), (0, "7"), "{text}");
     }
     let status = r#"{"kind": "Status", "metadata": {}, "status": "Failure", "code": 500}"#;
-    assert!(parse_page(&KINDS[0], status.as_bytes()).is_err(), "it is no list");
+    assert!(parse_page(&KINDS[0], status.as_bytes()).is_err(), "it is not a list");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests of manifests: the defaults and refusals of an API server, each fault with its place.
+//! Tests of manifests: the defaults and refusals of an API server, each fault with its location.
 
 mod stored;
 
@@ -146,25 +146,25 @@ fn affinity_without_a_timeout_lasts_three_hours() {
 }
 
 #[test]
-fn the_configuration_of_an_affinity_that_a_service_does_not_have_is_ignored_with_a_warning() {
+fn the_configuration_of_a_disabled_affinity_is_ignored_with_a_warning() {
     for affinity in ["", "  sessionAffinity: None\n"] {
         let config = "  sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}\n";
         let (objects, report) = read(&format!("{SERVICE}  ports: [{{port: 80}}]\n{affinity}{config}"));
         let [Object::Service(service)] = &*objects else { panic!("{report}") };
         assert_eq!((service.session_affinity, report.has_errors(), report.len()), (None, false, 1));
-        let said = "warning: spec.sessionAffinityConfig: has no effect without sessionAffinity: ClientIP";
-        assert!(report.to_string().contains(said), "{report}");
+        let text = "warning: spec.sessionAffinityConfig: has no effect without sessionAffinity: ClientIP";
+        assert!(report.to_string().contains(text), "{report}");
     }
 }
 
 #[test]
-fn the_legacy_source_range_annotation_counts_only_where_the_field_is_empty() {
+fn the_legacy_source_range_annotation_is_used_if_the_field_is_empty() {
     let head = "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: '10.0.0.0/8, 192.0.2.0/24'}\nspec:\n  type: LoadBalancer\n  ports: [{port: 80}]\n";
     assert_eq!(service(head).source_ranges.len(), 2);
     let both = format!("{head}  loadBalancerSourceRanges: [198.51.100.0/24]\n");
     assert_eq!(service(&both).source_ranges, ["198.51.100.0/24".parse().unwrap()]);
     let (objects, report) = read(&head.replace("192.0.2.0/24", "192.0.2.0/33"));
-    assert!(objects.is_empty(), "a range that is not understood must not let everybody in");
+    assert!(objects.is_empty(), "an invalid range must not admit all clients");
     let report = report.to_string();
     assert!(report.starts_with("f.yaml:5:73: error: metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: \" 192.0.2.0/33\" is not accepted; accepted: a CIDR"), "{report}");
 }
@@ -182,7 +182,7 @@ fn two_families_without_a_policy_mean_require_dual_stack() {
     assert_eq!(service.ip_family_policy, IpFamilyPolicy::RequireDualStack);
 }
 
-/// (the text after the head of 4 lines, the one expected error without its file)
+/// (the text after the 4 lines of the head, the one expected error without its file)
 const SERVICE_FAULTS: &[(&str, &str)] = &[
     (
         "  type: Loadbalancer\n  ports: [{port: 80}]",
@@ -525,7 +525,7 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn each_fault_names_its_place_and_what_is_accepted_and_leaves_the_object_or_its_part_out() {
+fn each_fault_has_a_location_and_what_is_accepted() {
     let services = SERVICE_FAULTS.iter().map(|(rest, expected)| (format!("{SERVICE}{rest}\n"), expected));
     let others = OTHER_FAULTS.iter().map(|(text, expected)| (format!("{text}\n"), expected));
     let mut wrong = String::new();
@@ -578,7 +578,7 @@ fn unknown_fields_are_warnings_and_the_object_stays() {
 }
 
 #[test]
-fn a_kind_of_ours_that_is_misspelt_is_an_error_and_one_of_another_group_is_not() {
+fn a_misspelled_kind_of_ours_is_an_error_except_in_another_group() {
     for (kind, version, meant) in [
         ("Servce", "v1", Some("Service")),
         ("service", "v1", Some("Service")),
@@ -619,7 +619,7 @@ fn other_kinds_are_warned_about_by_name() {
 }
 
 #[test]
-fn lists_give_their_items_each_with_paths_of_its_own() {
+fn lists_return_their_items_each_with_its_own_paths() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n  spec: {ports: [{port: 80}]}\n- apiVersion: v1\n  kind: Pod\n  metadata: {name: p}\n- apiVersion: v1\n  kind: Service\n  metadata: {name: b}\n  spec: {ports: [{port: 0}]}\n";
     let (objects, report) = read(text);
     let kinds: Vec<_> = objects.iter().map(Object::kind).collect();
@@ -640,7 +640,11 @@ fn slices_endpoints_and_pods_arrive() {
     assert_eq!(slice.address_type, AddressType::V4);
     assert_eq!(slice.ports.iter().map(|p| p.port.map(u16::from)).collect::<Vec<_>>(), [Some(8080), None]);
     let endpoint = &slice.endpoints[0];
-    assert_eq!(endpoint.address.map(|a| a.to_string()).as_deref(), Some("10.0.0.1"), "only the first counts");
+    assert_eq!(
+        endpoint.address.map(|a| a.to_string()).as_deref(),
+        Some("10.0.0.1"),
+        "only the first is used"
+    );
     assert!(!endpoint.conditions.is_ready() && endpoint.conditions.is_terminating());
     assert_eq!((endpoint.node_name.as_deref(), endpoint.zone.as_deref()), (Some("n1"), Some("z1")));
     assert_eq!(
@@ -657,7 +661,7 @@ fn slices_endpoints_and_pods_arrive() {
     assert!(pod.ready && !pod.finished && pod.meta.deletion_time.is_some());
     assert_eq!(pod.ips.len(), 2);
     let ports: Vec<u16> = pod.container_ports.iter().map(|p| p.port.get()).collect();
-    assert_eq!(ports, [8080, 2], "an init container that ends serves nothing");
+    assert_eq!(ports, [8080, 2], "an init container that exits serves nothing");
 
     let Object::Endpoints(endpoints) = one(
         "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n- addresses: [{ip: 10.0.0.1, nodeName: n1}]\n  notReadyAddresses: [{ip: 10.0.0.2}]\n  ports: [{port: 80}]\n",
@@ -682,7 +686,7 @@ fn slices_endpoints_and_pods_arrive() {
 }
 
 #[test]
-fn an_endpoint_or_port_with_an_error_does_not_affect_the_rest_of_its_slice() {
+fn an_invalid_endpoint_or_port_does_not_affect_the_rest_of_its_slice() {
     let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{name: a, port: 1}, {name: b, port: 65536}, {name: a, port: 2}]\nendpoints:\n- {addresses: [10.0.0.1]}\n- {addresses: [10.0.0.300]}\n- {addresses: [10.0.0.2], conditions: {ready: maybe}}\n- {addresses: [10.0.0.3], nodeName: [a]}\n- {addresses: [10.0.0.4]}\n";
     let (objects, report) = read(text);
     let [Object::EndpointSlice(slice)] = &*objects else { panic!("{report}") };
@@ -703,7 +707,7 @@ fn an_endpoint_or_port_with_an_error_does_not_affect_the_rest_of_its_slice() {
 }
 
 #[test]
-fn ports_of_legacy_endpoints_may_have_one_name_with_several_protocols() {
+fn ports_of_legacy_endpoints_may_share_a_name_across_protocols() {
     let ports = "[{name: dns, port: 53, protocol: UDP}, {name: dns, port: 5353}]";
     let head = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\n";
     let subset = format!("subsets:\n- addresses: [{{ip: 10.0.0.1}}]\n  ports: {ports}\n");
@@ -739,7 +743,7 @@ fn a_slice_without_a_service_is_warned_about() {
 }
 
 #[test]
-fn a_slice_has_no_more_of_anything_than_an_api_server_takes() {
+fn a_slice_has_the_limits_of_an_api_server() {
     let slice = |more: &str| {
         format!(
             "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: a, labels: {{kubernetes.io/service-name: a}}}}\naddressType: IPv4\n{more}\n"
@@ -753,7 +757,7 @@ fn a_slice_has_no_more_of_anything_than_an_api_server_takes() {
         let names = many(n, &|i| format!("{{name: n{i}}}"));
         format!("endpoints: [{{addresses: [10.0.0.1], hints: {{{key}: [{names}]}}}}]")
     };
-    for (fits, exceeds, said) in [
+    for (fits, exceeds, text) in [
         (endpoints(1_000), endpoints(1_001), "endpoints: 1001 items; accepted: at most 1000"),
         (ports(20_000), ports(20_001), "ports: 20001 items; accepted: at most 20000"),
         (
@@ -770,7 +774,7 @@ fn a_slice_has_no_more_of_anything_than_an_api_server_takes() {
             Object::EndpointSlice(slice) => slice.endpoints.iter().any(|endpoint| endpoint.address.is_some()),
             _ => true,
         });
-        assert!(!used && report.to_string().contains(said), "{report}");
+        assert!(!used && report.to_string().contains(text), "{report}");
     }
 }
 
@@ -790,7 +794,7 @@ fn names_and_keys_are_those_of_kubernetes_1_36() {
     let capital = "apiVersion: v1\nkind: Service\nmetadata: {name: web, labels: {Example.COM/a: b}}\nspec: {ports: [{port: 80}]}\n";
     assert!(
         read(capital).1.to_string().contains("\"Example.COM/a\" is not a valid key"),
-        "of labels it is not"
+        "not valid in labels"
     );
     for (kind, version, rest) in [
         ("EndpointSlice", "discovery.k8s.io/v1", "addressType: IPv4"),
@@ -823,13 +827,13 @@ fn a_slice_port_of_0_is_ignored_with_a_warning() {
     );
     let [Object::EndpointSlice(slice)] = &*objects else { panic!("{report}") };
     assert_eq!(slice.ports.iter().map(|p| p.port.map(u16::from)).collect::<Vec<_>>(), [None, Some(1)]);
-    let said =
+    let text =
         "f.yaml:5:25: warning: ports[0].port: port 0 is ignored; accepted: a port number from 1 to 65535\n";
-    assert_eq!(report.to_string(), said);
+    assert_eq!(report.to_string(), text);
 }
 
 #[test]
-fn an_address_pool_is_a_pool_of_the_configuration_as_an_object() {
+fn an_address_pool_is_a_configured_pool_as_an_object() {
     let Object::AddressPool(read_pool) = one(
         "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public, generation: 3}\nspec:\n  addresses: [203.0.113.0/28, 2001:db8::1-2001:db8::9]\n  autoAssign: false\n  externalIPs: true\n  quotaPerNamespace: 4\n  namespaceSelector: {matchLabels: {team: a}}\nstatus: {total: 25, used: 1, available: 24, conditions: [{type: Accepted, status: 'True', reason: Accepted}]}\n",
     ) else {
@@ -849,7 +853,7 @@ fn an_address_pool_is_a_pool_of_the_configuration_as_an_object() {
 }
 
 #[test]
-fn what_controllers_wrote_on_a_service_arrives() {
+fn fields_written_by_controllers_arrive() {
     let service = service(
         "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  generation: 2\n  resourceVersion: '77'\n  finalizers: [tidegate.dev/cleanup]\n  managedFields:\n  - {manager: kubectl, fieldsV1: {'f:spec': {}}}\n  - {manager: tidegate, subresource: status, fieldsV1: {'f:status': {'f:loadBalancer': {'f:ingress': {}}}}}\nspec: {type: LoadBalancer, ports: [{port: 80}]}\nstatus:\n  loadBalancer: {ingress: [{ip: 203.0.113.5, ipMode: Proxy, ports: [{port: 80, protocol: TCP, error: PortNotProgrammed}]}]}\n  conditions: [{type: tidegate.dev/Allocated, status: 'True', reason: Allocated, observedGeneration: 2, lastTransitionTime: '2026-01-01T00:00:00Z'}]\n",
     );
@@ -859,7 +863,7 @@ fn what_controllers_wrote_on_a_service_arrives() {
     assert_eq!(stored.ingress_managers, ["tidegate"]);
     assert_eq!(service.ingress_ips.len(), 1);
     assert_eq!(stored.ingress[0].ports[0].error.as_deref(), Some("PortNotProgrammed"));
-    let condition = stored.condition("tidegate.dev/Allocated").expect("it is there");
+    let condition = stored.condition("tidegate.dev/Allocated").expect("the condition exists");
     assert_eq!((condition.status.as_str(), condition.observed_generation), ("True", 2));
     assert!(condition.last_transition.is_some());
 }

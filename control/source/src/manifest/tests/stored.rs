@@ -16,8 +16,8 @@ fn read(kind: &str, object: &Value) -> (Object, Vec<String>) {
         Object::AddressPool(pool) => pool.faults.clone(),
         other => other.meta().faults.clone(),
     };
-    let said = faults.iter().chain(report.iter()).map(|fault| fault.what.clone()).collect();
-    (read, said)
+    let text = faults.iter().chain(report.iter()).map(|fault| fault.what.clone()).collect();
+    (read, text)
 }
 
 /// A Service with a finalizer, a deletion time and a status, and a spec with two ports.
@@ -43,7 +43,7 @@ fn service_json() -> Value {
 
 fn service_of(object: &Value) -> (Arc<Service>, Vec<String>) {
     match read("Service", object) {
-        (Object::Service(service), said) => (service, said),
+        (Object::Service(service), text) => (service, text),
         (other, _) => panic!("{other:?}"),
     }
 }
@@ -101,30 +101,30 @@ fn metadata_finalizers_deletion_and_status_survive_every_fault() {
         "status.conditions",
         "status.other",
     ];
-    let (sound, none) = service_of(&service_json());
+    let (valid, none) = service_of(&service_json());
     assert_eq!(none, [] as [String; 0]);
     for field in fields {
         for value in &nonsense {
             let (read, _) = service_of(&with(service_json(), field, value.clone()));
             let context = format!("{field}: {value}");
-            assert_eq!((&read.meta.key, &read.meta.uid), (&sound.meta.key, &sound.meta.uid), "{context}");
-            assert_eq!(read.meta.deletion_time, sound.meta.deletion_time, "{context}");
-            assert_eq!(read.stored.finalizers, sound.stored.finalizers, "{context}");
-            assert_eq!(read.ingress_ips, sound.ingress_ips, "{context}");
-            assert_eq!(read.stored.ingress, sound.stored.ingress, "{context}");
+            assert_eq!((&read.meta.key, &read.meta.uid), (&valid.meta.key, &valid.meta.uid), "{context}");
+            assert_eq!(read.meta.deletion_time, valid.meta.deletion_time, "{context}");
+            assert_eq!(read.stored.finalizers, valid.stored.finalizers, "{context}");
+            assert_eq!(read.ingress_ips, valid.ingress_ips, "{context}");
+            assert_eq!(read.stored.ingress, valid.stored.ingress, "{context}");
         }
     }
     for value in nonsense {
-        let (read, said) = service_of(&with(service_json(), "metadata.deletionTimestamp", value));
-        assert!(read.meta.deletion_time.is_some(), "a deletion is seen whatever its time says");
-        assert_eq!(said.len(), 1, "{said:?}");
+        let (read, text) = service_of(&with(service_json(), "metadata.deletionTimestamp", value));
+        assert!(read.meta.deletion_time.is_some(), "a deletion is seen whatever its time");
+        assert_eq!(text.len(), 1, "{text:?}");
     }
 }
 
-/// Whether a Service is as it has to be.
+/// Whether a Service is as expected.
 type Check = fn(&Service) -> bool;
 
-/// Fields with a value, what the Service then is, and a part of the report; empty where nothing is to be reported.
+/// Fields with a value, the expected Service, and a part of the report; empty if nothing is to be reported.
 fn stored_fields() -> [(&'static str, Value, Check, &'static str); 20] {
     [
         (
@@ -206,13 +206,13 @@ fn stored_fields() -> [(&'static str, Value, Check, &'static str); 20] {
 }
 
 #[test]
-fn a_bad_field_affects_only_itself_and_is_reported() {
-    for (field, value, check, told) in stored_fields() {
-        let (service, said) = service_of(&with(service_json(), field, value.clone()));
+fn an_invalid_field_affects_only_itself_and_is_reported() {
+    for (field, value, check, expected) in stored_fields() {
+        let (service, text) = service_of(&with(service_json(), field, value.clone()));
         assert!(check(&service), "{field}: {value}: {service:?}");
-        match told {
-            "" => assert_eq!(said, [] as [String; 0], "{field}: {value}"),
-            told => assert!(said.iter().any(|one| one.contains(told)), "{field}: {value}: {said:?}"),
+        match expected {
+            "" => assert_eq!(text, [] as [String; 0], "{field}: {value}"),
+            expected => assert!(text.iter().any(|one| one.contains(expected)), "{field}: {value}: {text:?}"),
         }
     }
 }
@@ -226,7 +226,7 @@ fn names(service: &Service) -> Vec<&str> {
 }
 
 #[test]
-fn source_ranges_that_are_not_understood_let_nobody_in() {
+fn invalid_source_ranges_admit_no_client() {
     let admits = |ranges: &[IpNet], client: &str| {
         let client = ip(client).expect("an address");
         ranges.is_empty() || ranges.iter().any(|range| range.contains(&client))
@@ -237,41 +237,41 @@ fn source_ranges_that_are_not_understood_let_nobody_in() {
         with(service_json(), "metadata.annotations", annotations)
     };
     for object in [field(json!(["x"])), field(json!([1])), annotation("x"), annotation("10.0.0.0/33,")] {
-        let (service, said) = service_of(&object);
-        assert!(!said.is_empty());
+        let (service, text) = service_of(&object);
+        assert!(!text.is_empty());
         for client in ["192.0.2.1", "2001:db8::1"] {
             assert!(!admits(&service.source_ranges, client), "{object}");
         }
     }
     let (service, _) = service_of(&field(json!(["x", " 010.0.0.0/8"])));
-    assert!(admits(&service.source_ranges, "10.1.2.3"), "those that are understood count");
+    assert!(admits(&service.source_ranges, "10.1.2.3"), "valid ranges are used");
     assert!(!admits(&service.source_ranges, "192.0.2.1") && !admits(&service.source_ranges, "2001:db8::1"));
 }
 
 #[test]
-fn a_class_that_cannot_be_read_is_not_the_lack_of_one() {
-    let (service, said) = service_of(&with(service_json(), "spec.loadBalancerClass", json!(7)));
+fn an_unreadable_class_does_not_count_as_absent() {
+    let (service, text) = service_of(&with(service_json(), "spec.loadBalancerClass", json!(7)));
     assert_eq!(service.load_balancer_class.as_deref(), Some(""));
-    assert_eq!(said.len(), 1);
+    assert_eq!(text.len(), 1);
 }
 
 #[test]
-fn a_name_is_taken_as_it_is() {
+fn a_name_is_used_unchanged() {
     for name in ["1st", "UPPER_case", "a.b"] {
-        let (service, said) = service_of(&with(service_json(), "metadata.name", json!(name)));
-        assert_eq!((service.meta.key.name.as_str(), said.len()), (name, 0));
+        let (service, text) = service_of(&with(service_json(), "metadata.name", json!(name)));
+        assert_eq!((service.meta.key.name.as_str(), text.len()), (name, 0));
     }
 }
 
 #[test]
-fn of_a_slice_a_fault_costs_its_port_or_its_endpoint() {
+fn a_fault_in_a_slice_costs_only_its_port_or_endpoint() {
     let slice = |ports: Value, endpoints: Value| {
         let object = json!({
             "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4", "ports": ports, "endpoints": endpoints,
         });
         match read("EndpointSlice", &object) {
-            (Object::EndpointSlice(slice), said) => (slice, said),
+            (Object::EndpointSlice(slice), text) => (slice, text),
             (other, _) => panic!("{other:?}"),
         }
     };
@@ -279,62 +279,62 @@ fn of_a_slice_a_fault_costs_its_port_or_its_endpoint() {
         {"name": "a", "port": 0}, {"name": "b", "port": 8080}, {"name": "c", "port": 70_000},
         {"name": "d", "port": 1, "protocol": "QUIC"}, {"name": "b", "port": 9}, "x", {"name": "Odd One", "port": 5},
     ]);
-    let (read, said) = slice(ports, json!([]));
+    let (read, text) = slice(ports, json!([]));
     let usable: Vec<(&str, u16)> =
         read.ports.iter().filter_map(|port| Some((port.name.as_str(), port.port?.get()))).collect();
     assert_eq!(usable, [("b", 8080), ("Odd One", 5)]);
-    assert_eq!(said.len(), 5, "{said:?}");
+    assert_eq!(text.len(), 5, "{text:?}");
     let endpoints = json!([
         {"addresses": ["010.0.0.01"]}, {"addresses": ["x"]}, {"addresses": ["::1"]}, {"addresses": []}, {}, "x",
         {"addresses": ["::ffff:10.0.0.2", "x"], "conditions": {"ready": "yes"}, "hints": {"forZones": "z", "forNodes": [{"name": "n1"}]}},
     ]);
-    let (read, said) = slice(json!([]), endpoints);
+    let (read, text) = slice(json!([]), endpoints);
     let addresses: Vec<String> =
         read.endpoints.iter().filter_map(|endpoint| endpoint.address).map(|ip| ip.to_string()).collect();
     assert_eq!(addresses, ["10.0.0.1", "10.0.0.2"]);
     assert_eq!(read.endpoints.last().expect("the last").hint_nodes, ["n1"]);
-    assert!(said.len() >= 6, "{said:?}");
+    assert!(text.len() >= 6, "{text:?}");
     let many: Vec<Value> =
         (0..1_500).map(|i| json!({"addresses": [format!("10.1.{}.{}", i / 250, i % 250)]})).collect();
-    let (read, said) = slice(json!([]), json!(many));
-    assert_eq!((read.endpoints.len(), said.len()), (1_500, 0), "the limits are those of the writer");
+    let (read, text) = slice(json!([]), json!(many));
+    assert_eq!((read.endpoints.len(), text.len()), (1_500, 0), "the limits are those of the writer");
 }
 
 #[test]
-fn faults_of_one_object_are_told_up_to_a_limit() {
+fn faults_of_one_object_are_reported_up_to_a_limit() {
     let endpoints: Vec<Value> = (0..1_000).map(|i| json!({"addresses": [format!("bad-{i}")]})).collect();
     let object = json!({
         "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "endpoints": endpoints,
     });
-    let (_, said) = read("EndpointSlice", &object);
-    assert_eq!(said.len(), 9);
-    assert_eq!(said[8], "EndpointSlice has 1000 errors; the first 8 are reported");
+    let (_, text) = read("EndpointSlice", &object);
+    assert_eq!(text.len(), 9);
+    assert_eq!(text[8], "EndpointSlice has 1000 errors; the first 8 are reported");
 }
 
 #[test]
-fn an_address_type_that_is_not_known_costs_the_endpoints_and_not_the_slice() {
+fn an_unknown_address_type_costs_the_endpoints_not_the_slice() {
     let object = json!({
         "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv9", "endpoints": [{"addresses": ["10.0.0.1"]}],
     });
-    let (read, said) = read("EndpointSlice", &object);
+    let (read, text) = read("EndpointSlice", &object);
     let Object::EndpointSlice(slice) = read else { panic!("a slice") };
     assert_eq!((slice.address_type, slice.endpoints[0].address), (AddressType::Unknown, None));
-    assert_eq!(said, ["addressType: the text \"IPv9\" is not accepted"]);
+    assert_eq!(text, ["addressType: the text \"IPv9\" is not accepted"]);
 }
 
 #[test]
-fn nodes_pods_namespaces_and_pools_keep_what_is_sound() {
+fn nodes_pods_namespaces_and_pools_keep_their_valid_parts() {
     let node = json!({
         "metadata": {"name": "n1"}, "spec": {"podCIDRs": ["x", "010.0.0.0/24"]},
         "status": {"addresses": ["x", {"type": "InternalIP", "address": "y"}, {"type": "InternalIP", "address": "10.9.0.1"}]},
     });
-    let (Object::Node(node), said) = read("Node", &node) else { panic!("a Node") };
-    assert_eq!((node.pod_cidrs.len(), node.internal_ips.len(), said.len()), (1, 1, 3), "{said:?}");
+    let (Object::Node(node), text) = read("Node", &node) else { panic!("a Node") };
+    assert_eq!((node.pod_cidrs.len(), node.internal_ips.len(), text.len()), (1, 1, 3), "{text:?}");
     let pod = json!({"metadata": {"name": "p", "namespace": "shop", "annotations": {"tidegate.dev/weight": "3", "a": 1}}});
-    let (Object::Pod(pod), said) = read("Pod", &pod) else { panic!("a Pod") };
-    assert_eq!((pod.meta.annotations.len(), said.len()), (1, 1));
+    let (Object::Pod(pod), text) = read("Pod", &pod) else { panic!("a Pod") };
+    assert_eq!((pod.meta.annotations.len(), text.len()), (1, 1));
     let (Object::Namespace(namespace), _) =
         read("Namespace", &json!({"metadata": {"name": "shop", "labels": "x"}}))
     else {
@@ -342,8 +342,8 @@ fn nodes_pods_namespaces_and_pools_keep_what_is_sound() {
     };
     assert_eq!(namespace.meta.key.name, "shop");
     let pool = json!({"metadata": {"name": "p"}, "spec": {"addresses": ["203.0.113.0/28", "x"]}});
-    let (Object::AddressPool(pool), said) = read("AddressPool", &pool) else { panic!("an AddressPool") };
-    assert_eq!((pool.pool.ranges.len(), pool.faults.len(), said.len()), (1, 1, 1));
+    let (Object::AddressPool(pool), text) = read("AddressPool", &pool) else { panic!("an AddressPool") };
+    assert_eq!((pool.pool.ranges.len(), pool.faults.len(), text.len()), (1, 1, 1));
 }
 
 #[test]
@@ -360,10 +360,10 @@ fn a_pool_with_unreadable_limits_assigns_no_address() {
         },
     });
     let gives = |object: &Value| {
-        let (Object::AddressPool(read), said) = read("AddressPool", object) else { panic!("an AddressPool") };
+        let (Object::AddressPool(read), text) = read("AddressPool", object) else { panic!("an AddressPool") };
         let pool = &read.pool;
         let gives = pool.admits(&labels, &labels) && !pool.disabled && pool.quota_per_namespace != Some(0);
-        (gives, said.len())
+        (gives, text.len())
     };
     assert_eq!(gives(&whole), (true, 0));
     let faults = [
@@ -381,8 +381,8 @@ fn a_pool_with_unreadable_limits_assigns_no_address() {
         ("spec.disabled", json!("no")),
     ];
     for (path, fault) in faults {
-        let (gives, said) = gives(&with(whole.clone(), path, fault.clone()));
-        assert!(!gives && said > 0, "{path}: {fault}: {said} faults");
+        let (gives, text) = gives(&with(whole.clone(), path, fault.clone()));
+        assert!(!gives && text > 0, "{path}: {fault}: {text} faults");
     }
 }
 
@@ -414,7 +414,7 @@ fn without(mut object: Value, path: &str) -> Value {
 }
 
 #[test]
-fn a_null_in_any_field_is_read_as_its_absence() {
+fn a_null_in_any_field_counts_as_absent() {
     let metadata = json!({"name": "a", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
     let slice = json!({
         "metadata": metadata, "addressType": "IPv4", "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
