@@ -62,8 +62,8 @@ impl BackendChanges {
         self.changes.iter().filter_map(move |(key, change)| {
             let change = change.after(passed)?;
             let (count, max) = match change {
-                BackendChange::Moved(_) => (&mut moved, WEIGHT_CHANGES_MAX),
-                BackendChange::Left(_) => (&mut removed, REMOVED_BACKENDS_MAX),
+                BackendChange::WeightChanged(_) => (&mut moved, WEIGHT_CHANGES_MAX),
+                BackendChange::Removed(_) => (&mut removed, REMOVED_BACKENDS_MAX),
             };
             *count += 1;
             (*count <= max).then_some(Message::Change(*key, change))

@@ -282,8 +282,8 @@ impl Hub {
     }
 
     /// Queues a worker's update for all peers with a session.
-    pub fn enqueue(&mut self, update: &FlowNews, now: Duration) {
-        let is_relayed = matches!(update, FlowNews::Is(record) if record.is_relayed);
+    pub fn enqueue(&mut self, update: &FlowUpdate, now: Duration) {
+        let is_relayed = matches!(update, FlowUpdate::Live(record) if record.is_relayed);
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             if !is_relayed || now.saturating_sub(session.started) < YOUNG {
                 session.enqueue(&Message::Flow(*update));

@@ -28,7 +28,7 @@ use tidegate_wire::rewrite::Endpoint;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
     /// An update of a flow.
-    Flow(FlowNews),
+    Flow(FlowUpdate),
     /// A recent change of the backends of a Service.
     Change(ServiceKey, BackendChange),
     /// A message about table walks.
@@ -65,13 +65,13 @@ impl Walk {
     const ALL: [Self; 3] = [Self::Complete, Self::Again, Self::Check];
 }
 
-/// The first protocol version with [`BackendChange::Moved`].
+/// The first protocol version with [`BackendChange::WeightChanged`].
 pub const MOVED_SINCE: u8 = 2;
 
 /// The first protocol version with SCTP flows and session affinity.
 pub const SCTP_SINCE: u8 = 3;
 
-/// The first protocol version with [`BackendChange::Left`] and [`Message::Walk`].
+/// The first protocol version with [`BackendChange::Removed`] and [`Message::Walk`].
 pub const WALKS_SINCE: u8 = 4;
 /// The first protocol version with [`Message::Snat`].
 pub const SNAT_SINCE: u8 = 4;
@@ -81,8 +81,8 @@ impl Message {
     #[must_use]
     pub fn since(&self) -> u8 {
         match self {
-            Self::Change(_, BackendChange::Moved(_)) => MOVED_SINCE,
-            Self::Change(_, BackendChange::Left(_)) | Self::Walk(_) => WALKS_SINCE,
+            Self::Change(_, BackendChange::WeightChanged(_)) => MOVED_SINCE,
+            Self::Change(_, BackendChange::Removed(_)) | Self::Walk(_) => WALKS_SINCE,
             Self::Snat(..) => SNAT_SINCE,
             Self::Flow(update) => {
                 let name = update.name();
@@ -132,8 +132,8 @@ pub fn write(message: &Message, out: &mut Vec<u8>) {
 
 fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>) {
     let (flags, backend) = match change {
-        BackendChange::Moved(seat) => (MOVED, seat.backend),
-        BackendChange::Left(left) => (LEFT, left.backend),
+        BackendChange::WeightChanged(seat) => (MOVED, seat.backend),
+        BackendChange::Removed(left) => (LEFT, left.backend),
     };
     let vip = Endpoint { addr: service.vip.into(), port: service.port };
     let backend = Endpoint { addr: backend.ip().into(), port: backend.port() };
@@ -148,13 +148,13 @@ fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>)
     out.extend(u32::try_from(change.remaining().as_millis()).unwrap_or(u32::MAX).to_be_bytes());
 }
 
-fn write_flow(update: &FlowNews, out: &mut Vec<u8>) {
+fn write_flow(update: &FlowUpdate, out: &mut Vec<u8>) {
     let name = update.name();
     let vip = Endpoint { addr: name.service.vip.into(), port: name.service.port };
     let mut flags = flag(!vip.addr.is_v4(), VIP_V6) | flag(!name.client.addr.is_v4(), CLIENT_V6);
     match update {
-        FlowNews::Gone(_) => flags |= GONE,
-        FlowNews::Is(record) => {
+        FlowUpdate::Gone(_) => flags |= GONE,
+        FlowUpdate::Live(record) => {
             flags |= flag(!record.backend.addr.is_v4(), BACKEND_V6) | flag(record.is_relayed, RELAYED);
             if let Some(translation) = &record.translation {
                 flags |= TRANSLATED | flag(translation.stream.is_some(), STREAM);
@@ -165,7 +165,7 @@ fn write_flow(update: &FlowNews, out: &mut Vec<u8>) {
     out.extend([flags, name.service.protocol.number()]);
     endpoint(&vip, out);
     endpoint(&name.client, out);
-    let FlowNews::Is(record) = update else { return };
+    let FlowUpdate::Live(record) = update else { return };
     endpoint(&record.backend, out);
     out.push(record.client.number());
     if let Some(translation) = &record.translation {
@@ -239,7 +239,7 @@ fn read_millis(bytes: &mut &[u8]) -> Option<Duration> {
 }
 
 /// Decodes a flow after its VIP.
-fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowNews> {
+fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowUpdate> {
     let client = read_endpoint(bytes, flags & CLIENT_V6 != 0)?;
     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
     let name = FlowName { service, client };
@@ -394,7 +394,7 @@ mod tests {
         prop_oneof![8 => update().prop_map(Message::Flow), 2 => change(), 1 => walk, 1 => snat()]
     }
 
-    fn update() -> impl Strategy<Value = FlowNews> {
+    fn update() -> impl Strategy<Value = FlowUpdate> {
         any::<[bool; 4]>().prop_flat_map(|[vip, client, backend, translated]| {
             let name = (endpoint(vip), endpoint(client), protocol()).prop_map(|(vip, client, protocol)| {
                 FlowName { service: ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port }, client }

@@ -39,7 +39,7 @@ fn address(n: usize) -> SocketAddr {
 
 /// An update of flow `n` whose value is the backend's port. The age identifies the incarnation of the gateway that sent
 /// it.
-fn record(n: u16, value: u16, incarnation: u32) -> FlowNews {
+fn record(n: u16, value: u16, incarnation: u32) -> FlowUpdate {
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let client = Endpoint { addr: Addr::v4([198, 51, 100, 7]), port: n };
     FlowUpdate::Live(FlowRecord {
@@ -390,8 +390,8 @@ fn a_peer_receives_the_backend_changes_that_its_version_supports() {
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let weight = |n: usize, seconds| {
         let at = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));
-        let weight = MovedSeat { backend: at, former: 1, left: Duration::from_secs(seconds) };
-        (service, BackendChange::Moved(weight))
+        let weight = WeightChange { backend: at, former: 1, remaining: Duration::from_secs(seconds) };
+        (service, BackendChange::WeightChanged(weight))
     };
     let backend = SocketAddr::from(([10, 0, 0, 9], 80));
     let left = RemovedBackend { owner: 7, backend, remaining: Duration::from_secs(100) };
@@ -403,7 +403,7 @@ fn a_peer_receives_the_backend_changes_that_its_version_supports() {
         let weights = [weight(1, 60), weight(2, 100)]
             .into_iter()
             .chain((3..3 + WEIGHT_CHANGES_MAX).map(|n| weight(n, 3_600)));
-        let moved = [(service, BackendChange::Left(left))].into_iter().chain(weights);
+        let moved = [(service, BackendChange::Removed(left))].into_iter().chain(weights);
         world.gateways[0].hub.set_backend_changes(BackendChanges { changes: moved.collect(), as_of });
         world.now += Duration::from_secs(60);
         world.run(Duration::from_secs(10));
@@ -420,12 +420,12 @@ fn a_peer_receives_the_backend_changes_that_its_version_supports() {
         assert_eq!(imported.changes.len(), has_left + weights, "{versions:?}: the limit applies");
         for (n, (_, change)) in imported.changes.iter().take(2).enumerate() {
             let is_left =
-                matches!(change, BackendChange::Left(one) if one.backend == backend && one.owner == 7);
-            let is_weight = matches!(change, BackendChange::Moved(one) if one.former == 1);
+                matches!(change, BackendChange::Removed(one) if one.backend == backend && one.owner == 7);
+            let is_weight = matches!(change, BackendChange::WeightChanged(one) if one.former == 1);
             assert!(if n < has_left { is_left } else { is_weight }, "{change:?}");
         }
         if let Some((_, first)) = imported.changes.first() {
-            assert!((30..=40).contains(&first.left().as_secs()), "{first:?}");
+            assert!((30..=40).contains(&first.remaining().as_secs()), "{first:?}");
         }
     }
 }
@@ -478,7 +478,8 @@ fn a_check_returns_the_changes_applied_since_the_session_started() {
     world.run(Duration::from_secs(8));
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let backend = SocketAddr::from(([10, 0, 0, 1], 80));
-    let weight = BackendChange::Moved(MovedSeat { backend, former: 1, left: Duration::from_secs(60) });
+    let weight =
+        BackendChange::WeightChanged(WeightChange { backend, former: 1, remaining: Duration::from_secs(60) });
     let as_of = world.now + world.gateways[0].offset;
     world.gateways[0].hub.set_backend_changes(BackendChanges { changes: [(service, weight)].into(), as_of });
     world.run(Duration::from_secs(1));
@@ -533,12 +534,12 @@ fn a_peer_with_an_earlier_version_gets_all_but_sctp_and_affinity() {
         world.restart(1);
         world.run(Duration::from_secs(10));
         let gateway = &mut world.gateways[0];
-        let FlowNews::Is(mut flow) = record(7, 80, gateway.incarnation) else { panic!("a flow") };
+        let FlowUpdate::Live(mut flow) = record(7, 80, gateway.incarnation) else { panic!("a flow") };
         flow.name.service.protocol = Protocol::Sctp;
-        let FlowNews::Is(mut affinity) = record(0, 80, gateway.incarnation) else { panic!("a flow") };
+        let FlowUpdate::Live(mut affinity) = record(0, 80, gateway.incarnation) else { panic!("a flow") };
         affinity.client = SideState::from_number(4).unwrap();
         for update in [flow, affinity] {
-            gateway.hub.enqueue(&FlowNews::Is(update), world.now + gateway.offset);
+            gateway.hub.enqueue(&FlowUpdate::Live(update), world.now + gateway.offset);
         }
         world.enqueue(0, 8, 80);
         world.run(Duration::from_secs(1));
@@ -771,7 +772,7 @@ fn busy_workers_slow_the_peer_down_and_lose_nothing() {
         world.now += Duration::from_millis(5);
         world.exchange();
         world.gateways[1].hub.deliver(|message| {
-            let Message::Flow(FlowNews::Is(record)) = message else { return true };
+            let Message::Flow(FlowUpdate::Live(record)) = message else { return true };
             if space > 0 {
                 imported.insert(record.name.client.port, record.backend.port);
                 space -= 1;
