@@ -242,14 +242,14 @@ mod tests {
     fn a_gateway_waits_until_its_peers_have_sent_everything() {
         let mut catch_up = CatchUp::new(false, false);
         let itself = (PeerState::Itself, PeerWalk::InProgress);
-        assert_eq!(look(&mut catch_up, &[itself, UP], false, 0), Step::Waits, "it does not forward");
-        assert_eq!(look(&mut catch_up, &[itself, UP], false, 60_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Checks);
-        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::IsOver);
-        assert_eq!(look(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::IsOver);
+        assert_eq!(observe(&mut catch_up, &[itself, UP], false, 0), Step::Wait, "it does not forward");
+        assert_eq!(observe(&mut catch_up, &[itself, UP], false, 60_000), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Connect);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Recheck);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Wait);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::Done);
+        assert_eq!(observe(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::Done);
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_peers_and_endless_walks_do_not_keep_it_waiting() {
+    fn absent_peers_and_endless_walks_do_not_delay_it_forever() {
         let other = (PeerState::OtherVersion(7, 9), PeerWalk::InProgress);
         for (finds_peers, keeps_flows, absent) in
             [(false, false, 4_000), (true, false, 8_000), (false, true, 1_000), (true, true, 1_000)]

@@ -38,7 +38,7 @@ impl FoundPeers {
             self.source = self.cluster.get().cloned();
         }
         let Some(source) = &mut self.source else { return };
-        if let Some(mut news) = source.changed() {
+        if let Some(mut listed) = source.changed() {
             let own = self.own;
             listed.peers.retain(|peer| {
                 let can_reach = reaches(own.ip(), peer.address.ip());

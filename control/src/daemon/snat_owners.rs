@@ -184,8 +184,8 @@ pub(super) mod tests {
     #[test]
     fn a_recently_seen_peer_keeps_its_addresses() {
         // Its session ended because a key was changed, or because this process was paused.
-        let heard = |ago| PeerStatus { silent_for: Some(ago), ..peer(2, Connecting, true) };
-        let just_now = heard(SILENCE_MAX / 2);
+        let silent_for = |ago| PeerStatus { silent_for: Some(ago), ..peer(2, Connecting, true) };
+        let just_now = silent_for(SILENCE_MAX / 2);
         assert!(decide(1, true, &[just_now], &[], false).taken_over.is_empty());
         assert!(
             decide(1, true, &[silent_for(SILENCE_MAX * 9)], &[], true).taken_over.is_empty(),
@@ -195,7 +195,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_gateway_that_was_cut_off_takes_no_address_over_before_it_has_caught_up() {
+    fn a_gateway_that_was_cut_off_takes_over_addresses_after_catching_up() {
         let silent = [PeerStatus { silent_for: Some(SILENCE_MAX * 9), ..peer(2, Connecting, true) }];
         let (own, used) = (snat(1, true), BTreeSet::new());
         let of = |is_cut_off| Input {

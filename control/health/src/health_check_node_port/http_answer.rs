@@ -58,7 +58,7 @@ pub fn probe(path: &str, report: &HealthReport) -> HttpResponse {
     complete(json(ok, body), now)
 }
 
-/// Adds the headers that Go's server writes after those of the answer, in its order.
+/// Adds the headers that Go's server adds, in its order.
 fn complete(mut answer: HttpResponse, now: Timestamp) -> HttpResponse {
     let length = answer.body().size_hint().exact().expect("the body is complete");
     let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&now);

@@ -231,7 +231,7 @@ impl Exchange {
             if let Some(snat) = snat {
                 snat.record_use(&update, now);
             }
-            hub.enqueue(&news, now);
+            hub.enqueue(&update, now);
         });
         if !is_more {
             hub.walked(walked);
@@ -241,16 +241,16 @@ impl Exchange {
             hub.request_refresh();
         }
         if self.ability.begins() {
-            // It shows which SNAT addresses the restored flows use.
+            // This reports which SNAT addresses the restored flows use.
             hub.request_refresh();
         }
         if self.ability.could_import {
             let (sharing, received) = (&self.sharing, &mut self.received);
-            let has_caught_up = self.catch_up.was_over();
+            let has_caught_up = self.catch_up.was_done();
             hub.deliver(|message| match message {
-                // The flows of backends that have left follow these.
-                Message::Flow(news) => !received.is_under_way() && sharing.import(news),
-                // This gateway has already sent flows by what it knew, and stays with that.
+                // Flows of removed backends follow these changes.
+                Message::Flow(update) => !received.is_pending() && sharing.import(update),
+                // This gateway has already sent flows based on what it knew, and keeps to that.
                 Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
                 // The hub has processed it.
@@ -376,16 +376,16 @@ impl Exchange {
         };
         let step = self.catch_up.step(&seen, now);
         match step {
-            Step::Seeks => {
+            Step::Connect => {
                 self.hub.reconnect(now);
-                // After the start, peers send everything by themselves, and are asked later.
-                if self.catch_up.was_over() {
+                // After the start, peers send everything on their own, and are queried later.
+                if self.catch_up.was_done() {
                     self.hub.request(Walk::Check);
                 }
             }
-            Step::Checks => self.hub.request(Walk::Check),
-            Step::AsksAgain => self.hub.request(Walk::Again),
-            Step::Waits | Step::IsOver => {}
+            Step::Recheck => self.hub.request(Walk::Check),
+            Step::Requery => self.hub.request(Walk::Again),
+            Step::Wait | Step::Done => {}
         }
         step != Step::Done
     }

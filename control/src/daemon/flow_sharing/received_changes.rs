@@ -28,8 +28,8 @@ impl ReceivedChanges {
 
     /// Queues a change for the controller. Returns false if the queue is full.
     pub(super) fn add(&mut self, service: ServiceKey, change: BackendChange) -> bool {
-        let has_room = self.waiting.len() < WEIGHT_CHANGES_MAX + REMOVED_BACKENDS_MAX;
-        if has_room {
+        let has_space = self.waiting.len() < WEIGHT_CHANGES_MAX + REMOVED_BACKENDS_MAX;
+        if has_space {
             self.waiting.push((service, change));
         }
         has_space

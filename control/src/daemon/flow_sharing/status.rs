@@ -93,8 +93,8 @@ impl Shown {
     pub(crate) fn sample(&self) -> FlowSharingSample {
         let others = self.expected();
         let peer = |peer: &PeerStatus| {
-            let heard = peer.silent_for.map(|ago| ago.as_secs_f64());
-            (peer.address.to_string(), peer.state == PeerState::Up, peer.waiting, heard)
+            let silence = peer.silent_for.map(|ago| ago.as_secs_f64());
+            (peer.address.to_string(), peer.state == PeerState::Up, peer.waiting, silence)
         };
         let counts = &self.counts;
         FlowSharingSample {
