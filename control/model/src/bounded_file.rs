@@ -1,11 +1,11 @@
-//! Reads a file that an operator names, without waiting for anyone and up to a size.
+//! Reads a file that an operator names, up to a maximum size and without blocking.
 //!
-//! The configuration and the files that it names are read with this, and so are manifests of the directory source. A path
-//! may lead to anything: opening a FIFO waits for a writer, a device may never end, and opening some devices has
-//! effects of its own. So only regular files are opened, after links are followed. `/dev/null` counts as an empty file,
-//! because that is how people write one.
+//! The configuration, the files that it names and the manifests of the directory source are read with this. A path
+//! may lead to anything: opening a FIFO waits for a writer, a device may never end, and opening some devices has side
+//! effects. So only regular files are opened, after links are followed. `/dev/null` counts as an empty file, because
+//! people use it as one.
 //!
-//! Not covered: a file system that does not answer, such as a network file system whose server is gone.
+//! Not covered: a file system that does not respond, such as a network file system whose server is down.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -13,10 +13,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The largest configuration, list of `protection` or manifest that is read: 64 MiB.
+/// The largest configuration, list of `protection` or manifest that is read.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Why a file is not read.
+/// Why a file was not read.
 #[derive(Debug)]
 pub struct Unreadable {
     why: Why,
@@ -31,7 +31,7 @@ enum Why {
 }
 
 impl Unreadable {
-    /// What would be read.
+    /// What would be accepted.
     pub fn accepted(&self) -> String {
         format!("a readable regular file of at most {}, or a link to one", Size(self.bytes_max))
     }
@@ -47,7 +47,7 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// A number of bytes for people.
+/// A number of bytes for display.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -63,7 +63,7 @@ impl fmt::Display for Size {
 ///
 /// # Errors
 ///
-/// If there is none, if it is not a regular file or a link to one, or if it has more than `bytes_max` bytes.
+/// If there is none, if it is neither a regular file nor a link to one, or if it has more than `bytes_max` bytes.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Unreadable> {
     contents(path, bytes_max).map_err(|why| Unreadable { why, bytes_max })
 }
@@ -75,18 +75,18 @@ fn contents(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Why> {
         _ => Ok(()),
     };
     let metadata = fs::metadata(path).map_err(Why::Io)?;
-    // Its numbers are 1 and 3 on every Linux.
+    // Device numbers of `/dev/null` on every Linux.
     if metadata.file_type().is_char_device() && metadata.rdev() == rustix::fs::makedev(1, 3) {
         return Ok(Vec::new());
     }
-    // Before it is opened, because the mere opening of a device may have an effect.
+    // Checked before it is opened, because opening a device may have side effects.
     fits(metadata)?;
-    // It may have become a FIFO since: opening one for reading would wait for a writer.
+    // It may have become a FIFO since then. Opening a FIFO for reading would wait for a writer.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(Why::Io)?;
     fits(file.metadata().map_err(Why::Io)?)?;
     let mut bytes = Vec::new();
-    // A file may grow while it is read, and those of /proc have no length.
+    // A file may grow while it is read, and files in /proc have no length.
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(Why::Io)?;
     if bytes.len() as u64 > bytes_max { Err(Why::TooLarge) } else { Ok(bytes) }
 }

@@ -1,15 +1,15 @@
-//! Faults of operator input: the fault, its place, and what is accepted.
+//! Faults of operator input: what is wrong, where, and what is accepted.
 //!
 //! Every reader of operator input (the configuration, manifests, annotations) records its faults here and continues,
 //! so that one run reports all of them. Nothing here reads files or decides what a fault is.
 //!
 //! Invariants: a [`Report`] prints its diagnostics in the same order, whatever the order in which they were added. A
-//! diagnostic has a bounded length, whatever the length of the value that it quotes.
+//! diagnostic has a bounded length, however long the value that it quotes is.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A place in a file as editors count it. At line 0 it is an object that is not in a file (`Service shop/web`).
+/// A position in a file, as editors count it. Line 0 means an object that is not in a file (`Service shop/web`).
 ///
 /// The path is printed as the user gave it, or as it was found below a directory that the user gave.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,12 +23,12 @@ pub struct Location {
 }
 
 impl Location {
-    /// The place `line:column` (both from 1) in the file `path`.
+    /// The position `line:column` (both from 1) in the file `path`.
     pub fn new(path: impl Into<Arc<str>>, line: u32, column: u32) -> Self {
         Self { path: path.into(), line, column }
     }
 
-    /// The first character of a file: the place for faults of the whole file.
+    /// The first character of a file, as the position for faults of the whole file.
     pub fn start_of(path: impl Into<Arc<str>>) -> Self {
         Self::new(path, 1, 1)
     }
@@ -43,12 +43,12 @@ impl fmt::Display for Location {
     }
 }
 
-/// Whether a fault refuses the input.
+/// Whether a fault causes the input to be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// The input, or the object that contains it, is refused.
     Error,
-    /// The input is used, but the operator should know.
+    /// The input is used, but the operator should know about the fault.
     Warning,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Severity {
 pub struct Diagnostic {
     /// Error or warning.
     pub severity: Severity,
-    /// The place, if there is one.
+    /// The location, if any.
     pub location: Option<Location>,
     /// What is wrong, without a full stop.
     pub what: String,
@@ -86,17 +86,17 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// An error without a place.
+    /// An error without a location.
     pub fn error(what: impl Into<String>) -> Self {
         Self { severity: Severity::Error, location: None, what: shortened(what.into()), accepted: None }
     }
 
-    /// A warning without a place.
+    /// A warning without a location.
     pub fn warning(what: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, location: None, what: shortened(what.into()), accepted: None }
     }
 
-    /// Sets the place: a `Location` or an `Option<Location>`; `None` leaves it without a place.
+    /// Sets the location: a `Location` or an `Option<Location>`; `None` leaves it without a location.
     #[must_use]
     pub fn at(mut self, location: impl Into<Option<Location>>) -> Self {
         self.location = location.into();
@@ -110,28 +110,28 @@ impl Diagnostic {
         self
     }
 
-    /// The place and the fault, without what would be accepted.
+    /// The location and the fault, without what would be accepted.
     #[must_use]
-    pub fn placed(&self) -> String {
+    pub fn with_location(&self) -> String {
         match &self.location {
-            Some(place) => format!("{place}: {}", self.what),
+            Some(location) => format!("{location}: {}", self.what),
             None => self.what.clone(),
         }
     }
 
-    /// The order of reports: by place (faults without a place first), then errors before warnings, then text.
+    /// The order of reports: by location (faults without a location first), then errors before warnings, then text.
     fn order(&self) -> (&Option<Location>, Severity, &str, &Option<String>) {
         (&self.location, self.severity, &self.what, &self.accepted)
     }
 }
 
-/// The number of characters at the beginning and at the end of a longer text that are kept: a value is quoted between
-/// what it is and what is wrong with it.
+/// The number of characters that are kept at the beginning and at the end of a longer text. A message says what a
+/// value is before it, and what is wrong after it.
 const KEPT_CHARS: usize = 1000;
 
-/// The text without its middle, if it is long. A line of a file may have 64 MiB.
+/// Removes the middle of a long text. A line of a file may have 64 MiB.
 fn shortened(what: String) -> String {
-    // It has no more characters than bytes.
+    // A text has no more characters than bytes.
     if what.len() <= 2 * KEPT_CHARS {
         return what;
     }
@@ -169,7 +169,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// All faults of one input, sorted by place and without duplicates. Prints one per line.
+/// All faults of one input, sorted by location and without duplicates. Prints one per line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     diagnostics: std::collections::BTreeSet<Diagnostic>,
@@ -206,7 +206,7 @@ impl Report {
         self.diagnostics.iter().filter(|d| d.severity == Severity::Warning)
     }
 
-    /// All faults, sorted by place.
+    /// All faults, sorted by location.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Diagnostic> {
         self.diagnostics.iter()
     }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diagnostic_prints_place_severity_fault_and_what_is_accepted() {
+    fn a_diagnostic_prints_location_severity_fault_and_accepted_values() {
         assert_eq!(
             at("a.yaml", 3, 9).accepting("1 to 5").to_string(),
             "a.yaml:3:9: error: bad; accepted: 1 to 5"
@@ -260,9 +260,12 @@ mod tests {
     #[test]
     fn a_value_of_any_length_is_quoted_without_its_middle() {
         let value = "\u{e9}".repeat(100_000);
-        let said = Diagnostic::error(format!("{value:?} is not a prefix")).what;
-        assert!(said.starts_with("\"\u{e9}\u{e9}") && said.ends_with("\u{e9}\" is not a prefix"), "{said}");
-        assert!(said.contains(" [98018 characters] "), "{said}");
+        let reported = Diagnostic::error(format!("{value:?} is not a prefix")).what;
+        assert!(
+            reported.starts_with("\"\u{e9}\u{e9}") && reported.ends_with("\u{e9}\" is not a prefix"),
+            "{reported}"
+        );
+        assert!(reported.contains(" [98018 characters] "), "{reported}");
         for kept in ["x".repeat(2000), "\u{e9}".repeat(2000), String::new()] {
             assert_eq!(Diagnostic::warning(kept.as_str()).what, kept);
         }

@@ -1,15 +1,15 @@
-//! The values that all other crates of the control plane share: configuration and Kubernetes objects, decoded and
-//! validated.
+//! Configuration and Kubernetes objects, decoded and validated: the values that all other crates of the control plane
+//! share.
 //!
-//! [`diagnostic`] has faults with their positions, [`yaml`] the decoder that collects them, [`objects`] the desired
+//! [`diagnostic`] has faults with their locations, [`yaml`] the decoder that collects them, [`objects`] the desired
 //! state as Kubernetes objects, [`config`] the configuration `gateway.yaml`, and [`health`] targets and results of
 //! health checks. [`shared_map`] is the map in which sources keep their objects, [`fnv`] the hash on which gateways
 //! agree, and [`time`] formats points in time.
 //!
-//! May depend on: `tidegate-spec`, `tidegate-wire`, `tidegate-structures`, `tidegate-select`, for values such as forwarding
-//! modes, MAC addresses, the key of the selection, and sizes of Maglev tables. May not: a Kubernetes client, the dataplane,
-//! another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with [`bounded_file`], which
-//! the directory source uses as well.
+//! May depend on: `tidegate-spec`, `tidegate-wire`, `tidegate-structures`, `tidegate-select`, for values such as
+//! forwarding modes, MAC addresses, the selection key, and sizes of Maglev tables. May not: a Kubernetes client, the
+//! dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with
+//! [`bounded_file`], which the directory source uses as well.
 
 pub mod bounded_file;
 pub mod config;

@@ -47,7 +47,7 @@ pub(super) fn described(refused: &RefusedObject) -> String {
 
 /// All errors of an object in one line, without what would be accepted.
 fn why(refused: &RefusedObject) -> String {
-    refused.faults.iter().map(Diagnostic::placed).collect::<Vec<_>>().join("; ")
+    refused.faults.iter().map(Diagnostic::with_location).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

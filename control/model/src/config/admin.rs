@@ -11,20 +11,21 @@ use crate::yaml::{Field, Fields};
 /// The validated `admin` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminConfig {
-    /// `socket`: path of the Unix socket that the commands talk to. Default `/run/tidegate/tidegate.sock`.
+    /// `socket`: path of the Unix socket for commands. Default `/run/tidegate/tidegate.sock`.
     pub socket: PathBuf,
-    /// `listen`: address of `/metrics`; `""` turns it off. Default `127.0.0.1:9469`.
+    /// `listen`: address of `/metrics`; `""` disables it. Default `127.0.0.1:9469`.
     pub listen: Option<SocketAddr>,
-    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` turns it off. Default `0.0.0.0:10356`.
+    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` disables it. Default `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
-    /// `healthzNetworks`: the networks whose hosts these answer, beside loopback addresses. Default none: everybody.
+    /// `healthzNetworks`: the networks whose hosts get answers from `healthz`, in addition to loopback addresses.
+    /// Default none: all hosts.
     pub healthz_networks: Vec<IpNet>,
-    /// `metricsPerBackend`: whether there are series for each backend of each service port. If there are many backends,
-    /// these make up most of the page. Default true.
+    /// `metricsPerBackend`: whether there are series for each backend of each service port. With many backends, these
+    /// are most of the output. Default true.
     pub metrics_per_backend: bool,
 }
 
-/// The maximum length of the path of a Unix socket, by `sun_path` of unix(7) without its terminating zero.
+/// The maximum length of a Unix socket's path: `sun_path` in unix(7) without its terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
@@ -85,7 +86,7 @@ fn address(field: &Field<'_>) -> Option<Option<SocketAddr>> {
 /// Whether two listeners cannot both be bound.
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
     let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    // A socket at [::] takes connections of IPv4, too.
+    // A socket at [::] accepts IPv4 connections, too.
     let serves_both = |one: SocketAddr| one.is_ipv6() && one.ip().is_unspecified();
     let same_family = a.is_ipv4() == b.is_ipv4() || serves_both(a) || serves_both(b);
     a.port() == b.port() && same_family && same_address

@@ -1,6 +1,6 @@
 //! Checks between sections: routes against interfaces, addresses against each other.
 //!
-//! It runs after all sections were decoded. Keys with a fault have their defaults.
+//! Runs after all sections were decoded. Keys with a fault have their defaults.
 
 use std::net::IpAddr;
 
@@ -65,7 +65,7 @@ impl Check<'_> {
         self.one_interface_for_each_network();
     }
 
-    /// Packets to a network leave by one interface, and those that arrive by another one are not expected there.
+    /// Packets to a network leave on one interface, and packets from it are not expected on another one.
     fn one_interface_for_each_network(&self) {
         let interfaces = &self.config.dataplane.network.interfaces;
         for (i, interface) in interfaces.iter().enumerate() {
@@ -75,7 +75,7 @@ impl Check<'_> {
                 if let Some(first) = interfaces[..i].iter().find(shares).filter(|_| !is_host) {
                     let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
                     let what = format!(
-                        "{field}: {net} is also the network of {}, and packets to it leave by {} alone",
+                        "{field}: {net} is also the network of {}, and packets to it leave on {} only",
                         first.name, first.name
                     );
                     self.warn(&field, &what, "each network on one interface");
@@ -88,18 +88,18 @@ impl Check<'_> {
     fn layer2(&self) {
         let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
         if self.config.announce.l2.mode == Layer2Mode::Lease && is_directory {
-            let what = "announce.l2.mode: Leases are kept at an API server, and the source is a directory";
+            let what = "announce.l2.mode: Leases need an API server, but the source is a directory";
             self.error("announce.l2.mode", what.to_owned(), "source.kubernetes, or mode: vrrp");
         }
     }
 
-    /// Other gateways can only find a gateway that has an address.
+    /// Other gateways can only discover a gateway that has an address.
     fn flow_sharing(&self) {
         let socket = self.config.flow_sharing_socket();
         if self.config.finds_flow_peers() && socket.ip().is_unspecified() {
             let what = format!(
-                "flowSharing.listen: without flowSharing.peers, other gateways find the socket in the GatewayStatus, and no interface has \
-                 an address that {socket} stands for"
+                "flowSharing.listen: without flowSharing.peers, other gateways find the socket in the GatewayStatus, but no \
+                 interface has an address for {socket}"
             );
             self.error(
                 "flowSharing.mode",
@@ -109,7 +109,8 @@ impl Check<'_> {
         }
     }
 
-    /// Peers of flow sharing are other gateways: there must be some, and none is an address that Services get.
+    /// Peers for flow sharing are other gateways. There must be at least one, and none may be an address that
+    /// Services can get.
     fn flow_peers(&self) {
         let sharing = &self.config.flow_sharing;
         let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
@@ -117,7 +118,7 @@ impl Check<'_> {
             return;
         }
         if sharing.peers.is_empty() && is_directory {
-            let what = "flowSharing.peers: the list is empty, and the source is a directory, which has no discovery: no flows are shared";
+            let what = "flowSharing.peers: the list is empty, and the source is a directory, which cannot discover gateways: no flows are shared";
             self.warn(
                 "flowSharing.mode",
                 what,
@@ -128,8 +129,10 @@ impl Check<'_> {
             let contains = |range: &AddressRange| range.contains(peer.ip());
             if let Some(pool) = self.config.pools.iter().find(|pool| pool.ranges.iter().any(contains)) {
                 let field = format!("flowSharing.peers[{i}]");
-                let what =
-                    format!("{field}: {peer} is an address of the pool {}, which Services get", pool.name);
+                let what = format!(
+                    "{field}: {peer} is an address of the pool {}, which Services can get",
+                    pool.name
+                );
                 self.warn(&field, &what, "flowSharing.listen of another gateway");
             }
         }
@@ -202,14 +205,14 @@ impl Check<'_> {
                 );
                 self.warn(&field, &what, "an address that no interface has");
             } else {
-                self.led_here(&field, &(*ip).into(), "answers of backends");
+                self.check_reachable(&field, &(*ip).into(), "answers of backends");
             }
         }
     }
 
-    /// Packets to an address that is on no link come only if a router has a route, which BGP or a daemon that reads the
-    /// kernel's routes can give it.
-    fn led_here(&self, field: &str, source: &IpNet, lost: &str) {
+    /// Warns if packets to an address that is not on a link need a route on a router, and neither BGP nor a daemon
+    /// that reads the kernel's routes provides it.
+    fn check_reachable(&self, field: &str, source: &IpNet, lost: &str) {
         let announces = self.config.announce.bgp.is_some() || self.config.announce.kernel_routes.is_some();
         let interfaces = &self.config.dataplane.network.interfaces;
         let mut networks = interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::trunc);
@@ -232,7 +235,8 @@ impl Check<'_> {
         );
     }
 
-    /// Without an address in these networks, nothing listens and no Service says why. An address with a fault is missing here.
+    /// Without an address in these networks, nothing listens and no Service reports why. Addresses with a fault are
+    /// not considered.
     fn node_ports(&self) {
         let networks = &self.config.services.node_port_addresses;
         let interfaces = &self.config.dataplane.network.interfaces;
@@ -266,7 +270,8 @@ impl Check<'_> {
         }
     }
 
-    /// The addresses that other hosts have. Who answers ARP or neighbour discovery for one of them takes over its traffic.
+    /// The addresses of other hosts. Answering ARP or neighbour discovery for one of them would take over its
+    /// traffic.
     fn other_hosts(&self) -> Vec<(IpAddr, String)> {
         let network = &self.config.dataplane.network;
         let named = |list: &str, n: usize| format!("{list}[{n}]");
@@ -289,7 +294,7 @@ impl Check<'_> {
     }
 
     /// The sources of tunnels must belong to the gateway alone, because it answers for all of them. The address of an
-    /// interface is checked where the other host is named.
+    /// interface is checked where the other host is configured.
     fn tunnel_sources(&self) {
         let network = &self.config.dataplane.network;
         let hosts = self.other_hosts();
@@ -301,7 +306,7 @@ impl Check<'_> {
                     let what = format!("dataplane.tunnelSource: {source} is the address of {who}");
                     self.error("dataplane.tunnelSource", what, GATEWAYS_OWN);
                 } else {
-                    self.led_here(
+                    self.check_reachable(
                         "dataplane.tunnelSource",
                         &source.net(),
                         "ICMP errors about tunnel packets",
@@ -322,7 +327,11 @@ impl Check<'_> {
             } else if let Some(pool) = pools.into_iter().next() {
                 format!("has addresses of the pool {}", pool.name)
             } else {
-                self.led_here("dataplane.tunnelSource", &source.net(), "ICMP errors about tunnel packets");
+                self.check_reachable(
+                    "dataplane.tunnelSource",
+                    &source.net(),
+                    "ICMP errors about tunnel packets",
+                );
                 continue;
             };
             // The family identifies the entry, so its index is not needed.
@@ -331,8 +340,8 @@ impl Check<'_> {
         }
     }
 
-    /// Each network of backends must be one that a connected network or a route contains: packets from it are accepted
-    /// only on the interface that leads there, and a default route leads everywhere.
+    /// Each backend network must be part of a connected network or a route. Packets from it are accepted only on the
+    /// interface that leads there, and a default route leads everywhere.
     fn gateway(&self) {
         let network = &self.config.dataplane.network;
         let connected =
@@ -342,9 +351,9 @@ impl Check<'_> {
         for (i, prefix) in network.gateway.prefixes.iter().enumerate() {
             let field = format!("dataplane.gateway.prefixes[{i}]");
             if !known.iter().any(|net| net.contains(prefix)) {
-                let what = format!("{field}: {prefix} is in no network of an interface and in no route");
+                let what = format!("{field}: no interface network and no route contains {prefix}");
                 let accepted =
-                    "a part of a network of dataplane.interfaces, or of a route that is no default route";
+                    "a part of a network of dataplane.interfaces, or of a route other than a default route";
                 self.error(&field, what, accepted);
             }
         }
@@ -360,7 +369,7 @@ impl Check<'_> {
         self.masquerade();
     }
 
-    /// What is masqueraded must be forwarded, and needs a SNAT address of its family.
+    /// Masqueraded traffic must be forwarded, and needs a SNAT address of its family.
     fn masquerade(&self) {
         let network = &self.config.dataplane.network;
         for (i, net) in network.gateway.masquerade.iter().enumerate() {

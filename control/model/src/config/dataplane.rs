@@ -1,4 +1,4 @@
-//! `dataplane`: cores, memory, interfaces, routes and the addresses the gateway itself uses.
+//! `dataplane`: cores, memory, interfaces, routes and the gateway's own addresses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,17 +17,17 @@ use crate::yaml::{Field, Fields, Unknown, Value, text};
 pub struct DataplaneConfig {
     /// `cores`: dedicated CPU cores, one worker each; distinct. Default `[1]`.
     pub cores: Vec<u16>,
-    /// `idle`: how a worker without packets waits. Default `poll`, and `adaptive` on a host with fewer than 4 cores.
+    /// `idle`: how a worker waits for packets. Default `poll`, and `adaptive` on a host with fewer than 4 cores.
     pub idle: Idle,
     /// `memory`.
     pub memory: Memory,
-    /// `flowTable.entriesPerCore`: the number of flows that each worker can remember, 1,024 to 2^28. Default 1048576.
+    /// `flowTable.entriesPerCore`: the number of flows in each worker's table, 1,024 to 2^28. Default 1048576.
     pub flow_entries_per_core: u32,
     /// `flowTable.servicePercent`: the percentage of `entriesPerCore` that one service port may use once the table
-    /// holds that many flows; 1 to 100. Default 50; with 100 there is no limit. The table has room for half as many
-    /// flows more, which other service ports can use.
+    /// contains that many flows; 1 to 100. Default 50; 100 means no limit. The table has space for half as many flows
+    /// again, which other service ports can use.
     pub flow_service_percent: u8,
-    /// `flowTable.directory`: the directory, on tmpfs, in which flow tables outlive the process. Default
+    /// `flowTable.directory`: the directory, on tmpfs, in which flow tables survive a restart of the process. Default
     /// `/run/tidegate/flows`; `None` for `""`.
     pub flow_directory: Option<PathBuf>,
     /// The network. Names of interfaces are unique, and next hops are on-link. Lists are empty by default, and the
@@ -36,7 +36,7 @@ pub struct DataplaneConfig {
     /// - `tunnelSource`: at most one entry of each family, an address or a prefix (IPv4 /24 to /32, IPv6 /48 to /128)
     ///   from which the hash of the flow chooses one. Default: for each family the first address of the first
     ///   interface that has one.
-    /// - `gateway`: the networks of backends whose own traffic is refused, forwarded or masqueraded.
+    /// - `gateway`: the backend networks whose own traffic is refused, forwarded or masqueraded.
     /// - `oversized`, `routersAsClients`, `unknownFlows` and `services.unservedPorts` are the policy.
     pub network: NetworkSpec<Interface>,
 }
@@ -46,14 +46,14 @@ pub struct DataplaneConfig {
 pub enum Idle {
     /// It polls again at once: the lowest latency, and the core is always busy.
     Poll,
-    /// It waits longer step by step, and polls at once again under load.
+    /// It sleeps for increasing times, and polls at once again under load.
     Adaptive,
 }
 
 /// Memory of DPDK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// `hugepages`: take memory from hugepages. Default true.
+    /// `hugepages`: allocate memory from hugepages. Default true.
     pub hugepages: bool,
     /// `sizeMiB`: the size in MiB, 64 to 1,048,576. Default 1024.
     pub size_mib: u32,
@@ -70,7 +70,7 @@ pub struct Interface {
     pub addresses: Vec<IpNet>,
     /// `mac`: the link address to use. Default: the device's own.
     pub mac: Option<MacAddr>,
-    /// `mtu`: largest IP packet in bytes, 576 to 9,216, and at least 1,280 with an IPv6 address. Default 1500.
+    /// `mtu`: the largest IP packet in bytes, 576 to 9,216, and at least 1,280 with an IPv6 address. Default 1500.
     pub mtu: u16,
     /// `vlan`: 802.1Q tag of every frame, 1 to 4,094. Default none.
     pub vlan: Option<u16>,
@@ -136,7 +136,7 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
     config
 }
 
-/// The keys about the network. Of its policy, the section `services` has the rest.
+/// The keys about the network. The section `services` has the rest of its policy.
 fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
     let mut network = NetworkSpec {
         interfaces: interfaces(fields),

@@ -2,9 +2,9 @@
 //!
 //! A DaemonSet gives every Pod the same file. Values that differ between nodes come from environment variables, which
 //! the Pod sets with the downward API: `NODE_NAME` (`spec.nodeName`) and `NODE_IPS` (`status.hostIPs`, or `NODE_IP`:
-//! `status.hostIP`). Any value of the file may contain `${NODE_NAME}`, `${NODE_IP}` (the first address),
-//! `${NODE_IPV4}` and `${NODE_IPV6}`, also within other text: `"${NODE_IPV4}/24"`. Nothing else is expanded: `${`
-//! with another name is an error, because it is probably a typing mistake.
+//! `status.hostIP`). Any value in the file may contain `${NODE_NAME}`, `${NODE_IP}` (the first address),
+//! `${NODE_IPV4}` and `${NODE_IPV6}`, also within other text: `"${NODE_IPV4}/24"`. Nothing else is expanded. `${`
+//! with another name is an error, because it is probably a typo.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::yaml::{Node, Position, Sheet, Value};
 
 const ACCEPTED: &str = "${NODE_NAME}, ${NODE_IP}, ${NODE_IPV4}, ${NODE_IPV6}";
 
-/// Expands the variables in every text. A fault is reported at its place, and the text stays unchanged.
+/// Expands the variables in every text. A fault is reported at its position, and the text stays unchanged.
 pub(super) fn expand(sheet: &Sheet, root: &mut Node, environment: &dyn Fn(&str) -> Option<String>) {
     let at = root.at;
     match &mut root.value {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_node_and_its_addresses_stand_where_they_are_named() {
+    fn variables_expand_to_the_name_and_addresses_of_the_node() {
         let environment = [("NODE_NAME", "node-7"), ("NODE_IPS", "192.0.2.7,2001:db8::7")];
         for (text, expected) in [
             ("${NODE_NAME}", "node-7"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_expanded_is_said_at_its_place_with_what_would_be() {
+    fn an_unknown_variable_is_reported_at_its_position() {
         for (text, environment, expected) in [
             (
                 "${NODE_NAME}",

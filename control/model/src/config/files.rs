@@ -1,8 +1,9 @@
 //! The files that a configuration names: lists of `protection`, and the file of `selectionKey`.
 //!
-//! Other programs write these files, at any time. A running gateway keeps what it has read until all of them are right
-//! again. A gateway that starts has read nothing, so the daemon saves a copy of each list without a fault, and a start reads
-//! the copy of a list that has one. Only a start does: `check` and a reload report the fault.
+//! Other programs write these files at any time. A running gateway keeps the contents that it has read until all
+//! files are valid again. A starting gateway has no such contents, so the daemon saves a copy of each valid list, and
+//! a starting gateway uses the copy of a list that has a fault. `check` and a reload never use copies; they report
+//! the fault.
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::ffi::OsStrExt;
@@ -13,46 +14,46 @@ use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::fnv::{self, fnv1a};
 use crate::yaml::Field;
 
-/// The directory of the copies below the state directory. It has a directory for each gateway.
+/// The directory for copies in the state directory. It has a subdirectory for each gateway.
 const COPIES: &str = "lists";
 
 /// A list that was read and has no fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its contents.
     pub contents: Vec<u8>,
 }
 
-/// The directory of the copies of a gateway's lists.
+/// The directory with the copies of a gateway's lists.
 #[must_use]
 pub fn copies(state_directory: &Path, gateway: &str) -> PathBuf {
     state_directory.join(COPIES).join(gateway)
 }
 
-/// The copy of the list at `path`, in the directory of the copies.
+/// The copy of the list at `path`, in the directory for copies.
 #[must_use]
 pub fn copy_of(copies: &Path, path: &Path) -> PathBuf {
-    // Another working directory is another list.
+    // A relative path means another list in another working directory.
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let hash = fnv1a(fnv::START, path.as_os_str().as_bytes().iter().copied());
     copies.join(format!("{hash:016x}"))
 }
 
-/// The files that one configuration names, while it is read.
+/// The files that one configuration names, while it is decoded.
 pub(super) struct Files<'a> {
     /// The directory of the configuration.
     pub(super) base: &'a Path,
-    /// The directory of the copies, if they may be used.
+    /// The directory for copies, if they may be used.
     pub(super) copies: Option<PathBuf>,
     /// The lists without a fault.
     pub(super) lists: RefCell<Vec<List>>,
     /// The lists whose copies are used.
     pub(super) copied: RefCell<Vec<PathBuf>>,
-    /// How many of the errors are about files.
+    /// The number of errors about files.
     pub(super) errors: Cell<usize>,
-    /// The file of the configuration itself with its text, if it has one.
+    /// The file of the configuration itself with its text, if there is one.
     pub(super) own: Option<(&'a Path, &'a str)>,
 }
 
@@ -68,7 +69,7 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Warns about a file with a secret that everybody on this machine can read.
+    /// Warns about a file with a secret that every user of this machine can read.
     pub(super) fn keep_secret(&self, field: &Field<'_>, path: &Path) {
         const OTHERS_READ: u32 = 0o004;
         if std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & OTHERS_READ != 0) {
@@ -78,7 +79,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Like [`Self::keep_secret`], for a secret in the text of the configuration. One from the environment is not there.
+    /// Like [`Self::keep_secret`], for a secret in the text of the configuration. A secret from the environment is
+    /// not in the text.
     pub(super) fn keep_inline_secret(&self, field: &Field<'_>, secret: &str) {
         if let Some((path, text)) = self.own
             && text.contains(secret)
@@ -92,7 +94,6 @@ impl<'a> Files<'a> {
         bounded_file::read(&copy_of(self.copies.as_deref()?, path), FILE_BYTES_MAX).ok()
     }
 
-    /// Counts errors about files.
     pub(super) fn count(&self, errors: usize) {
         self.errors.set(self.errors.get() + errors);
     }

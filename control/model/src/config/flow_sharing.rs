@@ -1,4 +1,4 @@
-//! `flowSharing`: which flows this gateway tells others about, to whom, and by which secret.
+//! `flowSharing`: which flows this gateway exports, to which peers, and with which secret.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -26,14 +26,14 @@ pub struct FlowSharingConfig {
     pub mode: FlowSharing,
     /// `listen`: the address of the socket. Default `0.0.0.0:10358`.
     pub listen: SocketAddr,
-    /// `peers`: the sockets of the other gateways. One of them may be this gateway itself. Default none: with an API server,
-    /// they are found by the gateways' `GatewayStatus`.
+    /// `peers`: the sockets of the other gateways. One of them may be this gateway itself. Default none: with an API
+    /// server, gateways discover each other by their `GatewayStatus`.
     pub peers: Vec<SocketAddr>,
-    /// `key`: 32 bytes that all gateways of the fleet have. Always there if the mode is not none.
+    /// `key`: 32 bytes that all gateways of the fleet use. Always set unless the mode is none.
     pub key: Option<FlowSharingKey>,
     /// `acceptKey`: another key that other gateways may use.
     pub accept_key: Option<FlowSharingKey>,
-    /// `rateMax`: datagrams with flows in a second, to all peers together. Default 20000.
+    /// `rateMax`: the maximum number of datagrams with flows per second, to all peers together. Default 20000.
     pub rate_max: u32,
 }
 
@@ -50,7 +50,7 @@ impl Default for FlowSharingConfig {
     }
 }
 
-/// The secret of `flowSharing.key`. It is not shown.
+/// The secret of `flowSharing.key`, which is never displayed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FlowSharingKey(pub [u8; 32]);
 
@@ -60,14 +60,13 @@ impl std::fmt::Debug for FlowSharingKey {
     }
 }
 
-/// The default port.
 const PORT: u16 = 10_358;
-/// More peers than this are refused.
+/// The maximum number of peers.
 const PEERS_MAX: usize = 64;
 const RATE: RangeInclusive<i64> = 100..=1_000_000;
 const KEY_ACCEPTED: &str =
-    "64 hexadecimal digits, as `openssl rand -hex 32` writes them, the same on all gateways";
-/// The largest file of a key that is read. A key has 64 characters.
+    "64 hexadecimal digits, such as the output of `openssl rand -hex 32`, the same on all gateways";
+/// The maximum size of a key file. A key has 64 characters.
 const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfig {
@@ -94,7 +93,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
                 config.peers.push(peer);
             }
         }
-        // A key in another form than a mapping is a fault of its own.
+        // A key that is not a mapping is a separate fault.
         let mut is_given = fields.get("key").is_some();
         config.key = secret_section(fields, "key", |key| {
             is_given = key.get("value").is_some() || key.get("file").is_some();
@@ -114,7 +113,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
 fn socket(field: &Field<'_>) -> Option<SocketAddr> {
     let read = |t: &str| t.parse().ok().filter(|a: &SocketAddr| a.port() != 0);
     let address = field.parsed(read, "an address and port such as 192.0.2.4:10358 or [2001:db8::4]:10358")?;
-    // Datagrams are matched with peers by their source, which has the IPv4 form.
+    // Peers are identified by the source address of their datagrams, which has the IPv4 form.
     let plain = SocketAddr::new(address.ip().to_canonical(), address.port());
     if plain.ip() != address.ip() {
         field.error(format_args!("{address} has an IPv4-mapped IPv6 address"), plain.to_string());
@@ -126,7 +125,7 @@ fn socket(field: &Field<'_>) -> Option<SocketAddr> {
 /// Whether a socket that is bound to `listen` can send to `peer`.
 #[must_use]
 pub fn reaches(listen: IpAddr, peer: IpAddr) -> bool {
-    // A socket at [::] sends to IPv4 too.
+    // A socket at [::] can send to IPv4, too.
     listen.is_ipv4() == peer.is_ipv4() || listen == IpAddr::from([0u16; 8])
 }
 
@@ -159,7 +158,7 @@ fn decode_key(fields: &Fields<'_>, files: &Files<'_>) -> Option<FlowSharingKey> 
     }
 }
 
-/// The key of a text. A fault does not repeat the text, which may be most of a key.
+/// Parses a key. Errors never repeat the text, which may be most of a key.
 fn key(field: &Field<'_>, text: &str) -> Option<FlowSharingKey> {
     let text = text.trim();
     let digits: Option<Vec<u8>> =

@@ -16,11 +16,11 @@ use super::services::ServicesConfig;
 use super::source::SourceConfig;
 use crate::objects::{Labels, Origin, Pool};
 
-/// `node`: the machine of the gateway.
+/// `node`: the machine on which the gateway runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// `node.name`: the cluster's name for this machine, if the gateway is also a node of the cluster. Default `""`: an
-    /// appliance outside of the cluster.
+    /// `node.name`: the name of this machine in the cluster, if the gateway is also a node of the cluster. Default
+    /// `""`: an appliance outside the cluster.
     pub name: Option<String>,
     /// `node.zone`: the zone for topology hints. Default `""`: that of the node's object, if there is one.
     pub zone: Option<String>,
@@ -41,7 +41,7 @@ pub struct GatewayConfig {
     pub source: SourceConfig,
     /// `services`.
     pub services: ServicesConfig,
-    /// `protection`. Lists and rate are also in the network of `dataplane`, and so is `selectionKey`, in its policy.
+    /// `protection`. The lists and the rate are also in the network of `dataplane`; `selectionKey` is in its policy.
     pub protection: ProtectionConfig,
     /// `pools`, in the order written. Default none.
     pub pools: Vec<Pool>,
@@ -57,12 +57,12 @@ pub struct GatewayConfig {
     pub self_check: SelfCheckConfig,
     /// `flowSharing`.
     pub flow_sharing: FlowSharingConfig,
-    /// The place of each key, such as `pools[0].addresses[1]`.
+    /// The location of each key, such as `pools[0].addresses[1]`.
     pub origin: Origin,
 }
 
 impl GatewayConfig {
-    /// Whether the gateways with which flows are shared are found by their `GatewayStatus`.
+    /// Whether peers for flow sharing are discovered by their `GatewayStatus`.
     #[must_use]
     pub fn finds_flow_peers(&self) -> bool {
         let sharing = &self.flow_sharing;
@@ -70,8 +70,8 @@ impl GatewayConfig {
         sharing.mode != FlowSharing::None && sharing.peers.is_empty() && has_gateway_status
     }
 
-    /// The socket that exchanges flows. It is `flowSharing.listen`; but where others find it, it has an address: the first one
-    /// of the interfaces that the socket can have.
+    /// The socket that exchanges flows: `flowSharing.listen`. If other gateways discover it, an unspecified address
+    /// is replaced with the first address of the interfaces that the socket can use.
     #[must_use]
     pub fn flow_sharing_socket(&self) -> SocketAddr {
         let listen = self.flow_sharing.listen;

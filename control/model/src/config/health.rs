@@ -28,27 +28,28 @@ pub struct HealthConfig {
     /// `unhealthyThreshold`: consecutive failures that remove it, 1 to 100, default 3. `damping`: whether a backend
     /// whose state changes more than 4 times within 60 checks needs more of them, default `true`.
     pub rules: Rules,
-    /// `failOpen`: whether failures are ignored if all checked backends of a service port fail at once. Default `true`:
-    /// Kubernetes reports them as ready, so the check or the gateway's own path to them is the more likely fault, and a
-    /// backend that may answer is better than none.
+    /// `failOpen`: whether failures are ignored if all checked backends of a service port fail at once. Default
+    /// `true`: Kubernetes reports them as ready, so the check or the gateway's path to them is the more likely fault,
+    /// and a backend that may answer is better than none.
     pub fail_open: bool,
-    /// `dsrDestination`: where backends in DSR modes are checked. `vip`: at the VIP, to which clients' packets are
-    /// sent, so that a backend that lacks it is detected. `backend`: at their own addresses. Default `vip`.
+    /// `dsrDestination`: where backends in DSR modes are checked. `vip`: at the VIP, like clients' packets, so that a
+    /// backend without the VIP is detected. `backend`: at their own addresses. Default `vip`.
     pub dsr_destination: DsrDestination,
     /// `intervalMin`: the shortest interval that a Service may request by annotation, 100ms to 1h, default 100ms.
     pub interval_min: Duration,
     /// `timeoutMax`: the longest timeout that a Service may request by annotation, 10ms to 1h, default 1m.
     pub timeout_max: Duration,
-    /// `allowedNetworks`: endpoints outside of these networks are not checked, since a Service's owner may write any
+    /// `allowedNetworks`: endpoints outside these networks are not checked, since a Service's owner may write any
     /// address to an EndpointSlice. Default none. With `source.directory`, whose objects belong to the operator, all
     /// networks are then allowed. With `source.kubernetes`, the networks of backends are allowed: the links of
-    /// `dataplane.interfaces`, the destinations of `dataplane.routes` except for default routes, and, for an endpoint
-    /// on a node of the cluster, this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are
+    /// `dataplane.interfaces`, the destinations of `dataplane.routes` except default routes, and, for an endpoint on
+    /// a node of the cluster, this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are
     /// always checked.
     pub allowed_networks: Option<Vec<IpNet>>,
-    /// `passive`: what new connections that backends refuse or ignore cause. `failures`: so many in a row set a backend
-    /// aside, 0 (never) to 100, default 3. `retries`: other backends to try for a refused connection, 0 to 3, default
-    /// 2. `setAside`: for how long, 1s to 1h, default 10s. `maxShare`: of the backends of a port, in percent, default 50.
+    /// `passive`: the reaction to new connections that backends refuse or ignore. `failures`: the number in a row
+    /// that excludes a backend, 0 (never) to 100, default 3. `retries`: the number of other backends to try for a
+    /// refused connection, 0 to 3, default 2. `setAside`: how long a backend is excluded, 1s to 1h, default 10s.
+    /// `maxShare`: the maximum percentage of a port's backends that may be excluded, default 50.
     pub passive: PassiveHealth,
 }
 
@@ -143,7 +144,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         }
         config.interval_min = limit(fields, "intervalMin", HEALTH_INTERVAL).unwrap_or(config.interval_min);
         config.timeout_max = limit(fields, "timeoutMax", HEALTH_TIMEOUT).unwrap_or(config.timeout_max);
-        // A default must respect the configured limits, and the configured interval.
+        // A default must respect the configured limits and the configured interval.
         if interval.is_none() {
             rules.interval = rules.interval.max(config.interval_min);
         }
@@ -199,7 +200,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         if let Some(field) = fields.get("path") {
             config.path = field.parsed(health_path, HEALTH_PATH_ACCEPTED).unwrap_or(config.path.clone());
             if !matches!(config.protocol, HealthProtocol::Http | HealthProtocol::Https) {
-                // Services may choose http by annotation, and then use this path.
+                // Services may choose http by annotation and then use this path.
                 field
                     .warning("path has an effect only with protocol http or https", "protocol http or https");
             }

@@ -1,7 +1,7 @@
 //! Describes every key of the configuration. `docs/configuration.md` is generated from this table.
 //!
-//! A test fails when the decoders read a key that this table lacks, or when the table has a key that they do not read.
-//! The tests also decode a configuration with each default and each example, so that type, default and example stay true.
+//! Tests fail if the decoders read a key that is not in this table, or the other way round. The tests also decode a
+//! configuration with each default and each example, so that type, default and example stay correct.
 
 /// The value of a key that a configuration does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum KeyDefault {
     Required,
     /// This value, in YAML.
     Value(&'static str),
-    /// The value depends on something else. These are the words for it.
+    /// The value depends on something else, which this text describes.
     Words(&'static str),
 }
 
@@ -19,7 +19,7 @@ pub enum KeyDefault {
 pub enum Change {
     /// On SIGHUP.
     Reload,
-    /// On the next start. A reload that finds the key changed is refused, and the error names the key.
+    /// On the next start. A reload is refused if the key has changed, and the error names the key.
     Restart,
 }
 
@@ -32,7 +32,7 @@ pub struct Key {
     pub kind: &'static str,
     /// The value when the key is absent.
     pub default: KeyDefault,
-    /// A valid value in YAML other than the default. `None` if only one value is valid, or if a valid one names a file.
+    /// A valid value in YAML other than the default. `None` if only one value is valid, or if valid values are files.
     pub example: Option<&'static str>,
     /// When a change takes effect.
     pub change: Change,
@@ -62,7 +62,7 @@ const fn of_file(path: &'static str, kind: &'static str, meaning: &'static str) 
 use Change::{Reload, Restart};
 use KeyDefault::{Required, Value, Words};
 
-/// Every key, in the order of the document. The first step of a path is the section.
+/// Every key, in the order of the document. The first part of a path is the section.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     fixed("apiVersion", "`tidegate.dev/v1alpha1`", Required, "The version of this format."),
@@ -95,7 +95,7 @@ pub const KEYS: &[Key] = &[
          (64 MiB of kernel memory for each worker) unless the arguments contain `framesz` or `blocksz`. The kernel reassembles \
          fragmented IPv4 datagrams before the ring, so smaller rings lose them."),
     key("dataplane.interfaces[].addresses", "list of addresses with prefix length", Value("[]"), "[\"192.0.2.2/24\"]", Restart,
-        "The gateway's own addresses on this interface, with the prefix lengths of their on-link networks. The kernel has the same addresses on the tap \
+        "The gateway's own addresses on this interface, with the prefix lengths of their on-link networks. The kernel has these addresses on the tap \
          `tg-NAME` (or `tg-NAME-2` if that name is taken)."),
     key("dataplane.interfaces[].mac", "link address", Words("the address of the device"), "\"02:00:00:00:00:02\"", Restart,
         "The link address to use instead of the device's."),
@@ -107,14 +107,14 @@ pub const KEYS: &[Key] = &[
         "The next hop of the route. Tidegate also installs the route in the kernel, on the taps."),
     key("dataplane.neighbors[].ip", "address", Required, "\"10.9.0.2\"", Reload,
         "A neighbour with a fixed link address. The link addresses of other neighbours are resolved with ARP or neighbour discovery."),
-    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour, for packets and for the kernel on the tap. The gateway asks the neighbour every 15 s, and says so if it answers with another one."),
+    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour, for packets and for the kernel on the tap. The gateway queries the neighbour every 15 s, and reports if it answers with a different address."),
     key("dataplane.snatAddresses", "list of addresses", Value("[]"), "[\"192.0.2.3\"]", Reload,
         "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway, and no other host may have one: the gateway answers ARP and neighbour discovery for them. Mode `fullnat` needs at least one for each address family."),
     key("dataplane.gateway.prefixes", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
-        "The networks of backends whose default route leads to this gateway. It forwards or refuses the traffic that they originate; that of other sources goes \
-         to the kernel ([nat.md](nat.md#traffic-that-backends-originate)). Each must be in a network of an interface or of a route that is no default route."),
+        "The networks of backends whose default route leads to this gateway. It forwards or refuses traffic from them; traffic from other sources goes \
+         to the kernel ([nat.md](nat.md#traffic-that-backends-originate)). Each must be in a network of an interface or of a route other than a default route."),
     key("dataplane.gateway.forward", "`refuse`, `routes`", Value("refuse"), "routes", Reload,
-        "What happens to traffic that `dataplane.gateway.prefixes` originate. `refuse`: it is answered with \"administratively prohibited\". `routes`: it is \
+        "What happens to traffic from `dataplane.gateway.prefixes`. `refuse`: it is answered with \"administratively prohibited\". `routes`: it is \
          forwarded by `dataplane.routes`."),
     key("dataplane.gateway.masquerade", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
         "The parts of `dataplane.gateway.prefixes` whose traffic to other networks leaves with one of `dataplane.snatAddresses` as its source, so that \
@@ -124,7 +124,7 @@ pub const KEYS: &[Key] = &[
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
         "The outer source address of tunnels, which no other host may have. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
     key("dataplane.tunnelPeers", "list of at most 64 addresses", Value("[]"), "[\"10.9.0.8\"]", Reload,
-        "Other gateways that hand packets over in tunnels to an address of this gateway. What is in the tunnel is served as if it had arrived without \
+        "Other gateways that send packets through tunnels to an address of this gateway. The inner packets are served as if they had arrived without a tunnel \
          ([tunnels.md](tunnels.md#packets-from-other-gateways))."),
     key("dataplane.oversized", "`fragment`, `answer`", Value("fragment"), "answer", Reload,
         "What happens to an IPv4 packet without DF that does not fit the path. `fragment`: the gateway fragments it, at most 100,000 packets a second for each \
@@ -161,7 +161,7 @@ pub const KEYS: &[Key] = &[
         "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all gateways. In another \
          namespace than the default, grant their accounts `get`, `create` and `update` of leases."),
     key("source.kubernetes.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
-        "Where the gateway saves the latest objects, and what operators have drained. It forwards by the saved objects if the API \
+        "Where the gateway saves the latest objects, and what operators have drained. It uses the saved objects if the API \
          server is down when the gateway starts. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. \
          Copies of the lists of `protection` are saved here too ([limits.md](limits.md#lists-of-sources))."),
     key("source.kubernetes.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
@@ -174,7 +174,7 @@ pub const KEYS: &[Key] = &[
     key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat`, `fullnat`", Words("none"), "nat", Reload,
         "The mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, a policy that keeps clients' addresses. \
          Without this key, and for a Service that the mode cannot serve, the gateway uses `fullnat` and warns (`ClientAddressLost`). \
-         The value `fullnat` turns the warning off."),
+         The value `fullnat` disables the warning."),
     key("services.defaults.gueVariant", "`0`, `1`", Value("1"), "0", Reload,
         "The format of `dsr-gue`. `1`: the packet follows the UDP header directly. `0`: a GUE header of 4 bytes is between them ([tunnels.md](tunnels.md))."),
     key("services.defaults.guePort", "1 to 65535", Value("6080"), "5555", Reload,
@@ -191,7 +191,7 @@ pub const KEYS: &[Key] = &[
     key("services.defaults.scheduler", "`rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh`, `dh`", Value("rendezvous"), "maglev", Reload,
         "How the backend of a new flow is chosen ([selection.md](selection.md))."),
     key("services.defaults.hash", "`flow`, `client`", Value("flow"), "client", Reload,
-        "What the choice of `rendezvous` and `maglev` follows from. `flow`: the 5-tuple. `client`: the client's address, so that a client reaches one backend on all \
+        "The hash input of `rendezvous` and `maglev`. `flow`: the 5-tuple. `client`: the client's address, so that a client reaches one backend on all \
          ports of a Service ([selection.md](selection.md#by-flow-or-by-client))."),
     key("services.defaults.tableSize", "prime from 251 to 655373", Value("65537"), "65521", Reload,
         "The number of slots in a Maglev table. It has an effect with `maglev` only."),
@@ -229,16 +229,16 @@ pub const KEYS: &[Key] = &[
         "Sources that the gateway refuses for all Services and VIPs (`source_denied`), without an answer ([limits.md](limits.md#lists-of-sources)). \
          The longest prefix of `deny` and `allow` decides. Known flows of a source that becomes refused end."),
     key("protection.deny.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
-        "Files with more of them: an address or a prefix in each line, `#` or `;` begins a comment. They are read again with the configuration. \
+        "Files with more sources: an address or a prefix in each line; `#` or `;` starts a comment. They are read again with the configuration. \
          Together, the lists have at most 1000000 prefixes."),
     key("protection.allow.prefixes", "list of CIDRs and addresses", Value("[]"), "[198.51.100.7]", Reload,
         "Sources that `deny` does not refuse although a shorter prefix of it, or the same one, contains them. `newConnections` does not limit them."),
     key("protection.allow.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
-        "Files with more of them, as for `deny`."),
+        "Files with more sources, as for `deny`."),
     key("protection.newConnections.perSecond", "1 to 10000000", Words("no limit"), "100", Reload,
-        "New flows per second that each source prefix may begin, over all Services and workers. More are dropped (`source_connection_rate`)."),
+        "New flows per second that each source prefix may create, over all Services and workers. More are dropped (`source_connection_rate`)."),
     key("protection.newConnections.burst", "1 to 10000000", Words("`perSecond`"), "500", Reload,
-        "New flows that a source prefix may begin at once."),
+        "New flows that a source prefix may create at once."),
     key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
     key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
     key("protection.synCookies", "`off`, `auto`, `always`", Value("auto"), "always", Reload,
@@ -247,7 +247,7 @@ pub const KEYS: &[Key] = &[
 
     key("selectionKey.value", "32 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f", Reload,
         "A secret by which backends are chosen, so that clients cannot choose theirs ([selection.md](selection.md#a-secret-for-the-choice)). \
-         All gateways of a fleet need the same one. A change deals new flows anew; known flows stay."),
+         All gateways of a fleet need the same one. A change redistributes new flows; known flows stay."),
     of_file("selectionKey.file", "path, relative to this file",
         "A file that contains the secret instead, such as a mounted Secret. It is read again with the configuration."),
 
@@ -262,7 +262,7 @@ pub const KEYS: &[Key] = &[
     key("pools[].serviceSelector", "label selector", Words("all"), "{matchLabels: {tier: web}}", Reload,
         "Only these Services can get addresses."),
     key("pools[].quotaPerNamespace", "1 to 4294967295", Words("no limit"), "3", Reload,
-        "The number of addresses that one namespace can hold, including external IPs."),
+        "The number of addresses that one namespace can use, including external IPs."),
     key("pools[].shareAcrossNamespaces", "boolean", Value("false"), "true", Reload,
         "Services of different namespaces may share an address if they have the same sharing key."),
     key("pools[].forceRelease", "boolean", Value("false"), "true", Reload,
@@ -280,13 +280,13 @@ pub const KEYS: &[Key] = &[
     key("pools[].bgp.prepends", "0 to 10", Words("as the peer's"), "3", Reload, "How often the gateway's AS number is prepended. Services override it."),
     key("pools[].bgp.aggregationLength", "8 to 32", Words("32"), "24", Reload,
         "IPv4 addresses of this pool are announced as the prefixes of this length that contain them."),
-    key("pools[].bgp.aggregationLengthV6", "16 to 128", Words("128"), "64", Reload, "The same for IPv6 addresses."),
+    key("pools[].bgp.aggregationLengthV6", "16 to 128", Words("128"), "64", Reload, "The prefix length for IPv6 addresses."),
 
     key("health.protocol", "`tcp`, `http`, `https`, `udp`, `sctp`, `none`", Value("tcp"), "http", Reload,
         "How backends are checked ([control/README.md](../control/README.md#health-checks))."),
     key("health.path", "path, at most 1024 bytes", Value("/"), "/healthz", Reload, "The path that `http` and `https` checks request."),
     key("health.interval", "duration, 100ms to 1h", Value("2s"), "5s", Reload, "The time from one check of a backend to the next."),
-    key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload, "How long one check may take before it counts as failed. Left out, it is not longer than the interval."),
+    key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload, "How long one check may take before it counts as failed. The default is at most the interval."),
     key("health.healthyThreshold", "1 to 100", Value("2"), "4", Reload, "A backend becomes healthy after this many successful checks in a row."),
     key("health.unhealthyThreshold", "1 to 100", Value("3"), "5", Reload, "A backend becomes unhealthy after this many failed checks in a row."),
     key("health.dsrDestination", "`vip`, `backend`", Value("vip"), "backend", Reload,
@@ -307,20 +307,20 @@ pub const KEYS: &[Key] = &[
         "With TCP in the modes `nat` and `fullnat`, a backend that refuses or ignores this many new connections in a row is set aside \
          ([nat.md](nat.md#backends-that-refuse-or-ignore-connections)). 0 sets none aside."),
     key("health.passive.retries", "0 to 3", Value("2"), "1", Reload,
-        "How many other backends are tried for a connection that a backend refuses, before the client is told."),
+        "How many other backends are tried for a connection that a backend refuses, before the client sees an error."),
     key("health.passive.setAside", "duration, 1s to 1h", Value("10s"), "30s", Reload,
         "How long a backend is set aside. Then one new connection tries it."),
     key("health.passive.maxShare", "1 to 100", Value("50"), "30", Reload,
         "The largest share of the backends of a service port that may be set aside at the same time, in percent."),
 
     key("announce.l2.mode", "`always`, `lease`, `vrrp`, `off`", Value("always"), "vrrp", Restart,
-        "Which gateway answers ARP and neighbour discovery for a VIP ([layer2.md](layer2.md)). `always`: this one, for all VIPs. `lease`: of several gateways \
-         at one API server the holder of a Lease. `vrrp`: the one whose keepalived is the master. `off`: none, because routes lead to the VIPs."),
+        "Which gateway answers ARP and neighbour discovery for a VIP ([layer2.md](layer2.md)). `always`: this one, for all VIPs. `lease`: the owner of a Lease, \
+         which the gateways at one API server share. `vrrp`: the one whose keepalived is the master. `off`: none, because routes lead to the VIPs."),
     key("announce.l2.lease.namespace", "name of a namespace", Value("tidegate-system"), "edge", Restart,
-        "With `lease`: the namespace of the Leases. All gateways need the same one, and rights there."),
+        "With `lease`: the namespace of the Leases. All gateways need the same namespace, and permissions in it."),
     key("announce.l2.lease.takeover", "duration, 5s to 5m", Value("10s"), "20s", Restart,
-        "With `lease`: the time within which another gateway takes over the VIPs of one that died. The Leases last 2 s less. An API server that does not answer for \
-         3 s less ends all answers. All gateways need the same value."),
+        "With `lease`: the time within which another gateway takes over the VIPs of one that failed. The Leases last 2 s less. If the API server does not respond for \
+         3 s less, the gateway stops answering. All gateways need the same value."),
     key("announce.l2.lease.handBackDelay", "duration, 0s to 1h", Value("30s"), "1m", Restart,
         "With `lease`: how long a gateway must be live before it gets back the VIPs that it owned before."),
     key("announce.l2.vrrp.fifo", "absolute path", Value("/run/tidegate/vrrp.fifo"), "/run/vrrp.fifo", Restart,
@@ -330,19 +330,19 @@ pub const KEYS: &[Key] = &[
     key("announce.l2.vrrp.heartbeatTimeout", "duration, 1s to 1m", Value("3s"), "2s", Restart,
         "With `vrrp`: this long after the last `tidegate vrrp-check` of keepalived the gateway owns no VIP."),
     key("announce.kernelRoutes.table", "1 to 4294967295", Value("179"), "100", Reload,
-        "With `announce.kernelRoutes`, also if it is `{}`, the VIPs that the gateway announces stand as `blackhole` routes in this routing table of the kernel, from \
+        "With `announce.kernelRoutes`, also if it is `{}`, the VIPs that the gateway announces are `blackhole` routes in this routing table of the kernel, from \
          which a routing daemon can redistribute them ([bgp.md](bgp.md#a-routing-daemon-that-you-run)). FRR imports from the tables 1 to 252."),
     key("announce.kernelRoutes.protocol", "5 to 255", Value("179"), "201", Reload,
         "The protocol number of these routes. The gateway removes routes with this number from the table when it starts and when it ends."),
     key("announce.bgp.asn", "1 to 4294967294", Required, "64512", Reload,
         "The AS number of the gateway. With `announce.bgp`, the gateway runs a BIRD 2 of its own, which announces the VIPs ([bgp.md](bgp.md)). `{}` means none."),
     key("announce.bgp.routerId", "IPv4 address", Words("the first IPv4 address of `dataplane.interfaces`"), "192.0.2.2", Reload,
-        "The BGP identifier. Each gateway needs another one."),
+        "The BGP identifier. Each gateway needs a different one."),
     key("announce.bgp.peers[].address", "address", Required, "\"10.9.0.3\"", Reload, "The address of a router. Each may appear only once."),
     key("announce.bgp.peers[].asn", "1 to 4294967294", Required, "64513", Reload, "The AS number of the router."),
     key("announce.bgp.peers[].port", "1 to 65535", Value("179"), "1790", Reload, "The port on which the router listens."),
     key("announce.bgp.peers[].bfd", "boolean", Value("false"), "true", Reload,
-        "Watch the router with BFD, which detects a failure of either side faster than BGP. The router needs BFD for the gateway, too."),
+        "Monitor the router with BFD, which detects a failure of either side faster than BGP. The router must use BFD for the gateway, too."),
     of_file("announce.bgp.peers[].passwordFile", "path, relative to this file",
         "A file with the password of the session (TCP MD5): 1 to 80 printable ASCII characters without `\"`. It is read again with the configuration."),
     key("announce.bgp.peers[].ebgpMultihop", "0 to 255", Value("0"), "2", Reload,
@@ -361,17 +361,17 @@ pub const KEYS: &[Key] = &[
     key("announce.bgp.peers[].prepends", "0 to 10", Words("0"), "3", Reload,
         "How often the gateway's AS number is prepended to the path of routes to this router. Pools and Services override it."),
     key("announce.bgp.peers[].families", "list of `ipv4`, `ipv6`", Words("the family of the address"), "[ipv4, ipv6]", Reload,
-        "The VIPs that this router learns."),
+        "The families of VIPs that are announced to this router."),
     key("announce.bgp.aggregates", "list of CIDRs, /8 to /32 and /16 to /128", Value("[]"), "[\"203.0.113.0/28\"]", Reload,
         "Prefixes that are announced instead of the VIPs in them, as long as at least one of those VIPs is announced. A pool must \
          have an address of each prefix ([bgp.md](bgp.md#aggregates))."),
     key("announce.bgp.bfdInterval", "duration, 10ms to 1m", Value("300ms"), "100ms", Reload, "The time between two BFD packets, in each direction."),
     key("announce.bgp.bfdMultiplier", "1 to 255", Value("3"), "5", Reload, "The number of missing BFD packets after which the session is down."),
     key("announce.bgp.program", "path or name", Value("bird"), "/usr/sbin/bird", Reload,
-        "BIRD 2. A name is searched in `PATH`, `/usr/sbin` and `/usr/local/sbin`."),
+        "BIRD 2. A name is searched for in `PATH`, `/usr/sbin` and `/usr/local/sbin`."),
 
     key("drain.quiet", "duration, 1s to 1h", Value("5s"), "10s", Reload,
-        "A gateway that drains announces nothing and forwards what still comes. When nothing has come for this time, it is drained ([fleet.md](fleet.md#drain))."),
+        "A draining gateway announces nothing and forwards packets that still arrive. When none have arrived for this time, it is drained ([fleet.md](fleet.md#drain))."),
     key("drain.stopTimeout", "duration, 0s to 1h", Words("`30s` if the gateway announces its VIPs in a way that it can withdraw, else `0s`"), "45s", Reload,
         "How long SIGTERM waits until the gateway is drained, before it stops in any case. `0s`: it does not wait; `/readyz` fails, and the gateway \
          forwards for one more second. Give the supervisor more time than this (`TimeoutStopSec`, `terminationGracePeriodSeconds`)."),
@@ -386,18 +386,18 @@ pub const KEYS: &[Key] = &[
         "`admin.healthz` answers hosts in these networks, and loopback addresses; the connections of others are closed. If \
          the list is empty, it answers everybody."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
-        "Export series for each backend of each service port. Turn this off if there are too many series for your scraper."),
+        "Export series for each backend of each service port. Disable this if there are too many series for your scraper."),
 
     Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
         meaning: "Which flows this gateway sends to other gateways, so that they continue there \
          ([flow-sharing.md](flow-sharing.md)): none; those whose backend another gateway would not choose; or these and all of `nat` and \
          `fullnat`. All modes except `none` need a key." },
     key("flowSharing.listen", "address and port", Value("0.0.0.0:10358"), "192.0.2.2:10358", Restart,
-        "The UDP socket for messages to and from other gateways. `[::]` serves both families. Where the gateways find each other \
-         (`flowSharing.peers`), an address of the gateway: without one, it is the first one of `dataplane.interfaces` in the family."),
+        "The UDP socket for messages to and from other gateways. `[::]` serves both families. If the gateways discover each other \
+         (`flowSharing.peers`), this must be an address of the gateway; the default is the first address of this family in `dataplane.interfaces`."),
     key("flowSharing.peers", "list of addresses and ports", Value("[]"), "[\"192.0.2.3:10358\"]", Restart,
         "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same one. Messages from \
-         other addresses are dropped. With `source.kubernetes` and an empty list, the gateways find each other by their `GatewayStatus`."),
+         other addresses are dropped. With `source.kubernetes` and an empty list, the gateways discover each other by their `GatewayStatus`."),
     key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Reload,
         "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same one."),
     of_file("flowSharing.key.file", "path, relative to this file", "A file that contains the secret instead, such as a mounted Secret."),

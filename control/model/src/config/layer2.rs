@@ -21,13 +21,13 @@ pub struct Layer2Config {
 /// How the gateway that answers for a VIP is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer2Mode {
-    /// This gateway answers for every VIP: there is one gateway on the link.
+    /// This gateway answers for every VIP, because it is the only gateway on the link.
     Always,
-    /// No gateway answers: routes lead to the VIPs.
+    /// No gateway answers, because routes lead to the VIPs.
     Off,
-    /// The holder of a Lease at the API server answers for a group of VIPs.
+    /// The owner of a Lease at the API server answers for a group of VIPs.
     Lease,
-    /// The master of a VRRP group answers for it, as keepalived says.
+    /// The master of a VRRP group answers for it. keepalived determines the master.
     Vrrp,
 }
 
@@ -36,9 +36,9 @@ pub enum Layer2Mode {
 pub struct LeaseConfig {
     /// `namespace` of the Leases. Default `tidegate-system`.
     pub namespace: String,
-    /// `takeover`: within this time another gateway owns the VIPs of one that died. Default 10 s.
+    /// `takeover`: within this time, another gateway takes over the VIPs of one that failed. Default 10 s.
     pub takeover: Duration,
-    /// `handBackDelay`: a gateway that returns gets its VIPs back after it has been live for this time. Default 30 s.
+    /// `handBackDelay`: a returning gateway gets its VIPs back after it has been live for this time. Default 30 s.
     pub hand_back_delay: Duration,
 }
 
@@ -47,9 +47,9 @@ pub struct LeaseConfig {
 pub struct VrrpConfig {
     /// `fifo`: `notify_fifo` of keepalived. Default `/run/tidegate/vrrp.fifo`.
     pub fifo: PathBuf,
-    /// `groups`: the names of VRRP instances or sync groups over which VIPs are spread. Default `tidegate` alone.
+    /// `groups`: the names of the VRRP instances or sync groups over which VIPs are spread. Default `tidegate` alone.
     pub groups: Vec<String>,
-    /// `heartbeatTimeout`: without `tidegate vrrp-check` for this time, this gateway owns nothing. Default 3 s.
+    /// `heartbeatTimeout`: without `tidegate vrrp-check` for this time, this gateway owns no VIP. Default 3 s.
     pub heartbeat_timeout: Duration,
 }
 
@@ -71,7 +71,8 @@ impl Default for Layer2Config {
     }
 }
 
-/// A Lease states whole seconds, and the gateway needs two of them to see an end and to answer for it.
+/// A Lease has a resolution of whole seconds, and the gateway needs two of them to detect an expired Lease and to
+/// answer.
 const TAKEOVER: RangeInclusive<Duration> = Duration::from_secs(5)..=Duration::from_secs(300);
 const HAND_BACK_DELAY: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 const HEARTBEAT_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
@@ -80,7 +81,6 @@ const GROUP: &str =
     "the name of a vrrp_instance or vrrp_sync_group: 1 to 63 printable characters without spaces and quotes";
 const PATH: &str = "an absolute path of 1 to 4095 bytes";
 
-/// Reads `l2` of `announce`.
 pub(super) fn decode(announce: &Fields<'_>) -> Layer2Config {
     let mut config = Layer2Config::default();
     section(announce, "l2", |l2| {
@@ -120,7 +120,7 @@ pub(super) fn decode(announce: &Fields<'_>) -> Layer2Config {
     config
 }
 
-/// `off` is a boolean of YAML 1.1, so the word is read as it is written.
+/// `off` is a boolean of YAML 1.1, so the word is read as written.
 fn word(field: &Field<'_>, choices: &[(&str, Layer2Mode)]) -> Option<Layer2Mode> {
     let written = super::section::scalar_text(field.node).unwrap_or_default();
     let found = choices.iter().find(|(name, _)| *name == written).map(|(_, mode)| *mode);

@@ -1,11 +1,11 @@
 //! `gateway.yaml`: the configuration of this gateway, decoded and validated as a whole.
 //!
-//! [`load`] reads a file, [`parse`] a text; both report every fault. The raw form is the YAML tree, the validated
-//! form is [`GatewayConfig`], which needs no further checks. Each section has a file. The field of each key documents
-//! it for developers, and [`keys`] for operators.
+//! [`load`] reads a file and [`parse`] a text; both report every fault. The raw form is the YAML tree. The validated
+//! form is [`GatewayConfig`], which needs no further checks. Each section has a file. Field comments document a key
+//! for developers, and [`keys`] documents it for operators.
 //!
-//! Nothing here reads devices, addresses of the host or manifests: the same file gives the same result on any
-//! machine, except for the default of `dataplane.idle`, which depends on the given number of cores, and for warnings about
+//! Nothing here reads devices, addresses of the host or manifests. So a file gives the same result on any machine,
+//! except for the default of `dataplane.idle`, which depends on the given number of cores, and for warnings about
 //! files with secrets that others can read.
 //!
 //! Invariant: a configuration exists only if its report has no error.
@@ -83,10 +83,11 @@ pub const KIND: &str = "GatewayConfig";
 pub struct Loaded {
     /// The configuration, if there was no error.
     pub config: Option<GatewayConfig>,
-    /// A configuration with errors: keys with a fault have their defaults. It is only for a report about the objects.
+    /// A configuration with errors, in which keys with a fault have their defaults. It is only used to report on the
+    /// objects.
     pub draft: Option<GatewayConfig>,
-    /// The source of the objects, if that part could be read, so that manifests can be checked together with a
-    /// configuration that has faults elsewhere.
+    /// The source of the objects, if that section is valid, so that manifests can be checked although the
+    /// configuration has faults elsewhere.
     pub source: Option<SourceConfig>,
     /// All faults.
     pub report: Report,
@@ -99,7 +100,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The result of a file that cannot be read.
+    /// The result for a file that cannot be read.
     fn unreadable(fault: Diagnostic) -> Self {
         Self {
             config: None,
@@ -113,20 +114,20 @@ impl Loaded {
     }
 }
 
-/// Whether the copies of lists may be used that the daemon keeps in its state directory.
+/// Whether the copies of lists in the daemon's state directory may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Copies {
     Used,
     Ignored,
 }
 
-/// Reads and checks the file at `path`; an unreadable file is a fault in the report.
+/// Reads and checks the file at `path`. An unreadable file is a fault in the report.
 pub fn load(path: &Path) -> Loaded {
     load_with(path, Copies::Ignored)
 }
 
-/// Like [`load`], for a gateway that starts: a list of `protection` with a fault is replaced by its copy in the state
-/// directory, if there is one, and its faults are warnings.
+/// Like [`load`], for a starting gateway: a list of `protection` with a fault is replaced with its copy in the state
+/// directory, if there is one, and its faults become warnings.
 pub fn load_at_start(path: &Path) -> Loaded {
     load_with(path, Copies::Used)
 }
@@ -140,8 +141,8 @@ fn load_with(path: &Path, copies: Copies) -> Loaded {
                 Ok(text) => text,
                 Err(error) => {
                     let (at, what) = crate::yaml::not_utf8(error.as_bytes()).expect("it is not");
-                    let place = Location::new(shown.as_ref(), at.line, at.column);
-                    return Loaded::unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(place));
+                    let location = Location::new(shown.as_ref(), at.line, at.column);
+                    return Loaded::unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(location));
                 }
             };
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -159,8 +160,8 @@ fn load_with(path: &Path, copies: Copies) -> Loaded {
 
 /// Checks the text of a configuration.
 ///
-/// `file` is the name of the file in messages. Relative paths in the text are relative to `base`. `host_cores` decides
-/// the default of `dataplane.idle`.
+/// `file` is the name of the file in messages. Relative paths in the text are relative to `base`. `host_cores`
+/// determines the default of `dataplane.idle`.
 pub fn parse(text: &str, file: &str, base: &Path, host_cores: usize) -> Loaded {
     parse_in(&|name| std::env::var(name).ok(), Copies::Ignored, None, text, file, base, host_cores)
 }
@@ -212,8 +213,8 @@ fn parse_in(
     }
 }
 
-/// Decodes all sections, then checks the rules between them. Keys with a fault have their defaults in the result, which
-/// is valid only if the sheet has no error.
+/// Decodes all sections, then checks the rules between them. Keys with a fault have their defaults, so the result is
+/// valid only if the sheet has no error.
 fn decode(
     sheet: &Sheet,
     root: &Node,

@@ -1,4 +1,4 @@
-//! `health.passive`: what new connections that backends refuse or ignore cause, in `nat` and `fullnat`.
+//! `health.passive`: the reaction to new connections that backends refuse or ignore, in `nat` and `fullnat`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,7 +9,6 @@ use tidegate_spec::limits::RETRIES_MAX;
 use super::section::section;
 use crate::yaml::Fields;
 
-/// The accepted values of `setAside`.
 const SET_ASIDE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 /// The values of the annotation that [`passive_health`] accepts.

@@ -5,18 +5,19 @@ use std::net::IpAddr;
 
 use super::announce;
 use super::dataplane::once;
-use crate::objects::{AddressRange, AnnounceWays, Expression, Labels, Operator, Pool, Selector};
+use crate::objects::{AddressRange, AnnounceMethods, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
 
 /// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least one), `autoAssign`
-/// (assign to Services that name no pool; default true), `externalIPs` (honour `spec.externalIPs` within it; default
+/// (assign to Services that name no pool; default true), `externalIPs` (honour `spec.externalIPs` in it; default
 /// false), `disabled` (assign no new addresses; default false), `namespaceSelector` and `serviceSelector`
 /// (`matchLabels`, `matchExpressions`; default all), `quotaPerNamespace` (the number of addresses that one namespace
-/// may hold; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address under
-/// one sharing key; default false), `forceRelease` (take addresses back that the pool would not assign now; default
-/// false: a Service keeps its addresses), `labels` (which annotations use to choose among pools: `scope: internal`;
-/// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all), `announce`
-/// (how: `l2`, `bgp`; default both), `bgp` (what their routes carry, and aggregation; default nothing).
+/// may use; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address if
+/// their sharing keys are equal; default false), `forceRelease` (take back addresses that the pool would no longer
+/// assign;
+/// default false: a Service keeps its addresses), `labels` (annotations use them to choose pools: `scope: internal`;
+/// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all),
+/// `announce` (how: `l2`, `bgp`; default both), `bgp` (route attributes, and aggregation; default nothing).
 pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
@@ -35,18 +36,19 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     decoded
 }
 
-/// Reads the keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read
-/// so far with their places; an overlap is a warning. The caller reads the labels: an object has them in its metadata.
+/// Reads the keys that pools of the configuration and `AddressPool` objects have in common. `seen` contains the
+/// ranges so far with their locations; an overlap is a warning. The caller reads the labels, which an object has in
+/// its metadata.
 ///
-/// An invalid value grants less than any valid one: an `AddressPool` that an older API server accepted must not grant
-/// more than intended.
+/// An invalid value grants less than any valid one, because an `AddressPool` that an older API server accepted must
+/// not grant more than intended.
 pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
     let flag = |key, absent, broken| fields.get(key).map_or(absent, |f| f.boolean().unwrap_or(broken));
-    let ways = announce_ways(fields.get("announce"));
+    let methods = announce_methods(fields.get("announce"));
     let sheet = fields.itself().sheet;
     let before = sheet.errors();
     let routes = announce::of_pool(fields);
-    // A community that is left out may be the one that keeps a route within a network.
+    // A missing community may be the one that keeps a route within a network.
     let is_readable = sheet.errors() == before;
     Pool {
         name,
@@ -62,7 +64,7 @@ pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, Str
         shared_across_namespaces: flag("shareAcrossNamespaces", false, false),
         force_release: flag("forceRelease", false, false),
         gateway_selector: selector(fields.get("gatewaySelector")),
-        announce: AnnounceWays { bgp: ways.bgp && is_readable, ..ways },
+        announce: AnnounceMethods { bgp: methods.bgp && is_readable, ..methods },
         routes,
         labels: Labels::new(),
     }
@@ -81,8 +83,8 @@ fn addresses(fields: &Fields<'_>, seen: &mut Vec<(AddressRange, String)>) -> Vec
     let mut ranges = Vec::new();
     for item in &items {
         let Some(range) = address_range(item) else { continue };
-        if let Some((other, place)) = seen.iter().find(|(other, _)| other.overlaps(&range)) {
-            item.warning(format_args!("overlaps {other} at {place}"), "ranges that do not overlap");
+        if let Some((other, location)) = seen.iter().find(|(other, _)| other.overlaps(&range)) {
+            item.warning(format_args!("overlaps {other} at {location}"), "ranges that do not overlap");
         }
         seen.push((range, item.path.clone()));
         ranges.push(range);
@@ -127,7 +129,7 @@ const LABEL_KEY: &str =
     "a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/";
 const LABEL_VALUE: &str = "up to 63 letters, digits, -, _ and ., a letter or digit at both ends";
 
-/// `{matchLabels, matchExpressions}`; if absent, it selects everything. A selector with a fault selects nothing.
+/// `{matchLabels, matchExpressions}`. An absent selector selects everything, and one with a fault selects nothing.
 fn selector(field: Option<Field<'_>>) -> Selector {
     let Some(field) = field else { return Selector::default() };
     let before = field.sheet.errors();
@@ -148,7 +150,7 @@ fn read_selector(field: &Field<'_>) -> Selector {
     Selector { match_labels, match_expressions }
 }
 
-/// Labels, with an error for each that no object can have.
+/// Reads labels, and reports an error for each that no object can have.
 pub(super) fn valid_labels(field: &Field<'_>) -> Labels {
     let labels = field.labels();
     for (key, value) in &labels {
@@ -162,15 +164,15 @@ pub(super) fn valid_labels(field: &Field<'_>) -> Labels {
 }
 
 /// `[l2, bgp]`; if absent, both. A list with a fault announces nothing.
-fn announce_ways(field: Option<Field<'_>>) -> AnnounceWays {
-    let Some(field) = field else { return AnnounceWays::default() };
+fn announce_methods(field: Option<Field<'_>>) -> AnnounceMethods {
+    let Some(field) = field else { return AnnounceMethods::default() };
     let before = field.sheet.errors();
-    let ways: Vec<_> =
-        field.list().iter().filter_map(|way| way.one_of(&[("l2", true), ("bgp", false)])).collect();
+    let methods: Vec<_> =
+        field.list().iter().filter_map(|method| method.one_of(&[("l2", true), ("bgp", false)])).collect();
     if field.sheet.errors() > before {
-        return AnnounceWays::NONE;
+        return AnnounceMethods::NONE;
     }
-    AnnounceWays { l2: ways.contains(&true), bgp: ways.contains(&false) }
+    AnnounceMethods { l2: methods.contains(&true), bgp: methods.contains(&false) }
 }
 
 fn expression(field: &Field<'_>) -> Option<Expression> {

@@ -1,9 +1,9 @@
-//! `protection`: the sources that the gateway refuses or always admits, and how many new flows a source may begin.
+//! `protection`: the sources that the gateway refuses or always admits, and how many new flows a source may create.
 //!
-//! Lists are in the configuration, in files, or both. A file has a prefix or an address in each line; `#` or `;` begins
-//! a comment: published lists have either. The files are read whenever the configuration is, and a fault in one is a
-//! fault of the configuration: the lists in use stay until all files are right. A gateway that starts uses the last good
-//! copy of a file with a fault.
+//! Lists are in the configuration, in files, or both. A file has a prefix or an address in each line. `#` or `;`
+//! starts a comment, because published lists use either. Files are read together with the configuration, and a fault
+//! in one is a fault of the configuration: the current lists stay in use until all files are valid. A starting
+//! gateway uses the last valid copy of a file with a fault.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct ProtectionConfig {
     pub syn_cookies: SynCookies,
 }
 
-/// When SYN cookies are used unless configured.
+/// When SYN cookies are used by default.
 pub(super) const SYN_COOKIES: SynCookies = SynCookies::Auto;
 
 /// The values that [`syn_cookies`] accepts.
@@ -44,13 +44,13 @@ pub fn syn_cookies(word: &str) -> Option<SynCookies> {
     [SynCookies::Off, SynCookies::Auto, SynCookies::Always].into_iter().find(|one| one.as_str() == word)
 }
 
-/// Faults of one file that are reported; more would only repeat what is wrong with it.
+/// The maximum number of reported faults of one file. More would only repeat what is wrong with it.
 const FAULTS_PER_FILE: usize = 20;
 
 /// The accepted content of a line.
 const LINE: &str = "an address or a CIDR such as 192.0.2.0/24 or 2001:db8::/64, or a comment after # or ;";
 
-/// The rates that are accepted, in new flows per second.
+/// The maximum rate, in new flows per second.
 const RATE_MAX: i64 = 10_000_000;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> ProtectionConfig {
@@ -67,7 +67,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> ProtectionConfig
         }
         config.new_connections = section(fields, "newConnections", new_connections);
         let chosen = fields.get("synCookies").and_then(|field| {
-            // The text, because `off` is a boolean in YAML.
+            // Reads the text, because `off` is a boolean in YAML.
             let word = scalar_text(field.node).unwrap_or_default();
             let found = syn_cookies(word);
             if found.is_none() {
@@ -104,15 +104,15 @@ fn prefix(field: &Field<'_>) -> Option<IpNet> {
     if field.string()?.contains('/') { field.network() } else { Some(field.ip()?.into()) }
 }
 
-/// The prefixes of a file. Its faults are reported with their lines. If it has any, the prefixes are those of its copy, or
-/// there are none.
+/// Reads the prefixes of a file. Faults are reported with their lines. If there are any, the result is the prefixes
+/// of the file's copy, or nothing without a copy.
 fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
     let (faults, cut) = match bounded_file::read(path, FILE_BYTES_MAX) {
         Ok(contents) => match parse(&contents) {
             Ok(nets) => {
                 if contents.last().is_some_and(|byte| *byte != b'\n') {
                     let what =
-                        format!("{} has no end of line at its end: it may have been cut off", path.display());
+                        format!("{} does not end with a line feed: it may have been cut off", path.display());
                     field.warning(what, "a line feed after the last line");
                 }
                 files.lists.borrow_mut().push(List { path: path.to_owned(), contents });
@@ -121,12 +121,12 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
             Err(faults) => {
                 let name: Arc<str> = path.to_string_lossy().into();
                 let count = faults.len();
-                let told = faults.into_iter().take(FAULTS_PER_FILE).map(|(line, fault)| {
-                    let place = Location::new(Arc::clone(&name), line, 1);
-                    Diagnostic::error(fault).accepting(LINE).at(place)
+                let reported = faults.into_iter().take(FAULTS_PER_FILE).map(|(line, fault)| {
+                    let location = Location::new(Arc::clone(&name), line, 1);
+                    Diagnostic::error(fault).accepting(LINE).at(location)
                 });
                 let more = format!("{} has {count} lines with faults", path.display());
-                (told.collect(), (count > FAULTS_PER_FILE).then(|| field.fault(more, LINE)))
+                (reported.collect(), (count > FAULTS_PER_FILE).then(|| field.fault(more, LINE)))
             }
         },
         Err(error) => {
@@ -145,7 +145,7 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
         field.sheet.push(Diagnostic { severity: Severity::Warning, ..fault });
     }
     let what = format!(
-        "{} has faults: its {} prefixes are those that it had last without",
+        "{} has faults: the {} prefixes of its last valid version are used",
         path.display(),
         nets.len()
     );
@@ -154,10 +154,10 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
     nets
 }
 
-/// The prefixes of the contents of a file, or its faults with their lines.
+/// Parses the contents of a file into prefixes, or into its faults with their lines.
 fn parse(contents: &[u8]) -> Result<Vec<IpNet>, Vec<(u32, String)>> {
     let (mut nets, mut faults) = (Vec::new(), Vec::new());
-    // Some editors begin a file with a byte order mark, which is not a part of its first line.
+    // Some editors start a file with a byte order mark, which is not part of its first line.
     let contents = contents.strip_prefix("\u{feff}".as_bytes()).unwrap_or(contents);
     for (line, number) in contents.split(|byte| *byte == b'\n').zip(1_u32..) {
         match std::str::from_utf8(line).map(parse_line) {
@@ -169,7 +169,7 @@ fn parse(contents: &[u8]) -> Result<Vec<IpNet>, Vec<(u32, String)>> {
     if faults.is_empty() { Ok(nets) } else { Err(faults) }
 }
 
-/// The prefix of a line, if it has one.
+/// Parses a line into its prefix, if it has one.
 fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
     let entry = line.split(['#', ';']).next().unwrap_or_default().trim();
     if entry.is_empty() {

@@ -1,9 +1,9 @@
-//! Reads one mapping of the configuration, and refuses unknown keys. Reads a scalar as it is written.
+//! Reads one mapping of the configuration and refuses unknown keys. Reads a scalar as written.
 
 use crate::yaml::{Fields, Node, ScalarKind, Unknown, Value};
 
 /// Reads the mapping `key` with `read`, and refuses keys that `read` did not request. `None` if the mapping is absent
-/// or invalid, or `read` returned nothing.
+/// or invalid, or if `read` returned `None`.
 pub(super) fn section<'a, T>(
     parent: &Fields<'a>,
     key: &'static str,
@@ -15,8 +15,8 @@ pub(super) fn section<'a, T>(
     value
 }
 
-/// Like [`section`], for a mapping that contains a secret. If the secret itself is in the place of the mapping, the fault
-/// does not repeat it.
+/// Like [`section`], for a mapping that contains a secret. If the secret is written in place of the mapping, the
+/// error does not repeat it.
 pub(super) fn secret_section<'a, T>(
     parent: &Fields<'a>,
     key: &'static str,
@@ -29,7 +29,7 @@ pub(super) fn secret_section<'a, T>(
     section(parent, key, read)
 }
 
-/// A number or word as written. Some words, such as `off`, are booleans of YAML.
+/// A number or word as written. Some words, such as `off`, are booleans in YAML.
 pub(super) fn scalar_text(node: &Node) -> Option<&str> {
     match &node.value {
         Value::Scalar(s) if matches!(s.kind, ScalarKind::Int(_) | ScalarKind::Text | ScalarKind::Bool(_)) => {

@@ -1,4 +1,5 @@
-//! `selectionKey`: the secret by which all gateways of a fleet choose backends, from the configuration or from a file.
+//! `selectionKey`: the secret with which all gateways of a fleet choose backends, from the configuration or from a
+//! file.
 
 use tidegate_structures::selection_key::SelectionKey;
 
@@ -8,9 +9,9 @@ use crate::bounded_file;
 use crate::yaml::{Field, Fields};
 
 const ACCEPTED: &str =
-    "32 hexadecimal digits, as `openssl rand -hex 16` writes them, the same on all gateways";
+    "32 hexadecimal digits, such as the output of `openssl rand -hex 16`, the same on all gateways";
 
-/// The largest file of a key that is read. A key has 32 characters.
+/// The maximum size of a key file. A key has 32 characters.
 const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SelectionKey> {
@@ -34,7 +35,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<Selection
     })
 }
 
-/// The key of a text. A fault does not repeat the text, which may be most of a key.
+/// Parses a key. Errors never repeat the text, which may be most of a key.
 fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
     let key = SelectionKey::from_hex(text.trim());
     if key.is_none() {
@@ -44,13 +45,13 @@ fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
     key
 }
 
-/// The key of a file, such as a mounted Secret. White space around it is ignored. No copy of it is kept: a gateway with a key
-/// that the others no longer have would choose other backends than they do.
+/// Reads the key from a file, such as a mounted Secret, ignoring surrounding white space. No copy of it is kept: a
+/// gateway with an outdated key would choose other backends than its peers.
 fn key_of_file(field: &Field<'_>, files: &Files<'_>) -> Option<SelectionKey> {
     let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
     files.keep_secret(field, &path);
     let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
-        // What is not UTF-8 is no key, and is reported as that.
+        // What is not UTF-8 is not a key, and is reported as such.
         Ok(bytes) => key(field, &String::from_utf8_lossy(&bytes)),
         Err(error) => {
             field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());

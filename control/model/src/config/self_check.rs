@@ -9,7 +9,7 @@ use crate::yaml::Fields;
 /// The validated `selfCheck` section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SelfCheckConfig {
-    /// `enabled`: whether there are comparisons. Default true.
+    /// `enabled`: whether to compare at all. Default true.
     pub enabled: bool,
     /// `interval`: the time between two comparisons. Default 5 minutes.
     pub interval: Duration,
@@ -23,9 +23,7 @@ impl Default for SelfCheckConfig {
     }
 }
 
-/// The accepted range of `interval`.
 const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
-/// The accepted range of `changes`.
 const CHANGES: RangeInclusive<i64> = 1..=1_000_000;
 
 pub(super) fn decode(parent: &Fields<'_>) -> SelfCheckConfig {

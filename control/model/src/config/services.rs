@@ -1,7 +1,7 @@
 //! `services`: how Services are served, unless their annotations override it.
 //!
-//! Annotations and this section accept the same values; [`forwarding`], [`target`], [`scheduler`] and [`table_size`]
-//! read both. They distinguish values that are not supported yet from unknown ones.
+//! Annotations and this section accept the same values. [`forwarding`], [`target`], [`scheduler`] and [`table_size`]
+//! read both, and distinguish values that are not supported yet from unknown ones.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,22 +21,22 @@ use crate::yaml::{Field, Fields, text};
 pub struct ServicesConfig {
     /// `defaults`.
     pub defaults: ServiceDefaults,
-    /// `nodePortAddresses`: networks whose gateway addresses serve nodePorts and health-check node ports.
-    /// Default none: no nodePorts, and health-check node ports on all addresses.
+    /// `nodePortAddresses`: networks. The gateway's addresses in them serve node ports and health-check node ports.
+    /// Default none: no node ports, and health-check node ports on all addresses.
     pub node_port_addresses: Vec<IpNet>,
-    /// `healthCheckNodePortNetworks`: the networks whose hosts health-check node ports answer, beside loopback
-    /// addresses. Default none: everybody.
+    /// `healthCheckNodePortNetworks`: the networks whose hosts get answers from health-check node ports, in addition
+    /// to loopback addresses. Default none: all hosts.
     pub health_check_node_port_networks: Vec<IpNet>,
-    /// `sourceRangesOtherFamily`: whether clients are admitted whose family `loadBalancerSourceRanges` does not
-    /// contain, on a dual-stack VIP. Default `deny`.
+    /// `sourceRangesOtherFamily`: on a dual-stack VIP, whether to admit clients of a family that
+    /// `loadBalancerSourceRanges` does not contain. Default `deny`.
     pub source_ranges_other_family: OtherFamily,
-    /// `ownClusterIPs`: serve `clusterIPs` too; the operator routes the service network to the gateway. Default
-    /// `false`.
+    /// `ownClusterIPs`: whether to serve `clusterIPs` too. The operator must route the service network to the
+    /// gateway. Default `false`.
     pub own_cluster_ips: bool,
-    /// `podRoutes`: how Pod addresses are reached with target `pod`: `route`, by the gateway's own routes, or
-    /// `node`, by the node whose `spec.podCIDRs` hold them. Default `route`.
+    /// `podRoutes`: how Pod addresses are reached with target `pod`: by the gateway's own routes (`route`), or
+    /// through the node whose `spec.podCIDRs` contain them (`node`). Default `route`.
     pub pod_routes: PodRoutes,
-    /// `compat`: the load balancers whose annotations are read, from [`VENDORS`]. Default none.
+    /// `compat`: the load balancers whose annotations are honoured, from [`VENDORS`]. Default none.
     pub compat: BTreeSet<String>,
 }
 
@@ -60,31 +60,30 @@ pub struct ServiceDefaults {
     /// `fullnat`.
     pub forwarding: ForwardingMode,
     /// `forwardingLocal`: the mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, which
-    /// requires that clients' addresses are kept: a DSR mode or `nat`, depending on the preparation of the backends;
-    /// or `fullnat`, if their addresses need not be kept. Default none: `fullnat`, with a warning for each
-    /// such Service.
+    /// requires clients' addresses: a DSR mode or `nat`, depending on how the backends are prepared, or `fullnat` if
+    /// the addresses aren't needed. Default none: `fullnat`, with a warning for each such Service.
     pub forwarding_local: Option<ForwardingMode>,
-    /// `gueVariant` (0 or 1, default 1), `guePort` (default 6080), `greKey` (default none), `genevePort` (default 6081)
-    /// and `geneveVni` (default 0): the choices within `dsr-gue`, `dsr-gre` and `dsr-geneve`.
+    /// `gueVariant` (0 or 1, default 1), `guePort` (default 6080), `greKey` (default none), `genevePort` (default
+    /// 6081) and `geneveVni` (default 0): the options of `dsr-gue`, `dsr-gre` and `dsr-geneve`.
     pub tunnel: TunnelOptions,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
     /// `scheduler`: how the backend of a new flow is chosen, `rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh` or
     /// `dh`. Default `rendezvous`.
     pub scheduler: Scheduler,
-    /// `hash`: what the choice of `rendezvous` and `maglev` follows from, `flow` or `client`. Default `flow`.
+    /// `hash`: the hash input of `rendezvous` and `maglev`, `flow` or `client`. Default `flow`.
     pub hash: HashInput,
-    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with another
-    /// scheduler than `maglev`. Default `65537`.
+    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with a scheduler
+    /// other than `maglev`. Default `65537`.
     pub table_size: u32,
     /// `drainTimeout`: how long flows of a removed backend continue, 0s to 24h. Default 300s.
     pub drain_timeout: Duration,
-    /// `slowStart`: how long a backend that has become ready takes to get its full share, 0s or 10s to 1h. Default 0s: at
-    /// once.
+    /// `slowStart`: how long a backend that has become ready takes to get its full share, 0s or 10s to 1h. Default
+    /// 0s: at once.
     pub slow_start: Duration,
     /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not answer. Default `reject`.
     pub no_endpoints: NoEndpoints,
-    /// `flowTracking`: which flows DSR modes remember, `always` or `on-change`. Default `always`.
+    /// `flowTracking`: which flows get an entry in DSR modes, `always` or `on-change`. Default `always`.
     pub flow_tracking: FlowTracking,
     /// `mssClamp`: `off`, `path` or a number of bytes. Default `off`.
     pub mss_clamp: MssClamp,
@@ -135,7 +134,7 @@ pub enum Target {
 /// How a backend is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheduler {
-    /// Seat rendezvous: a function of the backends that take new flows, without a table.
+    /// Rendezvous with seats: a function of the backends that take new flows, without a table.
     Rendezvous,
     /// The table of the Maglev paper, of a fixed size.
     Maglev,
@@ -143,9 +142,9 @@ pub enum Scheduler {
     WeightedRoundRobin,
     /// By the loads of the backends.
     Loads(LoadRule),
-    /// Seat rendezvous by the client's address.
+    /// Rendezvous with seats, by the client's address.
     SourceHash,
-    /// Seat rendezvous by the VIP.
+    /// Rendezvous with seats, by the VIP.
     DestinationHash,
 }
 
@@ -170,16 +169,16 @@ impl Scheduler {
     }
 }
 
-/// Which flows DSR modes remember.
+/// Which flows get an entry in DSR modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowTracking {
     /// All.
     Always,
-    /// Those whose backend would change, for a window after a change of the backends.
+    /// Those whose backend would change, for some time after a change of the backends.
     OnChange,
 }
 
-/// The treatment of the family that source ranges do not contain.
+/// How to treat the family that source ranges do not contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherFamily {
     /// No client is admitted.
@@ -269,7 +268,7 @@ pub fn table_size(word: &str) -> Result<u32, String> {
 /// The values that [`flow_tracking`] accepts.
 pub const FLOW_TRACKING_ACCEPTED: &str = "always, on-change";
 
-/// Reads which flows are remembered.
+/// Reads which flows get an entry.
 pub fn flow_tracking(word: &str) -> Word<FlowTracking> {
     match word {
         "always" => Word::Known(FlowTracking::Always),
@@ -281,7 +280,7 @@ pub fn flow_tracking(word: &str) -> Word<FlowTracking> {
 /// The values that [`hash_input`] accepts.
 pub const HASH_ACCEPTED: &str = "flow, client";
 
-/// Reads the part of a packet that the choice of a backend follows from.
+/// Reads the hash input for the choice of a backend.
 pub fn hash_input(word: &str) -> Word<HashInput> {
     match word {
         "flow" => Word::Known(HashInput::Flow),
@@ -293,7 +292,8 @@ pub fn hash_input(word: &str) -> Word<HashInput> {
 /// The values that [`slow_start`] accepts.
 pub const SLOW_START_ACCEPTED: &str = "0s, or a duration from 10s to 1h such as 30s or 5m";
 
-/// Reads the time of a slow start. Each step is a new forwarding state, so steps of less than a second would only cost.
+/// Reads the duration of a slow start. Each step publishes a new forwarding state, so steps below a second would only
+/// be expensive.
 pub fn slow_start(word: &str) -> Option<Duration> {
     let range = Duration::from_secs(10)..=Duration::from_secs(3600);
     text::duration(word).filter(|time| time.is_zero() || range.contains(time))
@@ -315,7 +315,7 @@ pub fn mss_clamp(word: &str) -> Option<MssClamp> {
     }
 }
 
-/// Reads the section. `unservedPorts` goes to the policy, beside what `dataplane` says there.
+/// Reads the section. `unservedPorts` goes to the policy, to which `dataplane` also contributes.
 pub(super) fn decode(parent: &Fields<'_>, policy: &mut Policy) -> ServicesConfig {
     let mut config = ServicesConfig::default();
     section(parent, "services", |fields| {
@@ -416,7 +416,6 @@ fn word<T>(field: Option<Field<'_>>, read: impl Fn(&str) -> Word<T>, accepted: &
     }
 }
 
-/// A vendor of `compat`.
 fn compat(field: &Field<'_>) -> Option<String> {
     const SYNONYM: (&str, &str) = ("tencent", "tke");
     let written = field.string()?;

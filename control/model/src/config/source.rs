@@ -11,19 +11,19 @@ use crate::yaml::{Fields, text};
 pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
 /// Default of `source.directory.stateDirectory` and `source.kubernetes.stateDirectory`.
 const STATE_DIRECTORY: &str = "/var/lib/tidegate";
-/// Default of `source.kubernetes.apiLossGrace`: the restore of an etcd member, or the failover of a control plane,
-/// takes less.
+/// Default of `source.kubernetes.apiLossGrace`. Restoring an etcd member and a failover of a control plane take less
+/// time.
 const API_LOSS_GRACE: Duration = Duration::from_secs(300);
-/// Default of `source.directory.lossGrace`: a tool that rewrites a file takes less, and an operator who empties a file
-/// on purpose is told how long to wait.
+/// Default of `source.directory.lossGrace`. A tool that rewrites a file takes less time, and the log shows the delay
+/// to an operator who empties a file on purpose.
 const LOSS_GRACE: Duration = Duration::from_secs(60);
 /// Maximum of `apiLossGrace` and `lossGrace`: a week.
 const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Default of `endpointSlicesMiB`: some 800,000 endpoints.
+/// Default of `endpointSlicesMiB`, enough for about 800,000 endpoints.
 pub const ENDPOINT_SLICES_MIB: u32 = 512;
 
-/// The namespace of `deploy/kubernetes/base`. Gateways may create Leases there, so a deleted one comes back.
+/// The namespace in `deploy/kubernetes/base`. Gateways may create Leases there, so a deleted Lease is created again.
 const LEASE_NAMESPACE: &str = "tidegate-system";
 
 /// The validated `source` section. Default: `directory` with its defaults.
@@ -38,17 +38,19 @@ pub enum SourceConfig {
 /// The validated `source.directory` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryConfig {
-    /// `path`: the directory, relative to the file that names it. Default `manifests`. Here it is the path to open.
+    /// `path`: the directory, relative to the file that names it. Default `manifests`. This field contains the path
+    /// to open.
     pub path: PathBuf,
-    /// `watch`: follow changes. Default true; otherwise the directory is read again at SIGHUP.
+    /// `watch`: whether to watch for changes. Default true; otherwise the directory is read again on SIGHUP.
     pub watch: bool,
-    /// `lossGrace`: how long a file keeps its objects after it was emptied, cannot be read, or is no longer a file. Up
-    /// to a week; 0s removes them at once. Default 1m. A file that is deleted loses its objects at once.
+    /// `lossGrace`: how long the objects of a file are kept after the file becomes empty or unreadable, or is no
+    /// longer a file. Up to a week; 0s removes them at once. Default 1m. The objects of a deleted file are removed at
+    /// once.
     pub loss_grace: Duration,
-    /// `stateDirectory`: where the addresses of Services are saved, so that they stay the same after a restart; `""`
-    /// disables that. Default `/var/lib/tidegate`.
+    /// `stateDirectory`: where the addresses of Services are saved, so that Services keep them across a restart; `""`
+    /// for nowhere. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
-    /// `endpointSlicesMiB`: the same as in `source.kubernetes`.
+    /// `endpointSlicesMiB`: as in `source.kubernetes`.
     pub endpoint_slices_mib: u32,
 }
 
@@ -62,18 +64,18 @@ pub struct KubernetesConfig {
     pub load_balancer_class: String,
     /// `default`: whether Services without a class belong to this gateway too. Default false.
     pub default: bool,
-    /// `apiLossGrace`: how long objects are kept that an API server no longer has, or has in an older version, when it
-    /// returns after a loss. Up to a week; 0s drops them at once. Default 5m.
+    /// `apiLossGrace`: when an API server returns after an outage, how long objects are kept that it lacks or has
+    /// only in an older version. Up to a week; 0s drops them at once. Default 5m.
     pub api_loss_grace: Duration,
-    /// `podWeights`: whether the annotation `tidegate.dev/weight` of Pods is read. It costs a watch on the metadata of
-    /// all Pods of the cluster, and needs the permission for that (`deploy/kubernetes/pod-weights`); without it only
-    /// Nodes have weights. Default false.
+    /// `podWeights`: whether to honour the annotation `tidegate.dev/weight` of Pods. This needs a watch on the
+    /// metadata of all Pods of the cluster, and the permission for it (`deploy/kubernetes/pod-weights`). Otherwise
+    /// only Nodes have weights. Default false.
     pub pod_weights: bool,
-    /// `stateDirectory`: where the last objects are saved, to be used if the API server is down at the start; `""`
-    /// disables that. Default `/var/lib/tidegate`.
+    /// `stateDirectory`: where the latest objects are saved, for a start while the API server is down; `""` for
+    /// nowhere. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
-    /// `leaseNamespace`: the namespace of the Lease `tidegate`, with which several gateways agree on the one that
-    /// writes to the cluster. It must be the same for all of them. Default `tidegate-system`.
+    /// `leaseNamespace`: the namespace of the Lease `tidegate`, with which the gateways elect the one that writes to
+    /// the cluster. It must be the same for all of them. Default `tidegate-system`.
     pub lease_namespace: String,
     /// `endpointSlicesMiB`: memory for the EndpointSlices of all namespaces together, in MiB, 1 to 65536. If it is
     /// exceeded, namespaces get equal shares. Default 512.
@@ -106,7 +108,7 @@ impl SourceConfig {
         })
     }
 
-    /// `stateDirectory`: where what a restart needs is saved; `None` for nowhere.
+    /// `stateDirectory`: where the state for a restart is saved; `None` for nowhere.
     #[must_use]
     pub fn state_directory(&self) -> Option<&Path> {
         match self {
@@ -116,7 +118,7 @@ impl SourceConfig {
     }
 
     /// Whether LoadBalancer Services without a `loadBalancerClass` belong to this gateway. In a directory they do,
-    /// because it is read only by this gateway.
+    /// because only this gateway reads it.
     pub fn claims_classless(&self) -> bool {
         match self {
             Self::Directory(_) => true,
@@ -137,7 +139,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceCon
     let base = files.base;
     let Some(fields) = parent.get("source") else { return Some(SourceConfig::default_in(base)) };
     let fields = fields.fields()?;
-    // A key without a value selects the defaults, and counts as written.
+    // A key without a value selects the defaults, and counts as set.
     let written = |key| fields.itself().node.entry(key).is_some();
     let both = written("directory") && written("kubernetes");
     if both {
@@ -177,7 +179,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceCon
         state_directory,
         endpoint_slices_mib: slices_mib,
     });
-    // If both are written, the intended one is unknown. The directory is used, so that its manifests can at least be
+    // If both are set, the intended one is unknown. The directory is used, so that at least its manifests can be
     // checked.
     let source = if written("kubernetes") && !both {
         SourceConfig::Kubernetes(kubernetes.unwrap_or_default())

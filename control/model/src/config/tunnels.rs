@@ -1,5 +1,5 @@
-//! The choices within the forwarding modes that are tunnels: `gueVariant`, `guePort`, `greKey`,
-//! `genevePort` and `geneveVni` of `services.defaults`, and the annotations with the same values.
+//! The options of the tunnel modes: `gueVariant`, `guePort`, `greKey`, `genevePort` and `geneveVni` of
+//! `services.defaults`, and the annotations with the same values.
 
 use std::str::FromStr;
 
@@ -43,7 +43,7 @@ pub fn gre_key(word: &str) -> Option<Option<u32>> {
 /// The values that [`dscp`] accepts.
 pub const DSCP_ACCEPTED: &str = "1 to 63, one for each VIP of a backend";
 
-/// Reads a DSCP (RFC 2474 section 3). 0 is that of packets without any mark.
+/// Reads a DSCP (RFC 2474 section 3). 0 is the DSCP of packets without a mark.
 #[must_use]
 pub fn dscp(word: &str) -> Option<u8> {
     decimal(word).filter(|value| (1..64).contains(value))

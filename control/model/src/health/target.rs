@@ -1,9 +1,9 @@
 //! The target of a health check and its settings. Services that need the same check of the same endpoint share one
 //! target.
 //!
-//! Values only: `reconcile` creates targets, the runner checks them. With target `node` there are two more kinds of
-//! checks, which Kubernetes answers on nodes: the health-check node port of a Service (policy Local) and kube-proxy's
-//! `/healthz` (policy Cluster).
+//! Values only: `reconcile` creates targets, and the runner checks them. With target `node` there are two more kinds
+//! of checks, which Kubernetes answers on nodes: the health-check node port of a Service (policy Local) and
+//! kube-proxy's `/healthz` (policy Cluster).
 //!
 //! Invariant: equal targets are checked once, however many Services need them. Targets of two namespaces are never
 //! equal, so one namespace cannot influence when and how endpoints of another are checked.
@@ -19,8 +19,8 @@ use tidegate_wire::proxy_header::ProxyVersion;
 /// The port on which a node's proxy (kube-proxy) answers [`Check::NodeProxy`].
 pub const NODE_PROXY_PORT: u16 = 10256;
 
-/// The maximum time that a check by UDP waits for an answer, whatever its timeout. Port unreachable takes one round
-/// trip, and a longer silence gives no more information.
+/// The maximum time that a check by UDP waits for an answer, whatever its timeout. An ICMP "port unreachable" takes
+/// one round trip, and waiting longer gives no more information.
 pub const UDP_SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// How often an endpoint is checked, and how many results change its state.
@@ -68,7 +68,7 @@ pub enum Check {
         path: Arc<str>,
     },
     /// An empty datagram that must not be answered with port unreachable. Silence is a success, since only the
-    /// application could answer more. The wait is at most [`UDP_SILENCE_MAX`].
+    /// application could answer anything else. The wait is at most [`UDP_SILENCE_MAX`].
     Udp,
     /// An INIT of SCTP that must be answered with INIT ACK.
     Sctp,
@@ -79,7 +79,7 @@ pub enum Check {
 }
 
 impl Check {
-    /// Whether it costs a TLS handshake.
+    /// Whether it needs a TLS handshake.
     #[must_use]
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::Https { .. })
@@ -99,10 +99,10 @@ pub struct Probe {
     pub check: Check,
     /// The interval, the timeout and the thresholds.
     pub rules: Rules,
-    /// The version of the PROXY protocol in whose header the endpoint expects its client. The header of a check names no
+    /// The version of the PROXY protocol header that the endpoint expects, if any. The header of a check names no
     /// client. Only checks by TCP, HTTP and HTTPS have one.
     pub header: Option<ProxyVersion>,
-    /// The namespace that needs the check, which counts towards this namespace's share of all checks. `None` if the
+    /// The namespace that needs the check; it counts towards this namespace's share of all checks. `None` if the
     /// operator needs it, like the check of a node's proxy, which Services of all namespaces share.
     pub namespace: Option<Arc<str>>,
 }
@@ -114,28 +114,28 @@ impl Probe {
         Self { check, rules, header: None, namespace: None }
     }
 
-    /// The same check, with a header of the PROXY protocol.
+    /// Adds a header of the PROXY protocol.
     #[must_use]
     pub fn with_header(self, header: Option<ProxyVersion>) -> Self {
         Self { header, ..self }
     }
 
-    /// The same check for a namespace.
+    /// Assigns the check to a namespace.
     #[must_use]
     pub fn of(self, namespace: &Arc<str>) -> Self {
         Self { namespace: Some(Arc::clone(namespace)), ..self }
     }
 }
 
-/// A VIP at which an endpoint is checked as clients use it: packets have the VIP as destination, and the forwarding
-/// mode sends them to the endpoint.
+/// A VIP at which an endpoint is checked as clients use it: packets have the VIP as their destination, and the
+/// forwarding mode sends them to the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AtVip {
     /// The VIP.
     pub vip: IpAddr,
     /// The mode, a DSR mode.
     pub mode: ForwardingMode,
-    /// The choices within the mode, if it is a tunnel.
+    /// The options of the mode, if it is a tunnel.
     pub tunnel: TunnelOptions,
 }
 
@@ -164,13 +164,13 @@ impl Target {
         Self { address, probe: Arc::clone(probe), at_vip: None }
     }
 
-    /// The same check at a VIP.
+    /// Moves the check to a VIP.
     #[must_use]
     pub fn at(self, vip: Option<&Arc<AtVip>>) -> Self {
         Self { at_vip: vip.cloned(), ..self }
     }
 
-    /// The same check at the endpoint's own address.
+    /// The equivalent check at the endpoint's own address.
     #[must_use]
     pub fn at_own_address(&self) -> Self {
         Self { at_vip: None, ..self.clone() }

@@ -1,7 +1,7 @@
-//! The set of all targets at one moment: `reconcile` computes it, the checker reads it.
+//! The set of all targets at one moment: `reconcile` computes it, and the checker reads it.
 //!
-//! A copy costs one pointer. [`Targets::changes`] costs as much as the difference between two sets, so a change of
-//! one endpoint does not need a walk over all targets. Services that need the same check share a target, which exists
+//! A copy costs one pointer. The cost of [`Targets::changes`] depends on the difference between two sets, so a change
+//! of one endpoint needs no walk over all targets. Services that need the same check share a target, which exists
 //! until the last of them is removed.
 
 use super::Target;
@@ -41,13 +41,13 @@ impl Targets {
         self.0.keys()
     }
 
-    /// Whether both are the same set. Does not compare contents.
+    /// Whether both are the same copy. Does not compare contents.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.0.is_same(&other.0)
     }
 
-    /// Targets that only one of the two sets has, in order, each with whether it is new in `after`.
+    /// Targets that only one of the two sets contains, in order, each with whether it is new in `after`.
     pub fn changes<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = (&'a Target, bool)> {
         self.0.diff(&after.0).filter_map(|change| match (change.before, change.after) {
             (None, Some(_)) => Some((change.key, true)),

@@ -1,4 +1,4 @@
-//! The results of health checks, as `reconcile` reads them: which targets fail and why, which flap, and the weights
+//! The results of health checks as `reconcile` reads them: which targets fail and why, which flap, and the weights
 //! that nodes report.
 //!
 //! An immutable value behind an `Arc`. The runner creates a new one when the state of a target changes, not after
@@ -27,7 +27,7 @@ pub enum Failure {
     Tls,
     /// The answer is not HTTP.
     NotHttp,
-    /// A DSR backend answers at its own address but not at the VIP: clients get no answer.
+    /// A DSR backend that answers at its own address but not at the VIP: clients get no answer.
     NotOnVip,
     /// An HTTP status that does not count as success.
     Status(u16),
@@ -60,7 +60,7 @@ pub struct HealthStatus {
     /// How often its thresholds were raised because it flaps, 0 to 3.
     pub damping: u8,
     /// The last value that a node's health-check node port reported: its number of ready endpoints of the Service, at
-    /// most 65535. It is known from the first answer on, including failing answers (503 with weight 0 after the last
+    /// most 65535. It is known from the first answer on, even if that is a failure (503 with weight 0 after the last
     /// endpoint was removed).
     pub weight: Option<u16>,
 }
@@ -112,13 +112,13 @@ impl Verdicts {
         self.failing
     }
 
-    /// The number of targets that are damped.
+    /// The number of targets with damping.
     #[must_use]
     pub fn damped_count(&self) -> usize {
         self.damped
     }
 
-    /// The targets whose state differs between the two. Results that depend on these must be recomputed.
+    /// The targets whose state differs between the two. Results that depend on them must be recomputed.
     #[must_use]
     pub fn differing(&self, other: &Self) -> BTreeSet<Target> {
         if Arc::ptr_eq(&self.statuses, &other.statuses) {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_what_has_to_be_decided_anew_in_both_directions() {
+    fn differing_targets_must_be_recomputed_in_both_directions() {
         let old: Verdicts = [target(1), target(2)].into_iter().collect();
         let mut new = old.clone();
         assert!(old.differing(&new).is_empty());

@@ -1,4 +1,4 @@
-//! A range of addresses of one family, from first to last: pools consist of these.
+//! A range of addresses of one family. Pools consist of such ranges.
 //!
 //! Arithmetic only; `pools` decides which Service gets which address.
 
@@ -60,7 +60,7 @@ impl AddressRange {
         self.contains(other.first) || other.contains(self.first)
     }
 
-    /// The first address of this range that none of the others has, and the number of such addresses.
+    /// The first address of this range that none of the others contains, and the number of such addresses.
     #[must_use]
     pub fn outside<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Option<(IpAddr, u128)> {
         let mut others: Vec<&Self> = others.into_iter().filter(|other| other.overlaps(self)).collect();
@@ -84,7 +84,7 @@ impl AddressRange {
         Some((first?, count))
     }
 
-    /// The number of addresses. The whole of IPv6 counts one less, to fit a `u128`.
+    /// The number of addresses. The whole of IPv6 counts one less, to fit in a `u128`.
     #[must_use]
     pub fn size(&self) -> u128 {
         (number(self.last) - number(self.first)).saturating_add(1)

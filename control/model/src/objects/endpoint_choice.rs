@@ -1,15 +1,15 @@
-//! Chooses the endpoints of a service port that take new flows: kube-proxy's rule, as a pure function.
+//! Chooses the endpoints of a service port that take new flows, by kube-proxy's rules, as a pure function.
 //!
 //! `reconcile` calls it once for each service port, or once for each node if nodes are the targets. Health checks are
 //! applied later and are not known here.
 
 use super::{ResolvedEndpoint, TrafficPolicy};
 
-/// The place for which the choice is made.
+/// The node and zone of the chooser.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Viewpoint<'a> {
-    /// The node whose endpoints are local, and whose topology hints apply: the gateway's own, or the target node.
-    /// `None` for an appliance outside of the cluster: every endpoint then counts as local.
+    /// The node whose endpoints are local and whose topology hints apply: the gateway's own, or the target node.
+    /// `None` for an appliance outside the cluster, for which every endpoint is local.
     pub node: Option<&'a str>,
     /// The zone whose topology hints apply.
     pub zone: Option<&'a str>,
@@ -20,12 +20,12 @@ pub struct Viewpoint<'a> {
 pub enum Choice<'a> {
     /// These endpoints, all ready.
     Ready(Vec<&'a ResolvedEndpoint>),
-    /// No endpoint is ready. These terminate and still serve, which is better than none.
+    /// No endpoint is ready. These terminate but still serve, which is better than none.
     Terminating(Vec<&'a ResolvedEndpoint>),
-    /// With policy Local there are endpoints, but none here. Packets are dropped, so that the router tries another
-    /// gateway.
+    /// With policy Local there are endpoints, but none on this node. Packets are dropped, so that the router tries
+    /// another gateway.
     OnlyElsewhere,
-    /// There are no endpoints: `noEndpoints` decides (reject or drop).
+    /// There are no endpoints. `noEndpoints` decides between reject and drop.
     Nobody,
 }
 
@@ -41,8 +41,8 @@ impl<'a> Choice<'a> {
 
 /// Chooses among the endpoints of one service port.
 ///
-/// Policy Cluster: all ready ones, filtered by topology hints ([`hinted`]); if there are none, those that serve and
-/// terminate. Policy Local: the same without hints, among those on the viewpoint's node.
+/// Policy Cluster: all ready endpoints, filtered by topology hints ([`hinted`]), or if there are none, those that
+/// serve and terminate. Policy Local: the same without hints, among the endpoints on the viewpoint's node.
 pub fn choose<'a>(
     endpoints: &'a [ResolvedEndpoint],
     policy: TrafficPolicy,
@@ -64,7 +64,7 @@ pub fn choose<'a>(
     }
 }
 
-/// The ready endpoints; if there are none, those that serve while they terminate.
+/// The ready endpoints, or if there are none, those that serve while they terminate.
 fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> Choice<'a> {
     let ready: Vec<_> = endpoints.clone().filter(|e| e.ready).collect();
     if !ready.is_empty() {
@@ -74,10 +74,10 @@ fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> 
     if terminating.is_empty() { Choice::Nobody } else { Choice::Terminating(terminating) }
 }
 
-/// Applies topology hints like kube-proxy. If every ready endpoint names nodes and one of them names ours, the result
-/// is those that name our node (`trafficDistribution: PreferSameNode`). Otherwise, if every one names zones and one of
-/// them names ours, it is those that name our zone; otherwise it is all of them. So a node or zone never loses only a
-/// part of its endpoints.
+/// Applies topology hints like kube-proxy. If every ready endpoint has node hints and at least one names our node,
+/// the result is those that name our node (`trafficDistribution: PreferSameNode`). Otherwise, if every one has zone
+/// hints and at least one names our zone, it is those that name our zone. Otherwise it is all of them. So hints
+/// either apply to all endpoints or to none.
 fn hinted<'a>(ready: Vec<&'a ResolvedEndpoint>, viewpoint: Viewpoint<'_>) -> Vec<&'a ResolvedEndpoint> {
     let of_node = named(&ready, |e| &e.hint_nodes, viewpoint.node);
     of_node.or_else(|| named(&ready, |e| &e.hint_zones, viewpoint.zone)).unwrap_or(ready)

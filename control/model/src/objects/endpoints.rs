@@ -1,13 +1,13 @@
 //! The endpoints of a Service as written: EndpointSlices, and the legacy Endpoints.
 //!
 //! Nothing is merged or left out here, except what the API ignores (addresses after the first). `resolve` merges them
-//! for a Service, `choice` chooses among them.
+//! for a Service, and `endpoint_choice` chooses among them.
 
 use std::net::IpAddr;
 
 use super::{Labels, Metadata, ObjectKey, Port, Protocol};
 
-/// The label that ties a slice to its Service.
+/// The label that assigns a slice to its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
 /// A `discovery.k8s.io/v1` EndpointSlice.
@@ -25,7 +25,7 @@ pub struct EndpointSlice {
     pub left_out: Option<LeftOut>,
 }
 
-/// The properties of a slice whose endpoints are not kept.
+/// The size of a slice whose endpoints are not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeftOut {
     /// The number of endpoints that it lists.
@@ -41,20 +41,21 @@ pub struct LeftOut {
 pub enum NotKept {
     /// The slices of its Service list more endpoints than one Service may have.
     TooManyEndpoints,
-    /// The slices of its namespace are larger than the share of the namespace, and its Service is among the newest.
+    /// The slices of its namespace exceed the namespace's share, and its Service is among the newest.
     NamespaceShare,
     /// They fit again, but the source has not read them yet.
     Awaited,
 }
 
-/// Bytes that a slice, a port and an endpoint take in memory without their texts, both decoded and as the JSON that a
-/// source keeps in addition. A text counts twice.
+/// The bytes that a slice, a port and an endpoint take in memory without their texts, both decoded and as the JSON
+/// that a source keeps in addition. A text counts twice.
 const SLICE_BYTES: usize = 1024;
 const PORT_BYTES: usize = 192;
 const ENDPOINT_BYTES: usize = 512;
 const HINT_BYTES: usize = 64;
 const FAULT_BYTES: usize = 512;
-/// Ports of a slice that is left out are kept up to this size, so that the demand of the Service can be counted.
+/// The ports of a slice without its endpoints are kept up to this size, so that the demand of the Service can be
+/// counted.
 const LEFT_OUT_PORTS_BYTES_MAX: usize = 4096;
 
 impl EndpointSlice {
@@ -63,7 +64,7 @@ impl EndpointSlice {
         self.left_out.map_or(self.endpoints.len(), |left_out| left_out.endpoints)
     }
 
-    /// The estimated size of the whole slice in memory, in bytes. It is the same for equal slices of every source.
+    /// The estimated size of the whole slice in memory, in bytes. It is equal for equal slices of every source.
     pub fn size(&self) -> usize {
         if let Some(left_out) = self.left_out {
             return left_out.bytes;
@@ -94,7 +95,7 @@ impl EndpointSlice {
         self.ports.iter().map(port).sum()
     }
 
-    /// The slice without its endpoints and other large parts: it records the slice's existence, its Service, and how
+    /// The slice without its endpoints and other large parts. It records the slice's existence, its Service, and how
     /// much it lists.
     pub fn left_out(&self, why: NotKept) -> Self {
         let left_out = LeftOut { endpoints: self.endpoint_count(), bytes: self.size(), why };
@@ -116,7 +117,7 @@ impl EndpointSlice {
         }
     }
 
-    /// The Service that it belongs to, by the label `kubernetes.io/service-name`.
+    /// The Service that it belongs to, by its label `kubernetes.io/service-name`.
     pub fn service(&self) -> Option<ObjectKey> {
         let name = self.meta.labels.get(SERVICE_NAME_LABEL).filter(|n| !n.is_empty())?;
         Some(ObjectKey::new(self.meta.key.namespace.clone(), name.clone()))
@@ -132,7 +133,7 @@ pub enum AddressType {
     V6,
     /// Names, which are never served.
     Fqdn,
-    /// An unknown type of an API server that is newer than the gateway; never served.
+    /// An unknown type, from an API server that is newer than the gateway; never served.
     Unknown,
 }
 
@@ -180,7 +181,7 @@ pub struct Endpoint {
     pub target_ref: Option<ObjectRef>,
 }
 
-/// `conditions` of an endpoint. The methods define the meaning of absent ones.
+/// `conditions` of an endpoint. The methods define what an absent condition means.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Conditions {
     /// `ready`.
@@ -192,17 +193,17 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Whether it takes new flows. If not specified, it does.
+    /// Whether it takes new flows. An absent condition means that it does.
     pub fn is_ready(self) -> bool {
         self.ready.unwrap_or(true)
     }
 
-    /// Whether it answers, even if it terminates. If not specified, it does.
+    /// Whether it answers, even if it terminates. An absent condition means that it does.
     pub fn is_serving(self) -> bool {
         self.serving.unwrap_or(true)
     }
 
-    /// Whether it is terminating. If not specified, it is not.
+    /// Whether it is terminating. An absent condition means that it is not.
     pub fn is_terminating(self) -> bool {
         self.terminating.unwrap_or(false)
     }

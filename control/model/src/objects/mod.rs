@@ -1,11 +1,11 @@
 //! The desired state as Kubernetes objects, in the form that every source produces.
 //!
 //! A source (the directory or the API server) decodes, defaults and validates, so values here are valid: a port is
-//! not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see only these types and do
-//! not know the source. No Kubernetes client types, no I/O, no clock.
+//! not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see only these types and
+//! don't know the source. No Kubernetes client types, no I/O, no clock.
 //!
-//! Invariant: [`Objects`] is keyed by name, so the order in which objects arrive has no effect. Invariant: the place
-//! where an object was written ([`Origin`]) is ignored when objects are compared.
+//! Invariant: [`Objects`] is keyed by name, so the order in which objects arrive has no effect. Invariant:
+//! comparisons of objects ignore where an object was written ([`Origin`]).
 
 mod address_range;
 mod endpoint_choice;
@@ -32,10 +32,10 @@ pub use endpoints::{
 pub use namespace::{Namespace, Node, ServiceCidr};
 pub use origin::{Origin, PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
-pub use pool::{AddressPool, AddressPoolStatus, AnnounceWays, Pool};
+pub use pool::{AddressPool, AddressPoolStatus, AnnounceMethods, Pool};
 pub use resolve::{
     ENDPOINTS_MAX, EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex,
-    places_of_endpoints, refused_endpoint,
+    endpoint_locations, refused_endpoint,
 };
 pub use route::{
     COMMUNITIES_MAX, COMMUNITY_ACCEPTED, Community, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED,
@@ -93,7 +93,7 @@ pub struct Metadata {
     pub key: ObjectKey,
     /// The identity of the object. If the input has none, it is derived from kind, namespace and name.
     pub uid: String,
-    /// The creation time, if it is known. It decides which Service keeps a contested address.
+    /// The creation time, if known. It decides which Service keeps a contested address.
     pub creation_time: Option<jiff::Timestamp>,
     /// `deletionTimestamp`, which is set while the object waits for its deletion.
     pub deletion_time: Option<jiff::Timestamp>,
@@ -101,11 +101,11 @@ pub struct Metadata {
     pub labels: Labels,
     /// Annotations.
     pub annotations: Labels,
-    /// The parts of the object that cannot be used, each with its field. A Service, an EndpointSlice or a Node of an API
-    /// server has some if it was stored under laxer rules. Of the objects of a file, only an EndpointSlice has any:
-    /// others would have been refused.
+    /// The parts of the object that cannot be used, each with its field. A Service, an EndpointSlice or a Node from
+    /// an API server may have some if it was stored under laxer rules. Among the objects of files, only an
+    /// EndpointSlice can have any; others would have been refused.
     pub faults: Vec<Diagnostic>,
-    /// The place where it was written.
+    /// Where it was written.
     pub origin: Origin,
 }
 
@@ -158,7 +158,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// The labels that a `namespaceSelector` sees: those of the Namespace object, if there is one, and always
+    /// The labels that a `namespaceSelector` matches: those of the Namespace object, if there is one, and always
     /// `kubernetes.io/metadata.name`, which an API server sets on every namespace.
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let mut labels = self.namespaces.get(name).map(|n| n.meta.labels.clone()).unwrap_or_default();
@@ -171,9 +171,9 @@ impl Objects {
         self.nodes.get(node)?.zone()
     }
 
-    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not if it is marked for deletion, or
-    /// deleted. An appliance without a node is eligible. If the source need not contain Nodes (`lists_nodes` is false:
-    /// a directory) and contains none, a gateway on an unknown node is eligible too.
+    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not if the node is marked for
+    /// deletion or deleted. An appliance without a node is eligible. If the source need not contain Nodes
+    /// (`lists_nodes` is false: a directory) and contains none, a gateway on an unknown node is eligible too.
     pub fn is_eligible(&self, own_node: Option<&str>, lists_nodes: bool) -> bool {
         own_node.is_none_or(|node| match self.nodes.get(node) {
             Some(node) => !node.is_leaving(),

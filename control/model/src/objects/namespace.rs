@@ -1,5 +1,5 @@
-//! The cluster-wide kinds: Namespace (its labels choose pools), Node (zone, addresses, exclusion) and ServiceCIDR (the
-//! networks of cluster IPs).
+//! The cluster-wide kinds: Namespace (pools select by its labels), Node (zone, addresses, exclusion) and ServiceCIDR
+//! (the networks of cluster IPs).
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{IpFamily, Metadata};
 
-/// A Namespace, whose labels a `namespaceSelector` sees.
+/// A Namespace, whose labels a `namespaceSelector` matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
     /// Name, labels, origin.
@@ -61,7 +61,7 @@ impl Node {
     }
 
     /// Whether it is marked for deletion, as kube-proxy's `/healthz` defines it: it is being deleted, or has the
-    /// cluster autoscaler's taint for nodes that will be.
+    /// cluster autoscaler's taint for nodes to be deleted.
     pub fn is_leaving(&self) -> bool {
         self.to_be_deleted || self.meta.deletion_time.is_some()
     }

@@ -1,11 +1,11 @@
-//! The place where each field of an object was written, so that later stages can report it.
+//! Where each field of an object was written, so that later stages can report its location.
 //!
-//! A source creates one for each object. `reconcile`, `pools` and annotation parsing look up the place of a field
+//! A source creates one for each object. `reconcile`, `pools` and annotation parsing look up the location of a field
 //! path such as `spec.ports[1].protocol` or `metadata.annotations[tidegate.dev/forwarding]`. For a path that was not
-//! written (a default), the result is the place of its nearest written parent.
+//! written (a default), the result is the location of its nearest written parent.
 //!
-//! Positions are stored by a 64-bit hash of the path, 16 bytes each: 100,000 endpoints need about 20 MB. A collision
-//! would show a wrong line in a message and has no other effect.
+//! Positions are stored by a 64-bit hash of the path, with 16 bytes each: 100,000 endpoints need about 20 MB. A
+//! collision would show a wrong line in a message and has no other effect.
 //!
 //! Invariant: all origins are equal to each other, so moving an object within its file does not change the snapshot.
 
@@ -16,13 +16,13 @@ use std::sync::Arc;
 use crate::diagnostic::Location;
 use crate::fnv::{self, fnv1a};
 
-/// The places of an object's fields. Cheap to clone; ignored by equality.
+/// The locations of an object's fields. Cheap to clone; ignored by equality.
 #[derive(Clone, Default)]
-pub struct Origin(Option<Arc<Places>>);
+pub struct Origin(Option<Arc<Positions>>);
 
-struct Places {
+struct Positions {
     file: Arc<str>,
-    /// The place of the whole object.
+    /// The position of the whole object.
     root: (u32, u32),
     /// (hash of the field path, line, column), sorted by hash.
     fields: Box<[(u64, u32, u32)]>,
@@ -34,7 +34,7 @@ impl Origin {
         Self(None)
     }
 
-    /// The places of an object in `file`, as (line, column): of the whole object, and of fields by path.
+    /// The positions in `file`, as (line, column), of the whole object and of its fields by path.
     pub fn new<'a>(
         file: impl Into<Arc<str>>,
         root: (u32, u32),
@@ -44,10 +44,10 @@ impl Origin {
         Self::from_hashed(file.into(), root, fields.into_iter().map(hashed).collect())
     }
 
-    /// Like [`Self::new`], with fields by the [`path_hash`] of their path.
+    /// Like [`Self::new`], with fields identified by the [`path_hash`] of their path.
     pub(crate) fn from_hashed(file: Arc<str>, root: (u32, u32), mut fields: Vec<(u64, u32, u32)>) -> Self {
         fields.sort_unstable();
-        Self(Some(Arc::new(Places { file, root, fields: fields.into() })))
+        Self(Some(Arc::new(Positions { file, root, fields: fields.into() })))
     }
 
     /// The file, if the object came from one.
@@ -55,34 +55,34 @@ impl Origin {
         self.0.as_ref().map(|p| &*p.file)
     }
 
-    /// The place of the whole object.
+    /// The location of the whole object.
     pub fn location(&self) -> Option<Location> {
         self.field("")
     }
 
-    /// The place of the value at `path`, or of the nearest parent that was written.
+    /// The location of the value at `path`, or of the nearest parent that was written.
     ///
-    /// Paths are written as in Kubernetes' messages: `spec.ports[1].protocol`,
+    /// Paths are written as in Kubernetes messages: `spec.ports[1].protocol`,
     /// `metadata.annotations[tidegate.dev/forwarding]`.
     pub fn field(&self, path: &str) -> Option<Location> {
-        let places = self.0.as_ref()?;
+        let positions = self.0.as_ref()?;
         let mut path = path;
         while !path.is_empty() {
-            if let Ok(i) = places.fields.binary_search_by_key(&path_hash(PATH_START, path), |f| f.0) {
-                let (_, line, column) = places.fields[i];
-                return Some(Location { path: places.file.clone(), line, column });
+            if let Ok(i) = positions.fields.binary_search_by_key(&path_hash(PATH_START, path), |f| f.0) {
+                let (_, line, column) = positions.fields[i];
+                return Some(Location { path: positions.file.clone(), line, column });
             }
             path = parent(path);
         }
-        let (line, column) = places.root;
-        Some(Location { path: places.file.clone(), line, column })
+        let (line, column) = positions.root;
+        Some(Location { path: positions.file.clone(), line, column })
     }
 }
 
 /// The hash of the empty path.
 pub const PATH_START: u64 = fnv::START;
 
-/// Continues the hash of a path by `more`.
+/// Continues the hash of a path with `more`.
 pub fn path_hash(so_far: u64, more: &str) -> u64 {
     fnv1a(so_far, more.bytes())
 }

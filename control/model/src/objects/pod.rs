@@ -1,4 +1,4 @@
-//! A Pod, with the fields that are needed to use it as an endpoint when there are no slices.
+//! A Pod, with the fields that are needed to use it as an endpoint if there are no slices.
 
 use std::net::IpAddr;
 

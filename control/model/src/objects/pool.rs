@@ -1,6 +1,6 @@
 //! Pools of addresses, from the configuration and from `AddressPool` objects (tidegate.dev/v1alpha1).
 //!
-//! Values only: `pools` decides which Service gets which address, `cluster` writes the status of the objects.
+//! Values only: `pools` decides which Service gets which address, and `cluster` writes the status of the objects.
 
 use std::net::IpAddr;
 
@@ -10,31 +10,31 @@ use crate::diagnostic::Diagnostic;
 /// A pool of addresses, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
-    /// Its name, unique.
+    /// Its unique name.
     pub name: String,
     /// Its addresses, in the order written.
     pub ranges: Vec<AddressRange>,
-    /// Whether Services that name no pool get addresses from it.
+    /// Whether Services that name no pool can get addresses from it.
     pub auto_assign: bool,
-    /// Whether `spec.externalIPs` within it are honoured.
+    /// Whether `spec.externalIPs` in it are honoured.
     pub external_ips: bool,
-    /// Whether it is disabled: there are no new assignments, and existing ones stay.
+    /// Whether it is disabled: there are no new assignments, but existing ones stay.
     pub disabled: bool,
     /// Namespaces that may use it; the empty selector admits all.
     pub namespace_selector: Selector,
     /// Services that may use it; the empty selector admits all.
     pub service_selector: Selector,
-    /// The number of addresses that one namespace may hold.
+    /// The number of addresses that one namespace may use.
     pub quota_per_namespace: Option<u32>,
     /// Whether Services of different namespaces may share an address. They also need the same sharing key.
     pub shared_across_namespaces: bool,
-    /// `forceRelease`: take addresses back from Services to which the pool would not assign them now.
+    /// `forceRelease`: take back addresses from Services to which the pool would no longer assign them.
     pub force_release: bool,
     /// The gateways that answer for its addresses and announce them; the empty selector admits all.
     pub gateway_selector: Selector,
     /// How its addresses are announced.
-    pub announce: AnnounceWays,
-    /// `bgp`: what the routes to its addresses carry, and aggregation.
+    pub announce: AnnounceMethods,
+    /// `bgp`: the attributes of the routes to its addresses, and aggregation.
     pub routes: PoolRoutes,
     /// Its labels. Annotations that request an internal address select pools with `scope: internal`.
     pub labels: Labels,
@@ -56,7 +56,7 @@ impl Pool {
             shared_across_namespaces: false,
             force_release: false,
             gateway_selector: Selector::default(),
-            announce: AnnounceWays::default(),
+            announce: AnnounceMethods::default(),
             routes: PoolRoutes::default(),
             labels: Labels::new(),
         }
@@ -88,21 +88,21 @@ impl Pool {
     }
 }
 
-/// How the addresses of a pool are announced, where the gateway does that at all.
+/// How the addresses of a pool are announced, if the gateway announces addresses at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnnounceWays {
-    /// By answers to ARP and neighbour solicitations.
+pub struct AnnounceMethods {
+    /// With ARP and neighbour discovery.
     pub l2: bool,
-    /// By BGP.
+    /// With BGP.
     pub bgp: bool,
 }
 
-impl AnnounceWays {
-    /// In no way: static routes on routers lead to the addresses.
+impl AnnounceMethods {
+    /// Not at all: static routes on routers lead to the addresses.
     pub const NONE: Self = Self { l2: false, bgp: false };
 }
 
-impl Default for AnnounceWays {
+impl Default for AnnounceMethods {
     fn default() -> Self {
         Self { l2: true, bgp: true }
     }
@@ -116,29 +116,29 @@ pub struct AddressPool {
     /// The pool. Invalid ranges are left out and reported in `faults`. A pool that was valid before keeps its last
     /// valid state.
     pub pool: Pool,
-    /// The parts of its spec that cannot be used. Only an API server without our schema accepts such an object.
+    /// The parts of its spec that can't be used. Only an API server without our schema accepts such an object.
     pub faults: Vec<Diagnostic>,
     /// `metadata.generation`; 0 if the source has none.
     pub generation: i64,
-    /// Whether it has the [`FINALIZER`](super::FINALIZER), which prevents its removal while Services hold addresses
+    /// Whether it has the [`FINALIZER`](super::FINALIZER), which prevents its removal while Services use addresses
     /// from it.
     pub is_finalized_by_us: bool,
     /// `status` as read.
     pub status: AddressPoolStatus,
 }
 
-/// The status of an `AddressPool` as the API server has it.
+/// The status of an `AddressPool` in the API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressPoolStatus {
     /// The number of its addresses.
     pub total: i64,
-    /// The number of addresses that Services hold.
+    /// The number of addresses that Services use.
     pub used: i64,
     /// The number of addresses that can still be assigned.
     pub available: i64,
     /// The live gateways that it selects.
     pub gateways: Vec<String>,
-    /// The same as a text for display.
+    /// `gateways` as a text for display.
     pub gateway_summary: String,
     /// Its addresses as a text for display.
     pub address_summary: String,

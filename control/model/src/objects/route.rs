@@ -1,20 +1,20 @@
-//! What a route carries for its receivers: communities, local preference, MED, prepended AS numbers.
+//! The attributes of routes: communities, local preference, MED, prepended AS numbers.
 //!
-//! Peers, pools and annotations of Services use the same words. Values only: `config` reads them.
+//! Peers, pools and annotations of Services use the same terms. Values only: `config` reads them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The largest number of prepended AS numbers.
+/// The maximum number of prepended AS numbers.
 pub const PREPENDS_MAX: u8 = 10;
 
-/// The largest number of communities that one list may have.
+/// The maximum number of communities in one list.
 pub const COMMUNITIES_MAX: usize = 32;
 
-/// The largest number of communities of a route to a VIP that Services share. BIRD needs time that grows with the square of
-/// the number.
+/// The maximum number of communities of a route to a VIP that Services share. The time that BIRD needs grows with the
+/// square of the number.
 const ROUTE_COMMUNITIES_MAX: usize = 128;
 
 /// What is accepted as a community.
@@ -89,7 +89,7 @@ impl From<Community> for String {
     }
 }
 
-/// What a route carries. Of an absent value, the peer's configuration or BGP's default applies.
+/// The attributes of a route. For an absent value, the peer's configuration or BGP's default applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteAttributes {
@@ -102,7 +102,7 @@ pub struct RouteAttributes {
     /// `med`: MULTI_EXIT_DISC (RFC 4271 section 5.1.4).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub med: Option<u32>,
-    /// `prepends`: how often the gateway's AS number stands in the path in addition to once.
+    /// `prepends`: how many additional times the gateway's AS number appears in the path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prepends: Option<u8>,
 }
@@ -120,7 +120,7 @@ impl RouteAttributes {
         *self == Self::default()
     }
 
-    /// These attributes, with those of `wider` where this has none. Communities of both.
+    /// These attributes, with the values of `wider` where this has none, and the communities of both.
     #[must_use]
     pub fn or(&self, wider: &Self) -> Self {
         Self {
@@ -131,9 +131,9 @@ impl RouteAttributes {
         }
     }
 
-    /// The attributes of a route that two requests share: of each value the one that attracts less traffic, so that the
-    /// result does not depend on their order. Communities of both; if these are more than [`ROUTE_COMMUNITIES_MAX`], only
-    /// those of the first.
+    /// The attributes of a route that two requests share. Of each value, the one that attracts less traffic is used,
+    /// so that the result doesn't depend on the order. The communities of both are used, or only those of the first
+    /// if there are more than [`ROUTE_COMMUNITIES_MAX`].
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         let least = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
@@ -151,11 +151,11 @@ impl RouteAttributes {
 /// `bgp` of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PoolRoutes {
-    /// What the routes of the pool's VIPs carry.
+    /// The attributes of routes to the pool's VIPs.
     pub attributes: RouteAttributes,
     /// `aggregationLength`: IPv4 VIPs are announced as the prefixes of this length that contain them.
     pub aggregation_v4: Option<u8>,
-    /// `aggregationLengthV6`: the same for IPv6.
+    /// `aggregationLengthV6`: the length for IPv6 VIPs.
     pub aggregation_v6: Option<u8>,
 }
 
@@ -166,11 +166,10 @@ fn union(a: &[Community], b: &[Community]) -> Vec<Community> {
     all
 }
 
-/// Reads a list of communities that commas or white space separate, as an annotation has it. An error is the text
-/// that is no community, or one too many.
+/// Reads a list of communities from an annotation, separated by commas or white space.
 ///
 /// # Errors
-/// The first part that is not accepted.
+/// The first part that is not a community, or that is one too many.
 pub fn communities(text: &str) -> Result<Vec<Community>, String> {
     let parts = text.split([',', ' ', '\t', '\n']).filter(|part| !part.is_empty());
     let mut read: Vec<Community> = Vec::new();

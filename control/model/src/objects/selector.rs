@@ -1,18 +1,18 @@
 //! Label selectors in the two forms of Kubernetes: `matchLabels` and `matchExpressions`.
 //!
-//! Pools use them to say which Services may get addresses; annotations select nodes with their text form. Pure.
+//! Pools use them to select the Services that may get addresses. Annotations select nodes with their text form. Pure.
 
 use std::fmt;
 
 use super::Labels;
 use crate::yaml::text;
 
-/// A label selector, all of whose requirements must hold. The empty one selects everything.
+/// A label selector. All requirements must be met. The empty one selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
     /// Labels that must exist with exactly these values.
     pub match_labels: Labels,
-    /// Further requirements that must hold.
+    /// Further requirements.
     pub match_expressions: Vec<Expression>,
 }
 
@@ -39,7 +39,7 @@ pub enum Operator {
 }
 
 impl Selector {
-    /// A selector for nothing, which replaces an invalid one.
+    /// A selector that matches nothing, which replaces an invalid one.
     #[must_use]
     pub fn none() -> Self {
         let nothing = Expression { key: String::new(), operator: Operator::In(Vec::new()) };
@@ -50,7 +50,7 @@ impl Selector {
     pub const ACCEPTED: &'static str =
         "a label selector such as disk=ssd,zone in (a, b),!spot (key, !key, =, ==, !=, in, notin)";
 
-    /// Parses the text form of `kubectl -l`. Requirements are separated by commas and must all hold.
+    /// Parses the text form of `kubectl -l`. Requirements are separated by commas, and all must be met.
     ///
     /// ```
     /// use tidegate_model::objects::{Labels, Selector};
@@ -62,7 +62,7 @@ impl Selector {
         let mut rest = selector.trim();
         let mut parsed = Self::default();
         while !rest.is_empty() {
-            // A comma within parentheses belongs to a list of values.
+            // A comma in parentheses belongs to a list of values.
             let end = match (rest.find('('), rest.find(',')) {
                 (Some(open), Some(comma)) if open < comma => rest.find(')')? + 1,
                 (_, Some(comma)) => comma,
@@ -85,7 +85,7 @@ impl Selector {
     }
 }
 
-/// The text form of `kubectl -l`, sorted: equal for selectors that list the same requirements in another order.
+/// The text form of `kubectl -l`, sorted, so that it is equal for selectors with the same requirements.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let labels = self.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_holds_only_when_every_requirement_does() {
+    fn a_selector_matches_only_if_every_requirement_does() {
         let labels = Labels::from([("scope".into(), "internal".into()), ("team".into(), "a".into())]);
         let with = |operator| Selector {
             match_labels: Labels::from([("scope".into(), "internal".into())]),

@@ -11,8 +11,8 @@ use ipnet::IpNet;
 
 use super::{Labels, Metadata, Port, Stored};
 
-/// A Service of any type. Its fields are flat like those of Kubernetes' `ServiceSpec`, so that a reader finds each
-/// under the name that the API documentation has for it.
+/// A Service of any type. Its fields are flat, like those of Kubernetes' `ServiceSpec`, so that readers find each one
+/// by the name in the API documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Name, labels, annotations, origin.
@@ -35,14 +35,14 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `spec.loadBalancerIP`, deprecated.
     pub load_balancer_ip: Option<IpAddr>,
-    /// Whether a stored `spec.loadBalancerIP` is no address. No API server validates the field.
+    /// Whether a stored `spec.loadBalancerIP` is not an address. No API server validates the field.
     pub unreadable_load_balancer_ip: bool,
     /// `spec.loadBalancerClass`.
     pub load_balancer_class: Option<String>,
     /// `spec.allocateLoadBalancerNodePorts`, default true.
     pub allocate_node_ports: bool,
-    /// The admitted clients: `spec.loadBalancerSourceRanges`, or if that is empty the legacy annotation
-    /// `service.beta.kubernetes.io/load-balancer-source-ranges`. If it is empty, all clients are admitted.
+    /// The admitted clients: `spec.loadBalancerSourceRanges`, or if that is empty, the legacy annotation
+    /// `service.beta.kubernetes.io/load-balancer-source-ranges`. If both are empty, all clients are admitted.
     pub source_ranges: Vec<IpNet>,
     /// `spec.sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` means no affinity.
     pub session_affinity: Option<Duration>,
@@ -88,7 +88,7 @@ impl Service {
         }
     }
 
-    /// Why no proxy serves this Service, or `None` if one does: it is ExternalName, headless, or assigned to another
+    /// Why no proxy serves this Service, or `None` if one does. It is ExternalName, headless, or assigned to another
     /// proxy by the label `service.kubernetes.io/service-proxy-name`.
     pub fn not_for_proxies(&self) -> Option<&'static str> {
         if self.service_type == ServiceType::ExternalName {
@@ -98,7 +98,7 @@ impl Service {
             return Some("a headless Service (clusterIP: None) has no address to serve");
         }
         if self.meta.labels.contains_key("service.kubernetes.io/service-proxy-name") {
-            return Some("the label service.kubernetes.io/service-proxy-name gives it to another proxy");
+            return Some("the label service.kubernetes.io/service-proxy-name assigns it to another proxy");
         }
         None
     }
@@ -159,10 +159,10 @@ impl ServicePort {
     }
 }
 
-/// `targetPort`: a number, or a name for which each Pod defines a number.
+/// `targetPort`: a number, or a name that each Pod maps to a number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetPort {
-    /// The same number on all Pods.
+    /// One number for all Pods.
     Number(Port),
     /// The container port with this name.
     Name(String),

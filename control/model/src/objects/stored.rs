@@ -1,4 +1,4 @@
-//! The fields of a Service that controllers write: `cluster` compares with them before it writes.
+//! The fields of a Service that controllers write. `cluster` compares with them before it writes.
 //!
 //! Sources fill them. The desired state does not depend on them, except for the addresses that a restart adopts
 //! ([`Service::ingress_ips`](super::Service::ingress_ips)) and for the finalizer, which reserves a released address
@@ -13,7 +13,7 @@ pub const FINALIZER: &str = "tidegate.dev/cleanup";
 /// The parts of a Service that controllers write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// The version in which anything about it last changed.
+    /// The version in which the object last changed.
     pub version: ObjectVersion,
     /// `metadata.generation`: 0 for Services of older API servers and of the directory.
     pub generation: i64,
@@ -27,8 +27,8 @@ pub struct Stored {
     pub ingress_managers: Vec<String>,
 }
 
-/// A `metadata.resourceVersion` as a number; 0 if it is unknown. Ignored by equality, because API servers also give a new
-/// one for changes of fields that no gateway reads.
+/// A `metadata.resourceVersion` as a number; 0 if unknown. Ignored by equality, because API servers also change it
+/// for fields that no gateway reads.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ObjectVersion(pub u64);
 

@@ -1,10 +1,10 @@
 //! A sorted map whose copies share unchanged parts.
 //!
-//! Sources keep their objects in one, and publish a copy with every change; `reconcile` compares the copy with the
-//! last one. Both cost as much as the change, not as much as the map: pairs are in sorted chunks behind [`Arc`]s, a
-//! copy costs one pointer, an edit of a shared map copies one chunk and the list of chunks, and [`SharedMap::diff`]
-//! skips the chunks that both maps share. At 10,000 keys an edit copies about 100 pairs, and a look-up compares about
-//! 14.
+//! Sources keep their objects in one and publish a copy with every change. `reconcile` compares the copy with the
+//! previous one. The cost of both depends on the change, not on the size of the map: pairs are in sorted chunks
+//! behind [`Arc`]s, a copy costs one pointer, an edit of a shared map copies one chunk and the list of chunks, and
+//! [`SharedMap::diff`] skips the chunks that both maps share. At 10,000 keys an edit copies about 100 pairs, and a
+//! lookup compares about 14.
 //!
 //! No interior mutability, no insertion order: maps with equal contents are equal, however they are divided into
 //! chunks.
@@ -18,10 +18,10 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// The maximum number of pairs in a chunk: at 10,000 keys, copying a chunk costs about as much as copying the list of
+/// The maximum number of pairs in a chunk. At 10,000 keys, copying a chunk costs about as much as copying the list of
 /// chunks.
 const CHUNK_MAX: usize = 128;
-/// Chunks with fewer pairs are joined to a neighbour after a removal.
+/// Chunks with fewer pairs are joined with a neighbour after a removal.
 const CHUNK_MIN: usize = CHUNK_MAX / 4;
 
 type Chunk<K, V> = Arc<Vec<(K, V)>>;
@@ -99,7 +99,7 @@ impl<K, V> SharedMap<K, V> {
         *self = Self::new();
     }
 
-    /// Whether both are the same map. Does not compare contents.
+    /// Whether both are the same copy. Does not compare contents.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.chunks, &other.chunks)
@@ -124,15 +124,15 @@ impl<K: Ord, V> SharedMap<K, V> {
         self.get(key).is_some()
     }
 
-    /// The chunk that contains the key, or would, and the position in it; `None` in an empty map.
+    /// The chunk that contains the key or would contain it, and the position in the chunk; `None` in an empty map.
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Option<Result<(usize, usize), (usize, usize)>>
     where
         K: std::borrow::Borrow<Q>,
     {
         let after = self.chunks.partition_point(|chunk| chunk[0].0.borrow() <= key);
         let chunk = after.saturating_sub(1);
-        let place = self.chunks.get(chunk)?.binary_search_by(|(known, _)| known.borrow().cmp(key));
-        Some(place.map(|at| (chunk, at)).map_err(|at| (chunk, at)))
+        let position = self.chunks.get(chunk)?.binary_search_by(|(known, _)| known.borrow().cmp(key));
+        Some(position.map(|at| (chunk, at)).map_err(|at| (chunk, at)))
     }
 
     /// The keys whose values differ between this map and `after`, in order. Chunks that both maps share are skipped.
@@ -156,15 +156,15 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         let chunks = Arc::make_mut(&mut self.chunks);
         let (chunk, at) = match found {
             Ok((chunk, at)) => {
-                let place = &mut Arc::make_mut(&mut chunks[chunk])[at].1;
-                return Some(std::mem::replace(place, value));
+                let position = &mut Arc::make_mut(&mut chunks[chunk])[at].1;
+                return Some(std::mem::replace(position, value));
             }
-            Err(place) => place,
+            Err(position) => position,
         };
         let pairs = Arc::make_mut(&mut chunks[chunk]);
         pairs.insert(at, (key, value));
         if pairs.len() > CHUNK_MAX {
-            // Keys that are appended in order leave full chunks behind.
+            // Keys that are appended in order fill chunks completely.
             let last = chunk + 1 == chunks.len() && at == CHUNK_MAX;
             let pairs = Arc::make_mut(&mut chunks[chunk]);
             let rest = pairs.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
@@ -258,10 +258,10 @@ impl<K: Ord, V: PartialEq> PartialEq for SharedMap<K, V> {
 impl<K: Ord, V: Eq> Eq for SharedMap<K, V> {}
 
 impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
-    /// If keys are equal, the last one counts, as with other maps.
+    /// If keys are equal, the last one is kept, as with other maps.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
         let mut pairs: Vec<(K, V)> = pairs.into_iter().collect();
-        // The sort is stable, and the later of two equal keys replaces the earlier one.
+        // The sort is stable, so the later of two equal keys replaces the earlier one.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         pairs.dedup_by(|later, earlier| {
             let same = later.0 == earlier.0;
@@ -274,7 +274,7 @@ impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
         let mut chunks = Vec::with_capacity(len.div_ceil(CHUNK_MAX));
         let mut pairs = pairs.into_iter().peekable();
         while pairs.peek().is_some() {
-            // Three quarters full, which leaves room for some keys in between.
+            // Three quarters full, which leaves space for some keys in between.
             chunks.push(Arc::new(pairs.by_ref().take(CHUNK_MAX * 3 / 4).collect()));
         }
         Self { chunks: Arc::new(chunks), len }
@@ -307,7 +307,7 @@ impl<K: Ord + std::borrow::Borrow<Q>, Q: Ord + ?Sized, V> std::ops::Index<&Q> fo
 
 /// The pairs of a [`SharedMap`] in the order of their keys.
 pub struct Iter<'a, K, V> {
-    /// The chunks that have not been started.
+    /// The chunks that the iterator has not reached yet.
     chunks: &'a [Chunk<K, V>],
     front: std::slice::Iter<'a, (K, V)>,
     back: std::slice::Iter<'a, (K, V)>,

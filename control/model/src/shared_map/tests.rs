@@ -22,7 +22,7 @@ fn edit(map: &mut SharedMap<u16, u8>, model: &mut BTreeMap<u16, u8>, key: u16, v
 
 proptest! {
     #[test]
-    fn it_holds_what_a_btree_map_holds(
+    fn it_contains_what_a_btree_map_contains(
         first in proptest::collection::vec((0_u16..2_000, any::<u8>()), 0..1_500),
         edits in proptest::collection::vec((0_u16..2_000, proptest::option::of(any::<u8>())), 0..400),
     ) {
@@ -60,7 +60,7 @@ proptest! {
         prop_assert_eq!(differing, expected);
         prop_assert_eq!(before == after, kept == model);
         let rebuilt: SharedMap<u16, u8> = model.into_iter().collect();
-        prop_assert!(rebuilt == after, "the cut into chunks takes no part in equality");
+        prop_assert!(rebuilt == after, "the division into chunks is ignored by equality");
     }
 
     #[test]
@@ -78,7 +78,7 @@ proptest! {
 }
 
 #[test]
-fn an_edit_copies_one_chunk_of_a_map_that_others_hold() {
+fn an_edit_copies_one_chunk_of_a_map_that_has_copies() {
     let before: SharedMap<u32, u8> = (0..10_000).map(|n| (n, 0)).collect();
     let mut after = before.clone();
     after.insert(5_000, 1);

@@ -1,8 +1,8 @@
 //! A decoder that continues after a fault: typed getters record the fault and return `None`.
 //!
 //! A [`Sheet`] collects the faults of one file. [`Fields`] is a mapping that is read key by key; at the end it
-//! reports the keys that were not read. [`Field`] is one value with its path for messages. The callers define the
-//! schema (keys and ranges).
+//! reports the keys that were not read. [`Field`] is one value with its path for messages. Callers define the schema
+//! (keys and ranges).
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -22,7 +22,7 @@ use crate::objects::{Labels, Origin, Port};
 pub struct Sheet {
     file: Arc<str>,
     report: RefCell<Report>,
-    /// Errors in the order found, without those that were taken.
+    /// Errors in the order found, without those that were taken out.
     errors: RefCell<Vec<Diagnostic>>,
     is_stored: bool,
 }
@@ -33,25 +33,26 @@ impl Sheet {
         Self { file: file.into(), report: RefCell::default(), errors: RefCell::default(), is_stored: false }
     }
 
-    /// A sheet for an object of an API server, named by its kind and name.
+    /// A sheet for an object from an API server, identified by its kind and name.
     pub fn of_stored(name: impl Into<Arc<str>>) -> Self {
         Self { is_stored: true, ..Self::new(name) }
     }
 
-    /// Whether the input was stored by an API server. It was accepted there, perhaps by an older version with laxer
+    /// Whether the input was stored by an API server. The server accepted it, perhaps in an older version with laxer
     /// rules, so each field is read separately: an invalid one does not affect the rest of the object. Unknown keys
-    /// cause no warning, because the API server may be newer.
+    /// cause no warning, because the API server may be newer than the gateway.
     pub fn is_stored(&self) -> bool {
         self.is_stored
     }
 
-    /// Reads the documents of the file's text; faults of the text itself are recorded.
+    /// Parses the documents of the file's text. Faults of the text itself are recorded.
     pub fn documents(&self, text: &str) -> Vec<Node> {
         self.documents_with_flaws(text, |_, _| true).into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Like [`Self::documents`], also with whether each document's text has a fault, such as a duplicate key. `is_read` says
-    /// whether the part of a document at a place is read at all. A fault elsewhere is only a warning.
+    /// Like [`Self::documents`], also with whether each document's text has a fault, such as a duplicate key.
+    /// `is_read` returns whether the part of a document at a position is read at all. A fault elsewhere is only a
+    /// warning.
     pub fn documents_with_flaws(
         &self,
         text: &str,
@@ -96,12 +97,12 @@ impl Sheet {
         self.report.borrow_mut().push(diagnostic);
     }
 
-    /// The place in this file.
+    /// The location of a position in this file.
     pub fn location(&self, at: Position) -> Location {
         Location { path: self.file.clone(), line: at.line, column: at.column }
     }
 
-    /// The number of errors so far. Compare it before and after reading a part to see whether the part is valid.
+    /// The number of errors so far. Compare it before and after reading a part to find out whether the part is valid.
     pub fn errors(&self) -> usize {
         self.errors.borrow().len()
     }
@@ -111,8 +112,8 @@ impl Sheet {
         self.errors.borrow().iter().skip(before).cloned().collect()
     }
 
-    /// Takes the errors after the first `before`. They stay in the report, but [`Self::errors`] no longer counts them: the
-    /// part with these errors is left out, and what contains it stays valid.
+    /// Takes out the errors after the first `before`. They stay in the report, but [`Self::errors`] no longer counts
+    /// them: the part with these errors is left out, and what contains it stays valid.
     pub fn take_errors_since(&self, before: usize) -> Vec<Diagnostic> {
         let mut errors = self.errors.borrow_mut();
         let before = before.min(errors.len());
@@ -158,7 +159,7 @@ impl<'a> Field<'a> {
         Self { sheet, node, path: String::new() }
     }
 
-    /// The place where the value begins.
+    /// The position where the value begins.
     pub fn at(&self) -> Position {
         self.node.at
     }
@@ -168,7 +169,7 @@ impl<'a> Field<'a> {
         self.sheet.error(self.at(), self.labelled(what), accepted);
     }
 
-    /// An error at this value, prefixed with its path, which is not recorded.
+    /// An error at this value, prefixed with its path, that is not recorded.
     pub fn fault(&self, what: impl Display, accepted: impl Into<String>) -> Diagnostic {
         Diagnostic::error(self.labelled(what)).accepting(accepted).at(self.sheet.location(self.at()))
     }
@@ -197,7 +198,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A text that no fault repeats.
+    /// A text that error messages never repeat.
     pub fn secret(&self, accepted: &str) -> Option<&'a str> {
         match &self.node.value {
             Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
@@ -269,13 +270,13 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// An address. An IPv4-mapped IPv6 address is refused, as in new objects since Kubernetes 1.36. In a stored object
-    /// it is read as the IPv4 address, and leading zeros are ignored.
+    /// An address. An IPv4-mapped IPv6 address is refused, as in new objects since Kubernetes 1.36. In a stored
+    /// object it is read as the IPv4 address, and leading zeros are ignored.
     pub fn ip(&self) -> Option<IpAddr> {
         self.ip_or(text::IP)
     }
 
-    /// Like [`Self::ip`], with a different text for what is accepted.
+    /// Like [`Self::ip`], with another text for what is accepted.
     pub fn ip_or(&self, accepted: &str) -> Option<IpAddr> {
         if self.sheet.is_stored {
             return self.parsed(text::stored_ip, accepted);
@@ -288,10 +289,10 @@ impl<'a> Field<'a> {
         Some(ip)
     }
 
-    /// A network. Bits after the prefix are refused, and the message names the network that was probably meant.
+    /// A network. Bits after the prefix are refused, and the message contains the network that was probably meant.
     pub fn network(&self) -> Option<IpNet> {
         let written = self.parsed(text::cidr, text::CIDR)?;
-        // Packets have the IPv4 form, so the other one would match none.
+        // Packets have the IPv4 form, so the mapped form would match none.
         let net = if self.sheet.is_stored { written } else { text::unmapped(written) };
         if net.network() != net.addr() {
             self.error(format_args!("{net} has bits set after its prefix"), net.trunc().to_string());
@@ -334,7 +335,7 @@ impl<'a> Field<'a> {
         let Value::Mapping(entries) = &self.node.value else {
             return self.refuse("a mapping of keys to values");
         };
-        Some(Fields { of: self.clone(), entries, asked: RefCell::default() })
+        Some(Fields { of: self.clone(), entries, known_keys: RefCell::default() })
     }
 
     /// A mapping from text to text, such as labels.
@@ -355,23 +356,23 @@ impl<'a> Field<'a> {
 pub struct Fields<'a> {
     of: Field<'a>,
     entries: &'a [Entry],
-    asked: RefCell<Vec<&'static str>>,
+    known_keys: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> Fields<'a> {
-    /// The mapping itself, as the place for faults.
+    /// The mapping itself, as the position for faults.
     pub fn itself(&self) -> &Field<'a> {
         &self.of
     }
 
-    /// Whether no key is written.
+    /// Whether the mapping has no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// The value of a key; `None` if it is absent or null.
     pub fn get(&self, key: &'static str) -> Option<Field<'a>> {
-        self.asked.borrow_mut().push(key);
+        self.known_keys.borrow_mut().push(key);
         let entry = self.entries.iter().find(|e| e.key == key)?;
         (!entry.node.is_null()).then(|| self.child(key, &entry.node))
     }
@@ -398,7 +399,7 @@ impl<'a> Fields<'a> {
 
     /// Marks keys as known that the reader does not use.
     pub fn allow(&self, keys: &[&'static str]) {
-        self.asked.borrow_mut().extend_from_slice(keys);
+        self.known_keys.borrow_mut().extend_from_slice(keys);
     }
 
     /// Reports the keys that were not read.
@@ -408,16 +409,16 @@ impl<'a> Fields<'a> {
             Unknown::Warned if !self.of.sheet.is_stored => Severity::Warning,
             Unknown::Warned | Unknown::Ignored => return,
         };
-        let mut asked = Vec::new();
-        for key in self.asked.into_inner() {
-            if !asked.contains(&key) {
-                asked.push(key);
+        let mut known_keys = Vec::new();
+        for key in self.known_keys.into_inner() {
+            if !known_keys.contains(&key) {
+                known_keys.push(key);
             }
         }
-        for entry in self.entries.iter().filter(|e| !asked.contains(&e.key.as_str())) {
+        for entry in self.entries.iter().filter(|e| !known_keys.contains(&e.key.as_str())) {
             let place = if self.of.path.is_empty() { String::new() } else { format!(" in {}", self.of.path) };
-            let near = text::nearest(&entry.key, &asked);
-            let accepted = match (near.as_slice(), asked.as_slice()) {
+            let near = text::nearest(&entry.key, &known_keys);
+            let accepted = match (near.as_slice(), known_keys.as_slice()) {
                 ([], []) => "no key".to_owned(),
                 ([], all) => all.join(", "),
                 (near, _) => near.join(", "),

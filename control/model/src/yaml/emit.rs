@@ -9,7 +9,7 @@ use serde_saphyr::ser_options;
 /// The document, with a newline at its end. Keys are sorted, as by `kubectl`.
 ///
 /// # Errors
-/// A value that JSON cannot have, such as a map whose keys are not strings.
+/// If JSON cannot represent the value, such as a map whose keys are not strings.
 pub fn to_string(value: &impl Serialize) -> Result<String, serde_json::Error> {
     // A long message stays on one line, so that grep finds it.
     let options = ser_options! { folded_wrap_chars: usize::MAX };
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_that_yaml_would_take_for_something_else_are_quoted() {
+    fn strings_that_yaml_would_read_as_another_type_are_quoted() {
         let message = "a message of more than eighty characters, which a reader looks for with grep, so it is not folded";
         for (s, written) in [
             ("true", "\"true\"\n"),

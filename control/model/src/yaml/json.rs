@@ -1,11 +1,11 @@
 //! Converts JSON to the same tree as YAML, so that the readers of manifests also decode objects of an API server.
 //!
-//! Values have no position (line 0); the decoder names the object instead. A tree is written back as JSON to be saved
-//! on disk. A manifest in JSON is read as YAML, for its positions: [`values`] separates values that follow one another,
-//! and [`as_yaml`] replaces what YAML does not know.
+//! Values have no position (line 0); the decoder names the object instead. A tree is written as JSON again to be
+//! saved on disk. A manifest in JSON is read as YAML, for its positions: [`values`] separates consecutive values, and
+//! [`as_yaml`] replaces JSON escapes that YAML does not have.
 //!
-//! Invariant: a value that is nested too deeply affects nothing beside it. API servers store such values in
-//! `managedFields`, which users write, and the parser refuses a whole list of objects for one of them.
+//! Invariant: a value that is nested too deeply affects nothing else. API servers store such values in
+//! `managedFields`, which users write, and otherwise the parser would refuse a whole list of objects for one of them.
 
 use std::borrow::Cow;
 
@@ -20,8 +20,8 @@ const NOWHERE: Position = Position { line: 0, column: 0 };
 /// The white space of JSON.
 const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 
-/// The parts of a text that are documents without a separator, each with its offset: JSON values that follow one another,
-/// as in JSON lines, which `kubectl` reads too. YAML needs a separator between documents. What does not continue such a
+/// The parts of a text that are documents without a separator, each with its offset: consecutive JSON values, as in
+/// JSON lines, which `kubectl` reads too. YAML needs a separator between documents. Whatever doesn't continue such a
 /// sequence belongs to the last part, so any other text is one part.
 pub(super) fn values(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_begin = move |from: usize| text[from..].trim_start_matches(BLANKS).starts_with(['{', '[']);
@@ -43,9 +43,9 @@ pub(super) fn values(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The text, where JSON is not YAML: JSON escapes a character above U+FFFF as a surrogate pair (RFC 8259 section 7),
-/// and YAML as `\U` with eight digits. What follows on the same line moves by two columns. Other texts are returned as
-/// they are.
+/// Replaces escapes where JSON is not YAML: JSON escapes a character above U+FFFF as a surrogate pair (RFC 8259
+/// section 7), and YAML as `\U` with eight digits. What follows on the same line moves by two columns. Other texts
+/// are returned unchanged.
 pub(super) fn as_yaml(text: &str) -> Cow<'_, str> {
     let may_be_json = text.trim_start().starts_with(['{', '[']) && text.contains("\\u");
     if !may_be_json || pairs(text).next().is_none() || serde_json::from_str::<IgnoredAny>(text).is_err() {
@@ -65,7 +65,7 @@ pub(super) fn as_yaml(text: &str) -> Cow<'_, str> {
 const ESCAPE_BYTES: usize = 6;
 const PAIR_BYTES: usize = 2 * ESCAPE_BYTES;
 
-/// The surrogate pairs of a JSON text: where each begins, and its character.
+/// The surrogate pairs of a JSON text: the offset and the character of each.
 fn pairs(text: &str) -> impl Iterator<Item = (usize, char)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -73,8 +73,8 @@ fn pairs(text: &str) -> impl Iterator<Item = (usize, char)> {
             at += text.get(at..)?.find('\\')?;
             let pair = text.get(at..at + PAIR_BYTES).and_then(pair);
             let begin = at;
-            // The character after a backslash belongs to its escape, also if it is a backslash. No other byte of an
-            // escape is one.
+            // The character after a backslash belongs to its escape, even if it is a backslash. No other byte of an
+            // escape is a backslash.
             at += if pair.is_some() { PAIR_BYTES } else { 1 + text[at + 1..].chars().next()?.len_utf8() };
             if let Some(character) = pair {
                 return Some((begin, character));
@@ -97,17 +97,16 @@ fn pair(text: &str) -> Option<char> {
 }
 
 impl Node {
-    /// A value without a position.
-    fn placeless(value: Value) -> Self {
+    fn without_position(value: Value) -> Self {
         Self { at: NOWHERE, value }
     }
 
     fn scalar(text: impl Into<String>, kind: ScalarKind) -> Self {
-        Self::placeless(Value::Scalar(Scalar { text: text.into(), kind }))
+        Self::without_position(Value::Scalar(Scalar { text: text.into(), kind }))
     }
 
     /// Whether it was read from a file, and so has positions.
-    pub(super) fn is_placed(&self) -> bool {
+    pub(super) fn has_position(&self) -> bool {
         self.at != NOWHERE
     }
 }
@@ -118,14 +117,14 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// Reads a value that is nested this deeply.
+/// Reads a value at this nesting depth.
 #[derive(Clone, Copy)]
 struct Json {
     depth: usize,
 }
 
 impl Json {
-    /// For the values in this one.
+    /// For the values inside this one.
     fn below(self) -> Self {
         Self { depth: self.depth + 1 }
     }
@@ -134,7 +133,7 @@ impl Json {
 impl<'de> DeserializeSeed<'de> for Json {
     type Value = Node;
 
-    /// A value that is nested more deeply than a manifest may be is read as null. The parser skips it without a limit.
+    /// Reads a value that is nested more deeply than a manifest may be as null. The parser skips it without a limit.
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
         if self.depth > DEPTH_MAX {
             IgnoredAny::deserialize(deserializer)?;
@@ -185,7 +184,7 @@ impl<'de> Visitor<'de> for Json {
         while let Some(item) = seq.next_element_seed(self.below())? {
             items.push(item);
         }
-        Ok(Node::placeless(Value::Sequence(items)))
+        Ok(Node::without_position(Value::Sequence(items)))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
@@ -193,7 +192,7 @@ impl<'de> Visitor<'de> for Json {
         while let Some(key) = map.next_key::<String>()? {
             entries.push(Entry { key, at: NOWHERE, node: map.next_value_seed(self.below())? });
         }
-        Ok(Node::placeless(Value::Mapping(entries)))
+        Ok(Node::without_position(Value::Mapping(entries)))
     }
 }
 
@@ -235,11 +234,11 @@ mod tests {
         assert_eq!(list(&from_json), list(&parsed.documents[0]));
         assert_eq!(list(&from_json), r#"[1,-2,2.5,true,null,"yes","0644"]"#);
         assert_eq!(strip(&from_json).split(",\"d\"").next(), text.split(",\"d\"").next());
-        assert!(!from_json.is_placed());
+        assert!(!from_json.has_position());
     }
 
     #[test]
-    fn what_is_nested_too_deeply_is_left_out_and_everything_beside_it_is_read() {
+    fn values_nested_too_deeply_are_left_out_and_all_others_are_read() {
         for (open, close) in [("[", "]"), ("{\"f:a\":", "}")] {
             let deep = format!("{}1{}", open.repeat(10_000), close.repeat(10_000));
             let text = format!("[{{\"before\":1,\"deep\":{deep},\"after\":2}},3]");

@@ -1,8 +1,8 @@
 //! Parses YAML (and JSON, which is YAML) to a tree in which each value has its position.
 //!
 //! [`parse`] builds the tree; [`Sheet`], [`Fields`] and [`Field`] decode it and collect faults. Scalars have the same
-//! meaning as for `kubectl`: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which `yes`, `on` and `y` are
-//! booleans and `0644` is octal. It does not know any schema and reads no files.
+//! meaning as in `kubectl`: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which `yes`, `on` and `y` are
+//! booleans and `0644` is octal. The parser knows no schema and reads no files.
 //!
 //! Invariant: work is bounded for any input. Depth, the number of values, and the amount that anchors, aliases and
 //! merge keys repeat (values and bytes) have limits. The time is linear in the size of the text.
@@ -28,7 +28,7 @@ use crate::objects::{Origin, PATH_START, path_hash};
 /// The maximum nesting depth; Kubernetes objects reach about 20.
 pub const DEPTH_MAX: usize = 64;
 
-/// The maximum number of values in a file: some 350 MB of memory.
+/// The maximum number of values in a file, which need about 350 MB of memory.
 pub const NODES_MAX: usize = 4_000_000;
 
 /// The maximum number of values that anchors, aliases and merge keys of a file may repeat.
@@ -37,7 +37,7 @@ pub const UNFOLDED_NODES_MAX: usize = 100_000;
 /// The maximum number of bytes of text that they may repeat.
 pub const UNFOLDED_BYTES_MAX: usize = 8 << 20;
 
-/// A place in a text: line and column, both from 1, the column in characters.
+/// A position in a text: line and column, both from 1, with the column in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Line, from 1.
@@ -46,7 +46,7 @@ pub struct Position {
     pub column: u32,
 }
 
-/// A value and its place.
+/// A value and its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     /// The first character of the value.
@@ -120,10 +120,10 @@ impl Node {
         }
     }
 
-    /// The places of all fields below this node, which is the root of an object in `file`.
+    /// The locations of all fields below this node, which is the root of an object in `file`.
     pub fn origin(&self, file: Arc<str>) -> Origin {
         let mut fields = Vec::new();
-        if !self.is_placed() {
+        if !self.has_position() {
             return Origin::from_hashed(file, (0, 0), fields);
         }
         hash_fields(self, PATH_START, "", &mut fields);
@@ -131,9 +131,9 @@ impl Node {
     }
 }
 
-/// Adds the place of every field below `node` by the hash of its path. `hash` and `key` belong to the node itself.
+/// Adds the position of every field below `node` by the hash of its path. `hash` and `key` belong to the node itself.
 ///
-/// The place of a collection is that of its key, where readers look for it; the place of a scalar is the value.
+/// The position of a collection is that of its key, where readers look for it. The position of a scalar is the value.
 fn hash_fields(node: &Node, hash: u64, key: &str, fields: &mut Vec<(u64, u32, u32)>) {
     match &node.value {
         Value::Scalar(_) => {}

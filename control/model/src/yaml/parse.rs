@@ -1,9 +1,9 @@
 //! Parses text to trees: one for each document, with anchors, aliases and merge keys resolved.
 //!
 //! The grammar is saphyr-parser's (events with positions, without recursion). This file builds the tree, and defines
-//! its limits and its faults. After a fault, parsing continues to find others. After a syntax error it continues at the
-//! next document separator: a line with `---` or `...` at its start ends a document wherever it is, also within quotes,
-//! brackets and block scalars (YAML 1.2, 9.1.2).
+//! its limits and its faults. After a fault, parsing continues in order to find others. After a syntax error it
+//! continues at the next document separator: a line that starts with `---` or `...` ends a document everywhere, also
+//! in quotes, brackets and block scalars (YAML 1.2, 9.1.2).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::{
     DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value, json,
 };
 
-/// The number of keys of a mapping up to which a scan is cheaper than a set.
+/// Up to this number of keys of a mapping, a scan is cheaper than a set.
 const SCANNED_KEYS_MAX: usize = 16;
 
 /// The number of syntax errors after which the rest of a text is not read.
@@ -42,7 +42,7 @@ pub struct Fault {
     pub accepted: &'static str,
 }
 
-/// Reads all documents of `text`. JSON values that follow one another are documents of their own, without a separator.
+/// Parses all documents of `text`. Consecutive JSON values are separate documents, without a separator.
 ///
 /// ```
 /// let parsed = tidegate_model::yaml::parse("a: 1\n---\n{\"b\": [2]}\n");
@@ -75,14 +75,14 @@ fn end(at: Position, text: &str) -> Position {
     }
 }
 
-/// Finds the next document from the place of a syntax error on: its offset, and the number of lines before it.
+/// Finds the next document after a syntax error: its offset, and the number of lines before it.
 fn next_document(text: &str, error: Position) -> Option<(usize, u32)> {
     let (mut offset, mut lines) = (0, 0);
     loop {
         let line = &text[offset..];
         let len = line.find(['\n', '\r'])?;
         let len = len + if line[len..].starts_with("\r\n") { 2 } else { 1 };
-        // An error at a separator is about the document before it. The text itself may begin with one.
+        // An error at a separator belongs to the document before it. The text itself may start with a separator.
         let is_after = offset > 0 && (lines + 1, 1) >= (error.line, error.column);
         if is_after && is_separator(line, "---") {
             return Some((offset, lines));
@@ -123,7 +123,7 @@ impl Entries {
     /// # Errors
     /// The key, if it already exists.
     fn insert(&mut self, entry: Entry) -> Result<(), String> {
-        // YAML merge keys may be repeated; they are resolved when the mapping is complete.
+        // YAML merge keys may be repeated. They are resolved when the mapping is complete.
         if entry.key == "<<" {
             self.list.push(entry);
             return Ok(());
@@ -145,13 +145,13 @@ impl Entries {
     }
 }
 
-/// Why the reading of a text stopped.
+/// Why parsing stopped.
 enum Stop {
     /// At its end.
     End,
     /// A limit was exceeded.
     Limit,
-    /// A syntax error at this place of the text.
+    /// A syntax error at this position in the text.
     SyntaxError(Position),
 }
 
@@ -160,7 +160,6 @@ struct Builder {
     parsed: Parsed,
     open: Vec<Open>,
     anchors: HashMap<usize, Node>,
-    /// The number of values so far.
     nodes: usize,
     /// The number of values and bytes of text that anchors and aliases repeated so far.
     unfolded: Size,
@@ -170,12 +169,12 @@ struct Builder {
     lines_before: u32,
     columns_before: u32,
     syntax_errors: usize,
-    /// The number of `documents` before the one in progress.
+    /// The number of `documents` before the current one.
     complete: usize,
 }
 
 impl Builder {
-    /// Reads a text that begins at `at`, and goes on after syntax errors. Returns false if a limit was exceeded.
+    /// Parses a text that begins at `at`, and continues after syntax errors. Returns false if a limit was exceeded.
     fn part(&mut self, text: &str, at: Position) -> bool {
         (self.lines_before, self.columns_before) = (at.line - 1, at.column - 1);
         let mut rest = text;
@@ -199,7 +198,7 @@ impl Builder {
         }
     }
 
-    /// Reads the documents of a text up to its end, a limit or a syntax error.
+    /// Parses the documents of a text up to its end, a limit or a syntax error.
     fn documents(&mut self, text: &str) -> Stop {
         let mut parser = Parser::new_from_str(text);
         while let Some(event) = parser.next_event() {
@@ -217,7 +216,7 @@ impl Builder {
                         "YAML or JSON",
                     );
                     self.syntax_errors += 1;
-                    // Its first value may be complete, but it is only a part of what was meant.
+                    // The first value may be complete, but it is only part of the document.
                     self.parsed.documents.truncate(self.complete);
                     self.parsed.flawed.retain(|(index, _)| *index < self.complete);
                     self.open.clear();
@@ -228,7 +227,6 @@ impl Builder {
         Stop::End
     }
 
-    /// The place in the file.
     fn place(&self, marker: saphyr_parser::Marker) -> Position {
         let Position { line, column } = position(marker);
         let before = if line == 1 { self.columns_before } else { 0 };
@@ -294,7 +292,7 @@ impl Builder {
         self.unfold(size(&node), at) && self.add(node)
     }
 
-    /// Counts a value of the text. Returns false if the limit is exceeded.
+    /// Counts a value that is written in the text. Returns false if the limit is exceeded.
     fn written(&mut self, at: Position) -> bool {
         self.nodes += 1;
         let fits = self.nodes <= NODES_MAX;
@@ -304,7 +302,7 @@ impl Builder {
         fits
     }
 
-    /// Counts repeated values. Returns false if the limit is exceeded.
+    /// Counts values that are repeated. Returns false if the limit is exceeded.
     fn unfold(&mut self, more: Size, at: Position) -> bool {
         self.unfolded = self.unfolded.plus(more);
         let what = if self.unfolded.nodes > UNFOLDED_NODES_MAX {
@@ -405,7 +403,6 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Scalar {
     if style == ScalarStyle::Plain && !is_text { Scalar::plain(text) } else { Scalar::text(text) }
 }
 
-/// The size of a tree.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
     nodes: usize,

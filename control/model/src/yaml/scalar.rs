@@ -1,4 +1,4 @@
-//! The type and value of a plain scalar, by the rules that `kubectl` uses (sigs.k8s.io/yaml, after YAML 1.1).
+//! The type and value of a plain scalar, by the rules of `kubectl` (sigs.k8s.io/yaml, based on YAML 1.1).
 //!
 //! Quoted text is always text. Dates remain text, because they become text in JSON.
 

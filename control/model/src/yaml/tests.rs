@@ -18,7 +18,7 @@ fn faults(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn plain_scalars_mean_what_kubectl_takes_them_for() {
+fn plain_scalars_have_the_meaning_that_they_have_in_kubectl() {
     use ScalarKind::{Bool, Float, Int, Null, Text};
     for (text, kind) in [
         ("true", Bool(true)),
@@ -64,7 +64,7 @@ fn json_is_read_with_tabs_and_escapes() {
 }
 
 #[test]
-fn a_surrogate_pair_of_json_is_one_character_and_other_text_stays_as_it_is() {
+fn a_json_surrogate_pair_is_one_character_and_other_text_is_unchanged() {
     let value = |text: &str| {
         let parsed = parse(text);
         assert_eq!(parsed.faults, [], "{text}");
@@ -80,7 +80,7 @@ fn a_surrogate_pair_of_json_is_one_character_and_other_text_stays_as_it_is() {
 }
 
 #[test]
-fn json_values_that_follow_one_another_are_documents_with_their_places() {
+fn consecutive_json_values_are_documents_with_positions() {
     let text = "{\"a\": 1}\n{\n \"b\": 2}\r\n\r\n  {\"\u{e9}\": \"\\ud83d\\ude00\"} [{\"d\": 1, \"d\": 2}]{\"e\": 3}\n";
     let parsed = parse(text);
     let at = |line, column| Position { line, column };
@@ -103,7 +103,7 @@ fn json_values_that_follow_one_another_are_documents_with_their_places() {
 fn json_values_have_the_limits_of_one_text_together() {
     let deep = format!("{}{}\n{{\"a\": 1}}\n", "[".repeat(70), "]".repeat(70));
     assert_eq!((parse(&deep).documents.len(), parse(&deep).faults.len()), (0, 1), "the rest is not read");
-    // Half of a surrogate pair is JSON, and not YAML.
+    // Half of a surrogate pair is valid JSON but not YAML.
     let many = faults(&"{\"a\": \"\\ud83d\"}\n".repeat(1000));
     assert_eq!(many.len(), 101);
     assert!(many[99].starts_with("100:") && many[100].contains("more than 100 syntax errors"), "{many:?}");
@@ -130,7 +130,7 @@ fn anchors_aliases_and_merge_keys_are_resolved() {
 }
 
 #[test]
-fn faults_of_the_text_have_a_place() {
+fn faults_of_the_text_have_a_position() {
     assert_eq!(faults("a: 1\nb: 2\na: 3\n"), ["3:1: duplicate key \"a\""]);
     assert_eq!(faults("x:\n  {c: 1, c: 2}\n"), ["2:10: duplicate key \"c\""]);
     assert_eq!(faults("? [a]\n: 1\n"), ["1:3: a list as a key"]);
@@ -142,7 +142,7 @@ fn faults_of_the_text_have_a_place() {
 
 #[test]
 fn a_syntax_error_costs_its_document_and_no_other() {
-    // Unclosed brackets, braces and quotes, wrong indentation, a tab, an unknown alias, and what is no value.
+    // Unclosed brackets, braces and quotes, wrong indentation, a tab, an unknown alias, and an invalid value.
     let broken = [
         "a: [1\nb: 2\n",
         "a: {b: 1\n",
@@ -194,7 +194,7 @@ fn each_syntax_error_of_a_file_is_reported_up_to_a_limit() {
 }
 
 #[test]
-fn a_mapping_of_60_000_keys_is_read_in_linear_time_and_names_the_one_key_that_is_there_twice() {
+fn a_duplicate_among_60_000_keys_is_found_in_linear_time() {
     // Scanning all keys for each key would take 1.8 billion comparisons of equal prefixes. That is minutes in a debug
     // build, while a linear reader takes less than a second.
     let mut text: String = (0..60_000).map(|n| format!("a-key-with-a-long-common-prefix-{n}: 1\n")).collect();
@@ -244,7 +244,7 @@ fn an_origin_finds_fields_where_readers_look_for_them() {
 }
 
 #[test]
-fn decoding_records_every_fault_and_goes_on() {
+fn decoding_records_every_fault_and_continues() {
     let text = "port: 70000\nproto: tpc\nname: 7\non: maybe\nips: [10.0.0.1, 10.0.0.999, ~]\nnet: 10.0.0.1/8\nwait: 90000s\nmac: 01:00:00:00:00:01\nlabels: {a: 1, b: x}\nprot: x\nzzz: 1\n";
     let sheet = Sheet::new("f.yaml");
     let documents = sheet.documents(text);

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// The longest value that messages repeat as a whole, in bytes.
+/// The maximum length of a value that messages repeat as a whole, in bytes.
 const SHOWN_BYTES_MAX: usize = 160;
 
-/// A value as messages show it: the beginning of a long one. An annotation may have 256 KiB, and a message about it may be
-/// held for each port of a Service.
+/// A value for messages, truncated if it is long. An annotation may have 256 KiB, and a message about it may be
+/// stored for each port of a Service.
 pub fn shown(value: &str) -> Cow<'_, str> {
     if value.len() <= SHOWN_BYTES_MAX {
         return Cow::Borrowed(value);
@@ -94,7 +94,8 @@ pub fn cidr(text: &str) -> Option<IpNet> {
     text.parse().ok()
 }
 
-/// The IPv4 network that a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) means. Others stay as they are.
+/// Converts a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) to the IPv4 network. Others stay as they
+/// are.
 pub fn unmapped(net: IpNet) -> IpNet {
     let IpNet::V6(v6) = net else { return net };
     let (Some(addr), Some(len)) = (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) else {
@@ -103,10 +104,10 @@ pub fn unmapped(net: IpNet) -> IpNet {
     Ipv4Net::new(addr, len).map_or(net, IpNet::V4)
 }
 
-/// An address that an API server has stored, read as in kube-proxy: like [`str::parse`], but leading zeros are allowed
-/// and ignored in IPv4. An IPv4-mapped IPv6 address is read as the IPv4 address.
+/// Parses an address that an API server has stored, like kube-proxy: as with [`str::parse`], but leading zeros are
+/// allowed and ignored in IPv4. An IPv4-mapped IPv6 address is read as the IPv4 address.
 ///
-/// API servers before Kubernetes 1.36 accepted both (KEP-4858); new objects may have neither.
+/// API servers before Kubernetes 1.36 accepted both (KEP-4858). New objects may have neither.
 pub fn stored_ip(text: &str) -> Option<IpAddr> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Some(ip.to_canonical());
@@ -135,7 +136,7 @@ fn stored_ipv4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// A network whose address is read like [`stored_ip`], with or without surrounding white space.
+/// Parses a network whose address is read like [`stored_ip`], with or without surrounding white space.
 pub fn stored_cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.trim().split_once('/')?;
     let ip = stored_ip(address)?;
@@ -199,7 +200,7 @@ pub fn is_label_value(text: &str) -> bool {
 }
 
 /// The known words closest to `word`, for "did you mean": at most three, within a third of its length (at least one
-/// typing error), or with the same beginning.
+/// typo), or with the same beginning.
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     let lower = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(2);
@@ -212,7 +213,7 @@ pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     scored.into_iter().take(3).map(|(_, k)| k).collect()
 }
 
-/// Levenshtein's distance.
+/// The Levenshtein distance.
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

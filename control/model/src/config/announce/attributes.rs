@@ -1,4 +1,4 @@
-//! Reads what routes carry, as peers and pools say it.
+//! Reads the route attributes of peers and pools.
 
 use std::ops::RangeInclusive;
 

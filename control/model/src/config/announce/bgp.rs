@@ -17,17 +17,14 @@ use crate::config::section::section;
 use crate::objects::RouteAttributes;
 use crate::yaml::{Field, Fields, Unknown};
 
-/// The largest number of peers.
+/// The maximum number of peers.
 const PEERS_MAX: usize = 64;
-/// The largest number of aggregates.
 const AGGREGATES_MAX: usize = 256;
-/// The largest file of a password that is read.
 const PASSWORD_FILE_BYTES_MAX: u64 = 4 << 10;
-/// The longest key of TCP MD5 on Linux (`TCP_MD5SIG_MAXKEYLEN`).
+/// The maximum length of a TCP MD5 key on Linux (`TCP_MD5SIG_MAXKEYLEN`).
 const PASSWORD_BYTES_MAX: usize = 80;
-/// The accepted range of `holdTime`. RFC 4271 allows no shorter one.
+/// The accepted range of `holdTime`. RFC 4271 does not allow a shorter one.
 const HOLD_TIME: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(65_535);
-/// The accepted range of `bfdInterval`.
 const BFD_INTERVAL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 
 const ASN: &str = "an AS number from 1 to 4294967294";
@@ -49,7 +46,7 @@ pub struct BgpConfig {
     pub bfd_interval: Duration,
     /// `bfdMultiplier`: the number of lost BFD packets that end a session. Default 3.
     pub bfd_multiplier: u8,
-    /// `program`: BIRD 2. Default `bird`, which is searched in `PATH` and in the directories of system programs.
+    /// `program`: BIRD 2. Default `bird`, which is searched for in `PATH` and in the directories of system programs.
     pub program: PathBuf,
 }
 
@@ -62,23 +59,23 @@ pub struct Peer {
     pub asn: u32,
     /// `port`: the port on which it listens. Default 179.
     pub port: u16,
-    /// `bfd`: whether BFD (RFC 5880) watches the peer. Default false.
+    /// `bfd`: whether BFD (RFC 5880) monitors the peer. Default false.
     pub bfd: bool,
     /// The contents of `passwordFile`: the key of TCP MD5 (RFC 2385).
     pub password: Option<Secret>,
-    /// `ebgpMultihop`: the largest number of hops to a peer that is not on-link; 0: it is on-link. Default 0.
+    /// `ebgpMultihop`: the maximum number of hops to a peer; 0 if it is on-link. Default 0.
     pub multihop: u8,
     /// `gracefulRestart`: the peer keeps the routes while BIRD restarts (RFC 4724). Default false.
     pub graceful_restart: bool,
-    /// `holdTime`: the session ends after this time without a message. Default 90 s.
+    /// `holdTime`: the session ends if no message arrives for this time. Default 90 s.
     pub hold_time: Duration,
-    /// What every route to this peer carries, unless its pool or Service says otherwise.
+    /// The attributes of routes to this peer, unless the pool or Service sets others.
     pub attributes: RouteAttributes,
     /// `families`: IPv4 and IPv6 VIPs. Default: the family of the address.
     pub families: [bool; 2],
 }
 
-/// A text that is never shown.
+/// A text that is never displayed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -219,7 +216,7 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
     address.and(asn).map(|_| peer)
 }
 
-/// Reads the file of a password. A fault does not repeat its contents.
+/// Reads a password file. Errors never repeat its contents.
 fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
     let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
     files.keep_secret(field, &path);
@@ -227,17 +224,17 @@ fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
             let is_valid = (1..=PASSWORD_BYTES_MAX).contains(&text.len())
-                // BIRD has no escapes in texts.
+                // BIRD's strings have no escapes.
                 && text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"');
             if !is_valid {
                 let what = format!("{} has no usable password ({} bytes)", path.display(), text.len());
                 field.error(what, PASSWORD);
             } else if text.trim() != text {
                 let what = format!(
-                    "{}: the password begins or ends with a blank, which is part of it; the router needs the same",
+                    "{}: the password begins or ends with a space, which is part of it; the router needs the same",
                     path.display()
                 );
-                field.warning(what, "a password without blanks around it");
+                field.warning(what, "a password without spaces around it");
             }
             is_valid.then(|| Secret::new(text))
         }

@@ -1,4 +1,4 @@
-//! Checks `announce` against the other sections: peers must be reachable, and names must fit.
+//! Checks `announce` against the other sections: peers must be reachable, and paths must fit.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,8 @@ use crate::config::gateway::GatewayConfig;
 use crate::diagnostic::Diagnostic;
 use crate::yaml::Sheet;
 
-/// The longest path of `admin.socket` with `announce.bgp`: BIRD's socket is in a directory beside it, whose name is
-/// longer, and the path of a socket has at most 107 bytes.
+/// The maximum length of `admin.socket` with `announce.bgp`. BIRD's socket is in a directory beside it and has a
+/// longer name, and the path of a socket has at most 107 bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 97;
 
 pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
@@ -49,7 +49,7 @@ pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
     }
 }
 
-/// A family needs an own address as its next hop, and so does the session.
+/// A family needs an address of the gateway as its next hop, and so does the session.
 fn check_families(peer: &Peer, own: &[IpNet], error: impl Fn(String)) {
     let has = |is_v4: bool| own.iter().map(IpNet::addr).any(|ip: IpAddr| ip.is_ipv4() == is_v4);
     for (name, is_v4, wanted) in [

@@ -1,6 +1,6 @@
-//! `announce`: how the network learns that this gateway has the VIPs.
+//! `announce`: how the gateway announces its VIPs to the network.
 //!
-//! [`bgp`] has the peers, [`attributes`] reads what a route can carry, for pools too.
+//! [`bgp`] has the peers. [`attributes`] reads route attributes, for pools too.
 
 mod attributes;
 mod bgp;
@@ -20,15 +20,15 @@ use crate::yaml::Fields;
 pub struct AnnounceConfig {
     /// `l2`: which gateway answers ARP and neighbour solicitations for VIPs.
     pub l2: Layer2Config,
-    /// `kernelRoutes`: the VIPs stand as routes in a table of the kernel. Default none.
+    /// `kernelRoutes`: the VIPs are routes in a table of the kernel. Default none.
     pub kernel_routes: Option<KernelRoutes>,
-    /// `bgp`: a BIRD of the gateway's own announces the VIPs. Default none.
+    /// `bgp`: a BIRD that the gateway runs announces the VIPs. Default none.
     pub bgp: Option<BgpConfig>,
 }
 
 impl AnnounceConfig {
-    /// Whether the gateway announces addresses in a way that it can withdraw, so that their packets go to other gateways.
-    /// Answers to ARP and neighbour solicitations are of this kind only if another gateway takes them over.
+    /// Whether the gateway can withdraw its announcements, so that other gateways receive the packets. With ARP and
+    /// neighbour discovery, this is possible only if another gateway can take over.
     #[must_use]
     pub fn is_withdrawable(&self) -> bool {
         let is_shared = matches!(self.l2.mode, Layer2Mode::Lease | Layer2Mode::Vrrp);
@@ -41,7 +41,7 @@ impl AnnounceConfig {
 pub struct KernelRoutes {
     /// `table`: the number of the routing table. Default 179.
     pub table: u32,
-    /// `protocol`: the protocol number of the routes, by which the gateway recognises its own. Default 179.
+    /// `protocol`: the protocol number of the routes, by which the gateway recognises its own routes. Default 179.
     pub protocol: u8,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AnnounceConfig {
                 number.and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
             };
             let table = number("table", 1..=i64::from(u32::MAX), 179);
-            // 0 to 4 are the kernel's own.
+            // 0 to 4 belong to the kernel.
             let protocol = u8::try_from(number("protocol", 5..=255, 179)).unwrap_or(179);
             Some(KernelRoutes { table, protocol })
         });

@@ -1,4 +1,4 @@
-//! Each fault of a configuration is reported once, with its place and what is accepted.
+//! Each fault of a configuration is reported once, with its location and what is accepted.
 
 use super::*;
 
@@ -188,8 +188,8 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  gateway: {prefixes: [10.77.0.0/16]}",
-        "8:24: error: dataplane.gateway.prefixes[0]: 10.77.0.0/16 is in no network of an interface and in no route; accepted: a part of a network of \
-         dataplane.interfaces, or of a route that is no default route",
+        "8:24: error: dataplane.gateway.prefixes[0]: no interface network and no route contains 10.77.0.0/16; accepted: a part of a network of \
+         dataplane.interfaces, or of a route other than a default route",
     ),
     (
         "  gateway: {forward: all}",
@@ -509,7 +509,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {l2: {mode: lease}}",
-        "8:23: error: announce.l2.mode: Leases are kept at an API server, and the source is a directory; accepted: source.kubernetes, or mode: vrrp",
+        "8:23: error: announce.l2.mode: Leases need an API server, but the source is a directory; accepted: source.kubernetes, or mode: vrrp",
     ),
     (
         "admin: {socket: ''}",
@@ -539,7 +539,7 @@ const FAULTS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn each_fault_names_its_place_and_what_is_accepted() {
+fn each_fault_names_its_location_and_what_is_accepted() {
     let mut wrong = String::new();
     for (appended, expected) in FAULTS {
         let loaded = read(&format!("{BASE}{appended}\n"));
@@ -581,7 +581,7 @@ fn both_sources_at_once_are_refused() {
 }
 
 #[test]
-fn all_faults_of_a_file_are_in_one_report_and_the_source_is_known_nevertheless() {
+fn all_faults_of_a_file_are_in_one_report_and_the_source_is_still_known() {
     let text = format!(
         "{BASE}  cores: [x]\nhealth: {{interval: 1}}\nadmin: {{socet: /a}}\nsource: {{directory: {{path: m}}}}\n"
     );

@@ -27,7 +27,7 @@ fn plant(node: &mut Node) {
 }
 
 /// The keys that the decoders accept when they read this text. The messages about unknown keys list the accepted ones.
-fn asked_for(text: &str) -> BTreeSet<String> {
+fn accepted_keys(text: &str) -> BTreeSet<String> {
     let sheet = Sheet::new("gateway.yaml");
     let mut root = sheet.documents(text).remove(0);
     plant(&mut root);
@@ -35,8 +35,9 @@ fn asked_for(text: &str) -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     let unknown = format!("unknown key {NOBODY:?}");
     for fault in sheet.into_report().iter() {
-        let Some(place) = fault.what.strip_prefix(&unknown) else { continue };
-        let parent = place.strip_prefix(" in ").map_or(String::new(), |path| format!("{}.", any_item(path)));
+        let Some(location) = fault.what.strip_prefix(&unknown) else { continue };
+        let parent =
+            location.strip_prefix(" in ").map_or(String::new(), |path| format!("{}.", any_item(path)));
         let accepted = fault.accepted.as_deref().expect("the known keys are listed");
         if accepted != "no key" {
             keys.extend(accepted.split(", ").map(|key| format!("{parent}{key}")));
@@ -56,7 +57,7 @@ fn any_item(path: &str) -> String {
 #[test]
 fn the_table_has_every_key_that_the_decoders_read_and_no_other() {
     let kubernetes = format!("{HEAD}source: {{kubernetes: {{default: true}}}}\n");
-    let read: BTreeSet<String> = asked_for(FULL).into_iter().chain(asked_for(&kubernetes)).collect();
+    let read: BTreeSet<String> = accepted_keys(FULL).into_iter().chain(accepted_keys(&kubernetes)).collect();
     assert!(
         read.contains("source.kubernetes.default") && read.contains("dataplane.interfaces[].mtu"),
         "{read:?}"
@@ -127,12 +128,12 @@ fn with(path: &str, value: Option<&str>) -> GatewayConfig {
     let text = root.to_string().replace("\"THE VALUE\"", &format!(" {}", value.unwrap_or_default()));
     let loaded = parse(&text, "gateway.yaml", Path::new("/etc/tidegate"), 2);
     let config = loaded.config.unwrap_or_else(|| panic!("{path}: {value:?}: {}", loaded.report));
-    // The place of each key differs, so it is not compared.
+    // The location of each key differs, so it is not compared.
     GatewayConfig { origin: Origin::unknown(), ..config }
 }
 
 #[test]
-fn the_defaults_of_the_table_are_those_of_keys_that_are_left_out() {
+fn the_defaults_of_the_table_apply_to_absent_keys() {
     for key in KEYS {
         if let KeyDefault::Value(default) = key.default {
             assert_eq!(with(key.path, Some(default)), with(key.path, None), "{}", key.path);

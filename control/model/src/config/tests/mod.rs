@@ -1,4 +1,4 @@
-//! Tests of the configuration: every key, its default, and every fault with its place.
+//! Tests of the configuration: every key, its default, and every fault with its location.
 
 mod faults;
 mod keys;
@@ -31,7 +31,7 @@ fn lines(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_configuration_without_interfaces_is_warned_about() {
+fn a_configuration_without_interfaces_causes_a_warning() {
     assert_eq!(
         lines(HEAD),
         [
@@ -48,7 +48,7 @@ fn json_is_a_configuration_too() {
 }
 
 #[test]
-fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_file() {
+fn kubernetes_source_keys_have_defaults_and_paths_relative_to_the_file() {
     let source = |rest: &str| {
         let loaded = parse(&format!("{BASE}{rest}"), "gateway.yaml", Path::new("/etc/tidegate"), 2);
         loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).source
@@ -93,38 +93,40 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
 }
 
 #[test]
-fn networks_on_two_interfaces_and_addresses_that_nothing_leads_to_are_warned_about() {
+fn duplicate_networks_and_unreachable_addresses_cause_warnings() {
     let text = format!(
         "{BASE}  - {{name: b, device: net_null1, addresses: [192.0.2.9/24, 10.0.0.1/32]}}\n  snatAddresses: [198.51.100.3]\n  tunnelSource: [198.51.100.64/28]\n"
     );
     let warned = |text: &str| -> Vec<String> {
         let all = read(text).report;
-        all.iter().map(|fault| fault.placed().split_once(": ").expect("a place").1.to_owned()).collect()
+        all.iter()
+            .map(|fault| fault.with_location().split_once(": ").expect("a place").1.to_owned())
+            .collect()
     };
     let lost = "is in no network of an interface, so";
     let route = "get lost unless a router has a route to it through this gateway";
     assert_eq!(
         warned(&text),
         [
-            "dataplane.interfaces[1].addresses[0]: 192.0.2.0/24 is also the network of uplink, and packets to it leave by uplink alone".to_owned(),
+            "dataplane.interfaces[1].addresses[0]: 192.0.2.0/24 is also the network of uplink, and packets to it leave on uplink only".to_owned(),
             format!("dataplane.snatAddresses[0]: 198.51.100.3 {lost} answers of backends {route}"),
             format!("dataplane.tunnelSource: 198.51.100.64/28 {lost} ICMP errors about tunnel packets {route}"),
         ]
     );
-    // A daemon, or BIRD, can tell routers.
+    // A daemon, or BIRD, can announce them to routers.
     let announced = text + "announce: {kernelRoutes: {}}\n";
     assert_eq!(warned(&announced).len(), 1, "{:?}", warned(&announced));
 }
 
 #[test]
-fn fullnat_without_snat_addresses_is_warned_about() {
+fn fullnat_without_snat_addresses_causes_a_warning() {
     let report = lines(BASE);
     assert!(report.len() == 1 && report[0].contains("Services in this mode cannot be served"), "{report:?}");
     assert!(lines(&format!("{BASE}services: {{defaults: {{forwarding: nat}}}}\n")).is_empty());
 }
 
 #[test]
-fn node_port_addresses_without_an_address_of_the_gateway_are_warned_about() {
+fn node_port_addresses_without_a_gateway_address_cause_a_warning() {
     let text = |networks: &str| {
         format!("{BASE}services: {{nodePortAddresses: [{networks}], defaults: {{forwarding: nat}}}}\n")
     };

@@ -267,7 +267,7 @@ fn every_key_of_protection_arrives() {
 }
 
 #[test]
-fn a_timeout_of_health_checks_that_is_left_out_is_not_longer_than_the_interval() {
+fn the_default_health_check_timeout_is_not_longer_than_the_interval() {
     let rules = |health: &str| {
         let rules = valid(&format!("{BASE}health: {health}\n")).health.rules;
         (rules.interval.as_millis(), rules.timeout.as_millis())
@@ -293,14 +293,14 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     assert!(!format!("{config:?}").contains("08090"), "the key is not shown");
 
     write("deny.txt", "\u{feff}# made on another system\r\n198.51.100.0/24\r\n");
-    let marked = load().config.expect("a byte order mark is no part of the first line");
+    let marked = load().config.expect("a byte order mark is not part of the first line");
     assert_eq!(marked.protection.sources.counts(), [1, 0]);
 
     write("deny.txt", "; a published list\n198.51.100.0/24 ; SBL1\n203.0.113.0/24;SBL2 # both\n");
-    let published = load().config.expect("a semicolon begins a comment too");
+    let published = load().config.expect("a semicolon starts a comment too");
     assert_eq!(published.protection.sources.counts(), [2, 0]);
 
-    // The IPv4 form of these is what packets have.
+    // Packets have the IPv4 form of these addresses.
     write("deny.txt", "::ffff:203.0.113.7\n::ffff:198.51.100.0/120\n");
     let mapped = load().config.expect("it is valid");
     write("deny.txt", "203.0.113.7\n198.51.100.0/24\n");
@@ -327,7 +327,7 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
 #[test]
 fn a_fault_of_a_key_does_not_repeat_the_key() {
     let secret = "0a0b0c0d0e0f1a1b1c1d1e1f2a2b2c2d";
-    for (text, said) in [
+    for (text, reported) in [
         (format!("selectionKey: {secret}\n"), "selectionKey: the value is not a mapping"),
         (format!("selectionKey: [{secret}]\n"), "selectionKey: the value is not a mapping"),
         (format!("selectionKey: {{value: [{secret}]}}\n"), "selectionKey.value: the value is not text"),
@@ -339,13 +339,13 @@ fn a_fault_of_a_key_does_not_repeat_the_key() {
     ] {
         let report = read(&format!("{BASE}{text}")).report;
         let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
-        assert!(errors.len() == 1 && errors[0].contains(said), "{text}{report}");
+        assert!(errors.len() == 1 && errors[0].contains(reported), "{text}{report}");
         assert!(errors[0].contains("accepted: ") && !errors[0].contains(secret), "{report}");
     }
 }
 
 #[test]
-fn line_ends_of_a_bgp_password_do_not_count_and_blanks_do_with_a_warning() {
+fn line_ends_of_a_bgp_password_are_ignored_and_spaces_cause_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     let peer = "{address: 10.0.0.9, asn: 2, ebgpMultihop: 2, passwordFile: password}";
     let text = format!("{BASE}announce: {{bgp: {{asn: 1, peers: [{peer}]}}}}\n");
@@ -363,14 +363,14 @@ fn line_ends_of_a_bgp_password_do_not_count_and_blanks_do_with_a_warning() {
         let bgp = config.announce.bgp.expect("it was given");
         let read = bgp.peers[0].password.as_ref().map(|secret| secret.reveal().to_owned());
         assert_eq!(read.as_deref(), Some(password), "{contents:?}");
-        assert_eq!(report.contains("begins or ends with a blank"), is_warned, "{contents:?}\n{report}");
+        assert_eq!(report.contains("begins or ends with a space"), is_warned, "{contents:?}\n{report}");
         assert!(!report.contains("hunter2"), "{report}");
     }
 }
 
-/// A FIFO has no writer, so a reading that waits for one never ends, and neither does this test.
+/// The FIFO has no writer, so a read that waited for one would never end, and neither would this test.
 #[test]
-fn what_is_not_a_regular_file_or_is_too_large_is_a_fault_and_nothing_waits_for_it() {
+fn only_regular_files_of_limited_size_are_read_and_nothing_blocks() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
@@ -397,10 +397,10 @@ fn what_is_not_a_regular_file_or_is_too_large_is_a_fault_and_nothing_waits_for_i
             (lines + 1, "protection.deny.files[0]", why, list),
             (lines + 2, "selectionKey.file", of_key, key),
         ] {
-            let place = format!("gateway.yaml:{line}:");
+            let location = format!("gateway.yaml:{line}:");
             let expected = format!("error: {field}: {file} cannot be read: {why}; accepted: {accepted}");
-            let told = report.lines().any(|l| l.starts_with(&place) && l.ends_with(&expected));
-            assert!(told, "{expected}\n{report}");
+            let is_reported = report.lines().any(|l| l.starts_with(&location) && l.ends_with(&expected));
+            assert!(is_reported, "{expected}\n{report}");
         }
         let report = load(&at(name)).report.to_string();
         let expected = format!("{file}:1:1: error: cannot be read: {why}; accepted: {list}");
@@ -414,7 +414,7 @@ fn what_is_not_a_regular_file_or_is_too_large_is_a_fault_and_nothing_waits_for_i
 }
 
 #[test]
-fn faults_of_protection_and_of_the_key_say_what_is_accepted() {
+fn faults_of_protection_and_of_the_key_name_accepted_values() {
     for (text, expected) in [
         ("protection: {newConnections: {burst: 5}}", "perSecond"),
         ("protection: {newConnections: {perSecond: 0}}", "1 to 10000000"),
@@ -440,7 +440,7 @@ fn faults_of_protection_and_of_the_key_say_what_is_accepted() {
 }
 
 #[test]
-fn gateways_that_find_each_other_share_flows_at_an_address_of_an_interface() {
+fn gateways_with_discovery_share_flows_at_an_interface_address() {
     let sharing = |source: &str, more: &str| {
         let key = "5a".repeat(32);
         valid(&format!("{BASE}{source}flowSharing: {{mode: nat, key: {{value: '{key}'}}{more}}}\n"))
@@ -462,7 +462,7 @@ fn gateways_that_find_each_other_share_flows_at_an_address_of_an_interface() {
 }
 
 #[test]
-fn peers_that_cannot_be_other_gateways_are_warned_about() {
+fn peers_that_cannot_be_other_gateways_cause_warnings() {
     let warnings = |peers: &str| {
         let key = "5a".repeat(32);
         let pools = "pools: [{name: public, addresses: [203.0.113.0/28]}]\n";

@@ -1,9 +1,9 @@
-//! Finds the endpoints of each port of a Service: merged slices, or Endpoints, or Pods.
+//! Finds the endpoints of each port of a Service from slices, Endpoints or Pods.
 //!
 //! Pure. `reconcile` builds one [`EndpointIndex`] over a state of [`Objects`] and queries it for each Service.
 //! [`super::choose`] and health decide which of the endpoints take flows.
 //!
-//! The first of these that exists is used: EndpointSlices labelled with the Service's name; the legacy Endpoints of the
+//! It uses the first of these that exists: EndpointSlices labelled with the Service's name; legacy Endpoints of the
 //! same name; for a Service with a selector, the Pods that it selects.
 //!
 //! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
@@ -27,17 +27,17 @@ use crate::diagnostic::{Diagnostic, Location};
 pub struct ServiceEndpoints {
     /// One entry for each of the Service's ports, in its order.
     pub ports: Vec<PortEndpoints>,
-    /// Refused endpoints and other faults, as warnings with their place.
+    /// Refused endpoints and other faults, as warnings with their location.
     pub findings: Vec<Diagnostic>,
-    /// Ports of the Service without endpoints, because no slice, Endpoints or Pod has such a port: as warnings that
-    /// name the ports of both.
+    /// Ports of the Service without endpoints, because no slice, Endpoints or Pod has such a port. The warnings list
+    /// the ports of both.
     pub unmatched: Vec<Diagnostic>,
-    /// The parts of its EndpointSlices that cannot be used ([`Metadata::faults`]), each with the slice.
+    /// The parts of its EndpointSlices that can't be used ([`Metadata::faults`]), each with the slice.
     pub slice_faults: Vec<(ObjectKey, Diagnostic)>,
     /// The number of endpoints over all ports, if it exceeds [`ENDPOINTS_MAX`]. The ports then have none.
     pub too_many: Option<usize>,
-    /// Set if the source does not keep the endpoints of its EndpointSlices. The ports then have none. Not set if there
-    /// are [`too_many`](Self::too_many).
+    /// Set if the source does not keep the endpoints of its EndpointSlices, unless there are
+    /// [`too_many`](Self::too_many). The ports then have none.
     pub not_kept: Option<NotKept>,
 }
 
@@ -69,7 +69,7 @@ impl PortEndpoints {
 pub struct ResolvedEndpoint {
     /// Address.
     pub ip: IpAddr,
-    /// Port, as the slice or the Pod resolved it.
+    /// The port, as resolved by the slice or the Pod.
     pub port: Port,
     /// Whether it takes new flows.
     pub ready: bool,
@@ -77,34 +77,35 @@ pub struct ResolvedEndpoint {
     pub serving: bool,
     /// Whether it is terminating.
     pub terminating: bool,
-    /// The node that it is on.
+    /// Its node.
     pub node: Option<String>,
     /// Its zone: the endpoint's own, otherwise that of its node.
     pub zone: Option<String>,
-    /// Zones that should use it, sorted.
+    /// The zones that should use it, sorted.
     pub hint_zones: Vec<String>,
-    /// Nodes that should use it, sorted.
+    /// The nodes that should use it, sorted.
     pub hint_nodes: Vec<String>,
     /// The Pod behind it.
     pub pod: Option<ObjectKey>,
 }
 
 impl ResolvedEndpoint {
-    /// Whether Kubernetes says that it answers its clients: it is ready, or terminates and still serves.
+    /// Whether it answers its clients according to Kubernetes: it is ready, or it terminates and still serves.
     #[must_use]
     pub fn answers(&self) -> bool {
         self.ready || self.serving && self.terminating
     }
 
-    /// Whether this entry takes precedence over another one for the same address and port: the one that is not
-    /// terminating, then the one in the better state. The rest only makes the result independent of order.
+    /// Whether this entry takes precedence over another one for the same address and port: one that is not
+    /// terminating, then one in the better state. The remaining comparison only makes the result independent of
+    /// order.
     fn outranks(&self, other: &Self) -> bool {
         let rank = |e: &Self| (!e.terminating, e.ready, e.serving);
         rank(self).cmp(&rank(other)).then_with(|| other.cmp(self)).is_gt()
     }
 }
 
-/// Why an address cannot be an endpoint, or `None` if it can (the API server's rule for endpoint addresses).
+/// Why an address cannot be an endpoint, or `None` if it can. This is the API server's rule for endpoint addresses.
 pub fn refused_endpoint(ip: IpAddr) -> Option<&'static str> {
     let link_local = match ip.to_canonical() {
         IpAddr::V4(v4) => v4.is_link_local(),
@@ -127,26 +128,26 @@ pub fn refused_endpoint(ip: IpAddr) -> Option<&'static str> {
 }
 
 /// Where the endpoints of a Service with these addresses were written: in its slices, its Endpoints, or as Pods.
-pub fn places_of_endpoints(
+pub fn endpoint_locations(
     objects: &Objects,
     slices: &SliceIndex,
     service: &ObjectKey,
     wanted: &BTreeSet<IpAddr>,
 ) -> BTreeMap<IpAddr, Location> {
-    let mut places = BTreeMap::new();
-    let mut note = |ip: IpAddr, place: &dyn Fn() -> Option<Location>| {
-        if wanted.contains(&ip) && !places.contains_key(&ip) {
-            places.extend(place().map(|place| (ip, place)));
+    let mut locations = BTreeMap::new();
+    let mut note = |ip: IpAddr, location: &dyn Fn() -> Option<Location>| {
+        if wanted.contains(&ip) && !locations.contains_key(&ip) {
+            locations.extend(location().map(|location| (ip, location)));
         }
     };
     for slice in slices.of(service) {
         for (i, endpoint) in slice.endpoints.iter().enumerate() {
-            let place = || slice.meta.origin.field(&format!("endpoints[{i}].addresses[0]"));
-            endpoint.address.into_iter().for_each(|ip| note(ip, &place));
+            let location = || slice.meta.origin.field(&format!("endpoints[{i}].addresses[0]"));
+            endpoint.address.into_iter().for_each(|ip| note(ip, &location));
         }
     }
     if !slices.of(service).is_empty() {
-        return places;
+        return locations;
     }
     if let Some(endpoints) = objects.endpoints.get(service) {
         for (i, subset) in endpoints.subsets.iter().enumerate() {
@@ -154,17 +155,17 @@ pub fn places_of_endpoints(
                 [("addresses", &subset.addresses), ("notReadyAddresses", &subset.not_ready_addresses)];
             for (list, addresses) in lists {
                 for (j, address) in addresses.iter().enumerate() {
-                    let place = || endpoints.meta.origin.field(&format!("subsets[{i}].{list}[{j}].ip"));
-                    note(address.ip, &place);
+                    let location = || endpoints.meta.origin.field(&format!("subsets[{i}].{list}[{j}].ip"));
+                    note(address.ip, &location);
                 }
             }
         }
-        return places;
+        return locations;
     }
     for pod in objects.pods.values().filter(|pod| pod.meta.key.namespace == service.namespace) {
         pod.ips.iter().for_each(|ip| note(*ip, &|| pod.meta.origin.field("status.podIP")));
     }
-    places
+    locations
 }
 
 /// Finds the objects that describe a Service's endpoints in one state of objects.
@@ -174,7 +175,7 @@ pub struct EndpointIndex<'a> {
     pods: Cow<'a, PodIndex<'a>>,
 }
 
-/// EndpointSlices by their Service. It is kept from one state of objects to the next.
+/// EndpointSlices by their Service. The index is updated from one state of the objects to the next.
 #[derive(Debug, Clone, Default)]
 pub struct SliceIndex(HashMap<ObjectKey, Vec<Arc<EndpointSlice>>>);
 
@@ -239,7 +240,7 @@ impl<'a> EndpointIndex<'a> {
         Self { objects, slices: Cow::Owned(SliceIndex::new(objects)), pods: Cow::Owned(PodIndex::default()) }
     }
 
-    /// Like [`Self::new`], with existing indices, which must belong to these objects.
+    /// Like [`Self::new`], with existing indexes, which must belong to these objects.
     pub fn over(objects: &'a Objects, slices: &'a SliceIndex, pods: &'a PodIndex<'a>) -> Self {
         Self { objects, slices: Cow::Borrowed(slices), pods: Cow::Borrowed(pods) }
     }
@@ -252,7 +253,7 @@ impl<'a> EndpointIndex<'a> {
             return ServiceEndpoints { too_many: Some(demand), ..merge.finish() };
         }
         match self.not_kept(service, &merge) {
-            // Some of its slices may lack its ports, but what they list is too much in any case.
+            // Some of its slices may not have the Service's ports, but the slices list too much in any case.
             Some(NotKept::TooManyEndpoints) => {
                 let listed = self.slices.of(&service.meta.key).iter().map(|slice| slice.endpoint_count());
                 return ServiceEndpoints { too_many: Some(listed.sum()), ..merge.finish() };
@@ -273,7 +274,7 @@ impl<'a> EndpointIndex<'a> {
         merge.finish()
     }
 
-    /// The Pods that a Service's selector selects; none without a selector.
+    /// The Pods that a Service's selector selects, or none without a selector.
     fn selected_pods<'s>(&'s self, service: &'s Service) -> impl Iterator<Item = &'a Pod> + use<'s, 'a> {
         let pods = match service.selector.is_empty() {
             true => &[],
@@ -296,11 +297,11 @@ impl<'a> EndpointIndex<'a> {
         self.selected_pods(service).map(|pod| pod.ips.len() * service.ports.len()).sum()
     }
 
-    /// Why the endpoints that slices list for ports of the Service are missing, if they are.
+    /// Why endpoints that slices list for ports of the Service are missing, if they are.
     fn not_kept(&self, service: &Service, merge: &Merge<'_>) -> Option<NotKept> {
         let slices = self.slices.of(&service.meta.key).iter();
-        let asked_for = slices.filter(|slice| slice.endpoint_count() > 0 && merge.ports_served(slice) > 0);
-        asked_for.filter_map(|slice| slice.left_out).map(|left_out| left_out.why).min()
+        let requested = slices.filter(|slice| slice.endpoint_count() > 0 && merge.ports_served(slice) > 0);
+        requested.filter_map(|slice| slice.left_out).map(|left_out| left_out.why).min()
     }
 
     /// The objects that were indexed.
@@ -313,9 +314,7 @@ impl<'a> EndpointIndex<'a> {
 struct Merge<'a> {
     objects: &'a Objects,
     service: &'a Service,
-    /// The Service's ports by name and protocol.
     by_name: HashMap<(&'a str, Protocol), usize>,
-    /// The endpoints of each service port.
     ports: Vec<BTreeMap<(IpAddr, Port), ResolvedEndpoint>>,
     findings: BTreeSet<Diagnostic>,
     unmatched: Vec<Diagnostic>,
@@ -447,8 +446,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The Service's ports (by index) for which `ports` of a slice or subset contains a number: those with the same
-    /// name and protocol.
+    /// The Service's ports (by index) for which `ports` of a slice or subset contains a number, because name and
+    /// protocol match.
     fn matching(&self, ports: &[EndpointPort]) -> Vec<(usize, Port)> {
         let same = |from: &EndpointPort| {
             let at = self.by_name.get(&(from.name.as_str(), from.protocol)).copied();
@@ -457,8 +456,8 @@ impl<'a> Merge<'a> {
         ports.iter().filter_map(same).collect()
     }
 
-    /// The number of ports of the Service that the endpoints of a slice serve. A slice that is left out may have lost
-    /// its ports, and then counts one.
+    /// The number of ports of the Service that the endpoints of a slice serve. A slice without its endpoints may also
+    /// have lost its ports, and then counts one.
     fn ports_served(&self, slice: &EndpointSlice) -> usize {
         match slice.left_out {
             Some(_) if slice.ports.is_empty() => 1,
@@ -497,7 +496,7 @@ impl<'a> Merge<'a> {
     }
 
     fn finish(mut self) -> ServiceEndpoints {
-        // The slices are in the order in which they arrived.
+        // The slices are in their order of arrival.
         self.slice_faults.sort();
         let ports = self.service.ports.iter().zip(self.ports);
         ServiceEndpoints {

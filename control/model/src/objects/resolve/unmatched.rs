@@ -1,5 +1,5 @@
-//! Reports ports of a Service without endpoints because no slice, Endpoints or Pod has such a port. The most common
-//! cause is a port name that differs between the two.
+//! Reports ports of a Service without endpoints because no slice, Endpoints or Pod has such a port. Usually, a port
+//! name differs between the two.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::objects::{
     AddressType, EndpointPort, EndpointSlice, Endpoints, Pod, Protocol, ServicePort, TargetPort,
 };
 
-/// The maximum number of ports of one Service that are reported one by one.
-const TOLD_MAX: usize = 8;
-/// The maximum number of ports of a slice that a message names.
+/// The maximum number of reported ports of one Service.
+const REPORTED_MAX: usize = 8;
+/// The maximum number of ports of a slice that a message lists.
 const NAMED_MAX: usize = 3;
 
 impl Merge<'_> {
@@ -36,8 +36,8 @@ impl Merge<'_> {
             subsets.filter(|(_, s)| !s.addresses.is_empty() || !s.not_ready_addresses.is_empty()).peekable();
         let Some((i, first)) = subsets.peek() else { return };
         let described = format!("Endpoints {} has {}", endpoints.meta.key, named(&first.ports));
-        let place = endpoints.meta.origin.field(&format!("subsets[{i}].ports"));
-        self.unmatched_by(subsets.flat_map(|(_, subset)| &subset.ports), &described, place);
+        let location = endpoints.meta.origin.field(&format!("subsets[{i}].ports"));
+        self.unmatched_by(subsets.flat_map(|(_, subset)| &subset.ports), &described, location);
     }
 
     /// Reports named target ports that no selected Pod has.
@@ -52,7 +52,7 @@ impl Merge<'_> {
             TargetPort::Name(name) => pods.iter().all(|pod| pod.named_port(name, port.protocol).is_none()),
         };
         let lacking = service.ports.iter().enumerate().filter(|(_, port)| lacks(port));
-        for (i, port) in lacking.take(TOLD_MAX) {
+        for (i, port) in lacking.take(REPORTED_MAX) {
             let what = format!(
                 "no Pod of Service {} has a container port {} ({}): port {} gets no endpoint",
                 service.meta.key,
@@ -60,9 +60,9 @@ impl Merge<'_> {
                 port.protocol,
                 port.label()
             );
-            let place = service.meta.origin.field(&format!("spec.ports[{i}].targetPort"));
+            let location = service.meta.origin.field(&format!("spec.ports[{i}].targetPort"));
             let diagnostic = Diagnostic::warning(what).accepting("the name of a container port, or a number");
-            self.unmatched.push(diagnostic.at(place));
+            self.unmatched.push(diagnostic.at(location));
         }
     }
 
@@ -71,7 +71,7 @@ impl Merge<'_> {
         &mut self,
         ports: impl Iterator<Item = &'p EndpointPort>,
         described: &str,
-        place: Option<Location>,
+        location: Option<Location>,
     ) {
         let ports = ports.filter(|port| port.port.is_some());
         let described_ports: HashSet<(&str, Protocol)> =
@@ -82,7 +82,7 @@ impl Merge<'_> {
             .iter()
             .filter(|port| !described_ports.contains(&(port.name.as_str(), port.protocol)))
             .collect();
-        for port in lacking.iter().take(TOLD_MAX) {
+        for port in lacking.iter().take(REPORTED_MAX) {
             let by_name = described_ports.iter().any(|(name, _)| *name == port.name);
             let wanted = match (port.name.as_str(), by_name || port.protocol != Protocol::Tcp) {
                 ("", false) => "a port without a name".to_owned(),
@@ -98,14 +98,15 @@ impl Merge<'_> {
                 "" => format!("a port without a name, protocol {}", port.protocol),
                 name => format!("a port named {name}, protocol {}", port.protocol),
             };
-            self.unmatched.push(Diagnostic::warning(what).accepting(accepted).at(place.clone()));
+            self.unmatched.push(Diagnostic::warning(what).accepting(accepted).at(location.clone()));
         }
-        if lacking.len() > TOLD_MAX {
-            let more = lacking.len() - TOLD_MAX;
+        if lacking.len() > REPORTED_MAX {
+            let more = lacking.len() - REPORTED_MAX;
             let what =
                 format!("{described}, and {more} more ports of Service {} get no endpoint", service.meta.key);
-            self.unmatched
-                .push(Diagnostic::warning(what).accepting("a port for each port of the Service").at(place));
+            self.unmatched.push(
+                Diagnostic::warning(what).accepting("a port for each port of the Service").at(location),
+            );
         }
     }
 }

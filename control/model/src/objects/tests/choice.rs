@@ -51,7 +51,7 @@ fn assert_choices(cases: &[ChoiceCase<'_>]) {
 }
 
 #[test]
-fn ready_endpoints_are_chosen_by_policy_and_terminating_ones_if_none_is_ready() {
+fn terminating_endpoints_are_chosen_only_if_none_is_ready() {
     assert_choices(&[
         ("all ready ones", &["n1 - rs-", "n2 - -s-", "n3 - rs-"], Cluster, None, None, "ready 0 2"),
         (
@@ -63,7 +63,7 @@ fn ready_endpoints_are_chosen_by_policy_and_terminating_ones_if_none_is_ready() 
             "terminating 0",
         ),
         (
-            "one ready is enough to leave the terminating",
+            "one ready endpoint is enough to ignore terminating ones",
             &["n1 - -st", "n2 - rs-"],
             Cluster,
             None,
@@ -87,18 +87,32 @@ fn ready_endpoints_are_chosen_by_policy_and_terminating_ones_if_none_is_ready() 
 }
 
 #[test]
-fn zone_hints_choose_where_all_ready_endpoints_have_one_and_one_names_our_zone() {
+fn zone_hints_apply_if_all_ready_endpoints_have_them_and_one_is_our_zone() {
     assert_choices(&[
         (
-            "hints that all carry and one names our zone",
+            "all have hints, and one names our zone",
             &["n1 a rs-", "n2 b rs-"],
             Cluster,
             None,
             Some("b"),
             "ready 1",
         ),
-        ("one without a hint voids them", &["n1 a rs-", "n2 - rs-"], Cluster, None, Some("a"), "ready 0 1"),
-        ("a zone nobody names voids them", &["n1 a rs-", "n2 b rs-"], Cluster, None, Some("c"), "ready 0 1"),
+        (
+            "one endpoint without a hint disables hints",
+            &["n1 a rs-", "n2 - rs-"],
+            Cluster,
+            None,
+            Some("a"),
+            "ready 0 1",
+        ),
+        (
+            "hints that do not name our zone have no effect",
+            &["n1 a rs-", "n2 b rs-"],
+            Cluster,
+            None,
+            Some("c"),
+            "ready 0 1",
+        ),
         (
             "an unready one without hint does not matter",
             &["n1 a rs-", "n2 b rs-", "n3 - -s-"],
@@ -123,7 +137,7 @@ fn zone_hints_choose_where_all_ready_endpoints_have_one_and_one_names_our_zone()
 fn node_hints_come_before_zone_hints() {
     assert_choices(&[
         (
-            "node hints that all carry and one names our node come before those of zones",
+            "node hints that all have, with our node, come before zone hints",
             &["n1 a@n1 rs-", "n2 b@n2 rs-", "n2 b@n2 rs-"],
             Cluster,
             Some("n2"),
@@ -131,7 +145,7 @@ fn node_hints_come_before_zone_hints() {
             "ready 1 2",
         ),
         (
-            "a node nobody names leaves it to the zones",
+            "if no hint names our node, zone hints apply",
             &["n1 a@n1 rs-", "n2 b@n2 rs-"],
             Cluster,
             Some("n3"),
@@ -139,7 +153,7 @@ fn node_hints_come_before_zone_hints() {
             "ready 0",
         ),
         (
-            "one without a node hint leaves it to the zones",
+            "if one has no node hint, zone hints apply",
             &["n1 a@n1 rs-", "n2 b rs-"],
             Cluster,
             Some("n1"),
@@ -147,7 +161,7 @@ fn node_hints_come_before_zone_hints() {
             "ready 1",
         ),
         (
-            "a node and a zone that nobody names void both",
+            "hints that name neither our node nor our zone have no effect",
             &["n1 a@n1 rs-", "n2 b@n2 rs-"],
             Cluster,
             Some("n3"),

@@ -104,7 +104,7 @@ fn resolve(objects: &Objects, service: &Service) -> ServiceEndpoints {
 const HTTP: (&str, Protocol, Option<u16>) = ("http", Protocol::Tcp, Some(8080));
 
 #[test]
-fn conditions_that_are_not_said_mean_ready_and_serving_and_not_terminating() {
+fn absent_conditions_mean_ready_serving_and_not_terminating() {
     let objects = with_slices([slice(
         "a",
         &[HTTP],
@@ -137,7 +137,7 @@ fn slices_of_one_service_are_merged_and_those_of_others_left_out() {
 }
 
 #[test]
-fn of_one_address_in_two_slices_the_one_that_is_not_terminating_wins() {
+fn if_an_address_is_in_two_slices_the_one_not_terminating_wins() {
     let old = || endpoint("10.0.0.1", Some(false), Some(true), Some(true));
     let new = || endpoint("10.0.0.1", Some(true), Some(true), Some(false));
     for (first, second) in [(old(), new()), (new(), old())] {
@@ -147,7 +147,7 @@ fn of_one_address_in_two_slices_the_one_that_is_not_terminating_wins() {
 }
 
 #[test]
-fn ports_match_by_name_and_protocol_and_those_without_a_number_are_ignored() {
+fn ports_match_by_name_and_protocol_and_need_a_number() {
     let mut service = web();
     service.ports = vec![
         service_port("dns", Protocol::Tcp, 53, TargetPort::Number(port(53))),
@@ -167,14 +167,14 @@ fn ports_match_by_name_and_protocol_and_those_without_a_number_are_ignored() {
 }
 
 #[test]
-fn pods_stand_in_only_where_there_are_neither_slices_nor_endpoints() {
+fn pods_are_used_only_without_slices_and_endpoints() {
     let pods = [pod("p1", "10.1.0.1", true)];
     let objects = with_pods(pods.clone());
     assert_eq!(shown(&resolve(&objects, &web()).ports[0].endpoints), ["10.1.0.1:8080 rs-"]);
 
     let mut sliced = with_pods(pods);
     sliced.endpoint_slices = with_slices([slice("a", &[HTTP], vec![])]).endpoint_slices;
-    assert!(resolve(&sliced, &web()).ports[0].endpoints.is_empty(), "an empty slice says there is nobody");
+    assert!(resolve(&sliced, &web()).ports[0].endpoints.is_empty(), "an empty slice means no endpoints");
 
     let mut unselecting = web();
     unselecting.selector.clear();
@@ -182,7 +182,7 @@ fn pods_stand_in_only_where_there_are_neither_slices_nor_endpoints() {
 }
 
 #[test]
-fn a_pod_is_ready_when_it_serves_and_does_not_terminate_or_when_all_are_published() {
+fn a_pod_is_ready_if_it_serves_and_is_not_terminating_or_is_published() {
     let mut leaving = pod("p2", "10.1.0.2", true);
     leaving.meta.deletion_time = Some("2026-01-01T00:00:00Z".parse().unwrap());
     let mut done = pod("p4", "10.1.0.4", true);
@@ -213,7 +213,7 @@ fn a_named_target_port_is_resolved_by_each_pod() {
 }
 
 #[test]
-fn legacy_endpoints_count_where_there_is_no_slice_and_truncation_is_told() {
+fn legacy_endpoints_are_used_without_slices_and_truncation_is_reported() {
     let address = |a: &str| EndpointAddress { ip: ip(a), node_name: None, target_ref: None };
     let mut meta = Metadata::new(ObjectKey::new("default", "web"));
     meta.annotations.insert("endpoints.kubernetes.io/over-capacity".into(), "truncated".into());
@@ -253,7 +253,7 @@ fn addresses_that_cannot_be_endpoints_are_refused_and_the_others_stay() {
 }
 
 #[test]
-fn ready_addresses_count_an_address_with_two_ports_once_and_no_terminating_one() {
+fn ready_addresses_count_each_address_once_and_no_terminating_ones() {
     let mut leaving = endpoint("10.0.0.2", Some(false), Some(true), Some(true));
     leaving.node_name = Some("n1".into());
     let mut here = endpoint("10.0.0.1", None, None, None);
@@ -290,7 +290,7 @@ type Sighting = (u8, [bool; 3], usize, usize);
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any distribution of the same endpoints over slices, in any order, results in the same set of backends.
+    /// However the same endpoints are distributed over slices, and in whatever order, the set of backends is equal.
     #[test]
     fn the_merge_does_not_depend_on_order_or_on_the_slice_an_endpoint_is_in(
         sightings in prop::collection::vec((1u8..6, any::<[bool; 3]>(), 0usize..3, 0usize..3), 0..12),
