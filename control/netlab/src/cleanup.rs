@@ -73,7 +73,7 @@ pub fn sweep() {
             Some(entry.file_name().to_str()?.strip_prefix("tidegate-lab-")?.to_owned() + "-")
         });
     let mut dead: Vec<String> =
-        of_names.chain(of_directories).filter_map(|name| lab_of_the_dead(&name)).collect();
+        of_names.chain(of_directories).filter_map(|name| lab_of_dead_process(&name)).collect();
     dead.sort_unstable();
     dead.dedup();
     for id in dead {
@@ -124,7 +124,7 @@ pub(super) fn end_processes_in(name: &str) {
 }
 
 /// `tg<pid>-<n>` from the beginning of a name, if no process has that pid.
-fn lab_of_the_dead(name: &str) -> Option<String> {
+fn lab_of_dead_process(name: &str) -> Option<String> {
     let mut parts = name.splitn(3, '-');
     let (owner, number, _host) = (parts.next()?, parts.next()?, parts.next()?);
     let pid: u32 = owner.strip_prefix("tg")?.parse().ok()?;
@@ -139,11 +139,11 @@ mod tests {
     #[test]
     fn only_labs_of_dead_processes_are_swept() {
         let own = format!("tg{}-1-client", std::process::id());
-        assert_eq!(lab_of_the_dead(&own), None, "we live");
+        assert_eq!(lab_of_dead_process(&own), None, "this process runs");
         // Larger than any pid_max (2^22).
-        assert_eq!(lab_of_the_dead("tg4999999-3-s1").as_deref(), Some("tg4999999-3"));
+        assert_eq!(lab_of_dead_process("tg4999999-3-s1").as_deref(), Some("tg4999999-3"));
         for foreign in ["client", "tg-1-a", "tgx1-1-a", "tg4999999-x-a", "tg4999999", "tg4999999-3"] {
-            assert_eq!(lab_of_the_dead(foreign), None, "{foreign}");
+            assert_eq!(lab_of_dead_process(foreign), None, "{foreign}");
         }
     }
 }

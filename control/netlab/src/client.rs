@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The maximum time of one connection attempt or one answer, on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which a missing answer counts as none.
 pub const SILENCE: Duration = Duration::from_secs(3);
 
@@ -155,16 +155,16 @@ impl EchoConnection {
     /// # Errors
     /// Like [`EchoConnection::connect`].
     pub fn connect_here(source: SocketAddr, to: SocketAddr) -> Result<Self> {
-        Self::connect_within(PATIENCE, source, to)
+        Self::connect_within(TIMEOUT, source, to)
     }
 
     /// Like [`EchoConnection::connect_here`], with a different time limit.
     ///
     /// # Errors
     /// Like [`EchoConnection::connect`].
-    pub fn connect_within(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<Self> {
-        let stream = connect_here(patience, source, to)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+    pub fn connect_within(timeout: Duration, source: SocketAddr, to: SocketAddr) -> Result<Self> {
+        let stream = connect_here(timeout, source, to)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_nodelay(true)?;
         let mut stream = BufReader::new(stream);
         let line = read_line(&mut stream)?;
@@ -187,14 +187,14 @@ impl EchoConnection {
     ///
     /// # Errors
     /// Like [`EchoConnection::ping`].
-    pub fn ping_late(&mut self, patience: Duration) -> Result<()> {
+    pub fn ping_late(&mut self, timeout: Duration) -> Result<()> {
         self.pings += 1;
         let text = format!("ping {}", self.pings);
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
-        self.stream.get_ref().set_read_timeout(Some(patience))?;
+        self.stream.get_ref().set_read_timeout(Some(timeout))?;
         let expected = format!("{} {text}", self.answer.backend);
         while read_line(&mut self.stream)? != expected {}
-        self.stream.get_ref().set_read_timeout(Some(PATIENCE))?;
+        self.stream.get_ref().set_read_timeout(Some(TIMEOUT))?;
         Ok(())
     }
 
@@ -222,11 +222,11 @@ impl EchoConnection {
 ///
 /// # Errors
 /// When the connection is refused or times out.
-pub fn connect_here(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
+pub fn connect_here(timeout: Duration, source: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(source)).with_context(|| format!("source {source}"))?;
-    socket.connect_timeout(&SockAddr::from(to), patience).with_context(|| format!("{source} to {to}"))?;
+    socket.connect_timeout(&SockAddr::from(to), timeout).with_context(|| format!("{source} to {to}"))?;
     Ok(TcpStream::from(socket))
 }
 
@@ -242,7 +242,7 @@ fn read_line(stream: &mut BufReader<TcpStream>) -> Result<String> {
 /// is an answer.
 ///
 /// # Errors
-/// When there is no answer within [`PATIENCE`], or one without `text`.
+/// When there is no answer within [`TIMEOUT`], or one without `text`.
 pub fn udp_request(
     from: &Namespace,
     source: SocketAddr,
@@ -257,7 +257,7 @@ pub fn udp_request(
 /// # Errors
 /// Like [`udp_request`].
 pub fn udp_request_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
-    udp_request_within(PATIENCE, source, to, text)
+    udp_request_within(TIMEOUT, source, to, text)
 }
 
 /// Like [`udp_request_here`], with a different time limit.
@@ -265,19 +265,19 @@ pub fn udp_request_here(source: SocketAddr, to: SocketAddr, text: &str) -> Resul
 /// # Errors
 /// Like [`udp_request`].
 pub fn udp_request_within(
-    patience: Duration,
+    timeout: Duration,
     source: SocketAddr,
     to: SocketAddr,
     text: &str,
 ) -> Result<BackendAnswer> {
-    let socket = bind_udp(patience, source)?;
+    let socket = bind_udp(timeout, source)?;
     // The socket is connected, so it accepts answers from the VIP only.
     socket.connect(to)?;
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let begin = Instant::now();
     let mut buffer = [0; 2048];
     let mut last = String::from("nothing sent");
-    while begin.elapsed() < patience {
+    while begin.elapsed() < timeout {
         match socket.send(text.as_bytes()).and_then(|_| socket.recv(&mut buffer)) {
             Ok(length) => {
                 let answer = String::from_utf8_lossy(&buffer[..length]);
@@ -289,16 +289,16 @@ pub fn udp_request_within(
             Err(error) => last = error.to_string(),
         }
     }
-    bail!("{source} to {to}: no answer in {patience:?} ({last})")
+    bail!("{source} to {to}: no answer in {timeout:?} ({last})")
 }
 
 /// Binds a UDP socket. If another thread starts a program at the same time, an earlier socket of this source is closed
 /// only when that program executes: until then, the child process has a copy of it.
-fn bind_udp(patience: Duration, source: SocketAddr) -> Result<UdpSocket> {
+fn bind_udp(timeout: Duration, source: SocketAddr) -> Result<UdpSocket> {
     let begin = Instant::now();
     loop {
         match UdpSocket::bind(source) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && begin.elapsed() < patience => {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && begin.elapsed() < timeout => {
                 thread::sleep(Duration::from_millis(5));
             }
             bound => return bound.with_context(|| format!("source {source}")),

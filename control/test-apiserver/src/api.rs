@@ -21,12 +21,12 @@ use crate::store::{Store, key};
 pub(crate) struct Api {
     pub(crate) store: Store,
     pub(crate) resources: Vec<Resource>,
-    pub(crate) knows: Knows,
+    pub(crate) features: Features,
 }
 
 /// The features that were added in later versions of Kubernetes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Knows {
+pub(crate) struct Features {
     /// `sendInitialEvents`.
     pub(crate) watch_list: bool,
     /// `ipMode` in the status of Services.
@@ -40,8 +40,8 @@ pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8
 
 impl Api {
     /// Creates a new cluster with the namespaces that every cluster has.
-    pub(crate) fn new(knows: Knows, version: u64) -> Self {
-        let mut api = Self { store: Store::new(version), resources: built_in(), knows };
+    pub(crate) fn new(features: Features, version: u64) -> Self {
+        let mut api = Self { store: Store::new(version), resources: built_in(), features };
         for name in ["default", "kube-node-lease", "kube-public", "kube-system"] {
             api.load_namespace(name);
         }
@@ -51,11 +51,11 @@ impl Api {
     /// Replaces all objects.
     pub(crate) fn replace_store(&mut self, store: Store) {
         self.store = store;
-        self.know_definitions();
+        self.register_definitions();
     }
 
     /// Registers the kinds of the stored CustomResourceDefinitions, and removes all others.
-    pub(crate) fn know_definitions(&mut self) {
+    pub(crate) fn register_definitions(&mut self) {
         self.resources = built_in();
         for definition in self.store.list(DEFINITIONS, "") {
             self.resources.extend(custom(&definition).unwrap_or_default());
@@ -236,7 +236,7 @@ impl Api {
             .collect();
         let limit = request.param("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
         let page = &matching[..limit.min(matching.len())];
-        let is_apart = self.knows.namespaces_apart
+        let is_apart = self.features.namespaces_apart
             && resource.plural == "namespaces"
             && request.param("fieldSelector") == "metadata.name=kube-system";
         let at_shown = if is_apart { 1 } else { at };
@@ -276,7 +276,7 @@ impl Api {
         }
         let selector = Selector::parse(request.param("labelSelector"), &fields, &resource.kind)?;
         let wants_initial = request.flag("sendInitialEvents");
-        if wants_initial && !self.knows.watch_list {
+        if wants_initial && !self.features.watch_list {
             let faults = [(
                 "sendInitialEvents".to_string(),
                 "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"

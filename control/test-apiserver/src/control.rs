@@ -50,8 +50,8 @@ pub(crate) fn handle(shared: &Shared, request: &Request) -> ApiResult<Answer> {
             tokens.insert(request.param("token").into(), None);
         }
         "restart-empty" => {
-            let knows = shared.api().knows;
-            *shared.api() = Api::new(knows, 1);
+            let features = shared.api().features;
+            *shared.api() = Api::new(features, 1);
             faults.end_watches();
         }
         _ => return Err(ApiError::no_such_path()),

@@ -134,7 +134,7 @@ impl Faults {
     }
 
     /// The fault that applies to a request.
-    pub(crate) fn meet(&self, method: &str, path_and_query: &str) -> Option<Fault> {
+    pub(crate) fn take(&self, method: &str, path_and_query: &str) -> Option<Fault> {
         let mut state = self.state();
         let at = state.rules.iter().position(|rule| {
             (rule.method.is_empty() || rule.method == method) && path_and_query.contains(&rule.path)

@@ -58,7 +58,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch as tokio_watch};
 
-use api::{Api, Knows};
+use api::{Api, Features};
 use base64::base64;
 use server::{Command, Order};
 use shared::Shared;
@@ -128,9 +128,9 @@ impl TestApiServer {
     pub fn start(options: Options) -> io::Result<Self> {
         let wake = Arc::new(tokio_watch::channel(0).0);
         let Options { watch_list, ip_mode, namespaces_apart, .. } = options;
-        let knows = Knows { watch_list, ip_mode, namespaces_apart };
+        let features = Features { watch_list, ip_mode, namespaces_apart };
         let shared = Arc::new(Shared {
-            api: Mutex::new(Api::new(knows, FIRST_VERSION)),
+            api: Mutex::new(Api::new(features, FIRST_VERSION)),
             tokens: Mutex::new(BTreeMap::from([(ADMIN_TOKEN.to_string(), Some(User::admin()))])),
             certificates: Mutex::default(),
             faults: Faults::new(wake.clone()),
@@ -276,7 +276,7 @@ impl TestApiServer {
         let mut stored = Vec::new();
         for object in objects {
             let kept = self.shared.api().load(object).map_err(|error| error.message)?;
-            self.shared.poke();
+            self.shared.wake_watches();
             stored.push(Value::clone(&kept));
         }
         Ok(stored)
@@ -288,7 +288,7 @@ impl TestApiServer {
     /// See [`TestApiServer::apply`].
     pub fn load(&self, objects: Vec<Value>) -> Result<(), String> {
         let outcome = self.shared.api().load_many(objects).map_err(|error| error.message);
-        self.shared.poke();
+        self.shared.wake_watches();
         outcome
     }
 
@@ -327,7 +327,7 @@ impl TestApiServer {
             let resource = api.resource_of(api_version, kind).cloned().ok_or("no such kind")?;
             api.edit(&resource, namespace, name, change).map_err(|error| error.message)?
         };
-        self.shared.poke();
+        self.shared.wake_watches();
         Ok(Value::clone(&outcome))
     }
 
@@ -342,7 +342,7 @@ impl TestApiServer {
             api.mark_deleted(&resource, namespace, name);
             found
         };
-        self.shared.poke();
+        self.shared.wake_watches();
         found
     }
 
@@ -374,7 +374,7 @@ impl TestApiServer {
     /// continue.
     pub fn compact(&self) {
         self.shared.api().store.compact();
-        self.shared.poke();
+        self.shared.wake_watches();
     }
 
     /// A copy of all objects.
@@ -405,8 +405,8 @@ impl TestApiServer {
     /// The server cannot listen on the port again.
     pub fn restart_empty(&self) -> io::Result<()> {
         self.refuse_connections(true)?;
-        let knows = self.shared.api().knows;
-        *self.shared.api() = Api::new(knows, 1);
+        let features = self.shared.api().features;
+        *self.shared.api() = Api::new(features, 1);
         self.refuse_connections(false)
     }
 

@@ -121,7 +121,7 @@ impl Api {
         restore(&mut object, given);
         let stored = self.store.put(&resource.storage, object);
         if &*resource.storage == DEFINITIONS {
-            self.know_definitions();
+            self.register_definitions();
         }
         let (namespace, name) = key(&stored);
         if stored["metadata"]["deletionTimestamp"].is_string() && crate::write::finalizers(&stored).is_empty()

@@ -1,4 +1,4 @@
-//! The kinds that the server knows: a built-in table, and the kinds from CustomResourceDefinitions.
+//! The kinds that the server supports: a built-in table, and the kinds from CustomResourceDefinitions.
 //!
 //! A [`Resource`] describes how a kind is addressed and which parts of it are separate (status). It contains no objects.
 //! `events.k8s.io` events and core events are one kind that is stored once; `event` converts between the two forms.

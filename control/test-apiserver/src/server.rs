@@ -175,7 +175,7 @@ async fn respond(
     };
     // A rule that is added later does not apply to this request, so the end of watches that follows the rule must.
     let flags = shared.faults.watches();
-    let fault = shared.faults.meet(&request.method, &format!("{}?{raw_query}", request.path));
+    let fault = shared.faults.take(&request.method, &format!("{}?{raw_query}", request.path));
     match &fault {
         Some(Fault::Slow(time)) => tokio::time::sleep(*time).await,
         Some(Fault::Hang) => std::future::pending().await,
@@ -191,7 +191,7 @@ async fn respond(
         (_, Some(_)) => {
             let outcome = shared.api().handle(&request);
             if request.method != "GET" {
-                shared.poke();
+                shared.wake_watches();
             }
             outcome
         }

@@ -53,7 +53,7 @@ impl Shared {
         self.api.lock().expect("nothing panics while the objects are locked")
     }
 
-    pub(crate) fn poke(&self) {
+    pub(crate) fn wake_watches(&self) {
         self.wake.send_modify(|count| *count += 1);
     }
 

@@ -107,7 +107,7 @@ impl Api {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
         let mut unknown = admission::drop_unknown(resource, &mut applied)?;
-        if !self.knows.ip_mode {
+        if !self.features.ip_mode {
             unknown.extend(ip_mode(resource, &applied));
         }
         if let Some(path) = unknown.first() {
@@ -380,13 +380,13 @@ impl Api {
         let terminating = definition["metadata"]["deletionTimestamp"].is_string();
         if terminating && self.store.list(name, "").is_empty() && finalizers(&definition).is_empty() {
             self.store.remove(&DEFINITIONS.into(), "", name);
-            self.know_definitions();
+            self.register_definitions();
         }
     }
 
     pub(crate) fn after_write(&mut self, resource: &Resource) {
         if resource.kind == "CustomResourceDefinition" {
-            self.know_definitions();
+            self.register_definitions();
         }
     }
 

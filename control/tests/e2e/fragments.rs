@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tidegate_netlab::addresses::{Family, client};
-use tidegate_netlab::client::{PATIENCE, SILENCE};
+use tidegate_netlab::client::{SILENCE, TIMEOUT};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, checksum};
 
@@ -61,7 +61,7 @@ fn try_sizes(path: ModePath, source: SocketAddr) -> Vec<String> {
         // The first exchange resolves neighbors, and notifies the client of the size that fits a tunnel (IPv6: packet
         // too big).
         let begin = Instant::now();
-        while first.is_none() && begin.elapsed() < PATIENCE {
+        while first.is_none() && begin.elapsed() < TIMEOUT {
             first = exchange(&socket, &text(size, 0), Duration::from_millis(500), |data| {
                 // This send may return an ICMP error about an earlier one.
                 let _ = socket.send(data);
@@ -99,13 +99,13 @@ fn try_sizes(path: ModePath, source: SocketAddr) -> Vec<String> {
 pub(crate) fn exchange(
     socket: &UdpSocket,
     data: &[u8],
-    patience: Duration,
+    timeout: Duration,
     send: impl FnOnce(&[u8]),
 ) -> Option<(u64, SocketAddr)> {
     send(data);
     let begin = Instant::now();
     let mut buffer = vec![0; 65_536];
-    while begin.elapsed() < patience {
+    while begin.elapsed() < timeout {
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a time above zero");
         let answer = match socket.recv(&mut buffer) {
             Ok(length) => &buffer[..length],

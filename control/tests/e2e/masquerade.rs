@@ -12,7 +12,7 @@ use tidegate_netlab::{Gateway, GatewayOptions};
 use crate::world::{World, beside_others};
 
 /// The maximum time of one exchange, which only limits a failing test.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum time of an exchange that is retried.
 const RETRY: Duration = Duration::from_millis(500);
@@ -43,7 +43,7 @@ fn a_reload_enables_masquerading_with_the_snat_address() {
             let first = || datagram(&world, outside, RETRY).ok().filter(|seen| seen.ip() == snat);
             world.wait_until(&name, first);
             for _ in 0..8 {
-                assert_eq!(datagram(&world, outside, PATIENCE).unwrap().ip(), snat, "{name}: UDP");
+                assert_eq!(datagram(&world, outside, TIMEOUT).unwrap().ip(), snat, "{name}: UDP");
                 assert_eq!(stream(&world, outside).ip(), snat, "{name}: TCP");
             }
         }
@@ -69,14 +69,14 @@ fn a_reload_enables_masquerading_with_the_snat_address() {
 }
 
 /// Sends a datagram from the backend to the external host and back. Returns the source that the external host saw.
-fn datagram(world: &World, outside: IpAddr, patience: Duration) -> std::io::Result<SocketAddr> {
+fn datagram(world: &World, outside: IpAddr, timeout: Duration) -> std::io::Result<SocketAddr> {
     let socket = world.lab.client().enter(|| UdpSocket::bind((outside, 0)))?;
-    socket.set_read_timeout(Some(patience))?;
+    socket.set_read_timeout(Some(timeout))?;
     let to = socket.local_addr()?;
     let socket = world.lab.server(1).namespace().enter(|| {
         let socket = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
         socket.connect(to)?;
-        socket.set_read_timeout(Some(patience))?;
+        socket.set_read_timeout(Some(timeout))?;
         socket.send(b"question").map(|_| socket)
     })?;
     let mut bytes = [0; 64];
@@ -99,7 +99,7 @@ fn stream(world: &World, outside: IpAddr) -> SocketAddr {
         let (question, answer) = (&sent, &back);
         let server = scope.spawn(move || {
             let (mut stream, seen) = listener.accept().expect("the backend connects");
-            stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+            stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
             let mut received = Vec::new();
             stream.read_to_end(&mut received).expect("all of the stream");
             assert!(received == *question, "{} bytes, which differ from those sent", received.len());
@@ -110,9 +110,9 @@ fn stream(world: &World, outside: IpAddr) -> SocketAddr {
             .lab
             .server(1)
             .namespace()
-            .enter(|| TcpStream::connect_timeout(&to, PATIENCE))
+            .enter(|| TcpStream::connect_timeout(&to, TIMEOUT))
             .expect("the host outside answers");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         stream.write_all(&sent).expect("the question is sent");
         stream.shutdown(Shutdown::Write).expect("it is open");
         let mut received = Vec::new();

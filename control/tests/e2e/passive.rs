@@ -15,7 +15,7 @@ use crate::world::{World, alone};
 const SERVERS: u8 = 10;
 const DEAD: u8 = 3;
 /// A connection that takes longer counts as failed.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Connections that start within this time after the death are counted.
 const COUNTED: Duration = Duration::from_secs(4);
 /// Concurrent clients of each path: one that waits for a silent backend must not delay the others.
@@ -53,9 +53,9 @@ fn attempts_after(world: &mut World, event: impl FnOnce(&mut World)) -> Vec<Atte
         while Instant::now() < end {
             let at = Instant::now();
             let source = SocketAddr::new(client(path.family, n), 0);
-            let connection = EchoConnection::connect_within(PATIENCE, source, path.tcp_echo());
+            let connection = EchoConnection::connect_within(TIMEOUT, source, path.tcp_echo());
             let outcome = match connection {
-                Ok(_) if at.elapsed() > PATIENCE => Err(format!("{:?}", at.elapsed())),
+                Ok(_) if at.elapsed() > TIMEOUT => Err(format!("{:?}", at.elapsed())),
                 result => {
                     result.map(|connection| connection.answer.backend).map_err(|error| format!("{error:#}"))
                 }

@@ -35,7 +35,7 @@ const CONNECTIONS: usize = 640;
 /// The number of connections at a time.
 const AT_ONCE: usize = 48;
 /// The maximum duration of a connection, with lost frames.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A client's address and port, and the VIP and its port.
 pub(crate) type Ends = (SocketAddr, SocketAddr);
@@ -186,9 +186,9 @@ fn exchange(target: SocketAddr, n: usize) -> Result<SocketAddr> {
         "POST /echo?n={n} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let mut stream = connect_here(PATIENCE, source, target)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut stream = connect_here(TIMEOUT, source, target)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     stream.set_nodelay(true)?;
     let own = stream.local_addr()?;
     send_request(&mut stream, n, head.as_bytes(), &body)

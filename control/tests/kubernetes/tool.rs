@@ -47,7 +47,7 @@ pub(crate) fn run(command: &mut Command) -> Result<String, String> {
 /// Runs kubectl as the administrator, in the namespace of the API server.
 pub(crate) fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String> {
     let home = world.directory().join("admin");
-    std::fs::create_dir_all(&home).expect("a directory of the story");
+    std::fs::create_dir_all(&home).expect("a directory of the test");
     world.api.kubeconfig(&home).expect("written");
     // kubectl finds plugins in the PATH.
     let plugins = plugin().parent().expect("a directory").to_owned();

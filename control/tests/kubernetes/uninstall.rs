@@ -57,7 +57,7 @@ fn lease_owner(world: &World) -> Option<String> {
 /// The kubeconfig of the cluster's administrator.
 fn admin(world: &World) -> PathBuf {
     let directory = world.directory().join("admin");
-    std::fs::create_dir_all(&directory).expect("a directory of the story");
+    std::fs::create_dir_all(&directory).expect("a directory of the test");
     world.api.kubeconfig(&directory).expect("written")
 }
 

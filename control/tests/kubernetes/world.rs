@@ -158,7 +158,7 @@ impl World {
 
     /// Applies objects to the cluster.
     pub(crate) fn apply(&self, yaml: &str) {
-        self.api.apply(yaml).expect("objects of a story are legal");
+        self.api.apply(yaml).expect("objects of a test are valid");
     }
 
     /// Starts a gateway with the default setting, and waits until it answers.
@@ -257,7 +257,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         let text = std::fs::read_to_string(&config).expect("it was written");
         std::fs::write(&config, edit(text)).expect("configuration written");
         let at = self.gateways.iter_mut().find(|gateway| gateway.name == name);
-        at.expect("a gateway of this story").process.signal(Signal::HUP);
+        at.expect("a gateway of this test").process.signal(Signal::HUP);
     }
 
     /// Waits for the end of a gateway and returns its exit code.
@@ -293,7 +293,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
     }
 
     pub(crate) fn gateway(&self, name: &str) -> &Gateway {
-        self.gateways.iter().find(|gateway| gateway.name == name).expect("a gateway of this story")
+        self.gateways.iter().find(|gateway| gateway.name == name).expect("a gateway of this test")
     }
 
     /// Runs a function in the gateways' namespace, where their loopback ports are.
@@ -304,7 +304,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
     /// Stops a gateway with a signal and waits for its exit.
     pub(crate) fn end(&mut self, name: &str, signal: Signal, bound: Duration) -> Result<(), String> {
         let at =
-            self.gateways.iter().position(|gateway| gateway.name == name).expect("a gateway of this story");
+            self.gateways.iter().position(|gateway| gateway.name == name).expect("a gateway of this test");
         let mut gateway = self.gateways.remove(at);
         gateway.process.signal(signal);
         let ended = gateway.process.wait(bound);
@@ -336,7 +336,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
     /// Sends a signal to a gateway, which stays part of the test.
     pub(crate) fn signal(&mut self, name: &str, signal: Signal) {
         let at = self.gateways.iter_mut().find(|gateway| gateway.name == name);
-        at.expect("a gateway of this story").process.signal(signal);
+        at.expect("a gateway of this test").process.signal(signal);
     }
 
     /// Waits like [`World::until`], for tests that describe the failure themselves.

@@ -120,7 +120,7 @@ const NEW_SECONDS: f64 = 0.03;
 /// Frames in flight while flows are established.
 const WINDOW: u64 = 256;
 /// Establishing flows fails if no frame returns for this long. The machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// In a soak, backends answer one in this many requests of known flows. A flow whose backend is gone starts again at
 /// another one, and an answer establishes it there, as on a real network. Without it, a soak with changes of backends
 /// would change more and more of its known flows to unanswered ones, which a full table replaces all the time.
@@ -339,7 +339,7 @@ impl<'a> Generator<'a> {
                 return Ok(());
             }
             ensure!(
-                progress.elapsed() < PATIENCE,
+                progress.elapsed() < TIMEOUT,
                 "{missing} of {flows} flows could not be established: their {what} did not return"
             );
         }

@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tidegate_wire::sctp::{HEADER_LEN, chunk, crc32c};
 
 use crate::addresses::{SCTP_PORT, SCTP_TARGET_PORT};
-use crate::client::{BackendAnswer, PATIENCE};
+use crate::client::{BackendAnswer, TIMEOUT};
 
 /// The protocol number of SCTP.
 const SCTP: i32 = 132;
@@ -49,7 +49,7 @@ pub fn serve(name: &str, addresses: &[IpAddr]) -> Result<()> {
 /// Returns which backend answered.
 ///
 /// # Errors
-/// When there is no answer within [`PATIENCE`], or a wrong one.
+/// When there is no answer within [`TIMEOUT`], or a wrong one.
 pub fn request_here(source: IpAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
     static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
     let from = 20_000 + NEXT_PORT.fetch_add(1, Ordering::Relaxed) % 40_000;
@@ -97,7 +97,7 @@ impl Client {
     fn request(&mut self, tag: u32, chunks: &[Vec<u8>], wanted: u8) -> Result<Vec<u8>> {
         let begin = Instant::now();
         self.socket.set_read_timeout(Some(AGAIN))?;
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             self.send(tag, chunks)?;
             let sent = Instant::now();
             while sent.elapsed() < AGAIN {
@@ -112,7 +112,7 @@ impl Client {
                 }
             }
         }
-        bail!("{}: no chunk of type {wanted} in {PATIENCE:?}, own tag {:x}", self.to, self.own_tag)
+        bail!("{}: no chunk of type {wanted} in {TIMEOUT:?}, own tag {:x}", self.to, self.own_tag)
     }
 }
 

@@ -72,7 +72,7 @@ fn flooded_services_with_syn_cookies_serve_clients_and_keep_connections() {
         // An attempt may have failed to connect; such failures are counted above.
         if let Ok(mut connection) = connection {
             connection
-                .ping_late(tidegate_netlab::client::PATIENCE)
+                .ping_late(tidegate_netlab::client::TIMEOUT)
                 .unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
             setup.established.push((path, connection));
             alive += 1;

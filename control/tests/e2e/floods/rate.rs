@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
-use tidegate_netlab::client::{PATIENCE, connect_here};
+use tidegate_netlab::client::{TIMEOUT, connect_here};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 
 use super::setup::{long, seconds};
@@ -83,8 +83,8 @@ fn fullnat_refuses_no_new_connection() {
 
 /// Sends one request to nginx on a new connection, which the server or the client closes.
 fn request(source: SocketAddr, path: ModePath, server_closes: bool) -> anyhow::Result<()> {
-    let stream = connect_here(PATIENCE, source, path.http())?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = connect_here(TIMEOUT, source, path.http())?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let connection = if server_closes { "close" } else { "keep-alive" };
     (&stream)
         .write_all(format!("GET / HTTP/1.1\r\nHost: lab\r\nConnection: {connection}\r\n\r\n").as_bytes())?;

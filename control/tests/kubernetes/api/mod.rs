@@ -263,7 +263,7 @@ impl Api {
     pub(crate) fn admin(&self) -> &Admin {
         used(Needs::RealServer);
         match &self.0 {
-            Server::Test(..) => unreachable!("a story of a real server is skipped without one"),
+            Server::Test(..) => unreachable!("a test of a real server is skipped without one"),
             Server::Real(real) => real.admin(),
         }
     }
@@ -272,7 +272,7 @@ impl Api {
     pub(crate) fn restart_without_history(&self) {
         used(Needs::DiscardedHistory);
         match &self.0 {
-            Server::Test(..) => unreachable!("a story of a real server is skipped without one"),
+            Server::Test(..) => unreachable!("a test of a real server is skipped without one"),
             Server::Real(real) => real.stopped(ControlPlane::restart_without_history),
         }
     }
@@ -324,7 +324,7 @@ impl Api {
                 server.restart_from(copy).expect("the port is free");
             }
             (Server::Real(real), Backup::Real(copy)) => real.stopped(|plane| plane.restart_from(copy)),
-            _ => unreachable!("a story has one server"),
+            _ => unreachable!("a test has one server"),
         }
     }
 
@@ -339,7 +339,7 @@ impl Api {
         used(need);
         match &self.0 {
             Server::Test(server, _) => server,
-            Server::Real(_) => unreachable!("a story that needs {need:?} is skipped with a real server"),
+            Server::Real(_) => unreachable!("a test that needs {need:?} is skipped with a real server"),
         }
     }
 }

@@ -85,7 +85,7 @@ impl Needs {
             Self::Version(minor) => format!("Kubernetes 1.{minor} or newer"),
             Self::RealServer => "admin(): a real API server (make test-apiserver)".into(),
             Self::DiscardedHistory => {
-                "restart_without_history(): a real API server that a story may stop".into()
+                "restart_without_history(): a real API server that a test may stop".into()
             }
         }
     }
@@ -101,8 +101,8 @@ thread_local! {
 #[macro_export]
 macro_rules! needs {
     ($($need:expr),+ $(,)?) => {
-        fn story() {}
-        if $crate::api::needs::is_skipped(std::any::type_name_of_val(&story), &[$($need),+]) {
+        fn this_test() {}
+        if $crate::api::needs::is_skipped(std::any::type_name_of_val(&this_test), &[$($need),+]) {
             return;
         }
     };
@@ -115,7 +115,7 @@ pub(crate) fn is_skipped(test: &str, needs: &[Needs]) -> bool {
         NAMED.with_borrow_mut(|named| *named = (needs.to_vec(), BTreeSet::new()));
         return false;
     }
-    let name = test.trim_end_matches("::story");
+    let name = test.trim_end_matches("::this_test");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
     // The output of print macros is not shown for a test that passes.
     let _ = writeln!(std::io::stderr(), "skipped: {name}: needs {}", lacks.join("; and "));
@@ -127,7 +127,7 @@ pub(crate) fn used(need: Needs) {
     NAMED.with_borrow_mut(|(named, used)| {
         assert!(
             named.contains(&need),
-            "this story must begin with needs!(Needs::{need:?}): it uses {}",
+            "this test must begin with needs!(Needs::{need:?}): it uses {}",
             need.text()
         );
         used.insert(need);
@@ -138,7 +138,7 @@ pub(crate) fn used(need: Needs) {
 pub(crate) fn assert_all_used() {
     let (named, used) = NAMED.take();
     for need in named.into_iter().filter(|need| need.is_switch()) {
-        assert!(used.contains(&need), "this story names Needs::{need:?} and does not use it");
+        assert!(used.contains(&need), "this test names Needs::{need:?} and does not use it");
     }
 }
 

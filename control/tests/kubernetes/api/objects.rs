@@ -91,7 +91,7 @@ impl Admin {
             request = request.header(name, value);
         }
         let text = body.map_or_else(Vec::new, |(_, body)| body.to_string().into_bytes());
-        let request = request.body(text).expect("paths of the stories are URLs");
+        let request = request.body(text).expect("paths of the tests are URLs");
         let connector = self.connector.clone();
         let refused = |code: u16, message: String| Refusal { code, message, causes: Vec::new() };
         let work = async move {
@@ -166,7 +166,7 @@ impl Admin {
     /// An object; `None` if it or its kind does not exist.
     pub(crate) fn get(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         let place = ObjectPath::new(api_version, kind, namespace, name);
-        match self.patiently("GET", &place.path()) {
+        match self.with_retries("GET", &place.path()) {
             Ok(object) => Some(object),
             Err(refusal) if refusal.code == 404 => None,
             Err(refusal) => panic!("{}: {refusal}", place.path()),
@@ -176,7 +176,7 @@ impl Admin {
     /// The objects of a kind. An empty `namespace` selects all namespaces. Empty if the kind does not exist.
     pub(crate) fn list(&self, api_version: &str, kind: &str, namespace: &str) -> Vec<Value> {
         let place = ObjectPath::new(api_version, kind, namespace, "");
-        let list = match self.patiently("GET", &place.path()) {
+        let list = match self.with_retries("GET", &place.path()) {
             Ok(list) => list,
             Err(refusal) if refusal.code == 404 => return Vec::new(),
             Err(refusal) => panic!("{}: {refusal}", place.path()),
@@ -189,7 +189,7 @@ impl Admin {
     }
 
     /// Sends a read request. Retries if the connection breaks, because the tests stop servers and break connections.
-    fn patiently(&self, method: &str, path: &str) -> Result<Value, Refusal> {
+    fn with_retries(&self, method: &str, path: &str) -> Result<Value, Refusal> {
         let mut last = None;
         let answered = wait_for("an answer", SERVED, || match self.request(method, path, None) {
             Err(refusal) if refusal.code == 0 || refusal.code >= 500 || refusal.code == 429 => {

@@ -101,7 +101,7 @@ impl Real {
 
     /// The control plane that belongs to the test.
     pub(super) fn plane(&self) -> &ControlPlane {
-        self.plane.as_ref().expect("a story that needs one is skipped with the server of a cluster")
+        self.plane.as_ref().expect("a test that needs one is skipped with the server of a cluster")
     }
 
     /// Changes the control plane while gateways can't reach it.

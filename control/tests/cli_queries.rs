@@ -95,7 +95,7 @@ fn services() -> Vec<ServiceView> {
     ]
 }
 
-fn flow(client: &str, lives: bool) -> FlowRow {
+fn flow(client: &str, is_live: bool) -> FlowRow {
     FlowRow {
         namespace: "default".into(),
         service: "web".into(),
@@ -103,7 +103,7 @@ fn flow(client: &str, lives: bool) -> FlowRow {
         protocol: "TCP".into(),
         client: client.parse().expect("an address"),
         vip: "203.0.113.1:80".parse().expect("an address"),
-        backend: lives.then(|| "10.0.0.1:8080".parse().expect("an address")),
+        backend: is_live.then(|| "10.0.0.1:8080".parse().expect("an address")),
         mode: "fullnat".into(),
         kind: FlowRowKind::Nat,
         source: Some("192.0.2.3:1024".parse().expect("an address")),
