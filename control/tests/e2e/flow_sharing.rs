@@ -118,7 +118,7 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
         router: RouterKind::Lab,
         sharing,
     };
-    let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");
+    let mut fleet = Fleet::start(plan, 3).expect("the fleet is built (needs root and DPDK)");
     let mut connections = ClientProcesses::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     connections.open(&SERVICES.map(|service| service.vip()), CONNECTIONS).expect("connections open");
     let [ready, leaving] = [EndpointState::Ready, EndpointState::Terminating];
@@ -182,7 +182,7 @@ fn the_key_of_a_fleet_is_changed_by_reloads_and_sessions_return_each_time() {
         router: RouterKind::Lab,
         sharing: Some(['a', 'a']),
     };
-    let mut fleet = Fleet::start(plan, 1).expect("the fleet stands (needs root and DPDK)");
+    let mut fleet = Fleet::start(plan, 1).expect("the fleet is built (needs root and DPDK)");
     let processes = [1, 2].map(|n| fleet.gateway_mut(n).pid());
     let (old, none) = keys(&status(&mut fleet, 1));
     assert_eq!(none, None);

@@ -54,7 +54,7 @@ fn interrupt(router: RouterKind) {
         sharing: Some(['a', 'a']),
     };
     let fleet = Fleet::start(plan, SERVING)
-        .expect("the fleet stands (needs root, DPDK, BIRD, keepalived, and FRR or GoBGP)");
+        .expect("the fleet is built (needs root, DPDK, BIRD, keepalived, and FRR or GoBGP)");
     let connections = ClientProcesses::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     let count = if long() { 400 } else { 40 };
     let broken = vec![0; SERVICES.len()];

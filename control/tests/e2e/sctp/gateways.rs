@@ -75,7 +75,7 @@ fn associations_survive_a_killed_gateway_and_the_other_tracks_their_end() {
         router: RouterKind::Lab,
         sharing,
     };
-    let mut fleet = Fleet::start(plan, SERVERS).expect("the fleet stands (needs root and DPDK)");
+    let mut fleet = Fleet::start(plan, SERVERS).expect("the fleet is built (needs root and DPDK)");
     let directory = fleet.directory().to_owned();
     let program = compile(&directory, "multihomed");
     let ports = SCTP_TARGET_PORT.to_string();
