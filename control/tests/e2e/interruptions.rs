@@ -25,7 +25,7 @@ struct Interrupted {
     /// Connections to each Service that are opened at a time.
     count: usize,
     /// The next server to be replaced.
-    leaves: u8,
+    oldest: u8,
     broken: Vec<usize>,
     /// The steps in which connections broke.
     bad: Vec<String>,
@@ -58,7 +58,7 @@ fn interrupt(router: RouterKind) {
     let connections = ClientProcesses::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     let count = if long() { 400 } else { 40 };
     let broken = vec![0; SERVICES.len()];
-    let mut run = Interrupted { fleet, connections, count, leaves: 1, broken, bad: Vec::new() };
+    let mut run = Interrupted { fleet, connections, count, oldest: 1, broken, bad: Vec::new() };
     let steps = run.steps();
     steps.unwrap_or_else(|error| panic!("{error:#}\n{}", run.fleet.condition()));
     assert!(run.bad.is_empty(), "connections broke: {:?}\n{}", run.bad, run.fleet.condition());
@@ -96,8 +96,8 @@ impl Interrupted {
         // The machine of gateway 1 is replaced. A backend has been removed from its Services since, and still serves
         // its connections.
         self.fleet.forget_flows(1)?;
-        self.fleet.unlist(self.leaves)?;
-        self.leaves += 1;
+        self.fleet.unlist(self.oldest)?;
+        self.oldest += 1;
         self.fleet.launch(1)?;
         self.replace()?;
         self.returns("gateway 1 is new")?;
@@ -126,8 +126,8 @@ impl Interrupted {
 
     /// Replaces a backend, which still serves its connections.
     fn replace(&mut self) -> Result<()> {
-        self.fleet.replace(self.leaves, self.leaves + SERVING)?;
-        self.leaves += 1;
+        self.fleet.replace(self.oldest, self.oldest + SERVING)?;
+        self.oldest += 1;
         Ok(())
     }
 

@@ -197,11 +197,11 @@ fn opened(world: &World, paths: &[ModePath], connections: usize) -> Vec<(ModePat
 fn replace(services: &mut [Manifest], leaving: &[u8], coming: &[u8]) {
     for service in services {
         for family in Family::BOTH {
-            for (leaves, comes) in leaving.iter().zip(coming) {
-                let address = plan::server(family, *leaves);
+            for (old, new) in leaving.iter().zip(coming) {
+                let address = plan::server(family, *old);
                 if let Some(endpoint) = service.endpoints.iter_mut().find(|e| e.address == address) {
                     endpoint.state = EndpointState::Terminating;
-                    service.endpoints.push(EndpointSpec::ready(plan::server(family, *comes)));
+                    service.endpoints.push(EndpointSpec::ready(plan::server(family, *new)));
                 }
             }
         }

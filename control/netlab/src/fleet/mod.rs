@@ -289,23 +289,23 @@ impl Fleet {
     ///
     /// # Errors
     /// When a gateway does not apply it in time.
-    pub fn unlist(&mut self, leaves: u8) -> Result<()> {
-        self.endpoints.retain(|(n, _)| *n != leaves);
+    pub fn unlist(&mut self, old: u8) -> Result<()> {
+        self.endpoints.retain(|(n, _)| *n != old);
         self.apply()
     }
 
-    /// Replaces a server: the endpoint `leaves` terminates but keeps serving, and `comes` is ready. Waits until all
+    /// Replaces a server: the endpoint `old` terminates but keeps serving, and `new` is ready. Waits until all
     /// gateways have applied it.
     ///
     /// # Errors
     /// When a gateway does not apply it in time.
-    pub fn replace(&mut self, leaves: u8, comes: u8) -> Result<()> {
+    pub fn replace(&mut self, old: u8, new: u8) -> Result<()> {
         for (n, state) in &mut self.endpoints {
-            if *n == leaves {
+            if *n == old {
                 *state = EndpointState::Terminating;
             }
         }
-        self.endpoints.push((comes, EndpointState::Ready));
+        self.endpoints.push((new, EndpointState::Ready));
         self.apply()
     }
 
