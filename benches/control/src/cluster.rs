@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Value, json};
 use tidegate_model::objects::{Endpoint, EndpointSlice, FINALIZER, Protocol};
-use tidegate_policy::pools::{FIELD_MANAGER, Held, record};
+use tidegate_policy::pools::{FIELD_MANAGER, OwnedAddress, record};
 
 use crate::world::{self, PODS_PER_NODE, Size};
 
@@ -92,8 +92,11 @@ pub fn service(n: usize, variant: Variant) -> Value {
     if variant.has_status {
         let ip = vip(n);
         let proto = if is_udp(n) { Protocol::Udp } else { Protocol::Tcp };
-        let held =
-            Held { pool: POOL_NAME.to_owned(), ports: Some(vec![(proto, PORT)]), ..Held::of_status(ip) };
+        let held = OwnedAddress {
+            pool: POOL_NAME.to_owned(),
+            ports: Some(vec![(proto, PORT)]),
+            ..OwnedAddress::of_status(ip)
+        };
         let condition = |kind: &str, status: &str, reason: &str, message: String| {
             json!({
                 "type": format!("tidegate.dev/{kind}"), "status": status, "reason": reason, "message": message,

@@ -87,7 +87,7 @@ names! {
         /// Of a Service: another Service or controller claims the same address, port or status.
         CONFLICTED = "tidegate.dev/Conflicted",
         /// Of a Service: a record of the addresses and ports that it owns.
-        HOLDS = pools::HOLDS,
+        RECORD = pools::RECORD_CONDITION,
         /// Of an AddressPool: it is used as specified.
         ACCEPTED = "Accepted",
         /// Of an AddressPool: it overlaps with another pool.

@@ -169,7 +169,7 @@ fn addresses_of(service: Option<&Arc<Service>>, assigned: Option<&Holdings>) -> 
         return BTreeSet::new();
     };
     let has = |ip: &IpAddr| {
-        let mut owned = assigned.into_iter().flat_map(|assigned| &assigned.held);
+        let mut owned = assigned.into_iter().flat_map(|assigned| &assigned.addresses);
         owned.any(|one| one.kind == ClaimKind::ExternalIp && one.address == *ip)
     };
     let external = service.external_ips.iter().copied().filter(has);
@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
     use tidegate_model::objects::Metadata;
-    use tidegate_policy::pools::Held;
+    use tidegate_policy::pools::OwnedAddress;
 
     fn ip(n: u8) -> IpAddr {
         IpAddr::from([203, 0, 113, n])
@@ -272,7 +272,7 @@ mod tests {
             SharedMap::from([(key(), Arc::new(service))])
         };
         // A pool authorizes the first one.
-        let owned = Held { kind: ClaimKind::ExternalIp, ..Held::of_status(ip(1)) };
+        let owned = OwnedAddress { kind: ClaimKind::ExternalIp, ..OwnedAddress::of_status(ip(1)) };
         let by_service = SharedMap::from([(key(), Holdings::new("", vec![owned]))]);
         let granted = Arc::new(Allocations { by_service, ..Allocations::default() });
         let mut tracker = ReleaseTracker::default();
@@ -318,7 +318,7 @@ mod tests {
 
     /// The leader's memory of assigned addresses. The Services exist, without a status.
     fn memory(assigned: &[(usize, u8, u32)]) -> Arc<Allocations> {
-        let owned = |n: u8| Holdings::new("", vec![Held::of_status(ip(n))]);
+        let owned = |n: u8| Holdings::new("", vec![OwnedAddress::of_status(ip(n))]);
         let of = |(_, address, name): &(usize, u8, u32)| {
             (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), owned(*address))
         };

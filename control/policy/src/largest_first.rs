@@ -1,19 +1,19 @@
-//! Who gives way when there is no room for everything: the namespace that has the most, again and again.
+//! Chooses what to drop when not everything fits: the last item of the group with the largest total size, repeatedly.
 //!
-//! So a namespace that has less than the others loses nothing, however much they have. Pure.
+//! So a namespace that uses less than the others loses nothing, however much the others use. Pure.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// Things in the order in which they give way: each time the last one of the group whose things have the largest sum of
-/// sizes. Of two equal groups, the one whose name is later gives way.
+/// Yields items in the order in which they are dropped: each time the last item of the group whose remaining items
+/// have the largest total size. If two groups are equal, the one with the later name loses.
 pub(crate) struct LargestFirst<G, T> {
-    /// The sum of the sizes of each group; and its things with their sizes.
+    /// The total size of each group, and its items with their sizes.
     groups: BTreeMap<G, (usize, Vec<(usize, T)>)>,
     largest: BinaryHeap<(usize, G)>,
 }
 
 impl<G: Ord + Clone, T> LargestFirst<G, T> {
-    /// These things, each with its group and a size above 0. Within a group, the last one gives way first.
+    /// Items, each with its group and a size above 0. Within a group, the last one is dropped first.
     pub(crate) fn new(things: impl IntoIterator<Item = (G, usize, T)>) -> Self {
         let mut groups: BTreeMap<G, (usize, Vec<(usize, T)>)> = BTreeMap::new();
         for (group, size, thing) in things {
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_group_gives_way_with_its_last_thing_until_others_are_as_large() {
+    fn the_largest_group_loses_its_last_item_until_others_are_as_large() {
         let things = [("a", 3, 1), ("b", 2, 2), ("a", 2, 3), ("c", 2, 4), ("a", 1, 5)];
         let order: Vec<i32> = LargestFirst::new(things).collect();
         assert_eq!(order, [5, 3, 1, 4, 2]);

@@ -19,7 +19,7 @@ use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 use tidegate_model::time::whole_seconds;
-use tidegate_policy::pools::{Allocations, Held, Holdings};
+use tidegate_policy::pools::{Allocations, Holdings, OwnedAddress};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -65,7 +65,7 @@ struct Line {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
     #[serde(rename = "held")]
-    owned: Vec<Held>,
+    owned: Vec<OwnedAddress>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -194,7 +194,7 @@ fn read(path: &Path) -> io::Result<Option<Read>> {
     if head.is_some() {
         lines.next();
     }
-    let (mut by_service, mut departed) = (SharedMap::new(), SharedMap::new());
+    let (mut by_service, mut of_removed) = (SharedMap::new(), SharedMap::new());
     let (mut good, mut bad) = (0, usize::from(head.is_none()));
     for line in lines {
         let Some(Line { namespace, name, uid, departed: is_departed, owned }) = checked(line) else {
@@ -202,11 +202,11 @@ fn read(path: &Path) -> io::Result<Option<Read>> {
             continue;
         };
         good += 1;
-        let of = if is_departed { &mut departed } else { &mut by_service };
+        let of = if is_departed { &mut of_removed } else { &mut by_service };
         of.insert(ObjectKey::new(namespace, name), Holdings::new(&uid, owned));
     }
     let missing = head.map_or(0, |head| head.services.saturating_sub(good));
-    Ok(Some(Read { allocations: Allocations { by_service, departed }, lost: bad.max(missing) }))
+    Ok(Some(Read { allocations: Allocations { by_service, of_removed }, lost: bad.max(missing) }))
 }
 
 /// The JSON of a line whose hash is correct.
@@ -219,15 +219,20 @@ fn checked<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Option<T> {
 
 fn write(path: &Path, allocations: &Allocations) -> io::Result<()> {
     let all = allocations.by_service.iter().map(|(key, holdings)| (key, holdings, false));
-    let all = all.chain(allocations.departed.iter().map(|(key, holdings)| (key, holdings, true)));
+    let all = all.chain(allocations.of_removed.iter().map(|(key, holdings)| (key, holdings, true)));
     state_file::replace(path, |out| {
         let head =
-            Head { format: FORMAT, services: allocations.by_service.len() + allocations.departed.len() };
+            Head { format: FORMAT, services: allocations.by_service.len() + allocations.of_removed.len() };
         state_file::line(out, &summed(&head)?)?;
         for (key, holdings, departed) in all {
             let ObjectKey { namespace, name } = key.clone();
-            let line =
-                Line { namespace, name, uid: holdings.uid.clone(), departed, owned: holdings.held.clone() };
+            let line = Line {
+                namespace,
+                name,
+                uid: holdings.uid.clone(),
+                departed,
+                owned: holdings.addresses.clone(),
+            };
             state_file::line(out, &summed(&line)?)?;
         }
         Ok(())
@@ -252,15 +257,15 @@ mod tests {
 
     fn allocations(count: u8) -> Arc<Allocations> {
         let one = |n: u8| {
-            let address = Held {
+            let address = OwnedAddress {
                 pool: "public".into(),
                 ports: Some(vec![(Protocol::Tcp, 80), (Protocol::Udp, u16::from(n) + 1)]),
-                ..Held::of_status(std::net::IpAddr::from([203, 0, 113, n]))
+                ..OwnedAddress::of_status(std::net::IpAddr::from([203, 0, 113, n]))
             };
             (ObjectKey::new("shop", format!("s{n}")), Holdings::new("u", vec![address]))
         };
-        let departed = [(ObjectKey::new("shop", "gone"), Holdings::new("u", vec![]))].into_iter().collect();
-        Arc::new(Allocations { by_service: (0..count).map(one).collect(), departed })
+        let of_removed = [(ObjectKey::new("shop", "gone"), Holdings::new("u", vec![]))].into_iter().collect();
+        Arc::new(Allocations { by_service: (0..count).map(one).collect(), of_removed })
     }
 
     fn file(directory: &Path) -> AddressFile {

@@ -76,7 +76,7 @@ impl Desired {
     pub(super) fn give_back<'a>(&mut self, services: impl Iterator<Item = &'a ObjectKey>) {
         for service in services {
             let allocations = Arc::make_mut(&mut self.memory.allocations);
-            if let Some(holdings) = allocations.departed.remove(service) {
+            if let Some(holdings) = allocations.of_removed.remove(service) {
                 allocations.by_service.insert(service.clone(), holdings);
                 // It caches the addresses of its last round.
                 self.reconciler = Reconciler::default();
@@ -129,7 +129,7 @@ impl Desired {
     /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
     /// them.
     pub(super) fn import_changes(&mut self, moved: &BackendChanges) {
-        self.memory.drains.learn(moved, self.started.elapsed());
+        self.memory.drains.import(moved, self.started.elapsed());
     }
 
     /// Starts a comparison in the background.

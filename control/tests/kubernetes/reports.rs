@@ -117,8 +117,7 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
     world.until("both to be reported", || {
         let lines = degraded();
         let contains = |what: &str| lines.iter().any(|one| one.contains(what));
-        let shown =
-            contains("objects have not been saved to disk since") && contains("a restart loses them");
+        let shown = contains("objects have not been saved to disk since") && contains("a restart loses them");
         (shown && unsaved("objects") && unsaved("drained")).then_some(())
     });
     blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));

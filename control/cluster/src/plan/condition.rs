@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_model::objects::Condition;
-use tidegate_policy::pools::{Held, Holdings, record};
+use tidegate_policy::pools::{Holdings, OwnedAddress, record};
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipKind, VipView};
 
@@ -246,10 +246,10 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
 /// The record of the Service's addresses and ports, for gateways that start or become followers; `None` if it has none.
 pub(super) fn allocation_record(holdings: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
     // A released address is no longer in the view.
-    let is_shown = |owned: &&Held| view.vips.iter().any(|vip| vip.address == owned.address);
-    let owned: Vec<Held> = holdings?.held.iter().filter(is_shown).cloned().collect();
+    let is_shown = |owned: &&OwnedAddress| view.vips.iter().any(|vip| vip.address == owned.address);
+    let owned: Vec<OwnedAddress> = holdings?.addresses.iter().filter(is_shown).cloned().collect();
     (!owned.is_empty())
-        .then(|| condition(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&owned)))
+        .then(|| condition(condition_type::RECORD, Some(true), condition_reason::RECORDED, record(&owned)))
 }
 
 /// Formats a port as `80/TCP`.

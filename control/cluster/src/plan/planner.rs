@@ -119,7 +119,7 @@ impl Planner<'_> {
             status: status.to_owned(),
             reason: reason.as_str().to_owned(),
             // This message is for programs, and its length is already limited.
-            message: if kind == condition_type::HOLDS.as_str() {
+            message: if kind == condition_type::RECORD.as_str() {
                 message
             } else {
                 cut(&message, MESSAGE_BYTES_MAX)

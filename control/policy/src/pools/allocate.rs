@@ -1,6 +1,7 @@
 //! Assigns addresses to Services in three passes.
 //!
-//! 1. Each Service keeps what it has: from the last call, otherwise from its own status (`keep`).
+//! 1. Each Service keeps the addresses that it has: those of the previous call, otherwise those in its status
+//!    (`keep`).
 //! 2. New ports on kept addresses, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
 //!    `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
@@ -16,8 +17,8 @@ use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Pool, Service};
 
 use super::{
-    Assigned, Authority, Claim, ClaimKind, Had, Held, Holder, Ledger, PoolUsage, PoolWish, PortKey, Problem,
-    ProblemKind, Problems, Span, Taken,
+    Assigned, Authority, Claim, ClaimConflict, ClaimKind, Ledger, OwnedAddress, PoolRequest, PoolUsage,
+    PortKey, PreviousAddresses, Problem, ProblemKind, Problems, ReservedBy, Span,
 };
 
 /// A Service that requests addresses, with its annotations about them.
@@ -27,43 +28,44 @@ pub struct Applicant<'a> {
     pub service: &'a Service,
     /// Labels of its namespace.
     pub namespace_labels: Labels,
-    /// Whether this gateway gives it LoadBalancer addresses.
+    /// Whether this gateway assigns LoadBalancer addresses to it.
     pub wants_load_balancer: bool,
-    /// It had addresses and releases them. No Service gets them until every gateway has withdrawn them.
-    pub leaving: bool,
-    /// Addresses that it requests, each with the path of its field.
+    /// It had addresses and releases them. No other Service gets them until every gateway has withdrawn them.
+    pub releasing: bool,
+    /// The addresses that it requests, each with the path of its field.
     pub requested: Vec<(IpAddr, String)>,
     /// The only pools that it accepts addresses from.
-    pub pool: Option<PoolWish>,
+    pub pool: Option<PoolRequest>,
     /// `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<String>,
-    /// Its earlier addresses, from the memory of this gateway or from its own status: see
+    /// Its previous addresses, from the memory of this gateway or from its own status: see
     /// [`adopted`](super::adopted()).
-    pub had: Had,
+    pub previous: PreviousAddresses,
 }
 
 impl Granted {
-    /// The addresses that the applicant holds by this grant.
-    pub(super) fn held(&self, applicant: &Applicant<'_>) -> Vec<Held> {
-        let wish = applicant.pool.as_ref().map(|wish| &wish.wanted);
-        let held = |assigned: &Assigned, kind, mut ports: Vec<PortKey>| {
+    /// The addresses that the applicant owns with this grant.
+    pub(super) fn owned(&self, applicant: &Applicant<'_>) -> Vec<OwnedAddress> {
+        let request = applicant.pool.as_ref().map(|request| &request.wanted);
+        let owned = |assigned: &Assigned, kind, mut ports: Vec<PortKey>| {
             ports.sort_unstable();
-            Held {
+            OwnedAddress {
                 address: assigned.address,
                 kind,
                 pool: assigned.pool.clone(),
                 ports: Some(ports),
                 sharing_key: applicant.sharing_key.clone(),
-                wish: wish.cloned(),
+                requested_pool: request.cloned(),
             }
         };
         let load_balancer = self.load_balancer.iter().map(|assigned| {
             let is_own = |port: &PortKey| !self.contested.contains(&(assigned.address, *port));
             let own = applicant.ports().into_iter().filter(is_own).collect();
-            held(assigned, ClaimKind::LoadBalancer, own)
+            owned(assigned, ClaimKind::LoadBalancer, own)
         });
         let external = self.external.iter().filter(|(_, ports)| !ports.is_empty());
-        let external = external.map(|(assigned, ports)| held(assigned, ClaimKind::ExternalIp, ports.clone()));
+        let external =
+            external.map(|(assigned, ports)| owned(assigned, ClaimKind::ExternalIp, ports.clone()));
         load_balancer.chain(external).collect()
     }
 }
@@ -73,12 +75,12 @@ impl<'a> Applicant<'a> {
         &self.service.meta.key
     }
 
-    /// Addresses that it had or requests.
-    pub(super) fn names(&self) -> impl Iterator<Item = IpAddr> {
+    /// The addresses that it had or requests.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let requested = self.requested.iter().map(|(ip, _)| *ip);
         let service = self.service;
         let written = service.ingress_ips.iter().chain(&service.external_ips).copied();
-        self.had.all().map(|held| held.address).chain(requested).chain(written)
+        self.previous.all().map(|owned| owned.address).chain(requested).chain(written)
     }
 
     pub(super) fn ports(&self) -> Vec<PortKey> {
@@ -86,7 +88,7 @@ impl<'a> Applicant<'a> {
     }
 }
 
-/// The result for a Service.
+/// What a Service gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Granted {
     /// Its LoadBalancer addresses, at most one of each family, IPv4 first.
@@ -101,46 +103,46 @@ pub struct Granted {
     pub problems: Problems,
 }
 
-/// The claims of all Services, while they are given addresses one after another.
+/// All claims, while addresses are assigned to one Service after another.
 #[derive(Debug)]
 pub(super) struct Allocation {
     pub(super) pools: Vec<Pool>,
-    /// For each pool, IPv4 then IPv6.
+    /// For each pool, the spans for IPv4 and IPv6.
     pub(super) spans: Vec<[Span; 2]>,
-    pub(super) reserved: BTreeMap<IpAddr, Holder>,
+    pub(super) reserved: BTreeMap<IpAddr, ReservedBy>,
     pub(super) ledger: Ledger,
-    /// The number of addresses of a pool that a namespace holds.
-    held: BTreeMap<(usize, String), u32>,
+    /// The number of addresses that a namespace uses in a pool.
+    owned_counts: BTreeMap<(usize, String), u32>,
     authority: Authority,
-    /// Pools and families without a free address, until one may be free again. Otherwise each of thousands of Services
-    /// that wait for a full pool would search the whole pool at every change of any Service.
+    /// Pools and families without a free address, until one may be free again. Without this cache, each of thousands
+    /// of Services that wait for a full pool would search the whole pool whenever any Service changes.
     full: RefCell<BTreeSet<(usize, IpFamily)>>,
-    /// The number of searches of a pool.
     #[cfg(test)]
     pub(super) searches: Cell<usize>,
     /// In the order of the pools.
     usage: Vec<PoolUsage>,
-    /// The footprint of the current Service.
     pub(super) footprint: Footprint,
-    /// Whether its result depends on what other Services hold, or may hold later.
-    hangs: Cell<bool>,
+    /// Whether the result depends on what other Services own, or may own later.
+    is_dependent: Cell<bool>,
 }
 
-/// The traces of a Service in an [`Allocation`].
+/// What a Service occupies in an [`Allocation`].
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
-    /// Addresses that it claimed.
     pub(super) claims: BTreeSet<IpAddr>,
-    /// The pools in which its addresses count for its namespace, once for each such address.
+    /// The pools in which its addresses count for its namespace, one entry for each such address.
     counted: Vec<usize>,
-    /// The addresses that it releases.
-    pub(super) leaving: Vec<Held>,
-    /// Whether other Services may change its result without touching an address that it claimed.
-    pub(super) hangs: bool,
+    pub(super) releasing: Vec<OwnedAddress>,
+    /// Whether other Services can change its result without touching an address that it claimed.
+    pub(super) is_dependent: bool,
 }
 
 impl Allocation {
-    pub(super) fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
+    pub(super) fn new(
+        pools: Vec<Pool>,
+        reserved: BTreeMap<IpAddr, ReservedBy>,
+        authority: Authority,
+    ) -> Self {
         let spans: Vec<[Span; 2]> =
             pools.iter().map(|p| [Span::of(p, IpFamily::V4), Span::of(p, IpFamily::V6)]).collect();
         let usage = |(pool, spans): (&Pool, &[Span; 2])| PoolUsage {
@@ -160,43 +162,43 @@ impl Allocation {
             spans,
             reserved,
             ledger: Ledger::default(),
-            held: BTreeMap::new(),
+            owned_counts: BTreeMap::new(),
             authority,
             full: RefCell::default(),
             #[cfg(test)]
             searches: Cell::default(),
             usage,
             footprint: Footprint::default(),
-            hangs: Cell::new(false),
+            is_dependent: Cell::new(false),
         }
     }
 
-    /// Performs one step for one applicant.
-    pub(super) fn turn(&mut self, footprint: &mut Footprint, step: impl FnOnce(&mut Self)) {
+    /// Runs one step for one applicant.
+    pub(super) fn run_step(&mut self, footprint: &mut Footprint, step: impl FnOnce(&mut Self)) {
         std::mem::swap(&mut self.footprint, footprint);
-        self.hangs.set(false);
+        self.is_dependent.set(false);
         step(self);
-        self.footprint.hangs |= self.hangs.get();
+        self.footprint.is_dependent |= self.is_dependent.get();
         std::mem::swap(&mut self.footprint, footprint);
     }
 
-    /// Removes all traces of a Service.
+    /// Removes everything that a Service occupies.
     pub(super) fn forget(&mut self, service: &ObjectKey, footprint: &Footprint) {
         for ip in &footprint.claims {
             self.ledger.release(*ip, service);
-            if !self.ledger.is_held(*ip) {
+            if !self.ledger.is_owned(*ip) {
                 self.full.get_mut().clear();
                 self.count(*ip, |assigned| assigned - 1);
             }
         }
         for pool in &footprint.counted {
-            let held = self.held.get_mut(&(*pool, service.namespace.clone()));
-            *held.expect("it was counted when it was given") -= 1;
+            let owned = self.owned_counts.get_mut(&(*pool, service.namespace.clone()));
+            *owned.expect("it was counted when it was given") -= 1;
         }
     }
 
-    /// Sets the addresses that no Service may have.
-    pub(super) fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) {
+    /// Sets the addresses that no Service may get.
+    pub(super) fn reserve(&mut self, reserved: BTreeMap<IpAddr, ReservedBy>) {
         self.reserved = reserved;
         self.full.get_mut().clear();
         for (usage, pool) in self.usage.iter_mut().zip(&self.pools) {
@@ -209,7 +211,6 @@ impl Allocation {
         &self.authority
     }
 
-    /// Sets the authority.
     pub(super) fn set_authority(&mut self, authority: Authority) {
         self.authority = authority;
         self.full.get_mut().clear();
@@ -225,7 +226,6 @@ impl Allocation {
         self.full.borrow_mut().insert((pool, family));
     }
 
-    /// The usage of the pools.
     pub(super) fn usage(&self) -> &[PoolUsage] {
         &self.usage
     }
@@ -236,15 +236,15 @@ impl Allocation {
         }
     }
 
-    /// Records that the result of the applicant depends on what others hold.
-    pub(super) fn hangs(&self) {
-        self.hangs.set(true);
+    /// Records that the result of the applicant depends on what others own.
+    pub(super) fn mark_dependent(&self) {
+        self.is_dependent.set(true);
     }
 
-    /// Grants a claim, if nothing is in its way.
-    pub(super) fn take(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
-        let is_new = !self.ledger.is_held(ip);
-        self.ledger.claim(ip, claim).inspect_err(|_| self.hangs.set(true))?;
+    /// Grants a claim, unless another one conflicts with it.
+    pub(super) fn try_claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), ClaimConflict> {
+        let is_new = !self.ledger.is_owned(ip);
+        self.ledger.claim(ip, claim).inspect_err(|_| self.is_dependent.set(true))?;
         self.footprint.claims.insert(ip);
         if is_new {
             self.count(ip, |assigned| assigned + 1);
@@ -252,8 +252,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// With RequireDualStack, a Service with one refused family gets no address: the other one is hidden. The ledger
-    /// keeps its claim, so no other Service gets it while this one waits.
+    /// With RequireDualStack, a Service with one refused family gets no address: the other family's address is
+    /// hidden. The ledger keeps its claim, so that no other Service gets the address while this one waits.
     pub(super) fn all_or_nothing(&self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let both = applicant.service.ip_family_policy == IpFamilyPolicy::RequireDualStack;
         if both && granted.pending.is_some() {
@@ -261,18 +261,24 @@ impl Allocation {
         }
     }
 
-    pub(super) fn give(&mut self, applicant: &Applicant<'_>, granted: &mut Granted, pool: usize, ip: IpAddr) {
-        let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, ip);
+    pub(super) fn assign(
+        &mut self,
+        applicant: &Applicant<'_>,
+        granted: &mut Granted,
+        pool: usize,
+        ip: IpAddr,
+    ) {
+        let is_counted = self.ledger.namespace_owns(&applicant.key().namespace, ip);
         let ports = applicant.ports();
         let claim = self.claim(pool, applicant, &ports);
-        self.take(ip, &claim).expect("each address is given after `admits` or while nobody holds it");
+        self.try_claim(ip, &claim).expect("each address is given after `admits` or while no Service owns it");
         self.count_for_namespace(applicant, Some(pool), is_counted);
         granted.load_balancer.push(Assigned { address: ip, pool: self.pools[pool].name.clone() });
         granted.load_balancer.sort_unstable();
     }
 
-    /// Counts an address for the quota of the applicant's namespace, unless it was already counted for another of its
-    /// Services.
+    /// Counts an address for the quota of the applicant's namespace, unless another of its Services already counts
+    /// for it.
     pub(super) fn count_for_namespace(
         &mut self,
         applicant: &Applicant<'_>,
@@ -280,13 +286,18 @@ impl Allocation {
         is_counted: bool,
     ) {
         let Some(pool) = pool.filter(|_| !is_counted) else { return };
-        *self.held.entry((pool, applicant.key().namespace.clone())).or_default() += 1;
+        *self.owned_counts.entry((pool, applicant.key().namespace.clone())).or_default() += 1;
         self.footprint.counted.push(pool);
     }
 
-    pub(super) fn admits(&self, pool: usize, ip: IpAddr, applicant: &Applicant<'_>) -> Result<(), Taken> {
+    pub(super) fn admits(
+        &self,
+        pool: usize,
+        ip: IpAddr,
+        applicant: &Applicant<'_>,
+    ) -> Result<(), ClaimConflict> {
         let ports = applicant.ports();
-        self.ledger.admits(ip, &self.claim(pool, applicant, &ports)).inspect_err(|_| self.hangs())
+        self.ledger.admits(ip, &self.claim(pool, applicant, &ports)).inspect_err(|_| self.mark_dependent())
     }
 
     pub(super) fn claim<'a>(
@@ -304,13 +315,13 @@ impl Allocation {
         }
     }
 
-    /// Whether another gateway still serves the address for another Service that released it, or it waits for a Service
-    /// whose manifest has an error. A Service that returns may have its own address back at once.
+    /// Whether the address is reserved: another gateway still serves it for a Service that released it, or its
+    /// Service has an error in its manifest. A Service that returns may get its own address back at once.
     pub(super) fn is_withheld(&self, applicant: &Applicant<'_>, ip: IpAddr) -> bool {
         let withheld = matches!(&self.authority, Authority::Decides { withheld } if withheld.contains(&ip));
-        let withheld = withheld && !applicant.had.last.contains(&ip);
+        let withheld = withheld && !applicant.previous.before_removal.contains(&ip);
         if withheld {
-            self.hangs();
+            self.mark_dependent();
         }
         withheld
     }
@@ -322,11 +333,11 @@ impl Allocation {
         }
     }
 
-    /// The pools that the applicant may hold addresses from, disabled ones included.
+    /// The pools in which the applicant may own addresses, including disabled ones.
     pub(super) fn usable_pools(&self, applicant: &Applicant<'_>) -> impl Iterator<Item = usize> {
         (0..self.pools.len()).filter(|at| {
             let pool = &self.pools[*at];
-            applicant.pool.as_ref().is_none_or(|wish| wish.wanted.is(pool))
+            applicant.pool.as_ref().is_none_or(|request| request.wanted.is(pool))
                 && pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels)
         })
     }
@@ -340,12 +351,11 @@ impl Allocation {
         chosen: &[(usize, IpAddr)],
     ) -> bool {
         self.pools[pool].quota_per_namespace.is_some()
-            && !self.ledger.namespace_holds(&applicant.key().namespace, ip)
+            && !self.ledger.namespace_owns(&applicant.key().namespace, ip)
             && self.over_quota_by_any(pool, applicant, chosen)
     }
 
-    /// Whether one more address for the applicant's namespace would exceed the quota of the pool, whichever address it
-    /// is.
+    /// Whether any additional address for the applicant's namespace would exceed the quota of the pool.
     pub(super) fn over_quota_by_any(
         &self,
         pool: usize,
@@ -354,11 +364,11 @@ impl Allocation {
     ) -> bool {
         let Some(quota) = self.pools[pool].quota_per_namespace else { return false };
         let namespace = &applicant.key().namespace;
-        let held = self.held.get(&(pool, namespace.clone())).copied().unwrap_or(0) as usize;
+        let owned = self.owned_counts.get(&(pool, namespace.clone())).copied().unwrap_or(0) as usize;
         let chosen = chosen.iter().filter(|(at, _)| *at == pool).count();
-        let over = held + chosen >= quota as usize;
+        let over = owned + chosen >= quota as usize;
         if over {
-            self.hangs();
+            self.mark_dependent();
         }
         over
     }
@@ -366,11 +376,11 @@ impl Allocation {
     pub(super) fn quota_reached(&self, pool: usize, applicant: &Applicant<'_>) -> String {
         let Pool { name, quota_per_namespace, .. } = &self.pools[pool];
         let quota = quota_per_namespace.unwrap_or(u32::MAX);
-        format!("namespace {} holds its quota of {quota} in pool {name}", applicant.key().namespace)
+        format!("namespace {} uses its quota of {quota} in pool {name}", applicant.key().namespace)
     }
 
-    /// The families that the Service should have: those in its spec, otherwise those of the addresses that it requests,
-    /// otherwise those that the pools have, IPv4 first.
+    /// The families that the Service should have: those in its spec, otherwise those of the addresses that it
+    /// requests, otherwise those of the pools. IPv4 comes first.
     pub(super) fn families(&self, applicant: &Applicant<'_>) -> Vec<IpFamily> {
         let service = applicant.service;
         if service.ip_family_policy != IpFamilyPolicy::SingleStack {
@@ -381,9 +391,10 @@ impl Allocation {
             return vec![*first];
         }
         let named = applicant.requested.iter().map(|(ip, _)| *ip).chain(service.cluster_ips.iter().copied());
-        // Addresses that it has stay, whatever happens to the pools.
-        let kept = applicant.had.all().filter(|held| held.kind == ClaimKind::LoadBalancer);
-        let kept = kept.filter(|held| self.pool_of_held(applicant, held).is_some()).map(|held| held.address);
+        // Previous addresses stay, whatever happens to the pools.
+        let kept = applicant.previous.all().filter(|owned| owned.kind == ClaimKind::LoadBalancer);
+        let kept =
+            kept.filter(|owned| self.pool_of_owned(applicant, owned).is_some()).map(|owned| owned.address);
         let mut named = named.chain(kept);
         if let Some(ip) = named.next() {
             return vec![IpFamily::of(ip)];
@@ -394,19 +405,20 @@ impl Allocation {
     }
 }
 
-/// The family of a Service that prefers two in a cluster that has one: a cluster with two lists both, and gives a cluster IP
-/// of each. Addresses that the Service requests or has keep their family.
+/// The single family of a Service that prefers two families in a single-stack cluster. In a dual-stack cluster the
+/// spec lists both families, and the Service has a cluster IP of each. Addresses that the Service requests or already
+/// has keep their family.
 fn only_family(applicant: &Applicant<'_>) -> Option<IpFamily> {
     let service = applicant.service;
     let [family] = service.ip_families[..] else { return None };
     let prefers_two = service.ip_family_policy == IpFamilyPolicy::PreferDualStack;
     let requested = applicant.requested.iter().map(|(ip, _)| *ip);
-    let mut named = requested.chain(applicant.had.load_balancer());
+    let mut named = requested.chain(applicant.previous.load_balancer());
     let is_single = prefers_two && service.cluster_ips.len() == 1;
     (is_single && named.all(|ip| IpFamily::of(ip) == family)).then_some(family)
 }
 
-fn reserved_in(pool: &Pool, reserved: &BTreeMap<IpAddr, Holder>) -> u128 {
+fn reserved_in(pool: &Pool, reserved: &BTreeMap<IpAddr, ReservedBy>) -> u128 {
     reserved.keys().filter(|ip| pool.contains(**ip)).count() as u128
 }
 

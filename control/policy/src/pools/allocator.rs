@@ -1,18 +1,19 @@
 //! [`Allocator`]: which Service has which address, updated incrementally.
 //!
-//! All Services that take part get their addresses in three passes (`allocate`). When some of them change, the passes
-//! run again only for those that the change can affect, while the others keep what they hold:
-//! - Services that changed, or whose memory differs from that of their last turn;
-//! - Services whose result depends on others: they were refused because of what another holds, their address was chosen
-//!   freely, and others may now come before them, or they have a sharing key and share with nobody;
-//! - every Service that holds an address that one of these held or names; and, if a pool has a quota, their
-//!   namespaces.
+//! Addresses are assigned in three passes (`allocate`) over all Services that take part. When some Services change,
+//! the passes run again only for those that the change can affect:
+//! - Services that changed, or whose previous addresses differ from those of their last computation;
+//! - Services whose result depends on others: they were refused because of another Service, or their address was
+//!   chosen freely and other Services may now take precedence, or they have a sharing key and no Service to share
+//!   with;
+//! - every Service that owns an address that one of these owned or requests and, if a pool has a quota, the Services
+//!   of their namespaces.
 //!
-//! The other Services got their addresses in the first two passes, on addresses that no other Service names, so their
-//! result does not depend on which Services come before them.
+//! All other Services got their addresses in the first two passes, on addresses that no other Service requests. Their
+//! result doesn't depend on the order of Services.
 //!
-//! Invariant: the result is the one of a new allocator with the same Services and memory (tested over random
-//! histories, here and in `reconcile`).
+//! Invariant: the result equals that of a new allocator with the same Services and previous addresses (tested over
+//! random histories, here and in `reconcile`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,112 +24,114 @@ use tidegate_model::shared_map::SharedMap;
 
 use super::allocate::{Allocation, Footprint};
 use super::usage::Users;
-use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, PoolUsage};
+use super::{Allocations, Applicant, Authority, Granted, Holdings, OwnedAddress, PoolUsage, ReservedBy};
 use crate::largest_first::LargestFirst;
 
-/// From this number of new memories on, a check whether they change anything is cheaper than a second turn for all.
-const SETTLE_MIN: usize = 64;
+/// With at least this many changed memories, checking whether they change anything is cheaper than computing all of
+/// them again.
+const STABILIZE_MIN: usize = 64;
 
-/// The maximum number of removed Services whose addresses are remembered, in case they return. If there are more, those of
-/// the namespace that has the most are forgotten.
-const DEPARTED_MAX: usize = 4096;
+/// The maximum number of removed Services whose addresses are remembered in case they return. If there are more, the
+/// namespace with the most loses some.
+const REMOVED_MAX: usize = 4096;
 
 /// The addresses of all Services.
 #[derive(Debug)]
 pub struct Allocator {
     allocation: Allocation,
-    /// A comparison in progress shares it.
+    /// Shared with a comparison in progress.
     granted: Arc<BTreeMap<ObjectKey, Granted>>,
     footprints: BTreeMap<ObjectKey, Footprint>,
     allocations: Arc<Allocations>,
     users: Users,
     /// Services whose result depends on others.
-    hanging: BTreeSet<ObjectKey>,
-    /// Services whose memory differs from that of their last turn.
-    unsettled: BTreeSet<ObjectKey>,
+    dependent: BTreeSet<ObjectKey>,
+    /// Services whose previous addresses differ from those of their last computation.
+    stale: BTreeSet<ObjectKey>,
 }
 
 impl Allocator {
-    /// An allocator without Services. `reserved` are the addresses of gateways, nodes and API servers. No Service gets
-    /// one of them, whatever pools and Services request; only an address that was assigned before it became a node's
-    /// stays.
+    /// An allocator without Services. `reserved` are the addresses of gateways, nodes and API servers. No Service
+    /// gets one of them, whatever pools and Services request. The exception is an address that was assigned before it
+    /// became a node's: the Service keeps it.
     #[must_use]
-    pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
+    pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, ReservedBy>, authority: Authority) -> Self {
         Self {
             allocation: Allocation::new(pools, reserved, authority),
             granted: Arc::default(),
             footprints: BTreeMap::new(),
             allocations: Arc::default(),
             users: Users::default(),
-            hanging: BTreeSet::new(),
-            unsettled: BTreeSet::new(),
+            dependent: BTreeSet::new(),
+            stale: BTreeSet::new(),
         }
     }
 
-    /// Adopts the addresses that Services held when another allocator ended.
+    /// Adopts the addresses that another allocator assigned.
     #[must_use]
     pub fn resuming(mut self, allocations: &Arc<Allocations>) -> Self {
         self.allocations = Arc::clone(allocations);
         for (service, holdings) in &self.allocations.by_service {
-            self.users.replace(service, &[], &holdings.held, &self.allocation.pools);
+            self.users.replace(service, &[], &holdings.addresses, &self.allocation.pools);
         }
         self
     }
 
-    /// Assigns addresses again to these Services and to all that this affects. Returns the Services whose result
-    /// changed, new and removed ones included.
+    /// Assigns addresses again to the `changed` Services and to all Services that this affects. Returns the Services
+    /// whose result changed, including new and removed ones.
     ///
-    /// `applicant` returns the requests of a Service, given its remembered holdings; `None` if it does not take part.
-    /// For Services that are not in `changed`, it must return the same as before, except for the earlier addresses.
+    /// `applicant` returns the requests of a Service, given its remembered addresses, or `None` if it doesn't take
+    /// part. For Services that are not in `changed`, it must return the same requests as before, except for the
+    /// previous addresses.
     pub fn update<'a>(
         &mut self,
         changed: impl IntoIterator<Item = ObjectKey>,
         applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
     ) -> Vec<ObjectKey> {
         let mut again: BTreeSet<ObjectKey> = changed.into_iter().collect();
-        again.append(&mut self.unsettled);
+        again.append(&mut self.stale);
         if again.is_empty() {
             return Vec::new();
         }
-        again.extend(self.hanging.iter().cloned());
-        let again = self.with_neighbours(again, &applicant);
+        again.extend(self.dependent.iter().cloned());
+        let again = self.with_affected(again, &applicant);
         let mut before: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
-        let mut turns: Vec<Turn<'a>> = Vec::with_capacity(again.len());
-        let mut departed = BTreeSet::new();
+        let mut computations: Vec<Computation<'a>> = Vec::with_capacity(again.len());
+        let mut removed = BTreeSet::new();
         for (key, applicant) in again {
             if let Some(footprint) = self.footprints.remove(&key) {
                 self.allocation.forget(&key, &footprint);
             }
-            self.hanging.remove(&key);
+            self.dependent.remove(&key);
             before.insert(key.clone(), Arc::make_mut(&mut self.granted).remove(&key));
             match applicant {
-                Some(applicant) => turns.push(Turn::new(applicant)),
-                None if self.depart(&key) => drop(departed.insert(key)),
+                Some(applicant) => computations.push(Computation::new(applicant)),
+                None if self.remove(&key) => drop(removed.insert(key)),
                 None => {}
             }
         }
-        if self.allocations.departed.len() > DEPARTED_MAX {
-            forget_surplus(&mut Arc::make_mut(&mut self.allocations).departed);
+        if self.allocations.of_removed.len() > REMOVED_MAX {
+            forget_surplus(&mut Arc::make_mut(&mut self.allocations).of_removed);
         }
-        self.pass_all(&mut turns, &|key| applicant(key, None).map(|applicant| applicant.service));
+        self.pass_all(&mut computations, &|key| applicant(key, None).map(|applicant| applicant.service));
         let mut gained = BTreeSet::new();
-        for Turn { applicant, granted, footprint } in turns {
+        for Computation { applicant, granted, footprint } in computations {
             let key = applicant.key();
-            let held = granted.held(&applicant).into_iter().chain(footprint.leaving.iter().cloned());
-            gained.extend(self.remember(key, &applicant.service.meta.uid, held.collect()));
-            if footprint.hangs {
-                self.hanging.insert(key.clone());
+            let owned = granted.owned(&applicant).into_iter().chain(footprint.releasing.iter().cloned());
+            gained.extend(self.remember(key, &applicant.service.meta.uid, owned.collect()));
+            if footprint.is_dependent {
+                self.dependent.insert(key.clone());
             }
             self.footprints.insert(key.clone(), footprint);
             Arc::make_mut(&mut self.granted).insert(key.clone(), granted);
         }
-        self.forget_addresses_of_others(&departed, &gained);
+        self.forget_addresses_of_others(&removed, &gained);
         let differs = |(key, was): &(ObjectKey, Option<Granted>)| self.granted.get(key) != was.as_ref();
         before.into_iter().filter(differs).map(|(key, _)| key).collect()
     }
 
     /// These Services and those that they affect, each with its current requests.
-    fn with_neighbours<'a>(
+    fn with_affected<'a>(
         &self,
         services: BTreeSet<ObjectKey>,
         applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
@@ -143,15 +146,16 @@ impl Allocator {
             }
             let mut applicant = applicant(&key, self.allocations.by_service.get(&key));
             if let Some(applicant) = &mut applicant {
-                let departed = self.allocations.departed.get(&key);
-                let departed = departed.filter(|departed| departed.are_of(&applicant.service.meta.uid));
-                applicant.had.last = departed.into_iter().flat_map(Holdings::load_balancer).collect();
+                let removed = self.allocations.of_removed.get(&key);
+                let removed = removed.filter(|removed| removed.are_of(&applicant.service.meta.uid));
+                applicant.previous.before_removal =
+                    removed.into_iter().flat_map(Holdings::load_balancer).collect();
             }
-            let held = self.footprints.get(&key).into_iter().flat_map(|footprint| &footprint.claims);
-            let named = applicant.iter().flat_map(Applicant::names);
-            for ip in held.copied().chain(named) {
-                let others = self.allocation.ledger.holders(ip).filter(|holder| !found.contains_key(*holder));
-                left.extend(others.filter(|holder| **holder != key).cloned());
+            let owned = self.footprints.get(&key).into_iter().flat_map(|footprint| &footprint.claims);
+            let named = applicant.iter().flat_map(Applicant::addresses);
+            for ip in owned.copied().chain(named) {
+                let others = self.allocation.ledger.owners(ip).filter(|owner| !found.contains_key(*owner));
+                left.extend(others.filter(|owner| **owner != key).cloned());
             }
             if has_quota && namespaces.insert(key.namespace.clone()) {
                 let from = self.footprints.range(ObjectKey::new(key.namespace.as_str(), "")..);
@@ -163,53 +167,58 @@ impl Allocator {
         found
     }
 
-    fn pass_all<'a>(&mut self, turns: &mut [Turn<'a>], service: &dyn Fn(&ObjectKey) -> Option<&'a Service>) {
-        turns.sort_by(|a, b| {
-            let [a, b] = [a, b].map(|turn| &turn.applicant.service.meta);
+    fn pass_all<'a>(
+        &mut self,
+        computations: &mut [Computation<'a>],
+        service: &dyn Fn(&ObjectKey) -> Option<&'a Service>,
+    ) {
+        computations.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|run_step| &run_step.applicant.service.meta);
             a.seniority().cmp(&b.seniority())
         });
-        for Turn { applicant, granted, footprint } in &mut *turns {
-            self.allocation.turn(footprint, |allocation| allocation.keep_known(applicant, granted));
+        for Computation { applicant, granted, footprint } in &mut *computations {
+            self.allocation.run_step(footprint, |allocation| allocation.keep_known(applicant, granted));
         }
-        for Turn { applicant, granted, footprint } in &mut *turns {
-            self.allocation.turn(footprint, |allocation| {
+        for Computation { applicant, granted, footprint } in &mut *computations {
+            self.allocation.run_step(footprint, |allocation| {
                 allocation.keep_rest(applicant, granted);
-                allocation.hold_lost(applicant, granted);
+                allocation.reserve_lost(applicant, granted);
             });
         }
-        for Turn { applicant, granted, footprint } in &mut *turns {
-            self.allocation.turn(footprint, |allocation| {
+        for Computation { applicant, granted, footprint } in &mut *computations {
+            self.allocation.run_step(footprint, |allocation| {
                 allocation.extend(applicant, granted);
                 allocation.authorise_external(applicant, granted);
                 allocation.grant_requested(applicant, granted);
             });
         }
-        for Turn { applicant, granted, footprint } in &mut *turns {
-            self.allocation.turn(footprint, |allocation| allocation.choose(applicant, granted));
+        for Computation { applicant, granted, footprint } in &mut *computations {
+            self.allocation.run_step(footprint, |allocation| allocation.choose(applicant, granted));
         }
-        for Turn { applicant, granted, footprint } in turns {
+        for Computation { applicant, granted, footprint } in computations {
             self.allocation
-                .turn(footprint, |allocation| allocation.note_unshared(applicant, granted, service));
+                .run_step(footprint, |allocation| allocation.note_unshared(applicant, granted, service));
         }
     }
 
-    /// Removes the addresses from the memory of removed Services that another Service has had since: those of the
-    /// `departed` ones that are held, and the `gained` ones. Only the last holder of an address may have it back while other
+    /// Forgets addresses of removed Services that another Service has got since: those of the Services in `removed`
+    /// that are in use again, and the `gained` ones. Only the last owner of an address may get it back while other
     /// gateways still serve it.
-    fn forget_addresses_of_others(&mut self, departed: &BTreeSet<ObjectKey>, gained: &BTreeSet<IpAddr>) {
-        if departed.is_empty() && gained.is_empty() {
+    fn forget_addresses_of_others(&mut self, removed: &BTreeSet<ObjectKey>, gained: &BTreeSet<IpAddr>) {
+        if removed.is_empty() && gained.is_empty() {
             return;
         }
         let ledger = &self.allocation.ledger;
-        let is_lost = |service: &ObjectKey, held: &Held| {
-            gained.contains(&held.address) || departed.contains(service) && ledger.is_held(held.address)
+        let is_lost = |service: &ObjectKey, owned: &OwnedAddress| {
+            gained.contains(&owned.address) || removed.contains(service) && ledger.is_owned(owned.address)
         };
-        let all = self.allocations.departed.iter();
-        let lost = all.filter(|(service, holdings)| holdings.held.iter().any(|held| is_lost(service, held)));
+        let all = self.allocations.of_removed.iter();
+        let lost =
+            all.filter(|(service, holdings)| holdings.addresses.iter().any(|owned| is_lost(service, owned)));
         let rest: Vec<(ObjectKey, Holdings)> = lost
             .map(|(service, holdings)| {
-                let kept = holdings.held.iter().filter(|held| !is_lost(service, held)).cloned();
-                (service.clone(), Holdings { held: kept.collect(), ..holdings.clone() })
+                let kept = holdings.addresses.iter().filter(|owned| !is_lost(service, owned)).cloned();
+                (service.clone(), Holdings { addresses: kept.collect(), ..holdings.clone() })
             })
             .collect();
         if rest.is_empty() {
@@ -217,59 +226,62 @@ impl Allocator {
         }
         let allocations = Arc::make_mut(&mut self.allocations);
         for (service, holdings) in rest {
-            match holdings.held.is_empty() {
-                true => drop(allocations.departed.remove(&service)),
-                false => drop(allocations.departed.insert(service, holdings)),
+            match holdings.addresses.is_empty() {
+                true => drop(allocations.of_removed.remove(&service)),
+                false => drop(allocations.of_removed.insert(service, holdings)),
             }
         }
     }
 
-    /// Records the current holdings of a Service. Returns the addresses that it did not have before.
-    fn remember(&mut self, service: &ObjectKey, uid: &str, held: Vec<Held>) -> Vec<IpAddr> {
+    /// Records the current addresses of a Service. Returns those that it did not have before.
+    fn remember(&mut self, service: &ObjectKey, uid: &str, owned: Vec<OwnedAddress>) -> Vec<IpAddr> {
         let known = self.allocations.by_service.get(service);
-        let before = known.map_or(&[][..], |known| &known.held);
-        let now = Holdings::new(uid, held);
-        let addresses = now.held.iter().map(|held| held.address);
-        let gained = addresses.filter(|ip| before.iter().all(|held| held.address != *ip)).collect();
-        self.users.replace(service, before, &now.held, &self.allocation.pools);
-        let returns = !now.held.is_empty() && self.allocations.departed.contains_key(service);
-        let is_same = known.map_or(now.held.is_empty(), |known| *known == now);
+        let before = known.map_or(&[][..], |known| &known.addresses);
+        let now = Holdings::new(uid, owned);
+        let addresses = now.addresses.iter().map(|owned| owned.address);
+        let gained = addresses.filter(|ip| before.iter().all(|owned| owned.address != *ip)).collect();
+        self.users.replace(service, before, &now.addresses, &self.allocation.pools);
+        let returns = !now.addresses.is_empty() && self.allocations.of_removed.contains_key(service);
+        let is_same = known.map_or(now.addresses.is_empty(), |known| *known == now);
         if is_same && !returns {
             return gained;
         }
         let allocations = Arc::make_mut(&mut self.allocations);
         if returns {
-            allocations.departed.remove(service);
+            allocations.of_removed.remove(service);
         }
-        if now.held.is_empty() {
+        if now.addresses.is_empty() {
             allocations.by_service.remove(service);
         } else {
             allocations.by_service.insert(service.clone(), now);
         }
-        self.unsettled.insert(service.clone());
+        self.stale.insert(service.clone());
         gained
     }
 
-    /// Removes a Service that no longer takes part. Returns whether it had addresses until now.
-    fn depart(&mut self, service: &ObjectKey) -> bool {
+    /// Removes a Service that no longer takes part. Returns whether it had addresses.
+    fn remove(&mut self, service: &ObjectKey) -> bool {
         let Some(holdings) = self.allocations.by_service.get(service).cloned() else { return false };
-        self.users.replace(service, &holdings.held, &[], &self.allocation.pools);
+        self.users.replace(service, &holdings.addresses, &[], &self.allocation.pools);
         let allocations = Arc::make_mut(&mut self.allocations);
         allocations.by_service.remove(service);
-        allocations.departed.insert(service.clone(), holdings);
-        self.unsettled.insert(service.clone());
+        allocations.of_removed.insert(service.clone(), holdings);
+        self.stale.insert(service.clone());
         true
     }
 
-    /// If many Services have a memory that they did not have in their turn, checks whether it would make a difference.
-    /// If not, they need no second turn. `applicant` is the same as for [`Self::update`].
-    pub fn settle<'a>(&mut self, applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>) {
-        if self.unsettled.len() >= SETTLE_MIN {
-            self.settle_all(applicant);
+    /// If many Services have got other previous addresses since their last computation, checks whether these would
+    /// change any result. If not, no Service needs another computation. `applicant` is that of [`Self::update`].
+    pub fn stabilize<'a>(
+        &mut self,
+        applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
+    ) {
+        if self.stale.len() >= STABILIZE_MIN {
+            self.stabilize_all(applicant);
         }
     }
 
-    pub(super) fn settle_all<'a>(
+    pub(super) fn stabilize_all<'a>(
         &mut self,
         applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
     ) {
@@ -279,28 +291,28 @@ impl Allocator {
         let mut second = second.resuming(&self.allocations);
         let services: Vec<ObjectKey> = self.granted.keys().cloned().collect();
         second.update(services, applicant);
-        let same = second.unsettled.is_empty() && second.granted == self.granted;
+        let same = second.stale.is_empty() && second.granted == self.granted;
         if same && second.usage() == self.usage() {
             *self = second;
         }
     }
 
-    /// Sets the addresses that no Service may have. Returns the Services that may be affected, for [`Self::update`].
-    pub fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) -> Vec<ObjectKey> {
+    /// Sets the addresses that no Service may get. Returns the Services that may be affected, for [`Self::update`].
+    pub fn reserve(&mut self, reserved: BTreeMap<IpAddr, ReservedBy>) -> Vec<ObjectKey> {
         let was = &self.allocation.reserved;
         if *was == reserved {
             return Vec::new();
         }
-        let gone = was.iter().filter(|(ip, holder)| reserved.get(*ip) != Some(*holder));
-        let new = reserved.iter().filter(|(ip, holder)| was.get(*ip) != Some(*holder));
-        let holders = gone.chain(new).flat_map(|(ip, _)| self.allocation.ledger.holders(*ip));
-        let touched = holders.chain(&self.hanging).cloned().collect();
+        let gone = was.iter().filter(|(ip, owner)| reserved.get(*ip) != Some(*owner));
+        let new = reserved.iter().filter(|(ip, owner)| was.get(*ip) != Some(*owner));
+        let owners = gone.chain(new).flat_map(|(ip, _)| self.allocation.ledger.owners(*ip));
+        let touched = owners.chain(&self.dependent).cloned().collect();
         self.allocation.reserve(reserved);
         touched
     }
 
     /// Sets the addresses that other gateways still serve. Returns the Services that may be affected, for
-    /// [`Self::update`]; `None` if the deciding gateway has changed, which affects all Services.
+    /// [`Self::update`], or `None` if another gateway decides now, which affects all Services.
     pub fn set_authority(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
         if *self.allocation.authority() == *authority {
             return Some(Vec::new());
@@ -308,7 +320,7 @@ impl Allocator {
         let decides = |authority: &Authority| matches!(authority, Authority::Decides { .. });
         (decides(self.allocation.authority()) && decides(authority)).then(|| {
             self.allocation.set_authority(authority.clone());
-            self.hanging.iter().cloned().collect()
+            self.dependent.iter().cloned().collect()
         })
     }
 
@@ -324,8 +336,8 @@ impl Allocator {
         &self.granted
     }
 
-    /// The current holdings, for [`adopted`](super::adopted()) in the next turn. The same value as long as nothing
-    /// changes.
+    /// The current addresses of all Services, for [`adopted`](super::adopted()) in the next call. The value is shared
+    /// as long as nothing changes.
     #[must_use]
     pub fn allocations(&self) -> &Arc<Allocations> {
         &self.allocations
@@ -338,29 +350,28 @@ impl Allocator {
     }
 }
 
-/// Forgets removed Services until the rest fits: again and again one of the namespace that has the most.
-fn forget_surplus(departed: &mut SharedMap<ObjectKey, Holdings>) {
-    let surplus = departed.len().saturating_sub(DEPARTED_MAX);
-    let all: Vec<_> = departed.keys().map(|key| (key.namespace.clone(), 1, key.clone())).collect();
-    LargestFirst::new(all).take(surplus).for_each(|key| drop(departed.remove(&key)));
+/// Forgets removed Services until the rest fits: each time one of the namespace with the most.
+fn forget_surplus(removed: &mut SharedMap<ObjectKey, Holdings>) {
+    let surplus = removed.len().saturating_sub(REMOVED_MAX);
+    let all: Vec<_> = removed.keys().map(|key| (key.namespace.clone(), 1, key.clone())).collect();
+    LargestFirst::new(all).take(surplus).for_each(|key| drop(removed.remove(&key)));
 }
 
 #[cfg(test)]
 impl Allocator {
-    /// The number of searches of a pool so far.
     pub(super) fn searches(&self) -> usize {
         self.allocation.searches.get()
     }
 }
 
-/// A Service while it is given its addresses.
-struct Turn<'a> {
+/// A Service whose addresses are being computed.
+struct Computation<'a> {
     applicant: Applicant<'a>,
     granted: Granted,
     footprint: Footprint,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Computation<'a> {
     fn new(applicant: Applicant<'a>) -> Self {
         Self { applicant, granted: Granted::default(), footprint: Footprint::default() }
     }

@@ -1,9 +1,9 @@
 //! Pass 3: chooses an address for every Service that still needs one.
 //!
-//! Every address of a pool has a rank for every Service, by a hash of both. The Service gets the free address with
-//! the highest rank. So the choice depends on the Service's name, and neither on the order of Services nor on the
-//! other addresses of the pool: two gateways with the same Services choose the same addresses, and a pool that grows
-//! changes the choice of few Services. The order matters only if the first choice is already held.
+//! Each Service ranks the addresses of a pool by a hash of the Service and the address, and gets the free address
+//! with the highest rank. So the choice depends neither on the order of Services nor on the other addresses of the
+//! pool: two gateways with the same Services choose the same addresses, and extending a pool changes few choices. The
+//! order matters only if the first choice is already in use.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use tidegate_model::objects::{IpFamily, IpFamilyPolicy, ObjectKey, Service, numb
 use tidegate_model::yaml::text;
 
 use super::allocate::{Allocation, Applicant, Granted, failed};
-use super::{Authority, Problem, ProblemKind, WantedPool};
+use super::{Authority, Problem, ProblemKind, RequestedPool};
 
-/// How many addresses with its sharing key a Service is compared with, to say why it shares none of them.
-const UNSHARED_LOOKED_AT: usize = 32;
+/// How many addresses with its sharing key a Service is compared with, to explain why it shares none of them.
+const UNSHARED_COMPARED_MAX: usize = 32;
 
 impl Allocation {
     /// Pass 3: chooses an address for every family that still lacks one.
@@ -36,13 +36,13 @@ impl Allocation {
             return;
         }
         let field = match &applicant.pool {
-            Some(wish) if !self.pools.iter().any(|p| wish.wanted.is(p)) => {
-                let (what, accepted) = self.no_such_pool(applicant, &wish.wanted);
+            Some(request) if !self.pools.iter().any(|p| request.wanted.is(p)) => {
+                let (what, accepted) = self.no_such_pool(applicant, &request.wanted);
                 granted.pending = Some(what.clone());
-                granted.problems.extend([failed(wish.field.clone(), what, Some(accepted))]);
+                granted.problems.extend([failed(request.field.clone(), what, Some(accepted))]);
                 return;
             }
-            Some(wish) => wish.field.clone(),
+            Some(request) => request.field.clone(),
             None => "spec.type".to_owned(),
         };
         let mut chosen: Vec<(usize, IpAddr)> = Vec::new();
@@ -52,9 +52,9 @@ impl Allocation {
                 continue;
             }
             match self.free_address(applicant, family, &chosen) {
-                // Once the Service holds the address, it keeps it. Until then, another Service may take precedence.
+                // Once the Service owns the address, it keeps it. Until then, another Service may take precedence.
                 Ok(found) => {
-                    self.hangs();
+                    self.mark_dependent();
                     chosen.push(found);
                 }
                 Err(why) => missing.push((family, why)),
@@ -83,17 +83,17 @@ impl Allocation {
         }
         if granted.pending.is_none() {
             for (pool, ip) in chosen {
-                self.give(applicant, granted, pool, ip);
+                self.assign(applicant, granted, pool, ip);
             }
         }
         self.all_or_nothing(applicant, granted);
     }
 
     /// The message about a request that no pool matches.
-    fn no_such_pool(&self, applicant: &Applicant<'_>, wanted: &WantedPool) -> (String, String) {
+    fn no_such_pool(&self, applicant: &Applicant<'_>, wanted: &RequestedPool) -> (String, String) {
         let key = applicant.key();
         match wanted {
-            WantedPool::Named(name) => {
+            RequestedPool::Named(name) => {
                 let name = text::shown(name);
                 let names: Vec<&str> = self.pools.iter().map(|p| p.name.as_str()).collect();
                 let none = "no pool is configured".to_owned();
@@ -102,7 +102,7 @@ impl Allocation {
                     if names.is_empty() { none } else { names.join(", ") },
                 )
             }
-            WantedPool::Internal => (
+            RequestedPool::Internal => (
                 format!("Service {key} requests an internal address, but there is not {wanted}"),
                 "tidegate.dev/address-pool with the name of a pool, or that label on one".to_owned(),
             ),
@@ -119,7 +119,7 @@ impl Allocation {
         let mut why = Vec::new();
         for at in 0..self.pools.len() {
             let pool = &self.pools[at];
-            let named = applicant.pool.as_ref().is_some_and(|wish| wish.wanted.is(pool));
+            let named = applicant.pool.as_ref().is_some_and(|request| request.wanted.is(pool));
             if applicant.pool.is_some() && !named {
                 continue;
             }
@@ -139,11 +139,11 @@ impl Allocation {
                 why.push(self.quota_reached(at, applicant));
             } else if let Some(ip) = self
                 .last_address(at, applicant, family)
-                .or_else(|| self.unheld_address(at, applicant, family))
+                .or_else(|| self.unowned_address(at, applicant, family))
             {
                 return Ok((at, ip));
             } else {
-                self.hangs();
+                self.mark_dependent();
                 why.push(self.full(at, family));
             }
         }
@@ -153,21 +153,21 @@ impl Allocation {
         Err(why.join(", "))
     }
 
-    /// That a pool has no free address, and whether it ever had one.
+    /// Reports that a pool has no free address, and whether it can have one at all.
     fn full(&self, at: usize, family: IpFamily) -> String {
         let (pool, reserved) = (&self.pools[at], self.usage()[at].reserved);
         let is_in = |ip: &&IpAddr| IpFamily::of(**ip) == family && pool.contains(**ip);
         let first = self.reserved.keys().filter(|_| reserved > 0).find(is_in);
         match first.map(|ip| (ip, &self.reserved[ip])) {
-            Some((ip, holder)) => format!(
-                "pool {} is full: {reserved} of its addresses cannot be assigned, such as {ip}, {holder}",
+            Some((ip, owner)) => format!(
+                "pool {} is full: {reserved} of its addresses cannot be assigned, such as {ip}, {owner}",
                 pool.name
             ),
             None => format!("pool {} is full", pool.name),
         }
     }
 
-    /// An address that other Services with the same sharing key already hold.
+    /// An address that other Services with the same sharing key already use.
     fn shared_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         let key = applicant.sharing_key.as_deref()?;
         self.ledger.shared_under(key).find(|ip| {
@@ -178,8 +178,8 @@ impl Allocation {
         })
     }
 
-    /// After pass 3: notes for each address that a Service with a sharing key has alone why it doesn't share one that a
-    /// senior Service with this key has. `service` finds a Service that takes part.
+    /// After pass 3: for each address that a Service with a sharing key uses alone, records why it doesn't share an
+    /// address of an older Service with this key. `service` looks up a Service that takes part.
     pub(super) fn note_unshared<'a>(
         &self,
         applicant: &Applicant<'a>,
@@ -192,16 +192,16 @@ impl Allocation {
         for own in &granted.load_balancer {
             let family = IpFamily::of(own.address);
             let is_requested = applicant.requested.iter().any(|(ip, _)| IpFamily::of(*ip) == family);
-            let is_alone = self.ledger.holders(own.address).all(|holder| holder == applicant.key());
+            let is_alone = self.ledger.owners(own.address).all(|owner| owner == applicant.key());
             if is_alone && !is_requested {
                 // Other Services may get this key, or addresses under it.
-                self.hangs();
+                self.mark_dependent();
                 granted.problems.extend(self.not_shared(applicant, own.address, service));
             }
         }
     }
 
-    /// Why a Service with a sharing key has this address, and not one that others with this key have.
+    /// Why a Service with a sharing key has its own address instead of one that others with this key have.
     fn not_shared<'a>(
         &self,
         applicant: &Applicant<'a>,
@@ -211,13 +211,13 @@ impl Allocation {
         let family = IpFamily::of(own);
         let shared = self.ledger.shared_under(applicant.sharing_key.as_deref()?);
         let mut refused = None;
-        // Each round does this for each Service that could share, so not for all addresses of a key that everybody has.
+        // Each round repeats this for every Service that could share, so the number of addresses is limited.
         let others = shared.filter(|ip| *ip != own && IpFamily::of(*ip) == family);
-        for ip in others.take(UNSHARED_LOOKED_AT) {
+        for ip in others.take(UNSHARED_COMPARED_MAX) {
             let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
                 continue;
             };
-            // If it could share one now, it only keeps what it has.
+            // If it could share one now, it only keeps the address that it has.
             let taken = self.admits(pool, ip, applicant).err()?;
             let is_senior = |other: &Service| other.meta.seniority() < applicant.service.meta.seniority();
             if refused.is_none() && service(taken.owner()).is_some_and(is_senior) {
@@ -230,24 +230,24 @@ impl Allocation {
             severity: Severity::Warning,
             field: "metadata.annotations[tidegate.dev/allow-shared-ip]".to_owned(),
             what: format!(
-                "Service {} has an address of its own, and does not share {ip}, which has the same sharing key: {taken}",
+                "Service {} has an address of its own and does not share {ip}, which has the same sharing key: {taken}",
                 applicant.key()
             ),
             accepted: Some(taken.remedy(&self.pools[pool].name)),
         })
     }
 
-    /// The free address with the highest rank, from the dynamic band first. If a band is too large to rank as a whole:
-    /// the first free address in a sequence of places derived from the Service's name, and then in order from the end
-    /// of that sequence.
-    fn unheld_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
+    /// The free address with the highest rank, from the dynamic band first. If a band is too large to rank as a
+    /// whole, it tries a sequence of positions derived from the Service's name, and then all addresses in order from
+    /// the end of that sequence.
+    fn unowned_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         if self.is_known_full(pool, family) {
             return None;
         }
         #[cfg(test)]
         self.searches.set(self.searches.get() + 1);
         let span = &self.spans[pool][usize::from(family == IpFamily::V6)];
-        let taken = self.ledger.held_count() + self.reserved.len() + self.withheld_count();
+        let taken = self.ledger.owned_count() + self.reserved.len() + self.withheld_count();
         let probes_max = (taken + 1) as u128;
         let service = stable_hash(applicant.key());
         let is_free = |ip: &IpAddr| self.is_free(applicant, *ip);
@@ -256,9 +256,9 @@ impl Allocation {
                 let all = (0..band.size).filter_map(|i| span.at(band.start + i)).filter(is_free);
                 return all.max_by_key(|ip| rank(service, *ip));
             }
-            let place = |i: u64| u128::from(mixed(service ^ mixed(i))) % band.size;
-            let first = (0..PROBES).map(place).find_map(|at| span.at(band.start + at).filter(is_free));
-            let from = place(PROBES);
+            let position = |i: u64| u128::from(mixed(service ^ mixed(i))) % band.size;
+            let first = (0..PROBES).map(position).find_map(|at| span.at(band.start + at).filter(is_free));
+            let from = position(PROBES);
             let probes = band.size.min(probes_max);
             let rest =
                 || (0..probes).filter_map(|i| span.at(band.start + (from + i) % band.size)).find(is_free);
@@ -272,24 +272,25 @@ impl Allocation {
 
     /// Whether the address is free and may be assigned to the applicant.
     fn is_free(&self, applicant: &Applicant<'_>, ip: IpAddr) -> bool {
-        !self.ledger.is_held(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(applicant, ip)
+        !self.ledger.is_owned(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(applicant, ip)
     }
 
     /// The address that the Service had before it was removed, if it is free.
     fn last_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
-        let mut last = applicant.had.last.iter().copied().filter(|ip| IpFamily::of(*ip) == family);
+        let mut last =
+            applicant.previous.before_removal.iter().copied().filter(|ip| IpFamily::of(*ip) == family);
         last.find(|ip| self.pools[pool].contains(*ip) && self.is_free(applicant, *ip))
     }
 }
 
-/// The maximum size of a band that is ranked as a whole. A choice takes some microseconds in it.
+/// The maximum size of a band that is ranked as a whole, which takes some microseconds.
 const RANKED_MAX: u128 = 4096;
-/// The number of places of a larger band that are tried before it is searched in order: enough for a band that is
-/// nearly full.
+/// The number of positions that are tried in a larger band before it is searched in order. This is enough for a band
+/// that is nearly full.
 const PROBES: u64 = 64;
 
-/// FNV-1a of `namespace/name`, with a finalizer, so that all bits depend on the whole text. It must not change:
-/// gateways of different versions must agree.
+/// FNV-1a of `namespace/name` with a finalizer, so that all bits depend on the whole text. It must not change,
+/// because gateways of different versions must agree.
 fn stable_hash(key: &ObjectKey) -> u64 {
     let bytes = key.namespace.bytes().chain([b'/']).chain(key.name.bytes());
     mixed(fnv1a(fnv::START, bytes))

@@ -1,7 +1,7 @@
 //! Removes the networks of cluster IPs from a pool.
 //!
-//! An API server assigns the addresses of its ServiceCIDRs to Services as cluster IPs, and every node handles packets to
-//! them. So a pool that has some of these addresses assigns only its others. Pure.
+//! An API server assigns cluster IPs from its ServiceCIDRs, and every node handles packets to them. So a pool never
+//! assigns addresses that are also in a ServiceCIDR. Pure.
 
 use std::net::IpAddr;
 
@@ -35,7 +35,7 @@ pub fn without_cluster_ips(pool: &mut Pool, networks: &[AddressRange]) -> Vec<Ad
 
 /// The address before (-1) or after (1) another one of the same range.
 fn neighbor(ip: IpAddr, step: i128) -> IpAddr {
-    address(IpFamily::of(ip), number(ip).checked_add_signed(step).expect("the range goes on there"))
+    address(IpFamily::of(ip), number(ip).checked_add_signed(step).expect("the range continues there"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Pass 2, external IPs: each is honoured if a pool authorises it.
 //!
 //! Otherwise anyone who can create a Service could take over any address (CVE-2020-8554). Ports of one external IP
-//! may belong to different Services; the Service that claimed a port first keeps it. A disabled pool authorises
-//! nothing new, and external IPs count in the quota of a namespace like all other addresses.
+//! may belong to different Services; a Service that claimed a port first keeps it. A disabled pool authorises nothing
+//! new. External IPs count towards the quota of a namespace like all other addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::{Pool, refused_endpoint};
 
 use super::allocate::{Allocation, Applicant, Granted, describe};
-use super::{Assigned, Claim, ClaimKind, PortKey, Problem, ProblemKind, Taken};
+use super::{Assigned, Claim, ClaimConflict, ClaimKind, PortKey, Problem, ProblemKind};
 
 impl Allocation {
     /// Pass 2: the external IPs that a pool authorises, port by port.
@@ -40,12 +40,12 @@ impl Allocation {
         let own = kept.map_or(&[][..], |(_, ports)| ports);
         let all = applicant.ports();
         let pool = match self.authorising_pool(applicant, ip) {
-            // A kept external IP stays. Other conditions depend on whether a pool still authorises it.
+            // A kept external IP stays. Other results depend on whether a pool still authorises it.
             None if kept.is_some() && all.iter().all(|port| own.binary_search(port).is_ok()) => None,
             Some(pool) => Some(pool),
             None => {
                 // The address is not among its claims, and the reason for the refusal may change.
-                self.hangs();
+                self.mark_dependent();
                 granted
                     .problems
                     .add(ProblemKind::ExternalIpDenied, || self.denied(applicant, (at, ip), kept.is_some()));
@@ -56,7 +56,7 @@ impl Allocation {
             granted.external.extend(kept.cloned());
             return;
         };
-        let mut is_counted = self.ledger.namespace_holds(&applicant.key().namespace, ip);
+        let mut is_counted = self.ledger.namespace_owns(&applicant.key().namespace, ip);
         let mut ports = Vec::new();
         for (j, port) in all.into_iter().enumerate() {
             if own.binary_search(&port).is_ok() {
@@ -70,7 +70,7 @@ impl Allocation {
                 sharing_key: applicant.sharing_key.as_deref(),
                 across_namespaces: self.pools[pool].shared_across_namespaces,
             };
-            match self.take(ip, &claim) {
+            match self.try_claim(ip, &claim) {
                 Ok(()) => {
                     self.count_for_namespace(applicant, Some(pool), is_counted);
                     is_counted = true;
@@ -85,13 +85,13 @@ impl Allocation {
         granted.external.push((Assigned { address: ip, pool: name }, ports));
     }
 
-    /// No pool authorises the address; `is_kept`: whether the Service has ports of it already.
+    /// Reports that no pool authorises the address. `is_kept`: whether the Service already has ports on it.
     fn denied(&self, applicant: &Applicant<'_>, (at, ip): (usize, IpAddr), is_kept: bool) -> Problem {
         let (why, accepted) = self.why_denied(applicant, ip);
         let what = match is_kept {
             false => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
             true => format!(
-                "external IP {ip} of Service {} gets no further port, and keeps those that it has: {why}",
+                "external IP {ip} of Service {} gets no additional port and keeps the ports that it has: {why}",
                 applicant.key()
             ),
         };
@@ -104,7 +104,6 @@ impl Allocation {
         }
     }
 
-    /// The pool that authorises the address.
     fn authorising_pool(&self, applicant: &Applicant<'_>, ip: IpAddr) -> Option<usize> {
         if refused_endpoint(ip).is_some() || self.reserved.contains_key(&ip) {
             return None;
@@ -119,7 +118,7 @@ impl Allocation {
         pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels)
     }
 
-    /// Why no pool authorises the address, and what would be authorised.
+    /// Why no pool authorises the address, and what a pool would authorise.
     fn why_denied(&self, applicant: &Applicant<'_>, ip: IpAddr) -> (String, String) {
         let authorising: Vec<&Pool> = self.pools.iter().filter(|p| p.external_ips).collect();
         let accepted = if authorising.is_empty() {
@@ -131,8 +130,8 @@ impl Allocation {
         if let Some(why) = refused_endpoint(ip) {
             return (format!("a {why} address"), accepted);
         }
-        if let Some(holder) = self.reserved.get(&ip) {
-            return (holder.to_string(), accepted);
+        if let Some(owner) = self.reserved.get(&ip) {
+            return (owner.to_string(), accepted);
         }
         let containing = || self.pools.iter().enumerate().filter(|(_, p)| p.contains(ip));
         let of_pool = containing().filter(|(_, p)| p.external_ips && self.admits_service(p, applicant));
@@ -156,12 +155,12 @@ impl Allocation {
     }
 }
 
-/// Another Service has the port of the address.
+/// Reports that another Service has the port on the address.
 fn not_programmed(
     applicant: &Applicant<'_>,
     ip: IpAddr,
     (at, port): (usize, PortKey),
-    taken: &Taken,
+    taken: &ClaimConflict,
 ) -> Problem {
     Problem {
         kind: ProblemKind::Conflict,

@@ -1,13 +1,13 @@
-//! Pass 1: a Service keeps the addresses and ports that it has, as long as it requests them.
+//! Pass 1: a Service keeps its addresses and ports as long as it requests them.
 //!
-//! First come the ports that are known to belong to a Service ([`Had::firm`](super::Had)). These claims were granted
-//! together before, so their order does not matter. Then come claims from a less reliable source, and claims under a
+//! Ports that are known to belong to a Service come first ([`PreviousAddresses::confirmed`](super::PreviousAddresses)). These claims were granted
+//! together before, so their order doesn't matter. Claims from a less reliable source follow, and claims under a
 //! sharing key that has changed: the Service that changed its key loses. Ports that a Service added are claimed in
 //! pass 2, like everything new.
 //!
-//! A change of a pool takes nothing from a Service: neither its addresses, its quota, its selectors nor its removal.
-//! The operator takes addresses back with `forceRelease`: then a Service keeps only what the pool would still assign
-//! to it.
+//! A change of a pool never takes an address from a Service, whether it concerns the ranges, the quota or the
+//! selectors, or removes the pool. With `forceRelease`, the operator takes addresses back: a Service then keeps only
+//! what the pool would still assign to it.
 
 use std::net::IpAddr;
 
@@ -15,9 +15,12 @@ use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::IpFamily;
 
 use super::allocate::{Allocation, Applicant, Granted};
-use super::{Assigned, Authority, Claim, ClaimKind, Held, Holder, PortKey, Problem, ProblemKind, WantedPool};
+use super::{
+    Assigned, Authority, Claim, ClaimKind, OwnedAddress, PortKey, Problem, ProblemKind, RequestedPool,
+    ReservedBy,
+};
 
-/// A pool: its index, if it still exists and contains the address, and its name.
+/// A pool by name, with its index if it still exists and contains the address.
 pub(super) struct From {
     at: Option<usize>,
     name: String,
@@ -26,53 +29,54 @@ pub(super) struct From {
 impl Allocation {
     /// Keeps the addresses and ports that are known to belong to the applicant.
     pub(super) fn keep_known(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
-        if applicant.leaving {
-            self.hold(applicant);
+        if applicant.releasing {
+            self.reserve_released(applicant);
         }
-        let asked = sorted_ports(applicant);
-        for held in &applicant.had.firm {
-            let Some(ports) = &held.ports else { continue };
-            if held.sharing_key != applicant.sharing_key {
+        let requested = sorted_ports(applicant);
+        for owned in &applicant.previous.confirmed {
+            let Some(ports) = &owned.ports else { continue };
+            if owned.sharing_key != applicant.sharing_key {
                 continue;
             }
             let own: Vec<PortKey> =
-                ports.iter().filter(|p| asked.binary_search(p).is_ok()).copied().collect();
-            match held.kind {
-                // The address is shared and the ports are different ones: whether it may stay there is decided after
-                // the others.
+                ports.iter().filter(|p| requested.binary_search(p).is_ok()).copied().collect();
+            match owned.kind {
+                // The address is shared and the ports have changed. Whether the Service may stay there is decided
+                // after the others.
                 ClaimKind::LoadBalancer
-                    if own.is_empty() && held.sharing_key.is_some() && !asked.is_empty() => {}
-                ClaimKind::LoadBalancer => self.keep_address(applicant, granted, held, &own),
-                ClaimKind::ExternalIp => self.keep_external(applicant, granted, held, &own),
+                    if own.is_empty() && owned.sharing_key.is_some() && !requested.is_empty() => {}
+                ClaimKind::LoadBalancer => self.keep_address(applicant, granted, owned, &own),
+                ClaimKind::ExternalIp => self.keep_external(applicant, granted, owned, &own),
             }
         }
     }
 
-    /// Keeps the rest of its earlier addresses, unless a Service with a better claim has them now.
+    /// Keeps the rest of its previous addresses, unless a Service with a better claim has them now.
     pub(super) fn keep_rest(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
-        let asked = sorted_ports(applicant);
-        for held in applicant.had.all() {
-            match held.kind {
+        let requested = sorted_ports(applicant);
+        for owned in applicant.previous.all() {
+            match owned.kind {
                 ClaimKind::LoadBalancer => {
-                    if granted.load_balancer.iter().any(|assigned| assigned.address == held.address) {
+                    if granted.load_balancer.iter().any(|assigned| assigned.address == owned.address) {
                         continue;
                     }
-                    let own = self.not_of_others(applicant, held.address, asked.iter().copied());
-                    if !own.is_empty() || asked.is_empty() {
-                        self.keep_address(applicant, granted, held, &own);
+                    let own = self.not_of_others(applicant, owned.address, requested.iter().copied());
+                    if !own.is_empty() || requested.is_empty() {
+                        self.keep_address(applicant, granted, owned, &own);
                     }
                 }
                 ClaimKind::ExternalIp => {
-                    let had = held.ports.as_deref().unwrap_or(&asked);
-                    let had = had.iter().filter(|port| asked.binary_search(port).is_ok()).copied();
-                    let own = self.not_of_others(applicant, held.address, had);
-                    self.keep_external(applicant, granted, held, &own);
+                    let previous = owned.ports.as_deref().unwrap_or(&requested);
+                    let previous =
+                        previous.iter().filter(|port| requested.binary_search(port).is_ok()).copied();
+                    let own = self.not_of_others(applicant, owned.address, previous);
+                    self.keep_external(applicant, granted, owned, &own);
                 }
             }
         }
     }
 
-    /// The ports among these that no other Service owns on the address.
+    /// Those of the ports that no other Service owns on the address.
     fn not_of_others(
         &self,
         applicant: &Applicant<'_>,
@@ -83,21 +87,21 @@ impl Allocation {
             |port: &PortKey| self.ledger.owner(ip, *port).is_none_or(|owner| owner == applicant.key());
         let (free, taken): (Vec<PortKey>, Vec<PortKey>) = ports.partition(is_free);
         if !taken.is_empty() {
-            self.hangs();
+            self.mark_dependent();
         }
         free
     }
 
-    /// Keeps a LoadBalancer address for the applicant, initially with these ports.
+    /// Keeps a LoadBalancer address for the applicant, at first with these ports.
     fn keep_address(
         &mut self,
         applicant: &Applicant<'_>,
         granted: &mut Granted,
-        held: &Held,
+        owned: &OwnedAddress,
         own: &[PortKey],
     ) {
-        let Some(from) = self.address_stays(applicant, granted, held) else { return };
-        let is_as_it_was = held.sharing_key == applicant.sharing_key && held.ports.is_some();
+        let Some(from) = self.address_stays(applicant, granted, owned) else { return };
+        let is_as_it_was = owned.sharing_key == applicant.sharing_key && owned.ports.is_some();
         let pool_shares = from.at.is_some_and(|at| self.pools[at].shared_across_namespaces);
         let claim = Claim {
             service: applicant.key(),
@@ -106,96 +110,108 @@ impl Allocation {
             sharing_key: applicant.sharing_key.as_deref(),
             across_namespaces: is_as_it_was || pool_shares,
         };
-        let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, held.address);
-        if self.take(held.address, &claim).is_ok() {
+        let is_counted = self.ledger.namespace_owns(&applicant.key().namespace, owned.address);
+        if self.try_claim(owned.address, &claim).is_ok() {
             self.count_for_namespace(applicant, from.at, is_counted);
-            granted.problems.extend(self.claim_of_gateway(applicant, held, "spec.type"));
-            granted.load_balancer.push(Assigned { address: held.address, pool: from.name });
+            granted.problems.extend(self.claim_of_gateway(applicant, owned, "spec.type"));
+            granted.load_balancer.push(Assigned { address: owned.address, pool: from.name });
             granted.load_balancer.sort_unstable();
         }
     }
 
-    /// The pool of a LoadBalancer address of the applicant, if it may keep the address.
-    fn address_stays(&self, applicant: &Applicant<'_>, granted: &Granted, held: &Held) -> Option<From> {
+    /// The pool of a LoadBalancer address of the applicant, if the applicant may keep the address.
+    fn address_stays(
+        &self,
+        applicant: &Applicant<'_>,
+        granted: &Granted,
+        owned: &OwnedAddress,
+    ) -> Option<From> {
         if !applicant.wants_load_balancer {
             return None;
         }
-        let family = IpFamily::of(held.address);
+        let family = IpFamily::of(owned.address);
         let has_family = granted.load_balancer.iter().any(|a| IpFamily::of(a.address) == family);
-        let requested = applicant.requested.iter().any(|(ip, _)| *ip == held.address);
+        let requested = applicant.requested.iter().any(|(ip, _)| *ip == owned.address);
         let requests_other = applicant.requested.iter().any(|(ip, _)| IpFamily::of(*ip) == family);
         if has_family || !self.families(applicant).contains(&family) || (requests_other && !requested) {
             return None;
         }
-        // Another gateway's claim on an address takes it from no Service: its account may be stolen.
-        if self.reserved.get(&held.address) == Some(&Holder::Gateway) {
+        // Another gateway's claim on an address never takes it from a Service, because the gateway's account may be
+        // stolen.
+        if self.reserved.get(&owned.address) == Some(&ReservedBy::Gateway) {
             return None;
         }
-        let from = self.pool_of_held(applicant, held)?;
-        let wished = applicant.pool.as_ref().is_none_or(|wish| {
-            let is_it = |at: usize| wish.wanted.is(&self.pools[at]);
-            held.wish.as_ref() == Some(&wish.wanted)
+        let from = self.pool_of_owned(applicant, owned)?;
+        let matches_request = applicant.pool.as_ref().is_none_or(|request| {
+            let is_it = |at: usize| request.wanted.is(&self.pools[at]);
+            owned.requested_pool.as_ref() == Some(&request.wanted)
                 || from.at.is_some_and(is_it)
-                || matches!(&wish.wanted, WantedPool::Named(name) if *name == from.name)
+                || matches!(&request.wanted, RequestedPool::Named(name) if *name == from.name)
         });
-        (wished && !self.takes_back(applicant, held, &from)).then_some(from)
+        (matches_request && !self.is_force_released(applicant, owned, &from)).then_some(from)
     }
 
-    /// The pool from which an address was assigned. If that pool no longer has it: one that the applicant may use, or
-    /// any pool that has it. `None` if no pool is known, as for a status that we did not write.
-    pub(super) fn pool_of_held(&self, applicant: &Applicant<'_>, held: &Held) -> Option<From> {
-        let contains = |at: &usize| self.pools[*at].contains(held.address);
-        let is_ours = !held.pool.is_empty() || applicant.had.status_is_ours;
+    /// The pool from which an address was assigned. If that pool no longer contains it, this is a pool that the
+    /// applicant may use and that contains it, or else any pool that contains it. `None` if no pool is known, as for
+    /// a status that Tidegate did not write.
+    pub(super) fn pool_of_owned(&self, applicant: &Applicant<'_>, owned: &OwnedAddress) -> Option<From> {
+        let contains = |at: &usize| self.pools[*at].contains(owned.address);
+        let is_ours = !owned.pool.is_empty() || applicant.previous.status_is_ours;
         if !is_ours {
-            // Another controller wrote it: the address is adopted if a pool would assign it.
+            // Another controller wrote the status: the address is adopted if a pool would assign it.
             let mut usable = self.usable_pools(applicant).filter(contains);
-            let at = usable.find(|at| !self.over_quota(*at, applicant, held.address, &[]))?;
+            let at = usable.find(|at| !self.over_quota(*at, applicant, owned.address, &[]))?;
             return Some(From { at: Some(at), name: self.pools[at].name.clone() });
         }
-        let named = (0..self.pools.len()).find(|at| self.pools[*at].name == held.pool);
+        let named = (0..self.pools.len()).find(|at| self.pools[*at].name == owned.pool);
         let at = named
             .filter(contains)
             .or_else(|| self.usable_pools(applicant).find(contains))
             .or_else(|| (0..self.pools.len()).find(contains));
-        let name = at.map_or(&held.pool, |at| &self.pools[at].name);
+        let name = at.map_or(&owned.pool, |at| &self.pools[at].name);
         Some(From { at, name: name.clone() })
     }
 
-    /// Whether the operator takes the address back, through the pool that it was assigned from, or that contains it
+    /// Whether the operator takes the address back, through the pool that assigned it or the pool that contains it
     /// now.
-    fn takes_back(&self, applicant: &Applicant<'_>, held: &Held, from: &From) -> bool {
-        let named = (0..self.pools.len()).find(|at| self.pools[*at].name == held.pool);
+    fn is_force_released(&self, applicant: &Applicant<'_>, owned: &OwnedAddress, from: &From) -> bool {
+        let named = (0..self.pools.len()).find(|at| self.pools[*at].name == owned.pool);
         let Some(at) = named.or(from.at) else { return false };
         let pool = &self.pools[at];
         let gives = || {
-            pool.contains(held.address)
+            pool.contains(owned.address)
                 && !pool.disabled
-                && (held.kind == ClaimKind::LoadBalancer || pool.external_ips)
+                && (owned.kind == ClaimKind::LoadBalancer || pool.external_ips)
                 && pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels)
-                && !self.over_quota(at, applicant, held.address, &[])
+                && !self.over_quota(at, applicant, owned.address, &[])
         };
         pool.force_release && !gives()
     }
 
-    /// The problem that another gateway, a router or another load balancer has an address that the applicant keeps.
-    fn claim_of_gateway(&self, applicant: &Applicant<'_>, held: &Held, field: &str) -> Option<Problem> {
-        let address = held.address;
+    /// The problem that another gateway, a router or another load balancer uses an address that the applicant keeps.
+    fn claim_of_gateway(
+        &self,
+        applicant: &Applicant<'_>,
+        owned: &OwnedAddress,
+        field: &str,
+    ) -> Option<Problem> {
+        let address = owned.address;
         let (claim, accepted) = match self.reserved.get(&address)? {
-            Holder::OtherGateway(name) => (
-                format!("gateway {name} says that address {address} is its own"),
+            ReservedBy::OtherGateway(name) => (
+                format!("gateway {name} reports {address} as its own address"),
                 "another address for that gateway",
             ),
-            Holder::Router => (
-                format!("address {address} is that of a router or a fixed neighbour of the gateway"),
+            ReservedBy::Router => (
+                format!("address {address} belongs to a router or a fixed neighbour of the gateway"),
                 "a pool without the addresses of routers",
             ),
-            Holder::OtherLoadBalancer(other) => (
+            ReservedBy::OtherLoadBalancer(other) => (
                 format!("another load balancer serves Service {other} with address {address}"),
                 "pools of the two load balancers that do not overlap",
             ),
-            Holder::Peer => (
+            ReservedBy::Peer => (
                 format!(
-                    "address {address} is that of a peer in announce.bgp, flowSharing or dataplane.tunnelPeers"
+                    "address {address} belongs to a peer in announce.bgp, flowSharing or dataplane.tunnelPeers"
                 ),
                 "a pool without the addresses of peers",
             ),
@@ -216,29 +232,30 @@ impl Allocation {
         &mut self,
         applicant: &Applicant<'_>,
         granted: &mut Granted,
-        held: &Held,
+        owned: &OwnedAddress,
         own: &[PortKey],
     ) {
         let service = applicant.service;
-        let ip = held.address;
-        let asks = service.meta.deletion_time.is_none() && service.external_ips.contains(&ip);
-        let may_keep =
-            |holder: &Holder| matches!(holder, Holder::OtherGateway(_) | Holder::OtherLoadBalancer(_));
-        let is_reserved = self.reserved.get(&ip).is_some_and(|holder| !may_keep(holder));
-        if own.is_empty() || !asks || is_reserved {
+        let ip = owned.address;
+        let is_requested = service.meta.deletion_time.is_none() && service.external_ips.contains(&ip);
+        let may_keep = |owner: &ReservedBy| {
+            matches!(owner, ReservedBy::OtherGateway(_) | ReservedBy::OtherLoadBalancer(_))
+        };
+        let is_reserved = self.reserved.get(&ip).is_some_and(|owner| !may_keep(owner));
+        if own.is_empty() || !is_requested || is_reserved {
             return;
         }
-        let from = self.pool_of_held(applicant, held).filter(|_| !held.pool.is_empty());
-        let Some(from) = from.filter(|from| !self.takes_back(applicant, held, from)) else { return };
+        let from = self.pool_of_owned(applicant, owned).filter(|_| !owned.pool.is_empty());
+        let Some(from) = from.filter(|from| !self.is_force_released(applicant, owned, from)) else { return };
         let claim = Claim {
             service: applicant.key(),
             kind: ClaimKind::ExternalIp,
             ports: own,
             sharing_key: applicant.sharing_key.as_deref(),
-            across_namespaces: held.sharing_key == applicant.sharing_key,
+            across_namespaces: owned.sharing_key == applicant.sharing_key,
         };
-        let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, ip);
-        if self.take(ip, &claim).is_err() {
+        let is_counted = self.ledger.namespace_owns(&applicant.key().namespace, ip);
+        if self.try_claim(ip, &claim).is_err() {
             return;
         }
         self.count_for_namespace(applicant, from.at, is_counted);
@@ -249,7 +266,7 @@ impl Allocation {
                 ports.dedup();
             }
             None => {
-                granted.problems.extend(self.claim_of_gateway(applicant, held, "spec.externalIPs"));
+                granted.problems.extend(self.claim_of_gateway(applicant, owned, "spec.externalIPs"));
                 granted.external.push((Assigned { address: ip, pool: from.name }, own.to_vec()));
             }
         }
@@ -271,7 +288,7 @@ impl Allocation {
                     // The Service already has the address.
                     across_namespaces: true,
                 };
-                let Err(taken) = self.take(ip, &claim) else { continue };
+                let Err(taken) = self.try_claim(ip, &claim) else { continue };
                 granted.contested.insert((ip, port));
                 granted.problems.add(ProblemKind::Conflict, || Problem {
                     kind: ProblemKind::Conflict,
@@ -290,39 +307,40 @@ impl Allocation {
     }
 
     /// Reserves the addresses that a Service releases.
-    fn hold(&mut self, applicant: &Applicant<'_>) {
-        for held in applicant.had.all().filter(|held| held.kind == ClaimKind::LoadBalancer) {
-            let Some(from) = self.pool_of_held(applicant, held) else { continue };
-            let ports = held.ports.clone().unwrap_or_else(|| sorted_ports(applicant));
+    fn reserve_released(&mut self, applicant: &Applicant<'_>) {
+        for owned in applicant.previous.all().filter(|owned| owned.kind == ClaimKind::LoadBalancer) {
+            let Some(from) = self.pool_of_owned(applicant, owned) else { continue };
+            let ports = owned.ports.clone().unwrap_or_else(|| sorted_ports(applicant));
             let claim = Claim {
                 service: applicant.key(),
                 kind: ClaimKind::LoadBalancer,
                 ports: &ports,
-                sharing_key: held.sharing_key.as_deref().or(applicant.sharing_key.as_deref()),
+                sharing_key: owned.sharing_key.as_deref().or(applicant.sharing_key.as_deref()),
                 across_namespaces: true,
             };
             let sharing_key = claim.sharing_key.map(str::to_owned);
-            if self.take(held.address, &claim).is_ok() {
-                let held = Held { pool: from.name, ports: Some(ports), sharing_key, ..held.clone() };
-                self.footprint.leaving.push(held);
+            if self.try_claim(owned.address, &claim).is_ok() {
+                let owned =
+                    OwnedAddress { pool: from.name, ports: Some(ports), sharing_key, ..owned.clone() };
+                self.footprint.releasing.push(owned);
             }
         }
     }
 
-    /// Reserves the addresses that the Service will lose but that are still in the status that we wrote, or about to be
-    /// written: other gateways serve them until the status changes.
-    pub(super) fn hold_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
+    /// Reserves addresses that the Service loses while they are in the status that Tidegate wrote, or about to be
+    /// written there: other gateways serve them until the status changes.
+    pub(super) fn reserve_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
         let service = applicant.service;
         if !applicant.wants_load_balancer || *self.authority() == Authority::Follows {
             return;
         }
-        let written = service.ingress_ips.iter().copied().filter(|_| applicant.had.status_is_ours);
-        // Without the finalizer nothing is written.
-        let given = applicant.had.load_balancer().filter(|_| service.stored.is_finalized_by_us());
+        let written = service.ingress_ips.iter().copied().filter(|_| applicant.previous.status_is_ours);
+        // Without the finalizer, nothing is written.
+        let given = applicant.previous.load_balancer().filter(|_| service.stored.is_finalized_by_us());
         let ports = applicant.ports();
         let lost = |ip: &IpAddr| !granted.load_balancer.iter().any(|a| a.address == *ip);
         for ip in written.chain(given).filter(lost) {
-            // This applies even if its pool was removed: the address may be in another one.
+            // This applies even if the pool was removed: the address may be in another pool.
             let claim = Claim {
                 service: applicant.key(),
                 kind: ClaimKind::LoadBalancer,
@@ -330,8 +348,8 @@ impl Allocation {
                 sharing_key: applicant.sharing_key.as_deref(),
                 across_namespaces: true,
             };
-            // If another Service holds it, its claim already reserves the address.
-            let _ = self.take(ip, &claim);
+            // If another Service owns the address, its claim already reserves it.
+            let _ = self.try_claim(ip, &claim);
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Records which Service holds which (address, port, protocol), and decides whether another Service can share an
+//! Records which Service owns which (address, port, protocol), and decides whether another Service can share an
 //! address.
 //!
-//! The rules of sharing are only here; `allocate` and its neighbours decide which address to try.
+//! All rules for sharing are here. `allocate` and the other passes decide which address to try.
 //!
-//! - The same (address, port, protocol) has one owner: the Service that claimed it first.
-//! - A LoadBalancer address belongs to one Service, unless all Services that hold it have the same
-//!   `tidegate.dev/allow-shared-ip` key and are in one namespace, or the pool shares across namespaces.
-//! - External IPs are shared by port, as in Kubernetes: the pool's selectors say which Services may claim one.
+//! - An (address, port, protocol) has one owner: the Service that claimed it first.
+//! - A LoadBalancer address belongs to one Service, unless all its Services have the same
+//!   `tidegate.dev/allow-shared-ip` key and are in one namespace or the pool shares across namespaces.
+//! - External IPs are shared by port, as in Kubernetes. The pool's selectors decide which Services may claim one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use tidegate_model::objects::{ObjectKey, Protocol};
 
 use super::PortKey;
 
-/// The capacity in which an address is claimed.
+/// How a Service uses an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClaimKind {
     /// As a LoadBalancer address.
@@ -30,7 +30,7 @@ pub enum ClaimKind {
 pub struct Claim<'a> {
     /// The Service.
     pub service: &'a ObjectKey,
-    /// The capacity.
+    /// How it uses the address.
     pub kind: ClaimKind,
     /// The ports.
     pub ports: &'a [PortKey],
@@ -42,7 +42,7 @@ pub struct Claim<'a> {
 
 /// Why a claim is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Taken {
+pub enum ClaimConflict {
     /// Another Service has the port.
     Port {
         /// The Service that owns it.
@@ -52,23 +52,23 @@ pub enum Taken {
         /// The number of the port.
         port: u16,
     },
-    /// Another Service holds the address, and this Service, the other one or both have no sharing key, or they differ.
+    /// Another Service uses the address, and the sharing keys differ or at least one of the two has none.
     NotShared {
-        /// A Service that holds it.
+        /// A Service that uses it.
         owner: ObjectKey,
         /// Whether this Service has a sharing key.
         has_key: bool,
-        /// Whether the other one has.
+        /// Whether the other one has a sharing key.
         owner_has_key: bool,
     },
     /// The sharing keys match, but the namespaces differ, and the pool does not share across namespaces.
     OtherNamespace {
-        /// A Service that holds it.
+        /// A Service that uses it.
         owner: ObjectKey,
     },
 }
 
-impl std::fmt::Display for Taken {
+impl std::fmt::Display for ClaimConflict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Port { owner, protocol, port } => {
@@ -88,7 +88,7 @@ impl std::fmt::Display for Taken {
     }
 }
 
-impl Taken {
+impl ClaimConflict {
     /// The Service that prevents the claim.
     #[must_use]
     pub fn owner(&self) -> &ObjectKey {
@@ -99,7 +99,7 @@ impl Taken {
         }
     }
 
-    /// What would be granted, of addresses of this pool.
+    /// What would be granted for addresses of this pool.
     #[must_use]
     pub fn remedy(&self, pool: &str) -> String {
         match self {
@@ -109,91 +109,90 @@ impl Taken {
             }
             Self::OtherNamespace { .. } => {
                 format!(
-                    "a free address, or shareAcrossNamespaces: true of pool {pool}, which operators decide on"
+                    "a free address, or shareAcrossNamespaces: true in pool {pool}, which operators decide on"
                 )
             }
         }
     }
 }
 
-/// A Service that holds an address in one capacity.
+/// A Service that uses an address in one way.
 #[derive(Debug)]
-struct Holding {
+struct GrantedClaim {
     service: Arc<ObjectKey>,
     kind: ClaimKind,
     sharing_key: Option<String>,
 }
 
-/// The holdings of one address.
 #[derive(Debug, Default)]
-struct Holdings {
-    /// One entry for each Service and capacity, in the order of their claims.
-    holdings: Vec<Holding>,
-    owners: BTreeMap<PortKey, Arc<ObjectKey>>,
+struct AddressClaims {
+    /// One entry for each Service and use, in the order of their claims.
+    claims: Vec<GrantedClaim>,
+    port_owners: BTreeMap<PortKey, Arc<ObjectKey>>,
 }
 
 /// All claims granted so far.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    addresses: BTreeMap<IpAddr, Holdings>,
-    /// The number of holdings of an address with a sharing key.
+    addresses: BTreeMap<IpAddr, AddressClaims>,
+    /// For each sharing key and address, the number of claims.
     keyed: BTreeMap<String, BTreeMap<IpAddr, usize>>,
 }
 
 impl Ledger {
-    /// Whether any Service holds the address.
+    /// Whether any Service uses the address.
     #[must_use]
-    pub fn is_held(&self, ip: IpAddr) -> bool {
+    pub fn is_owned(&self, ip: IpAddr) -> bool {
         self.addresses.contains_key(&ip)
     }
 
-    /// How many addresses are held.
+    /// The number of addresses in use.
     #[must_use]
-    pub fn held_count(&self) -> usize {
+    pub fn owned_count(&self) -> usize {
         self.addresses.len()
     }
 
-    /// The Services that hold the address, in the order of their claims.
-    pub fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectKey> {
-        self.holdings(ip).map(|holding| &*holding.service)
+    /// The Services that use the address, in the order of their claims.
+    pub fn owners(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectKey> {
+        self.claims(ip).map(|granted| &*granted.service)
     }
 
-    /// The Service that owns the port of the address.
+    /// The Service that owns the port on the address.
     #[must_use]
     pub fn owner(&self, ip: IpAddr, port: PortKey) -> Option<&ObjectKey> {
-        self.addresses.get(&ip)?.owners.get(&port).map(AsRef::as_ref)
+        self.addresses.get(&ip)?.port_owners.get(&port).map(AsRef::as_ref)
     }
 
-    /// LoadBalancer addresses whose holders have this sharing key, sorted.
+    /// LoadBalancer addresses whose Services have this sharing key, sorted.
     pub fn shared_under<'a>(&'a self, key: &str) -> impl Iterator<Item = IpAddr> + use<'a> {
         let keyed = self.keyed.get(key).into_iter().flatten();
-        keyed.filter(|(ip, count)| self.addresses[ip].holdings.len() == **count).map(|(ip, _)| *ip)
+        keyed.filter(|(ip, count)| self.addresses[ip].claims.len() == **count).map(|(ip, _)| *ip)
     }
 
-    /// Whether a Service of the namespace holds the address.
+    /// Whether a Service of the namespace uses the address.
     #[must_use]
-    pub fn namespace_holds(&self, namespace: &str, ip: IpAddr) -> bool {
-        self.holdings(ip).any(|holding| holding.service.namespace == namespace)
+    pub fn namespace_owns(&self, namespace: &str, ip: IpAddr) -> bool {
+        self.claims(ip).any(|granted| granted.service.namespace == namespace)
     }
 
-    fn holdings(&self, ip: IpAddr) -> impl Iterator<Item = &Holding> {
-        self.addresses.get(&ip).into_iter().flat_map(|held| &held.holdings)
+    fn claims(&self, ip: IpAddr) -> impl Iterator<Item = &GrantedClaim> {
+        self.addresses.get(&ip).into_iter().flat_map(|owned| &owned.claims)
     }
 
     /// Whether the claim could be granted on the address.
     ///
     /// # Errors
-    /// The first of its ports that another Service owns; otherwise the first holder that prevents it, in the order of
-    /// claims.
-    pub fn admits(&self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
-        let Some(held) = self.addresses.get(&ip) else { return Ok(()) };
+    /// The first of its ports that another Service owns; otherwise the first Service that prevents it, in the order
+    /// of claims.
+    pub fn admits(&self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), ClaimConflict> {
+        let Some(owned) = self.addresses.get(&ip) else { return Ok(()) };
         for port in claim.ports {
-            if let Some(owner) = held.owners.get(port).filter(|owner| ***owner != *claim.service) {
+            if let Some(owner) = owned.port_owners.get(port).filter(|owner| ***owner != *claim.service) {
                 let (protocol, port) = *port;
-                return Err(Taken::Port { owner: ObjectKey::clone(owner), protocol, port });
+                return Err(ClaimConflict::Port { owner: ObjectKey::clone(owner), protocol, port });
             }
         }
-        let others = held.holdings.iter().filter(|holding| *holding.service != *claim.service);
+        let others = owned.claims.iter().filter(|granted| *granted.service != *claim.service);
         for other in others {
             if claim.kind == ClaimKind::ExternalIp && other.kind == ClaimKind::ExternalIp {
                 continue;
@@ -201,10 +200,10 @@ impl Ledger {
             let owner = ObjectKey::clone(&other.service);
             if claim.sharing_key.is_none() || claim.sharing_key != other.sharing_key.as_deref() {
                 let (has_key, owner_has_key) = (claim.sharing_key.is_some(), other.sharing_key.is_some());
-                return Err(Taken::NotShared { owner, has_key, owner_has_key });
+                return Err(ClaimConflict::NotShared { owner, has_key, owner_has_key });
             }
             if owner.namespace != claim.service.namespace && !claim.across_namespaces {
-                return Err(Taken::OtherNamespace { owner });
+                return Err(ClaimConflict::OtherNamespace { owner });
             }
         }
         Ok(())
@@ -214,27 +213,27 @@ impl Ledger {
     ///
     /// # Errors
     /// Those of [`Ledger::admits`]; the ledger is then unchanged.
-    pub fn claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
+    pub fn claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), ClaimConflict> {
         self.admits(ip, claim)?;
-        let held = self.addresses.entry(ip).or_default();
-        let same = |holding: &&Holding| *holding.service == *claim.service;
-        let service = held.holdings.iter().find(same).map(|holding| Arc::clone(&holding.service));
+        let owned = self.addresses.entry(ip).or_default();
+        let same = |granted: &&GrantedClaim| *granted.service == *claim.service;
+        let service = owned.claims.iter().find(same).map(|granted| Arc::clone(&granted.service));
         let service = service.unwrap_or_else(|| Arc::new(claim.service.clone()));
-        held.owners.extend(claim.ports.iter().map(|port| (*port, Arc::clone(&service))));
-        if !held.holdings.iter().filter(same).any(|holding| holding.kind == claim.kind) {
+        owned.port_owners.extend(claim.ports.iter().map(|port| (*port, Arc::clone(&service))));
+        if !owned.claims.iter().filter(same).any(|granted| granted.kind == claim.kind) {
             if let Some(key) = claim.sharing_key {
                 *self.keyed.entry(key.to_owned()).or_default().entry(ip).or_default() += 1;
             }
             let sharing_key = claim.sharing_key.map(str::to_owned);
-            held.holdings.push(Holding { service, kind: claim.kind, sharing_key });
+            owned.claims.push(GrantedClaim { service, kind: claim.kind, sharing_key });
         }
         Ok(())
     }
 
     /// Releases all claims of a Service on the address.
     pub fn release(&mut self, ip: IpAddr, service: &ObjectKey) {
-        let Some(held) = self.addresses.get_mut(&ip) else { return };
-        for gone in held.holdings.extract_if(.., |holding| *holding.service == *service) {
+        let Some(owned) = self.addresses.get_mut(&ip) else { return };
+        for gone in owned.claims.extract_if(.., |granted| *granted.service == *service) {
             let Some(key) = gone.sharing_key else { continue };
             let of_key = self.keyed.get_mut(&key).expect("it was counted when it was claimed");
             let count = of_key.get_mut(&ip).expect("it was counted when it was claimed");
@@ -246,8 +245,8 @@ impl Ledger {
                 self.keyed.remove(&key);
             }
         }
-        held.owners.retain(|_, owner| **owner != *service);
-        if held.holdings.is_empty() {
+        owned.port_owners.retain(|_, owner| **owner != *service);
+        if owned.claims.is_empty() {
             self.addresses.remove(&ip);
         }
     }

@@ -1,6 +1,6 @@
 //! Merges two lists of pools: those of the configuration come first, then `AddressPool` objects by name.
 //!
-//! Duplicate names and overlapping ranges are reported and never cause a failure: the first pool with a name counts,
+//! Duplicate names and overlapping ranges are reported but don't cause a failure: the first pool with a name is used,
 //! and an address in several pools belongs to the first of them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidegate_model::objects::{AddressPool, AddressRange, Pool};
 use tidegate_model::shared_map::SharedMap;
 
-/// A fault of an `AddressPool` in relation to the others.
+/// A conflict of an `AddressPool` with other pools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PoolFault {
     /// The configuration has a pool with this name, so the object is not used.
@@ -25,7 +25,7 @@ pub enum PoolFault {
     },
 }
 
-/// All pools, and the faults of objects, by the object's name; at most one overlap is reported for each.
+/// All pools, and the faults of objects by the object's name. At most one overlap is reported for each object.
 #[must_use]
 pub fn merge(
     configured: &[Pool],
@@ -41,7 +41,7 @@ pub fn merge(
         if taken.contains(name.as_str()) {
             faults.entry(name.clone()).or_default().push(PoolFault::NameTaken);
         } else {
-            // A pool that is being deleted assigns no more addresses. It disappears when no Service holds one of its
+            // A pool that is being deleted assigns no more addresses. It disappears when no Service uses one of its
             // addresses.
             let disabled = object.pool.disabled || object.meta.deletion_time.is_some();
             pools.push(Pool { disabled, ..object.pool.clone() });
@@ -61,7 +61,7 @@ fn overlaps(pools: &[Pool]) -> BTreeMap<usize, PoolFault> {
         pools.iter().enumerate().flat_map(|(at, p)| p.ranges.iter().map(move |r| (*r, at))).collect();
     all.sort_unstable();
     let mut found = BTreeMap::new();
-    // Of the ranges so far: the one that reaches furthest, and the one of a different pool that reaches furthest.
+    // Of the ranges so far, the one that reaches furthest, and the one of a different pool that reaches furthest.
     let mut furthest: Vec<(AddressRange, usize)> = Vec::with_capacity(2);
     for (range, at) in all {
         if let Some((other_range, other)) = furthest.iter().find(|(r, p)| *p != at && r.overlaps(&range)) {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_pools_are_told_of_each_object_and_of_no_pool_twice() {
+    fn overlapping_pools_are_reported_once_for_each_object() {
         let (pools, faults) = merge(
             &[pool("config", &["203.0.113.0/24"])],
             &objects([

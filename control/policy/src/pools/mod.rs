@@ -1,22 +1,21 @@
-//! Decides which Service has which address: a pure function of pools, Services and the addresses that they had
-//! before.
+//! Decides which Service has which address: a pure function of pools, Services and the Services' previous addresses.
 //!
 //! [`Ledger`] records claims on (address, port, protocol). It is filled in three passes (`allocate`): Services keep
 //! what they have and still request; then externalIPs and requested addresses are claimed; then an address is chosen
-//! for each Service that still lacks one. Within a pass the order is creation time, then UID, then name, so the order
-//! in which files are read has no effect. [`Allocator`] keeps the result and computes again only what a change can
-//! affect. `reconcile` calls it, and adds places to the [`Problem`]s of refused requests.
+//! for each Service that still lacks one. Within a pass, Services are ordered by creation time, then UID, then name,
+//! so the order in which files are read has no effect. [`Allocator`] keeps the result and recomputes only what a
+//! change can affect. `reconcile` calls it, and adds locations to the [`Problem`]s of refused requests.
 //!
-//! The addresses of a Service are remembered port by port ([`Held`]). They are kept across restarts in the status of
-//! the Service, or, for a directory, in a file of the daemon. A change of a pool takes nothing from a Service, unless
-//! the pool has `forceRelease` (`keep`).
+//! The addresses of a Service are remembered port by port ([`OwnedAddress`]). They survive restarts in the status of the
+//! Service or, with a directory source, in a file of the daemon. A change of a pool never takes an address from a
+//! Service, unless the pool has `forceRelease` (`keep`).
 //!
 //! All addresses of a CIDR can be assigned, including the first and the last: a VIP is a host route, not a subnet.
 //!
 //! Invariant: two Services never own the same (address, port, protocol). Invariant: a Service that has an (address,
-//! port, protocol) and still requests it never loses it to a later request. Invariant: without memory the choice
-//! depends on a Service's name, so a new Service changes the address of another one only if both hash to the same
-//! address.
+//! port, protocol) and still requests it never loses it to a later request. Invariant: without previous addresses,
+//! the choice depends on a Service's name, so a new Service changes the address of another one only if their hashes
+//! collide.
 
 mod allocate;
 mod allocator;
@@ -24,10 +23,10 @@ mod authority;
 mod choose;
 mod cluster_ips;
 mod external;
-mod held;
 mod keep;
 mod ledger;
 mod merge;
+mod owned;
 mod problems;
 mod range;
 mod requested;
@@ -38,11 +37,11 @@ mod tests;
 
 pub use allocate::{Applicant, Granted};
 pub use allocator::Allocator;
-pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, Had, adopted};
+pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, PreviousAddresses, adopted};
 pub use cluster_ips::without_cluster_ips;
-pub use held::{HOLDS, Held, Holdings, record, recorded};
-pub use ledger::{Claim, ClaimKind, Ledger, Taken};
+pub use ledger::{Claim, ClaimConflict, ClaimKind, Ledger};
 pub use merge::{PoolFault, merge};
+pub use owned::{Holdings, OwnedAddress, RECORD_CONDITION, record, recorded};
 pub use problems::{DESCRIBED_MAX, Problems};
 pub use range::{Band, Span};
 pub use usage::PoolUsage;
@@ -59,23 +58,23 @@ pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
 
 /// The pools that a Service restricts its addresses to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolWish {
+pub struct PoolRequest {
     /// The pools.
-    pub wanted: WantedPool,
+    pub wanted: RequestedPool,
     /// Path of its field.
     pub field: String,
 }
 
-/// The pools that a [`PoolWish`] selects.
+/// The pools that a [`PoolRequest`] selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WantedPool {
+pub enum RequestedPool {
     /// The pool of this name (`tidegate.dev/address-pool`).
     Named(String),
     /// All pools with [`INTERNAL_LABEL`].
     Internal,
 }
 
-impl WantedPool {
+impl RequestedPool {
     /// Whether the pool is selected.
     #[must_use]
     pub fn is(&self, pool: &Pool) -> bool {
@@ -88,7 +87,7 @@ impl WantedPool {
     }
 }
 
-impl std::fmt::Display for WantedPool {
+impl std::fmt::Display for RequestedPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Named(name) => write!(f, "pool {}", text::shown(name)),
@@ -99,7 +98,7 @@ impl std::fmt::Display for WantedPool {
 
 /// The owner of a reserved address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
+pub enum ReservedBy {
     /// This gateway.
     Gateway,
     /// The other gateway with this name.
@@ -110,13 +109,13 @@ pub enum Holder {
     ApiServer,
     /// A router of this gateway, or a fixed neighbour.
     Router,
-    /// A Service of another load balancer, which has the address in its status.
+    /// A Service of another load balancer with the address in its status.
     OtherLoadBalancer(ObjectKey),
     /// A peer of this gateway in the configuration: a BGP router, or another gateway.
     Peer,
 }
 
-impl std::fmt::Display for Holder {
+impl std::fmt::Display for ReservedBy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gateway => f.write_str("an address of the gateway itself"),
@@ -134,7 +133,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// An address that a Service holds, and its pool.
+/// An address that a Service owns, and its pool.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Assigned {
     /// The address.
@@ -143,19 +142,19 @@ pub struct Assigned {
     pub pool: String,
 }
 
-/// A port of an address, as Services own it.
+/// A port of an address that a Service can own.
 pub type PortKey = (Protocol, u16);
 
-/// The holdings of Services after the last call. The daemon keeps them across reloads.
+/// The addresses of Services after the last call. The daemon keeps them across reloads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocations {
     /// By Service.
     pub by_service: SharedMap<ObjectKey, Holdings>,
-    /// The holdings of removed Services. A Service that returns gets the same addresses, if they are free.
-    pub departed: SharedMap<ObjectKey, Holdings>,
+    /// The addresses of removed Services. A Service that returns gets the same addresses if they are free.
+    pub of_removed: SharedMap<ObjectKey, Holdings>,
 }
 
-/// Why a request was not granted: the names of the events that users know.
+/// Why a request was not granted. Users see these names as events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProblemKind {
     /// No address: full pool, quota, no matching pool, refused request.
@@ -166,7 +165,7 @@ pub enum ProblemKind {
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
-    /// An address of its own, although senior Services with the same sharing key have one.
+    /// An address of its own, although older Services with the same sharing key have one.
     NotShared,
 }
 

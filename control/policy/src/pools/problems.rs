@@ -1,7 +1,7 @@
 //! The requests of one Service that were not granted.
 //!
-//! Users decide how many addresses and ports a Service names, and a request that is refused is judged again whenever
-//! addresses may have become free. So of each kind only the first are described, and the others are counted.
+//! Users decide how many addresses and ports a Service requests, and a refused request is checked again whenever
+//! addresses may have become free. So only the first problems of each kind are described, and the others are counted.
 
 use std::collections::BTreeMap;
 

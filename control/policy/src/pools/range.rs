@@ -1,8 +1,8 @@
 //! The ranges of a pool as one sequence, and the bands in which addresses are chosen (`docs/kubernetes.md`, section
 //! 6).
 //!
-//! Arithmetic only. An address becomes a number, a pool's ranges of one family become one [`Span`] of offsets from 0,
-//! and the span has a static band below an offset and a dynamic band above it, as Kubernetes has for cluster IPs
+//! Arithmetic only. An address becomes a number, and a pool's ranges of one family become one [`Span`] of offsets
+//! from 0. The span has a static band below an offset and a dynamic band above it, as Kubernetes has for cluster IPs
 //! (KEP-3070).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,7 +27,7 @@ pub struct Band {
 }
 
 impl Span {
-    /// Joins ranges of one family to one sequence. Overlapping parts count once.
+    /// Joins ranges of one family into one sequence. Overlapping parts count once.
     #[must_use]
     pub fn new(ranges: impl IntoIterator<Item = AddressRange>) -> Self {
         let mut sorted: Vec<AddressRange> = ranges.into_iter().collect();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_of_ipv6_does_not_overflow() {
+    fn all_of_ipv6_does_not_overflow() {
         let span = Span::new([net("::/0")]);
         assert!(span.at(span.size() - 1).is_some());
         assert_eq!(span.bands()[1].size, 256);

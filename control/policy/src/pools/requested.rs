@@ -1,4 +1,4 @@
-//! Pass 2, the addresses that Services request themselves.
+//! Pass 2: the addresses that Services request explicitly.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,8 +23,8 @@ impl Allocation {
                 by_family.insert(family, *ip);
                 continue;
             }
-            // Until it holds the address, and that is remembered, other Services may take precedence.
-            self.hangs();
+            // Other Services may take precedence until the address is owned and remembered.
+            self.mark_dependent();
             let refused = match by_family.insert(family, *ip) {
                 Some(other) => Err((
                     format!("{other} is requested as well, and a Service has one {family} address"),
@@ -37,7 +37,7 @@ impl Allocation {
                         Some(format!("{} (spec.ipFamilies, spec.ipFamilyPolicy)", wanted.join(" and "))),
                     ))
                 }
-                // The Service gets the address soon, so this is not a fault.
+                // The Service will get the address soon, so this is not a fault.
                 None if self.is_withheld(applicant, *ip) => {
                     let why = "every gateway must first withdraw it from the Service that released it";
                     granted.pending =
@@ -47,7 +47,7 @@ impl Allocation {
                 None => self.pool_of_request(applicant, *ip),
             };
             match refused {
-                Ok(pool) => self.give(applicant, granted, pool, *ip),
+                Ok(pool) => self.assign(applicant, granted, pool, *ip),
                 Err((why, accepted)) => {
                     let what = format!("address {ip} of Service {} is not assigned: {why}", applicant.key());
                     granted.pending = Some(what.clone());
@@ -63,8 +63,8 @@ impl Allocation {
         applicant: &Applicant<'_>,
         ip: IpAddr,
     ) -> Result<usize, (String, Option<String>)> {
-        if let Some(holder) = self.reserved.get(&ip) {
-            return Err((holder.to_string(), Some("a free address of a pool".to_owned())));
+        if let Some(owner) = self.reserved.get(&ip) {
+            return Err((owner.to_string(), Some("a free address of a pool".to_owned())));
         }
         let containing = || (0..self.pools.len()).filter(|at| self.pools[*at].contains(ip));
         let Some(first) = containing().next() else {
@@ -80,9 +80,9 @@ impl Allocation {
         let Some(pool) = containing().find(|at| usable.contains(at)) else {
             let name = &self.pools[first].name;
             return match &applicant.pool {
-                Some(wish) if !wish.wanted.is(&self.pools[first]) => Err((
-                    format!("it is in pool {name}, but the Service requests {}", wish.wanted),
-                    Some(format!("an address of {}", wish.wanted)),
+                Some(request) if !request.wanted.is(&self.pools[first]) => Err((
+                    format!("it is in pool {name}, but the Service requests {}", request.wanted),
+                    Some(format!("an address of {}", request.wanted)),
                 )),
                 _ => Err((
                     format!("the selectors of pool {name} do not match this Service and namespace"),

@@ -1,13 +1,13 @@
 //! The usage of the pools, and the Services that use them.
 //!
-//! The [`Allocator`](super::Allocator) updates [`Users`] as Services get and lose addresses, so that a pool that the
+//! The [`Allocator`](super::Allocator) updates [`Users`] when Services get or lose addresses, so that a pool that the
 //! operator changes or removes can show which Services still use it.
 
 use std::collections::BTreeMap;
 
-use tidegate_model::objects::{AddressRange, AnnounceWays, ObjectKey, Pool, PoolRoutes, Selector};
+use tidegate_model::objects::{AddressRange, AnnounceMethods, ObjectKey, Pool, PoolRoutes, Selector};
 
-use super::Held;
+use super::OwnedAddress;
 
 /// The maximum number of Services that are named as users of a pool.
 const NAMED_MAX: usize = 8;
@@ -19,25 +19,25 @@ pub struct PoolUsage {
     pub pool: String,
     /// The ranges of its addresses.
     pub ranges: Vec<AddressRange>,
-    /// Addresses that it has, of both families.
+    /// The number of its addresses, of both families.
     pub total: u128,
-    /// Of these, the addresses that Services hold.
+    /// The number of addresses that Services own.
     pub assigned: u128,
-    /// Addresses that are never assigned because they are the gateway's own.
+    /// Addresses that are never assigned because the gateway itself uses them.
     pub reserved: u128,
     /// Whether the pool is disabled.
     pub disabled: bool,
     /// The gateways that announce its addresses.
     pub gateway_selector: Selector,
     /// How they announce them.
-    pub announce: AnnounceWays,
+    pub announce: AnnounceMethods,
     /// What the routes to them carry, and aggregation.
     pub routes: PoolRoutes,
-    /// Addresses that are no longer in the pool but that Services still hold.
+    /// Addresses that are no longer in the pool but that Services still own.
     pub outside: u128,
-    /// Services that hold an address from it.
+    /// The number of Services that own an address from it.
     pub users: usize,
-    /// The first of them by name, up to eight.
+    /// The first of these Services by name, up to eight.
     pub some_users: Vec<ObjectKey>,
     /// Whether the pool no longer exists.
     pub removed: bool,
@@ -61,7 +61,7 @@ impl PoolUsage {
     }
 }
 
-/// The Services that hold addresses from each pool, by the pool's name.
+/// The Services that own addresses from each pool, by the pool's name.
 #[derive(Debug, Default)]
 pub(super) struct Users {
     /// For each Service, the number of its addresses that are no longer in the pool.
@@ -71,26 +71,32 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Replaces the recorded holdings of a Service.
-    pub(super) fn replace(&mut self, service: &ObjectKey, before: &[Held], now: &[Held], pools: &[Pool]) {
-        for held in before {
-            let Some(users) = self.by_pool.get_mut(&held.pool) else { continue };
+    /// Replaces the recorded addresses of a Service.
+    pub(super) fn replace(
+        &mut self,
+        service: &ObjectKey,
+        before: &[OwnedAddress],
+        now: &[OwnedAddress],
+        pools: &[Pool],
+    ) {
+        for owned in before {
+            let Some(users) = self.by_pool.get_mut(&owned.pool) else { continue };
             if let Some(outside) = users.remove(service)
-                && let Some(sum) = self.outside.get_mut(&held.pool)
+                && let Some(sum) = self.outside.get_mut(&owned.pool)
             {
                 *sum -= outside;
             }
             if users.is_empty() {
-                self.by_pool.remove(&held.pool);
-                self.outside.remove(&held.pool);
+                self.by_pool.remove(&owned.pool);
+                self.outside.remove(&owned.pool);
             }
         }
-        for held in now {
-            let pool = pools.iter().find(|pool| pool.name == held.pool);
-            let outside = u128::from(!pool.is_some_and(|pool| pool.contains(held.address)));
-            let users = self.by_pool.entry(held.pool.clone()).or_default();
+        for owned in now {
+            let pool = pools.iter().find(|pool| pool.name == owned.pool);
+            let outside = u128::from(!pool.is_some_and(|pool| pool.contains(owned.address)));
+            let users = self.by_pool.entry(owned.pool.clone()).or_default();
             *users.entry(service.clone()).or_default() += outside;
-            *self.outside.entry(held.pool.clone()).or_default() += outside;
+            *self.outside.entry(owned.pool.clone()).or_default() += outside;
         }
     }
 

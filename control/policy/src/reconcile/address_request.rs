@@ -1,6 +1,6 @@
-//! The addresses that a Service asks for: by our annotations, by aliases of them, or by `spec.loadBalancerIP`.
+//! The addresses that a Service requests: with our annotations, with aliases of them, or with `spec.loadBalancerIP`.
 //!
-//! `options` reads a request; `addresses` turns it into an applicant for the pools.
+//! `options` reads a request, and `addresses` builds an applicant for the pools from it.
 
 use std::net::IpAddr;
 
@@ -10,20 +10,20 @@ use tidegate_model::yaml::text;
 use super::annotation_reader::{Reader, error};
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;
-use crate::pools::{PoolWish, WantedPool};
+use crate::pools::{PoolRequest, RequestedPool};
 
-/// The largest number of addresses in one list.
+/// The maximum number of addresses in one list.
 const REQUESTED_MAX: usize = 16;
 
-/// The addresses that a Service asks for.
+/// The addresses that a Service requests.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct AddressRequest {
     /// Requested addresses, each with its field.
     pub(super) addresses: Vec<(IpAddr, String)>,
-    /// The only pools to take addresses from.
-    pub(super) pool: Option<PoolWish>,
+    /// The only pools from which addresses may be assigned.
+    pub(super) pool: Option<PoolRequest>,
     pub(super) sharing_key: Option<String>,
-    /// Why no address may be chosen for it, if none may.
+    /// Why no address may be chosen for it, if that is so.
     pub(super) no_allocation: Option<String>,
 }
 
@@ -35,8 +35,8 @@ impl AddressRequest {
             key::LOAD_BALANCER_IPS => self.read_addresses(read, annotation, value),
             key::ADDRESS_POOL if value.is_empty() => read.invalid(annotation, value, "the name of a pool"),
             key::ADDRESS_POOL => {
-                let wanted = WantedPool::Named(value.to_owned());
-                self.pool = Some(PoolWish { wanted, field: annotation_field(annotation) });
+                let wanted = RequestedPool::Named(value.to_owned());
+                self.pool = Some(PoolRequest { wanted, field: annotation_field(annotation) });
             }
             key::ALLOW_SHARED_IP if value.is_empty() => read.invalid(annotation, value, SHARING),
             key::ALLOW_SHARED_IP => self.sharing_key = Some(value.to_owned()),
@@ -54,8 +54,8 @@ impl AddressRequest {
                 // As in `spec.loadBalancerIP`, an IPv4-mapped IPv6 address is the IPv4 address in it.
                 self.addresses = addresses.into_iter().map(|ip| (ip.to_canonical(), field.clone())).collect();
             }
-            // A different address from the intended one is worse than none: DNS does not point there. An address that
-            // the Service already has stays.
+            // A wrong address is worse than none, because DNS does not point to it. An address that the Service
+            // already has stays.
             _ => self.invalid(read, annotation, value, ACCEPTED),
         }
     }
@@ -68,16 +68,18 @@ impl AddressRequest {
         read.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    /// Takes addresses of internal pools only, as `annotation` requests, unless the Service names a pool or addresses.
+    /// Restricts the Service to internal pools, as `annotation` requests, unless it names a pool or addresses.
     pub(super) fn prefer_internal(&mut self, annotation: &str) {
         if self.pool.is_none() && self.addresses.is_empty() {
             // An address chosen from any pool could be a public one.
-            self.pool = Some(PoolWish { wanted: WantedPool::Internal, field: annotation_field(annotation) });
+            self.pool =
+                Some(PoolRequest { wanted: RequestedPool::Internal, field: annotation_field(annotation) });
         }
     }
 
-    /// `spec.loadBalancerIP` is used if no annotation requests an address, and must not contradict one. If it cannot be
-    /// read, which the source reports, no new address is assigned: another one than the intended is worse than none.
+    /// Reads `spec.loadBalancerIP`, which is used if no annotation requests an address and must not contradict one.
+    /// If the field is unreadable, which the source reports, no new address is assigned, because a wrong one is worse
+    /// than none.
     pub(super) fn read_deprecated(&mut self, service: &Service, read: &mut Reader<'_>) {
         const FIELD: &str = "spec.loadBalancerIP";
         if service.unreadable_load_balancer_ip && self.addresses.is_empty() && self.no_allocation.is_none() {

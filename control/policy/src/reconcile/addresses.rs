@@ -1,9 +1,9 @@
-//! Step 2, incrementally: the addresses of Services, and the parts of the result that depend on all of them or on the
-//! nodes: VIPs, conflicting ports, routes to Pods.
+//! Step 2, incrementally: the addresses of Services, and the parts of the result that depend on all Services or on
+//! the nodes: VIPs, conflicting ports, routes to Pods.
 //!
-//! `incremental` calls it with the changes, and gets the Services that the result affects.
+//! `incremental` passes the changes and receives the Services that the result affects.
 //!
-//! Invariant: the state equals that of a new instance with the same plans, memory and circumstances.
+//! Invariant: the state equals that of a new instance with the same plans, memory and inputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,26 +35,25 @@ pub(super) struct Addresses {
     pub(super) claimed: SharedMap<ObjectKey, ()>,
     of_pools: Vec<Finding>,
     of_routes: Vec<Finding>,
-    /// Findings about the parts of Nodes that cannot be used.
+    /// Findings about unusable parts of Nodes.
     of_nodes: Vec<Finding>,
 }
 
-/// The circumstances that have changed.
+/// Which shared inputs have changed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Changed {
-    /// The AddressPools.
     pub(super) pools: bool,
     /// The addresses of nodes or of the API servers.
     pub(super) reserved: bool,
     /// The inputs of the routes to Pods.
     pub(super) pod_routes: bool,
-    /// The parts of Nodes that cannot be used.
+    /// The unusable parts of Nodes.
     pub(super) node_faults: bool,
 }
 
 /// The effects of a call of [`Addresses::update`].
 #[derive(Debug, Default)]
-pub(super) struct Moved {
+pub(super) struct Effects {
     /// Services with different addresses, or with ports whose owner has changed.
     pub(super) services: BTreeSet<ObjectKey>,
     /// Addresses that became VIPs or no longer are.
@@ -64,7 +63,7 @@ pub(super) struct Moved {
 }
 
 impl Addresses {
-    /// The state without Services, in the circumstances of `input`.
+    /// The state without Services, for the shared inputs in `input`.
     pub(super) fn new(input: &Input<'_>, slices: &SliceIndex) -> Self {
         let (mut of_pools, mut of_routes) = (Vec::new(), Vec::new());
         Self {
@@ -79,8 +78,8 @@ impl Addresses {
         }
     }
 
-    /// Applies the `plans`; those of `replanned` have changed. `applicants` are Services that may request other
-    /// addresses, including those of `replanned`.
+    /// Applies the `plans`; those of the Services in `replanned` have changed. `applicants` are the Services that may
+    /// request other addresses, including those in `replanned`.
     pub(super) fn update(
         &mut self,
         input: &Input<'_>,
@@ -89,17 +88,17 @@ impl Addresses {
         replanned: &BTreeSet<ObjectKey>,
         mut applicants: BTreeSet<ObjectKey>,
         changed: Changed,
-    ) -> Moved {
-        let mut moved = Moved::default();
+    ) -> Effects {
+        let mut effects = Effects::default();
         if changed.pod_routes {
             let mut findings = Vec::new();
             self.pod_routes = pod_routes(input.settings, &input.objects.nodes, &mut findings);
-            moved.findings |= findings != self.of_routes;
+            effects.findings |= findings != self.of_routes;
             self.of_routes = findings;
         }
         if changed.node_faults {
             self.of_nodes = faults_of_nodes(input);
-            moved.findings = true;
+            effects.findings = true;
         }
         let authority_changed = self.allocator.set_authority(&input.settings.authority);
         let mut reannounced = BTreeSet::new();
@@ -107,10 +106,10 @@ impl Addresses {
         if changed.pools || authority_changed.is_none() {
             let mut findings = Vec::new();
             let allocations = Arc::clone(self.allocator.allocations());
-            let anew = allocator(input, slices, &allocations, &mut findings);
-            let before = std::mem::replace(&mut self.allocator, anew);
+            let fresh = allocator(input, slices, &allocations, &mut findings);
+            let before = std::mem::replace(&mut self.allocator, fresh);
             reannounced = reannounced_pools(before.pools(), self.allocator.pools());
-            moved.findings |= findings != self.of_pools;
+            effects.findings |= findings != self.of_pools;
             self.of_pools = findings;
             applicants.extend(plans.keys().chain(before.granted().keys()).cloned());
             regranted
@@ -122,9 +121,9 @@ impl Addresses {
         let applicant =
             |key: &ObjectKey, remembered: Option<&Holdings>| applicant(input, plans, key, remembered);
         let affected = self.allocator.update(applicants, applicant);
-        self.allocator.settle(applicant);
+        self.allocator.stabilize(applicant);
         let granted = self.allocator.granted();
-        moved.services.extend(affected.into_iter().filter(|key| match regranted.get(key) {
+        effects.services.extend(affected.into_iter().filter(|key| match regranted.get(key) {
             Some(before) => before.as_ref() != granted.get(key),
             None => true,
         }));
@@ -138,7 +137,7 @@ impl Addresses {
                     .chain(external)
                     .any(|assigned| reannounced.contains(&assigned.pool))
             };
-            moved.services.extend(granted.iter().filter(|(_, g)| uses(g)).map(|(key, _)| key.clone()));
+            effects.services.extend(granted.iter().filter(|(_, g)| uses(g)).map(|(key, _)| key.clone()));
         }
 
         for key in replanned {
@@ -148,17 +147,17 @@ impl Addresses {
                 self.claimed.remove(key);
             }
         }
-        let others: BTreeSet<&ObjectKey> = replanned.iter().chain(&moved.services).collect();
+        let others: BTreeSet<&ObjectKey> = replanned.iter().chain(&effects.services).collect();
         let of = |key: &ObjectKey| plans.get(key).zip(granted.get(key));
         let vips = others.iter().map(|key| (*key, of(key).map(|(p, g)| vips_of(input.settings, p, g))));
-        moved.vips = self.vips.update(vips);
+        effects.vips = self.vips.update(vips);
         let claims = others.iter().map(|key| {
             let claims = of(key).and_then(|(p, g)| Claims::new(input.settings, p.service(), g));
             (ObjectKey::clone(key), claims)
         });
         let contested = self.contested.update(claims);
-        moved.services.extend(contested);
-        moved
+        effects.services.extend(contested);
+        effects
     }
 
     /// The result of a Service that has a plan.
@@ -176,7 +175,7 @@ impl Addresses {
     }
 }
 
-/// The pools that other gateways may announce now, or that are announced in another way.
+/// The pools that other gateways now announce, or whose announcement method has changed.
 fn reannounced_pools(before: &[Pool], now: &[Pool]) -> BTreeSet<String> {
     let find = |pools: &'_ [Pool], name: &str| pools.iter().position(|pool| pool.name == name);
     let names: BTreeSet<&str> = before.iter().chain(now).map(|pool| pool.name.as_str()).collect();
@@ -203,7 +202,7 @@ fn allocator(
     Allocator::new(pools, reserved, input.settings.authority.clone()).resuming(allocations)
 }
 
-/// The applicant of a Service. A Service that is no longer served and still has our finalizer keeps its addresses
+/// The applicant for a Service. A Service that is no longer served but still has our finalizer keeps its addresses
 /// reserved until it is deleted.
 fn applicant<'a>(
     input: &Input<'a>,
@@ -214,25 +213,25 @@ fn applicant<'a>(
     let authority = &input.settings.authority;
     if let Some(planned) = plans.get(key) {
         let plan = planned.plan();
-        let had = adopted(plan.service, remembered, authority);
+        let previous = adopted(plan.service, remembered, authority);
         let request = &plan.options.addresses;
         let mut requested = request.addresses.clone();
         if request.no_allocation.is_some() {
             // The request is invalid: the Service keeps its addresses, and gets no new ones.
-            let has_any = had.status_is_ours || !had.firm.is_empty();
-            let kept = had.load_balancer().filter(|_| has_any);
+            let has_any = previous.status_is_ours || !previous.confirmed.is_empty();
+            let kept = previous.load_balancer().filter(|_| has_any);
             requested = kept.map(|ip| (ip, "status.loadBalancer.ingress".to_owned())).collect();
         }
-        let is_asking = request.no_allocation.is_none() || !requested.is_empty();
+        let is_requesting = request.no_allocation.is_none() || !requested.is_empty();
         return Some(Applicant {
             service: plan.service,
             namespace_labels: input.objects.namespace_labels(&key.namespace),
-            wants_load_balancer: plan.wants_load_balancer && is_asking,
-            leaving: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
+            wants_load_balancer: plan.wants_load_balancer && is_requesting,
+            releasing: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
             requested,
             pool: request.pool.clone(),
             sharing_key: request.sharing_key.clone(),
-            had,
+            previous,
         });
     }
     let service = input.objects.services.get(key).filter(|service| service.stored.is_finalized_by_us())?;
@@ -240,15 +239,15 @@ fn applicant<'a>(
         service,
         namespace_labels: Labels::new(),
         wants_load_balancer: false,
-        leaving: true,
+        releasing: true,
         requested: Vec::new(),
         pool: None,
         sharing_key: None,
-        had: adopted(service, remembered, authority),
+        previous: adopted(service, remembered, authority),
     })
 }
 
-/// The addresses of a Service: none of them can be an endpoint.
+/// The addresses of a Service, none of which can be an endpoint.
 fn vips_of(settings: &Settings, planned: &Planned, granted: &Granted) -> Box<[IpAddr]> {
     let external = granted.external.iter().map(|(a, _)| a.address);
     let own = if settings.services.own_cluster_ips { &planned.service().cluster_ips[..] } else { &[] };

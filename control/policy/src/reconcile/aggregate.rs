@@ -1,6 +1,6 @@
 //! The combined result of all Services, updated by removing the old contribution of a Service and adding the new one.
 //!
-//! `incremental` calls it for each Service that was computed again. Lists that others hold (findings, listeners) are
+//! `incremental` calls it for each Service that was recomputed. Lists that callers keep (findings, listeners) are
 //! rebuilt only if their contents have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +33,9 @@ pub(super) struct Sums {
     pub(super) deadlines: BTreeSet<(Duration, ObjectKey)>,
     listeners: BTreeMap<ObjectKey, HealthCheckNodePort>,
     findings: BTreeMap<Finding, u32>,
-    /// The findings about all listeners.
+    /// The findings about health-check node ports with more than one Service.
     listener_findings: Vec<Finding>,
-    /// `None` if these findings, or other ones, have changed.
+    /// All findings as a list; `None` if any of them have changed.
     pub(super) listed_findings: Listed<Finding>,
     listed_listeners: Listed<HealthCheckNodePort>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Sums {
 type Listed<T> = Option<Arc<[T]>>;
 
 impl Sums {
-    /// Replaces the contribution `old` of a Service by `new`.
+    /// Replaces the contribution `old` of a Service with `new`.
     pub(super) fn replace(&mut self, key: &ObjectKey, old: Option<&Entry>, new: Option<&Entry>) {
         let (was, is) = (old.map(|entry| &entry.served), new.map(|entry| &entry.served));
         self.replace_specs(was, is);
@@ -64,7 +64,7 @@ impl Sums {
 
     fn replace_specs(&mut self, was: Option<&Served>, is: Option<&Served>) {
         for spec in was.into_iter().flat_map(|was| &was.specs) {
-            // Only if no other Service has the key by now.
+            // The key may already belong to another Service.
             if self.specs.get(&spec.key).is_some_and(|known| known.is_same(spec)) {
                 self.specs.remove(&spec.key);
                 self.backends -= spec.backends.len();
@@ -77,16 +77,16 @@ impl Sums {
         }
     }
 
-    /// The service ports for the dataplane. If removed backends would exceed the size of the tables, those of the namespace
-    /// with the most of them are left out, and of its ports that with the most, again and again until the rest fits: their
-    /// flows end early, and everything else is forwarded.
+    /// The service ports for the dataplane. If backends that only drain would exceed the size of the tables, some are
+    /// left out: each time those of one service port, from the namespace with the most. Their flows end early, and
+    /// everything else is forwarded.
     pub(super) fn fitting_specs(&self, backends_max: usize) -> Vec<SharedService> {
         let mut surplus = self.backends.saturating_sub(backends_max);
         if surplus == 0 {
             return self.specs.values().cloned().collect();
         }
         let mut specs = self.specs.clone();
-        let left = self.drains.least_left().into_iter().filter_map(|(left, key)| {
+        let left = self.drains.least_removed().into_iter().filter_map(|(left, key)| {
             let spec = self.specs.get(&key)?;
             Some((spec.namespace.as_str(), left, (key, spec)))
         });
@@ -95,7 +95,7 @@ impl Sums {
             && let Some((key, spec)) = largest.next()
         {
             let mut trimmed = ServiceSpec::clone(spec);
-            trimmed.backends.retain(|b| !self.drains.has_left(&key, SocketAddr::new(b.address, b.port)));
+            trimmed.backends.retain(|b| !self.drains.is_removed(&key, SocketAddr::new(b.address, b.port)));
             surplus = surplus.saturating_sub(spec.backends.len() - trimmed.backends.len());
             specs.insert(key, trimmed.into());
         }

@@ -39,8 +39,8 @@ pub(super) fn all_pools(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<P
                     "spec.addresses",
                     Reason::PoolsOverlap,
                     Diagnostic::warning(format!(
-                        "{range} of AddressPool {name} overlaps {other_range} of pool {other}; who gets an \
-                         address of both is decided by the pool that comes first"
+                        "{range} of AddressPool {name} overlaps {other_range} of pool {other}; for an address in \
+                         both, the rules of the first pool apply"
                     ))
                     .accepting("ranges that do not overlap"),
                 ),
@@ -59,10 +59,10 @@ fn cluster_ips(pool: &mut Pool, input: &Input<'_>) -> Vec<Finding> {
         for range in pools::without_cluster_ips(pool, &networks) {
             let (name, cidr) = (&pool.name, &service_cidr.meta.key.name);
             let what = format!(
-                "{range} of pool {name} is in ServiceCIDR {cidr}: no Service gets one of these addresses from the pool, \
-                 because they are cluster IPs"
+                "{range} of pool {name} is in ServiceCIDR {cidr}: these addresses are cluster IPs, so no Service gets \
+                 one of them from the pool"
             );
-            let diagnostic = Diagnostic::warning(what).accepting("ranges outside of the ServiceCIDRs");
+            let diagnostic = Diagnostic::warning(what).accepting("ranges outside the ServiceCIDRs");
             let object = input.objects.address_pools.get(name);
             findings.push(match object {
                 Some(object) => Finding::of(

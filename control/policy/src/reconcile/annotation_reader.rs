@@ -1,4 +1,4 @@
-//! The annotations of one Service while they are read, with the findings about them.
+//! Reads the annotations of one Service and collects findings about them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tidegate_model::yaml::text;
 use super::annotations::annotation_field;
 use super::finding::{Finding, Reason};
 
-/// One Service's annotations, and the list for findings about them.
+/// The annotations of one Service, and the list for findings.
 pub(super) struct Reader<'a> {
     pub(super) meta: &'a Metadata,
     pub(super) findings: &'a mut Vec<Finding>,
@@ -45,7 +45,6 @@ impl Reader<'_> {
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }
 
-    /// The Service's namespace.
     pub(super) fn namespace(&self) -> Arc<str> {
         self.meta.key.namespace.as_str().into()
     }
@@ -61,7 +60,6 @@ impl Reader<'_> {
     }
 }
 
-/// An error with what is accepted.
 pub(super) fn error(what: String, accepted: &str) -> Diagnostic {
     Diagnostic::error(what).accepting(accepted)
 }

@@ -1,4 +1,4 @@
-//! The names of our annotations, and the place of an annotation in its object.
+//! The names of our annotations, and the field path of an annotation in its object.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::yaml::text;
@@ -97,7 +97,7 @@ pub(super) fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
 }
 
-/// Reports an annotation that is none of ours, with the one that was probably meant.
+/// Reports an unknown annotation of our prefix, with the name that was probably meant.
 pub(super) fn unknown(annotation: &str) -> Diagnostic {
     const PREFIX: &str = "tidegate.dev/";
     let what = format!("annotation {annotation} is not known");

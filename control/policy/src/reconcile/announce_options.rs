@@ -1,6 +1,6 @@
-//! The annotations about what the routes to a Service's addresses carry.
+//! The annotations about the attributes of routes to a Service's addresses.
 //!
-//! They have an effect with `announce.bgp`. Without it they are read all the same, so that a Service is valid at every
+//! They take effect with `announce.bgp`. Without it they are read nevertheless, so that a Service is valid at every
 //! gateway or at none.
 
 use tidegate_model::objects::{

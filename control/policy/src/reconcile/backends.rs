@@ -1,9 +1,9 @@
-//! Computes the backends of one service port on one VIP: which of them take new flows, which only keep existing flows,
-//! which are kept after their removal, and which health checks are needed.
+//! Computes the backends of one service port on one VIP: which take new flows, which only keep existing flows, which
+//! are kept after their removal, and which health checks are needed.
 //!
-//! Kubernetes decides which endpoints are ready ([`choose`]), the gateway's checks decide which of them answer, and the
-//! operator decides which are drained; the memory of the last call shows which were removed. `weights` determines their
-//! weights, and for nodes `node_candidates` and the weights that the nodes report.
+//! Kubernetes decides which endpoints are ready ([`choose`]), the gateway's checks decide which of them are healthy,
+//! and the operator decides which are drained. The memory of the last call shows which were removed. Weights come
+//! from `weights` or, for nodes, from `node_candidates` and from the nodes' own reports.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, IpFamily, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
 use tidegate_spec::{BackendSpec, BackendState, FormerWeight, WARM_UP_STEPS, Warming};
 
-use super::candidates::{Candidates, obstacle};
+use super::candidates::{Candidates, forwarding_error};
 use super::context::{Collector, PortAt};
 use super::drain::PortNow;
 use super::finding::{Finding, Reason};
@@ -42,19 +42,19 @@ pub(super) struct Backends {
     pub(super) targets: Vec<Target>,
     /// Ready candidates that take new flows.
     pub(super) forwardable: BTreeSet<Active>,
-    /// With policy Local and endpoints only on other nodes: a text that says so.
+    /// With policy Local and endpoints only on other nodes: a text that reports this.
     pub(super) only_elsewhere: Option<String>,
-    /// Whether all backends fail their checks, and none is set aside.
+    /// Whether all backends fail their checks, so that none is excluded.
     pub(super) fail_open: bool,
-    /// With `flowTracking: on-change`: the former weight of each backend whose weight changed lately.
+    /// With `flowTracking: on-change`: the former weight of each backend whose weight changed recently.
     pub(super) former_weights: Vec<FormerWeight>,
-    /// With `slowStart`: the backends that take only a part of their flows now.
+    /// With `slowStart`: the backends that take only part of their share of flows at the moment.
     pub(super) warming: Vec<Warming>,
-    /// Endpoints that are not checked, because they are outside of the networks that the operator allows.
+    /// Endpoints that are not checked because they are outside the networks that the operator allows.
     pub(super) unchecked: BTreeSet<IpAddr>,
 }
 
-/// Decides the state of every possible backend, and keeps those that have left.
+/// Decides the state of every possible backend, and keeps removed ones.
 pub(super) fn backends(
     collector: &mut Collector<'_>,
     at: &PortAt<'_>,
@@ -64,52 +64,56 @@ pub(super) fn backends(
     let Candidates { endpoints, policy, viewpoint, .. } = possible;
     let choice = choose(endpoints, *policy, *viewpoint);
     let (mut candidates, unchecked) = candidates(collector, at, possible, &choice, evidence);
-    leave_a_failing_zone(&mut candidates);
+    replace_a_failing_zone(&mut candidates);
     let would_take = candidates.iter().filter(|c| c.is_chosen && c.would_take());
     let enabled = collector.context.settings().health.fail_open;
     let fail_open = health_result::fails_open(enabled, would_take.map(Candidate::is_set_aside));
 
     let only_elsewhere = match choice {
         Choice::OnlyElsewhere => Some(elsewhere(&at.frontend, viewpoint.node, endpoints)),
-        Choice::Nobody => left_out(collector, at, possible),
+        Choice::Nobody => only_on_excluded_nodes(collector, at, possible),
         _ => None,
     };
     let mut result = Backends { only_elsewhere, fail_open, unchecked, ..Backends::default() };
     for candidate in &candidates {
         result.list(candidate, viewpoint.node);
     }
-    // A node reports from its first answer on that it has no endpoint. That is not a fault before its checks have
-    // failed as often as required, since a new Service is not yet known to every node.
-    let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.judged.fails());
+    // From its first answer on, a node reports that it has no endpoint. Until its checks have failed often enough,
+    // that is not a fault, because not every node knows a new Service yet.
+    let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.health.fails());
     if fail_open && all_failed() {
         collector.findings.push(fail_open_finding(collector.plan, at.port, at.frontend.vip, &candidates));
     }
     result.keep_removed(collector, &at.frontend);
-    result.follow_seats(collector, &at.frontend);
+    result.update_seats(collector, &at.frontend);
     result.warm_up(collector, &at.frontend);
     result.specs.sort_by_key(|b| (b.address, b.port));
     result.views.sort_by_key(|b| (b.address, b.port));
     result
 }
 
-/// With policy Local and nodes as backends: the text that endpoints are only on nodes that may not be backends.
-fn left_out(collector: &Collector<'_>, at: &PortAt<'_>, possible: &Candidates<'_>) -> Option<String> {
+/// With policy Local and nodes as backends: reports that endpoints are only on nodes that may not be backends.
+fn only_on_excluded_nodes(
+    collector: &Collector<'_>,
+    at: &PortAt<'_>,
+    possible: &Candidates<'_>,
+) -> Option<String> {
     let service = collector.plan.service;
-    let asked = match at.frontend.via {
+    let policy = match at.frontend.via {
         VipKind::ClusterIp => service.internal_traffic_policy,
         _ => service.external_traffic_policy,
     };
     let family = IpFamily::of(at.frontend.vip);
     let may_serve = |endpoint: &ResolvedEndpoint| IpFamily::of(endpoint.ip) == family && endpoint.answers();
-    let is_left_out = possible.node_weights.is_some()
-        && asked == TrafficPolicy::Local
+    let is_excluded = possible.node_weights.is_some()
+        && policy == TrafficPolicy::Local
         && at.endpoints.iter().any(may_serve);
-    is_left_out
+    is_excluded
         .then(|| "no node with an endpoint may be a backend; packets are dropped (policy Local)".to_owned())
 }
 
-/// The possible backends that the policy lists, each with all that decides its state, and the addresses of those that
-/// are not checked because they are outside of the allowed networks.
+/// The possible backends that the policy lists, each with everything that determines its state. Also the addresses of
+/// those that are not checked because they are outside the allowed networks.
 fn candidates<'a>(
     collector: &mut Collector<'_>,
     at: &PortAt<'_>,
@@ -155,9 +159,9 @@ fn candidates<'a>(
             endpoint,
             is_chosen: chosen.contains(&(ip, number)),
             weight,
-            says_none: reported == Some(0),
+            reports_none: reported == Some(0),
             drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
-            judged: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
+            health: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
         }
     };
     let listed = endpoints.iter().filter(is_listed).map(candidate).collect();
@@ -165,21 +169,21 @@ fn candidates<'a>(
 }
 
 impl Backends {
-    /// Adds a candidate in the state that it has.
+    /// Adds a candidate in its current state.
     fn list(&mut self, candidate: &Candidate<'_>, own_node: Option<&str>) {
         let endpoint = candidate.endpoint;
         if endpoint.answers() {
-            self.targets.extend(candidate.judged.target.clone());
+            self.targets.extend(candidate.health.target.clone());
         }
         let (state, why) = state(candidate, self.fail_open, own_node);
-        if state == BackendState::Active && endpoint.ready && !candidate.judged.fails() {
+        if state == BackendState::Active && endpoint.ready && !candidate.health.fails() {
             self.forwardable.insert(Active { ip: endpoint.ip, node: endpoint.node.clone() });
         }
-        let weight = if candidate.says_none && !self.fail_open { 0 } else { candidate.weight };
+        let weight = if candidate.reports_none && !self.fail_open { 0 } else { candidate.weight };
         self.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(candidate));
     }
 
-    /// Adds the backends that are no longer listed and keep their flows until the drain timeout.
+    /// Adds the removed backends that keep their flows until the drain timeout.
     fn keep_removed(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
         let (context, plan) = (collector.context, collector.plan);
         let listed: BTreeSet<_> = self.specs.iter().map(|b| SocketAddr::new(b.address, b.port)).collect();
@@ -194,23 +198,23 @@ impl Backends {
         for left in kept {
             let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
             let crosses = plan.options.mode.is_tunnel();
-            // If the mode has changed since, its flows can no longer be forwarded.
-            let reachable = obstacle(context.settings(), plan.options.mode, frontend, left).is_none();
+            // If the mode has changed since, the backend's flows can no longer be forwarded.
+            let reachable = forwarding_error(context.settings(), plan.options.mode, frontend, left).is_none();
             if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
                 self.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
             }
         }
     }
 
-    /// Compares the weights with those of the last call, if the Service follows its seats, or did so until lately.
-    fn follow_seats(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
+    /// Compares the weights with those of the last call, if the Service follows seats or did so until recently.
+    fn update_seats(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
         let context = collector.context;
         let follows = collector.plan.options.choice.follows_seats;
         if !follows && !context.input.memory.drains.has_seats(&frontend.key()) {
             return;
         }
-        let takers = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
-        let weights = takers.map(|b| (SocketAddr::new(b.address, b.port), b.weight)).collect();
+        let active = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
+        let weights = active.map(|b| (SocketAddr::new(b.address, b.port), b.weight)).collect();
         let (previous, now) = (&context.input.memory.drains, context.input.now);
         let former = collector.drains.step_seats(previous, &frontend.key(), follows, weights, now);
         let former = former.into_iter();
@@ -218,17 +222,17 @@ impl Backends {
             former.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight }).collect();
     }
 
-    /// Finds out which backends have begun to take new flows lately, if the Service asks for a slow start.
+    /// Determines which backends have started to take new flows recently, if the Service requests a slow start.
     fn warm_up(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
         let (context, slow_start) = (collector.context, collector.plan.options.choice.slow_start);
         if slow_start.is_zero() {
             return;
         }
-        let takers = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
-        let takers: BTreeSet<_> = takers.map(|b| SocketAddr::new(b.address, b.port)).collect();
-        let (previous, now, count) = (&context.input.memory.drains, context.input.now, takers.len());
-        let warming = collector.drains.step_warm_ups(previous, &frontend.key(), takers, slow_start, now);
-        // If all warm up, they share the flows by their full weights.
+        let active = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
+        let active: BTreeSet<_> = active.map(|b| SocketAddr::new(b.address, b.port)).collect();
+        let (previous, now, count) = (&context.input.memory.drains, context.input.now, active.len());
+        let warming = collector.drains.step_warm_ups(previous, &frontend.key(), active, slow_start, now);
+        // If all backends warm up, they share the flows by their full weights.
         if warming.len() == count {
             return;
         }
@@ -264,7 +268,7 @@ impl Backends {
             node: endpoint.and_then(|e| e.node.clone()),
             zone: endpoint.and_then(|e| e.zone.clone()),
             pod: endpoint.and_then(|e| e.pod.as_ref()).map(ToString::to_string),
-            health: candidate.map_or_else(HealthView::default, |candidate| candidate.judged.view()),
+            health: candidate.map_or_else(HealthView::default, |candidate| candidate.health.view()),
         });
     }
 }
@@ -274,17 +278,17 @@ struct Candidate<'a> {
     endpoint: &'a ResolvedEndpoint,
     is_chosen: bool,
     weight: u16,
-    /// Whether the node's proxy reports that it has no endpoint. Proxies also report that if all remaining endpoints
-    /// terminate, and continue to use those. So if every node reports it, none is set aside for that reason.
-    says_none: bool,
+    /// Whether the node's proxy reports that it has no endpoint. Proxies also report this if all remaining endpoints
+    /// terminate, and keep using those. So if every node reports it, none is excluded for that reason.
+    reports_none: bool,
     drained: bool,
-    judged: HealthResult,
+    health: HealthResult,
 }
 
 impl Candidate<'_> {
     /// Whether its checks prevent new flows to it.
     fn is_set_aside(&self) -> bool {
-        self.says_none || self.judged.fails()
+        self.reports_none || self.health.fails()
     }
 
     /// Whether it takes new flows if it is chosen and passes its checks.
@@ -293,10 +297,10 @@ impl Candidate<'_> {
     }
 }
 
-/// If topology hints chose a zone in which every endpoint fails its checks, endpoints of other zones are better: all
-/// ready ones are chosen, as without hints, if one of them passes. kube-proxy has no such rule, because it has no
-/// checks.
-fn leave_a_failing_zone(candidates: &mut [Candidate<'_>]) {
+/// If topology hints chose a zone in which every endpoint fails its checks, endpoints of other zones are better: if
+/// one of those passes, all ready endpoints are chosen, as without hints. kube-proxy has no such rule because it has
+/// no checks.
+fn replace_a_failing_zone(candidates: &mut [Candidate<'_>]) {
     let passes = |c: &Candidate<'_>| c.would_take() && !c.is_set_aside();
     let chosen_pass = candidates.iter().any(|c| c.is_chosen && passes(c));
     // A ready endpoint that is not chosen was excluded by hints.
@@ -306,32 +310,35 @@ fn leave_a_failing_zone(candidates: &mut [Candidate<'_>]) {
     }
 }
 
-/// The state of a listed endpoint. Whether it still answers is decided first: one that leaves or is drained keeps its
-/// flows only while it does.
+/// The state of a listed endpoint. Its health is decided first: an endpoint that terminates or is drained keeps its
+/// flows only while it passes its checks.
 fn state(candidate: &Candidate<'_>, fail_open: bool, own_node: Option<&str>) -> (BackendState, BackendWhy) {
-    let Candidate { endpoint, is_chosen, weight, says_none, drained, judged } = candidate;
+    let Candidate { endpoint, is_chosen, weight, reports_none, drained, health } = candidate;
     let is_chosen = *is_chosen;
-    let takes_none = *weight == 0 || (*says_none && !fail_open);
+    let takes_none = *weight == 0 || (*reports_none && !fail_open);
     match () {
         () if !endpoint.answers() => (BackendState::Down, BackendWhy::NotReady),
-        () if judged.fails() && !fail_open => (BackendState::Down, BackendWhy::Unhealthy),
+        () if health.fails() && !fail_open => (BackendState::Down, BackendWhy::Unhealthy),
         () if *drained => (BackendState::Draining, BackendWhy::Drained),
         () if is_chosen && takes_none => (BackendState::Draining, BackendWhy::WeightZero),
         () if is_chosen && candidate.is_set_aside() => (BackendState::Active, BackendWhy::FailOpen),
         () if is_chosen && endpoint.terminating => (BackendState::Active, BackendWhy::TerminatingChosen),
         () if is_chosen => (BackendState::Active, BackendWhy::Ready),
         () if endpoint.terminating => (BackendState::Draining, BackendWhy::Terminating),
-        () if names_others(&endpoint.hint_nodes, own_node) => (BackendState::Draining, BackendWhy::OtherNode),
+        () if hints_name_others(&endpoint.hint_nodes, own_node) => {
+            (BackendState::Draining, BackendWhy::OtherNode)
+        }
         () => (BackendState::Draining, BackendWhy::OtherZone),
     }
 }
 
 /// Whether topology hints name nodes, but not this one.
-fn names_others(hints: &[String], own_node: Option<&str>) -> bool {
+fn hints_name_others(hints: &[String], own_node: Option<&str>) -> bool {
     !hints.is_empty() && own_node.is_some_and(|node| hints.iter().all(|hint| hint != node))
 }
 
-/// The text for a policy Local without a local endpoint: it names the node, and some of the nodes that have endpoints.
+/// The text for a policy Local without a local endpoint. It names the node, and some of the nodes that have
+/// endpoints.
 fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedEndpoint]) -> String {
     const NODES_SHOWN: usize = 3;
     let policy =
@@ -358,7 +365,7 @@ fn fail_open_finding(
     vip: IpAddr,
     candidates: &[Candidate<'_>],
 ) -> Finding {
-    let failed = candidates.iter().find_map(|c| c.judged.failure().map(|why| (c.endpoint.ip, why)));
+    let failed = candidates.iter().find_map(|c| c.health.failure().map(|why| (c.endpoint.ip, why)));
     let example = failed.map_or_else(String::new, |(ip, why)| format!(" ({ip}: {why})"));
     let meta = &plan.service.meta;
     let what = format!(

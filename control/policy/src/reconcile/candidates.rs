@@ -1,10 +1,10 @@
-//! The possible backends of a port on one of its addresses, by the Service's target, and the reasons why a forwarding mode
-//! cannot reach one of them ([`Obstacle`]).
+//! The possible backends of a port on one of its addresses, by the Service's target, and why a forwarding mode can't
+//! reach a candidate ([`ForwardingError`]).
 //!
-//! Target `pod`: the endpoints, at the ports that they resolved to. Target `node`: the nodes. DSR modes send to them
-//! at the port of the VIP, which stays the destination, so that the node's own proxy (kube-proxy) recognises the
-//! packet; NAT modes send to the Service's node port. `backends` decides which of them take flows, by the policy and
-//! the viewpoint that are given here.
+//! With target `pod`, these are the endpoints, at the ports that they resolved to. With target `node`, these are the
+//! nodes. DSR modes send to a node at the port of the VIP, which stays the destination, so that the node's own proxy
+//! (kube-proxy) recognises the packet. NAT modes send to the Service's node port. `backends` decides which candidates
+//! take flows, by the policy and viewpoint from here.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +12,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_model::config::Target;
 use tidegate_model::objects::{
-    IpFamily, Port, ResolvedEndpoint, ServiceType, TrafficPolicy, Viewpoint, places_of_endpoints,
+    IpFamily, Port, ResolvedEndpoint, ServiceType, TrafficPolicy, Viewpoint, endpoint_locations,
 };
 use tidegate_spec::ForwardingMode;
 
 use super::context::{Collector, PortAt};
 use super::finding::Finding;
 use super::frontend::Frontend;
-use super::node_candidates::{self, Wish};
+use super::node_candidates::{self, NodeRequirements};
 use super::plan::Plan;
 use super::settings::Settings;
 use super::view::VipKind;
@@ -35,11 +35,11 @@ pub(super) struct Candidates<'a> {
     pub(super) viewpoint: Viewpoint<'a>,
 }
 
-/// The candidates, or the reason why the mode cannot serve the frontend at all.
+/// The candidates, or why the mode can't serve the frontend at all.
 pub(super) fn candidates<'e, 'a: 'e>(
     collector: &mut Collector<'a>,
     at: &PortAt<'e>,
-) -> Result<Candidates<'e>, Obstacle> {
+) -> Result<Candidates<'e>, ForwardingError> {
     let (context, plan) = (collector.context, collector.plan);
     let PortAt { frontend, endpoints, .. } = *at;
     let settings = context.settings();
@@ -47,7 +47,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
     let nodes = &context.input.objects.nodes;
     let selector = plan.options.backends.node_selector.as_ref();
     if frontend.via == VipKind::NodePort && mode.is_dsr() {
-        return Err(Obstacle {
+        return Err(ForwardingError {
             why: format!("{mode} keeps the destination address, and only the gateway has that address"),
             field: "nodePort",
             accepted: "forwarding nat or fullnat".to_owned(),
@@ -56,7 +56,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
     let (own_node, zone) = (settings.node.as_deref(), context.own_zone());
     let (policy, viewpoint) = match (frontend.via, plan.options.backends.target) {
         (VipKind::ClusterIp, _) => {
-            // No node is called "", so outside of a cluster no endpoint is on the gateway's node.
+            // No node has the name "", so outside a cluster no endpoint is on the gateway's node.
             let node = Some(own_node.unwrap_or_default());
             (service.internal_traffic_policy, Viewpoint { node, zone })
         }
@@ -72,7 +72,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
             (endpoints.iter().filter(selected).cloned().collect(), None)
         }
         Target::Node => {
-            let wish = Wish {
+            let requirements = NodeRequirements {
                 policy: match frontend.via {
                     VipKind::ClusterIp => service.internal_traffic_policy,
                     _ => service.external_traffic_policy,
@@ -82,8 +82,13 @@ pub(super) fn candidates<'e, 'a: 'e>(
                 family: IpFamily::of(frontend.vip),
             };
             let weights = Weights { objects: context.input.objects };
-            let targets =
-                node_candidates::node_targets(nodes, endpoints, wish, &weights, &mut collector.findings);
+            let targets = node_candidates::node_targets(
+                nodes,
+                endpoints,
+                requirements,
+                &weights,
+                &mut collector.findings,
+            );
             (Cow::Owned(targets.candidates), Some(targets.weights))
         }
     };
@@ -92,7 +97,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
 }
 
 /// The port of a node that packets are sent to.
-fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
+fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, ForwardingError> {
     let mode = plan.options.mode;
     if mode.is_dsr() {
         return Ok(at.frontend.port);
@@ -102,10 +107,10 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
             ServiceType::LoadBalancer if !plan.service.allocate_node_ports => {
                 "allocateLoadBalancerNodePorts is false"
             }
-            ServiceType::LoadBalancer => "none was given out",
+            ServiceType::LoadBalancer => "none was assigned",
             _ => "its type has none",
         };
-        Obstacle {
+        ForwardingError {
             why: format!("target node with {mode} sends to a node port, and {never}"),
             field: "nodePort",
             accepted: "a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod".to_owned(),
@@ -113,8 +118,9 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
     })
 }
 
-/// The candidates without those that are VIPs or the gateway itself: packets to these would return to the gateway. Nor
-/// can a host have the ends of a network of the gateway: neighbours would answer for the broadcast address together.
+/// Removes candidates that are VIPs or addresses of the gateway, because packets to them would return to the gateway.
+/// Also removes network and broadcast addresses of the gateway's links: no host has the former, and every neighbour
+/// would answer for the latter.
 fn usable<'a>(
     collector: &mut Collector<'_>,
     candidates: Cow<'a, [ResolvedEndpoint]>,
@@ -127,7 +133,7 @@ fn usable<'a>(
         candidates.into_owned().into_iter().partition(|candidate| context.refuses_endpoint(&candidate.ip));
     let ips: BTreeSet<IpAddr> = refused.iter().map(|candidate| candidate.ip).collect();
     let key = &service.meta.key;
-    let mut places = places_of_endpoints(context.input.objects, context.slices, key, &ips);
+    let mut locations = endpoint_locations(context.input.objects, context.slices, key, &ips);
     for ip in ips {
         let why = match context.hostless.get(&ip) {
             _ if context.own_addresses.contains(&ip) => "an address of the gateway itself".to_owned(),
@@ -137,9 +143,9 @@ fn usable<'a>(
         };
         let accepted = "the address of a Pod or server";
         let mut finding = Finding::refused_endpoint(&service.meta, "spec", ip, &why, accepted);
-        // The finding refers to the endpoint. For a node, which is in no slice, it refers to the Service.
-        if let Some(place) = places.remove(&ip) {
-            finding.diagnostic.location = Some(place);
+        // The finding refers to the endpoint. A node is in no slice, so its finding refers to the Service.
+        if let Some(location) = locations.remove(&ip) {
+            finding.diagnostic.location = Some(location);
         }
         collector.findings.push(finding);
     }
@@ -148,36 +154,36 @@ fn usable<'a>(
 
 /// Why a mode cannot forward packets to an endpoint.
 #[derive(Debug, Clone)]
-pub(super) struct Obstacle {
+pub(super) struct ForwardingError {
     pub(super) why: String,
     /// The field below `spec.ports[i]`.
     pub(super) field: &'static str,
     pub(super) accepted: String,
 }
 
-/// Why the mode cannot reach a candidate, if it cannot.
-pub(super) fn obstacle(
+/// Why the mode can't reach a candidate, if it can't.
+pub(super) fn forwarding_error(
     settings: &Settings,
     mode: ForwardingMode,
     frontend: &Frontend,
     candidate: SocketAddr,
-) -> Option<Obstacle> {
+) -> Option<ForwardingError> {
     let ip = candidate.ip();
     let family = IpFamily::of(ip);
-    let not_here = |why: String, accepted: String| Some(Obstacle { why, field: "", accepted });
+    let error = |why: String, accepted: String| Some(ForwardingError { why, field: "", accepted });
     if mode.is_dsr() && candidate.port() != frontend.port.get() {
         return Some(port_differs(mode, frontend, candidate.port()));
     }
     match mode {
-        ForwardingMode::DsrL2 if !settings.network.is_on_link(ip) => not_here(
-            format!("dsr-l2 reaches endpoints on the gateway's links only, and {ip} is on none"),
+        ForwardingMode::DsrL2 if !settings.network.is_on_link(ip) => error(
+            format!("dsr-l2 reaches endpoints on the gateway's links only, and {ip} is not on a link"),
             "an endpoint in a prefix of dataplane.interfaces, or another forwarding mode".to_owned(),
         ),
-        ForwardingMode::FullNat if !settings.has_snat(family) => not_here(
+        ForwardingMode::FullNat if !settings.has_snat(family) => error(
             format!("fullnat needs an {family} address in dataplane.snatAddresses to reach {ip}"),
             format!("an {family} entry in dataplane.snatAddresses, or another forwarding mode"),
         ),
-        _ if mode.is_tunnel() && !settings.has_tunnel_source(family) => not_here(
+        _ if mode.is_tunnel() && !settings.has_tunnel_source(family) => error(
             format!("{mode} needs an {family} address in dataplane.tunnelSource to reach {ip}"),
             format!("an {family} entry in dataplane.tunnelSource, or another forwarding mode"),
         ),
@@ -185,10 +191,10 @@ pub(super) fn obstacle(
     }
 }
 
-pub(super) fn port_differs(mode: ForwardingMode, frontend: &Frontend, endpoint_port: u16) -> Obstacle {
+pub(super) fn port_differs(mode: ForwardingMode, frontend: &Frontend, endpoint_port: u16) -> ForwardingError {
     let port = frontend.port;
-    Obstacle {
-        why: format!("{mode} keeps the destination port {port}, and the target port is {endpoint_port}"),
+    ForwardingError {
+        why: format!("{mode} keeps the destination port {port}, but the target port is {endpoint_port}"),
         field: "targetPort",
         accepted: format!("targetPort {port}, or forwarding nat or fullnat"),
     }

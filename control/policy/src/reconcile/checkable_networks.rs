@@ -1,7 +1,7 @@
-//! The networks in which endpoints may be checked: `health.allowedNetworks`, by default the networks of backends.
+//! The networks in which endpoints may be checked: `health.allowedNetworks`, or the networks of backends by default.
 //!
-//! Users who can write EndpointSlices choose their addresses. Without a limit, health checks would send requests to any
-//! host that the gateway reaches, and report the answers.
+//! Users who can write EndpointSlices choose their addresses. Without a limit, health checks would send requests to
+//! any host that the gateway can reach and report the answers.
 //!
 //! Pure. Nodes as backends are not restricted: they belong to the operator.
 
@@ -21,7 +21,7 @@ const NAMED: usize = 3;
 /// The networks in which endpoints may be checked.
 #[derive(Debug)]
 pub(super) struct Checkable {
-    /// Sorted, and none within another.
+    /// Sorted; none contains another.
     networks: Vec<IpNet>,
     /// Whether an endpoint may be checked in the networks of its node.
     of_nodes: bool,
@@ -47,13 +47,13 @@ impl Checkable {
         Self { networks, of_nodes, all }
     }
 
-    /// Whether an endpoint may be checked, given the node that it claims to be on.
+    /// Whether an endpoint may be checked, given the node that it is said to be on.
     pub(super) fn allows<'n>(&self, ip: IpAddr, node: impl FnOnce() -> Option<&'n Node>) -> bool {
         self.allows_anywhere(ip) || (self.of_nodes && node().is_some_and(|node| is_of(node, ip)))
     }
 
     /// Whether the decision depends on the node of the endpoint.
-    pub(super) fn asks_for_node(&self, ip: IpAddr) -> bool {
+    pub(super) fn depends_on_node(&self, ip: IpAddr) -> bool {
         self.of_nodes && !self.allows_anywhere(ip)
     }
 
@@ -79,8 +79,8 @@ pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option
         n => format!(" and {n} more"),
     };
     let what = format!(
-        "endpoints of Service {} are not health-checked and count as healthy: the operator does not allow \
-         checks of their networks: {}{more}",
+        "endpoints of Service {} are not health-checked and count as healthy, because the operator does not allow \
+         checks in their networks: {}{more}",
         service.meta.key,
         named.join(", ")
     );

@@ -1,12 +1,12 @@
-//! The forwarding mode of a Service without an annotation for it: the configured one; or, if that is `fullnat` and
-//! the Service requires its clients' addresses to be kept (`externalTrafficPolicy: Local`),
+//! The forwarding mode of a Service without an annotation for it: the configured one. If that is `fullnat` and the
+//! Service requires its clients' addresses (`externalTrafficPolicy: Local`), it is
 //! `services.defaults.forwardingLocal`.
 //!
-//! Only the operator knows for which mode backends are prepared: with `nat` their route to clients must lead through
-//! the gateway, and with DSR they need the VIP. So nothing is guessed here; without a mode that keeps addresses a
-//! finding reports it.
+//! Only the operator knows which modes the backends are prepared for: with `nat` their route to clients must lead
+//! through the gateway, and with DSR they need the VIP. So the gateway doesn't guess. If no mode that keeps addresses
+//! is configured, a finding reports it.
 //!
-//! Pure. It does not depend on the endpoints, because the mode of a Service must not change with them.
+//! Pure. The result doesn't depend on the endpoints, because the mode of a Service must not change with them.
 
 use tidegate_model::config::Target;
 use tidegate_model::diagnostic::Diagnostic;
@@ -16,34 +16,34 @@ use tidegate_spec::ForwardingMode;
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
-/// What helps a Service whose clients' addresses are lost.
+/// What to configure for a Service whose clients' addresses are lost.
 pub(super) const ACCEPTED: &str = "services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding, as nat, dsr-l2 or dsr-ipip where the \
      backends are prepared for it, or as fullnat where addresses need not be kept";
 
-/// The forwarding mode of a Service without an annotation. If it `tells_backends` the addresses of their clients in the
-/// PROXY protocol, they need not be kept in the packets. An alias may say that they are to be kept (`is_asked`).
+/// The forwarding mode of a Service without an annotation. With `has_proxy_header`, backends receive client addresses
+/// in the PROXY protocol, so packets needn't keep them. With `is_required`, an alias requires that addresses are kept.
 pub(super) fn mode(
     service: &Service,
     settings: &Settings,
     target: Target,
-    (tells_backends, is_asked): (bool, bool),
+    (has_proxy_header, is_required): (bool, bool),
     findings: &mut Vec<Finding>,
 ) -> ForwardingMode {
     if settings.services.defaults.forwarding != ForwardingMode::FullNat
-        || tells_backends
-        || !(is_asked || asks_for_client_addresses(service))
+        || has_proxy_header
+        || !(is_required || requires_client_addresses(service))
     {
         return settings.services.defaults.forwarding;
     }
     let why_not = match settings.services.defaults.forwarding_local {
         None => String::new(),
-        Some(mode) => match obstacle(service, settings, target, mode) {
+        Some(mode) => match why_unserved(service, settings, target, mode) {
             None => return mode,
             Some(why) => format!("; services.defaults.forwardingLocal {mode} cannot serve it: {why}"),
         },
     };
-    if !asks_for_client_addresses(service) {
-        // The alias is refused, with its own reason.
+    if !requires_client_addresses(service) {
+        // The alias is refused with its own reason.
         return settings.services.defaults.forwarding;
     }
     let what = format!(
@@ -61,20 +61,25 @@ pub(super) fn mode(
     settings.services.defaults.forwarding
 }
 
-/// Whether clients outside of the cluster reach it and must be distinguishable.
-fn asks_for_client_addresses(service: &Service) -> bool {
+/// Whether clients outside the cluster use it and must be distinguishable.
+fn requires_client_addresses(service: &Service) -> bool {
     let external = matches!(service.service_type, ServiceType::LoadBalancer | ServiceType::NodePort)
         || !service.external_ips.is_empty();
     external && service.external_traffic_policy == TrafficPolicy::Local
 }
 
-/// Why a mode cannot serve every port of a Service, as far as this is known without its endpoints.
-fn obstacle(service: &Service, settings: &Settings, target: Target, mode: ForwardingMode) -> Option<String> {
+/// Why a mode can't serve every port of a Service, as far as this is known without its endpoints.
+fn why_unserved(
+    service: &Service,
+    settings: &Settings,
+    target: Target,
+    mode: ForwardingMode,
+) -> Option<String> {
     if !mode.is_dsr() {
         return None;
     }
     if service.service_type == ServiceType::NodePort {
-        return Some("node ports are on the gateway's own addresses, which no backend has".to_owned());
+        return Some("node ports are on the gateway's own addresses, which no backend can have".to_owned());
     }
     let has_source =
         [IpFamily::V4, IpFamily::V6].into_iter().any(|family| settings.has_tunnel_source(family));

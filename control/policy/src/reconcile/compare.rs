@@ -1,10 +1,9 @@
-//! [`Round`]: one round of a [`Reconciler`] with its inputs, for a comparison with one computed from scratch.
+//! [`Round`]: one round of a [`Reconciler`] with its inputs, for comparison with a round computed from scratch.
 //!
-//! The daemon creates one at intervals, and compares it in the background. That costs only some pointers: the inputs
-//! and the outcome share their contents with the reconciler. While a round is kept, the reconciler copies what it
-//! changes.
+//! The daemon creates one at intervals and compares it in the background. This is cheap: inputs and outcome share
+//! their contents with the reconciler, which copies what it changes while a round exists.
 //!
-//! Invariant: a round without a missed dependency has no difference (tested over random histories).
+//! Invariant: without a missed dependency, a round has no difference (tested over random histories).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,7 +39,8 @@ pub struct Round {
 pub struct Compared {
     /// Differences in the addresses of Services, and in the usage of the pools.
     pub allocation: Vec<Difference>,
-    /// Differences in the rest of the desired state. Empty if addresses differ, because the rest depends on them.
+    /// Differences in the rest of the desired state. Not computed if addresses differ, because the rest depends on
+    /// them.
     pub reconcile: Vec<Difference>,
 }
 
@@ -63,7 +63,7 @@ impl Reconciler {
 }
 
 impl Round {
-    /// Computes the round from scratch, and compares. Takes as long as the first round of a daemon.
+    /// Computes the round from scratch and compares. This takes as long as the first round of a daemon.
     #[must_use]
     pub fn compare(&self) -> Compared {
         let Self { settings, objects, verdicts, drained, memory, generation, now, .. } = self;
@@ -87,7 +87,7 @@ fn allocation((outcome, granted): (&Outcome, &Grants), scratch: (&Outcome, &Gran
     let found = [
         difference::of_lists("granted", granted, other_granted),
         difference::of_lists("memory.allocations.by_service", &one.by_service, &two.by_service),
-        difference::of_lists("memory.allocations.departed", &one.departed, &two.departed),
+        difference::of_lists("memory.allocations.of_removed", &one.of_removed, &two.of_removed),
         difference::of_lists("pools", &outcome.pools, &other.pools),
         difference::of_lists("claimed", outcome.claimed.iter(), other.claimed.iter()),
     ];
@@ -96,8 +96,8 @@ fn allocation((outcome, granted): (&Outcome, &Grants), scratch: (&Outcome, &Gran
     or_unequal(found, is_same)
 }
 
-/// The rest of an outcome, without the parts that [`allocation`] compares. The pattern is complete, so that a new field
-/// cannot be forgotten.
+/// The rest of an outcome, without the parts that [`allocation`] compares. The pattern lists every field, so that a
+/// new one can't be forgotten.
 fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
     let Outcome {
         spec,
@@ -107,7 +107,7 @@ fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
         health_check_node_ports,
         pools: _,
         claimed: _,
-        memory: Memory { allocations: _, drains, leavings },
+        memory: Memory { allocations: _, drains, removed_ports },
         reconcile_at,
     } = outcome;
     let bare = |outcome: &Outcome| {
@@ -127,16 +127,16 @@ fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
             scratch.health_check_node_ports.iter(),
         ),
         difference::of("memory.drains", drains, &scratch.memory.drains),
-        difference::of("memory.leavings", leavings, &scratch.memory.leavings),
+        difference::of("memory.removed_ports", removed_ports, &scratch.memory.removed_ports),
         difference::of("reconcile_at", reconcile_at, &scratch.reconcile_at),
     ];
     or_unequal(found.into_iter().flatten().collect(), outcome == scratch)
 }
 
-/// Adds a difference if two values are unequal although their texts are equal.
+/// Adds a difference if two values are unequal although they print the same.
 fn or_unequal(mut found: Vec<Difference>, is_same: bool) -> Vec<Difference> {
     if found.is_empty() && !is_same {
-        let [incremental, from_scratch] = ["not equal, though its text is the same"; 2].map(str::to_owned);
+        let [incremental, from_scratch] = ["not equal, although it prints the same"; 2].map(str::to_owned);
         found.push(Difference { part: "outcome".to_owned(), incremental, from_scratch });
     }
     found

@@ -1,5 +1,5 @@
-//! The state of step 4: the read-only data that the programming of all Services shares, and one Service while it is
-//! programmed, with the findings so far.
+//! The context of step 4: the read-only data that all Services share, and the state of the Service that is being
+//! programmed, with its findings so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ pub(super) struct Context<'a> {
     pub(super) input: &'a Input<'a>,
     /// The VIPs of all Services. None of them can be an endpoint.
     pub(super) vips: &'a Vips,
-    /// The places at which endpoints were written.
+    /// Where endpoints were written.
     pub(super) slices: &'a SliceIndex,
     /// `NetworkSpec::own_addresses`.
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
@@ -31,7 +31,6 @@ pub(super) struct Context<'a> {
     pub(super) hostless: &'a BTreeMap<IpAddr, IpNet>,
     /// Node ports and cluster IPs that belong to other Services.
     pub(super) contested: &'a Contested,
-    /// All pools.
     pub(super) pools: &'a [Pool],
     /// The networks in which endpoints may be checked.
     pub(super) checkable: &'a Checkable,
@@ -42,19 +41,19 @@ impl<'a> Context<'a> {
         self.input.settings
     }
 
-    /// Whether the address cannot be an endpoint: packets to a VIP or to the gateway itself would return to the gateway,
-    /// and no host has the ends of a network of the gateway.
+    /// Whether the address can't be an endpoint. Packets to a VIP or to the gateway itself would return to the
+    /// gateway, and no host has the network and broadcast addresses of the gateway's links.
     pub(super) fn refuses_endpoint(&self, ip: &IpAddr) -> bool {
         self.vips.contains(ip) || self.own_addresses.contains(ip) || self.hostless.contains_key(ip)
     }
 
-    /// The zone of the gateway: the configured one, otherwise that of its node, as for kube-proxy.
+    /// The zone of the gateway: the configured one, otherwise that of its node, as in kube-proxy.
     pub(super) fn own_zone(&self) -> Option<&'a str> {
         let (settings, objects) = (self.settings(), self.input.objects);
         settings.zone.as_deref().or_else(|| objects.zone_of(settings.node.as_deref()?))
     }
 
-    /// Whether the operator allows checks of an endpoint.
+    /// Whether the operator allows health checks of an endpoint.
     pub(super) fn may_be_checked(&self, endpoint: &ResolvedEndpoint) -> bool {
         let node = || self.input.objects.nodes.get(endpoint.node.as_deref()?).map(AsRef::as_ref);
         self.checkable.allows(endpoint.ip, node)
@@ -67,11 +66,11 @@ pub(super) struct Collector<'a> {
     pub(super) plan: Plan<'a>,
     /// The findings, in the order in which they were made.
     pub(super) findings: Vec<Finding>,
-    /// The backends that are listed now, and those that left and are kept.
+    /// The backends that are listed now, and removed ones that are kept.
     pub(super) drains: Drains,
 }
 
-/// One port of the Service on one of its addresses, with what it resolved to.
+/// One port of the Service on one of its addresses, with its endpoints.
 #[derive(Clone, Copy)]
 pub(super) struct PortAt<'a> {
     /// Its index in `spec.ports`.

@@ -1,4 +1,4 @@
-//! The demand of Services on the tables that they share.
+//! The demand of Services for space in the tables that they share.
 
 use std::ops::{AddAssign, SubAssign};
 
@@ -11,8 +11,8 @@ pub struct Demand {
     pub frontends: usize,
     /// Backends, counted on each service port.
     pub backends: usize,
-    /// Slots of Maglev tables that Services request by annotation in addition to those of the configuration. A slot
-    /// takes two bytes, and some ten nanoseconds at each change of backends.
+    /// Slots of Maglev tables that Services request by annotation, beyond those of the configuration. A slot takes
+    /// two bytes, and about ten nanoseconds at each change of backends.
     pub slots: usize,
     /// Source ranges. The ports of a Service share them.
     pub ranges: usize,
@@ -20,8 +20,8 @@ pub struct Demand {
 
 impl Demand {
     /// The limit for all Services together: all service ports of the tables, three quarters of the backends (the rest
-    /// is for backends that have left and keep their flows), 256 MiB of tables in addition to those of the
-    /// configuration, and 32 Services with the most source ranges.
+    /// is for removed backends that keep their flows), 256 MiB of tables beyond those of the configuration, and 32
+    /// Services with the most source ranges.
     pub const MAX: Self = Self {
         frontends: limits::SERVICES_MAX,
         backends: limits::BACKENDS_MAX / 4 * 3,
@@ -29,7 +29,8 @@ impl Demand {
         ranges: 32 * limits::SOURCE_RANGES_MAX,
     };
 
-    /// The backends of the tables, if this is the limit for all Services: with those that have left and keep their flows.
+    /// The number of backends in the tables if this is the limit for all Services, including removed ones that keep
+    /// their flows.
     pub(super) fn backends_of_tables(&self) -> usize {
         self.backends.saturating_mul(4) / 3
     }

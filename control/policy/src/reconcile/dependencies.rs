@@ -1,12 +1,12 @@
-//! Finds the Services that depend on something else that changed: a node, a Pod, an address, a drain.
+//! Finds the Services that depend on a changed node, Pod, address or drain.
 //!
 //! The inputs of the result for a Service are recorded as [`Dependencies`]: a list of [`DependencyKey`]s (its
-//! endpoints' addresses, nodes and Pods, and everything else that it forwards to), and which parts of a node matter
-//! to it. A change gives [`Changes`], and a Service is computed again if the two have something in common. Keys are
-//! hashes: a collision costs one needless computation, never a wrong result.
+//! endpoints' addresses, nodes and Pods, and everything else that it forwards to) and the aspects of a node that
+//! matter to it. A change is recorded in [`Changes`], and a Service is recomputed if the two intersect. Keys are
+//! hashes: a collision costs a needless computation but never causes a wrong result.
 //!
 //! Invariant: the result for a Service depends only on the Service itself and on what is recorded here. A new
-//! dependency of a Service must be added here (the property of `tests/incremental` checks this).
+//! dependency of a Service must be added here (the property in `tests/incremental` checks this).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
@@ -41,32 +41,32 @@ impl DependencyKey<'_> {
     }
 }
 
-/// The aspects of an object that changed. Aspects of nodes are distinguished.
-type Sides = u8;
+/// A set of changed aspects. Only aspects of nodes are distinguished.
+type Aspects = u8;
 
-/// Everything except aspects of nodes: verdicts, VIPs, drains, a Pod's weight.
-const BESIDE: Sides = 1;
-/// A node's zone, and its weight.
-const ZONE_AND_WEIGHT: Sides = 1 << 1;
+/// Everything that is not an aspect of a node: verdicts, VIPs, drains, a Pod's weight.
+const NOT_OF_NODES: Aspects = 1;
+/// A node's zone and weight.
+const ZONE_AND_WEIGHT: Aspects = 1 << 1;
 /// A node's labels, and whether it exists.
-const LABELS: Sides = 1 << 2;
-/// A node's InternalIPs and the networks of its Pods, which decide where endpoints may be checked.
-const NETWORKS: Sides = 1 << 4;
+const LABELS: Aspects = 1 << 2;
+/// A node's InternalIPs and Pod networks, which decide where endpoints may be checked.
+const NETWORKS: Aspects = 1 << 4;
 /// A node's InternalIPs, whether it is excluded, and whether it exists.
-const AS_TARGET: Sides = 1 << 3;
+const AS_TARGET: Aspects = 1 << 3;
 
 /// The inputs of the result for a Service, besides itself and its slices.
 #[derive(Debug)]
 pub(super) struct Dependencies {
     /// Hashes of its keys, sorted.
     keys: Box<[u64]>,
-    sides: Sides,
+    aspects: Aspects,
     /// Whether all nodes matter, and not only those among the keys.
     every_node: bool,
 }
 
 impl Dependencies {
-    /// The dependencies of a Service with these endpoints, which resulted in additional addresses.
+    /// The dependencies of a Service with these endpoints and additional addresses.
     pub(super) fn new(
         context: &Context<'_>,
         plan: &Plan<'_>,
@@ -91,69 +91,69 @@ impl Dependencies {
         let of_nodes = plan.options.backends.target == Target::Node;
         let selects = plan.options.backends.node_selector.is_some();
         let mut all = endpoints.ports.iter().flat_map(|port| &port.endpoints);
-        let asks_for_networks = all.any(|endpoint| context.checkable.asks_for_node(endpoint.ip));
-        let sides = [(LABELS, selects), (AS_TARGET, of_nodes), (NETWORKS, asks_for_networks)];
-        let sides = sides.iter().filter(|(_, matters)| *matters).map(|(side, _)| side);
+        let needs_networks = all.any(|endpoint| context.checkable.depends_on_node(endpoint.ip));
+        let aspects = [(LABELS, selects), (AS_TARGET, of_nodes), (NETWORKS, needs_networks)];
+        let aspects = aspects.iter().filter(|(_, matters)| *matters).map(|(aspect, _)| aspect);
         Self {
             keys: keys.into(),
-            sides: sides.fold(BESIDE | ZONE_AND_WEIGHT, |all, side| all | side),
+            aspects: aspects.fold(NOT_OF_NODES | ZONE_AND_WEIGHT, |all, aspect| all | aspect),
             every_node: of_nodes && !is_local_alone(context.settings(), plan.service),
         }
     }
 }
 
-/// The changes, for [`Changes::meet`].
+/// The changes, for [`Changes::affected`].
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// Hashes of keys, with the aspects that changed. Sorted after [`Self::sorted`].
-    keys: Vec<(u64, Sides)>,
+    keys: Vec<(u64, Aspects)>,
     /// The aspects that changed on any node.
-    of_nodes: Sides,
+    of_nodes: Aspects,
 }
 
 impl Changes {
     /// Records a change of an address.
     pub(super) fn address(&mut self, ip: IpAddr) {
-        self.keys.push((DependencyKey::Address(ip).hashed(), BESIDE));
+        self.keys.push((DependencyKey::Address(ip).hashed(), NOT_OF_NODES));
     }
 
-    /// Records a change of a Pod, except for its part in `PodIndex`.
+    /// Records a change of a Pod. `PodIndex` covers the rest of its changes.
     pub(super) fn pod(&mut self, change: &Difference<'_, ObjectKey, Arc<Pod>>) {
         let weight = |pod: Option<&'_ Arc<Pod>>| pod.and_then(|pod| weight_of(&pod.meta)).map(str::to_owned);
         if weight(change.before) != weight(change.after) {
-            self.keys.push((DependencyKey::Pod(change.key).hashed(), BESIDE));
+            self.keys.push((DependencyKey::Pod(change.key).hashed(), NOT_OF_NODES));
         }
     }
 
     /// Records a change of a node, its creation or its removal.
     pub(super) fn node(&mut self, change: &Difference<'_, String, Arc<Node>>) {
         let (was, is) = (change.before.map(|node| &**node), change.after.map(|node| &**node));
-        let differs = |side: Sides, differs: bool| if differs { side } else { 0 };
+        let differs = |aspect: Aspects, differs: bool| if differs { aspect } else { 0 };
         let near = |node: Option<&Node>| {
             let zone = node.and_then(Node::zone).map(str::to_owned);
             (zone, node.and_then(|node| weight_of(&node.meta)).map(str::to_owned))
         };
         let networks = |node: &Node| (node.internal_ips.clone(), node.pod_cidrs.clone());
         let as_target = |node: &Node| (node.internal_ips.clone(), node.is_excluded());
-        let sides = differs(ZONE_AND_WEIGHT, near(was) != near(is))
+        let aspects = differs(ZONE_AND_WEIGHT, near(was) != near(is))
             | differs(NETWORKS, was.map(networks) != is.map(networks))
             | differs(LABELS, was.map(|n| &n.meta.labels) != is.map(|n| &n.meta.labels))
             | differs(AS_TARGET, was.map(as_target) != is.map(as_target));
-        self.sides_of_node(change.key, sides);
+        self.aspects_of_node(change.key, aspects);
     }
 
     /// Records the start or the end of a drain.
     pub(super) fn drain(&mut self, target: &DrainTarget) {
         match target {
             DrainTarget::Backend(ip, _) => self.address(*ip),
-            DrainTarget::Node(name) => self.sides_of_node(name, BESIDE),
+            DrainTarget::Node(name) => self.aspects_of_node(name, NOT_OF_NODES),
         }
     }
 
-    fn sides_of_node(&mut self, name: &str, sides: Sides) {
-        if sides != 0 {
-            self.keys.push((DependencyKey::Node(name).hashed(), sides));
-            self.of_nodes |= sides;
+    fn aspects_of_node(&mut self, name: &str, aspects: Aspects) {
+        if aspects != 0 {
+            self.keys.push((DependencyKey::Node(name).hashed(), aspects));
+            self.of_nodes |= aspects;
         }
     }
 
@@ -163,27 +163,27 @@ impl Changes {
     }
 
     /// The keys of the Services that the changes affect.
-    pub(super) fn meet<'a, K>(mut self, services: impl Iterator<Item = (K, &'a Dependencies)>) -> Vec<K> {
+    pub(super) fn affected<'a, K>(mut self, services: impl Iterator<Item = (K, &'a Dependencies)>) -> Vec<K> {
         if self.is_empty() {
             return Vec::new();
         }
         self.keys.sort_unstable();
-        services.filter(|(_, dependencies)| self.touch(dependencies)).map(|(service, _)| service).collect()
+        services.filter(|(_, dependencies)| self.affect(dependencies)).map(|(service, _)| service).collect()
     }
 
     /// Whether the changes affect these dependencies. The keys must be sorted.
-    fn touch(&self, dependencies: &Dependencies) -> bool {
-        if dependencies.every_node && dependencies.sides & self.of_nodes != 0 {
+    fn affect(&self, dependencies: &Dependencies) -> bool {
+        if dependencies.every_node && dependencies.aspects & self.of_nodes != 0 {
             return true;
         }
-        let Dependencies { keys, sides, .. } = dependencies;
+        let Dependencies { keys, aspects, .. } = dependencies;
         if self.keys.len() < keys.len() {
-            return self.keys.iter().any(|(clue, of)| sides & of != 0 && keys.binary_search(clue).is_ok());
+            return self.keys.iter().any(|(hash, of)| aspects & of != 0 && keys.binary_search(hash).is_ok());
         }
-        keys.iter().any(|clue| {
-            let from = self.keys.partition_point(|(other, _)| other < clue);
-            let same = self.keys[from..].iter().take_while(|(other, _)| other == clue);
-            same.into_iter().any(|(_, of)| sides & of != 0)
+        keys.iter().any(|hash| {
+            let from = self.keys.partition_point(|(other, _)| other < hash);
+            let same = self.keys[from..].iter().take_while(|(other, _)| other == hash);
+            same.into_iter().any(|(_, of)| aspects & of != 0)
         })
     }
 }

@@ -1,9 +1,9 @@
 //! The memory of removed backends: they keep their flows until the drain timeout.
 //!
-//! State in, state out: [`Drains::step`] receives the listed backends and returns the removed ones that are still to
-//! be kept. An endpoint that moves between slices and is in neither for a moment is one of these, and loses no flow.
+//! State in, state out: [`Drains::step`] receives the listed backends and returns the removed ones to keep. An
+//! endpoint that moves between slices, and is briefly in neither, counts as removed for that time and loses no flow.
 //!
-//! Invariant: nothing here reads a clock; times count from the start of the daemon.
+//! Invariant: nothing here reads a clock. Times count from the start of the daemon.
 
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
@@ -32,17 +32,18 @@ struct PortMemory {
     owner: Owner,
     drain_timeout: Duration,
     backends: BTreeMap<SocketAddr, Presence>,
-    /// If the Service follows its seats, and for a drain timeout after it: which seats changed hands.
+    /// If the Service follows seats, and for one drain timeout afterwards: which seats changed their backend.
     seats: Option<Seats>,
-    /// If it is that of an earlier process: the seats that this one followed, and how long before this process it ended.
+    /// If this is the memory of an earlier process: the seats that it followed, and how long before this process it
+    /// ended.
     earlier_seats: (Vec<EarlierWeight>, Duration),
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
 }
 
 impl PortMemory {
-    /// The seats that are followed, if any, or those of an earlier process; and the window of a change since. One of which no
-    /// process knows when it was may be as old as the end of the earlier process.
+    /// The seats that are followed, or those of an earlier process, and the time for which changes matter. A change
+    /// whose time no process knows may be as old as the end of the earlier process.
     fn followed(&self, window: Duration, now: Duration) -> Option<(Cow<'_, Seats>, Duration)> {
         if let Some(seats) = &self.seats {
             return Some((Cow::Borrowed(seats), window));
@@ -54,8 +55,8 @@ impl PortMemory {
         (!seats.is_empty()).then(|| (Cow::Owned(Seats { history: history(), until: None }), since))
     }
 
-    /// Adds a change of a weight that another gateway has seen. Returns whether the seats are followed.
-    fn learn(&mut self, seat: &WeightChange, now: Duration) -> bool {
+    /// Adds a change of a weight that another gateway has observed. Returns whether the seats are followed.
+    fn import(&mut self, seat: &WeightChange, now: Duration) -> bool {
         let Some(seats) = &mut self.seats else { return false };
         seats.history.import(seat, self.drain_timeout, now);
         true
@@ -66,7 +67,7 @@ impl PortMemory {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owner {
     Service(ObjectKey),
-    /// From an earlier process or another gateway, of which only the [`owner_mark`] is known.
+    /// From an earlier process or another gateway; only the [`owner_mark`] is known.
     Mark(u32),
 }
 
@@ -89,15 +90,15 @@ impl Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seats {
     history: WeightHistory,
-    /// If the Service no longer follows its seats: when all its flows have entries, or are over.
+    /// If the Service no longer follows seats: when all its flows have entries or have ended.
     until: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Listed,
-    /// It has left, and is forgotten at this time.
-    LeftUntil(Duration),
+    /// Removed, and forgotten at this time.
+    RemovedUntil(Duration),
 }
 
 /// The current state of a service port.
@@ -107,13 +108,13 @@ pub(super) struct PortNow<'a> {
     /// Its listed backends.
     pub(super) listed: BTreeSet<SocketAddr>,
     pub(super) drain_timeout: Duration,
-    /// The maximum number of backends that have left and are kept.
+    /// The maximum number of removed backends that are kept.
     pub(super) kept_max: usize,
 }
 
 impl Drains {
-    /// The memory of a process that forwards the flows of an earlier one, with its service ports. When backends have left is
-    /// not known, so their drain timeout begins now.
+    /// The memory of a process that forwards the flows of an earlier one, with its service ports. When backends were
+    /// removed is unknown, so their drain timeout begins now.
     #[must_use]
     pub fn of_earlier(ports: impl IntoIterator<Item = EarlierPort>) -> Self {
         let memory = |port: EarlierPort| {
@@ -127,10 +128,10 @@ impl Drains {
         Self { ports: ports.into_iter().map(memory).collect() }
     }
 
-    /// Updates one service port. Returns the backends that have left and are kept.
+    /// Updates one service port. Returns the removed backends that are kept.
     ///
-    /// A port that another Service had before has no memory: its flows belong to that Service. Of the backends that
-    /// have left, the last `kept_max` are kept, so that a Service that changes its endpoints all the time does not fill
+    /// A port that belonged to another Service has no memory, because its flows belong to that Service. Only the last
+    /// `kept_max` removed backends are kept, so that a Service that constantly changes its endpoints does not fill
     /// the tables.
     pub(super) fn step(&mut self, previous: &Self, port: &PortNow<'_>, now: Duration) -> Vec<SocketAddr> {
         let PortNow { key, owner, listed, drain_timeout, kept_max } = port;
@@ -140,7 +141,7 @@ impl Drains {
         for (address, presence) in before.into_iter().flat_map(|p| &p.backends) {
             let until = match presence {
                 Presence::Listed => now + drain_timeout,
-                Presence::LeftUntil(until) => *until,
+                Presence::RemovedUntil(until) => *until,
             };
             if !listed.contains(address) && until > now {
                 kept.push((until, *address));
@@ -152,7 +153,7 @@ impl Drains {
         }
         let mut backends: BTreeMap<SocketAddr, Presence> =
             listed.iter().map(|address| (*address, Presence::Listed)).collect();
-        backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
+        backends.extend(kept.iter().map(|(until, address)| (*address, Presence::RemovedUntil(*until))));
         if !backends.is_empty() {
             let owner = Owner::Service((*owner).clone());
             let memory = PortMemory {
@@ -168,11 +169,11 @@ impl Drains {
         kept.into_iter().map(|(_, address)| address).collect()
     }
 
-    /// Updates the seats of a service port that [`Self::step`] has just updated, given the weights of the backends that
-    /// take new flows. Returns the former weight of each backend whose weight changed lately.
+    /// Updates the seats of a service port that [`Self::step`] has just updated, given the weights of the backends
+    /// that take new flows. Returns the former weight of each backend whose weight changed recently.
     ///
-    /// If the Service no longer `follows` its seats, but did so until lately, they are followed for one drain timeout more:
-    /// with `on-change`, its flows have no entries yet.
+    /// If the Service no longer `follows` seats but did so until recently, they are followed for one more drain
+    /// timeout: with `on-change`, its flows have no entries yet.
     pub(super) fn step_seats(
         &mut self,
         previous: &Self,
@@ -201,12 +202,12 @@ impl Drains {
         former
     }
 
-    /// The recent changes of the backends, for a gateway that has not seen them: first the backends that have left.
+    /// The recent changes of the backends, for a gateway that has not observed them. Removed backends come first.
     pub fn changes(&self, now: Duration) -> impl Iterator<Item = (ServiceKey, BackendChange)> + '_ {
         let left = self.ports.iter().flat_map(move |(key, port)| {
             let left = port.backends.iter().filter_map(move |(backend, presence)| match presence {
-                Presence::LeftUntil(until) if *until > now => Some((*backend, *until - now)),
-                Presence::LeftUntil(_) | Presence::Listed => None,
+                Presence::RemovedUntil(until) if *until > now => Some((*backend, *until - now)),
+                Presence::RemovedUntil(_) | Presence::Listed => None,
             });
             left.map(|(backend, left)| {
                 (
@@ -226,9 +227,9 @@ impl Drains {
         left.chain(moved)
     }
 
-    /// Adds changes of the backends that another gateway has seen and this one has not. Changes of weights of service ports
-    /// whose seats are not followed here are left out, and so are backends of another Service.
-    pub fn learn(&mut self, changes: &[(ServiceKey, BackendChange)], now: Duration) {
+    /// Adds changes of backends that another gateway has observed and this one has not. Changes of weights are
+    /// ignored for service ports whose seats are not followed here, and so are backends of another Service.
+    pub fn import(&mut self, changes: &[(ServiceKey, BackendChange)], now: Duration) {
         // One copy for all changes of a port, which may have thousands of backends.
         let mut by_port: BTreeMap<ServiceKey, Vec<&BackendChange>> = BTreeMap::new();
         for (key, change) in changes {
@@ -239,9 +240,9 @@ impl Drains {
             let mut is_changed = false;
             for change in changes {
                 is_changed |= match change {
-                    BackendChange::Removed(left) => Self::add_left(&mut memory, left, now),
+                    BackendChange::Removed(left) => Self::add_removed(&mut memory, left, now),
                     BackendChange::WeightChanged(seat) => {
-                        memory.as_mut().is_some_and(|memory| memory.learn(seat, now))
+                        memory.as_mut().is_some_and(|memory| memory.import(seat, now))
                     }
                 };
             }
@@ -251,9 +252,9 @@ impl Drains {
         }
     }
 
-    /// Adds a backend that has left to the memory of its service port. Returns whether that changes anything. A port
-    /// without backends here has no memory yet.
-    fn add_left(memory: &mut Option<PortMemory>, left: &RemovedBackend, now: Duration) -> bool {
+    /// Adds a removed backend to the memory of its service port. Returns whether this changes anything. A port that
+    /// has never had backends here has no memory yet.
+    fn add_removed(memory: &mut Option<PortMemory>, left: &RemovedBackend, now: Duration) -> bool {
         let memory = memory.get_or_insert_with(|| PortMemory {
             owner: Owner::Mark(left.owner),
             drain_timeout: Duration::MAX,
@@ -268,10 +269,10 @@ impl Drains {
         let until = now + left.remaining.min(memory.drain_timeout);
         match memory.backends.entry(left.backend) {
             Entry::Vacant(place) => {
-                place.insert(Presence::LeftUntil(until));
+                place.insert(Presence::RemovedUntil(until));
                 true
             }
-            // It knows it by itself. Without a change, the next round has little to compute.
+            // Already known here. Without a change, the next round has little to compute.
             Entry::Occupied(_) => false,
         }
     }
@@ -281,27 +282,27 @@ impl Drains {
         self.ports.get(key).is_some_and(|memory| memory.seats.is_some() || !memory.earlier_seats.0.is_empty())
     }
 
-    /// Updates the warm-ups of a service port that [`Self::step`] has just updated, given the backends that take new flows.
-    /// Returns those that warm up.
+    /// Updates the warm-ups of a service port that [`Self::step`] has just updated, given the backends that take new
+    /// flows. Returns the backends that warm up.
     pub(super) fn step_warm_ups(
         &mut self,
         previous: &Self,
         key: &ServiceKey,
-        takers: BTreeSet<SocketAddr>,
+        active: BTreeSet<SocketAddr>,
         slow_start: Duration,
         now: Duration,
     ) -> Vec<Warming> {
         let Some(memory) = self.ports.get(key) else { return Vec::new() };
         let before = previous.ports.get(key).filter(|before| before.owner == memory.owner);
         let before = before.and_then(|before| before.warm_ups.as_ref()).map(|(warm_ups, _)| warm_ups);
-        let warm_ups = WarmUps::next(before, takers, slow_start, now);
+        let warm_ups = WarmUps::next(before, active, slow_start, now);
         let (warming, deadline) = (warm_ups.warming(now).collect(), warm_ups.next_deadline(now));
         let memory = PortMemory { warm_ups: Some((warm_ups, deadline)), ..PortMemory::clone(memory) };
         self.ports.insert(*key, Arc::new(memory));
         warming
     }
 
-    /// Replaces the older memory of one Service by a newer one.
+    /// Replaces the old memory of one Service with a new one.
     pub(super) fn replace(&mut self, old: &Self, new: &Self) {
         for (key, memory) in &old.ports {
             // Another Service may now have the port.
@@ -312,7 +313,7 @@ impl Drains {
         self.ports.extend(new.ports.iter().map(|(key, memory)| (*key, Arc::clone(memory))));
     }
 
-    /// How long flows of a service port continue; `None` if it had no backend.
+    /// How long flows of a service port continue, or `None` if it had no backend.
     pub(super) fn timeout(&self, key: &ServiceKey) -> Option<Duration> {
         self.ports.get(key).map(|memory| memory.drain_timeout)
     }
@@ -322,10 +323,10 @@ impl Drains {
         self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
     }
 
-    /// The service ports with backends that have left, each with their number, in ascending order of that number.
-    pub(super) fn least_left(&self) -> Vec<(usize, ServiceKey)> {
+    /// The service ports with removed backends and their number, in ascending order of that number.
+    pub(super) fn least_removed(&self) -> Vec<(usize, ServiceKey)> {
         let left = |memory: &PortMemory| {
-            memory.backends.values().filter(|presence| matches!(presence, Presence::LeftUntil(_))).count()
+            memory.backends.values().filter(|presence| matches!(presence, Presence::RemovedUntil(_))).count()
         };
         let mut ports: Vec<_> = self.ports.iter().map(|(key, memory)| (left(memory), *key)).collect();
         ports.retain(|(left, _)| *left > 0);
@@ -333,24 +334,24 @@ impl Drains {
         ports
     }
 
-    /// Whether a backend of a service port has left.
-    pub(super) fn has_left(&self, key: &ServiceKey, backend: SocketAddr) -> bool {
+    /// Whether a backend of a service port has been removed.
+    pub(super) fn is_removed(&self, key: &ServiceKey, backend: SocketAddr) -> bool {
         let presence = self.ports.get(key).and_then(|memory| memory.backends.get(&backend));
-        matches!(presence, Some(Presence::LeftUntil(_)))
+        matches!(presence, Some(Presence::RemovedUntil(_)))
     }
 
-    /// Whether both are the same memory. Does not compare contents.
+    /// Whether both are the same copy. Does not compare contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.ports.is_same(&other.ports)
     }
 
-    /// When the next backend is forgotten, or reaches its next step.
+    /// When the next backend is forgotten or reaches its next step.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let presences = self.ports.values().flat_map(|p| p.backends.values());
         let left = presences.filter_map(|p| match p {
             Presence::Listed => None,
-            Presence::LeftUntil(until) => Some(*until),
+            Presence::RemovedUntil(until) => Some(*until),
         });
         let seats = self.ports.values().filter_map(|p| p.seats.as_ref());
         let seats = seats.flat_map(|seats| seats.history.next_deadline().into_iter().chain(seats.until));
@@ -383,8 +384,8 @@ impl DrainTarget {
 impl std::str::FromStr for DrainTarget {
     type Err = String;
 
-    /// `10.0.0.1:80`, `[2001:db8::1]:80`, `10.0.0.1`, `2001:db8::1`, or a node's name. An IPv4-mapped IPv6 address is read
-    /// as the IPv4 address in it: endpoints have no other form.
+    /// Reads `10.0.0.1:80`, `[2001:db8::1]:80`, `10.0.0.1`, `2001:db8::1`, or a node's name. An IPv4-mapped IPv6
+    /// address is read as the IPv4 address in it, because endpoints have no other form.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(address) = text.parse::<SocketAddr>() {
             return Ok(Self::Backend(address.ip().to_canonical(), Some(address.port())));
@@ -396,7 +397,7 @@ impl std::str::FromStr for DrainTarget {
             return Ok(Self::Node(text.to_owned()));
         }
         Err(format!(
-            "{text:?} is no backend and no node; accepted: ADDRESS:PORT, ADDRESS, or the name of a node"
+            "{text:?} is neither a backend nor a node; accepted: ADDRESS:PORT, ADDRESS, or the name of a node"
         ))
     }
 }
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_that_changed_before_and_during_a_restart_are_followed() {
+    fn seats_that_changed_before_or_during_a_restart_are_followed() {
         let [left, leaves, stays] = [1, 2, 3].map(|n| SocketAddr::from(([10, 0, 0, n], 80)));
         let key = ServiceKey { vip: IpAddr::from([203, 0, 113, 1]), protocol: Protocol::Tcp, port: 80 };
         let seat = |backend, weight, former| EarlierWeight {

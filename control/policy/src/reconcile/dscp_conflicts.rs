@@ -1,7 +1,8 @@
-//! Conflicts of `dsr-dscp`: a backend knows the VIP of a packet only by the DSCP, so two VIPs of one family with the same
-//! DSCP must not have a backend in common.
+//! Conflicts of `dsr-dscp`: a backend identifies the VIP of a packet by the DSCP only, so VIPs of one family that
+//! share a DSCP must not share a backend.
 //!
-//! Such Services are served all the same: whoever set up the backend may know why. They are shown with the reason.
+//! Conflicting Services are served nevertheless, because whoever set up the backend may have a reason. They are
+//! reported.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -14,7 +15,7 @@ use tidegate_spec::{ForwardingMode, SharedService};
 use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};
 
-/// A VIP that some backend cannot tell from another one.
+/// A VIP that some backend cannot distinguish from another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DscpConflict {
     /// The Service of the VIP.
@@ -28,14 +29,14 @@ pub struct DscpConflict {
 }
 
 impl DscpConflict {
-    /// The finding about the Service of the VIP. The place is taken from `objects`.
+    /// The finding about the Service of the VIP. Its location comes from `objects`.
     #[must_use]
     pub fn finding(&self, objects: &Objects) -> Finding {
-        let place = objects.services.get(&self.service);
-        let place = place.and_then(|service| service.meta.origin.field(&annotation_field(key::DSCP)));
+        let location = objects.services.get(&self.service);
+        let location = location.and_then(|service| service.meta.origin.field(&annotation_field(key::DSCP)));
         let diagnostic = Diagnostic::warning(format!("Service {}: {self}", self.service))
             .accepting("another value of tidegate.dev/dscp, or other backends")
-            .at(place);
+            .at(location);
         Finding {
             object: self.service.clone(),
             kind: ObjectKind::Service,
@@ -48,11 +49,11 @@ impl DscpConflict {
 impl fmt::Display for DscpConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { vip, dscp, other: (other, of), backend, .. } = self;
-        write!(f, "DSCP {dscp} is also that of {other} ({of}): backend {backend} cannot tell it from {vip}")
+        write!(f, "{other} ({of}) also has DSCP {dscp}: backend {backend} cannot distinguish it from {vip}")
     }
 }
 
-/// The conflicts of the service ports of the last round, which are looked for again only if one of the ports changed.
+/// The conflicts among the service ports of the last round. They are searched again only if one of the ports changed.
 #[derive(Debug, Default)]
 pub struct DscpConflicts {
     /// The ports with `dsr-dscp`.
@@ -64,7 +65,7 @@ impl DscpConflicts {
     /// The conflicts among these service ports, one for each VIP that has any, in the order of the ports.
     pub fn among(&mut self, services: &[SharedService]) -> &[DscpConflict] {
         let marked = || services.iter().filter(|one| one.mode == ForwardingMode::DsrDscp);
-        // Contents are not compared: the rounds share the ports that did not change.
+        // Contents are not compared, because rounds share the ports that did not change.
         let is_same = marked().count() == self.marked.len()
             && marked().zip(&self.marked).all(|(now, before)| now.is_same(before));
         if !is_same {
@@ -75,7 +76,7 @@ impl DscpConflicts {
     }
 }
 
-/// The VIPs that a backend has with one DSCP.
+/// The VIPs that a backend serves with one DSCP.
 struct Vips {
     /// The lowest one, and the index of its first port.
     first: (IpAddr, usize),
@@ -99,7 +100,7 @@ impl Vips {
     }
 }
 
-/// The conflicts among these ports, which all have the mode `dsr-dscp`.
+/// The conflicts among these ports, all of which have the mode `dsr-dscp`.
 fn conflicts(marked: &[SharedService]) -> Vec<DscpConflict> {
     let mut vips = HashMap::<(IpAddr, u8), Vips>::new();
     for (port, one) in marked.iter().enumerate() {
@@ -110,7 +111,7 @@ fn conflicts(marked: &[SharedService]) -> Vec<DscpConflict> {
                 .or_insert(Vips { first: (vip, port), second: None });
         }
     }
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut found = Vec::new();
     for one in marked {
         let (vip, dscp) = (one.key.vip, one.tunnel.dscp);
@@ -120,7 +121,7 @@ fn conflicts(marked: &[SharedService]) -> Vec<DscpConflict> {
             Some((backend.address, (other, owner(&marked[port]))))
         });
         if let Some((backend, other)) = conflict
-            && told.insert(vip)
+            && reported.insert(vip)
         {
             found.push(DscpConflict { service: owner(one), vip, dscp, other, backend });
         }

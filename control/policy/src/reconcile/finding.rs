@@ -1,6 +1,6 @@
-//! A request of an object that was not granted, with its place: `check`, `services` and events show it.
+//! A request of an object that was not granted, with its location. `check`, `services` and events show it.
 //!
-//! The code that decides creates the finding; nothing here decides.
+//! The code that makes the decision creates the finding; nothing here decides.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
 use crate::pools::{Problem, ProblemKind};
 
-/// The reason, with the names of events that users of Kubernetes know.
+/// The reason, with the names of events that Kubernetes users know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// No LoadBalancer address.
@@ -24,30 +24,29 @@ pub enum Reason {
     Conflict,
     /// The Service does not share an address with others that have the same sharing key.
     AddressNotShared,
-    /// A backend cannot tell the VIP from another one with the same DSCP.
+    /// A backend cannot distinguish the VIP from another one with the same DSCP.
     DscpConflict,
     /// An invalid value: the default is used.
     InvalidValue,
     /// A request that the gateway does not support: the parts that depend on it are not programmed.
     NotSupported,
-    /// Source ranges of only one family, for an address of the other.
+    /// Source ranges of only one family, for an address of the other family.
     SourceRangesOtherFamily,
-    /// Source ranges, and external IPs, which they do not filter.
+    /// Source ranges on a Service with external IPs, which they don't filter.
     SourceRangesNotApplied,
     /// More ports, addresses or endpoints than one Service may have.
     LimitExceeded,
-    /// A port that is not served for another reason: the mode cannot reach its endpoints.
+    /// A port that is not served for another reason, such as a mode that cannot reach its endpoints.
     PortNotProgrammed,
     /// An endpoint that cannot be a backend.
     EndpointRefused,
-    /// A port without endpoints, because neither a slice nor anything else that describes the endpoints has such a
-    /// port.
+    /// A port without endpoints, because no slice, Endpoints or Pod has such a port.
     NoMatchingPort,
     /// An address in the status of a Service that the gateway does not serve.
     StatusAddressNotServed,
-    /// All backends of a service port fail their checks, and none is set aside.
+    /// All backends of a service port fail their checks, so none is excluded.
     HealthFailOpen,
-    /// Clients' addresses are not kept, although `externalTrafficPolicy: Local` requires it.
+    /// Clients' addresses are lost, although `externalTrafficPolicy: Local` requires them.
     ClientAddressLost,
     /// Endpoints that are not checked, because the operator does not allow their networks.
     HealthCheckNotAllowed,
@@ -57,17 +56,17 @@ pub enum Reason {
     AliasIgnored,
     /// A health-check node port that cannot be served.
     FailedToStartServiceHealthcheck,
-    /// An AddressPool, or a part of it, that is not used.
+    /// An AddressPool that is not used, or of which a part is not used.
     PoolNotAccepted,
-    /// An AddressPool that has addresses in common with another pool, or with a ServiceCIDR.
+    /// An AddressPool with addresses that another pool or a ServiceCIDR also has.
     PoolsOverlap,
-    /// Requests reach backends, and no replies come back through the gateway.
+    /// Requests reach backends, but no replies come back through the gateway.
     NoReplies,
-    /// Another station answers for a VIP.
+    /// Another host answers for a VIP.
     VipClaimed,
-    /// A backend has another link address than the configured one.
+    /// A backend has a different link address than the configured one.
     NeighborMacDiffers,
-    /// Clients' packets come without complete checksums.
+    /// Packets from clients arrive without complete checksums.
     PartialChecksums,
 }
 
@@ -127,7 +126,7 @@ impl std::fmt::Display for Reason {
 /// The kinds of objects that make requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {
-    /// It requests addresses, and more in its annotations.
+    /// It requests addresses, and more with its annotations.
     Service,
     /// It requests the use of its endpoints.
     EndpointSlice,
@@ -153,7 +152,7 @@ impl ObjectKind {
     }
 }
 
-/// One request that was not granted. Findings are ordered by object, then by place.
+/// One request that was not granted. Findings are ordered by object, then by location.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// The object.
@@ -162,13 +161,13 @@ pub struct Finding {
     pub kind: ObjectKind,
     /// The kind of refusal.
     pub reason: Reason,
-    /// The fault, its place, and what would be accepted.
+    /// The fault, its location, and what would be accepted.
     pub diagnostic: Diagnostic,
 }
 
 impl Finding {
-    /// `FailedToStartServiceHealthcheck`: the health-check node port of a Service cannot be opened at this address. The
-    /// place is taken from `service`, if it still exists.
+    /// `FailedToStartServiceHealthcheck`: the health-check node port of a Service cannot be opened at this address.
+    /// The location comes from `service`, if the Service still exists.
     #[must_use]
     pub fn of_unopened_port(
         key: &ObjectKey,
@@ -181,18 +180,19 @@ impl Finding {
             address.port(),
             address.ip(),
         );
-        let place = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
+        let location = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
         Self {
             object: key.clone(),
             kind: ObjectKind::Service,
             reason: Reason::FailedToStartServiceHealthcheck,
             diagnostic: Diagnostic::error(what)
-                .accepting("a port that nothing else on this host has")
-                .at(place),
+                .accepting("a port that nothing else on this host uses")
+                .at(location),
         }
     }
 
-    /// A finding about what a gateway observes of a Service's traffic. It has no place: the object asks for nothing wrong.
+    /// A finding about traffic that a gateway observes. It has no location, because the object requests nothing
+    /// wrong.
     #[must_use]
     pub fn observed(service: ObjectKey, reason: Reason, diagnostic: Diagnostic) -> Self {
         Self { object: service, kind: ObjectKind::Service, reason, diagnostic }

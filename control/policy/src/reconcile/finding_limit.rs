@@ -1,8 +1,8 @@
-//! Limits how many findings of one Service are kept one by one.
+//! Limits how many findings of one Service are kept.
 //!
-//! Users decide how many annotations, ports, external IPs and endpoints a Service has, and each of them may have a fault.
-//! Findings are held in memory, logged, shown, and written as events, and a round compares all of them. So of each reason
-//! only the first are kept, and one more finding says how many there are.
+//! Users decide how many annotations, ports, external IPs and endpoints a Service has, and each of them may have a
+//! fault. Findings are kept in memory, logged, shown and written as events, and a round compares all of them. So only
+//! the first findings of each reason are kept, and one more reports their total.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use tidegate_model::objects::Metadata;
 use super::finding::{Finding, Reason};
 use crate::pools::DESCRIBED_MAX;
 
-/// The maximum number of findings of one reason that are kept one by one.
+/// The maximum number of findings of one reason that are kept.
 const KEPT_MAX: usize = DESCRIBED_MAX;
 
-/// The number of findings of a reason that were not even made, with the worst severity of the reason.
+/// The number of problems of a reason for which no finding was created, with the worst severity of the reason.
 pub(super) type NotMade = (Reason, usize, Severity);
 
-/// The findings of a Service, without those that are too many of one reason, and with one about these and those that were
-/// not made.
+/// The findings of a Service, with at most [`KEPT_MAX`] of each reason, and one more for each reason with a larger
+/// number. `not_made` are the problems for which no finding was created.
 pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
     if findings.len() <= KEPT_MAX && not_made.is_empty() {
         return findings;
@@ -45,7 +45,7 @@ pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: 
     findings
 }
 
-/// The finding that there are more of a reason than are kept.
+/// Reports the total number of findings of a reason.
 fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Finding {
     let what = format!(
         "Service {} has {count} faults of the kind {reason}; the first {KEPT_MAX} are reported",
@@ -55,7 +55,7 @@ fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Fi
         Severity::Error => Diagnostic::error(what),
         Severity::Warning => Diagnostic::warning(what),
     };
-    let accepted = "values as the reported faults say";
+    let accepted = "values that the reported faults describe";
     Finding::at(service, "spec", reason, diagnostic.accepting(accepted))
 }
 
@@ -68,14 +68,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_reason_the_first_are_told_and_how_many_there_are() {
+    fn for_each_reason_the_first_findings_and_the_total_are_reported() {
         let meta = Metadata::new(ObjectKey::new("shop", "web"));
         let found = |n: usize, reason, severity: fn(String) -> Diagnostic| {
             Finding::at(&meta, "spec", reason, severity(format!("fault {n:06}")))
         };
         let mut all: Vec<Finding> =
             (0..10_000).map(|n| found(n, Reason::EndpointRefused, Diagnostic::warning)).collect();
-        // Each of them at every port.
+        // Each of them is at every port.
         all.extend(all.clone());
         all.push(found(0, Reason::AllocationFailed, Diagnostic::error));
         let kept = limited(&meta, all, &[(Reason::Conflict, 40, Severity::Error)]);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_among_those_that_are_not_told_is_told_as_an_error() {
+    fn an_error_among_the_omitted_findings_makes_the_total_an_error() {
         let meta = Metadata::new(ObjectKey::new("shop", "web"));
         let at = |line: usize, diagnostic: Diagnostic| Finding {
             object: meta.key.clone(),

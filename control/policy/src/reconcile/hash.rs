@@ -1,8 +1,8 @@
-//! `tidegate.dev/hash`: what the choice of a backend follows from, and the Services whose choice it cannot decide.
+//! `tidegate.dev/hash`: which part of a packet determines its backend, and the Services for which it can't.
 //!
-//! `client` is a promise to the backends: all connections of a client reach one of them. Where the scheduler cannot keep
-//! it, the Service is not served, as with other requests that would be served differently. `flow` promises nothing, so it
-//! is only reported where it has no effect.
+//! `client` is a promise to the backends: all connections of a client reach the same backend. If the scheduler can't
+//! keep it, the Service is not served, like other requests that can't be served as written. `flow` promises nothing,
+//! so it is only reported where it has no effect.
 
 use tidegate_model::config::{self, Scheduler};
 use tidegate_model::objects::Service;
@@ -12,9 +12,9 @@ use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
 use super::view::{PortRefusal, RefusalReason};
 
-/// Judges the annotation together with the scheduler and the affinity of the Service. Returns why no port is programmed,
-/// if the connections of a client would be spread.
-pub(super) fn judge(read: &mut Reader<'_>, service: &Service, scheduler: Scheduler) -> Option<PortRefusal> {
+/// Checks the annotation against the scheduler and the affinity of the Service. Returns why no port is programmed, if
+/// the connections of a client would be spread.
+pub(super) fn check(read: &mut Reader<'_>, service: &Service, scheduler: Scheduler) -> Option<PortRefusal> {
     let written = service.meta.annotations.get(key::HASH).map(|value| config::hash_input(value.trim()));
     let Some(config::Word::Known(hash)) = written else { return None };
     let why = match scheduler {
@@ -42,7 +42,7 @@ pub(super) fn judge(read: &mut Reader<'_>, service: &Service, scheduler: Schedul
 
 fn refusal(read: &mut Reader<'_>, why: &str) -> PortRefusal {
     let what =
-        format!("annotation {}: \"client\" cannot be kept to: {why}: no port is programmed", key::HASH);
+        format!("annotation {}: \"client\" cannot be guaranteed: {why}: no port is programmed", key::HASH);
     let accepted = "tidegate.dev/scheduler rendezvous, maglev or sh, or sessionAffinity: ClientIP";
     read.invalid_at(&annotation_field(key::HASH), what, accepted);
     PortRefusal::new(RefusalReason::NotProgrammed, format!("{}: client: {why}", key::HASH))

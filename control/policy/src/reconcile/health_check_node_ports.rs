@@ -8,15 +8,15 @@ use tidegate_model::objects::{Port, Service, ServiceType, TrafficPolicy};
 
 use super::finding::{Finding, Reason};
 
-/// The health-check node port of a Service, if the API assigns one and it applies: policy Local.
+/// The health-check node port of a Service, if the API has assigned one and the Service has policy Local.
 pub(super) fn health_check_node_port(service: &Service) -> Option<Port> {
     let applies = service.service_type == ServiceType::LoadBalancer
         && service.external_traffic_policy == TrafficPolicy::Local;
     service.health_check_node_port.filter(|_| applies)
 }
 
-/// Step 5: the health-check node ports to listen on. If two Services name the same port, it is served for the one
-/// created first, as with addresses.
+/// Step 5: the health-check node ports to listen on. If two Services have the same port, it is served for the one
+/// that was created first, as with addresses.
 pub(super) fn one_owner_each(
     mut listeners: Vec<(&Service, &HealthCheckNodePort)>,
     findings: &mut Vec<Finding>,
@@ -29,7 +29,7 @@ pub(super) fn one_owner_each(
                 "healthCheckNodePort {} of Service {} is not served: it belongs to Service {}",
                 listener.port, listener.service, owner.service
             );
-            let diagnostic = Diagnostic::error(what).accepting("a port that no other Service has");
+            let diagnostic = Diagnostic::error(what).accepting("a port that no other Service uses");
             let field = "spec.healthCheckNodePort";
             let reason = Reason::FailedToStartServiceHealthcheck;
             findings.push(Finding::at(&service.meta, field, reason, diagnostic));

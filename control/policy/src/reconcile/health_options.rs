@@ -1,9 +1,9 @@
 //! The health-check settings of one Service: its `health-check-*` annotations override `health` of the configuration.
 //!
-//! [`HealthOptions::apply`] takes one annotation, [`HealthOptions::checks`] decides when all were taken.
-//! [`Checks::target`] decides for every endpoint of every port how it is checked.
+//! [`HealthOptions::apply`] reads one annotation, and [`HealthOptions::checks`] completes the result after the last
+//! one. [`Checks::target`] decides how each endpoint of a port is checked.
 //!
-//! Invariant: an invalid value, or one out of its range, is reported with what is accepted, and the configured value
+//! Invariant: a value that is invalid or out of range is reported with the accepted values, and the configured value
 //! is used instead.
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use tidegate_wire::proxy_header::ProxyVersion;
 use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
 
-/// The requested options so far.
+/// The options so far.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HealthOptions {
     protocol: HealthProtocol,
@@ -32,9 +32,9 @@ pub(super) struct HealthOptions {
     timeout_max: Duration,
     of_operator: Rules,
     /// The annotations with a valid value that set the interval, the timeout and the path.
-    interval_said: Option<String>,
-    timeout_said: Option<String>,
-    path_said: Option<String>,
+    interval_annotation: Option<String>,
+    timeout_annotation: Option<String>,
+    path_annotation: Option<String>,
 }
 
 impl HealthOptions {
@@ -48,9 +48,9 @@ impl HealthOptions {
             interval_min: config.interval_min,
             timeout_max: config.timeout_max,
             of_operator: config.rules,
-            interval_said: None,
-            timeout_said: None,
-            path_said: None,
+            interval_annotation: None,
+            timeout_annotation: None,
+            path_annotation: None,
         }
     }
 
@@ -66,7 +66,7 @@ impl HealthOptions {
             key::HEALTH_PATH => match config::health_path(value) {
                 Some(path) => {
                     self.path = path;
-                    self.path_said = Some(annotation.to_owned());
+                    self.path_annotation = Some(annotation.to_owned());
                 }
                 None => read.invalid(annotation, value, config::HEALTH_PATH_ACCEPTED),
             },
@@ -76,12 +76,12 @@ impl HealthOptions {
             },
             key::HEALTH_INTERVAL => {
                 if duration(&mut self.rules.interval, read, annotation, value, config::HEALTH_INTERVAL) {
-                    self.interval_said = Some(annotation.to_owned());
+                    self.interval_annotation = Some(annotation.to_owned());
                 }
             }
             key::HEALTH_TIMEOUT => {
                 if duration(&mut self.rules.timeout, read, annotation, value, config::HEALTH_TIMEOUT) {
-                    self.timeout_said = Some(annotation.to_owned());
+                    self.timeout_annotation = Some(annotation.to_owned());
                 }
             }
             key::HEALTHY_THRESHOLD => count(&mut self.rules.healthy_threshold, read, annotation, value),
@@ -102,8 +102,8 @@ impl HealthOptions {
         }
     }
 
-    /// The checks of a Service whose ports have these protocols. Contradictions are reported.
-    /// Endpoints that expect a `header` of the PROXY protocol get one.
+    /// The checks of a Service whose ports have these protocols. Contradictions are reported. Checks at the
+    /// endpoints' own ports carry a `header` of the PROXY protocol if the endpoints expect one.
     pub(super) fn checks(
         mut self,
         read: &mut Reader<'_>,
@@ -112,8 +112,8 @@ impl HealthOptions {
     ) -> Checks {
         self.apply_operator_limits(read);
         if self.rules.timeout > self.rules.interval {
-            // A timeout that the Service does not set is the operator's default, and no fault of the Service.
-            if let Some(annotation) = &self.timeout_said {
+            // A timeout that the Service does not set is the operator's default, so it is not the Service's fault.
+            if let Some(annotation) = &self.timeout_annotation {
                 let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
                 let what = format!("health-check timeout {timeout} is longer than the interval {interval}");
                 read.invalid_at(&annotation_field(annotation), what, "at most the interval");
@@ -121,7 +121,7 @@ impl HealthOptions {
             self.rules.timeout = self.rules.interval;
         }
         let by_http = matches!(self.protocol, HealthProtocol::Http | HealthProtocol::Https);
-        if let Some(annotation) = self.path_said.as_deref().filter(|_| !by_http) {
+        if let Some(annotation) = self.path_annotation.as_deref().filter(|_| !by_http) {
             let why = format!("checks are by {}", name(self.protocol));
             read.ignored(annotation, &why, "tidegate.dev/health-check-protocol http or https");
         }
@@ -150,7 +150,7 @@ impl HealthOptions {
         let with_header = |probe: &Arc<Probe>| Arc::new(Probe::clone(probe).with_header(header));
         let stream_of_own_port = stream.as_ref().map(with_header);
         let association = probe(Check::Sctp).filter(|_| self.protocol != HealthProtocol::None);
-        // The port belongs to the check that the Service names.
+        // `health-check-port` applies to the check that the Service requests.
         let port_of = match self.protocol {
             HealthProtocol::Udp => Protocol::Udp,
             HealthProtocol::Sctp => Protocol::Sctp,
@@ -170,37 +170,37 @@ impl HealthOptions {
         }
     }
 
-    /// Applies the operator's limits. Requests beyond them are reported.
+    /// Applies the operator's limits, and reports requests that exceed them.
     fn apply_operator_limits(&mut self, read: &mut Reader<'_>) {
         let rules = &mut self.rules;
         let bounds = [
             (
                 &mut rules.interval,
                 self.interval_min..=Duration::MAX,
-                &self.interval_said,
+                &self.interval_annotation,
                 ("health.intervalMin", "least"),
             ),
             (
                 &mut rules.timeout,
                 Duration::ZERO..=self.timeout_max,
-                &self.timeout_said,
+                &self.timeout_annotation,
                 ("health.timeoutMax", "most"),
             ),
         ];
-        for (asked, allowed, said, (key, bound)) in bounds {
-            let used = (*asked).clamp(*allowed.start(), *allowed.end());
-            if used == *asked {
+        for (requested, allowed, set_by, (key, bound)) in bounds {
+            let used = (*requested).clamp(*allowed.start(), *allowed.end());
+            if used == *requested {
                 continue;
             }
-            if let Some(annotation) = said {
-                let [asked, used] = [*asked, used].map(text::show_duration);
+            if let Some(annotation) = set_by {
+                let [requested, used] = [*requested, used].map(text::show_duration);
                 let what = format!(
-                    "annotation {annotation}: {asked} is not allowed by the operator's {key}; {used} is used"
+                    "annotation {annotation}: {requested} is not allowed by the operator's {key}; {used} is used"
                 );
                 let field = annotation_field(annotation);
                 read.invalid_at(&field, what, &format!("at {bound} {used}"));
             }
-            *asked = used;
+            *requested = used;
         }
     }
 }
@@ -225,34 +225,33 @@ impl Default for Checks {
 /// How the endpoints of a Service are checked.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Checks {
-    /// The check of TCP ports, if there is one.
+    /// The check of TCP ports, if any.
     stream: Option<Arc<Probe>>,
-    /// The same check at the port that clients use: with a header of the PROXY protocol, if the endpoint expects one.
+    /// The check for the port that clients use: the same, but with a PROXY protocol header if the endpoint expects
+    /// one.
     stream_of_own_port: Option<Arc<Probe>>,
-    /// The check of UDP ports, if they have their own.
+    /// The check of UDP ports, if they have one of their own.
     datagram: Option<Arc<Probe>>,
-    /// The check of SCTP ports, if there is one.
+    /// The check of SCTP ports, if any.
     association: Option<Arc<Probe>>,
     /// The port to check instead of each endpoint's own.
     port: Option<Port>,
-    /// The protocol of that port.
     port_of: Protocol,
     /// The rules of all checks, which also apply to nodes.
     rules: Rules,
     /// The rules of a Service without annotations.
     of_operator: Rules,
-    /// The namespace of the Service.
     namespace: Arc<str>,
 }
 
 impl Checks {
-    /// The check of an endpoint at one of its ports, if it has one: the Service's check, at the port that the Service
-    /// names or at the endpoint's own.
+    /// The check of an endpoint at one of its ports, if any: the Service's check, at the port that the Service names
+    /// or at the endpoint's own port.
     ///
     /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, with `sctp` an SCTP port, and
-    /// other ports are checked at their own. With a check by TCP or HTTP it applies to UDP and SCTP ports too. Without
-    /// it, SCTP ports have their own check, and the TCP ports of the same endpoint decide for UDP ports
-    /// ([`TcpEvidence`](super::health_result::TcpEvidence)).
+    /// other ports are checked at their own number. With a check by TCP or HTTP it also applies to UDP and SCTP
+    /// ports. Without it, SCTP ports have their own check, and the TCP ports of the same endpoint decide for UDP
+    /// ports ([`TcpEvidence`](super::health_result::TcpEvidence)).
     pub(super) fn target(
         &self,
         protocol: Protocol,
@@ -280,9 +279,9 @@ impl Checks {
 pub(super) struct NodeCheck(Option<(Arc<Probe>, Port)>);
 
 impl NodeCheck {
-    /// The Service's own check if it names a port, and no check if it requests none. Otherwise the check that nodes
-    /// answer for Kubernetes: the health-check node port of the Service (policy Local), which also reports the weight,
-    /// or the node's proxy.
+    /// The Service's own check if it names a port, and no check if the Service disables checks. Otherwise the check
+    /// that nodes answer for Kubernetes: the health-check node port of the Service (policy Local), which also reports
+    /// the weight, or else the node's proxy.
     pub(super) fn new(checks: &Checks, health_check_node_port: Option<Port>) -> Self {
         let Some(stream) = &checks.stream else { return Self(None) };
         if let Some(port) = checks.port {
@@ -292,7 +291,7 @@ impl NodeCheck {
             Some(port) => (Check::NodeHealthPort, port),
             None => (Check::NodeProxy, Port::new(NODE_PROXY_PORT).expect("the constant is not zero")),
         };
-        // A check of the node's proxy that is the same for all Services is made once, on behalf of the operator.
+        // All Services share one check of the node's proxy if it has the operator's rules. It runs on behalf of the operator.
         let probe = Probe::new(check, checks.rules);
         let is_common = probe.check == Check::NodeProxy && checks.rules == checks.of_operator;
         let probe = if is_common { probe } else { probe.of(&checks.namespace) };

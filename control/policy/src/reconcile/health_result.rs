@@ -1,12 +1,12 @@
 //! Applies the results of the gateway's checks to endpoints: how each is checked, which fail, and when failures are
 //! ignored.
 //!
-//! Pure, and for one service port. A UDP or SCTP port without its own check takes the result of the
-//! checked TCP ports of the same endpoint and Service ([`TcpEvidence`]).
+//! Pure, for one service port. A UDP or SCTP port without its own check uses the result of the checked TCP ports of
+//! its endpoint and Service ([`TcpEvidence`]).
 //!
-//! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open) checks never remove
-//! the last endpoint: Kubernetes reports it as ready, and when all fail at the same time, the check or the route to
-//! them is the more likely fault.
+//! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open), checks never remove
+//! the last endpoint. Kubernetes reports it as ready, and if all endpoints fail at the same time, the check or the
+//! route to them is the more likely fault.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,14 +18,14 @@ use tidegate_model::objects::{PortEndpoints, Protocol, ResolvedEndpoint};
 use super::health_options::Checks;
 use super::view::{HealthState, HealthView};
 
-/// The checked ports of a Service by endpoint address, which decide for the ports that cannot be checked.
+/// The checked ports of a Service by endpoint address, which decide for ports that can't be checked.
 ///
 /// A UDP or SCTP port without its own check counts as down if every TCP port of the same endpoint and Service fails.
 #[derive(Debug, Default)]
 pub(super) struct TcpEvidence(BTreeMap<IpAddr, Vec<Target>>);
 
 impl TcpEvidence {
-    /// The evidence of a Service whose ports resolve to `ports`.
+    /// The evidence for a Service whose ports resolve to `ports`.
     pub(super) fn new(
         checks: &Checks,
         ports: &[PortEndpoints],
@@ -98,8 +98,7 @@ impl HealthResult {
     }
 }
 
-/// Whether failures are ignored: there are endpoints that would take flows except for their checks, and all of them
-/// fail.
+/// Whether failures are ignored, because every endpoint that would otherwise take flows fails its checks.
 pub(super) fn fails_open(enabled: bool, candidates_fail: impl IntoIterator<Item = bool>) -> bool {
     let mut candidates_fail = candidates_fail.into_iter().peekable();
     enabled && candidates_fail.peek().is_some() && candidates_fail.all(|fails| fails)
@@ -113,11 +112,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checks_never_take_the_last_endpoint_away(candidates in prop::collection::vec(any::<bool>(), 1..20)) {
+        fn checks_never_remove_the_last_endpoint(candidates in prop::collection::vec(any::<bool>(), 1..20)) {
             let open = fails_open(true, candidates.iter().copied());
             let taking = candidates.iter().filter(|fails| open || !**fails).count();
             prop_assert!(taking > 0);
-            // One endpoint that passes is enough to set the failing ones aside.
+            // One endpoint that passes is enough to exclude the failing ones.
             prop_assert_eq!(open, !candidates.contains(&false));
             prop_assert!(!fails_open(false, candidates));
         }

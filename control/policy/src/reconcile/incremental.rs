@@ -1,15 +1,16 @@
 //! [`Reconciler`]: [`reconcile`](super::reconcile) with a cached result for each Service. It recomputes only the
 //! Services whose inputs changed.
 //!
-//! Changes are found by comparing with the inputs of the last call:
+//! Changes are found by comparing the inputs with those of the last call:
 //! [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff) skips everything that both states of the objects
-//! share. A change of a Service, of its slices or of its addresses affects that Service; one of a node, a Pod, a
-//! verdict or a drain affects the Services whose results depend on it (`touched`); one of a namespace's labels
-//! affects its Services, if a pool's selector distinguishes them. Only a change of the settings (except for which
-//! gateway decides on addresses), or a memory that is not the one of the last call, recomputes everything. What
+//! share. A change of a Service, of its slices or of its addresses affects that Service. A change of a node, a Pod, a
+//! verdict or a drain affects the Services whose results depend on it (`affected`). A change of a namespace's labels
+//! affects its Services, if a pool's selector distinguishes them. Everything is recomputed only if the settings
+//! change (other than which gateway decides on addresses), or if the memory is not that of the last call. What
 //! Services share (`sums`, `addresses`) is updated.
 //!
-//! Invariant: equal inputs give an equal [`Outcome`], whatever the earlier calls were (tested over random histories).
+//! Invariant: equal inputs give an equal [`Outcome`], whatever the previous calls were (tested over random
+//! histories).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use tidegate_model::objects::{EndpointIndex, Node, ObjectKey, Objects, Pod, PodI
 use tidegate_model::shared_map::Difference;
 use tidegate_spec::{RouteSpec, SnapshotSpec};
 
-use super::addresses::{Addresses, Changed, Moved};
+use super::addresses::{Addresses, Changed, Effects};
 use super::aggregate::Sums;
 use super::checkable_networks::Checkable;
 use super::context::Context;
@@ -79,11 +80,11 @@ struct Last {
 }
 
 impl Reconciler {
-    /// The same result as [`reconcile`](super::reconcile).
+    /// Equals the result of [`reconcile`](super::reconcile).
     #[must_use]
     pub fn reconcile(&mut self, input: &Input<'_>) -> Outcome {
-        // The state is taken out, so that a panic leaves no incomplete state behind.
-        let (mut last, mut dirty) = match self.last.take().filter(|last| last.goes_on(input)) {
+        // The state is taken out, so that a panic leaves no inconsistent state behind.
+        let (mut last, mut dirty) = match self.last.take().filter(|last| last.can_update(input)) {
             Some(mut last) => {
                 let dirty = last.changed(input);
                 (last, dirty)
@@ -91,8 +92,8 @@ impl Reconciler {
             None => (Last::new(input), Dirty::everything(input)),
         };
         let replanned = last.plan(input, &dirty.services);
-        let moved = last.allocate(input, &replanned, &mut dirty);
-        dirty.services.extend(moved);
+        let effects = last.allocate(input, &replanned, &mut dirty);
+        dirty.services.extend(effects);
         last.serve(input, &dirty.services);
         last.recomputed = dirty.services.len();
         let outcome = last.outcome(input);
@@ -112,23 +113,23 @@ impl Reconciler {
     }
 }
 
-/// Faults for the tests of the comparison: the effects of a missed dependency.
+/// Injects the effects of a missed dependency, for the tests of the comparison.
 #[cfg(test)]
 impl Reconciler {
-    /// Replaces the objects by `objects` without any computation.
+    /// Replaces the objects with `objects` without computing anything.
     pub(super) fn miss(&mut self, objects: &Objects) {
         self.last.as_mut().expect("there was a call before").objects = objects.clone();
     }
 }
 
-/// What must be computed again.
+/// What must be recomputed.
 #[derive(Debug, Default)]
 struct Dirty {
-    /// Services whose ports must be computed again.
+    /// Services whose ports must be recomputed.
     services: BTreeSet<ObjectKey>,
     /// Services that may request other addresses.
     applicants: BTreeSet<ObjectKey>,
-    circumstances: Changed,
+    shared_inputs: Changed,
 }
 
 impl Dirty {
@@ -136,7 +137,7 @@ impl Dirty {
         let services: BTreeSet<ObjectKey> = input.objects.services.keys().cloned().collect();
         let remembered = input.memory.allocations.by_service.keys().cloned();
         let applicants = services.iter().cloned().chain(remembered).collect();
-        Self { services, applicants, circumstances: Changed::default() }
+        Self { services, applicants, shared_inputs: Changed::default() }
     }
 }
 
@@ -160,15 +161,15 @@ impl Last {
         }
     }
 
-    /// Whether [`Self::changed`] covers all changes of the inputs.
-    fn goes_on(&self, input: &Input<'_>) -> bool {
-        self.settings.says_the_same_but_for_authority(input.settings)
+    /// Whether the last state can be updated, because [`Self::changed`] covers all changes of the inputs.
+    fn can_update(&self, input: &Input<'_>) -> bool {
+        self.settings.equals_except_authority(input.settings)
             && self.memory.drains.is_same(&input.memory.drains)
-            && self.memory.leavings.is_same(&input.memory.leavings)
+            && self.memory.removed_ports.is_same(&input.memory.removed_ports)
             && Arc::ptr_eq(&self.memory.allocations, &input.memory.allocations)
     }
 
-    /// What must be computed again because the inputs changed. Stores the new inputs.
+    /// What must be recomputed because the inputs changed. Stores the new inputs.
     fn changed(&mut self, input: &Input<'_>) -> Dirty {
         let mut dirty = Dirty::default();
         let (old, new) = (&self.objects, input.objects);
@@ -177,38 +178,38 @@ impl Last {
                 service
                     .map_or_else(Vec::new, |s| reserved_addresses::of_other_load_balancer(input.settings, s))
             };
-            dirty.circumstances.reserved |= given(change.before) != given(change.after);
+            dirty.shared_inputs.reserved |= given(change.before) != given(change.after);
             dirty.services.insert(change.key.clone());
         }
-        // This includes Services that are not ours: their finalizer may reserve an address.
+        // This includes Services that are not ours, because their finalizer may reserve an address.
         dirty.applicants.extend(dirty.services.iter().cloned());
         dirty.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
         for change in old.endpoint_slices.diff(&new.endpoint_slices) {
             dirty.services.extend(self.slices.replace(change.before, change.after));
         }
-        dirty.circumstances.reserved |=
+        dirty.shared_inputs.reserved |=
             dirty.services.contains(&reserved_addresses::api_server()) || old.api_servers != new.api_servers;
-        dirty.circumstances.pools =
+        dirty.shared_inputs.pools =
             old.address_pools != new.address_pools || old.service_cidrs != new.service_cidrs;
         self.namespaces(input, &mut dirty);
 
         let mut changes = Changes::default();
         for change in old.nodes.diff(&new.nodes) {
             changes.node(&change);
-            dirty.circumstances.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
-            dirty.circumstances.node_faults |= differs(&change, |node| &node.meta.faults);
-            dirty.circumstances.pod_routes |= input.settings.services.pod_routes == PodRoutes::Node
+            dirty.shared_inputs.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
+            dirty.shared_inputs.node_faults |= differs(&change, |node| &node.meta.faults);
+            dirty.shared_inputs.pod_routes |= input.settings.services.pod_routes == PodRoutes::Node
                 && differs(&change, |node| (&node.internal_ips, &node.pod_cidrs));
         }
         for change in old.pods.diff(&new.pods) {
             changes.pod(&change);
-            dirty.services.extend(self.fed_by(&change));
+            dirty.services.extend(self.with_endpoints_from(&change));
         }
-        let turned = self.verdicts.differing(input.verdicts);
-        turned.iter().for_each(|target| changes.address(target.address.ip()));
+        let changed = self.verdicts.differing(input.verdicts);
+        changed.iter().for_each(|target| changes.address(target.address.ip()));
         let drained = self.drained.symmetric_difference(input.drained);
         drained.for_each(|target| changes.drain(target));
-        dirty.services.extend(self.touched(changes));
+        dirty.services.extend(self.affected(changes));
         let due = self.sums.deadlines.iter().take_while(|(deadline, _)| *deadline <= input.now);
         dirty.services.extend(due.map(|(_, key)| key.clone()));
 
@@ -223,8 +224,8 @@ impl Last {
         dirty
     }
 
-    /// Services may request other addresses if a pool's selector gives a different result for the labels of their
-    /// namespace.
+    /// Finds the Services that may request other addresses, because a pool's selector gives a different result for
+    /// the labels of their namespace.
     fn namespaces(&self, input: &Input<'_>, dirty: &mut Dirty) {
         let (old, new) = (&self.objects, input.objects);
         for change in old.namespaces.diff(&new.namespaces) {
@@ -240,8 +241,8 @@ impl Last {
         }
     }
 
-    /// The Services that may have their endpoints from this Pod, because they have no slices.
-    fn fed_by<'a>(
+    /// The Services without slices whose endpoints may include this Pod.
+    fn with_endpoints_from<'a>(
         &'a self,
         change: &Difference<'a, ObjectKey, Arc<Pod>>,
     ) -> impl Iterator<Item = ObjectKey> + 'a {
@@ -257,15 +258,15 @@ impl Last {
         services.filter(move |(_, entry)| selects(&entry.service)).map(|(key, _)| key.clone())
     }
 
-    fn touched(&self, changes: Changes) -> Vec<ObjectKey> {
+    fn affected(&self, changes: Changes) -> Vec<ObjectKey> {
         changes
-            .meet(self.served.iter().map(|(key, entry)| (key, &entry.dependencies)))
+            .affected(self.served.iter().map(|(key, entry)| (key, &entry.dependencies)))
             .into_iter()
             .cloned()
             .collect()
     }
 
-    /// Repeats step 1 for these Services. Returns those whose plan has changed.
+    /// Repeats step 1 for these Services. Returns the Services whose plan has changed.
     fn plan(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) -> BTreeSet<ObjectKey> {
         let mut replanned = BTreeSet::new();
         for key in services {
@@ -290,7 +291,7 @@ impl Last {
         replanned
     }
 
-    /// Repeats step 2 if its inputs changed. Returns the Services that its result affects.
+    /// Repeats step 2 if its inputs changed. Returns the Services that the result affects.
     fn allocate(
         &mut self,
         input: &Input<'_>,
@@ -300,18 +301,18 @@ impl Last {
         let mut applicants = std::mem::take(&mut dirty.applicants);
         applicants.extend(replanned.iter().cloned());
         let (plans, slices) = (&self.plans, &self.slices);
-        let moved = self.addresses.update(input, plans, slices, replanned, applicants, dirty.circumstances);
-        let Moved { services, vips, findings } = moved;
+        let effects = self.addresses.update(input, plans, slices, replanned, applicants, dirty.shared_inputs);
+        let Effects { services, vips, findings } = effects;
         if findings {
             self.sums.listed_findings = None;
         }
         let mut changes = Changes::default();
         vips.into_iter().for_each(|ip| changes.address(ip));
-        let touched = self.touched(changes);
-        services.into_iter().chain(touched).collect()
+        let affected = self.affected(changes);
+        services.into_iter().chain(affected).collect()
     }
 
-    /// Repeats steps 3 and 4 for these Services, and for those for which there is room now, or no longer.
+    /// Repeats steps 3 and 4 for these Services, and for those that now fit into the tables or no longer do.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let network = &input.settings.network;
         let (own_addresses, hostless) = (&network.own_addresses(), &network.hostless_addresses());
@@ -339,7 +340,7 @@ impl Last {
                 None => served.remove(key),
             };
         };
-        // Built only after it is known whether there is room for them.
+        // Built only once it is known whether they fit.
         let mut waiting = BTreeSet::new();
         for key in services {
             let Some(planned) = plans.get(key) else {
@@ -357,7 +358,7 @@ impl Last {
             let too_large = size.err().or_else(|| shares.refusal(key, limits));
             put(key, Some(serve(&context, planned, granted, &endpoints, too_large.as_ref())));
         }
-        waiting.append(&mut shares.settle(limits));
+        waiting.append(&mut shares.refuse_surplus(limits));
         for key in &waiting {
             let Some(planned) = plans.get(key) else { continue };
             let granted = addresses.granted(key);
@@ -375,12 +376,13 @@ impl Last {
         spec.services = sums.fitting_specs(limits.backends_of_tables());
         let is_here = |service: &ObjectKey| self.plans.contains_key(service);
         let before = input.memory;
-        let leavings = before.leavings.step(&sums.specs, &before.drains, is_here, limits, input.now);
-        leavings.add_to(&mut spec.services);
+        let removed_ports =
+            before.removed_ports.step(&sums.specs, &before.drains, is_here, limits, input.now);
+        removed_ports.add_to(&mut spec.services);
         let deadline = sums.deadlines.first().map(|(deadline, _)| *deadline);
-        let reconcile_at = deadline.into_iter().chain(leavings.next_deadline()).min();
+        let reconcile_at = deadline.into_iter().chain(removed_ports.next_deadline()).min();
         let allocations = Arc::clone(addresses.allocator().allocations());
-        self.memory = Memory { allocations, drains: sums.drains.clone(), leavings };
+        self.memory = Memory { allocations, drains: sums.drains.clone(), removed_ports };
         Outcome {
             spec,
             findings: sums.findings(addresses.findings()),

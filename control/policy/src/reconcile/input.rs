@@ -8,7 +8,7 @@ use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
 
 use super::drain::{DrainTarget, Drains};
-use super::leaving::Leavings;
+use super::removed_ports::RemovedPorts;
 use super::settings::Settings;
 use crate::pools::Allocations;
 
@@ -34,10 +34,10 @@ pub struct Input<'a> {
 /// The state that one call passes to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// The assigned addresses, so that they stay.
+    /// The assigned addresses, so that Services keep them.
     pub allocations: Arc<Allocations>,
-    /// The backends that left, so that their flows continue.
+    /// Removed backends, so that their flows continue.
     pub drains: Drains,
     /// The programmed service ports, so that flows of removed Services continue.
-    pub leavings: Leavings,
+    pub removed_ports: RemovedPorts,
 }

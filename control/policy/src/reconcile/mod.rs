@@ -1,9 +1,10 @@
-//! Computes the desired state from Kubernetes objects, health results and drains. Read it top-down to follow a
-//! Service update.
+//! Computes the desired state from Kubernetes objects, health results and drains. Read it from top to bottom to
+//! follow a Service update.
 //!
-//! [`reconcile`] is a pure function: [`Settings`], [`Objects`](tidegate_model::objects::Objects), health, drains, the memory of the last call and `now`
-//! give an [`Outcome`]: the [`SnapshotSpec`](tidegate_spec::SnapshotSpec) for the dataplane, the targets of health checks, the listeners, the
-//! views, and every request that was not granted, with its place. The steps:
+//! [`reconcile`] is a pure function from [`Settings`], [`Objects`](tidegate_model::objects::Objects), health, drains,
+//! the memory of the last call and `now` to an [`Outcome`]: the [`SnapshotSpec`](tidegate_spec::SnapshotSpec) for the
+//! dataplane, the targets of health checks, the listeners, the views, and every request that was not granted, with
+//! its location. The steps:
 //!
 //! 1. [`plan`](plan::plan): whether the gateway serves a Service, and what its annotations request
 //!    ([`options`](options::options));
@@ -15,11 +16,12 @@
 //! 5. [`one_owner_each`](health_check_node_ports::one_owner_each): health-check node ports.
 //!
 //! Steps 1, 3 and 4 handle one Service at a time. [`Reconciler`] (`incremental`) calls them in this order. It caches
-//! their results, and repeats them only for the Services whose inputs changed: it gives the result of [`reconcile`]
-//! at the cost of the change.
+//! their results and repeats them only for Services whose inputs changed, so it gives the result of [`reconcile`] at
+//! the cost of the change.
 //!
-//! No file imports from a file that calls it: what several steps need is in files without steps (`input`, `outcome`,
-//! `settings`, `context`, `frontend`, `finding`, `view`), or in the file of the first step that has it (`plan`, `serve`).
+//! No file imports from a file that calls it. What several steps need is in files without steps (`input`, `outcome`,
+//! `settings`, `context`, `frontend`, `finding`, `view`), or in the file of the first step that needs it (`plan`,
+//! `serve`).
 //!
 //! Invariant: the order in which objects were read has no effect, and nothing here reads a clock or a file. Invariant:
 //! a request that is not granted is a [`Finding`]; a request that cannot be served safely is not programmed. Invariant:
@@ -56,7 +58,6 @@ mod health_result;
 mod idle_timeout;
 mod incremental;
 mod input;
-mod leaving;
 mod node_candidates;
 mod options;
 mod outcome;
@@ -65,6 +66,7 @@ mod plan;
 mod pod_routes;
 mod program;
 mod proxy_protocol;
+mod removed_ports;
 mod reserved_addresses;
 mod serve;
 mod service_addresses;
@@ -90,8 +92,8 @@ pub use dscp_conflicts::{DscpConflict, DscpConflicts};
 pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;
 pub use input::{Input, Memory};
-pub use leaving::Leavings;
 pub use outcome::Outcome;
+pub use removed_ports::RemovedPorts;
 pub use settings::{Claims, Settings};
 pub use vip_announcement::{OwnerGroup, owner_groups, owner_key};
 

@@ -1,12 +1,12 @@
 //! Target `node`: the nodes of the cluster as candidates for backends, instead of the endpoints themselves.
 //!
-//! A node is a candidate with each family's InternalIP. With policy Cluster every node is one; with policy Local, the
-//! nodes that have endpoints of the Service. Such a node is as ready as its endpoints and is weighted by how many are
-//! ready, so that Pods and not nodes get equal shares. The label
+//! A node is a candidate with its InternalIP of each family. With policy Cluster, every node is a candidate; with
+//! policy Local, only nodes that have endpoints of the Service. Such a node is as ready as its endpoints, and its
+//! weight is the number of ready ones, so that Pods and not nodes get equal shares. The label
 //! `node.kubernetes.io/exclude-from-external-load-balancers` and the Service's `tidegate.dev/backend-node-selector`
-//! exclude nodes; changes of readiness and cordons do not: health checks decide.
+//! exclude nodes. Changes of readiness and cordons don't, because health checks decide.
 //!
-//! Pure; `program` calls it for each VIP. The result consists of [`ResolvedEndpoint`]s, so that all later steps treat
+//! Pure. `program` calls it for each VIP. The result consists of [`ResolvedEndpoint`]s, so that all later steps treat
 //! nodes like endpoints.
 
 use std::collections::BTreeMap;
@@ -27,27 +27,26 @@ pub(super) type Nodes = SharedMap<String, Arc<Node>>;
 pub(super) struct NodeTargets {
     /// Sorted by address.
     pub(super) candidates: Vec<ResolvedEndpoint>,
-    /// By node name. A node that is not here has weight 1.
+    /// By node name. A node that is not listed has weight 1.
     pub(super) weights: BTreeMap<String, u16>,
 }
 
 /// The requirements on the nodes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish<'a> {
+pub(super) struct NodeRequirements<'a> {
     /// The policy, which decides whether nodes without endpoints are included.
     pub(super) policy: TrafficPolicy,
     /// `tidegate.dev/backend-node-selector`.
     pub(super) selector: Option<&'a Selector>,
-    /// The port on the node.
     pub(super) port: Port,
-    /// The family of the VIP: the node's own proxy forwards to endpoints of this family.
+    /// The family of the VIP. The node's own proxy forwards to endpoints of this family.
     pub(super) family: IpFamily,
 }
 
 /// Whether the Service's selector allows a node to be a backend, or to have backends.
 pub(super) fn is_selected(nodes: &Nodes, selector: Option<&Selector>, node: Option<&str>) -> bool {
     let Some(selector) = selector else { return true };
-    // An endpoint without a known node cannot be shown to be on a selected one.
+    // An endpoint whose node is unknown can't be shown to be on a selected one.
     node.and_then(|name| nodes.get(name)).is_some_and(|node| selector.matches(&node.meta.labels))
 }
 
@@ -55,16 +54,16 @@ pub(super) fn is_selected(nodes: &Nodes, selector: Option<&Selector>, node: Opti
 pub(super) fn node_targets(
     nodes: &Nodes,
     endpoints: &[ResolvedEndpoint],
-    wish: Wish<'_>,
+    requirements: NodeRequirements<'_>,
     weights: &Weights<'_>,
     findings: &mut Vec<Finding>,
 ) -> NodeTargets {
     let mut targets = NodeTargets::default();
-    let local = (wish.policy == TrafficPolicy::Local)
-        .then(|| Local::by_node(endpoints, wish.family, weights, findings));
+    let local = (requirements.policy == TrafficPolicy::Local)
+        .then(|| Local::by_node(endpoints, requirements.family, weights, findings));
     for node in nodes.values() {
         let name = &node.meta.key.name;
-        let selected = wish.selector.is_none_or(|selector| selector.matches(&node.meta.labels));
+        let selected = requirements.selector.is_none_or(|selector| selector.matches(&node.meta.labels));
         if node.is_excluded() || !selected {
             continue;
         }
@@ -83,7 +82,7 @@ pub(super) fn node_targets(
             let Some(ip) = node.internal_ip(family) else { continue };
             targets.candidates.push(ResolvedEndpoint {
                 ip,
-                port: wish.port,
+                port: requirements.port,
                 ready,
                 serving,
                 terminating,

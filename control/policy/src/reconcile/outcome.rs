@@ -18,13 +18,14 @@ use crate::pools::PoolUsage;
 pub struct Outcome {
     /// The spec for the dataplane.
     pub spec: SnapshotSpec,
-    /// The requests that were not granted, sorted and without duplicates. The same slice as long as nothing changes.
+    /// The requests that were not granted, sorted and without duplicates. The slice is shared as long as nothing
+    /// changes.
     pub findings: Arc<[Finding]>,
     /// Services that request an address, sorted by namespace and name.
     pub services: Vec<Arc<ServiceView>>,
     /// The targets of health checks.
     pub targets: Targets,
-    /// The health-check node ports to listen on, sorted by port. The same slice as long as nothing changes.
+    /// The health-check node ports to listen on, sorted by port. The slice is shared as long as nothing changes.
     pub health_check_node_ports: Arc<[HealthCheckNodePort]>,
     /// The usage of the pools: those of the configuration, then AddressPools by name.
     pub pools: Vec<PoolUsage>,
@@ -32,6 +33,6 @@ pub struct Outcome {
     pub claimed: SharedMap<ObjectKey, ()>,
     /// The input of the next call.
     pub memory: Memory,
-    /// When to call again even if nothing changes, because the next drain ends then.
+    /// When to call again even if nothing changes, because something expires then.
     pub reconcile_at: Option<Duration>,
 }

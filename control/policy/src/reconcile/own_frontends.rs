@@ -1,12 +1,11 @@
-//! The frontends of a Service that are not on addresses of pools: node ports on the gateway's own addresses, and ports on
-//! cluster IPs. Of several Services that claim the same one, this decides which has it.
+//! The frontends of a Service that are not on addresses of pools: node ports on the gateway's own addresses, and
+//! ports on cluster IPs. If several Services claim the same frontend, this module decides which one gets it.
 //!
-//! Addresses from a pool come first, then health-check node ports, then the first Service by creation time and UID.
+//! Addresses from a pool come first, then health-check node ports, then the oldest Service by creation time and UID.
 //! [`Contested`] keeps all claims by (address, protocol, port), so that a Service that changes is compared only with
 //! those that claim the same. If the gateway serves neither node ports nor cluster IPs, nothing is stored.
 //!
-//! Invariant: among all claims on one (address, protocol, port) the first is the owner's, in whatever order they
-//! arrived.
+//! Invariant: the first claim on an (address, protocol, port) is the owner's, in whatever order claims arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -40,20 +39,20 @@ pub(super) fn own_frontends(
 }
 
 /// Whether a Service has frontends that are not on addresses of pools.
-pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
+pub(super) fn has_own_frontends(settings: &Settings, service: &Service) -> bool {
     let by_node_port = !settings.services.node_port_addresses.is_empty()
         && service.ports.iter().any(|port| port.node_port.is_some());
     by_node_port || !cluster_ips(settings, service).is_empty()
 }
 
-/// A frontend of a Service that belongs to another Service.
+/// A frontend that a Service requests but that belongs to another Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FrontendConflict {
     pub(super) frontend: Frontend,
     pub(super) owner: ObjectKey,
 }
 
-/// All claims, and the node ports and cluster IPs that belong to other Services than the one that requests them.
+/// All claims, and the conflicting node ports and cluster IPs.
 #[derive(Debug, Default)]
 pub(super) struct Contested {
     claims: HashMap<ServiceKey, BTreeSet<Claim>>,
@@ -72,22 +71,22 @@ struct Claim {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     /// The address is from a pool, or the port is a health-check node port.
-    Given,
-    /// By its age: [`seniority`](tidegate_model::objects::Metadata::seniority) without the key.
+    Fixed,
+    /// By age: [`seniority`](tidegate_model::objects::Metadata::seniority) without the key.
     Own(bool, Option<jiff::Timestamp>, String),
 }
 
 /// All claims of one Service.
 #[derive(Debug)]
 pub(super) struct Claims {
-    given: Vec<Frontend>,
-    /// Each with whether the address is also from a pool.
+    fixed: Vec<Frontend>,
+    /// Each with whether its address is also from a pool.
     own: Vec<(Frontend, bool)>,
     age: Rank,
 }
 
 impl Claims {
-    /// `None` if the Service has no claim that others could contest.
+    /// Collects the claims; `None` if the Service has no claim that others could contest.
     pub(super) fn new(settings: &Settings, service: &Service, granted: &Granted) -> Option<Self> {
         let node_port_vips = settings.node_port_vips();
         if node_port_vips.is_empty() && !settings.services.own_cluster_ips {
@@ -97,14 +96,14 @@ impl Claims {
         let of_pools: Vec<IpAddr> =
             load_balancer.chain(granted.external.iter().map(|(a, _)| a.address)).collect();
         let frontend = |vip: &IpAddr, protocol, port, via| Frontend { vip: *vip, protocol, port, via };
-        let mut given = Vec::new();
+        let mut fixed = Vec::new();
         for port in &service.ports {
-            given.extend(
+            fixed.extend(
                 of_pools.iter().map(|vip| frontend(vip, port.protocol, port.port, VipKind::LoadBalancer)),
             );
         }
         if let Some(port) = health_check_node_port(service) {
-            given.extend(
+            fixed.extend(
                 node_port_vips.iter().map(|vip| frontend(vip, Protocol::Tcp, port, VipKind::NodePort)),
             );
         }
@@ -113,22 +112,22 @@ impl Claims {
         let own = own.map(|frontend| (frontend, of_pools.contains(&frontend.vip))).collect();
         let meta = &service.meta;
         let age = Rank::Own(meta.creation_time.is_none(), meta.creation_time, meta.uid.clone());
-        Some(Self { given, own, age })
+        Some(Self { fixed, own, age })
     }
 
     fn all(&self) -> impl Iterator<Item = (ServiceKey, &Rank)> {
-        let given = self.given.iter().map(|frontend| (frontend.key(), &Rank::Given));
-        given.chain(self.own.iter().map(|(frontend, _)| (frontend.key(), &self.age)))
+        let fixed = self.fixed.iter().map(|frontend| (frontend.key(), &Rank::Fixed));
+        fixed.chain(self.own.iter().map(|(frontend, _)| (frontend.key(), &self.age)))
     }
 }
 
 impl Contested {
-    /// The frontends of a Service that belong to other Services.
+    /// The frontends that a Service requests but that belong to other Services.
     pub(super) fn of(&self, service: &ObjectKey) -> &[FrontendConflict] {
         self.conflicts.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// Updates the claims of Services. Returns the Services whose result changed.
+    /// Updates the claims of Services. Returns the Services whose conflicts changed.
     pub(super) fn update(
         &mut self,
         changes: impl IntoIterator<Item = (ObjectKey, Option<Claims>)>,
@@ -162,15 +161,16 @@ impl Contested {
         }
         let claims = frontends.iter().filter_map(|frontend| self.claims.get(frontend)).flatten();
         services.extend(claims.map(|claim| claim.service.clone()));
-        services.into_iter().filter(|service| self.judge(service)).collect()
+        services.into_iter().filter(|service| self.update_conflicts(service)).collect()
     }
 
     /// Determines which frontends of a Service belong to others. Returns whether the result changed.
-    fn judge(&mut self, service: &ObjectKey) -> bool {
+    fn update_conflicts(&mut self, service: &ObjectKey) -> bool {
         let own = self.by_service.get(service).map_or(&[][..], |claims| &claims.own);
         let conflict = |(frontend, of_pool): &(Frontend, bool)| {
             let owner = &self.claims[&frontend.key()].first().expect("its own claim is among them").service;
-            // If a LoadBalancer address of the Service is also its cluster IP, it is served as the former.
+            // If a LoadBalancer address of the Service is also its cluster IP, it is served as a LoadBalancer
+            // address.
             let contested = owner != service || *of_pool;
             contested.then(|| FrontendConflict { frontend: *frontend, owner: owner.clone() })
         };

@@ -1,4 +1,4 @@
-//! Step 1, and its result: whether a Service concerns this gateway, and how it is to be served, before its addresses and
+//! Step 1, and its result: whether a Service concerns this gateway, and how to serve it, before its addresses and
 //! endpoints are known.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tidegate_model::objects::Service;
 use super::finding::{Finding, ObjectKind};
 use super::finding_limit::limited;
 use super::options::{Options, options};
-use super::own_frontends::asks_for_own;
+use super::own_frontends::has_own_frontends;
 use super::settings::Settings;
 use super::size_limits::{TooLarge, too_many_frontends};
 
@@ -44,15 +44,16 @@ pub(super) struct Plan<'a> {
     pub(super) service: &'a Service,
     pub(super) options: &'a Options,
     pub(super) wants_load_balancer: bool,
-    /// Set if the Service names more ports and addresses than it may have: none is programmed.
+    /// Set if the Service has too many ports and addresses: none is programmed.
     pub(super) too_large: Option<&'a TooLarge>,
 }
 
-/// The plan of a Service; `None` if it requests nothing from this gateway.
+/// The plan for a Service; `None` if it requests nothing from this gateway.
 pub(super) fn plan(service: &Arc<Service>, settings: &Settings) -> Option<Planned> {
     let wants_load_balancer = settings.claims(service);
-    let asks = wants_load_balancer || !service.external_ips.is_empty() || asks_for_own(settings, service);
-    if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
+    let requests_any =
+        wants_load_balancer || !service.external_ips.is_empty() || has_own_frontends(settings, service);
+    if !requests_any || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
         return None;
     }
     let mut findings = Vec::new();

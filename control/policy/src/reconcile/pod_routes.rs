@@ -17,10 +17,10 @@ use super::finding::{Finding, ObjectKind, Reason};
 use super::node_candidates::Nodes;
 use super::settings::Settings;
 
-/// The accepted value if the table is full.
+/// What is accepted if the table is full.
 const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";
 
-/// The routes to Pods in addition to those of the configuration, sorted by prefix.
+/// The routes to Pods beyond those of the configuration, sorted by prefix.
 pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
     if settings.services.pod_routes == PodRoutes::Route {
         return Vec::new();
@@ -83,7 +83,7 @@ fn next_hop(
     }
     if !settings.network.is_on_link(via) {
         return Err((
-            format!("{via} is on none of the gateway's links"),
+            format!("{via} is not on a link of the gateway"),
             "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",
         ));
     }

@@ -1,6 +1,6 @@
-//! Turns each port of a Service on each of its VIPs into a [`ServiceSpec`], or into a refusal with its reason.
+//! Converts each port of a Service on each of its VIPs into a [`ServiceSpec`], or into a refusal with its reason.
 //!
-//! For a port on an address ([`Frontend`]) it checks in this order: whether the gateway supports what the Service
+//! For a port on an address ([`Frontend`]), it checks in this order: whether the gateway supports what the Service
 //! requests; whether the port belongs to the Service there; which backends are possible (`candidates`); which of
 //! these the mode can reach. `backends` decides which take flows.
 
@@ -20,7 +20,7 @@ use tidegate_spec::ownership::Layer2;
 use tidegate_spec::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 
 use super::backends::{self, Active, Backends};
-use super::candidates::{self, Candidates, Obstacle, obstacle, port_differs};
+use super::candidates::{self, Candidates, ForwardingError, forwarding_error, port_differs};
 use super::checkable_networks;
 use super::context::{Collector, PortAt};
 use super::finding::{Finding, Reason};
@@ -41,7 +41,7 @@ pub(super) struct Programmed {
     pub(super) specs: Vec<ServiceSpec>,
     pub(super) view: ServiceView,
     pub(super) targets: BTreeSet<health::Target>,
-    /// Addresses of ready endpoints that currently take new flows, over all programmed ports.
+    /// Addresses of ready endpoints that take new flows, over all programmed ports.
     pub(super) forwardable: BTreeSet<IpAddr>,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn program(
                     let layer2 = frontends.layer2(&frontend, backends.only_elsewhere.is_some());
                     programmed.add(collector, &at, (&admission, layer2), backends);
                 }
-                Err(refusal) if is_asked_for(plan, &frontend) => {
+                Err(refusal) if is_explicit(plan, &frontend) => {
                     programmed.view.ports.push(port_view(plan, &at, Some(refusal), Backends::default()));
                 }
                 Err(_) => {}
@@ -145,7 +145,7 @@ fn port_view(plan: Plan<'_>, at: &PortAt<'_>, refused: Option<PortRefusal>, back
     }
 }
 
-/// Addresses of ready endpoints that can be forwarded to. With target `node`, those on nodes that can.
+/// Addresses of ready endpoints that can be reached. With target `node`, those on reachable nodes.
 fn forwardable(plan: Plan<'_>, endpoints: &[ResolvedEndpoint], active: BTreeSet<Active>) -> BTreeSet<IpAddr> {
     if plan.options.backends.target == Target::Pod {
         return active.into_iter().map(|candidate| candidate.ip).collect();
@@ -185,13 +185,14 @@ fn unsupported_port(plan: Plan<'_>) -> Option<PortRefusal> {
     Some(PortRefusal::new(reason, messages.join("; ")))
 }
 
-/// Why the port cannot have the header of the PROXY protocol that the Service requests, if it cannot.
+/// Why the port can't have the PROXY protocol header that the Service requests, if it can't.
 fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
     let plan = collector.plan;
     let request = plan.options.proxy.header.as_ref()?;
-    let (why, accepted) = proxy_protocol::obstacle(request.version, plan.options.proxy.tlvs, port.protocol)?;
+    let (why, accepted) =
+        proxy_protocol::why_no_header(request.version, plan.options.proxy.tlvs, port.protocol)?;
     let what = format!("port {} of Service {} is not programmed: {why}", port.label(), plan.service.meta.key);
-    // Ours takes precedence over an alias, which does not have these values.
+    // Our annotation takes precedence over an alias, which does not have these values.
     let diagnostic = Diagnostic::error(what).accepting(accepted);
     collector.find(&format!("spec.ports[{i}].protocol"), Reason::PortNotProgrammed, diagnostic);
     Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
@@ -200,8 +201,8 @@ fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -
 /// The candidates that can serve the frontend in the Service's mode, or why the port is not programmed there.
 ///
 /// The candidates have the family of the VIP. If there are none of that family, a mode with an outer header uses the
-/// other family. Candidates that the mode cannot reach are left out with a warning. If none of them is left, the port
-/// is refused.
+/// other family. Candidates that the mode can't reach are left out with a warning. If none remains, the port is
+/// refused.
 fn reached<'e, 'a: 'e>(
     collector: &mut Collector<'a>,
     at: &PortAt<'e>,
@@ -209,8 +210,8 @@ fn reached<'e, 'a: 'e>(
     let (context, plan) = (collector.context, collector.plan);
     let PortAt { port, frontend, endpoints, .. } = at;
     let mode = plan.options.mode;
-    let mut candidates =
-        candidates::candidates(collector, at).map_err(|obstacle| refuse(collector, at, obstacle))?;
+    let mut candidates = candidates::candidates(collector, at)
+        .map_err(|forwarding_error| refuse(collector, at, forwarding_error))?;
     let family = IpFamily::of(frontend.vip);
     let (own, other): (Vec<_>, Vec<_>) =
         candidates.endpoints.iter().partition(|e| IpFamily::of(e.ip) == family);
@@ -221,13 +222,13 @@ fn reached<'e, 'a: 'e>(
     let (mut reachable, mut unreachable) = (Vec::new(), Vec::new());
     for endpoint in of_family {
         let address = SocketAddr::new(endpoint.ip, endpoint.port.get());
-        match obstacle(context.settings(), mode, frontend, address) {
+        match forwarding_error(context.settings(), mode, frontend, address) {
             None => reachable.push(endpoint.clone()),
-            Some(obstacle) => unreachable.push((endpoint, obstacle)),
+            Some(forwarding_error) => unreachable.push((endpoint, forwarding_error)),
         }
     }
     let whole_port = match (&port.target_port, unreachable.first()) {
-        (_, Some((_, obstacle))) if reachable.is_empty() => Some(obstacle.clone()),
+        (_, Some((_, forwarding_error))) if reachable.is_empty() => Some(forwarding_error.clone()),
         // There is no endpoint yet, and it is already known that the mode cannot reach any.
         (TargetPort::Number(target), None)
             if endpoints.is_empty()
@@ -239,10 +240,10 @@ fn reached<'e, 'a: 'e>(
         }
         _ => None,
     };
-    if let Some(obstacle) = whole_port {
-        return Err(refuse(collector, at, obstacle));
+    if let Some(forwarding_error) = whole_port {
+        return Err(refuse(collector, at, forwarding_error));
     }
-    for (endpoint, Obstacle { why, accepted, .. }) in unreachable {
+    for (endpoint, ForwardingError { why, accepted, .. }) in unreachable {
         let meta = &plan.service.meta;
         let finding = Finding::refused_endpoint(meta, &at.field(), endpoint.ip, &why, accepted);
         collector.findings.push(finding);
@@ -251,19 +252,19 @@ fn reached<'e, 'a: 'e>(
     Ok(candidates)
 }
 
-/// Whether the frontend was requested explicitly: the node port of a LoadBalancer was assigned by the API server.
-fn is_asked_for(plan: Plan<'_>, frontend: &Frontend) -> bool {
+/// Whether the Service requests the frontend explicitly. The API server assigns the node port of a LoadBalancer.
+fn is_explicit(plan: Plan<'_>, frontend: &Frontend) -> bool {
     frontend.via != VipKind::NodePort || plan.service.service_type == ServiceType::NodePort
 }
 
-/// Adds the finding why a port is not programmed on a frontend.
-fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, obstacle: Obstacle) -> PortRefusal {
-    let Obstacle { why, field, accepted } = obstacle;
+/// Adds the finding about a port that is not programmed on a frontend.
+fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, forwarding_error: ForwardingError) -> PortRefusal {
+    let ForwardingError { why, field, accepted } = forwarding_error;
     let (plan, PortAt { port, frontend, .. }) = (collector.plan, at);
     let of = &plan.service.meta.key;
     let what = format!("{} of Service {of} is not programmed: {why}", frontend.describe(port));
-    let asked_for = is_asked_for(plan, frontend);
-    let diagnostic = if asked_for { Diagnostic::error(what) } else { Diagnostic::warning(what) };
+    let is_error = is_explicit(plan, frontend);
+    let diagnostic = if is_error { Diagnostic::error(what) } else { Diagnostic::warning(what) };
     let field = if field.is_empty() { at.field() } else { format!("{}.{field}", at.field()) };
     collector.find(&field, Reason::PortNotProgrammed, diagnostic.accepting(accepted));
     PortRefusal::new(RefusalReason::NotProgrammed, why)
@@ -301,7 +302,7 @@ fn service_spec(
         scheduler: options.choice.scheduler.with_table(options.choice.table_size),
         choice: ChoiceOptions { hash: options.choice.hash, warming: backends.warming.as_slice().into() },
         flow_tracking: match options.choice.flow_tracking {
-            // If seats are followed, a removed Service keeps those of its last moment (`leaving`).
+            // Where seats are followed, a removed Service keeps the seats that it had at the end (`removed_ports`).
             config::FlowTracking::Always
                 if !options.choice.follows_seats && backends.former_weights.is_empty() =>
             {

@@ -1,8 +1,8 @@
-//! The annotations `proxy-protocol` and `proxy-protocol-tlvs`: backends get the client's address in a header of the PROXY
-//! protocol, and further fields, or in the TCP option TOA.
+//! The annotations `proxy-protocol` and `proxy-protocol-tlvs`: backends receive the client's address in a PROXY
+//! protocol header, which may have further fields, or in the TCP option TOA.
 //!
-//! The header changes what backends read, so a request that cannot be granted is never served without it: then no port
-//! is programmed, or not the port of the other protocol.
+//! The header changes what backends read, so a request that can't be granted is never served without it. Then no port
+//! is programmed, or only the ports of the other protocol.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Protocol;
@@ -18,11 +18,9 @@ use super::view::{PortRefusal, RefusalReason};
 /// The accepted values.
 pub(super) const ACCEPTED: &str = "v1, v2, toa, none";
 
-/// The accepted values for the TLVs.
 pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, vpce-id=TEXT with 1 to 22 visible ASCII characters, \
      several with a comma between them, or none";
 
-/// A request for the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProxyHeaderRequest {
     pub(super) version: ProxyVersion,
@@ -30,8 +28,8 @@ pub(super) struct ProxyHeaderRequest {
     pub(super) annotation: String,
 }
 
-/// The version that a value of the annotation names, `Ok(None)` for no header, or an error for other values. The words
-/// for no header beside `none` are those that other annotations have for nothing.
+/// The version that a value of the annotation requests, `Ok(None)` for no header, or an error for other values. Other
+/// vendors use the additional words for no header.
 pub(super) fn version(value: &str) -> Result<Option<ProxyVersion>, ()> {
     match value {
         "" | "none" | "off" | "false" => Ok(None),
@@ -42,56 +40,56 @@ pub(super) fn version(value: &str) -> Result<Option<ProxyVersion>, ()> {
     }
 }
 
-/// Why a port of this protocol cannot have the header, and what can, if it cannot.
-pub(super) fn obstacle(
+/// Why a port of this protocol can't have the header, and what is possible; `None` if it can have it.
+pub(super) fn why_no_header(
     version: ProxyVersion,
     tlvs: ProxyTlvs,
     protocol: Protocol,
 ) -> Option<(&'static str, &'static str)> {
     match (protocol, version) {
         (Protocol::Udp, ProxyVersion::V1) => Some((
-            "version 1 of the PROXY protocol has no UDP",
+            "version 1 of the PROXY protocol does not support UDP",
             "tidegate.dev/proxy-protocol: v2, or a Service without UDP ports",
         )),
         (Protocol::Udp, ProxyVersion::V2) if tlvs.has(ProxyTlvs::UNIQUE_ID) => Some((
-            "unique-id identifies connections, and UDP has none",
+            "unique-id identifies connections, and UDP has no connections",
             "tidegate.dev/proxy-protocol-tlvs: crc32c, or a Service without UDP ports",
         )),
         (Protocol::Udp | Protocol::Sctp, ProxyVersion::Toa) => Some((
-            "TOA is an option of TCP",
+            "TOA is a TCP option",
             "tidegate.dev/proxy-protocol: none, or a Service with TCP ports only",
         )),
         (Protocol::Sctp, ProxyVersion::V1 | ProxyVersion::V2) => Some((
-            "the PROXY protocol has no SCTP",
+            "the PROXY protocol does not support SCTP",
             "tidegate.dev/proxy-protocol: none, or a Service without SCTP ports",
         )),
         (Protocol::Tcp, _) | (Protocol::Udp, ProxyVersion::V2) => None,
     }
 }
 
-/// The TLVs that a value of the annotation names, with the text of `vpce-id`, or `None` if it is invalid.
+/// The TLVs that a value of the annotation requests, with the text of `vpce-id`, or `None` if the value is invalid.
 pub(super) fn tlvs(value: &str) -> Option<(ProxyTlvs, VpceId)> {
-    let mut asked = (ProxyTlvs::NONE, VpceId::default());
+    let mut tlvs = (ProxyTlvs::NONE, VpceId::default());
     if matches!(value, "" | "none") {
-        return Some(asked);
+        return Some(tlvs);
     }
     for word in value.split(',') {
         let tlv = match word.trim() {
             "unique-id" => ProxyTlvs::UNIQUE_ID,
             "crc32c" => ProxyTlvs::CRC32C,
-            word if !asked.0.has(ProxyTlvs::VPCE_ID) => {
-                asked.1 = VpceId::new(word.strip_prefix("vpce-id=")?)?;
+            word if !tlvs.0.has(ProxyTlvs::VPCE_ID) => {
+                tlvs.1 = VpceId::new(word.strip_prefix("vpce-id=")?)?;
                 ProxyTlvs::VPCE_ID
             }
             _ => return None,
         };
-        asked.0 = asked.0.and(tlv);
+        tlvs.0 = tlvs.0.and(tlv);
     }
-    Some(asked)
+    Some(tlvs)
 }
 
-/// Reports TLVs without a header. Returns why no port is programmed, if the version of the header has none.
-pub(super) fn judge_tlvs(
+/// Reports TLVs without a header. Returns why no port is programmed, if the requested version has no TLVs.
+pub(super) fn check_tlvs(
     read: &mut Reader<'_>,
     request: Option<&ProxyHeaderRequest>,
     tlvs: ProxyTlvs,
@@ -102,13 +100,13 @@ pub(super) fn judge_tlvs(
     match request.map(|request| request.version) {
         Some(ProxyVersion::V2) => None,
         None => {
-            let why = "the Service asks for no header of the PROXY protocol";
+            let why = "the Service does not request a PROXY protocol header";
             read.ignored(key::PROXY_TLVS, why, "tidegate.dev/proxy-protocol v2, or no annotation");
             None
         }
         Some(version @ (ProxyVersion::V1 | ProxyVersion::Toa)) => {
             let why = match version {
-                ProxyVersion::Toa => "the option TOA has no TLVs",
+                ProxyVersion::Toa => "the TOA option has no TLVs",
                 ProxyVersion::V1 | ProxyVersion::V2 => "version 1 of the PROXY protocol has no TLVs",
             };
             let what = format!("annotation {}: no port is programmed: {why}", key::PROXY_TLVS);
@@ -121,7 +119,7 @@ pub(super) fn judge_tlvs(
     }
 }
 
-/// The refusal of a request in a mode that does not allow it, with the field of the finding, the text and what is
+/// The refusal of a request in a mode that does not allow it: the field of the finding, the text and what is
 /// accepted.
 pub(super) fn refusal_in(
     request: &ProxyHeaderRequest,
@@ -131,13 +129,13 @@ pub(super) fn refusal_in(
     let (why, accepted) = match version {
         ProxyVersion::V1 | ProxyVersion::V2 if mode.is_dsr() => (
             format!(
-                "the backend of {mode} answers the client itself, so the gateway cannot shift the sequence numbers of its \
-                 answers"
+                "with {mode}, the backend replies to the client directly, so the gateway cannot shift the sequence numbers of its \
+                 replies"
             ),
             "tidegate.dev/forwarding nat or fullnat",
         ),
         ProxyVersion::Toa if mode != ForwardingMode::FullNat => (
-            format!("with forwarding {mode} backends see the client's address in every packet"),
+            format!("with forwarding {mode}, backends see the client's address in every packet"),
             "tidegate.dev/forwarding fullnat, or none here",
         ),
         _ => return None,

@@ -1,5 +1,5 @@
-//! Steps 3 and 4 for one Service, and their result: resolves its endpoints, programs its ports, and reports the requests that
-//! were not granted. The result is kept until one of its [`Dependencies`] changes.
+//! Steps 3 and 4 for one Service: resolves its endpoints, programs its ports, and reports the requests that were not
+//! granted. The result is kept until one of its [`Dependencies`] changes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -41,15 +41,15 @@ pub(super) struct Served {
     pub(super) specs: Vec<SharedService>,
     pub(super) view: Arc<ServiceView>,
     pub(super) targets: BTreeSet<Target>,
-    /// The findings in addition to those about its options.
+    /// The findings beyond those about its options.
     pub(super) findings: Vec<Finding>,
     pub(super) drains: Drains,
     pub(super) listener: Option<HealthCheckNodePort>,
 }
 
 impl Served {
-    /// Replaces values that are equal to the previous ones by the previous ones, so that later comparisons by pointer
-    /// find them unchanged.
+    /// Replaces values that equal the previous ones with the previous ones, so that later comparisons by pointer find
+    /// them unchanged.
     pub(super) fn share(&mut self, before: &Self) {
         if self.view == before.view {
             self.view = Arc::clone(&before.view);
@@ -68,7 +68,7 @@ impl Served {
 /// The maximum number of warnings in the view of a Service: users decide how many EndpointSlices it has.
 const WARNINGS_MAX: usize = 32;
 
-/// Performs steps 3 and 4 for one Service, and returns the result with its dependencies.
+/// Performs steps 3 and 4 for one Service. Returns the result with its dependencies.
 pub(super) fn serve(
     context: &Context<'_>,
     planned: &Planned,
@@ -91,7 +91,7 @@ pub(super) fn serve(
     }
 }
 
-/// Performs steps 3 and 4 for one Service. If it, or all Services together, are too large, nothing of it is
+/// Performs steps 3 and 4 for one Service. If it is too large, or all Services together are, none of its ports is
 /// programmed.
 fn one_service(
     context: &Context<'_>,
@@ -120,7 +120,7 @@ fn one_service(
     let granted = pending(plan, granted);
     let mut programmed = program::program(&mut collector, &granted, endpoints, too_large);
     let slice_faults = endpoints.slice_faults.iter().map(|(_, fault)| fault);
-    let not_used = meta.faults.iter().chain(slice_faults).map(Diagnostic::placed);
+    let not_used = meta.faults.iter().chain(slice_faults).map(Diagnostic::with_location);
     let unmatched = endpoints.unmatched.iter().map(|diagnostic| diagnostic.what.clone());
     let mut warnings = not_used.chain(unmatched);
     programmed.view.warnings = warnings.by_ref().take(WARNINGS_MAX).collect();
@@ -154,7 +154,7 @@ fn one_service(
 }
 
 /// Reports which of several addresses of one family in the status of a Service is not served, because readers of the
-/// status assume that all are.
+/// status assume that all are served.
 fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
     let plan = collector.plan;
     let service = plan.service;
@@ -179,7 +179,7 @@ fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
     }
 }
 
-/// The granted addresses, with the reason why no allocation was attempted, if none was.
+/// The granted addresses, with the reason why no allocation was attempted, if that is so.
 fn pending(plan: Plan<'_>, granted: &Granted) -> Granted {
     let mut granted = granted.clone();
     if plan.wants_load_balancer && granted.pending.is_none() && granted.load_balancer.is_empty() {

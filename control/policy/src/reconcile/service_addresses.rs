@@ -1,7 +1,7 @@
-//! The addresses on which clients reach the ports of a Service: LoadBalancer addresses and external IPs, the
-//! gateway's own addresses for node ports, cluster IPs. All are one table of (address, protocol, port).
+//! The addresses on which clients reach the ports of a Service: LoadBalancer addresses, external IPs, the gateway's
+//! own addresses for node ports, and cluster IPs. All are in one table of (address, protocol, port).
 //!
-//! `pools` decides which Service may have an address of a pool, `own_frontends` which has a node port or cluster IP.
+//! `pools` decides which Service gets an address of a pool, and `own_frontends` which gets a node port or cluster IP.
 //!
 //! Invariant: no two Services have the same (address, protocol, port).
 
@@ -20,7 +20,6 @@ use super::view::{EdgeView, PortRefusal, RefusalReason, VipKind, VipView};
 use super::vip_announcement;
 use crate::pools::Granted;
 
-/// The addresses of one Service.
 pub(super) struct ServiceAddresses<'a> {
     granted: &'a Granted,
     /// The gateway's own addresses that serve node ports.
@@ -28,11 +27,10 @@ pub(super) struct ServiceAddresses<'a> {
     cluster_ips: &'a [IpAddr],
     conflicts: &'a [FrontendConflict],
     service: &'a ObjectKey,
-    /// Whether each of its LoadBalancer addresses has a Lease of its own: its `externalTrafficPolicy` is Local, or a Service of
-    /// that policy may share the address. Every gateway must see the same Lease for an address.
-    is_alone: bool,
+    /// Whether each of its LoadBalancer addresses has a separate Lease: its `externalTrafficPolicy` is Local, or a
+    /// Service with that policy may share the address. Every gateway must use the same Lease for an address.
+    has_own_lease: bool,
     settings: &'a Settings,
-    /// All pools.
     pools: &'a [Pool],
 }
 
@@ -51,15 +49,15 @@ impl<'a> ServiceAddresses<'a> {
             cluster_ips: cluster_ips(settings, service),
             conflicts: contested.of(&service.meta.key),
             service: &service.meta.key,
-            is_alone: service.external_traffic_policy == TrafficPolicy::Local
+            has_own_lease: service.external_traffic_policy == TrafficPolicy::Local
                 || plan.options.addresses.sharing_key.is_some(),
             settings,
             pools,
         }
     }
 
-    /// How the gateway answers for the link address of a frontend's address. `is_elsewhere`: whether only other gateways
-    /// can serve the port there.
+    /// How the gateway answers ARP and neighbour discovery for a frontend's address. `is_elsewhere`: whether only
+    /// other gateways can serve the port there.
     pub(super) fn layer2(&self, frontend: &Frontend, is_elsewhere: bool) -> Layer2 {
         let all = self.granted.load_balancer.iter().chain(self.granted.external.iter().map(|(a, _)| a));
         let pool = all
@@ -75,8 +73,13 @@ impl<'a> ServiceAddresses<'a> {
 
     fn edge_of(&self, pool: &str, vip: IpAddr) -> EdgeView {
         // External IPs are shared without a key.
-        let is_alone = self.is_alone || !self.load_balancer().any(|one| one == vip);
-        vip_announcement::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip, is_alone)
+        let has_own_lease = self.has_own_lease || !self.load_balancer().any(|one| one == vip);
+        vip_announcement::edge(
+            self.settings,
+            self.pools.iter().find(|one| one.name == pool),
+            vip,
+            has_own_lease,
+        )
     }
 
     /// The maximum number of addresses of a port.
@@ -86,7 +89,6 @@ impl<'a> ServiceAddresses<'a> {
         granted.load_balancer.len() + granted.external.len() + node_ports + cluster_ips.len()
     }
 
-    /// The LoadBalancer addresses.
     pub(super) fn load_balancer(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.granted.load_balancer.iter().map(|assigned| assigned.address)
     }
@@ -108,7 +110,7 @@ impl<'a> ServiceAddresses<'a> {
             found.push((frontend(vip, port.port, VipKind::LoadBalancer), served));
         }
         for (assigned, own) in &self.granted.external {
-            // An address that is both counts as a LoadBalancer address.
+            // An address that is both is a LoadBalancer address.
             if self.load_balancer().any(|vip| vip == assigned.address) {
                 continue;
             }
@@ -119,7 +121,7 @@ impl<'a> ServiceAddresses<'a> {
         for own in own_frontends(&self.node_port_vips, self.cluster_ips, port) {
             let conflict = self.conflicts.iter().find(|conflict| conflict.frontend == own);
             let by_itself = conflict.is_some_and(|conflict| conflict.owner == *self.service);
-            // An address that is also a LoadBalancer address or an external IP is served in that capacity.
+            // An address that is also a LoadBalancer address or an external IP is served as such.
             if by_itself && found.iter().any(|(frontend, _)| frontend.key() == own.key()) {
                 continue;
             }
@@ -158,8 +160,8 @@ impl<'a> ServiceAddresses<'a> {
         views
     }
 
-    /// Whether the Service serves this frontend on an address of a pool that is also a cluster IP or the gateway's own
-    /// address.
+    /// Whether the Service serves this frontend on an address of a pool that is also a cluster IP or an address of
+    /// the gateway.
     fn is_served_of_pool(&self, service: &Service, own: &Frontend) -> bool {
         let is_lb = self.load_balancer().any(|vip| vip == own.vip);
         let is_external = self.granted.external.iter().any(|(assigned, ports)| {

@@ -1,6 +1,7 @@
-//! The limits that a Service asks for: `max-connections`, `max-connection-rate`, `max-bandwidth`.
+//! The limits that a Service requests: `max-connections`, `max-connection-rate`, `max-bandwidth`.
 //!
-//! Without a limit, what it should protect is unprotected, so an invalid value refuses the ports of the Service.
+//! An invalid value refuses the ports of the Service, because what the limit protects would be unprotected without
+//! it.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -8,11 +9,8 @@ use tidegate_spec::ServiceLimits;
 
 use super::annotations::key;
 
-/// The accepted numbers of connections.
 const CONNECTIONS: &str = "0 (no limit), or a whole number from 1 to 1000000000";
-/// The accepted rates.
 const RATE: &str = "0 (no limit), or new connections per second, a whole number from 1 to 100000000";
-/// The accepted bandwidths.
 const BANDWIDTH: &str = "0 (no limit), or bits per second from 1M to 100G, such as 500M or 2500M or 10G";
 
 const MEGABIT: u64 = 1_000_000;
@@ -53,7 +51,7 @@ fn bandwidth(value: &str) -> Option<Option<NonZeroU64>> {
     (MEGABIT..=BANDWIDTH_MAX).contains(&bits).then(|| NonZeroU64::new(bits))
 }
 
-/// The text, if it consists of digits: a sign is never intended.
+/// The text, if it consists of digits. A sign is never intended.
 fn digits(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then_some(text)
 }

@@ -1,7 +1,7 @@
 //! The part of the configuration that reconcile needs, as plain values.
 //!
-//! `assemble` fills it from the validated configuration and from values that only the running gateway has (the MAC
-//! addresses of its ports); tests write it by hand. No file, and no default except [`Settings::default`].
+//! `assemble` fills it from the validated configuration and from values that only the running gateway knows (the MAC
+//! addresses of its ports). Tests create it directly. Nothing here reads a file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub struct Settings {
     pub zone: Option<String>,
     /// `metadata.labels`, by which pools select gateways.
     pub labels: Labels,
-    /// `announce.l2`: which gateway answers for the link address of a VIP.
+    /// `announce.l2`: which gateway answers ARP and neighbour discovery for a VIP.
     pub layer2: Layer2Config,
     /// The network of `dataplane`, with the link addresses of the running ports.
     pub network: Shared<NetworkSpec>,
@@ -38,15 +38,15 @@ pub struct Settings {
     pub claims: Claims,
     /// Whether endpoints belong to the operator, as with the directory source. They are then checked in all networks.
     pub endpoints_of_operator: bool,
-    /// Which gateway decides on LoadBalancer addresses: this one, unless another one leads at the API server.
+    /// Which gateway decides on LoadBalancer addresses: this one, unless another one is the leader at the API server.
     pub authority: Authority,
-    /// The limit for all Services together on the shared tables; [`Demand::MAX`] except in tests.
+    /// The limit on the shared tables for all Services together; [`Demand::MAX`] except in tests.
     pub limits: Demand,
-    /// The peers of `announce.bgp` and `flowSharing`: no Service may have their addresses.
+    /// The peers of `announce.bgp` and `flowSharing`. No Service may get their addresses.
     pub peers: BTreeSet<IpAddr>,
-    /// Whether gateways tell each other about flows in flux (`flowSharing.mode`).
+    /// Whether gateways share flows in flux (`flowSharing.mode`).
     pub shares_flows: bool,
-    /// The addresses of the other gateways at the API server, with their names: no Service may have them.
+    /// The addresses of the other gateways at the API server, with their names. No Service may get them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
 }
 
@@ -91,13 +91,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Whether both are equal except for which gateway decides on LoadBalancer addresses.
-    pub(super) fn says_the_same_but_for_authority(&self, other: &Self) -> bool {
+    /// Whether both are equal, except for which gateway decides on LoadBalancer addresses.
+    pub(super) fn equals_except_authority(&self, other: &Self) -> bool {
         self == other || Self { authority: other.authority.clone(), ..self.clone() } == *other
     }
 
-    /// Whether this gateway assigns the LoadBalancer address of a Service: it has our class, or none if such Services
-    /// are ours too.
+    /// Whether this gateway assigns the LoadBalancer address of a Service: the Service has our class, or it has none
+    /// and such Services are ours too.
     pub(super) fn claims(&self, service: &Service) -> bool {
         service.service_type == ServiceType::LoadBalancer
             && match service.load_balancer_class.as_deref() {

@@ -1,10 +1,10 @@
-//! The limits for the size of one Service, and why it is refused ([`TooLarge`]) if it is above one of them.
+//! The limits on the size of one Service, and why a Service above one of them is refused ([`TooLarge`]).
 //!
 //! Each limit is checked by arithmetic on counts, before anything of that size is built. A Service above a limit is
-//! refused as a whole, with a finding and a view that show the reason; every other Service is programmed as usual.
+//! refused as a whole, with a finding and a view that show the reason. Every other Service is programmed as usual.
 //!
 //! The limits are far above the needs of a Service of the Kubernetes API, and far below sizes that would slow down a
-//! round for the others. `table_shares` computes what a Service needs, and limits what all of them need together.
+//! round for others. `table_shares` computes what a Service needs, and limits what all of them need together.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service, TrafficPolicy};
@@ -20,13 +20,13 @@ const FRONTENDS_MAX: usize = 32_768;
 /// is at least one VIP, so this also limits the endpoints over all ports.
 pub(super) const BACKENDS_MAX: usize = ENDPOINTS_MAX;
 
-/// The maximum number of backends of one service port: the packet path counts them in 16 bits.
+/// The maximum number of backends of one service port. The packet path counts them in 16 bits.
 pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_spec::limits::BACKENDS_PER_SERVICE_MAX;
 
 /// The maximum number of external IPs of one Service. Each is compared with the others.
 const EXTERNAL_IPS_MAX: usize = 1_024;
 
-/// Whether a Service names too many ports and addresses. Addresses that it may still get are counted too.
+/// Whether a Service has too many ports and addresses. Addresses that it may still get count too.
 pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Option<TooLarge> {
     if service.external_ips.len() > EXTERNAL_IPS_MAX {
         return Some(TooLarge {
@@ -43,7 +43,7 @@ pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Opti
         if settings.services.node_port_addresses.is_empty() { 0 } else { settings.node_port_vips().len() };
     let frontends = service.ports.len() * (pools + cluster_ips) + numbered * node_ports;
     (frontends > FRONTENDS_MAX).then(|| TooLarge {
-        why: format!("its ports and addresses make up to {frontends} service ports"),
+        why: format!("its ports and addresses result in up to {frontends} service ports"),
         field: "spec.ports".to_owned(),
         accepted: format!("at most {FRONTENDS_MAX} for one Service"),
     })
@@ -56,8 +56,8 @@ pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
         && (!settings.services.own_cluster_ips || is_local(service.internal_traffic_policy))
 }
 
-/// The maximum number of removed backends of one port of a Service that are kept for their flows, in addition to the
-/// `listed` ones: as many as the Service may have backends, shared by its ports and addresses, but at least a few.
+/// The maximum number of removed backends of one port of a Service that are kept for their flows, beyond the `listed`
+/// ones: as many as the Service may have backends, shared by its ports and addresses, but at least a few.
 pub(super) fn kept_max(service: &Service, listed: usize) -> usize {
     const KEPT_MIN: usize = 8;
     let frontends = service.ports.len() * (2 + service.external_ips.len());
@@ -79,7 +79,7 @@ impl TooLarge {
         let Demand { frontends, backends, slots, ranges } = max;
         Self {
             why: format!(
-                "all Services together need more than the gateway's tables hold, and namespace {namespace} needs \
+                "all Services together need more than fits in the gateway's tables, and namespace {namespace} needs \
                  the most: its newest Services are not programmed"
             ),
             field: "spec.ports".to_owned(),
@@ -98,7 +98,7 @@ impl TooLarge {
                 "its EndpointSlices list more endpoints than one Service may have".to_owned()
             }
             NotKept::NamespaceShare => format!(
-                "the EndpointSlices of all namespaces together are larger than the gateway keeps, and those of \
+                "the EndpointSlices of all namespaces together are larger than the gateway's limit, and those of \
                  namespace {namespace} are larger than its share: those of its newest Services are not kept"
             ),
             NotKept::Awaited => {
@@ -115,7 +115,6 @@ impl TooLarge {
         }
     }
 
-    /// The finding.
     pub(super) fn finding(&self, service: &Service) -> Finding {
         let what = format!("Service {} is not programmed: {}", service.meta.key, self.why);
         let diagnostic = Diagnostic::error(what).accepting(self.accepted.clone());

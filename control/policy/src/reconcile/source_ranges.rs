@@ -1,8 +1,8 @@
 //! The clients that may use a LoadBalancer VIP: converts `loadBalancerSourceRanges` for the dataplane.
 //!
-//! Pure leaf of `program`. The ranges filter LoadBalancer VIPs only: node ports and externalIPs are open to everyone,
-//! except for an address that is also a LoadBalancer VIP. The decoder of manifests decides whether the field or the
-//! annotation counts.
+//! Pure; used by `program`. The ranges filter LoadBalancer VIPs only: node ports and externalIPs are open to
+//! everyone, except an address that is also a LoadBalancer VIP. The manifest decoder decides whether the field or the
+//! annotation applies.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const LEGACY: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 /// The source ranges of one Service.
 pub(super) struct Admission {
-    /// All ranges, shared by the VIPs of both families. For a client, only those of its family matter.
+    /// All ranges, shared by the VIPs of both families. For a client, only the ranges of its family matter.
     ranges: Arc<[IpNet]>,
     allow_other_family: bool,
 }
@@ -48,7 +48,7 @@ impl Admission {
         (!everyone).then(|| Arc::clone(&self.ranges))
     }
 
-    /// Warns about external IPs that are no LoadBalancer VIPs: the ranges do not filter them, as with kube-proxy.
+    /// Warns about external IPs that are not LoadBalancer VIPs: the ranges do not filter them, as in kube-proxy.
     pub(super) fn warn_of_external_ips(
         &self,
         service: &Service,
@@ -99,7 +99,8 @@ impl Admission {
 /// The field that contains the ranges.
 pub(super) fn field(service: &Service) -> String {
     let (meta, field) = (&service.meta, "spec.loadBalancerSourceRanges");
-    // If the field has no place of its own, its place is that of `spec`: the ranges then come from the annotation.
+    // If the field has no location of its own, its location is that of `spec`: the ranges then come from the
+    // annotation.
     if meta.annotations.contains_key(LEGACY) && meta.origin.field(field) == meta.origin.field("spec") {
         return annotation_field(LEGACY);
     }

@@ -1,11 +1,12 @@
 //! Limits how much of the shared tables Services may use: each by itself, and all of them together.
 //!
-//! Each Service has a [`Demand`], computed from counts. One that is too large by itself is refused ([`demand`]). While
-//! the sum of the others fits, each of them is served. If it does not, the newest Service of the namespace with the
-//! largest demand is refused, again and again until the rest fits. So a namespace that requests less than the others
-//! loses nothing, whatever the others do. Refused Services are reported, and are served again when there is room.
+//! Each Service has a [`Demand`], computed from counts. A Service that is too large by itself is refused
+//! ([`demand`]). All others are served while the sum of their demands fits. If it doesn't, the newest Service of the
+//! namespace with the largest demand is refused, and so on until the rest fits. So a namespace that requests less
+//! than the others loses nothing, whatever the others do. Refused Services are reported, and are served again when
+//! they fit.
 //!
-//! Invariant: which Services are refused depends only on the current demands, not on the order in which they arrived.
+//! Invariant: which Services are refused depends only on the current demands, not on their order of arrival.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -23,8 +24,8 @@ use super::size_limits::{BACKENDS_MAX, BACKENDS_PER_PORT_MAX, TooLarge, is_local
 use super::source_ranges;
 use crate::largest_first::LargestFirst;
 
-/// The maximum number of slots of the Maglev tables that one Service requests by annotation, in addition to those of
-/// the configuration: 128 tables of the default size, or 12 of the largest.
+/// The maximum number of slots of Maglev tables that one Service may request by annotation, beyond those of the
+/// configuration: 128 tables of the default size, or 12 of the largest.
 const SLOTS_MAX: usize = 1 << 23;
 
 /// The demands of all Services, and the refused Services.
@@ -36,10 +37,9 @@ pub(super) struct Shares {
 }
 
 /// One of the values of a demand.
-type Side = fn(&Demand) -> usize;
+type Measure = fn(&Demand) -> usize;
 
 impl Shares {
-    /// Sets the demand of a Service.
     pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
         self.remove(&meta.key);
         // Only the fields that determine seniority.
@@ -52,7 +52,6 @@ impl Shares {
         self.all.insert(meta.key.clone(), (demand, meta));
     }
 
-    /// Removes a Service.
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         if let Some((demand, _)) = self.all.remove(key) {
             self.total -= demand;
@@ -64,13 +63,13 @@ impl Shares {
         !self.total.fits(max)
     }
 
-    /// Why a Service is refused, if it was when the demands were last [settled](Self::settle).
+    /// Why a Service is refused, according to the last call of [`Self::refuse_surplus`].
     pub(super) fn refusal(&self, key: &ObjectKey, max: &Demand) -> Option<TooLarge> {
         self.refused.contains(key).then(|| TooLarge::of_all(&key.namespace, max))
     }
 
     /// Decides which Services are refused. Returns those whose result changed.
-    pub(super) fn settle(&mut self, max: &Demand) -> BTreeSet<ObjectKey> {
+    pub(super) fn refuse_surplus(&mut self, max: &Demand) -> BTreeSet<ObjectKey> {
         let refused = if self.is_over(max) { self.surplus(max) } else { BTreeSet::new() };
         let changed = self.refused.symmetric_difference(&refused).cloned().collect();
         self.refused = refused;
@@ -79,23 +78,23 @@ impl Shares {
 
     fn surplus(&self, max: &Demand) -> BTreeSet<ObjectKey> {
         let (mut total, mut refused) = (self.total, BTreeSet::new());
-        let sides: [(Side, usize); 4] = [
+        let measures: [(Measure, usize); 4] = [
             (|demand| demand.frontends, max.frontends),
             (|demand| demand.backends, max.backends),
             (|demand| demand.slots, max.slots),
             (|demand| demand.ranges, max.ranges),
         ];
-        for (side, max) in sides {
-            if side(&total) <= max {
+        for (measure, max) in measures {
+            if measure(&total) <= max {
                 continue;
             }
-            let stay = self.all.iter().filter(|(key, one)| side(&one.0) > 0 && !refused.contains(*key));
+            let stay = self.all.iter().filter(|(key, one)| measure(&one.0) > 0 && !refused.contains(*key));
             let mut stay: Vec<_> = stay.collect();
-            // The newest of a namespace gives way first.
+            // The newest of a namespace is dropped first.
             stay.sort_by(|(_, (_, a)), (_, (_, b))| a.seniority().cmp(&b.seniority()));
-            let stay = stay.into_iter().map(|(key, one)| (key.namespace.as_str(), side(&one.0), one));
+            let stay = stay.into_iter().map(|(key, one)| (key.namespace.as_str(), measure(&one.0), one));
             let mut largest = LargestFirst::new(stay);
-            while side(&total) > max
+            while measure(&total) > max
                 && let Some((demand, meta)) = largest.next()
             {
                 refused.insert(meta.key.clone());
@@ -106,7 +105,7 @@ impl Shares {
     }
 }
 
-/// The demand of a Service with its granted addresses, or the reason why it is too large.
+/// The demand of a Service with its granted addresses, or why it is too large.
 pub(super) fn demand(
     settings: &Settings,
     plan: Plan<'_>,
@@ -154,7 +153,7 @@ pub(super) fn demand(
     if demand.slots > SLOTS_MAX {
         return Err(TooLarge {
             why: format!(
-                "its annotations ask for {} slots of Maglev tables over all of its ports",
+                "its annotations request {} slots of Maglev tables over all of its ports",
                 demand.slots
             ),
             field: format!("metadata.annotations[{}]", key::TABLE_SIZE),
@@ -171,14 +170,17 @@ pub(super) fn demand(
         return Ok(demand);
     }
     Err(TooLarge {
-        why: format!("its endpoints make {} backends over all of its ports and addresses", demand.backends),
+        why: format!(
+            "its endpoints result in {} backends over all of its ports and addresses",
+            demand.backends
+        ),
         field: "spec.ports".to_owned(),
         accepted: format!("at most {BACKENDS_MAX} for one Service"),
     })
 }
 
-/// The slots of a Maglev table of the Service, if the Service requests a table, or a larger one than that of the
-/// configuration. Slots that the configuration gives to all Services are not counted.
+/// The slots of a Maglev table of the Service, if the Service requests a table or a larger one than the configured
+/// one. Slots that all Services get by configuration don't count.
 fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
     let slots = |scheduler, size: u32| match scheduler {
         Scheduler::Maglev => size as usize,
@@ -207,7 +209,7 @@ mod tests {
     const MAX: Demand = Demand { frontends: 10, backends: 100, slots: 1_000, ranges: 50 };
 
     #[test]
-    fn the_newest_services_of_the_largest_namespace_are_refused_and_come_back_when_there_is_room() {
+    fn the_largest_namespace_loses_its_newest_services_until_the_rest_fits() {
         let mut shares = Shares::default();
         for n in 0..10 {
             shares.set(
@@ -215,23 +217,23 @@ mod tests {
                 Demand { frontends: 1, backends: 10, ..Demand::default() },
             );
         }
-        assert!(shares.settle(&MAX).is_empty());
-        // The victim is the newest Service, and requests less than the other namespace has.
+        assert!(shares.refuse_surplus(&MAX).is_empty());
+        // The victim is the newest Service, and requests less than the other namespace.
         shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15, ..Demand::default() });
-        let changed = shares.settle(&MAX);
+        let changed = shares.refuse_surplus(&MAX);
         assert_eq!(refused(&shares), ["greedy/s8", "greedy/s9"]);
         assert_eq!(changed.len(), 2);
         shares.remove(&ObjectKey::new("greedy", "s0"));
-        assert_eq!(shares.settle(&MAX).len(), 1);
+        assert_eq!(shares.refuse_surplus(&MAX).len(), 1);
         assert_eq!(refused(&shares), ["greedy/s9"]);
         shares.remove(&ObjectKey::new("greedy", "s1"));
-        shares.settle(&MAX);
+        shares.refuse_surplus(&MAX);
         assert_eq!(refused(&shares), [] as [&str; 0]);
     }
 
     proptest! {
         #[test]
-        fn what_is_served_fits_and_nobody_below_an_equal_share_is_refused(
+        fn served_services_fit_and_none_below_an_equal_share_is_refused(
             demands in prop::collection::vec((0_u8..4, 0_usize..4, 0_usize..60, 0_usize..400, 0_usize..20), 1..40),
         ) {
             let mut shares = Shares::default();
@@ -239,25 +241,25 @@ mod tests {
                 let meta = meta(&format!("n{namespace}"), &format!("s{n}"), n as i64);
                 shares.set(&meta, Demand { frontends, backends, slots, ranges });
             }
-            shares.settle(&MAX);
+            shares.refuse_surplus(&MAX);
             let mut served = Demand::default();
-            let mut asked: BTreeMap<&str, Demand> = BTreeMap::new();
+            let mut requested: BTreeMap<&str, Demand> = BTreeMap::new();
             for (key, (demand, _)) in &shares.all {
-                *asked.entry(&key.namespace).or_default() += *demand;
+                *requested.entry(&key.namespace).or_default() += *demand;
                 if !shares.refused.contains(key) {
                     served += *demand;
                 }
             }
             prop_assert!(served.fits(&MAX), "{served:?}");
-            let many = asked.len();
-            for (name, asked) in asked {
+            let many = requested.len();
+            for (name, requested) in requested {
                 let share = Demand {
                     frontends: MAX.frontends / many,
                     backends: MAX.backends / many,
                     slots: MAX.slots / many,
                     ranges: MAX.ranges / many,
                 };
-                if asked.fits(&share) {
+                if requested.fits(&share) {
                     prop_assert!(shares.refused.iter().all(|key| key.namespace != name), "{name}");
                 }
             }

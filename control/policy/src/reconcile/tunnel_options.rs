@@ -1,5 +1,5 @@
-//! The annotations for the choices within the forwarding modes that are tunnels, and for the mark of `dsr-dscp`. Each has
-//! an effect with its own mode only; with another mode a warning says so.
+//! The annotations for the tunnel modes and for the mark of `dsr-dscp`. Each affects its own mode only; with another
+//! mode, a warning reports it.
 
 use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
@@ -33,7 +33,7 @@ pub(super) fn apply(
 ) {
     match set(options, ours, value) {
         Ok(()) => {}
-        // There is no default. Without a mark, `judge_mark` refuses the ports of the mode that needs it.
+        // There is no default. Without a mark, `check_mark` refuses the ports of a mode that needs it.
         Err(accepted) if ours == key::DSCP => {
             let value = text::shown(value);
             let what = format!("annotation {annotation}: {value:?} is invalid: it is ignored");
@@ -43,7 +43,7 @@ pub(super) fn apply(
     }
 }
 
-/// Sets the option of an annotation. The error is what is accepted.
+/// Sets the option of an annotation. The error is the accepted values.
 fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'static str> {
     match ours {
         key::GUE_VARIANT => {
@@ -62,15 +62,15 @@ fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'sta
     Ok(())
 }
 
-/// Sets what follows from the name of the Service, if the mode reads it.
+/// Sets what the name of the Service determines, if the mode uses it.
 pub(super) fn identify(options: &mut TunnelOptions, service: &ObjectKey, mode: ForwardingMode) {
     if mode == ForwardingMode::DsrGeneve {
         options.geneve_service = ServiceIdentity::of(&service.namespace, &service.name);
     }
 }
 
-/// Why no port is programmed, if the mode marks packets and the Service has no mark. The mark of other modes is removed.
-pub(super) fn judge_mark(
+/// Why no port is programmed, if the mode marks packets and the Service has no mark. Removes the mark in other modes.
+pub(super) fn check_mark(
     read: &mut Reader<'_>,
     options: &mut TunnelOptions,
     mode: ForwardingMode,
@@ -82,7 +82,7 @@ pub(super) fn judge_mark(
     if options.dscp != 0 {
         return None;
     }
-    let why = format!("forwarding {mode} needs {}, by which a backend knows the VIP", key::DSCP);
+    let why = format!("forwarding {mode} needs {}, by which a backend identifies the VIP", key::DSCP);
     let diagnostic = Diagnostic::error(format!("{why}: no port is programmed")).accepting(format!(
         "{} {}",
         key::DSCP,
@@ -92,7 +92,7 @@ pub(super) fn judge_mark(
     Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
 }
 
-/// Adds a warning for each valid annotation that the mode does not read.
+/// Adds a warning for each valid annotation that the mode does not use.
 pub(super) fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, mode: ForwardingMode) {
     for (annotation, of) in READ_BY.into_iter().filter(|&(_, of)| of != mode) {
         let value = annotations.get(annotation);

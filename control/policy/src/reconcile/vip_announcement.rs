@@ -1,41 +1,42 @@
-//! Whether this gateway is at the edge for a VIP: whether the VIP's pool selects it, and how it announces the VIP.
+//! Whether and how this gateway announces a VIP.
 //!
-//! Pure. `program` asks for each frontend, and `service_addresses` for display. The rules: the `gatewaySelector` of the pool that
-//! an address is from selects gateways by their labels; its `announce` says how they announce the address. An address
-//! whose pool no longer exists is announced by every gateway, as before there were selectors. A gateway that is not
-//! selected neither answers nor announces, and still forwards what arrives.
+//! Pure. `program` calls it for each frontend, and `service_addresses` for display. The `gatewaySelector` of an
+//! address's pool selects gateways by their labels, and its `announce` lists the methods of announcement. If the pool
+//! no longer exists, every gateway announces the address. A gateway that is not selected neither answers nor
+//! announces, but still forwards packets that arrive.
 //!
-//! A gateway that can serve no port of an address doesn't answer for it on layer 2: with `externalTrafficPolicy: Local`
-//! another gateway may have the endpoints. By Lease, such addresses have Leases of their own, so that each is owned by a
-//! gateway that can serve it. Which addresses these are follows from the Services alone, so all gateways agree.
+//! A gateway that can serve no port of an address doesn't answer for it on layer 2, because with
+//! `externalTrafficPolicy: Local` another gateway may have the endpoints. In Lease mode, such addresses have separate
+//! Leases, so that a gateway that can serve them owns them. The Services alone determine these addresses, so all
+//! gateways agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tidegate_model::config::Layer2Mode;
 use tidegate_model::fnv::{START, fnv1a};
-use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, Selector};
+use tidegate_model::objects::{AnnounceMethods, ObjectKey, Pool, Selector};
 use tidegate_spec::ownership::{Layer2, OwnerKey};
 
 use super::outcome::Outcome;
 use super::settings::Settings;
 use super::view::{EdgeView, ServiceView, VipKind};
 
-/// The VIPs of a group of gateways are spread over this number of Leases. A protocol between gateways.
-const BUCKETS: u64 = 16;
+/// The VIPs of a group of gateways are spread over this number of Leases. All gateways must use the same number.
+const LEASES: u64 = 16;
 
-/// The relation of this gateway to an address of a pool; `None` for a pool that no longer exists. `is_alone`: whether the
-/// Service has `externalTrafficPolicy: Local`.
-pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_alone: bool) -> EdgeView {
+/// How this gateway announces an address of a pool; `None` for a pool that no longer exists. `has_own_lease`: whether the
+/// address has a separate Lease.
+pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, has_own_lease: bool) -> EdgeView {
     let serves = pool.is_none_or(|pool| pool.gateway_selector.matches(&settings.labels));
     let announce = pool.map(|pool| pool.announce).unwrap_or_default();
-    let AnnounceWays { l2, bgp } = if serves { announce } else { AnnounceWays::NONE };
+    let AnnounceMethods { l2, bgp } = if serves { announce } else { AnnounceMethods::NONE };
     let mode = settings.layer2.mode;
     let layer2 = l2 && mode != Layer2Mode::Off;
     let owner = match mode {
         _ if !layer2 => None,
         Layer2Mode::Always | Layer2Mode::Off => None,
-        Layer2Mode::Lease => Some(lease_name(pool.map(|pool| &pool.gateway_selector), vip, is_alone)),
+        Layer2Mode::Lease => Some(lease_name(pool.map(|pool| &pool.gateway_selector), vip, has_own_lease)),
         Layer2Mode::Vrrp => {
             let groups = &settings.layer2.vrrp.groups;
             groups.get(usize::try_from(spread(vip, groups.len() as u64)).unwrap_or(0)).cloned()
@@ -44,15 +45,16 @@ pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_alo
     EdgeView { outside_group: !serves, layer2, bgp, owner, ..EdgeView::default() }
 }
 
-/// The Lease of an address, in a group of gateways with this selector. Of Services with `externalTrafficPolicy: Local`,
-/// each gateway serves other ones, so each of their addresses has a Lease of its own, and so has each that they may share.
-fn lease_name(selector: Option<&Selector>, vip: IpAddr, is_alone: bool) -> String {
+/// The name of an address's Lease, for a group of gateways with this selector. Each gateway serves different Services
+/// with `externalTrafficPolicy: Local`, so each address of such Services, or that they may share, has a separate
+/// Lease.
+fn lease_name(selector: Option<&Selector>, vip: IpAddr, has_own_lease: bool) -> String {
     let group = match selector.filter(|selector| **selector != Selector::default()) {
         None => "all".to_owned(),
         Some(selector) => format!("{:016x}", fnv1a(START, selector.to_string().bytes())),
     };
     match vip {
-        _ if !is_alone => format!("tidegate-l2-{group}-{:02}", spread(vip, BUCKETS)),
+        _ if !has_own_lease => format!("tidegate-l2-{group}-{:02}", spread(vip, LEASES)),
         IpAddr::V4(vip) => format!("tidegate-l2-{group}-{vip}"),
         IpAddr::V6(vip) => {
             // The name of an object ends with a letter or a digit, and has no colon.
@@ -62,7 +64,7 @@ fn lease_name(selector: Option<&Selector>, vip: IpAddr, is_alone: bool) -> Strin
     }
 }
 
-/// A number below `count` that follows from the address.
+/// A number below `count`, derived from the address.
 fn spread(vip: IpAddr, count: u64) -> u64 {
     let hash = match vip {
         IpAddr::V4(vip) => fnv1a(START, vip.octets()),
@@ -71,7 +73,7 @@ fn spread(vip: IpAddr, count: u64) -> u64 {
     hash % count.max(1)
 }
 
-/// The key of a Lease or VRRP group, in the ownership of the dataplane.
+/// The key of a Lease or VRRP group in the dataplane's ownership table.
 #[must_use]
 pub fn owner_key(group: &str) -> OwnerKey {
     OwnerKey::new(fnv1a(START, group.bytes()))
@@ -84,15 +86,15 @@ pub struct OwnerGroup {
     pub selector: Selector,
     /// Their Services.
     pub services: BTreeSet<ObjectKey>,
-    /// Those of the Services of which this gateway doesn't serve every port, or has no backend for one.
+    /// The Services for which this gateway doesn't serve every port, or has no backend.
     pub lacking: BTreeSet<ObjectKey>,
     /// Whether this gateway can serve one of the VIPs.
     pub is_servable: bool,
-    /// Whether it is the Lease of one VIP, and no other VIP can join it.
+    /// Whether it is the Lease of a single VIP that no other VIP can join.
     pub is_of_one_vip: bool,
 }
 
-/// The groups of VIPs of which this gateway may be the owner.
+/// The groups of VIPs that this gateway may own.
 #[must_use]
 pub fn owner_groups(outcome: &Outcome) -> BTreeMap<String, OwnerGroup> {
     let mut groups: BTreeMap<String, OwnerGroup> = BTreeMap::new();
@@ -117,7 +119,7 @@ pub fn owner_groups(outcome: &Outcome) -> BTreeMap<String, OwnerGroup> {
     groups
 }
 
-/// Notes for each address of a Service on layer 2 why this gateway can serve none of the Service's ports there, if so.
+/// For each address of a Service on layer 2 where this gateway can serve none of the Service's ports, records why.
 pub(super) fn note_unable(view: &mut ServiceView) {
     let ServiceView { vips, ports, refused, .. } = view;
     for vip in vips.iter_mut().filter(|vip| vip.edge.layer2) {
@@ -130,11 +132,11 @@ pub(super) fn note_unable(view: &mut ServiceView) {
     }
 }
 
-/// How the gateway answers for the link address of an address that serves a port in this capacity. `is_elsewhere`:
-/// whether only other gateways can serve the port.
+/// How the gateway answers ARP and neighbour discovery for an address that a Service uses in this way.
+/// `is_elsewhere`: whether only other gateways can serve the port.
 pub(super) fn layer2(edge: &EdgeView, kind: VipKind, is_elsewhere: bool) -> Layer2 {
     match kind {
-        // The kernel announces own addresses, and cluster IPs are routed to the gateway.
+        // The kernel announces the gateway's own addresses, and cluster IPs are routed to the gateway.
         VipKind::NodePort | VipKind::ClusterIp => Layer2::Answered,
         VipKind::LoadBalancer | VipKind::ExternalIp if is_elsewhere => Layer2::Silent,
         VipKind::LoadBalancer | VipKind::ExternalIp => match &edge.owner {
@@ -145,7 +147,7 @@ pub(super) fn layer2(edge: &EdgeView, kind: VipKind, is_elsewhere: bool) -> Laye
     }
 }
 
-/// Whether two states of a pool give the same results here.
+/// Whether two states of a pool give the same results in this module.
 pub(super) fn is_same(one: &Pool, other: &Pool) -> bool {
     one.gateway_selector == other.gateway_selector && one.announce == other.announce
 }
@@ -164,7 +166,7 @@ mod tests {
 
     fn pool(selector: &str, l2: bool, bgp: bool) -> Pool {
         let gateway_selector = Selector::parse(selector).expect("a selector");
-        Pool { gateway_selector, announce: AnnounceWays { l2, bgp }, ..Pool::new("p", Vec::new()) }
+        Pool { gateway_selector, announce: AnnounceMethods { l2, bgp }, ..Pool::new("p", Vec::new()) }
     }
 
     fn vip(last: u8) -> IpAddr {
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_announces_the_addresses_of_pools_that_select_it_as_they_say() {
+    fn a_gateway_announces_the_addresses_of_pools_that_select_it() {
         let settings = settings(Layer2Mode::Always);
         let shown = |pool: Option<&Pool>| {
             let edge = edge(&settings, pool, vip(1), false);
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_says_who_answers_for_an_address() {
+    fn the_mode_determines_who_answers_for_an_address() {
         let of = |mode, pool: &Pool| {
             let edge = edge(&settings(mode), Some(pool), vip(1), false);
             assert_eq!(layer2(&edge, VipKind::ExternalIp, true), Layer2::Silent, "it can't serve the port");
@@ -210,9 +212,9 @@ mod tests {
         );
     }
 
-    /// Gateways of different versions agree on the Lease of a VIP.
+    /// Gateways of different versions must agree on the Lease of a VIP.
     #[test]
-    fn leases_of_addresses_are_a_protocol() {
+    fn the_leases_of_addresses_must_not_change() {
         let rack = Selector::parse("rack=r1").expect("a selector");
         let names = [vip(1), vip(2), "2001:db8:1::1".parse().expect("an address")]
             .map(|vip| lease_name(None, vip, false));

@@ -1,11 +1,10 @@
-//! The addresses of all Services: none of them can be an endpoint.
+//! The addresses of all Services, none of which can be an endpoint.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use tidegate_model::objects::ObjectKey;
 
-/// The VIPs of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Vips {
     /// The number of Services that have each address.
@@ -19,16 +18,16 @@ impl Vips {
         self.counts.contains_key(ip)
     }
 
-    /// Updates the addresses of Services. Returns the addresses that became VIPs or no longer are.
+    /// Updates the addresses of Services. Returns the addresses that became VIPs or are no longer VIPs.
     pub(super) fn update<'a>(
         &mut self,
         changes: impl Iterator<Item = (&'a ObjectKey, Option<Box<[IpAddr]>>)>,
     ) -> Vec<IpAddr> {
-        let mut turned: BTreeMap<IpAddr, /* was one */ bool> = BTreeMap::new();
+        let mut changed: BTreeMap<IpAddr, /* was one */ bool> = BTreeMap::new();
         for (service, vips) in changes {
             let was = self.by_service.remove(service).unwrap_or_default();
             for ip in was.iter().chain(vips.iter().flatten()) {
-                turned.entry(*ip).or_insert_with(|| self.counts.contains_key(ip));
+                changed.entry(*ip).or_insert_with(|| self.counts.contains_key(ip));
             }
             vips.iter().flatten().for_each(|ip| *self.counts.entry(*ip).or_default() += 1);
             for ip in &was {
@@ -42,6 +41,6 @@ impl Vips {
                 self.by_service.insert(service.clone(), vips);
             }
         }
-        turned.into_iter().filter(|(ip, was)| self.contains(ip) != *was).map(|(ip, _)| ip).collect()
+        changed.into_iter().filter(|(ip, was)| self.contains(ip) != *was).map(|(ip, _)| ip).collect()
     }
 }

@@ -1,8 +1,8 @@
-//! The memory of backends that warm up (`slowStart`): when each began to take new flows.
+//! The memory of backends that warm up (`slowStart`): when each started to take new flows.
 //!
-//! State in, state out. A backend warms up if it takes new flows now and did not at the last call: a new endpoint, or one
-//! that passes its checks again. Without an earlier call nothing is known, and every backend counts as warm: after a
-//! restart of the gateway, and for the first backends of a Service.
+//! State in, state out. A backend warms up if it takes new flows now and did not at the last call: it is a new
+//! endpoint, or passes its checks again. Without a previous call nothing is known, so every backend counts as warm.
+//! This is so after a restart of the gateway, and for the first backends of a Service.
 //!
 //! Invariant: nothing here reads a clock, and a history without a warming backend has no deadline.
 
@@ -12,30 +12,30 @@ use std::time::Duration;
 
 use tidegate_spec::{WARM_UP_STEPS, Warming};
 
-/// The backends of one service port that take new flows, and since when those that warm up do.
+/// The backends of one service port that take new flows, and the start times of those that warm up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct WarmUps {
-    takers: BTreeSet<SocketAddr>,
+    active: BTreeSet<SocketAddr>,
     since: BTreeMap<SocketAddr, Duration>,
     slow_start: Duration,
 }
 
 impl WarmUps {
-    /// The history after a call at `now`, at which these backends take new flows.
+    /// The history after a call at `now`, when these backends take new flows.
     pub(super) fn next(
         previous: Option<&Self>,
-        takers: BTreeSet<SocketAddr>,
+        active: BTreeSet<SocketAddr>,
         slow_start: Duration,
         now: Duration,
     ) -> Self {
-        let Some(previous) = previous else { return Self { takers, since: BTreeMap::new(), slow_start } };
-        let since = |backend: &SocketAddr| match previous.takers.contains(backend) {
+        let Some(previous) = previous else { return Self { active, since: BTreeMap::new(), slow_start } };
+        let since = |backend: &SocketAddr| match previous.active.contains(backend) {
             true => previous.since.get(backend).copied(),
             false => Some(now),
         };
-        let since = takers.iter().filter_map(|backend| Some((*backend, since(backend)?)));
+        let since = active.iter().filter_map(|backend| Some((*backend, since(backend)?)));
         let since = since.filter(|(_, since)| now.saturating_sub(*since) < slow_start).collect();
-        Self { takers, since, slow_start }
+        Self { active, since, slow_start }
     }
 
     /// The backends that warm up, with their steps at `now`.
@@ -55,7 +55,7 @@ impl WarmUps {
         self.since.values().map(next).min()
     }
 
-    /// The step after this time: as many tenths as have passed, and one at first.
+    /// The step after this time: one at first, then as many tenths as have elapsed.
     fn step(&self, elapsed: Duration) -> u8 {
         let passed = elapsed.as_nanos() * u128::from(WARM_UP_STEPS) / self.slow_start.as_nanos().max(1);
         u8::try_from(passed).unwrap_or(WARM_UP_STEPS).clamp(1, WARM_UP_STEPS - 1)
@@ -72,9 +72,9 @@ mod tests {
         SocketAddr::new([10, 0, 0, n].into(), 80)
     }
 
-    fn next(previous: Option<&WarmUps>, takers: &[u8], now: u64) -> WarmUps {
-        let takers = takers.iter().copied().map(at).collect();
-        WarmUps::next(previous, takers, SLOW_START, Duration::from_secs(now))
+    fn next(previous: Option<&WarmUps>, active: &[u8], now: u64) -> WarmUps {
+        let active = active.iter().copied().map(at).collect();
+        WarmUps::next(previous, active, SLOW_START, Duration::from_secs(now))
     }
 
     fn steps(history: &WarmUps, now: u64) -> Vec<(IpLast, u8)> {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stops_taking_flows_and_returns_begins_anew() {
+    fn a_backend_that_returns_warms_up_again() {
         let first = next(Some(&next(None, &[1], 0)), &[1, 2], 100);
         let without = next(Some(&first), &[1], 110);
         assert_eq!(steps(&without, 110), []);

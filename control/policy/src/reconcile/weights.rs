@@ -1,7 +1,7 @@
 //! The share of new flows of an endpoint or a node: `tidegate.dev/weight`.
 //!
-//! The weight of an endpoint is that of its Pod, otherwise of its Node, otherwise 1. A weight of 2 gives twice the
-//! flows, 0 gives none. Pure; an invalid value is reported at its object, and the next one in this order counts.
+//! The weight of an endpoint is that of its Pod, otherwise of its Node, otherwise 1. A weight of 2 doubles the flows,
+//! and 0 means none. Pure. An invalid value is reported at its object, and the next one in this order is used.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};
@@ -10,7 +10,6 @@ use tidegate_model::yaml::text;
 use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};
 
-/// The default weight of an endpoint.
 pub(super) const WEIGHT: u16 = 1;
 
 /// The objects whose annotations set weights.

@@ -121,14 +121,14 @@ impl Gathered<'_> {
 fn waiting(given: &Allocations, refused: &[RefusedObject]) -> BTreeSet<IpAddr> {
     let refused = refused.iter().filter(|refused| refused.kind == "Service");
     let holdings = refused.filter_map(|refused| {
-        given.by_service.get(&refused.key).or_else(|| given.departed.get(&refused.key))
+        given.by_service.get(&refused.key).or_else(|| given.of_removed.get(&refused.key))
     });
     holdings.flat_map(Holdings::load_balancer).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_policy::pools::Held;
+    use tidegate_policy::pools::OwnedAddress;
 
     use super::*;
 
@@ -136,11 +136,11 @@ mod tests {
     fn addresses_of_refused_services_wait_for_them_before_and_after_a_restart() {
         let address = |n: u8| IpAddr::from([203, 0, 113, n]);
         let owns = |name: &str, n: u8| {
-            (ObjectKey::new("shop", name), Holdings::new("", vec![Held::of_status(address(n))]))
+            (ObjectKey::new("shop", name), Holdings::new("", vec![OwnedAddress::of_status(address(n))]))
         };
         let given = Allocations {
             by_service: [owns("served", 1), owns("just-loaded", 2)].into_iter().collect(),
-            departed: [owns("known-before", 3), owns("deleted", 4)].into_iter().collect(),
+            of_removed: [owns("known-before", 3), owns("deleted", 4)].into_iter().collect(),
         };
         let refused = |kind, name: &str| RefusedObject {
             kind,

@@ -233,7 +233,7 @@ fn sync_load_balancer_failed_reports_the_unserved_port() {
     let ports = "{name: http, port: 80}, {name: sig, port: 81, targetPort: 8081, protocol: SCTP}";
     let mut both = Both::new(&balanced("web", "", ports, FIVE))
         .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
-    let why = "dsr-l2 keeps the destination port 81, and the target port is 8081";
+    let why = "dsr-l2 keeps the destination port 81, but the target port is 8081";
     let events = both.run_until_stable();
     assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [format!("81/SCTP: {why}")]);
     assert!(

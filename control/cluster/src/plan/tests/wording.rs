@@ -79,7 +79,7 @@ fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Wr
         match write {
             // The record of allocated addresses is for programs.
             Write::ServiceStatus { conditions, .. } => {
-                let for_people = |c: &&mut Condition| c.kind != condition_type::HOLDS.as_str();
+                let for_people = |c: &&mut Condition| c.kind != condition_type::RECORD.as_str();
                 conditions.iter_mut().filter(for_people).for_each(|c| c.message.clear());
             }
             Write::PoolStatus { status, .. } => status.conditions.iter_mut().for_each(|c| c.message.clear()),

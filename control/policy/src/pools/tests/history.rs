@@ -114,7 +114,7 @@ fn made(n: u8, wants: &Wants) -> Service {
 
 struct World {
     wants: BTreeMap<ObjectKey, (Service, Wants)>,
-    reserved: BTreeMap<IpAddr, Holder>,
+    reserved: BTreeMap<IpAddr, ReservedBy>,
     authority: Authority,
 }
 
@@ -124,13 +124,13 @@ impl World {
         let requested = wants.requested.filter(|_| wants.role == Role::LoadBalancer);
         Some(Applicant {
             wants_load_balancer: wants.role == Role::LoadBalancer,
-            leaving: wants.role == Role::Leaving,
+            releasing: wants.role == Role::Leaving,
             requested: requested.iter().map(|n| (address(*n), "spec.loadBalancerIP".into())).collect(),
             pool: wants
                 .edge
-                .then(|| PoolWish { wanted: WantedPool::Named("edge".into()), field: "f".into() }),
+                .then(|| PoolRequest { wanted: RequestedPool::Named("edge".into()), field: "f".into() }),
             sharing_key: wants.key.map(|key| format!("k{key}")),
-            had: adopted(service, remembered, &self.authority),
+            previous: adopted(service, remembered, &self.authority),
             ..applicant(service)
         })
     }
@@ -147,8 +147,8 @@ impl World {
                 return Some(key(*n));
             }
             Step::Nodes(nodes) => {
-                let node = |n: &u8| (address(*n), Holder::Node(format!("node-{n}")));
-                self.reserved = nodes.iter().map(node).chain([(address(0), Holder::Gateway)]).collect();
+                let node = |n: &u8| (address(*n), ReservedBy::Node(format!("node-{n}")));
+                self.reserved = nodes.iter().map(node).chain([(address(0), ReservedBy::Gateway)]).collect();
             }
             Step::Withhold(withheld) => {
                 let withheld = withheld.iter().map(|n| address(*n)).collect();
@@ -172,18 +172,18 @@ proptest! {
     ) {
         let mut world = World {
             wants: BTreeMap::new(),
-            reserved: BTreeMap::from([(address(0), Holder::Gateway)]),
+            reserved: BTreeMap::from([(address(0), ReservedBy::Gateway)]),
             authority: Authority::default(),
         };
         let anew = |world: &World| Allocator::new(pools(quota), world.reserved.clone(), world.authority.clone());
         let mut allocator = anew(&world);
-        for (round, (steps, settles)) in rounds.iter().enumerate() {
+        for (round, (steps, stabilizes)) in rounds.iter().enumerate() {
             let before = Arc::clone(allocator.allocations());
             let granted = Arc::clone(allocator.granted());
             let mut changed: BTreeSet<ObjectKey> = steps.iter().filter_map(|step| world.take(step)).collect();
             changed.extend(allocator.reserve(world.reserved.clone()));
             let authority_changed = allocator.set_authority(&world.authority);
-            let goes_on = authority_changed.is_some();
+            let continues = authority_changed.is_some();
             match authority_changed {
                 Some(touched) => changed.extend(touched),
                 None => {
@@ -191,7 +191,7 @@ proptest! {
                     allocator = anew(&world).resuming(&before);
                 }
             }
-            let told = allocator.update(changed, |key, remembered| world.applicant(key, remembered));
+            let reported = allocator.update(changed, |key, remembered| world.applicant(key, remembered));
 
             let mut scratch = anew(&world).resuming(&before);
             let all: Vec<ObjectKey> = world.wants.keys().chain(before.by_service.keys()).cloned().collect();
@@ -200,52 +200,55 @@ proptest! {
             let differs = |key: &&ObjectKey| granted.get(*key) != allocator.granted().get(*key);
             let keys: BTreeSet<&ObjectKey> = granted.keys().chain(allocator.granted().keys()).collect();
             let differing: Vec<ObjectKey> = keys.into_iter().filter(differs).cloned().collect();
-            prop_assert!(!goes_on || differing.iter().eq(&told));
-            if *settles {
-                let settled = Allocated::of(&allocator);
-                allocator.settle_all(|key, remembered| world.applicant(key, remembered));
-                prop_assert_eq!(settled, Allocated::of(&allocator));
+            prop_assert!(!continues || differing.iter().eq(&reported));
+            if *stabilizes {
+                let stable = Allocated::of(&allocator);
+                allocator.stabilize_all(|key, remembered| world.applicant(key, remembered));
+                prop_assert_eq!(stable, Allocated::of(&allocator));
             }
         }
     }
 }
 
 #[test]
-fn a_created_or_deleted_service_reprocesses_no_other_service() {
+fn creating_or_deleting_a_service_recomputes_no_other_service() {
     let services: Vec<Service> = (0..200).map(|i| service("default", &format!("s{i}"))).collect();
     let pools = vec![pool("public", &["203.0.113.0/24"])];
     let mut allocator = Allocator::new(pools, BTreeMap::new(), Authority::default());
-    let turns = std::cell::RefCell::new(Vec::new());
+    let computations = std::cell::RefCell::new(Vec::new());
     let applicants = |key: &ObjectKey, remembered: Option<&Holdings>| {
-        turns.borrow_mut().push(key.clone());
+        computations.borrow_mut().push(key.clone());
         let service = services.iter().find(|service| service.meta.key == *key)?;
-        Some(Applicant { had: adopted(service, remembered, &Authority::default()), ..applicant(service) })
+        Some(Applicant {
+            previous: adopted(service, remembered, &Authority::default()),
+            ..applicant(service)
+        })
     };
     let last = services[199].meta.key.clone();
     allocator.update(services[..199].iter().map(|service| service.meta.key.clone()), applicants);
-    allocator.settle(applicants);
+    allocator.stabilize(applicants);
     for _ in 0..2 {
-        turns.borrow_mut().clear();
+        computations.borrow_mut().clear();
         assert_eq!(allocator.update([last.clone()], applicants), std::slice::from_ref(&last));
-        assert_eq!(*turns.borrow(), std::slice::from_ref(&last));
+        assert_eq!(*computations.borrow(), std::slice::from_ref(&last));
         allocator.update([], applicants);
         allocator.update([last.clone()], |key, remembered| applicants(key, remembered).filter(|_| false));
     }
 }
 
 #[test]
-fn a_namespace_that_removes_thousands_of_services_does_not_make_those_of_others_forgotten() {
-    let held = |n: u32| {
+fn removed_services_of_one_namespace_do_not_displace_those_of_others() {
+    let owned = |n: u32| {
         let address = IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + n));
-        Holdings::new("", vec![Held::of_status(address)])
+        Holdings::new("", vec![OwnedAddress::of_status(address)])
     };
-    let greedy = (0..5_000).map(|n| (ObjectKey::new("greedy", format!("s{n:05}")), held(n)));
+    let greedy = (0..5_000).map(|n| (ObjectKey::new("greedy", format!("s{n:05}")), owned(n)));
     let victim = ObjectKey::new("victim", "web");
-    let by_service = greedy.chain([(victim.clone(), held(9_999))]).collect();
+    let by_service = greedy.chain([(victim.clone(), owned(9_999))]).collect();
     let previous = Allocations { by_service, ..Allocations::default() };
     let pools = [pool("public", &["10.0.0.0/16"])];
     let gone = allocate(&pools, &BTreeMap::new(), &[], &previous, &Authority::default()).allocations;
     assert!(gone.by_service.is_empty());
-    assert_eq!(gone.departed.len(), 4_096);
-    assert_eq!(gone.departed.get(&victim), Some(&held(9_999)), "it gets its address again");
+    assert_eq!(gone.of_removed.len(), 4_096);
+    assert_eq!(gone.of_removed.get(&victim), Some(&owned(9_999)), "it gets its address again");
 }

@@ -55,11 +55,11 @@ fn applicant(service: &Service) -> Applicant<'_> {
             service.meta.key.namespace.clone(),
         )]),
         wants_load_balancer: service.service_type == ServiceType::LoadBalancer,
-        leaving: false,
+        releasing: false,
         requested: vec![],
         pool: None,
         sharing_key: None,
-        had: Had::default(),
+        previous: PreviousAddresses::default(),
     }
 }
 
@@ -88,7 +88,7 @@ impl Allocated {
 /// Allocates for all Services at once, with only the state in these arguments.
 fn allocate(
     pools: &[Pool],
-    reserved: &BTreeMap<IpAddr, Holder>,
+    reserved: &BTreeMap<IpAddr, ReservedBy>,
     applicants: &[Applicant<'_>],
     previous: &Allocations,
     authority: &Authority,
@@ -100,8 +100,8 @@ fn allocate(
     let keys = applicants.iter().map(|a| a.service.meta.key.clone());
     let all = keys.chain(previous.by_service.keys().cloned());
     allocator.update(all, |key, remembered| {
-        let had = |a: &Applicant<'_>| adopted(a.service, remembered, authority);
-        by_key.get(key).map(|a| Applicant { had: had(a), ..Applicant::clone(a) })
+        let previous = |a: &Applicant<'_>| adopted(a.service, remembered, authority);
+        by_key.get(key).map(|a| Applicant { previous: previous(a), ..Applicant::clone(a) })
     });
     Allocated::of(&allocator)
 }
@@ -120,7 +120,7 @@ fn problems(allocated: &Allocated, name: &str) -> Vec<Problem> {
 }
 
 #[test]
-fn a_pool_of_sixteen_gives_out_every_address_and_then_is_full() {
+fn a_pool_of_sixteen_assigns_every_address_and_is_then_full() {
     let services: Vec<Service> = (0..17).map(|i| created(service("default", &format!("s{i}")), i)).collect();
     let applicants: Vec<_> = services.iter().map(applicant).collect();
     let allocated = run(&[pool("public", &["203.0.113.0/28"])], &applicants);
@@ -135,7 +135,7 @@ fn a_pool_of_sixteen_gives_out_every_address_and_then_is_full() {
 }
 
 #[test]
-fn a_requested_address_is_given_before_any_is_chosen() {
+fn requested_addresses_are_assigned_before_any_is_chosen() {
     let (early, late) = (created(service("default", "early"), 1), created(service("default", "late"), 2));
     let pools = [pool("one", &["203.0.113.7/32"])];
     let allocated = run(&pools, &[applicant(&early), requesting(&late, "203.0.113.7")]);
@@ -144,14 +144,14 @@ fn a_requested_address_is_given_before_any_is_chosen() {
 }
 
 #[test]
-fn refused_requests_say_why_and_what_would_be_given() {
+fn refused_requests_name_the_reason_and_what_would_be_granted() {
     let web = service("default", "web");
     let mut internal = pool("internal", &["198.51.100.0/29"]);
     internal.service_selector.match_labels.insert("scope".into(), "internal".into());
     let mut closed = pool("closed", &["198.51.100.8/29"]);
     closed.disabled = true;
     let pools = [pool("public", &["203.0.113.0/28"]), internal, closed];
-    let reserved = BTreeMap::from([(ip("203.0.113.1"), Holder::Gateway)]);
+    let reserved = BTreeMap::from([(ip("203.0.113.1"), ReservedBy::Gateway)]);
     for (address, why, accepted) in [
         ("192.0.2.1", "it is in no pool", "public (203.0.113.0-203.0.113.15); "),
         ("198.51.100.1", "the selectors of pool internal do not match", "whose selectors match"),
@@ -170,23 +170,19 @@ fn refused_requests_say_why_and_what_would_be_given() {
         assert!(problem.what.contains(why), "{}", problem.what);
         assert!(problem.accepted.as_ref().is_some_and(|a| a.contains(accepted)), "{:?}", problem.accepted);
         assert_eq!(problem.field, "spec.loadBalancerIP");
-        assert_eq!(
-            addresses(&allocated, "default", "web"),
-            [] as [IpAddr; 0],
-            "no other address in its stead"
-        );
+        assert_eq!(addresses(&allocated, "default", "web"), [] as [IpAddr; 0], "no other address instead");
     }
 }
 
 #[test]
-fn a_named_pool_is_the_only_one_looked_at_and_need_not_be_automatic() {
+fn a_named_pool_is_the_only_one_used_and_need_not_be_automatic() {
     let web = service("default", "web");
     let mut named = pool("named", &["198.51.100.0/29"]);
     named.auto_assign = false;
     let pools = [pool("public", &["203.0.113.0/28"]), named];
     let of = |name: &str| Applicant {
-        pool: Some(PoolWish {
-            wanted: WantedPool::Named(name.into()),
+        pool: Some(PoolRequest {
+            wanted: RequestedPool::Named(name.into()),
             field: "metadata.annotations[tidegate.dev/address-pool]".into(),
         }),
         ..applicant(&web)
@@ -199,7 +195,7 @@ fn a_named_pool_is_the_only_one_looked_at_and_need_not_be_automatic() {
 }
 
 #[test]
-fn a_changed_request_lets_go_of_the_old_address() {
+fn a_changed_request_releases_the_old_address() {
     let web = service("default", "web");
     let pools = [pool("public", &["203.0.113.0/28"])];
     let first = run(&pools, &[requesting(&web, "203.0.113.3")]);
@@ -215,7 +211,7 @@ fn a_changed_request_lets_go_of_the_old_address() {
 }
 
 #[test]
-fn a_large_ipv6_pool_is_as_quick_as_a_small_one() {
+fn a_large_ipv6_pool_is_as_fast_as_a_small_one() {
     let services: Vec<Service> = (0..500).map(|i| service("default", &format!("s{i}"))).collect();
     let applicants: Vec<_> = services.iter().map(applicant).collect();
     let allocated = run(&[pool("wide", &["2001:db8::/32"])], &applicants);
@@ -223,7 +219,7 @@ fn a_large_ipv6_pool_is_as_quick_as_a_small_one() {
 }
 
 #[test]
-fn without_memory_a_new_service_moves_few_others() {
+fn without_previous_addresses_a_new_service_moves_few_others() {
     let services: Vec<Service> = (0..40).map(|i| service("default", &format!("s{i}"))).collect();
     let pools = [pool("public", &["203.0.113.0/24"])];
     let all: Vec<_> = services.iter().map(applicant).collect();
@@ -236,7 +232,7 @@ fn without_memory_a_new_service_moves_few_others() {
 
 proptest! {
     #[test]
-    fn the_order_of_applicants_never_shows(
+    fn the_order_of_applicants_has_no_effect(
         seed in proptest::collection::vec((0_u8..3, 0_u8..4, any::<bool>(), 0_i64..3), 1..20),
         shuffle in any::<u64>(),
     ) {
@@ -267,9 +263,9 @@ proptest! {
         for (key, granted) in &one.granted {
             let service = &services.iter().find(|(s, _)| s.meta.key == *key).expect("an applicant").0;
             let port = (service.ports[0].protocol, service.ports[0].port.get());
-            let mut held: BTreeSet<IpAddr> = granted.load_balancer.iter().map(|a| a.address).collect();
-            held.extend(granted.external.iter().filter(|(_, p)| p.contains(&port)).map(|(a, _)| a.address));
-            for address in held {
+            let mut owned: BTreeSet<IpAddr> = granted.load_balancer.iter().map(|a| a.address).collect();
+            owned.extend(granted.external.iter().filter(|(_, p)| p.contains(&port)).map(|(a, _)| a.address));
+            for address in owned {
                 prop_assert!(owners.insert((address, port.0, port.1), key).is_none(), "{} has two owners", address);
             }
         }
@@ -279,10 +275,10 @@ proptest! {
 }
 
 #[test]
-fn who_follows_gives_nothing_out_and_keeps_what_status_says() {
-    let (had, new) = (service("default", "had"), service("default", "new"));
-    let had = Service { ingress_ips: vec![ip("203.0.113.4")], ..had };
-    let applicants = [applicant(&had), requesting(&new, "203.0.113.5")];
+fn a_follower_assigns_nothing_and_keeps_the_addresses_in_the_status() {
+    let (previous, new) = (service("default", "had"), service("default", "new"));
+    let previous = Service { ingress_ips: vec![ip("203.0.113.4")], ..previous };
+    let applicants = [applicant(&previous), requesting(&new, "203.0.113.5")];
     let pools = [pool("public", &["203.0.113.0/28"])];
     let follows = Authority::Follows;
     let allocated = allocate(&pools, &BTreeMap::new(), &applicants, &Allocations::default(), &follows);
@@ -290,7 +286,7 @@ fn who_follows_gives_nothing_out_and_keeps_what_status_says() {
     assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
     let pending = allocated.granted[&ObjectKey::new("default", "new")].pending.clone();
     assert_eq!(pending.as_deref(), Some("Service default/new waits for the leader to assign an address"));
-    assert_eq!(problems(&allocated, "new"), [], "that is no fault of the Service");
+    assert_eq!(problems(&allocated, "new"), [], "that is not a fault of the Service");
 }
 
 #[test]
@@ -298,13 +294,13 @@ fn a_released_address_is_not_assigned_until_no_gateway_serves_it() {
     let old = Service { ingress_ips: vec![ip("203.0.113.7")], ..service("default", "old") };
     let new = created(service("default", "new"), 9);
     let pools = [pool("one", &["203.0.113.7/32"])];
-    let leaving = Applicant { wants_load_balancer: false, leaving: true, ..applicant(&old) };
-    let allocated = run(&pools, &[leaving, applicant(&new)]);
+    let releasing = Applicant { wants_load_balancer: false, releasing: true, ..applicant(&old) };
+    let allocated = run(&pools, &[releasing, applicant(&new)]);
     assert_eq!(addresses(&allocated, "default", "old"), [] as [IpAddr; 0]);
     assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
     assert_eq!(allocated.usage[0].free(), 0);
     let remembered = &allocated.allocations.by_service[&ObjectKey::new("default", "old")];
-    assert_eq!(remembered.held[0].address, ip("203.0.113.7"));
+    assert_eq!(remembered.addresses[0].address, ip("203.0.113.7"));
     assert_eq!(addresses(&run(&pools, &[applicant(&new)]), "default", "new"), [ip("203.0.113.7")]);
 }
 
@@ -316,16 +312,16 @@ fn an_address_that_another_gateway_still_serves_is_not_assigned() {
     let none = (BTreeMap::new(), Allocations::default());
     let chosen = allocate(&pools, &none.0, &[applicant(&web)], &none.1, &authority);
     assert_eq!(addresses(&chosen, "default", "web"), [ip("203.0.113.7")]);
-    let asked = allocate(&pools, &none.0, &[requesting(&web, "203.0.113.6")], &none.1, &authority);
-    assert_eq!(addresses(&asked, "default", "web"), [] as [IpAddr; 0]);
-    assert_eq!(problems(&asked, "web"), [], "that is no fault of the Service");
-    let pending = asked.granted[&web.meta.key].pending.as_deref();
+    let requested = allocate(&pools, &none.0, &[requesting(&web, "203.0.113.6")], &none.1, &authority);
+    assert_eq!(addresses(&requested, "default", "web"), [] as [IpAddr; 0]);
+    assert_eq!(problems(&requested, "web"), [], "that is not a fault of the Service");
+    let pending = requested.granted[&web.meta.key].pending.as_deref();
     assert!(pending.is_some_and(|why| why.contains("withdraw")), "{pending:?}");
     let waits = allocate(&pools, &none.0, &[applicant(&web)], &none.1, &Authority::Waits);
     assert_eq!((addresses(&waits, "default", "web"), problems(&waits, "web")), (vec![], vec![]));
 }
 
-/// The memory after each of these Services in turn was the only one with the only address, and is removed again.
+/// The memory after each of these Services, one after another, had the only address and was removed.
 fn after_having_had(services: &[&Service], pools: &[Pool]) -> Allocations {
     services.iter().fold(Allocations::default(), |previous, service| {
         let at = |applicants: &[Applicant<'_>], previous: &Allocations| {
@@ -336,7 +332,7 @@ fn after_having_had(services: &[&Service], pools: &[Pool]) -> Allocations {
 }
 
 #[test]
-fn a_service_that_returns_has_its_address_back_while_others_withdraw_it() {
+fn a_returning_service_gets_its_address_while_others_withdraw_it() {
     let (web, db) = (service("default", "web"), service("default", "db"));
     let pools = [pool("one", &["203.0.113.6/32"])];
     let withheld = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.6")]) };
@@ -351,14 +347,14 @@ fn a_service_that_returns_has_its_address_back_while_others_withdraw_it() {
         assert_eq!(again(&previous, &[web], "web"), [ip("203.0.113.6")]);
         assert_eq!(again(&previous, &[db], "db"), none, "gateways still serve it for web");
     }
-    // Another Service had it in between: gateways may still serve it for that one.
+    // Another Service had it in between, so gateways may still serve it for that Service.
     let previous = after_having_had(&[&web, &db], &pools);
     assert_eq!(again(&previous, &[applicant(&web)], "web"), none);
     assert_eq!(again(&previous, &[applicant(&db)], "db"), [ip("203.0.113.6")]);
 }
 
 #[test]
-fn a_service_that_left_a_shared_address_has_it_back_only_when_it_is_free() {
+fn a_service_that_left_a_shared_address_gets_it_back_only_if_free() {
     let web = service("default", "web");
     let ports = vec![service_port(81, Protocol::Tcp)];
     let db = Service { ports, ..service("default", "db") };
@@ -377,7 +373,7 @@ fn a_service_that_left_a_shared_address_has_it_back_only_when_it_is_free() {
 }
 
 #[test]
-fn an_address_is_held_until_the_status_of_who_loses_it_says_something_else() {
+fn an_address_stays_reserved_until_the_status_of_its_loser_changes() {
     let web = service("default", "web");
     let mut old = Service { ingress_ips: vec![ip("203.0.113.6")], ..service("default", "old") };
     old.stored.ingress_managers = vec![FIELD_MANAGER.to_owned()];
@@ -402,9 +398,12 @@ fn searches_for_many(pool: Pool) -> ([usize; 3], usize) {
     let mut searches = Vec::new();
     let mut update = |services: &BTreeMap<ObjectKey, Service>, changed: Vec<ObjectKey>| {
         let before = allocator.searches();
-        allocator.update(changed, |key, had| {
+        allocator.update(changed, |key, previous| {
             let applicant = applicant(services.get(key)?);
-            Some(Applicant { had: adopted(applicant.service, had, &Authority::default()), ..applicant })
+            Some(Applicant {
+                previous: adopted(applicant.service, previous, &Authority::default()),
+                ..applicant
+            })
         });
         searches.push(allocator.searches() - before);
         allocator.granted().values().filter(|granted| !granted.load_balancer.is_empty()).count()
@@ -421,14 +420,14 @@ fn searches_for_many(pool: Pool) -> ([usize; 3], usize) {
 }
 
 #[test]
-fn a_full_pool_is_not_looked_through_for_each_of_thousands_of_services_that_wait_for_it() {
+fn a_full_pool_is_not_searched_for_each_waiting_service() {
     let (searches, served) = searches_for_many(pool("public", &["203.0.113.0/28"]));
     assert!(searches[0] <= 17 && searches[1..].iter().all(|n| *n <= 2), "{searches:?}");
-    assert_eq!(served, 16, "what is given back is given out again");
+    assert_eq!(served, 16, "released addresses are assigned again");
 }
 
 #[test]
-fn no_pool_is_looked_through_for_services_beyond_their_quota() {
+fn no_pool_is_searched_for_services_beyond_their_quota() {
     let pool = Pool { quota_per_namespace: Some(3), ..pool("public", &["203.0.113.0/24"]) };
     let (searches, served) = searches_for_many(pool);
     assert!(searches[0] <= 3 && searches[1..].iter().all(|n| *n <= 1), "{searches:?}");
@@ -436,7 +435,7 @@ fn no_pool_is_looked_through_for_services_beyond_their_quota() {
 }
 
 #[test]
-fn of_thousands_of_refused_requests_of_a_service_the_first_are_described() {
+fn only_the_first_of_many_refused_requests_are_described() {
     let mut service = service("default", "web");
     service.service_type = ServiceType::ClusterIp;
     service.external_ips =

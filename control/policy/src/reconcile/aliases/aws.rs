@@ -1,6 +1,6 @@
 //! `service.beta.kubernetes.io/aws-load-balancer-*`, with the ranges and defaults of AWS.
 //!
-//! Pure functions of a value, and of other annotations if a value counts only together with another one.
+//! Pure functions of a value, and of other annotations where one depends on another.
 
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ const INTERVAL: u32 = 10;
 /// The default timeout of a check, in seconds.
 const TIMEOUT: u32 = 5;
 
-/// The defaults of AWS, which apply if the Service has one of its health-check annotations: a check every 10 s with a
-/// timeout of 5 s; 2 successes restore a target, and 6 failures remove it.
+/// Sets the defaults of AWS if the Service has one of its health-check annotations: a check every 10 s with a timeout
+/// of 5 s, 2 successes to restore a target, and 6 failures to remove it.
 pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) {
     let any = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     if !any.iter().any(|key| annotations.contains_key(*key)) {
@@ -57,18 +57,18 @@ pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) 
     }
     let seconds = |n: u32| Duration::from_secs(u64::from(n));
     rules.interval = seconds(INTERVAL);
-    // The default must be below a given interval.
+    // The default must be shorter than a given interval.
     rules.timeout = seconds(TIMEOUT.min(interval(annotations) - 1));
     rules.healthy_threshold = 2;
     rules.unhealthy_threshold = 6;
 }
 
-/// The values to write if the defaults of health checks are not the intended ones.
-pub(in super::super) const ALL_OF_HEALTH_CHECKS: &str = "each of aws-load-balancer-healthcheck-interval, -timeout, \
+/// What to write if the health-check defaults are not the intended ones.
+pub(in super::super) const ALL_HEALTH_CHECKS: &str = "each of aws-load-balancer-healthcheck-interval, -timeout, \
     -healthy-threshold and -unhealthy-threshold, or none of them";
 
-/// If a `type` of network load balancers is given with some of the health-check annotations but not all: the
-/// annotation, and the note that the defaults of a Classic Load Balancer apply. The defaults of AWS' network load
+/// If a `type` of network load balancer is given with some but not all of the health-check annotations: the
+/// annotation, and the note that the defaults of a Classic Load Balancer apply. The defaults of AWS network load
 /// balancers differ.
 pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'static str, String)> {
     let all = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
@@ -78,13 +78,13 @@ pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'stat
         return None;
     }
     let why = format!(
-        "{value:?} does not change how checks go where nothing is written: as of a Classic Load Balancer, every {INTERVAL} \
-         s, {TIMEOUT} s each, 2 good ones and 6 bad ones turn a target; a network load balancer of AWS has others"
+        "{value:?} does not change the defaults of health checks, which are those of a Classic Load Balancer: a check every \
+         {INTERVAL} s with a timeout of {TIMEOUT} s, 2 successes, 6 failures; a network load balancer of AWS has other defaults"
     );
     Some((TYPE, why))
 }
 
-/// Whether the Service asks AWS for a network load balancer.
+/// Whether the Service requests a network load balancer from AWS.
 fn is_network(annotations: &Labels) -> bool {
     let kind = annotations.get(TYPE).map(|kind| kind.trim());
     matches!(kind, Some("nlb" | "nlb-ip" | "external"))
@@ -106,7 +106,8 @@ pub(super) fn proxy_protocol<'a>(value: &'a str, annotations: &'a Labels) -> Ali
     }
 }
 
-/// `key=value,key=value`. Backends rely on most of these attributes, so one that cannot be read refuses the ports.
+/// Reads `key=value,key=value`. Backends rely on most of these attributes, so no port is programmed if one is
+/// unreadable.
 pub(super) fn target_group<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let pair = |pair: &'a str| pair.split_once('=').map(|(k, v)| (k.trim(), v.trim()));
     let Some(pairs) = value.split(',').map(pair).collect::<Option<Vec<_>>>() else {
@@ -139,14 +140,14 @@ fn attribute<'a>(attribute: &'a str, value: &'a str, is_sticky: bool) -> AliasVa
     }
 }
 
-/// The ports whose backends get a header of the PROXY protocol, if not all do.
+/// Reads the ports whose backends receive a PROXY protocol header, if it is not for all ports.
 pub(super) fn proxy_ports<'a>(_: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     if annotations.contains_key(key::PROXY_PROTOCOL) {
         return AliasValue::Nothing;
     }
     AliasValue::Refused(
-        "the PROXY protocol is for all ports of a Service or for none",
-        "tidegate.dev/proxy-protocol, and a Service of its own for the other ports",
+        "the PROXY protocol applies to all ports of a Service or to none",
+        "tidegate.dev/proxy-protocol, and another Service for the other ports",
     )
 }
 
@@ -219,7 +220,7 @@ pub(super) fn health_path<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ours(key::HEALTH_PATH, value.into())
 }
 
-/// `key=value,key=value`; the syntax of selectors contains it.
+/// Reads `key=value,key=value`, which is also a valid selector.
 pub(super) fn target_node_labels<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let pair = |p: &str| p.split_once('=').is_some_and(|(k, v)| !k.trim().is_empty() && !v.contains('='));
     if value.split(',').all(pair) {

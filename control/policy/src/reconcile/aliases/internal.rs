@@ -1,4 +1,4 @@
-//! The annotations that request an internal address, in the spelling of each vendor.
+//! The vendors' annotations that request an internal address.
 //!
 //! If a value is invalid, no address is assigned, because it could be a public one.
 
@@ -10,7 +10,7 @@ pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     translated(boolean(value), "true, false")
 }
 
-/// AWS treated `0.0.0.0/0`, and later every value except `false`, as yes.
+/// AWS first accepted only `0.0.0.0/0`, and later every value except `false`.
 pub(super) fn aws<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
         "0.0.0.0/0" => AliasValue::Internal,

@@ -1,8 +1,8 @@
 //! Annotations of other load balancers, and the equivalent annotation of Tidegate for each (`docs/compat.md`).
 //!
-//! A table of keys, each with a pure function from the value as written to an [`AliasValue`]. The vendors' own rules
-//! (ranges, defaults, spellings of yes and no) are in `aws`, `tke`, `internal` and `refused`. `options` applies the values, only
-//! for the vendors in `services.compat`, and reports each annotation that has no effect.
+//! A table of keys, each with a pure function from the value to an [`AliasValue`]. The vendors' own rules (ranges,
+//! defaults, spellings of yes and no) are in `aws`, `tke`, `internal` and `refused`. `options` applies the values for
+//! the vendors in `services.compat`, and reports every annotation that has no effect.
 //!
 //! Invariant: a known alias without effect is always reported, unless it requests what the gateway always does.
 
@@ -19,7 +19,7 @@ use tidegate_model::objects::Labels;
 
 use super::annotations::key;
 
-pub(super) use aws::{ALL_OF_HEALTH_CHECKS, classic_defaults, probe_defaults};
+pub(super) use aws::{ALL_HEALTH_CHECKS, classic_defaults, probe_defaults};
 pub(super) use value::AliasValue;
 
 /// A known annotation of another balancer.
@@ -49,8 +49,8 @@ pub(super) fn known(annotation: &str) -> Option<&'static Alias> {
     })
 }
 
-/// Whether an annotation limits what goes out to clients.
-pub(super) fn limits_answers(annotation: &str) -> bool {
+/// Whether an annotation limits the bandwidth to clients.
+pub(super) fn limits_replies(annotation: &str) -> bool {
     annotation == tke::BANDWIDTH
 }
 
@@ -58,7 +58,7 @@ const fn alias(vendor: &'static str, key: &'static str, read: Read) -> Alias {
     Alias { vendor, key, read }
 }
 
-/// Exact keys come before the prefixes that contain them.
+/// Exact keys come before prefixes that also match them.
 pub(super) const ALIASES: &[Alias] = &[
     alias("metallb", "metallb.io/loadBalancerIPs", addresses),
     alias("metallb", "metallb.io/address-pool", pool),
@@ -159,11 +159,11 @@ fn shared<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ours(key::ALLOW_SHARED_IP, value.into())
 }
 
-/// A Service must not decide on its own that others may join it: a pool says so for all.
+/// A Service must not decide on its own that others may share its address, so the pool decides for all of them.
 fn across_namespaces<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ignored(
-        "whether Services of several namespaces share an address is decided for a pool".into(),
-        "shareAcrossNamespaces: true of the pool, and no annotation",
+        "the pool decides whether Services of several namespaces share an address".into(),
+        "shareAcrossNamespaces: true in the pool, and no annotation",
     )
 }
 

@@ -1,8 +1,9 @@
-//! Annotations that the gateway cannot follow and must not ignore: they limit who reaches a Service, or change what its
-//! backends get.
+//! Annotations that the gateway can't implement and must not ignore: they restrict who reaches a Service, or change
+//! what its backends receive.
 //!
-//! A Service that was written to be reachable by a few clients, or whose backends rely on a balancer that ends TLS or names
-//! the client, would be open or confused without that. So none of its ports is programmed.
+//! Without the annotation, a Service that only some clients may reach would be open to all, and backends that rely on
+//! a load balancer that terminates TLS or passes on the client's address would misbehave. So none of the Service's
+//! ports is programmed.
 
 use tidegate_model::objects::Labels;
 
@@ -10,9 +11,9 @@ use super::super::annotations::key;
 use super::value::AliasValue::{self, Nothing, Ours, Refused};
 
 const NO_LIMIT: &str = "spec.loadBalancerSourceRanges instead of the annotation";
-const NO_TLS: &str = "backends that end TLS themselves, and no annotation";
+const NO_TLS: &str = "backends that terminate TLS themselves, and no annotation";
 
-/// The meaning of one of these words. Any other word is invalid, and the accepted ones are those that are not refused.
+/// Looks up a word in a table. Any other word is invalid; the message then lists the words that aren't refused.
 fn one_of<'a>(value: &str, words: &[(&'static str, AliasValue<'a>)]) -> AliasValue<'a> {
     match words.iter().find(|(word, _)| *word == value) {
         Some((_, meaning)) => meaning.clone(),
@@ -24,46 +25,42 @@ fn one_of<'a>(value: &str, words: &[(&'static str, AliasValue<'a>)]) -> AliasVal
     }
 }
 
-/// Any value except none limits the clients.
+/// Any non-empty value restricts the clients.
 pub(super) fn limits_clients<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     if value.is_empty() { Nothing } else { limit() }
 }
 
 fn limit() -> AliasValue<'static> {
-    Refused("it limits the clients of the Service in a way that the gateway does not know", NO_LIMIT)
+    Refused("it restricts the clients of the Service in a way that the gateway does not support", NO_LIMIT)
 }
 
-/// Cilium: whether `spec.loadBalancerSourceRanges` lists the clients that are refused.
+/// Cilium: whether `spec.loadBalancerSourceRanges` lists the clients to refuse.
 pub(super) fn source_ranges_policy<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let denies = Refused(
-        "source ranges that deny are not known",
+        "source ranges that deny clients are not supported",
         "allow, and the ranges of clients that are admitted in spec.loadBalancerSourceRanges",
     );
     one_of(value, &[("allow", Nothing), ("deny", denies)])
 }
 
-/// Alibaba: whether a list of clients applies.
+/// Alibaba: whether an access list of clients applies.
 pub(super) fn acl_status<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     one_of(value, &[("off", Nothing), ("on", limit())])
 }
 
-/// A certificate with which the balancer ends TLS.
+/// A certificate with which the load balancer terminates TLS.
 pub(super) fn certificate<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     if value.is_empty() { Nothing } else { ends_tls() }
 }
 
 fn ends_tls() -> AliasValue<'static> {
-    Refused("the gateway passes TLS on to backends, which may expect plain text", NO_TLS)
+    Refused("the gateway forwards TLS to backends, which may expect plain text", NO_TLS)
 }
 
-/// AWS: what the balancer and the backends speak.
+/// AWS: the protocol between the load balancer and the backends.
 pub(super) fn backend_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    let other = || {
-        Refused(
-            "the gateway passes on what clients send: it adds no TLS and no header of HTTP for backends",
-            "tcp",
-        )
-    };
+    let other =
+        || Refused("the gateway forwards what clients send: it adds neither TLS nor HTTP headers", "tcp");
     let others = ["http", "https", "ssl", "tls"].map(|word| (word, other()));
     one_of(value, &[&[("tcp", Nothing)], &others[..]].concat())
 }
@@ -81,16 +78,16 @@ pub(super) fn protocol_ports<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a
     }
 }
 
-/// OpenStack: whether backends get the client's address in a header of HTTP.
+/// OpenStack: whether backends receive the client's address in an HTTP header.
 pub(super) fn forwarded_for<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let wanted = Refused(
-        "the gateway adds no header of HTTP",
+        "the gateway adds no HTTP headers",
         "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, and no annotation",
     );
     one_of(value, &[("false", Nothing), ("true", wanted)])
 }
 
-/// OpenStack: the version of the PROXY protocol; `true` is version 1.
+/// OpenStack: the version of the PROXY protocol; `true` means version 1.
 pub(super) fn openstack_proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let version = |version: &'static str| Ours(key::PROXY_PROTOCOL, version.into());
     one_of(
@@ -104,17 +101,14 @@ pub(super) fn alibaba_proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> Alias
     one_of(value, &[("on", Ours(key::PROXY_PROTOCOL, "v2".into())), ("off", Nothing)])
 }
 
-/// IBM: features, separated by commas. Which version of the PROXY protocol its balancers send is not said there.
+/// IBM: a list of features. IBM doesn't document which version of the PROXY protocol its load balancers send.
 pub(super) fn ibm_features<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
-    let asks = value.split(',').any(|feature| feature.trim() == "proxy-protocol");
-    if !asks {
+    let has_feature = value.split(',').any(|feature| feature.trim() == "proxy-protocol");
+    if !has_feature {
         AliasValue::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
     } else if annotations.contains_key(key::PROXY_PROTOCOL) {
         Nothing
     } else {
-        Refused(
-            "it does not say which version of the PROXY protocol",
-            "tidegate.dev/proxy-protocol beside it",
-        )
+        Refused("it does not name a version of the PROXY protocol", "tidegate.dev/proxy-protocol in addition")
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 
-fn said(annotation: &str, value: &str, others: &[(&str, &str)]) -> AliasValue<'static> {
+fn meaning(annotation: &str, value: &str, others: &[(&str, &str)]) -> AliasValue<'static> {
     let annotations: Labels = others.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let alias = known(annotation).unwrap_or_else(|| panic!("{annotation} is known"));
     match alias.read(value, &annotations) {
@@ -28,21 +28,21 @@ fn ours(key: &'static str, value: &'static str) -> AliasValue<'static> {
 
 #[test]
 fn an_exact_key_is_found_before_the_prefix_that_contains_it() {
-    assert_eq!(said(&format!("{AWS}internal"), "true", &[]), AliasValue::Internal);
-    assert!(matches!(said(&format!("{AWS}eip-allocations"), "x", &[]), AliasValue::Ignored(..)));
-    assert_eq!(said("lbipam.cilium.io/ips", "192.0.2.1", &[]), ours(key::LOAD_BALANCER_IPS, "192.0.2.1"));
+    assert_eq!(meaning(&format!("{AWS}internal"), "true", &[]), AliasValue::Internal);
+    assert!(matches!(meaning(&format!("{AWS}eip-allocations"), "x", &[]), AliasValue::Ignored(..)));
+    assert_eq!(meaning("lbipam.cilium.io/ips", "192.0.2.1", &[]), ours(key::LOAD_BALANCER_IPS, "192.0.2.1"));
     assert!(known("kubectl.kubernetes.io/last-applied-configuration").is_none());
     assert!(known("tidegate.dev/forwarding").is_none());
 }
 
 #[test]
-fn every_vendor_of_an_alias_is_one_that_compat_takes_and_each_of_these_has_an_alias() {
+fn the_vendors_of_aliases_are_those_that_compat_accepts() {
     let of_aliases: std::collections::BTreeSet<&str> = ALIASES.iter().map(|a| a.vendor).collect();
     assert_eq!(of_aliases, tidegate_model::config::VENDORS.into_iter().collect());
 }
 
 #[test]
-fn all_eight_spellings_of_internal_are_told_from_their_negation_and_from_nonsense() {
+fn all_eight_spellings_of_internal_differ_from_their_negation() {
     for (key, yes, no, nonsense) in [
         ("cloud.google.com/load-balancer-type", "Internal", "External", "Inside"),
         ("networking.gke.io/load-balancer-type", "Internal", "External", "Inside"),
@@ -59,13 +59,13 @@ fn all_eight_spellings_of_internal_are_told_from_their_negation_and_from_nonsens
             "extranet",
         ),
     ] {
-        assert_eq!(said(key, yes, &[]), AliasValue::Internal, "{key}");
-        assert_eq!(said(key, no, &[]), AliasValue::Nothing, "{key}");
-        assert!(matches!(said(key, nonsense, &[]), AliasValue::InvalidAddress(_)), "{key}: {nonsense}");
+        assert_eq!(meaning(key, yes, &[]), AliasValue::Internal, "{key}");
+        assert_eq!(meaning(key, no, &[]), AliasValue::Nothing, "{key}");
+        assert!(matches!(meaning(key, nonsense, &[]), AliasValue::InvalidAddress(_)), "{key}: {nonsense}");
     }
     let subnet = "service.kubernetes.io/qcloud-loadbalancer-internal-subnetid";
-    assert_eq!(said(subnet, "subnet-1", &[]), AliasValue::Internal);
-    assert_eq!(said(subnet, "", &[]), AliasValue::Nothing);
+    assert_eq!(meaning(subnet, "subnet-1", &[]), AliasValue::Internal);
+    assert_eq!(meaning(subnet, "", &[]), AliasValue::Nothing);
 }
 
 #[test]
@@ -82,11 +82,11 @@ fn numbers_of_aws_have_the_ranges_of_aws() {
         let others = [(enabled.as_str(), "true")];
         for fine in [first, last] {
             let expected = AliasValue::Ours(to, format!("{fine}{unit}").into());
-            assert_eq!(said(&annotation, &fine.to_string(), &others), expected, "{annotation}");
+            assert_eq!(meaning(&annotation, &fine.to_string(), &others), expected, "{annotation}");
         }
         let low = (first - 1).to_string();
         for faulty in [low.as_str(), &(last + 1).to_string(), "", "5s", "+5", "many"] {
-            let result = said(&annotation, faulty, &others);
+            let result = meaning(&annotation, faulty, &others);
             assert!(
                 matches!(&result, AliasValue::Invalid(accepted) if accepted.contains(&format!("{first} to {last}"))),
                 "{annotation}: {faulty}: {result:?}"
@@ -98,31 +98,31 @@ fn numbers_of_aws_have_the_ranges_of_aws() {
 #[test]
 fn a_check_of_aws_ends_before_the_next_begins() {
     let (timeout, interval) = (format!("{AWS}healthcheck-timeout"), format!("{AWS}healthcheck-interval"));
-    assert_eq!(said(&timeout, "9", &[]), ours(key::HEALTH_TIMEOUT, "9s"));
+    assert_eq!(meaning(&timeout, "9", &[]), ours(key::HEALTH_TIMEOUT, "9s"));
     assert!(
-        matches!(said(&timeout, "10", &[]), AliasValue::Invalid(_)),
+        matches!(meaning(&timeout, "10", &[]), AliasValue::Invalid(_)),
         "the interval is 10 where none is written"
     );
-    assert_eq!(said(&timeout, "60", &[(&interval, "61")]), ours(key::HEALTH_TIMEOUT, "60s"));
-    assert!(matches!(said(&timeout, "61", &[(&interval, "300")]), AliasValue::Invalid(_)));
-    assert!(matches!(said(&timeout, "1", &[]), AliasValue::Invalid(_)));
+    assert_eq!(meaning(&timeout, "60", &[(&interval, "61")]), ours(key::HEALTH_TIMEOUT, "60s"));
+    assert!(matches!(meaning(&timeout, "61", &[(&interval, "300")]), AliasValue::Invalid(_)));
+    assert!(matches!(meaning(&timeout, "1", &[]), AliasValue::Invalid(_)));
 }
 
 #[test]
 fn draining_counts_where_it_is_enabled() {
     let (enabled, timeout) =
         (format!("{AWS}connection-draining-enabled"), format!("{AWS}connection-draining-timeout"));
-    assert_eq!(said(&enabled, "false", &[]), ours(key::DRAIN_TIMEOUT, "0s"));
-    assert_eq!(said(&enabled, "true", &[]), AliasValue::Nothing);
-    assert!(matches!(said(&enabled, "yes", &[]), AliasValue::Invalid(_)));
+    assert_eq!(meaning(&enabled, "false", &[]), ours(key::DRAIN_TIMEOUT, "0s"));
+    assert_eq!(meaning(&enabled, "true", &[]), AliasValue::Nothing);
+    assert!(matches!(meaning(&enabled, "yes", &[]), AliasValue::Invalid(_)));
     for others in [&[][..], &[(enabled.as_str(), "false")]] {
-        assert!(matches!(said(&timeout, "60", others), AliasValue::Ignored(..)));
+        assert!(matches!(meaning(&timeout, "60", others), AliasValue::Ignored(..)));
     }
 }
 
 #[test]
-fn words_of_aws_say_what_ours_say() {
-    let aws = |rest: &str, value: &str| said(&format!("{AWS}{rest}"), value, &[]);
+fn aws_annotations_have_the_meaning_of_ours() {
+    let aws = |rest: &str, value: &str| meaning(&format!("{AWS}{rest}"), value, &[]);
     assert_eq!(aws("proxy-protocol", "*"), ours(key::PROXY_PROTOCOL, "v1"));
     assert!(matches!(aws("proxy-protocol", "80"), AliasValue::InvalidPort(_)));
     let labels = "disk=ssd, zone=a";
@@ -142,8 +142,8 @@ fn words_of_aws_say_what_ours_say() {
 }
 
 #[test]
-fn annotations_of_tke_say_what_ours_say() {
-    let tke = |rest: &str, value: &str| said(&format!("service.kubernetes.io/{rest}"), value, &[]);
+fn tke_annotations_have_the_meaning_of_ours() {
+    let tke = |rest: &str, value: &str| meaning(&format!("service.kubernetes.io/{rest}"), value, &[]);
     let selector = "disk in (ssd, nvme)";
     assert_eq!(
         tke("qcloud-loadbalancer-backends-label", selector),
@@ -173,13 +173,13 @@ fn addresses_pools_and_sharing_keys_of_the_other_three_pass_as_they_are() {
         ("lbipam.cilium.io/sharing-key", key::ALLOW_SHARED_IP),
         ("kube-vip.io/loadbalancerIPs", key::LOAD_BALANCER_IPS),
     ] {
-        assert_eq!(said(annotation, "value", &[]), ours(to, "value"), "{annotation}");
+        assert_eq!(meaning(annotation, "value", &[]), ours(to, "value"), "{annotation}");
     }
     for annotation in [
         "metallb.io/ip-allocated-from-pool",
         "lbipam.cilium.io/sharing-cross-namespace",
         "kube-vip.io/egress",
     ] {
-        assert!(matches!(said(annotation, "x", &[]), AliasValue::Ignored(..)), "{annotation}");
+        assert!(matches!(meaning(annotation, "x", &[]), AliasValue::Ignored(..)), "{annotation}");
     }
 }

@@ -16,19 +16,20 @@ pub(super) fn backends_label<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a
     AliasValue::Ours(key::BACKEND_NODE_SELECTOR, value.into())
 }
 
-/// With policy Local, only nodes with endpoints are backends anyway.
+/// With policy Local, only nodes with endpoints are backends.
 pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match boolean(value) {
         Some(true) => AliasValue::Nothing,
         Some(false) => AliasValue::Ignored(
-            "with externalTrafficPolicy Local a node without endpoints would drop what it is sent".into(),
+            "with externalTrafficPolicy Local, a node without endpoints would drop its packets".into(),
             "true, or externalTrafficPolicy: Cluster",
         ),
         None => AliasValue::Invalid("true, false".into()),
     }
 }
 
-/// Mbit/s, 1 to 2000. Without a limit, the link that it should protect is unprotected.
+/// Mbit/s, 1 to 2000. An invalid value refuses the ports: without a limit, the link that it protects would be
+/// unprotected.
 pub(super) fn bandwidth<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match number(value, &(1..=2000)) {
         Some(megabits) => AliasValue::Ours(key::MAX_BANDWIDTH, format!("{megabits}M").into()),

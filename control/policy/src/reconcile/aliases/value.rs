@@ -6,22 +6,22 @@ use std::ops::RangeInclusive;
 /// The meaning of the value of an alias.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum AliasValue<'a> {
-    /// The same as this annotation of ours with this value.
+    /// Equivalent to this annotation of ours with this value.
     Ours(&'static str, Cow<'a, str>),
-    /// The gateway does this anyway.
+    /// The gateway always does this.
     Nothing,
     /// The address must not be reachable from the internet.
     Internal,
-    /// Backends rely on the client's address, in packets or in a header of the PROXY protocol.
+    /// Backends rely on the client's address, in packets or in a PROXY protocol header.
     ClientAddress,
     /// Several requests in one value.
     Several(Vec<AliasValue<'a>>),
-    /// Valid, but the gateway cannot do it, for this reason, and the default would be unsafe: no port is programmed. The
-    /// second text is what would be programmed.
+    /// Valid, but the gateway can't do it, and the default would be unsafe: no port is programmed. The texts are the
+    /// reason and what would be programmed.
     Refused(&'static str, &'static str),
-    /// Known, but without effect, for this reason. The second text is what would have an effect.
+    /// Known but without effect. The texts are the reason and what would have an effect.
     Ignored(Cow<'static, str>, &'static str),
-    /// Invalid, with what is accepted. The default is used.
+    /// Invalid, with the accepted values. The default is used.
     Invalid(Cow<'static, str>),
     /// Invalid, and the default would be unsafe: no port is programmed.
     InvalidPort(Cow<'static, str>),

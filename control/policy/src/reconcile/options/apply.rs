@@ -1,7 +1,7 @@
-//! Applies the value of each annotation, ours and aliases of others, to the options.
+//! Applies the value of each annotation to the options, for our annotations and for aliases of other vendors.
 //!
-//! Invariant: an invalid value changes no option. If its default could include what the value should exclude, no port is
-//! programmed.
+//! Invariant: an invalid value changes no option. If the default could include what the value should exclude, no port
+//! is programmed.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use crate::reconcile::view::{PortRefusal, RefusalReason};
 use crate::reconcile::{announce_options, service_limits, tunnel_options};
 
 impl Reader<'_> {
-    /// Applies the annotations of other balancers. Returns the one that requests an internal address, if any.
+    /// Applies the annotations of other load balancers. Returns the one that requests an internal address, if any.
     pub(super) fn aliases<'a>(
         &mut self,
         options: &mut Options,
@@ -31,11 +31,11 @@ impl Reader<'_> {
         if compat.contains("aws") {
             aliases::probe_defaults(annotations, options.health.rules_mut());
             if let Some((annotation, why)) = aliases::classic_defaults(annotations) {
-                self.ignored(annotation, &why, aliases::ALL_OF_HEALTH_CHECKS);
+                self.ignored(annotation, &why, aliases::ALL_HEALTH_CHECKS);
             }
         }
         let mut internal = None;
-        let mut said: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();
+        let mut applied: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();
         for (annotation, value) in annotations {
             let Some(alias) = aliases::known(annotation) else { continue };
             let enabled = compat.contains(alias.vendor);
@@ -60,7 +60,7 @@ impl Reader<'_> {
                             "services.compat with it, or annotations of tidegate.dev/",
                         );
                     }
-                    AliasValue::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
+                    AliasValue::Ours(ours, translated) if unless_ours(ours) => match applied.get(ours) {
                         Some((first, before)) if *before != translated => {
                             let why = format!("it contradicts the annotation {first}");
                             self.ignored(annotation, &why, "one of the two");
@@ -70,7 +70,7 @@ impl Reader<'_> {
                             self.written = Some(value.clone());
                             self.apply(options, ours, annotation, &translated);
                             self.written = None;
-                            said.insert(ours, (annotation, translated));
+                            applied.insert(ours, (annotation, translated));
                         }
                     },
                     AliasValue::Ours(..) => {}
@@ -100,7 +100,7 @@ impl Reader<'_> {
             key::FORWARDING => {
                 let mode = config::forwarding(value);
                 if let Some(mode) = self.word(annotation, value, mode, config::FORWARDING_ACCEPTED) {
-                    (options.mode, options.mode_is_said) = (mode, true);
+                    (options.mode, options.mode_is_set) = (mode, true);
                 }
             }
             key::TARGET | key::BACKEND_NODE_SELECTOR | key::SCHEDULER | key::HASH | key::TABLE_SIZE => {
@@ -162,7 +162,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The annotations that say which backends there are, and which of them a flow gets.
+    /// Applies the annotations that select the backends, and the backend for a flow.
     fn apply_to_choice(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::TARGET => {
@@ -187,7 +187,7 @@ impl Reader<'_> {
             }
             key::HASH => match config::hash_input(value) {
                 Word::Known(hash) => options.choice.hash = hash,
-                // The backends may rely on having all connections of a client.
+                // The backends may rely on receiving all connections of a client.
                 Word::NotYet | Word::Unknown => {
                     self.invalid_port(options, annotation, value, config::HASH_ACCEPTED);
                 }
@@ -196,7 +196,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The annotations about the header of the PROXY protocol.
+    /// Applies the annotations about the PROXY protocol header.
     fn apply_to_proxy_header(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::PROXY_PROTOCOL => match proxy_protocol::version(value) {
@@ -204,19 +204,19 @@ impl Reader<'_> {
                     let request = |version| ProxyHeaderRequest { version, annotation: annotation.to_owned() };
                     options.proxy.header = version.map(request);
                 }
-                // Backends that expect the header would take the client's first bytes for it, and others the reverse.
+                // Backends that expect the header would read the client's first bytes as a header, and vice versa.
                 Err(()) => self.invalid_port(options, annotation, value, proxy_protocol::ACCEPTED),
             },
             key::PROXY_TLVS => match proxy_protocol::tlvs(value) {
                 Some((tlvs, vpce_id)) => (options.proxy.tlvs, options.proxy.vpce_id) = (tlvs, vpce_id),
-                // Backends may rely on what was asked for.
+                // Backends may rely on the requested TLVs.
                 None => self.invalid_port(options, annotation, value, proxy_protocol::TLVS_ACCEPTED),
             },
             _ => {}
         }
     }
 
-    /// The idle timeouts of flows.
+    /// Applies the idle timeouts of flows.
     fn apply_to_idle_timeout(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::IDLE_TIMEOUT_TCP => {
@@ -236,7 +236,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The annotations about the flows of a Service.
+    /// Applies the annotations about the flows of a Service.
     fn apply_to_flows(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         if ours == key::FLOW_TRACKING {
             let tracking = config::flow_tracking(value);
@@ -267,7 +267,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The value of a word, or an error.
+    /// The value of a word. Reports an error if it has none.
     fn word<T>(&mut self, annotation: &str, value: &str, word: Word<T>, accepted: &str) -> Option<T> {
         match word {
             Word::Known(known) => return Some(known),
@@ -276,20 +276,20 @@ impl Reader<'_> {
         None
     }
 
-    /// Refuses the limit of outgoing bandwidth that another balancer has, if answers do not pass the gateway.
+    /// Refuses an alias that limits the outgoing bandwidth, if replies don't pass the gateway.
     pub(super) fn outgoing_bandwidth(&mut self, options: &mut Options, annotations: &Labels) {
         let is_alias = options.limits.bandwidth.is_some() && !annotations.contains_key(key::MAX_BANDWIDTH);
         if !is_alias || !options.mode.is_dsr() {
             return;
         }
-        let Some((annotation, value)) = annotations.iter().find(|(name, _)| aliases::limits_answers(name))
+        let Some((annotation, value)) = annotations.iter().find(|(name, _)| aliases::limits_replies(name))
         else {
             return;
         };
         let (mode, value) = (options.mode, text::shown(value));
-        let why = format!("with forwarding {mode}, answers do not pass the gateway");
+        let why = format!("with forwarding {mode}, replies do not pass the gateway");
         let what =
-            format!("annotation {annotation}: {value:?} cannot be kept to: {why}: no port is programmed");
+            format!("annotation {annotation}: {value:?} cannot be enforced: {why}: no port is programmed");
         let message = format!("{annotation}: {value:?}: {why}");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         let accepted =
@@ -297,7 +297,7 @@ impl Reader<'_> {
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    /// Records an invalid value whose default could include what the value should exclude.
+    /// Reports an invalid value whose default could include what the value should exclude.
     fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let value = text::shown(value);
         let what = format!("annotation {annotation}: {value:?} is invalid: no port is programmed");
@@ -306,7 +306,7 @@ impl Reader<'_> {
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    /// Reports a valid request that cannot be followed, and without which no port may be programmed.
+    /// Reports a valid request that can't be granted, and without which no port may be programmed.
     pub(super) fn refuse(&mut self, options: &mut Options, annotation: &str, why: &str, accepted: &str) {
         let message = format!("annotation {annotation} is not supported: {why}");
         self.not_supported(annotation, format!("{message}; no port is programmed"), accepted);

@@ -1,10 +1,10 @@
 //! Parses the annotations of a Service into options; the configuration has the defaults.
 //!
 //! One pass over the annotations of our prefix and over the aliases of others. An invalid value is an error that
-//! names key, value and what is accepted, and the default is used instead. A valid request that cannot be served
-//! is recorded in [`Options::refused`]: then no port of the Service is programmed, because serving it differently
-//! from the request (without its rate limit, to nodes it excludes) is worse. `apply` does the single annotations; here is
-//! what follows from several of them.
+//! names the key, the value and the accepted values, and the default is used instead. A valid request that can't be
+//! served is recorded in [`Options::refused`]: then no port of the Service is programmed, because serving it
+//! differently from the request (without its rate limit, to nodes that it excludes) is worse. `apply` handles single
+//! annotations, and this file what follows from several of them.
 
 mod apply;
 
@@ -36,8 +36,7 @@ use super::view::PortRefusal;
 
 /// Idle time of a UDP flow: RFC 4787 REQ-5 recommends 5 minutes.
 const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
-/// Idle time of an established SCTP flow: 30 of the intervals at which endpoints send a HEARTBEAT by default (RFC 9260
-/// section 16).
+/// Idle time of an established SCTP flow: 30 default HEARTBEAT intervals of an endpoint (RFC 9260 section 16).
 const IDLE_TIMEOUT_SCTP: Duration = Duration::from_secs(900);
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -50,24 +49,24 @@ pub(super) struct Options {
     pub(super) mode: ForwardingMode,
     /// The choices within the mode, if it is a tunnel.
     pub(super) tunnel: TunnelOptions,
-    /// Whether the Service itself names its mode.
-    mode_is_said: bool,
+    /// Whether the Service itself sets its mode.
+    mode_is_set: bool,
     pub(super) backends: BackendOptions,
     pub(super) choice: Choice,
     pub(super) handshake: Handshake,
     pub(super) idle: IdleTimeouts,
     pub(super) limits: ServiceLimits,
-    /// What new connections that backends refuse or ignore cause; `None` for nothing.
+    /// What happens to new connections that backends refuse or ignore; `None` for nothing special.
     pub(super) passive_health: Option<PassiveHealth>,
     pub(super) proxy: ProxyOptions,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
-    /// What the routes to its addresses carry.
+    /// The attributes of the routes to its addresses.
     pub(super) bgp: RouteAttributes,
-    /// Which addresses the Service asks for.
+    /// The addresses that the Service requests.
     pub(super) addresses: AddressRequest,
-    /// Why no port is programmed, if none is.
+    /// Why no port is programmed, if that is so.
     pub(super) refused: Vec<PortRefusal>,
 }
 
@@ -76,35 +75,35 @@ pub(super) struct Options {
 pub(super) struct BackendOptions {
     /// Whether endpoints or their nodes are the backends.
     pub(super) target: config::Target,
-    /// The nodes that may be backends, or have backends; `None` allows all.
+    /// The nodes that may be backends or have backends; `None` allows all.
     pub(super) node_selector: Option<Selector>,
-    /// How long flows to a backend that has left continue.
+    /// How long flows to a removed backend continue.
     pub(super) drain_timeout: Duration,
 }
 
-/// How the backend of a new flow is chosen, and which flows are remembered.
+/// How the backend of a new flow is chosen, and which flows get an entry.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Choice {
     pub(super) scheduler: config::Scheduler,
-    /// What the choice follows from, with schedulers that let the Service decide.
+    /// The hash input, for schedulers that let the Service choose it.
     pub(super) hash: HashInput,
     /// The number of slots of the table, if the scheduler has one.
     pub(super) table_size: u32,
-    /// How long a backend that has become ready takes to get its full share; zero: at once.
+    /// How long a backend that became ready takes to get its full share; zero for at once.
     pub(super) slow_start: Duration,
-    /// Which flows are remembered; `OnChange` only if the Service can do without entries.
+    /// Which flows get an entry; `OnChange` only if the Service works without entries.
     pub(super) flow_tracking: config::FlowTracking,
-    /// Whether packets without an entry are to find the former owner of their flow: with `on-change`, and if other gateways
-    /// share the flows that began since.
+    /// Whether packets without an entry go to the former owner of their flow: with `on-change`, or if other gateways
+    /// share the flows created since.
     pub(super) follows_seats: bool,
 }
 
-/// What is done to SYNs.
+/// How SYNs are handled.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Handshake {
     /// The limit for the segment size.
     pub(super) mss_clamp: MssClamp,
-    /// When new connections are answered with SYN cookies; `None` as the configuration says for all.
+    /// When new connections are answered with SYN cookies; `None` for the setting of the gateway.
     pub(super) syn_cookies: Option<SynCookies>,
 }
 
@@ -117,7 +116,7 @@ pub(super) struct IdleTimeouts {
     pub(super) sctp: Duration,
 }
 
-/// What backends get to know of the client.
+/// What backends receive about the client.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ProxyOptions {
     /// The header of the PROXY protocol.
@@ -126,17 +125,18 @@ pub(super) struct ProxyOptions {
     pub(super) tlvs: ProxyTlvs,
     /// The text of the TLV `vpce-id`.
     pub(super) vpce_id: VpceId,
-    /// The alias that says that backends rely on the client's address.
+    /// The alias that requires the client's address for the backends.
     keeps_client: Option<String>,
 }
 
 impl Options {
     /// The VIP at which a Service's endpoints are checked, if they answer clients from the VIP in this mode and the
-    /// operator enables such checks. With target node, the node's proxy answers at its own address, so there is none.
+    /// operator enables such checks. With target node there is none, because the node's proxy answers at its own
+    /// address.
     pub(super) fn at_vip(&self, settings: &Settings, vip: IpAddr) -> Option<Arc<AtVip>> {
         let wanted = settings.health.dsr_destination == DsrDestination::Vip;
-        let asked = wanted && self.mode.is_dsr() && self.backends.target == config::Target::Pod;
-        asked.then(|| Arc::new(AtVip { vip, mode: self.mode, tunnel: self.tunnel }))
+        let is_requested = wanted && self.mode.is_dsr() && self.backends.target == config::Target::Pod;
+        is_requested.then(|| Arc::new(AtVip { vip, mode: self.mode, tunnel: self.tunnel }))
     }
 }
 
@@ -145,8 +145,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     let annotations = &service.meta.annotations;
     let mut options = defaults(settings);
     let mut read = Reader { meta: &service.meta, findings, written: None };
-    // Aliases come first, so that an annotation of ours overrides an alias. If only node ports and cluster IPs are
-    // requested from us, the load balancer is another one, and so its annotations are not for us.
+    // Aliases come first, so that an annotation of ours overrides an alias. If the Service requests only node ports
+    // and cluster IPs from us, its load balancer is another one, whose annotations don't concern us.
     let is_ours = settings.claims(service) || !service.external_ips.is_empty();
     let internal =
         if is_ours { read.aliases(&mut options, annotations, &settings.services.compat) } else { None };
@@ -161,7 +161,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let why = format!("scheduler {} has no table", options.choice.scheduler.as_str());
         read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no table size");
     }
-    options.refused.extend(hash::judge(&mut read, service, options.choice.scheduler));
+    options.refused.extend(hash::check(&mut read, service, options.choice.scheduler));
     choose_mode(&mut read, service, settings, &mut options);
     if let Some(request) = &options.proxy.header
         && let Some((field, diagnostic, refusal)) = proxy_protocol::refusal_in(request, options.mode)
@@ -169,16 +169,16 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.push(&field, Reason::NotSupported, diagnostic);
         options.refused.push(refusal);
     }
-    options.refused.extend(proxy_protocol::judge_tlvs(
+    options.refused.extend(proxy_protocol::check_tlvs(
         &mut read,
         options.proxy.header.as_ref(),
         options.proxy.tlvs,
     ));
     tunnel_options::identify(&mut options.tunnel, &service.meta.key, options.mode);
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
-    options.refused.extend(tunnel_options::judge_mark(&mut read, &mut options.tunnel, options.mode));
+    options.refused.extend(tunnel_options::check_mark(&mut read, &mut options.tunnel, options.mode));
     read.outgoing_bandwidth(&mut options, annotations);
-    judge_flow_tracking(&mut read, service, settings, &mut options);
+    choose_flow_tracking(&mut read, service, settings, &mut options);
     warn_without_effect(&mut read, annotations, &options);
     warn_without_port(&mut read, service);
     let protocols = service.ports.iter().map(|port| port.protocol);
@@ -192,9 +192,9 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     options
 }
 
-/// Chooses the mode, unless the Service itself names it, and refuses an alias that this mode does not follow.
+/// Chooses the mode, unless the Service sets it, and refuses an alias that this mode does not support.
 fn choose_mode(read: &mut Reader<'_>, service: &Service, settings: &Settings, options: &mut Options) {
-    if options.mode_is_said {
+    if options.mode_is_set {
         return;
     }
     let has_header = options.proxy.header.is_some();
@@ -210,8 +210,13 @@ fn choose_mode(read: &mut Reader<'_>, service: &Service, settings: &Settings, op
     }
 }
 
-/// Decides which flows are remembered, and whether packets without an entry find the former owner of their flow.
-fn judge_flow_tracking(read: &mut Reader<'_>, service: &Service, settings: &Settings, options: &mut Options) {
+/// Decides which flows get an entry, and whether packets without an entry go to the former owner of their flow.
+fn choose_flow_tracking(
+    read: &mut Reader<'_>,
+    service: &Service,
+    settings: &Settings,
+    options: &mut Options,
+) {
     let needs_entries = tracks_always(service, settings, options);
     options.choice.follows_seats = needs_entries.is_none()
         && (settings.shares_flows || options.choice.flow_tracking == config::FlowTracking::OnChange);
@@ -226,11 +231,11 @@ fn judge_flow_tracking(read: &mut Reader<'_>, service: &Service, settings: &Sett
     }
 }
 
-/// Adds a warning for each annotation that has no effect in the mode.
+/// Adds a warning for each annotation that has no effect in this mode.
 fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, options: &Options) {
     let clamp = annotations.get(key::MSS_CLAMP).and_then(|value| config::mss_clamp(value.trim()));
     if options.mode == ForwardingMode::DsrL2 && clamp.is_some_and(|clamp| clamp != MssClamp::Off) {
-        let why = "with forwarding dsr-l2, packets are as long on one link as on the other";
+        let why = "with forwarding dsr-l2, packets do not grow";
         read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
     }
     if options.mode.is_dsr()
@@ -241,12 +246,12 @@ fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, options: &Op
     }
     if options.mode.is_dsr() && annotations.get(key::PASSIVE_HEALTH).is_some_and(|value| value.trim() == "on")
     {
-        let why = "in DSR modes the gateway does not see the answers of backends";
+        let why = "in DSR modes the gateway does not see the replies of backends";
         read.ignored(key::PASSIVE_HEALTH, why, "tidegate.dev/forwarding nat or fullnat, or no annotation");
     }
 }
 
-/// The annotations that have an effect on ports of one protocol only.
+/// The annotations that only affect ports of one protocol.
 const OF_ONE_PROTOCOL: [(&str, Protocol); 6] = [
     (key::SYN_COOKIES, Protocol::Tcp),
     (key::MSS_CLAMP, Protocol::Tcp),
@@ -284,7 +289,7 @@ const fn idle_max(protocol: Protocol) -> Duration {
     }
 }
 
-/// Why all flows of a Service are remembered, whatever it asks for; `None` if it can do without entries.
+/// Why all flows of a Service get an entry, whatever it requests; `None` if it works without entries.
 fn tracks_always(service: &Service, settings: &Settings, options: &Options) -> Option<&'static str> {
     let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
     if !options.mode.is_dsr() {
@@ -308,7 +313,7 @@ fn defaults(settings: &Settings) -> Options {
     let defaults = &settings.services.defaults;
     Options {
         mode: defaults.forwarding,
-        mode_is_said: false,
+        mode_is_set: false,
         tunnel: defaults.tunnel,
         backends: BackendOptions {
             target: defaults.target,

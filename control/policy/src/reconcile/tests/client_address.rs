@@ -27,7 +27,7 @@ fn lost(outcome: &Outcome) -> bool {
 }
 
 #[test]
-fn a_local_service_gets_the_mode_that_the_operator_keeps_clients_addresses_by() {
+fn a_local_service_gets_the_mode_of_forwarding_local() {
     for mode in [Nat, DsrL2, DsrIpip] {
         let outcome = world(local(80), Some(mode)).look();
         assert_eq!((only(&outcome).mode, lost(&outcome)), (mode, false));
@@ -37,7 +37,7 @@ fn a_local_service_gets_the_mode_that_the_operator_keeps_clients_addresses_by() 
 }
 
 #[test]
-fn where_no_mode_keeps_clients_addresses_a_local_service_is_served_with_a_warning() {
+fn a_local_service_without_forwarding_local_is_served_with_a_warning() {
     let outcome = world(local(80), None).look();
     assert_eq!((only(&outcome).mode, lost(&outcome)), (FullNat, true));
     // A mode that cannot serve the port would be worse.

@@ -1,4 +1,4 @@
-//! The comparison of a round with one from scratch: it finds the effects of a missed dependency and no other
+//! The comparison of a round with one from scratch. It finds the effects of a missed dependency and no other
 //! difference.
 //!
 //! The property in `incremental` checks with random histories that it finds no other difference.
@@ -6,7 +6,7 @@
 use super::*;
 use crate::reconcile::Compared;
 
-/// A reconciler that has made one round of two Services, each with one endpoint.
+/// A reconciler after one round with two Services, each with one endpoint.
 fn two_services() -> (World, Reconciler) {
     let slices = vec![http("a", vec![endpoint("10.0.1.1")]), http("b", vec![endpoint("10.0.1.2")])];
     let mut world = World::new(["a", "b"].map(service).into(), slices);
@@ -22,7 +22,7 @@ fn round(world: &World, reconciler: &mut Reconciler) -> (Arc<Outcome>, Compared)
 }
 
 #[test]
-fn a_change_of_endpoints_that_was_missed_is_found_and_a_round_from_scratch_heals_it() {
+fn a_missed_change_of_endpoints_is_found_and_fixed_by_a_full_round() {
     let (mut world, mut reconciler) = two_services();
     let gone = http("b", vec![endpoint("10.0.1.3")]);
     world.objects.endpoint_slices.insert(gone.meta.key.clone(), Arc::new(gone));
@@ -40,16 +40,16 @@ fn a_change_of_endpoints_that_was_missed_is_found_and_a_round_from_scratch_heals
     assert_eq!(compared, Compared::default());
     let backends = &healed.spec.services[1].backends;
     assert!(backends.iter().any(|backend| backend.address == ip("10.0.1.3")), "{backends:?}");
-    assert_eq!(healed.memory.allocations, stale.memory.allocations, "who has an address keeps it");
+    assert_eq!(healed.memory.allocations, stale.memory.allocations, "a Service keeps its address");
 }
 
 #[test]
-fn a_service_that_got_no_address_because_its_change_was_missed_is_a_difference_of_the_allocation() {
+fn a_missed_new_service_is_a_difference_of_the_allocation() {
     let (mut world, mut reconciler) = two_services();
     world.put(service("c"));
     reconciler.miss(&world.objects);
     let (stale, compared) = round(&world, &mut reconciler);
-    assert_eq!(compared.reconcile, [], "what follows from addresses is not told twice");
+    assert_eq!(compared.reconcile, [], "consequences of addresses are not reported twice");
     let parts: Vec<&str> = compared.allocation.iter().map(|difference| difference.part.as_str()).collect();
     assert!(parts.contains(&"granted[2]") && parts.contains(&"pools[0]"), "{parts:?}");
 
@@ -58,7 +58,7 @@ fn a_service_that_got_no_address_because_its_change_was_missed_is_a_difference_o
     assert_eq!(compared, Compared::default());
     assert_eq!(healed.services.iter().filter(|view| view.vips.len() == 1).count(), 3);
     let before = &stale.memory.allocations.by_service;
-    assert!(before.iter().all(|(key, held)| healed.memory.allocations.by_service.get(key) == Some(held)));
+    assert!(before.iter().all(|(key, known)| healed.memory.allocations.by_service.get(key) == Some(known)));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Edits: what can happen to a gateway between two reconciles, and a strategy that generates them.
+//! Edits that can happen to a gateway between two reconciles, and a strategy that generates them.
 
 use tidegate_model::objects::{
     AddressPool, AddressPoolStatus, EndpointAddress, Endpoints, FINALIZER, Labels, Namespace, Subset,
@@ -23,7 +23,7 @@ pub(super) enum Edit {
     NoSlice(usize),
     /// An object of the legacy kind.
     Endpoints(ObjectKey, Option<u8>),
-    /// Makes these of the current targets fail.
+    /// Makes some of the current targets fail.
     Fail(u64),
     Drain(Option<DrainTarget>),
     Pass(u64),
@@ -126,13 +126,13 @@ fn arbitrary_node() -> impl Strategy<Value = Edit> {
             node.external_ips = in_pool.then(|| ip(&format!("203.0.113.{n}"))).into_iter().collect();
             node.internal_ips.extend(v6.then(|| ip(&format!("2001:db8::2:{n}"))));
             node.pod_cidrs = cidr.iter().map(|n| format!("10.1.{n}.0/24").parse().expect("a net")).collect();
-            let said = [
+            let reported = [
                 ("topology.kubernetes.io/zone", zone.map(|n| format!("z{n}"))),
                 ("tier", tier.map(|odd| if odd { "odd" } else { "even" }.to_owned())),
                 ("node.kubernetes.io/exclude-from-external-load-balancers", excluded.map(|()| String::new())),
                 ("other", other.map(|n| n.to_string())),
             ];
-            node.meta.labels = said.into_iter().filter_map(|(k, v)| Some((k.to_owned(), v?))).collect();
+            node.meta.labels = reported.into_iter().filter_map(|(k, v)| Some((k.to_owned(), v?))).collect();
             // 3 stands for an invalid number.
             let weight = weight.map(|w| if w == 3 { "many".to_owned() } else { w.to_string() });
             node.meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w)));

@@ -50,7 +50,7 @@ fn what_the_configuration_says_goes_for_services_that_say_nothing_else() {
 }
 
 #[test]
-fn udp_ports_are_asked_by_datagram_when_the_service_says_so_and_tcp_ports_by_tcp() {
+fn udp_ports_are_checked_by_datagram_on_request_and_tcp_ports_by_tcp() {
     let outcome = dns(&[("protocol", "udp")]).look();
     assert_eq!(
         urls(&outcome),
@@ -85,7 +85,7 @@ fn sctp_ports_are_checked_by_init_unless_the_service_says_otherwise() {
 }
 
 #[test]
-fn udp_ports_without_a_check_of_their_own_are_judged_by_the_checked_tcp_ports_beside_them() {
+fn udp_ports_without_a_check_use_the_result_of_the_tcp_ports() {
     use tidegate_spec::Protocol::Udp;
     let mut world = dns(&[]);
     assert_eq!(urls(&world.look()), ["tcp://10.0.1.1:5353", "tcp://10.0.1.2:5353"]);
@@ -100,7 +100,7 @@ fn udp_ports_without_a_check_of_their_own_are_judged_by_the_checked_tcp_ports_be
 }
 
 #[test]
-fn all_checked_backends_of_a_service_port_failing_at_once_means_none_is_set_aside() {
+fn if_all_backends_of_a_service_port_fail_at_once_none_is_excluded() {
     let mut world = web(&[]);
     let refused = HealthStatus { failure: Some(Failure::Refused), ..HealthStatus::default() };
     world.verdicts = world.look().targets.into_iter().map(|target| (target, refused)).collect();
@@ -121,7 +121,7 @@ fn all_checked_backends_of_a_service_port_failing_at_once_means_none_is_set_asid
 }
 
 #[test]
-fn an_operator_s_bounds_hold_for_services_and_what_is_beyond_them_is_said() {
+fn operator_limits_apply_to_services_and_violations_are_reported() {
     let mut world = web(&[("interval", "200ms"), ("timeout", "150ms")]);
     world.settings.health.interval_min = Duration::from_secs(1);
     world.settings.health.timeout_max = Duration::from_millis(100);
@@ -140,18 +140,18 @@ fn an_operator_s_bounds_hold_for_services_and_what_is_beyond_them_is_said() {
 }
 
 #[test]
-fn nothing_is_said_about_the_default_that_replaces_an_invalid_timeout_or_interval() {
+fn the_default_for_an_invalid_timeout_or_interval_causes_no_finding() {
     let mut world = web(&[("interval", "500ms"), ("timeout", "9ms")]);
     let outcome = world.look();
     let rules = outcome.targets.first().expect("two").probe.rules;
     assert_eq!(rules.timeout, Duration::from_millis(500), "the default, 1 s, is cut to the interval");
-    let said = messages(&outcome);
-    assert!(said.len() == 1 && said[0].contains("\"9ms\" is invalid"), "{said:?}");
+    let reported = messages(&outcome);
+    assert!(reported.len() == 1 && reported[0].contains("\"9ms\" is invalid"), "{reported:?}");
 
     world = web(&[("interval", "9ms")]);
     world.settings.health.interval_min = Duration::from_secs(3600);
-    let said = messages(&world.look());
-    assert!(said.len() == 1 && said[0].contains("\"9ms\" is invalid"), "{said:?}");
+    let reported = messages(&world.look());
+    assert!(reported.len() == 1 && reported[0].contains("\"9ms\" is invalid"), "{reported:?}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn checks_count_towards_the_share_of_the_service_s_namespace() {
 }
 
 #[test]
-fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends() {
+fn endpoints_outside_the_networks_of_backends_are_not_checked() {
     let mut world = World::new(
         vec![checked(service("web"), &[("protocol", "http"), ("path", "/latest/meta-data")])],
         vec![http(
@@ -176,13 +176,13 @@ fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends
     assert_eq!(
         states(only(&outcome)),
         ["10.0.1.1:8080 active", "10.9.1.7:8080 active", "192.0.2.80:8080 active"],
-        "they are backends all the same"
+        "they are backends nevertheless"
     );
     assert_eq!(outcome.findings[0].reason, Reason::HealthCheckNotAllowed);
-    let said = "warning: endpoints of Service default/web are not health-checked and count as healthy: the operator \
-                does not allow checks of their networks: 10.9.1.7, 192.0.2.80; accepted: endpoints on the gateway's \
+    let reported = "warning: endpoints of Service default/web are not health-checked and count as healthy, because the \
+                operator does not allow checks in their networks: 10.9.1.7, 192.0.2.80; accepted: endpoints on the gateway's \
                 links or routes or in the podCIDRs of their node, or their networks in health.allowedNetworks";
-    assert_eq!(messages(&outcome), [said]);
+    assert_eq!(messages(&outcome), [reported]);
 
     // The Pod networks of a node are allowed for the endpoints on it.
     let mut node = node("node-a", &[]);
@@ -203,7 +203,7 @@ fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends
 }
 
 #[test]
-fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_addresses() {
+fn dsr_backends_are_checked_at_each_vip_and_others_at_their_addresses() {
     let mut world = World::new(
         vec![service("web")],
         vec![slice("web", "web", &[("http", Protocol::Tcp, 80)], vec![endpoint("10.0.1.1")])],
@@ -242,7 +242,7 @@ fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_ad
 }
 
 #[test]
-fn without_fail_open_the_last_failing_backend_is_set_aside_too() {
+fn without_fail_open_the_last_failing_backend_is_excluded_too() {
     let mut world = web(&[]);
     world.settings.health.fail_open = false;
     world.verdicts = world.look().targets.into_iter().collect();
@@ -252,7 +252,7 @@ fn without_fail_open_the_last_failing_backend_is_set_aside_too() {
 }
 
 #[test]
-fn a_backend_that_takes_no_flows_anyway_does_not_keep_the_others_from_failing_open() {
+fn a_backend_that_takes_no_flows_does_not_prevent_failing_open() {
     let mut world = web(&[]);
     world.drained = BTreeSet::from(["10.0.1.2".parse().expect("a drain target")]);
     world.verdicts = world.look().targets.into_iter().take(1).collect();
@@ -260,7 +260,7 @@ fn a_backend_that_takes_no_flows_anyway_does_not_keep_the_others_from_failing_op
 }
 
 #[test]
-fn whether_an_endpoint_answers_is_decided_before_whether_it_leaves() {
+fn whether_an_endpoint_answers_is_decided_before_whether_it_terminates() {
     use view::BackendWhy::{Drained, NotReady, OtherNode, OtherZone, Ready, Terminating, Unhealthy};
     let leaves = |serving| Conditions { ready: Some(false), serving: Some(serving), terminating: Some(true) };
     let hinted = |zone: &str| Endpoint { hint_zones: vec![zone.into()], ..endpoint("10.0.1.2") };
@@ -305,7 +305,7 @@ fn whether_an_endpoint_answers_is_decided_before_whether_it_leaves() {
 }
 
 #[test]
-fn the_health_check_node_port_of_an_appliance_counts_no_endpoint_that_fails_open() {
+fn an_appliances_health_check_node_port_counts_no_failing_endpoint() {
     let mut world = web(&[]);
     world.put(Service {
         external_traffic_policy: TrafficPolicy::Local,
@@ -320,7 +320,7 @@ fn the_health_check_node_port_of_an_appliance_counts_no_endpoint_that_fails_open
 }
 
 #[test]
-fn the_view_tells_failures_and_damping() {
+fn the_view_shows_failures_and_damping() {
     let mut world = web(&[]);
     let flaps = HealthStatus { failure: Some(Failure::Status(503)), damping: 2, weight: None };
     world.verdicts = world.look().targets.into_iter().take(1).map(|target| (target, flaps)).collect();

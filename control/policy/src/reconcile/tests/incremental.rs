@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn a_reconciler_gives_what_a_reconcile_from_scratch_gives(
+    fn a_reconciler_equals_a_reconcile_from_scratch(
         own in any::<bool>(),
         pod_routes in any::<bool>(),
         on_node in weighted(0.3, Just(())),
@@ -87,7 +87,7 @@ fn mixed() -> World {
 }
 
 #[test]
-fn no_service_is_reprocessed_that_a_change_cannot_affect() {
+fn services_that_a_change_cannot_affect_are_not_recomputed() {
     let mut world = mixed();
     let mut reconciler = Reconciler::default();
     let mut recomputed = |world: &mut World, change: &dyn Fn(&mut World)| {
@@ -105,11 +105,11 @@ fn no_service_is_reprocessed_that_a_change_cannot_affect() {
     assert_eq!(recomputed(&mut world, &|_| ()), 0);
     let (of_n0, of_n1, to_nodes) = (3, 3, 3);
     let heartbeat = |w: &mut World| node(w, &|_| ());
-    assert_eq!(recomputed(&mut world, &heartbeat), 0, "the same again is no change");
+    assert_eq!(recomputed(&mut world, &heartbeat), 0, "an equal object is not a change");
     let annotated = |w: &mut World| node(w, &|n| drop(n.meta.annotations.insert("other".into(), "1".into())));
     assert_eq!(recomputed(&mut world, &annotated), 0);
     let labelled = |w: &mut World| node(w, &|n| drop(n.meta.labels.insert("other".into(), "1".into())));
-    assert_eq!(recomputed(&mut world, &labelled), 0, "nobody there asks for labels");
+    assert_eq!(recomputed(&mut world, &labelled), 0, "no selector there depends on labels");
     let zone = |w: &mut World| {
         node(w, &|n| drop(n.meta.labels.insert("topology.kubernetes.io/zone".into(), "z1".into())));
     };
@@ -149,7 +149,7 @@ fn no_service_is_reprocessed_that_a_change_cannot_affect() {
         meta.labels.insert("edge".into(), edge.into());
         world.objects.namespaces.insert("default".into(), Arc::new(Namespace { meta }));
     };
-    assert_eq!(recomputed(&mut world, &|w| namespace(w, "true")), 0, "no pool asks for labels");
+    assert_eq!(recomputed(&mut world, &|w| namespace(w, "true")), 0, "no pool selects by labels");
 
     let withheld = |w: &mut World| {
         w.settings.authority = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.1")]) };
@@ -183,7 +183,7 @@ fn a_service_with_zone_hints_follows_the_zone_of_the_gateways_node() {
 }
 
 #[test]
-fn who_is_taken_up_and_comes_out_the_same_stays_the_same_value() {
+fn recomputed_services_with_equal_results_keep_their_values() {
     let mut world = mixed();
     let mut reconciler = Reconciler::default();
     let before = reconciler.reconcile(&world.input());

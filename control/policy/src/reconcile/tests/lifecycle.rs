@@ -28,11 +28,15 @@ fn endpoints_shrink_to_zero_and_the_port_stays_to_refuse() {
     world.step();
     world.set_slices(vec![]);
     let outcome = world.step();
-    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down"], "its TCP flows stay until the drain timeout");
+    assert_eq!(
+        states(only(&outcome)),
+        ["10.0.1.1:8080 down"],
+        "its TCP flows continue until the drain timeout"
+    );
     assert_eq!(only(&outcome).no_endpoints, NoEndpoints::Reject);
     assert_eq!(outcome.reconcile_at, Some(Duration::from_secs(400)));
     world.now = Duration::from_secs(399);
-    assert_eq!(states(only(&world.step())).len(), 1, "nothing prolongs the drain, nothing cuts it");
+    assert_eq!(states(only(&world.step())).len(), 1, "nothing extends or shortens the drain");
     world.now = Duration::from_secs(400);
     let outcome = world.step();
     assert_eq!(states(only(&outcome)), [] as [String; 0]);
@@ -51,7 +55,7 @@ fn a_backend_that_fails_its_checks_is_out_until_it_passes() {
 }
 
 #[test]
-fn services_that_want_the_same_check_share_it() {
+fn services_that_need_the_same_check_share_it() {
     let mut other = http("api", vec![endpoint("10.0.1.1")]);
     other.meta.key.name = "api".into();
     let world = World::new(
@@ -126,7 +130,7 @@ fn the_address_stays_when_other_services_come_and_the_service_changes() {
 }
 
 #[test]
-fn services_that_are_not_ours_are_left_alone() {
+fn services_that_are_not_ours_are_ignored() {
     let mut headless = service("headless");
     headless.headless = true;
     let mut other_proxy = service("other-proxy");
@@ -201,38 +205,34 @@ fn ports_of(outcome: &Outcome, namespace: &str) -> usize {
 }
 
 #[test]
-fn a_namespace_that_removes_many_services_ends_no_flows_of_removed_services_of_others() {
+fn a_namespace_that_removes_many_services_ends_no_flows_of_others() {
     let mut world = world_of([of_namespace("greedy", 20, 1, 1), of_namespace("victim", 2, 1, 1)]);
-    // There is room for ten ports of removed Services.
+    // Ten ports of removed Services fit.
     world.settings.limits = Demand { frontends: 160, ..Demand::MAX };
     let outcome = world.step();
     assert_eq!((ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")), (20, 2));
     world.objects.services.clear();
     let outcome = world.step();
     assert_eq!((ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")), (8, 2));
-    // The same for their backends.
+    // This also applies to their backends.
     let mut world = world_of([of_namespace("greedy", 4, 1, 2), of_namespace("victim", 1, 1, 3)]);
     world.settings.limits = Demand { backends: 30, ..Demand::MAX };
     world.step();
     world.objects.services.clear();
     let outcome = world.step();
-    assert_eq!(
-        (ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")),
-        (1, 1),
-        "room for five backends"
-    );
+    assert_eq!((ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")), (1, 1), "five backends fit");
 }
 
 #[test]
-fn a_namespace_whose_backends_leave_all_the_time_ends_no_flows_of_others() {
+fn a_namespace_that_constantly_removes_backends_ends_no_flows_of_others() {
     let mut world = world_of([of_namespace("greedy", 6, 1, 4), of_namespace("victim", 1, 1, 6)]);
-    // The tables have room for 40 backends.
+    // 40 backends fit into the tables.
     world.settings.limits = Demand { backends: 30, ..Demand::MAX };
     world.step();
     let (_, mut slices) = of_namespace("greedy", 6, 11, 4);
     slices.extend(of_namespace("victim", 1, 11, 6).1);
     world.set_slices(slices);
-    // Of 30 removed backends 10 have room. One port of the victim has more of them than any other.
+    // Of 30 removed backends 10 fit. One port of the victim has more of them than any other.
     let outcome = world.step();
     let left = |namespace: &str| {
         let specs = outcome.spec.services.iter().filter(|spec| spec.namespace == namespace);

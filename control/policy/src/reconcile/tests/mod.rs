@@ -210,7 +210,7 @@ impl World {
             slices.into_iter().map(|s| (s.meta.key.clone(), Arc::new(s))).collect();
     }
 
-    /// Reconciles without remembering.
+    /// Reconciles without keeping the memory.
     pub(super) fn look(&self) -> Outcome {
         reconcile(&self.input())
     }
@@ -227,7 +227,7 @@ impl World {
         }
     }
 
-    /// Reconciles and remembers, as the daemon does.
+    /// Reconciles and keeps the memory, as the daemon does.
     pub(super) fn step(&mut self) -> Outcome {
         let outcome = self.look();
         self.memory = outcome.memory.clone();

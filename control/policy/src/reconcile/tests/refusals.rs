@@ -1,4 +1,4 @@
-//! Requests that are not granted: each refusal has its place, its cause and the accepted values.
+//! Requests that are not granted: each refusal has its location, its cause and the accepted values.
 
 use tidegate_model::objects::NotKept;
 
@@ -56,7 +56,7 @@ fn many_endpoints(of: &str, ports: &[(&str, Protocol, u16)], count: u32) -> Vec<
         .collect()
 }
 
-/// Asserts that the whole Service is refused with this reason, and that `other` is served by its backend as usual.
+/// Asserts that the whole Service is refused with this reason, and that `other` is served as usual.
 fn refused_alone(outcome: &Outcome, why: &str) {
     let view = |name: &str| outcome.services.iter().find(|view| view.name == name).expect("a view of each");
     assert_eq!(view("huge").refused.as_deref(), Some(why));
@@ -69,7 +69,7 @@ fn refused_alone(outcome: &Outcome, why: &str) {
 }
 
 #[test]
-fn a_port_with_more_endpoints_than_the_tables_take_costs_its_service_and_no_other() {
+fn a_port_with_too_many_endpoints_refuses_only_its_service() {
     let mut slices = many_endpoints("huge", &[("http", Protocol::Tcp, 8080)], 66_000);
     slices.push(http("other", vec![endpoint("10.200.0.1")]));
     let outcome = World::new(vec![service("huge"), service("other")], slices).look();
@@ -87,7 +87,7 @@ fn ports_times_endpoints_are_counted_before_they_are_built() {
     let mut slices = many_endpoints("huge", &ports, 66_000);
     slices.push(http("other", vec![endpoint("10.200.0.1")]));
     let outcome = World::new(vec![huge, service("other")], slices).look();
-    refused_alone(&outcome, "its endpoints make 270600000 backends over all of its ports and addresses");
+    refused_alone(&outcome, "its endpoints result in 270600000 backends over all of its ports and addresses");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn ports_times_addresses_are_counted_before_they_are_built() {
     world.settings.pools[1].ranges =
         vec!["198.51.100.0/24".parse::<ipnet::IpNet>().expect("a network").into()];
     let outcome = world.look();
-    refused_alone(&outcome, "its ports and addresses make up to 1057800 service ports");
+    refused_alone(&outcome, "its ports and addresses result in up to 1057800 service ports");
 }
 
 #[test]
@@ -114,10 +114,10 @@ fn external_ips_are_counted_before_they_are_compared() {
 
 /// A Service with this many ports, each of which requests a Maglev table of the maximum size.
 fn with_large_tables(name: &str, ports: u16) -> Service {
-    let asking = annotated(service(name), "tidegate.dev/scheduler", "maglev");
-    let mut asking = annotated(asking, "tidegate.dev/table-size", "655373");
-    asking.ports = (1..=ports).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
-    asking
+    let requesting = annotated(service(name), "tidegate.dev/scheduler", "maglev");
+    let mut requesting = annotated(requesting, "tidegate.dev/table-size", "655373");
+    requesting.ports = (1..=ports).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
+    requesting
 }
 
 /// Three endpoints for each of its ports.
@@ -129,12 +129,12 @@ fn behind_large_tables(name: &str, ports: u16) -> Vec<EndpointSlice> {
 }
 
 #[test]
-fn maglev_tables_that_annotations_ask_for_are_counted_before_they_are_built() {
+fn requested_maglev_tables_are_counted_before_they_are_built() {
     let mut slices = behind_large_tables("huge", 300);
     slices.push(http("other", vec![endpoint("10.200.0.1")]));
     let mut world = World::new(vec![with_large_tables("huge", 300), service("other")], slices);
     let outcome = world.look();
-    refused_alone(&outcome, "its annotations ask for 196611900 slots of Maglev tables over all of its ports");
+    refused_alone(&outcome, "its annotations request 196611900 slots of Maglev tables over all of its ports");
     // The operator is responsible for the settings of the configuration, which apply to all Services.
     world.settings.services.defaults.scheduler = tidegate_model::config::Scheduler::Maglev;
     world.settings.services.defaults.table_size = 655_373;
@@ -148,7 +148,7 @@ fn a_service_with_too_many_source_ranges_is_refused_alone() {
     let slices = ["huge", "other"].map(|name| http(name, vec![endpoint("10.200.0.1")]));
     let mut world = World::new(vec![huge, service("other")], slices.to_vec());
     refused_alone(&world.look(), "it has 131073 source ranges");
-    // Those of all Services are counted too.
+    // The ranges of all Services together are limited too.
     let mut newer = Service { source_ranges: ranges(60), ..service("newer") };
     newer.meta.creation_time = jiff::Timestamp::from_second(2_000).ok();
     let mut older = Service { source_ranges: ranges(60), ..service("older") };
@@ -159,7 +159,7 @@ fn a_service_with_too_many_source_ranges_is_refused_alone() {
 }
 
 #[test]
-fn maglev_tables_of_one_namespace_in_many_services_leave_room_for_those_of_another() {
+fn maglev_tables_of_one_namespace_leave_space_for_others() {
     let of = |namespace: &str, n: i64| {
         let mut one = with_large_tables(&format!("{namespace}-{n}"), 12);
         namespace.clone_into(&mut one.meta.key.namespace);
@@ -191,7 +191,7 @@ fn a_service_that_shrinks_below_a_limit_is_programmed_again() {
     world.objects.endpoint_slices =
         few.into_iter().map(|slice| (slice.meta.key.clone(), Arc::new(slice))).collect();
     let served = world.look();
-    assert_eq!((states(only(&served)).len(), address(&served)), (10, had), "with the address that it had");
+    assert_eq!((states(only(&served)).len(), address(&served)), (10, had), "with its previous address");
 }
 
 /// Services of one namespace, each older than the next.
@@ -213,7 +213,7 @@ fn left_out(outcome: &Outcome) -> Vec<String> {
 }
 
 #[test]
-fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_are_refused_and_no_other() {
+fn beyond_the_limit_the_newest_services_of_the_largest_namespace_lose() {
     // The victim is created last.
     let mut services = services_of("greedy", 6, 0);
     services.extend(services_of("victim", 1, 1_000));
@@ -227,16 +227,16 @@ fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_a
         outcome.findings.iter().filter(|f| f.reason == Reason::LimitExceeded).collect();
     assert_eq!(findings.iter().map(|f| f.object.name.as_str()).collect::<Vec<_>>(), ["greedy-4", "greedy-5"]);
     assert!(findings[0].diagnostic.what.contains("namespace greedy needs the most"), "{findings:?}");
-    // There is room again after another Service is deleted.
+    // They fit again after another Service is deleted.
     world.memory = outcome.memory.clone();
     world.objects.services.remove(&ObjectKey::new("greedy", "greedy-0"));
     let outcome = remembers.reconcile(&world.input());
     assert_eq!(left_out(&outcome), ["greedy-5"]);
-    assert_eq!(outcome, world.look(), "whatever was before");
+    assert_eq!(outcome, world.look(), "whatever the previous state was");
 }
 
 #[test]
-fn a_service_whose_slices_are_not_kept_is_refused_as_if_they_were_and_no_other_is_touched() {
+fn a_service_whose_slices_are_not_kept_is_refused_alone() {
     let port = [("http", Protocol::Tcp, 8080)];
     let services = || vec![service("huge"), service("web")];
     let slices = |why: Option<NotKept>| {
@@ -259,8 +259,8 @@ fn a_service_whose_slices_are_not_kept_is_refused_as_if_they_were_and_no_other_i
             outcome.findings.iter().filter(|f| f.reason == Reason::LimitExceeded).collect();
         let [finding] = findings[..] else { panic!("{findings:?}") };
         assert_eq!(finding.object, ObjectKey::new("default", "huge"));
-        let told = finding.diagnostic.to_string();
-        assert!(told.contains(words) && told.contains("accepted: at most 262144 endpoints"), "{told}");
+        let text = finding.diagnostic.to_string();
+        assert!(text.contains(words) && text.contains("accepted: at most 262144 endpoints"), "{text}");
         let huge = outcome.services.iter().find(|view| view.name == "huge").expect("it is shown");
         assert!(huge.refused.as_ref().is_some_and(|why| why.contains(words)), "{huge:?}");
     }
@@ -273,7 +273,7 @@ fn a_service_whose_slices_are_not_kept_is_refused_as_if_they_were_and_no_other_i
 }
 
 #[test]
-fn backends_that_leave_again_and_again_do_not_fill_the_tables() {
+fn backends_that_are_constantly_replaced_do_not_fill_the_tables() {
     let port = [("http", Protocol::Tcp, 8080)];
     let mut world = World::new(vec![service("web")], many_endpoints("web", &port, 40_000));
     world.step();
@@ -301,7 +301,7 @@ fn backends_that_leave_again_and_again_do_not_fill_the_tables() {
 }
 
 #[test]
-fn nodes_are_counted_as_backends_where_they_are_the_target() {
+fn nodes_count_as_backends_with_target_node() {
     let mut huge = annotated(service("huge"), "tidegate.dev/target", "node");
     huge = annotated(huge, "tidegate.dev/forwarding", "dsr-l2");
     huge.ports = (1..=3_000).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
@@ -311,17 +311,17 @@ fn nodes_are_counted_as_backends_where_they_are_the_target() {
     }
     let outcome = world.look();
     let why = outcome.services[0].refused.as_deref();
-    assert_eq!(why, Some("its endpoints make 300000 backends over all of its ports and addresses"));
+    assert_eq!(why, Some("its endpoints result in 300000 backends over all of its ports and addresses"));
 }
 
 /// The number of findings, and the texts of those that say how many there are.
-fn told(outcome: &Outcome) -> (usize, Vec<&str>) {
+fn reported(outcome: &Outcome) -> (usize, Vec<&str>) {
     let texts = outcome.findings.iter().map(|finding| finding.diagnostic.what.as_str());
     (outcome.findings.len(), texts.filter(|what| what.contains(" faults of the kind ")).collect())
 }
 
 #[test]
-fn of_thousands_of_faults_of_a_service_the_first_are_reported_and_how_many_there_are() {
+fn only_the_first_of_many_faults_and_their_number_are_reported() {
     let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-l2");
     web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];
     // None of these is on a link.
@@ -332,19 +332,19 @@ fn of_thousands_of_faults_of_a_service_the_first_are_reported_and_how_many_there
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
     let endpoints =
         "Service default/web has 3000 faults of the kind EndpointRefused; the first 32 are reported";
-    assert_eq!(told(&outcome), (33, vec![endpoints]));
+    assert_eq!(reported(&outcome), (33, vec![endpoints]));
 
     let mut web = service("web");
     web.meta.annotations.extend((0..1_000).map(|n| (format!("tidegate.dev/x{n}"), "x".to_owned())));
     let annotations =
         "Service default/web has 1000 faults of the kind InvalidValue; the first 32 are reported";
-    assert_eq!(told(&World::new(vec![web], vec![]).look()), (33, vec![annotations]));
+    assert_eq!(reported(&World::new(vec![web], vec![]).look()), (33, vec![annotations]));
 
     let mut denied = external("web", "192.0.2.1");
     denied.external_ips = (0..1_000_u32).map(|n| std::net::Ipv4Addr::from(0x0a80_0000 + n).into()).collect();
     let addresses =
         "Service default/web has 1000 faults of the kind ExternalIPDenied; the first 32 are reported";
-    assert_eq!(told(&World::new(vec![denied], vec![]).look()), (33, vec![addresses]));
+    assert_eq!(reported(&World::new(vec![denied], vec![]).look()), (33, vec![addresses]));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn a_service_with_many_faulty_slices_has_a_limited_number_of_warnings() {
     assert_eq!(states(only(&outcome)).len(), 100);
     let warnings = &outcome.services[0].warnings;
     assert_eq!((warnings.len(), warnings[32].as_str()), (33, "and 68 more"));
-    assert_eq!(told(&outcome).0, 33);
+    assert_eq!(reported(&outcome).0, 33);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn service_view(service_type: Option<ServiceType>, vips: Vec<VipView>, ports: Ve
 }
 
 #[test]
-fn modes_kinds_types_and_protocols_are_their_names_in_json_and_a_refusal_is_its_message() {
+fn json_contains_enums_by_name_and_a_refusal_by_its_message() {
     let kinds = [VipKind::LoadBalancer, VipKind::ExternalIp, VipKind::NodePort, VipKind::ClusterIp];
     let vips = kinds.map(|kind| VipView {
         address: ip("203.0.113.1"),
@@ -75,9 +75,13 @@ fn modes_kinds_types_and_protocols_are_their_names_in_json_and_a_refusal_is_its_
     assert_eq!(json, expected);
 
     let read: ServiceView = serde_json::from_value(json.clone()).expect("a view");
-    assert_eq!(serde_json::to_value(&read).expect("JSON"), json, "what is read is written the same");
+    assert_eq!(
+        serde_json::to_value(&read).expect("JSON"),
+        json,
+        "reading and writing again gives the same JSON"
+    );
     let refusal = read.ports[2].refused.as_ref().expect("it is refused");
-    assert_eq!(refusal.reason, RefusalReason::NotProgrammed, "JSON has the message alone");
+    assert_eq!(refusal.reason, RefusalReason::NotProgrammed, "JSON has only the message");
 
     let types = [
         (Some(ServiceType::ClusterIp), "ClusterIP"),

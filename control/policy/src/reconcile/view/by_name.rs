@@ -1,6 +1,6 @@
-//! Types of other crates in the JSON of views: each value is written as its name, and read back from it.
+//! Serializes types of other crates in views by their names.
 //!
-//! For `#[serde(with = "by_name")]`. The names are contracts: manifests, metrics and scripts use them.
+//! Use with `#[serde(with = "by_name")]`. The names are contracts: manifests, metrics and scripts use them.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de};
 use tidegate_model::objects::ServiceType;
@@ -11,7 +11,7 @@ pub(super) trait Named: Copy + 'static {
     /// Every value.
     const ALL: &'static [Self];
 
-    /// Its name; no two values have the same.
+    /// Its name, which is unique.
     fn name(self) -> &'static str;
 }
 
@@ -55,7 +55,7 @@ pub(super) fn deserialize<'de, T: Named, D: Deserializer<'de>>(from: D) -> Resul
     named(&String::deserialize(from)?)
 }
 
-/// For a value that may be unknown, which is then the empty string.
+/// For a value that may be unknown and is then the empty string.
 pub(super) mod or_empty {
     use super::{Deserializer, Named, Serializer, named};
     use serde::Deserialize as _;

@@ -1,10 +1,10 @@
-//! The desired state for display: the answers of `services` and `backends`.
+//! The desired state for display: the results of `services` and `backends`.
 //!
 //! Values with serde only, filled by `program`. The admin socket passes them on unchanged, so `-o json` shows the
 //! field names.
 //!
-//! Values that a program may act on are enums. Texts are only for display, and no code reads them. In JSON an enum is
-//! its name.
+//! Values that a program may act on are enums, which JSON contains by name. Texts are only for display, and no code
+//! reads them.
 
 mod by_name;
 
@@ -36,7 +36,7 @@ pub struct ServiceView {
     /// Why none of its ports is programmed, if the reason concerns the whole Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Why the workers do not apply this state yet: they have an older state of the Service, or none.
+    /// Why the workers do not apply this state yet. They have an older state of the Service, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unapplied: Option<String>,
     /// The parts of the Service and its EndpointSlices that cannot be used, and ports that no slice has.
@@ -47,7 +47,7 @@ pub struct ServiceView {
     /// The forwarding mode of its ports, which have it in JSON; `None` for a Service that is refused as a whole.
     #[serde(skip)]
     pub mode: Option<ForwardingMode>,
-    /// What the routes to its addresses carry by its annotations.
+    /// The attributes of the routes to its addresses, from its annotations.
     #[serde(default, skip_serializing_if = "RouteAttributes::is_empty")]
     pub bgp: RouteAttributes,
     /// `creationTimestamp`, RFC 3339.
@@ -61,13 +61,13 @@ pub struct ServiceView {
 pub struct VipView {
     /// The address.
     pub address: IpAddr,
-    /// The capacity in which it serves the Service.
+    /// How the Service uses the address.
     #[serde(with = "by_name")]
     pub kind: VipKind,
-    /// The pool that it is from; empty for [`VipKind::NodePort`] and [`VipKind::ClusterIp`], and if the pool is no
+    /// The pool that assigned it. Empty for [`VipKind::NodePort`] and [`VipKind::ClusterIp`], and if the pool is no
     /// longer known.
     pub pool: String,
-    /// Whether and how this gateway announces it, if it is of a pool.
+    /// Whether and how this gateway announces it, if it is from a pool.
     #[serde(default, skip_serializing_if = "EdgeView::is_default")]
     pub edge: EdgeView,
 }
@@ -76,23 +76,23 @@ pub struct VipView {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EdgeView {
-    /// Whether the pool's `gatewaySelector` does not select this gateway. It forwards the packets that arrive, and
-    /// announces nothing.
+    /// Whether the pool's `gatewaySelector` does not select this gateway. The gateway then forwards packets that
+    /// arrive, but announces nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub outside_group: bool,
-    /// Whether the address is announced by answers to ARP and neighbour solicitations, by this gateway or another one of
-    /// the group.
+    /// Whether the address is announced with ARP and neighbour discovery, by this gateway or another one of the
+    /// group.
     pub layer2: bool,
     /// Whether this gateway announces it by BGP, if BGP is configured.
     pub bgp: bool,
-    /// The Lease or VRRP group whose owner answers for it; absent if every gateway of the group does.
+    /// The Lease or VRRP group whose owner answers for it; absent if every gateway of the group answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Who owns that now, in answers of the daemon.
+    /// The current owner of that Lease or group, in replies of the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owned_by: Option<String>,
-    /// Why this gateway can serve no port of the Service there, so that it doesn't answer for the address on layer 2
-    /// unless another Service has the address too; absent if it can.
+    /// Why this gateway can serve no port of the Service there. It then doesn't answer for the address on layer 2,
+    /// unless another Service uses the address too. Absent if it can serve one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unable: Option<String>,
 }
@@ -110,10 +110,10 @@ impl ServiceView {
         self.refused.is_some() || self.ports.iter().any(|port| port.refused.is_some())
     }
 
-    /// Whether some port that is programmed has no active backend.
+    /// Whether some programmed port has no active backend.
     #[must_use]
     pub fn lacks_backends(&self) -> bool {
-        // Per port, whatever its addresses.
+        // Per port, over all of its addresses.
         let mut up: BTreeMap<(u16, _), bool> = BTreeMap::new();
         for port in self.ports.iter().filter(|port| port.refused.is_none()) {
             *up.entry((port.port, port.protocol)).or_default() |= port.count(BackendViewState::Active) > 0;
@@ -123,8 +123,8 @@ impl ServiceView {
 }
 
 impl VipView {
-    /// Whether a pool provides it: a LoadBalancer address or an external IP, as opposed to an address that the gateway
-    /// or the Service has anyway.
+    /// Whether it comes from a pool, as a LoadBalancer address or an external IP. Otherwise it is an address that the
+    /// gateway or the Service has anyway.
     #[must_use]
     pub fn is_of_pool(&self) -> bool {
         match self.kind {
@@ -134,7 +134,7 @@ impl VipView {
     }
 }
 
-/// The capacity in which an address serves a Service.
+/// How a Service uses an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VipKind {
     /// A LoadBalancer address. Source ranges apply.
@@ -193,10 +193,10 @@ pub struct PortView {
     /// Why it is not programmed; absent if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<PortRefusal>,
-    /// Whether all its backends fail their checks, and none is set aside for that.
+    /// Whether all its backends fail their checks, so that none is excluded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fail_open: bool,
-    /// Why it has no backend, if that follows from its traffic policy.
+    /// Why it has no backend, if its traffic policy is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Its backends, sorted by address and port.
@@ -211,11 +211,11 @@ impl PortView {
     }
 }
 
-/// Why a port is not programmed. In JSON it is only its message.
+/// Why a port is not programmed. In JSON, only its message is present.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct PortRefusal {
-    /// The kind of refusal, which determines what is written about the port.
+    /// The kind of refusal, which determines the condition and event for the port.
     pub reason: RefusalReason,
     /// The text for display.
     pub message: String,
@@ -240,7 +240,7 @@ impl From<PortRefusal> for String {
     }
 }
 
-/// The reason is not in the JSON. A value that is read from there is only for display, and has
+/// JSON does not contain the reason. A value that is read from JSON is only for display, and has
 /// [`RefusalReason::NotProgrammed`].
 impl From<String> for PortRefusal {
     fn from(message: String) -> Self {
@@ -273,7 +273,7 @@ pub struct BackendView {
     pub state: BackendViewState,
     /// The reason for that state.
     pub why: BackendWhy,
-    /// With `slowStart`: the part of its flows that it takes now, in percent; absent if it takes all.
+    /// With `slowStart`: the percentage of its share of flows that it takes now; absent if it takes all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_up_percent: Option<u8>,
     /// Its node.
@@ -347,7 +347,7 @@ pub enum BackendWhy {
     NotReady,
     /// Its health check fails.
     Unhealthy,
-    /// Its health check fails like all others, and none is set aside.
+    /// Its health check fails like all others, so none is excluded.
     FailOpen,
     /// Drained by the operator.
     Drained,
@@ -359,6 +359,6 @@ pub enum BackendWhy {
     OtherNode,
     /// No longer listed; kept until the drain timeout.
     Removed,
-    /// The gateway has no room for its next hop, so no worker has it.
+    /// The gateway has no capacity for its next hop, so no worker uses it.
     NoNextHop,
 }

@@ -12,7 +12,7 @@ const SIXTY_SECONDS: &str = "  loadBalancerIP: 203.0.113.5\n  sessionAffinity: C
      60}}\n";
 
 #[test]
-fn session_affinity_client_ip_lasts_1_to_86400_seconds_and_10800_where_no_timeout_is_written() {
+fn session_affinity_lasts_1_to_86400_seconds_and_10800_by_default() {
     let affinity = |spec: &str| only(&Both::new(&web(spec)).look()).affinity.map(|t| t.as_secs());
     let config = |seconds: &str| {
         format!(
@@ -29,10 +29,10 @@ fn session_affinity_client_ip_lasts_1_to_86400_seconds_and_10800_where_no_timeou
     assert_eq!(affinity(&config("1")), Some(1));
     assert_eq!(affinity(&config("86400")), Some(86_400));
     for seconds in ["0", "-1", "86401"] {
-        let said = refused(&web(&config(seconds)));
+        let reported = refused(&web(&config(seconds)));
         assert!(
-            said[0].contains("timeoutSeconds") && said[0].ends_with("a whole number from 1 to 86400"),
-            "{said:?}"
+            reported[0].contains("timeoutSeconds") && reported[0].ends_with("a whole number from 1 to 86400"),
+            "{reported:?}"
         );
     }
 }
@@ -54,7 +54,7 @@ fn choice(gateways: &mut Gateways, client: &str, port: u16) -> IpAddr {
 }
 
 #[test]
-fn the_hash_of_the_client_address_alone_chooses_so_that_every_gateway_agrees_without_sharing_state() {
+fn with_affinity_every_gateway_chooses_by_the_client_address_alone() {
     let mut one = Gateways::new(Both::new(&sticky(&[1, 2, 3, 4, 5])));
     let mut other = Gateways::with_seed(Both::new(&sticky(&[4, 1, 5, 3, 2])), 99);
     let mut chosen = BTreeSet::new();
@@ -67,18 +67,18 @@ fn the_hash_of_the_client_address_alone_chooses_so_that_every_gateway_agrees_wit
         }
         chosen.insert(had);
     }
-    assert_eq!(chosen.len(), 5, "clients are spread all the same");
+    assert_eq!(chosen.len(), 5, "clients are still spread");
 }
 
 #[test]
-fn a_table_keeps_a_client_on_its_backend_over_backend_changes_until_the_timeout() {
+fn a_client_keeps_its_backend_over_backend_changes_until_the_timeout() {
     let clients: Vec<String> = (1..=60).map(|n| format!("198.51.100.{n}")).collect();
     let mut gateways = Gateways::new(Both::new(&sticky(&[1, 2, 3])));
     let choices = |gateways: &mut Gateways, port: u16| -> Vec<IpAddr> {
         clients.iter().map(|client| choice(gateways, client, port)).collect()
     };
     let had = choices(&mut gateways, 40_000);
-    gateways.now_is(&sticky(&[1, 2, 3, 4, 5, 6]));
+    gateways.set(&sticky(&[1, 2, 3, 4, 5, 6]));
     gateways.wait(Duration::from_secs(59));
     assert_eq!(
         choices(&mut gateways, 40_001),
@@ -98,11 +98,11 @@ fn a_client_whose_backend_is_gone_goes_to_another_and_stays_there() {
     let mut gateways = Gateways::new(Both::new(&sticky(&[1, 2, 3])));
     let had = choice(&mut gateways, "198.51.100.7", 40_000);
     let left: Vec<u8> = (1..=3).filter(|n| ip(&format!("10.1.0.{n}")) != had).collect();
-    gateways.now_is(&sticky(&left));
+    gateways.set(&sticky(&left));
     let result = syn(&mut gateways, "198.51.100.7", 40_001);
     assert_eq!(result.note.flow, FlowNote::New);
     let next = gateways.backend_of(&result);
     assert_ne!(next, had);
-    gateways.now_is(&sticky(&[1, 2, 3]));
+    gateways.set(&sticky(&[1, 2, 3]));
     assert_eq!(choice(&mut gateways, "198.51.100.7", 40_002), next, "until its own timeout");
 }

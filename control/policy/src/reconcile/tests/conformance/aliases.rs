@@ -28,7 +28,7 @@ pub(super) fn compat(annotations: &[(&str, &str)], vendors: &[&str]) -> Both {
 
 /// The meaning of a value of an alias.
 enum Means {
-    /// The same as these annotations of ours.
+    /// Equivalent to these annotations of ours.
     Ours(&'static [(&'static str, &'static str)]),
     /// The gateway's default behaviour.
     Nothing,
@@ -332,26 +332,26 @@ fn manifests_written_for_other_balancers_work_unchanged() {
 }
 
 #[test]
-fn the_client_address_that_an_alias_asks_for_is_kept_or_told_or_no_port_is_programmed() {
+fn an_alias_for_client_addresses_is_honoured_or_no_port_is_programmed() {
     let keeps = (
         "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
         "preserve_client_ip.enabled=true",
     );
-    let told = (keeps.0, "preserve_client_ip.enabled=true,proxy_protocol_v2.enabled=true");
+    let in_header = (keeps.0, "preserve_client_ip.enabled=true,proxy_protocol_v2.enabled=true");
     let mode = |outcome: &Outcome| outcome.spec.services.first().map(|service| service.mode);
     assert_eq!(mode(&compat(&[keeps], &["aws"]).look()), None, "the default is fullnat");
     let local = compat(&[keeps], &["aws"])
         .with(|world| world.settings.services.defaults.forwarding_local = Some(ForwardingMode::Nat));
     assert_eq!(mode(&local.look()), Some(ForwardingMode::Nat));
-    assert_eq!(mode(&compat(&[told], &["aws"]).look()), Some(ForwardingMode::FullNat), "in the header");
-    for said in ["nat", "dsr-ipip", "fullnat"] {
-        let outcome = compat(&[keeps, (key::FORWARDING, said)], &["aws"]).look();
-        assert!(outcome.findings.iter().all(|f| f.reason != Reason::NotSupported), "{said} overrides it");
+    assert_eq!(mode(&compat(&[in_header], &["aws"]).look()), Some(ForwardingMode::FullNat), "in the header");
+    for message in ["nat", "dsr-ipip", "fullnat"] {
+        let outcome = compat(&[keeps, (key::FORWARDING, message)], &["aws"]).look();
+        assert!(outcome.findings.iter().all(|f| f.reason != Reason::NotSupported), "{message} overrides it");
     }
 }
 
 #[test]
-fn an_alias_that_is_known_and_not_supported_is_a_warning_event_that_names_it() {
+fn a_known_but_unsupported_alias_is_a_warning_event_that_names_it() {
     for (vendor, annotation, value, _) in MEANINGS.iter().filter(|m| matches!(m.3, Warning)) {
         // There is always a finding, with or without the vendor.
         for vendors in [&[*vendor][..], &[]] {
@@ -380,7 +380,7 @@ fn aliases_are_off_by_default() {
 /// The effect of an invalid value.
 #[derive(Clone, Copy, PartialEq)]
 enum Serves {
-    /// The same as without the annotation.
+    /// As without the annotation.
     Default,
     /// No port.
     NoPort,
@@ -606,14 +606,14 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str, Serves, &str)] = &[
 ];
 
 #[test]
-fn a_value_of_an_alias_that_is_not_understood_is_named_and_nothing_unsafe_is_done() {
+fn an_invalid_alias_value_is_named_and_has_no_unsafe_effect() {
     let plain = compat(&[], &[]).look();
     for (vendor, annotation, value, serves, accepted) in NOT_UNDERSTOOD {
         let outcome = compat(&[(annotation, value)], &[vendor]).look();
-        let (reason, what, said) = finding(&outcome);
+        let (reason, what, message) = finding(&outcome);
         assert_eq!(reason, Reason::InvalidValue, "{annotation}");
         assert!(what.contains(&format!("{annotation}: {value:?} is invalid")), "{what}");
-        assert!(said.contains(accepted), "{annotation}: {said}");
+        assert!(message.contains(accepted), "{annotation}: {message}");
         let view = &outcome.services[0];
         match serves {
             Serves::Default => {
@@ -628,7 +628,7 @@ fn a_value_of_an_alias_that_is_not_understood_is_named_and_nothing_unsafe_is_don
 }
 
 #[test]
-fn network_load_balancers_of_aws_send_version_2_of_the_proxy_protocol_and_classic_ones_version_1() {
+fn aws_network_load_balancers_send_proxy_v2_and_classic_ones_v1() {
     let alias = ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*");
     let kind = |value| ("service.beta.kubernetes.io/aws-load-balancer-type", value);
     let look = |annotations: &[(&str, &str)]| {
@@ -644,7 +644,7 @@ fn network_load_balancers_of_aws_send_version_2_of_the_proxy_protocol_and_classi
 }
 
 #[test]
-fn a_port_that_cannot_have_the_header_of_an_alias_is_told_of_an_annotation_that_helps() {
+fn a_port_that_cannot_have_an_aliased_header_names_another_annotation() {
     let alias = ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*");
     for (protocol, version, accepted) in [
         ("UDP", "v2", "tidegate.dev/proxy-protocol: v2, or a Service without UDP ports"),
@@ -700,7 +700,7 @@ fn internal_chooses_a_pool_labelled_scope_internal_and_never_another() {
 }
 
 #[test]
-fn an_annotation_of_ours_overrides_an_alias_and_two_aliases_that_differ_are_told() {
+fn our_annotations_override_aliases_and_conflicting_aliases_are_reported() {
     let two = [("lbipam.cilium.io/ips", "203.0.113.4"), ("metallb.io/loadBalancerIPs", "203.0.113.5")];
     let outcome = compat(&two, &["cilium", "metallb"]).look();
     assert_eq!(owners(&outcome), ["203.0.113.4 web"]);
@@ -713,7 +713,7 @@ fn an_annotation_of_ours_overrides_an_alias_and_two_aliases_that_differ_are_told
 }
 
 #[test]
-fn the_same_sharing_key_of_another_balancer_puts_services_on_one_address() {
+fn sharing_keys_of_other_load_balancers_put_services_on_one_address() {
     let other = service_with("name: other, annotations: {lbipam.cilium.io/sharing-key: k}", "")
         .replace("port: 80,", "port: 81,");
     let both = Both::new(&(annotated_web(&[("metallb.io/allow-shared-ip", "k")]) + &other))
@@ -723,14 +723,14 @@ fn the_same_sharing_key_of_another_balancer_puts_services_on_one_address() {
 }
 
 #[test]
-fn a_limit_of_what_goes_out_is_refused_where_answers_do_not_pass_the_gateway() {
+fn an_egress_limit_is_refused_if_replies_bypass_the_gateway() {
     let bandwidth = ("service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out", "10");
     let dsr = (key::FORWARDING, "dsr-ipip");
     let outcome = compat(&[bandwidth, dsr], &["tke"]).look();
     assert_eq!(outcome.spec.services.len(), 0);
     let (reason, what, accepted) = finding(&outcome);
     assert_eq!(reason, Reason::InvalidValue);
-    assert!(what.contains("answers do not pass the gateway") && what.contains(bandwidth.0), "{what}");
+    assert!(what.contains("replies do not pass the gateway") && what.contains(bandwidth.0), "{what}");
     assert!(accepted.contains("nat or fullnat"), "{accepted}");
     // Ours says which direction it means, and overrides the alias.
     let outcome = compat(&[bandwidth, dsr, (key::MAX_BANDWIDTH, "20M")], &["tke"]).look();

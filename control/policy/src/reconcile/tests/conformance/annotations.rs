@@ -113,10 +113,10 @@ fn an_invalid_value_names_key_value_and_accepted_and_the_default_is_used() {
     for (key, value, accepted) in NOT_UNDERSTOOD {
         let outcome = annotated_with(key, value);
         assert_eq!((&outcome.spec, &outcome.targets), (&plain.spec, &plain.targets), "{key}: {value}");
-        let (reason, what, said) = finding(&outcome);
+        let (reason, what, wording) = finding(&outcome);
         assert_eq!(reason, Reason::InvalidValue, "{key}: {value}");
         assert!(what.contains(&format!("{key}: {:?}", value.trim())), "{what}");
-        assert!(said.contains(accepted), "{key}: {value}: {said}");
+        assert!(wording.contains(accepted), "{key}: {value}: {wording}");
     }
 }
 
@@ -130,11 +130,11 @@ fn unless_the_default_would_be_unsafe() {
         assert_eq!(only(&outcome).name, "fine", "{key}: {value}");
         let checks: Vec<String> = outcome.targets.iter().map(ToString::to_string).collect();
         assert_eq!(checks, ["tcp://10.0.1.2:8080"], "what is not programmed is not checked");
-        let (is, what, said) = finding(&outcome);
+        let (is, what, wording) = finding(&outcome);
         assert_eq!(is, *reason, "{key}: {value}");
         assert!(what.contains(&format!("{key}: {value:?}")), "{what}");
-        assert!(said.contains(accepted), "{key}: {value}: {said}");
-        let web = outcome.services.iter().find(|s| s.name == "web").expect("it is shown all the same");
+        assert!(wording.contains(accepted), "{key}: {value}: {wording}");
+        let web = outcome.services.iter().find(|s| s.name == "web").expect("it is shown nevertheless");
         let refused = web
             .pending
             .as_deref()
@@ -156,30 +156,32 @@ fn a_message_has_the_line_of_the_value_or_names_the_object() {
                 maglev\n    tidegate.dev/table-size: 'many'\nspec:\n  type: LoadBalancer\n  \
                 allocateLoadBalancerNodePorts: false\n  ports: [{port: 80}]\n";
     let [directory, api] = Both::new(yaml).each();
-    let said = "error: annotation tidegate.dev/table-size: \"many\" is invalid: the default is used; accepted: \
+    let wording = "error: annotation tidegate.dev/table-size: \"many\" is invalid: the default is used; accepted: \
                 a prime from 251 to 655373 such as 65537";
     let message = messages(&directory)[0].clone();
-    assert!(message.ends_with(&format!("objects.yaml:8:30: {said}")), "{message}");
-    assert_eq!(messages(&api), [format!("Service shop/web: {said}")]);
+    assert!(message.ends_with(&format!("objects.yaml:8:30: {wording}")), "{message}");
+    assert_eq!(messages(&api), [format!("Service shop/web: {wording}")]);
 }
 
 #[test]
-fn a_key_of_ours_that_is_not_known_is_a_warning_that_says_what_was_meant() {
-    let told = |key: &str| {
+fn an_unknown_annotation_of_ours_is_a_warning_with_a_suggestion() {
+    let finding_for = |key: &str| {
         let outcome = annotated_with(key, "nat");
         assert_eq!(outcome.spec, plain().spec);
-        let finding = outcome.findings.iter().next().expect("it is told");
+        let finding = outcome.findings.iter().next().expect("it is reported");
         assert_eq!(finding.reason, Reason::InvalidValue);
         finding.diagnostic.clone()
     };
-    let misspelt = told("tidegate.dev/fowarding");
-    let said = "annotation tidegate.dev/fowarding is not known; did you mean tidegate.dev/forwarding?";
-    assert_eq!((misspelt.what.as_str(), misspelt.accepted), (said, None));
+    let misspelt = finding_for("tidegate.dev/fowarding");
+    let wording = "annotation tidegate.dev/fowarding is not known; did you mean tidegate.dev/forwarding?";
+    assert_eq!((misspelt.what.as_str(), misspelt.accepted), (wording, None));
     assert!(
-        told("tidegate.dev/idle-timout-tcp").what.ends_with("did you mean tidegate.dev/idle-timeout-tcp?")
+        finding_for("tidegate.dev/idle-timout-tcp")
+            .what
+            .ends_with("did you mean tidegate.dev/idle-timeout-tcp?")
     );
-    let unlike = told("tidegate.dev/xyzzyplughxyzzyplugh");
-    let accepted = unlike.accepted.expect("nothing is near");
+    let unlike = finding_for("tidegate.dev/xyzzyplughxyzzyplugh");
+    let accepted = unlike.accepted.expect("no name is similar");
     assert!(key::ON_SERVICE.iter().all(|key| accepted.contains(key)));
 }
 
@@ -244,13 +246,13 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
         (key::MAX_CONNECTIONS, "0"),
     ] {
         let outcome = annotated_with(key, value);
-        let invalid = messages(&outcome).into_iter().any(|said| said.contains("is invalid"));
+        let invalid = messages(&outcome).into_iter().any(|wording| wording.contains("is invalid"));
         assert_eq!((outcome.spec.services.len(), invalid), (1, false), "{key}: {value}");
     }
 }
 
 #[test]
-fn app_protocol_sets_the_idle_timeout_where_no_annotation_does_and_changes_no_check() {
+fn app_protocol_sets_the_default_idle_timeout_and_changes_no_check() {
     let idle = |protocol: &str, annotations: &[(&str, &str)]| {
         // The last value of a key counts.
         let nat = [(key::FORWARDING, "nat")];
@@ -276,7 +278,7 @@ fn app_protocol_sets_the_idle_timeout_where_no_annotation_does_and_changes_no_ch
 }
 
 #[test]
-fn every_scheduler_reaches_the_spec_and_is_the_same_as_the_default_of_the_configuration() {
+fn every_scheduler_reaches_the_spec_from_annotation_and_configuration() {
     use tidegate_spec::LoadRule;
     for (word, scheduler) in [
         ("wrr", Scheduler::WeightedRoundRobin),
@@ -297,12 +299,12 @@ fn every_scheduler_reaches_the_spec_and_is_the_same_as_the_default_of_the_config
 }
 
 #[test]
-fn hash_reaches_the_spec_and_client_is_refused_where_the_scheduler_cannot_keep_to_it() {
-    let asked = |hash: &str, scheduler: &str| {
+fn hash_reaches_the_spec_and_client_needs_a_scheduler_that_supports_it() {
+    let requested = |hash: &str, scheduler: &str| {
         Both::new(&annotated_web(&[(key::HASH, hash), (key::SCHEDULER, scheduler)])).look()
     };
     for scheduler in ["rendezvous", "maglev", "sh"] {
-        let outcome = asked("client", scheduler);
+        let outcome = requested("client", scheduler);
         assert_eq!(
             (only(&outcome).choice.hash, messages(&outcome)),
             (HashInput::Client, vec![]),
@@ -310,7 +312,7 @@ fn hash_reaches_the_spec_and_client_is_refused_where_the_scheduler_cannot_keep_t
         );
     }
     for scheduler in ["rendezvous", "maglev", "wrr", "lc"] {
-        let outcome = asked(" flow ", scheduler);
+        let outcome = requested(" flow ", scheduler);
         assert_eq!(
             (only(&outcome).choice.hash, messages(&outcome)),
             (HashInput::Flow, vec![]),
@@ -322,17 +324,17 @@ fn hash_reaches_the_spec_and_client_is_refused_where_the_scheduler_cannot_keep_t
         ("lc", "does not choose by a hash"),
         ("dh", "chooses by the VIP"),
     ] {
-        let outcome = asked("client", scheduler);
+        let outcome = requested("client", scheduler);
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!((outcome.spec.services.len(), reason), (0, Reason::InvalidValue));
-        let whole = format!("cannot be kept to: scheduler {scheduler} {why}: no port is programmed");
+        let whole = format!("cannot be guaranteed: scheduler {scheduler} {why}: no port is programmed");
         assert!(what.ends_with(&whole), "{what}");
         assert_eq!(accepted, "tidegate.dev/scheduler rendezvous, maglev or sh, or sessionAffinity: ClientIP");
         let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
         assert!(refused.message.contains(why), "{refused}");
     }
     for (scheduler, why) in [("sh", "chooses by the client's address"), ("dh", "chooses by the VIP")] {
-        let outcome = asked("flow", scheduler);
+        let outcome = requested("flow", scheduler);
         let (_, what, _) = finding(&outcome);
         assert_eq!(outcome.spec.services.len(), 1);
         assert_eq!(what, format!("annotation tidegate.dev/hash has no effect: scheduler {scheduler} {why}"));
@@ -348,7 +350,7 @@ fn hash_reaches_the_spec_and_client_is_refused_where_the_scheduler_cannot_keep_t
 }
 
 #[test]
-fn a_table_size_reaches_from_251_to_655373_and_is_said_to_have_no_effect_without_a_table() {
+fn a_table_size_is_251_to_655373_and_has_no_effect_without_a_table() {
     for size in ["251", "655373"] {
         let maglev = Both::new(&annotated_web(&[(key::SCHEDULER, "maglev"), (key::TABLE_SIZE, size)])).look();
         let slots = size.parse().expect("a number");
@@ -365,7 +367,7 @@ fn a_table_size_reaches_from_251_to_655373_and_is_said_to_have_no_effect_without
 }
 
 #[test]
-fn flow_tracking_on_change_reaches_the_spec_where_a_service_can_do_without_entries() {
+fn flow_tracking_on_change_needs_a_service_that_works_without_entries() {
     let on_change = (key::FLOW_TRACKING, "on-change");
     let dsr = |more: &[(&str, &str)]| {
         let all: Vec<_> = [(key::FORWARDING, "dsr-ipip"), on_change].iter().chain(more).copied().collect();
@@ -391,7 +393,7 @@ fn flow_tracking_on_change_reaches_the_spec_where_a_service_can_do_without_entri
 }
 
 #[test]
-fn udp_flows_are_all_remembered_where_new_ones_are_counted_by_source() {
+fn all_udp_flows_have_entries_if_new_ones_are_counted_by_source() {
     let tracking = |protocol: &str, rate: Option<SourceRate>| {
         let annotations = [(key::FORWARDING, "dsr-ipip"), (key::FLOW_TRACKING, "on-change")];
         let yaml = annotated_web(&annotations).replace("port: 80,", "port: 8080,");
@@ -408,7 +410,7 @@ fn udp_flows_are_all_remembered_where_new_ones_are_counted_by_source() {
 }
 
 #[test]
-fn a_backend_that_becomes_ready_warms_up_in_steps_and_those_of_the_start_are_warm() {
+fn new_ready_backends_warm_up_in_steps_and_the_first_ones_are_warm() {
     let service = annotated_web(&[(key::SLOW_START, "30s")]);
     let second = slice_of_web("second", "IPv4", &["addresses: [10.0.1.2]"]);
     let joined = format!("{service}{second}");
@@ -422,7 +424,7 @@ fn a_backend_that_becomes_ready_warms_up_in_steps_and_those_of_the_start_are_war
     let mut both = Both::new(&service);
     let first = both.step();
     assert_eq!((warming(&first), first.reconcile_at, messages(&first)), (vec![], None, vec![]));
-    both.now_is(&joined);
+    both.set(&joined);
     let begun = both.directory.now;
     for (seconds, step, next) in [(0, 1, 6), (6, 2, 9), (10, 3, 12), (29, 9, 30)] {
         both.both(|world| world.now = begun + Duration::from_secs(seconds));
@@ -434,7 +436,7 @@ fn a_backend_that_becomes_ready_warms_up_in_steps_and_those_of_the_start_are_war
     both.both(|world| world.now = begun + Duration::from_secs(30));
     let warm = both.step();
     assert_eq!((warming(&warm), shown(&warm), warm.reconcile_at), (vec![], vec![None, None], None));
-    // A gateway that starts now knows of no earlier state.
+    // A gateway that starts now knows no earlier state.
     let restarted = Both::new(&joined).step();
     assert_eq!(warming(&restarted), [] as [String; 0]);
 }
@@ -444,14 +446,14 @@ fn the_only_backend_that_takes_flows_does_not_warm_up() {
     let service = annotated_web(&[(key::SLOW_START, "30s")]);
     let mut both = Both::new(&service);
     both.step();
-    both.now_is(&service.replace("10.0.1.1", "10.0.1.2"));
+    both.set(&service.replace("10.0.1.1", "10.0.1.2"));
     let outcome = both.step();
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
     assert!(only(&outcome).choice.warming.is_empty());
 }
 
 #[test]
-fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_timeout() {
+fn former_weights_are_kept_for_the_drain_timeout() {
     let service = annotated_web(&[
         (key::FORWARDING, "dsr-ipip"),
         (key::FLOW_TRACKING, "on-change"),
@@ -473,21 +475,21 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
     let mut both = Both::new(&service);
     assert_eq!(former(&both.step()), [] as [String; 0]);
     let begun = both.directory.now;
-    both.now_is(&joined);
+    both.set(&joined);
     let outcome = both.step();
     assert_eq!(former(&outcome), ["10.0.1.1 1", "10.0.1.2 0"]);
     assert_eq!(outcome.reconcile_at, Some(begun + Duration::from_secs(60)));
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
 
-    // A Service that tracks always again has no entries yet, so its window goes on.
+    // A Service that changes back to `always` has no entries yet, so its window continues.
     both.both(|world| world.now = begun + Duration::from_secs(20));
     let always = joined.replace("on-change", "always");
-    both.now_is(&always);
+    both.set(&always);
     let outcome = both.step();
     assert_eq!(former(&outcome), ["10.0.1.1 1 in entries now", "10.0.1.2 0 in entries now"]);
     let again = always.replace("10.0.1.2", "10.0.1.3");
     both.both(|world| world.now = begun + Duration::from_secs(50));
-    both.now_is(&again);
+    both.set(&again);
     let moved = ["10.0.1.1 1", "10.0.1.2 0", "10.0.1.3 0"].map(|one| format!("{one} in entries now"));
     let outcome = both.step();
     assert_eq!(former(&outcome)[0], moved[0]);
@@ -497,14 +499,14 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
 }
 
 #[test]
-fn gateways_that_share_flows_know_the_former_weights_of_services_that_track_always() {
+fn with_flow_sharing_former_weights_are_kept_for_always_too() {
     let tracking = |mode: &str, shares_flows: bool| {
         let service = annotated_web(&[(key::FORWARDING, mode), (key::DRAIN_TIMEOUT, "60s")]);
         let service = service.replace("port: 80,", "port: 8080,");
         let mut both = Both::new(&service);
         both.both(|world| world.settings.shares_flows = shares_flows);
         both.step();
-        both.now_is(&service.replace("10.0.1.1", "10.0.1.2"));
+        both.set(&service.replace("10.0.1.1", "10.0.1.2"));
         only(&both.step()).flow_tracking.clone()
     };
     let former = [("10.0.1.1", 1), ("10.0.1.2", 0)];
@@ -514,12 +516,16 @@ fn gateways_that_share_flows_know_the_former_weights_of_services_that_track_alwa
         weight,
     });
     assert_eq!(tracking("dsr-ipip", true), FlowTracking::AlwaysAfter(former.into()));
-    assert_eq!(tracking("dsr-ipip", false), FlowTracking::Always, "flows that began since would break");
-    assert_eq!(tracking("nat", true), FlowTracking::Always, "the former owner has no use for a packet alone");
+    assert_eq!(tracking("dsr-ipip", false), FlowTracking::Always, "flows created since then would break");
+    assert_eq!(
+        tracking("nat", true),
+        FlowTracking::Always,
+        "the former owner cannot use a packet without its entry"
+    );
 }
 
 #[test]
-fn a_gateway_that_has_just_started_takes_the_former_weights_of_one_that_has_seen_the_change() {
+fn a_new_gateway_imports_former_weights_from_its_peers() {
     let service = annotated_web(&[
         (key::FORWARDING, "dsr-ipip"),
         (key::FLOW_TRACKING, "on-change"),
@@ -529,26 +535,26 @@ fn a_gateway_that_has_just_started_takes_the_former_weights_of_one_that_has_seen
     let joined = service.replace("10.0.1.1", "10.0.1.2");
     let mut old = Both::new(&service);
     old.step();
-    old.now_is(&joined);
+    old.set(&joined);
     let seen = old.step();
     let begun = old.directory.now;
     let mut new = Both::new(&joined);
     assert_eq!(only(&new.step()).flow_tracking, FlowTracking::OnChange([].into()));
-    // The clocks of gateways begin with them.
+    // The clock of each gateway starts with the gateway.
     let now = new.directory.now;
     let moved: Vec<_> = seen.memory.drains.changes(begun + Duration::from_secs(20)).collect();
-    assert_eq!(moved.len(), 3, "one backend has left, and two weights have changed");
-    new.both(|world| world.memory.drains.learn(&moved, now));
+    assert_eq!(moved.len(), 3, "one backend was removed, and two weights have changed");
+    new.both(|world| world.memory.drains.import(&moved, now));
     let outcome = new.step();
     assert_eq!(only(&outcome).flow_tracking, only(&seen).flow_tracking);
-    assert_eq!(only(&outcome).backends, only(&seen).backends, "the backend that has left keeps its flows");
+    assert_eq!(only(&outcome).backends, only(&seen).backends, "the removed backend keeps its flows");
     assert_eq!(outcome.reconcile_at, Some(now + Duration::from_secs(40)), "the rest of the window");
     new.both(|world| world.now = now + Duration::from_secs(40));
     assert_eq!(only(&new.step()).flow_tracking, FlowTracking::OnChange([].into()));
-    // Seats of a Service that this gateway does not have, or that tracks always, are of no use.
+    // Seats of a Service that this gateway does not have, or that tracks always, are ignored.
     let mut always = Both::new(&joined.replace("on-change", "always"));
     always.step();
-    always.both(|world| world.memory.drains.learn(&moved, now));
+    always.both(|world| world.memory.drains.import(&moved, now));
     assert_eq!(only(&always.step()).flow_tracking, FlowTracking::Always);
 }
 
@@ -558,7 +564,7 @@ fn a_new_gateway_keeps_the_backends_that_its_peers_keep() {
     let joined = service.replace("10.0.1.1", "10.0.1.2");
     let mut old = Both::new(&service);
     old.step();
-    old.now_is(&joined);
+    old.set(&joined);
     let seen = old.step();
     let changes: Vec<_> = seen.memory.drains.changes(old.directory.now + Duration::from_secs(20)).collect();
     assert_eq!(changes.len(), 1);
@@ -566,18 +572,18 @@ fn a_new_gateway_keeps_the_backends_that_its_peers_keep() {
     let mut new = Both::new(&joined);
     assert_eq!(backends(&new.step()), 1);
     let now = new.directory.now;
-    new.both(|world| world.memory.drains.learn(&changes, now));
+    new.both(|world| world.memory.drains.import(&changes, now));
     assert_eq!(only(&new.step()).backends, only(&seen).backends);
     new.both(|world| world.now = now + Duration::from_secs(39));
-    // It is told again what it knows, as whenever a session begins.
-    new.both(|world| world.memory.drains.learn(&changes, now + Duration::from_secs(39)));
+    // It receives what it already knows again, as at the start of every session.
+    new.both(|world| world.memory.drains.import(&changes, now + Duration::from_secs(39)));
     assert_eq!(backends(&new.step()), 2);
     new.both(|world| world.now = now + Duration::from_secs(40));
     assert_eq!(backends(&new.step()), 1, "the rest of the drain timeout is over");
 
     let mut other = Both::new(&joined.replace("name: web", "name: other"));
     other.step();
-    other.both(|world| world.memory.drains.learn(&changes, now));
+    other.both(|world| world.memory.drains.import(&changes, now));
     assert_eq!(backends(&other.step()), 1, "another Service has the port");
 }
 
@@ -617,7 +623,7 @@ fn syn_cookies_reach_the_spec_and_have_no_effect_in_dsr_modes() {
 }
 
 #[test]
-fn mss_clamp_reaches_the_spec_and_is_said_to_have_no_effect_on_one_link() {
+fn mss_clamp_reaches_the_spec_and_has_no_effect_with_dsr_l2() {
     for (value, clamp) in
         [("path", MssClamp::Path), (" 536 ", MssClamp::AtMost(536)), ("65495", MssClamp::AtMost(65_495))]
     {
@@ -641,7 +647,7 @@ fn mss_clamp_reaches_the_spec_and_is_said_to_have_no_effect_on_one_link() {
 }
 
 #[test]
-fn annotations_for_ports_of_one_protocol_are_said_to_have_no_effect_without_such_a_port() {
+fn an_annotation_for_one_protocol_has_no_effect_without_such_a_port() {
     let values = [
         (key::SYN_COOKIES, "auto"),
         (key::MSS_CLAMP, "path"),
@@ -675,13 +681,13 @@ fn annotations_for_ports_of_one_protocol_are_said_to_have_no_effect_without_such
 }
 
 #[test]
-fn drain_timeout_says_how_long_flows_of_a_removed_backend_live_on() {
+fn drain_timeout_limits_how_long_flows_of_a_removed_backend_continue() {
     for (value, seconds) in [("10s", Some(10)), ("24h", Some(86_400)), ("0s", None)] {
         let yaml = annotated_web(&[(key::DRAIN_TIMEOUT, value)]);
         let mut both = Both::new(&yaml);
         let now = both.directory.now;
         both.step();
-        both.now_is(yaml.split_inclusive("---\n").next().expect("the Service"));
+        both.set(yaml.split_inclusive("---\n").next().expect("the Service"));
         let outcome = both.step();
         assert_eq!(outcome.reconcile_at, seconds.map(|s| now + Duration::from_secs(s)), "{value}");
         assert_eq!(states(only(&outcome)).len(), usize::from(seconds.is_some()), "{value}");
@@ -708,28 +714,28 @@ fn load_balancer_ips_address_pool_and_allow_shared_ip_choose_the_address() {
 }
 
 #[test]
-fn health_check_annotations_choose_what_is_asked_where_and_how_often() {
+fn health_check_annotations_choose_check_port_and_interval() {
     let look = |annotations: &[(&str, &str)]| {
         let outcome = Both::new(&annotated_web(annotations)).look();
         assert_eq!(messages(&outcome), [] as [String; 0]);
         outcome
     };
-    let asked = |annotations: &[(&str, &str)]| -> Vec<String> {
+    let requested = |annotations: &[(&str, &str)]| -> Vec<String> {
         look(annotations).targets.iter().map(ToString::to_string).collect()
     };
-    assert_eq!(asked(&[]), ["tcp://10.0.1.1:8080"]);
-    assert_eq!(asked(&[(key::HEALTH_PROTOCOL, "TCP")]), ["tcp://10.0.1.1:8080"]);
-    assert_eq!(asked(&[(key::HEALTH_PORT, "9000")]), ["tcp://10.0.1.1:9000"]);
-    assert_eq!(asked(&[(key::HEALTH_PROTOCOL, "http")]), ["http://10.0.1.1:8080/"]);
+    assert_eq!(requested(&[]), ["tcp://10.0.1.1:8080"]);
+    assert_eq!(requested(&[(key::HEALTH_PROTOCOL, "TCP")]), ["tcp://10.0.1.1:8080"]);
+    assert_eq!(requested(&[(key::HEALTH_PORT, "9000")]), ["tcp://10.0.1.1:9000"]);
+    assert_eq!(requested(&[(key::HEALTH_PROTOCOL, "http")]), ["http://10.0.1.1:8080/"]);
     assert_eq!(
-        asked(&[
+        requested(&[
             (key::HEALTH_PROTOCOL, "https"),
             (key::HEALTH_PATH, "/ready?full=1"),
             (key::HEALTH_PORT, "8443")
         ]),
         ["https://10.0.1.1:8443/ready?full=1"]
     );
-    assert_eq!(asked(&[(key::HEALTH_PROTOCOL, "none")]), [] as [String; 0]);
+    assert_eq!(requested(&[(key::HEALTH_PROTOCOL, "none")]), [] as [String; 0]);
     let outcome = look(&[
         (key::HEALTH_INTERVAL, "5s"),
         (key::HEALTH_TIMEOUT, "3s"),
@@ -744,7 +750,7 @@ fn health_check_annotations_choose_what_is_asked_where_and_how_often() {
     assert_eq!(
         (rules.interval.as_millis(), rules.timeout.as_millis()),
         (500, 500),
-        "the configured timeout, 1 s, is cut without a word"
+        "the configured timeout of 1 s is reduced without a finding"
     );
     let udp = annotated_web(&[(key::HEALTH_PROTOCOL, "udp")])
         .replace("port: 80,", "port: 80, protocol: UDP,")
@@ -754,9 +760,9 @@ fn health_check_annotations_choose_what_is_asked_where_and_how_often() {
 }
 
 #[test]
-fn health_checks_that_are_not_done_yet_or_do_not_fit_are_named_and_others_go_on() {
+fn unsupported_health_checks_are_named_and_others_continue() {
     let plain = plain();
-    for (annotations, reason, said) in [
+    for (annotations, reason, wording) in [
         (
             &[(key::HEALTH_PROTOCOL, "sctp")][..],
             Reason::InvalidValue,
@@ -777,12 +783,12 @@ fn health_checks_that_are_not_done_yet_or_do_not_fit_are_named_and_others_go_on(
         let outcome = Both::new(&annotated_web(annotations)).look();
         assert_eq!((&outcome.spec, &outcome.targets), (&plain.spec, &plain.targets));
         let (is, what, accepted) = finding(&outcome);
-        assert!(is == reason && what.contains(said) && what.contains(annotations[0].0), "{what}");
+        assert!(is == reason && what.contains(wording) && what.contains(annotations[0].0), "{what}");
         assert!(!accepted.is_empty());
     }
     let outcome = annotated_with(key::HEALTH_TIMEOUT, "5s");
     assert_eq!(finding(&outcome).1, "health-check timeout 5s is longer than the interval 2s");
-    assert_eq!(outcome.targets.first().expect("one").probe.rules.timeout.as_secs(), 2, "it is cut");
+    assert_eq!(outcome.targets.first().expect("one").probe.rules.timeout.as_secs(), 2, "it is reduced");
 }
 
 /// Two Pods on nodes `a` and `b`. The nodes have this additional metadata.
@@ -795,7 +801,7 @@ fn on_nodes(service: &str, a: &str, b: &str) -> String {
 }
 
 #[test]
-fn the_backend_node_selector_chooses_nodes_and_with_target_pod_their_endpoints() {
+fn the_backend_node_selector_chooses_nodes_or_their_endpoints() {
     let ssd = ", labels: {disk: ssd}";
     let with = |annotations: &str| {
         let service = with_annotations(&web(""), annotations);
@@ -807,7 +813,7 @@ fn the_backend_node_selector_chooses_nodes_and_with_target_pod_their_endpoints()
     assert_eq!(with(&format!("{to_nodes}, {selector}: 'disk in (ssd, nvme)'")), ["10.0.2.2:80 active"]);
     assert_eq!(with(&format!("{selector}: disk=ssd")), ["10.0.1.2:8080 active"]);
     assert_eq!(with(&format!("{selector}: '!disk'")), ["10.0.1.1:8080 active"]);
-    assert_eq!(with(&format!("{selector}: ''")).len(), 2, "nothing is chosen by nothing");
+    assert_eq!(with(&format!("{selector}: ''")).len(), 2, "an empty selector selects everything");
 }
 
 /// Four endpoints: Pods with weights, and one without a weight on node `a`. Pod `odd` and node `b` have the weight
@@ -843,7 +849,7 @@ fn weighed(odd: &str) -> Both {
 }
 
 #[test]
-fn weight_is_said_on_a_pod_or_an_endpoints_node_and_zero_takes_no_new_flows() {
+fn the_weight_is_set_on_a_pod_or_node_and_zero_means_no_new_flows() {
     let outcome = weighed("65535").look();
     let backends = &only(&outcome).backends;
     let weights: Vec<(u16, BackendState)> = backends.iter().map(|b| (b.weight, b.state)).collect();
@@ -858,7 +864,7 @@ fn an_invalid_weight_is_reported_at_its_pod_or_node() {
         let [directory, api] = weighed(odd).each();
         let odd_one = only(&directory).backends.last().expect("four");
         assert_eq!((odd_one.weight, odd_one.state), (1, BackendState::Active));
-        let said: BTreeSet<(ObjectKind, String)> =
+        let wording: BTreeSet<(ObjectKind, String)> =
             api.findings.iter().map(|f| (f.kind, f.diagnostic.to_string())).collect();
         let message = |object: &str| {
             format!(
@@ -867,14 +873,14 @@ fn an_invalid_weight_is_reported_at_its_pod_or_node() {
             )
         };
         let expected = [(ObjectKind::Pod, message("Pod default/odd")), (ObjectKind::Node, message("Node b"))];
-        assert_eq!(said, BTreeSet::from(expected));
-        let placed =
+        assert_eq!(wording, BTreeSet::from(expected));
+        let with_location =
             directory.findings.iter().all(|f| f.diagnostic.location.as_ref().is_some_and(|l| l.line > 1));
-        assert!(placed, "{:?}", messages(&directory));
+        assert!(with_location, "{:?}", messages(&directory));
     }
     let on_the_service = annotated_with(key::WEIGHT, "2");
-    let said = "annotation tidegate.dev/weight has no effect: it has an effect on Pods and Nodes only";
-    assert_eq!(finding(&on_the_service).1, said);
+    let wording = "annotation tidegate.dev/weight has no effect: it has an effect on Pods and Nodes only";
+    assert_eq!(finding(&on_the_service).1, wording);
 }
 
 #[test]

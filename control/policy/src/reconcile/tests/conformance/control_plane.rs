@@ -5,7 +5,7 @@ use tidegate_model::config::PodRoutes;
 use super::*;
 
 #[test]
-fn the_control_planes_own_vip_works_from_a_static_manifest_with_an_https_check_on_readyz() {
+fn a_static_manifest_with_an_https_check_serves_the_control_plane_vip() {
     // The one file of a directory, before there is a cluster: no Node, no Namespace, no Pod.
     let manifest = "apiVersion: v1\nkind: Service\nmetadata: {name: api, namespace: kube-system, annotations: \
                     {tidegate.dev/health-check-protocol: https, tidegate.dev/health-check-path: /readyz}}\nspec: \
@@ -26,7 +26,7 @@ fn the_control_planes_own_vip_works_from_a_static_manifest_with_an_https_check_o
     assert_eq!(both.backends(), ["10.0.0.11:6443 down", "10.0.0.12:6443 active"]);
 }
 
-/// A Node with InternalIPs and Pod networks, both as YAML flow sequences hold them.
+/// A Node with InternalIPs and Pod networks, both as items of YAML flow sequences.
 fn with_pods(name: &str, internal_ips: &[&str], pod_cidrs: &str) -> String {
     node_yaml(name, internal_ips, "")
         .replace("\nstatus:", &format!("\nspec: {{podCIDRs: [{pod_cidrs}]}}\nstatus:"))
@@ -70,7 +70,7 @@ fn pod_cidrs_arrive_and_one_alone_counts_as_well() {
 }
 
 #[test]
-fn a_prefix_that_the_configuration_routes_is_its_own_and_own_pods_are_behind_the_kernel() {
+fn configured_routes_take_precedence_and_own_pods_get_no_route() {
     let both = routed(&[
         with_pods("a", &["10.0.1.1"], "10.1.0.0/24"),
         with_pods("here", &["10.0.0.1"], "10.1.2.0/24"),
@@ -86,7 +86,7 @@ fn a_prefix_that_the_configuration_routes_is_its_own_and_own_pods_are_behind_the
 }
 
 #[test]
-fn what_cannot_be_a_route_is_said_at_the_node_and_the_others_stay() {
+fn invalid_pod_routes_are_reported_at_the_node_and_the_others_stay() {
     let both = routed(&[
         with_pods("a", &["10.0.1.1"], "10.1.0.0/24"),
         with_pods("b", &["10.0.1.2"], "10.1.0.0/24"),
@@ -104,7 +104,7 @@ fn what_cannot_be_a_route_is_said_at_the_node_and_the_others_stay() {
         ),
         (
             "far",
-            "Pods of node far in 10.1.3.0/24 get no route through the node: 172.16.0.1 is on none of the gateway's links",
+            "Pods of node far in 10.1.3.0/24 get no route through the node: 172.16.0.1 is not on a link of the gateway",
             "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",
         ),
         (

@@ -58,7 +58,7 @@ fn a_port_with_no_number_is_ignored_and_ports_match_by_name_and_protocol() {
 }
 
 #[test]
-fn the_same_ip_and_port_in_two_slices_is_one_backend_and_the_one_not_terminating_wins() {
+fn one_ip_and_port_in_two_slices_is_one_backend() {
     let terminating = "addresses: [10.1.0.1], conditions: {ready: false, serving: true, terminating: true}";
     let alive = "addresses: [10.1.0.1]";
     for (first, second) in [(terminating, alive), (alive, terminating)] {
@@ -72,14 +72,14 @@ fn an_endpoint_that_moves_between_slices_is_never_dropped() {
     let in_slice = |name: &str| web("") + &slice_of_web(name, "IPv4", &["addresses: [10.1.0.1]"]);
     let mut both = Both::new(&in_slice("a"));
     let before = both.step();
-    both.now_is(&web(""));
+    both.set(&web(""));
     assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 down"], "in neither for a moment: its flows stay");
-    both.now_is(&in_slice("b"));
+    both.set(&in_slice("b"));
     assert_eq!(both.step().spec, before.spec);
 }
 
 #[test]
-fn legacy_endpoints_are_accepted_from_a_directory_and_a_cut_at_1000_is_a_warning() {
+fn a_directory_may_have_legacy_endpoints_and_truncation_is_a_warning() {
     let legacy = web("")
         + "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, annotations: \
            {endpoints.kubernetes.io/over-capacity: truncated}}\nsubsets: [{addresses: [{ip: 10.1.0.1}], \
@@ -91,7 +91,10 @@ fn legacy_endpoints_are_accepted_from_a_directory_and_a_cut_at_1000_is_a_warning
     let message = &messages(&outcome)[0];
     assert!(message.contains("warning: Endpoints default/web is truncated at 1000 addresses"), "{message}");
     let at_the_server = tidegate_source::kubernetes::testing::objects_of(&legacy);
-    assert!(at_the_server.endpoints.is_empty(), "nobody asks an API server for them: it has slices");
+    assert!(
+        at_the_server.endpoints.is_empty(),
+        "they are never requested from an API server, which has slices"
+    );
 }
 
 #[test]
@@ -117,7 +120,7 @@ fn a_service_takes_10000_backends() {
 }
 
 #[test]
-fn pods_and_a_selector_make_endpoints_by_the_rule_for_directory_users_without_slices() {
+fn without_slices_a_directory_makes_endpoints_from_pods() {
     let pod = |name: &str, address: &str, ready: &str, deleted: &str| {
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: web}}{deleted}}}\nstatus: {{podIP: \
@@ -143,7 +146,7 @@ fn pods_and_a_selector_make_endpoints_by_the_rule_for_directory_users_without_sl
 }
 
 #[test]
-fn an_endpoint_that_is_loopback_link_local_multicast_or_a_vip_is_refused_and_the_others_stay() {
+fn loopback_link_local_multicast_and_vip_endpoints_are_refused() {
     let both = web_with(
         "  externalIPs: [198.51.100.1]\n  loadBalancerIP: 203.0.113.5\n",
         &[
@@ -162,8 +165,8 @@ fn an_endpoint_that_is_loopback_link_local_multicast_or_a_vip_is_refused_and_the
     assert_eq!(outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).count(), 5);
     for (endpoint, whose) in [("endpoints[3]", "198.51.100.1"), ("endpoints[4]", "203.0.113.5")] {
         let refused =
-            outcome.findings.iter().find(|f| f.diagnostic.what.contains(whose)).expect("it is told");
-        let place = refused.diagnostic.location.as_ref().expect("it has a place");
+            outcome.findings.iter().find(|f| f.diagnostic.what.contains(whose)).expect("it is reported");
+        let place = refused.diagnostic.location.as_ref().expect("it has a location");
         let slice = both.directory.objects.endpoint_slices.values().next().expect("there is one");
         let expected = slice.meta.origin.field(&format!("{endpoint}.addresses[0]"));
         assert_eq!(Some(place), expected.as_ref(), "it points at the endpoint");
@@ -179,7 +182,7 @@ fn an_endpoint_that_is_loopback_link_local_multicast_or_a_vip_is_refused_and_the
 }
 
 #[test]
-fn policy_cluster_takes_all_ready_ones_and_if_none_is_ready_those_serving_and_terminating() {
+fn policy_cluster_takes_all_ready_endpoints_else_terminating_ones() {
     let terminating = "addresses: [10.1.0.3], conditions: {ready: false, serving: true, terminating: true}";
     let gone = "addresses: [10.1.0.4], conditions: {ready: false, serving: false, terminating: true}";
     let both = web_with("", &["addresses: [10.1.0.1]", "addresses: [10.1.0.2]", terminating, gone]);
@@ -191,7 +194,7 @@ fn policy_cluster_takes_all_ready_ones_and_if_none_is_ready_those_serving_and_te
 }
 
 #[test]
-fn topology_hints_filter_only_if_every_ready_endpoint_carries_them_and_one_names_our_zone() {
+fn topology_hints_apply_only_if_every_ready_endpoint_has_them() {
     let hinted = |address: &str, zone: &str| {
         format!("addresses: [{address}], zone: {zone}, hints: {{forZones: [{{name: {zone}}}]}}")
     };
@@ -206,7 +209,7 @@ fn topology_hints_filter_only_if_every_ready_endpoint_carries_them_and_one_names
     assert_eq!(active(&[&a, &b], ""), 2, "we are in none");
     assert_eq!(active(&[&a, &b, "addresses: [10.1.0.3]"], "a"), 3, "one carries none");
     let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
-    assert_eq!(active(&[&a, &b, unready], "a"), 1, "only ready ones are asked");
+    assert_eq!(active(&[&a, &b, unready], "a"), 1, "only ready ones count");
 }
 
 #[test]
@@ -237,7 +240,7 @@ fn a_gateway_without_a_configured_zone_is_in_the_zone_of_its_node() {
 }
 
 #[test]
-fn node_hints_come_before_zone_hints_where_every_ready_endpoint_carries_them_and_one_names_our_node() {
+fn node_hints_take_precedence_if_every_ready_endpoint_has_them() {
     let hinted = |address: &str, zone: &str, node: &str| {
         format!(
             "addresses: [{address}], nodeName: {node}, hints: {{forZones: [{{name: {zone}}}], forNodes: [{{name: {node}}}]}}"
@@ -277,8 +280,8 @@ fn a_port_that_no_slice_has_is_reported_with_the_ports_of_both() {
         let outcome = Both::new(&(web("") + &slice)).look();
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::NoMatchingPort);
-        let said = format!("EndpointSlice default/s-1 has {has}, but Service default/web needs {wants}");
-        assert!(what.starts_with(&said) && what.ends_with(": port 80 gets no endpoint"), "{what}");
+        let text = format!("EndpointSlice default/s-1 has {has}, but Service default/web needs {wants}");
+        assert!(what.starts_with(&text) && what.ends_with(": port 80 gets no endpoint"), "{what}");
         assert_eq!(accepted, "a port named http, protocol TCP");
         assert_eq!(outcome.services[0].warnings, [what]);
     }
@@ -290,21 +293,21 @@ fn a_port_that_no_slice_has_is_reported_with_the_ports_of_both() {
 }
 
 #[test]
-fn policy_local_with_endpoints_only_elsewhere_says_so_with_the_node() {
+fn policy_local_with_endpoints_only_elsewhere_names_the_node() {
     let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
     let both = web_with(local, &["addresses: [10.1.0.1], nodeName: b", "addresses: [10.1.0.2], nodeName: c"])
         .with(|world| world.settings.node = Some("a".into()));
     let outcome = both.look();
     let note = outcome.services[0].ports[0].note.as_deref();
-    let said = "externalTrafficPolicy Local: node a has no endpoint, there are endpoints on b, c; packets are dropped";
-    assert_eq!(note, Some(said));
+    let text = "externalTrafficPolicy Local: node a has no endpoint, there are endpoints on b, c; packets are dropped";
+    assert_eq!(note, Some(text));
     let here = web_with(local, &["addresses: [10.1.0.1], nodeName: a"])
         .with(|world| world.settings.node = Some("a".into()));
     assert_eq!(here.look().services[0].ports[0].note, None);
 }
 
 #[test]
-fn no_endpoint_at_all_is_rejected_or_dropped_as_configured_and_local_with_endpoints_elsewhere_is_dropped() {
+fn no_endpoints_means_reject_or_drop_and_local_elsewhere_means_drop() {
     let both = web_with("", &[]);
     assert_eq!(only(&both.look()).no_endpoints, NoEndpoints::Reject);
     let both = both.with(|world| world.settings.services.defaults.no_endpoints = NoEndpoints::Drop);
@@ -318,19 +321,19 @@ fn no_endpoint_at_all_is_rejected_or_dropped_as_configured_and_local_with_endpoi
 }
 
 #[test]
-fn a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_until_the_drain_timeout() {
+fn terminating_or_removed_backends_keep_only_existing_flows() {
     let drain = "{name: web, annotations: {tidegate.dev/drain-timeout: 60s}}";
     let objects = |endpoints: &[&str]| {
         web("").replace("{name: web}", drain) + &slice_of_web("web-1", "IPv4", endpoints)
     };
     let mut both = Both::new(&objects(&["addresses: [10.1.0.1]", "addresses: [10.1.0.2]"]));
     both.step();
-    both.now_is(&objects(&[
+    both.set(&objects(&[
         "addresses: [10.1.0.1]",
         "addresses: [10.1.0.2], conditions: {ready: false, terminating: true}",
     ]));
     assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 active", "10.1.0.2:8080 draining"]);
-    both.now_is(&objects(&["addresses: [10.1.0.1]"]));
+    both.set(&objects(&["addresses: [10.1.0.1]"]));
     assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 active", "10.1.0.2:8080 down"]);
     both.both(|world| world.now += Duration::from_secs(59));
     assert_eq!(states(only(&both.step())).len(), 2);

@@ -29,7 +29,7 @@ fn denied(both: &Both) -> String {
 }
 
 #[test]
-fn external_ips_are_honoured_only_inside_a_pool_that_authorises_them_else_external_ip_denied() {
+fn external_ips_need_a_pool_that_authorises_them() {
     let outcome = Both::new(&external("198.51.100.1", "")).look();
     assert_eq!(keys(&outcome), ["TCP 198.51.100.1:80"]);
     assert_eq!(
@@ -41,12 +41,12 @@ fn external_ips_are_honoured_only_inside_a_pool_that_authorises_them_else_extern
         ("192.0.2.66", "it is in no pool"),
         ("'2001:db8:1::4'", "pool public does not authorise external IPs"),
     ] {
-        let said = denied(&Both::new(&external(address, "")));
+        let reported = denied(&Both::new(&external(address, "")));
         let address = address.trim_matches('\'');
-        assert_eq!(said, format!("external IP {address} of Service default/web is denied: {why}"));
+        assert_eq!(reported, format!("external IP {address} of Service default/web is denied: {why}"));
     }
     let outcome = Both::new(&external("198.51.100.1, 203.0.113.4", "")).look();
-    assert_eq!(keys(&outcome), ["TCP 198.51.100.1:80"], "each for itself");
+    assert_eq!(keys(&outcome), ["TCP 198.51.100.1:80"], "each address is checked separately");
     assert_eq!(finding(&outcome).0, Reason::ExternalIpDenied);
     let no_pool = Both::new(&external("198.51.100.1", "")).with(|world| world.settings.pools.clear());
     assert!(finding(&no_pool.look()).2.ends_with("no pool has it"));
@@ -100,7 +100,7 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
     ] {
         let both = Both::new(&(external(address, "") + cluster)).with(|world| {
             everything_authorised(world);
-            // By which the gateway itself reaches one.
+            // The address at which the gateway itself reaches an API server.
             world.objects.api_servers.insert(ip("10.0.2.4"));
             world.settings.peers.insert(ip("10.0.0.252"));
             let network = &mut world.settings.network;
@@ -108,8 +108,8 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
             network.routes.push(RouteSpec { to, via: ip("10.0.0.254") });
             network.neighbors.push(NeighborSpec { ip: ip("10.0.0.253"), mac: MacAddr([2, 0, 0, 0, 0, 9]) });
         });
-        let said = denied(&both);
-        assert!(said.ends_with(&format!("is denied: {whose}")), "{address}: {said}");
+        let reported = denied(&both);
+        assert!(reported.ends_with(&format!("is denied: {whose}")), "{address}: {reported}");
     }
 }
 
@@ -135,15 +135,15 @@ fn never_loopback_link_local_or_multicast() {
         ("ff02::1", "multicast"),
     ] {
         // An API server refuses the whole object, and so do both sources.
-        let said = refused(&external(&format!("'{address}'"), ""));
+        let reported = refused(&external(&format!("'{address}'"), ""));
         let expected =
             format!("error: spec.externalIPs[0]: {address} is {kind}; accepted: a unicast address of a pool");
-        assert_eq!(said, [expected]);
+        assert_eq!(reported, [expected]);
     }
 }
 
 #[test]
-fn any_service_type_may_carry_external_ips_and_the_port_is_the_service_port() {
+fn any_service_type_may_have_external_ips_on_its_service_port() {
     for spec in [
         "  type: ClusterIP\n",
         "  type: NodePort\n",
@@ -162,7 +162,7 @@ fn any_service_type_may_carry_external_ips_and_the_port_is_the_service_port() {
         assert_eq!((external.key.port, states(external)), (80, vec!["10.1.0.1:8080 active".to_owned()]));
         let is_balanced = spec == "  type: LoadBalancer\n";
         assert_eq!(outcome.spec.services.len(), 1 + usize::from(is_balanced), "{spec}");
-        assert_eq!(outcome.claimed.len(), usize::from(is_balanced), "no ingress status but for that type");
+        assert_eq!(outcome.claimed.len(), usize::from(is_balanced), "only that type has an ingress status");
     }
 }
 

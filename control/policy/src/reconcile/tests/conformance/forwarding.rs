@@ -28,7 +28,7 @@ fn forwarding_chooses_the_mode() {
 }
 
 #[test]
-fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
+fn tunnel_annotations_override_the_configuration_for_one_service() {
     let configured = TunnelOptions {
         gue_variant: GueVariant::Header,
         gue_port: 5555,
@@ -70,7 +70,7 @@ fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
 }
 
 #[test]
-fn a_choice_within_another_mode_than_the_services_is_reported_as_without_effect() {
+fn a_tunnel_annotation_for_another_mode_is_reported_as_without_effect() {
     for (mode, key, value) in [
         ("dsr-ipip", key::GUE_PORT, "6081"),
         ("dsr-gre", key::GUE_VARIANT, "0"),
@@ -87,7 +87,7 @@ fn a_choice_within_another_mode_than_the_services_is_reported_as_without_effect(
 }
 
 #[test]
-fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_apart() {
+fn dsr_dscp_reports_backends_that_cannot_distinguish_two_vips() {
     let marked = |dscp: &str| {
         let yaml = annotated_web(&[(key::FORWARDING, "dsr-dscp"), (key::DSCP, dscp)]);
         Both::new(&yaml.replace("port: 80,", "port: 8080,")).look()
@@ -102,8 +102,11 @@ fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_
         let outcome = marked(wrong);
         assert!(outcome.spec.services.is_empty(), "{wrong}: nothing is served without a mark");
         let messages = messages(&outcome);
-        assert!(messages.iter().any(|said| said.contains("1 to 63")), "{messages:?}");
-        assert!(messages.iter().any(|said| said.contains("is invalid: it is ignored")), "{messages:?}");
+        assert!(messages.iter().any(|reported| reported.contains("1 to 63")), "{messages:?}");
+        assert!(
+            messages.iter().any(|reported| reported.contains("is invalid: it is ignored")),
+            "{messages:?}"
+        );
     }
 
     let mut other = only(&outcome).clone();
@@ -118,8 +121,8 @@ fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_
     assert_eq!(
         among(&services),
         [
-            "default/web: DSCP 46 is also that of 203.0.113.99 (default/other): backend 10.0.1.1 cannot tell it from 203.0.113.12",
-            "default/other: DSCP 46 is also that of 203.0.113.12 (default/web): backend 10.0.1.1 cannot tell it from 203.0.113.99",
+            "default/web: 203.0.113.99 (default/other) also has DSCP 46: backend 10.0.1.1 cannot distinguish it from 203.0.113.12",
+            "default/other: 203.0.113.12 (default/web) also has DSCP 46: backend 10.0.1.1 cannot distinguish it from 203.0.113.99",
         ]
     );
     let mut apart = services.clone();
@@ -131,8 +134,8 @@ fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_
     let mut third = (*services[0]).clone();
     third.key.vip = "203.0.113.5".parse().unwrap();
     let found = among(&[services[0].clone(), services[1].clone(), third.into()]);
-    assert!(found[0].contains("is also that of 203.0.113.5"), "the lowest of the others: {found:?}");
-    assert!(found[2].contains("is also that of 203.0.113.12"), "{found:?}");
+    assert!(found[0].contains("203.0.113.5 (default"), "the lowest of the others: {found:?}");
+    assert!(found[2].contains("203.0.113.12 (default"), "{found:?}");
     let conflict = &conflicts.among(&services)[0];
     let finding = conflict.finding(&Objects::default());
     assert_eq!((finding.reason, finding.object.to_string().as_str()), (Reason::DscpConflict, "default/web"));

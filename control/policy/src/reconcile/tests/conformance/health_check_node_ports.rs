@@ -1,7 +1,7 @@
 //! Section 4: objects from both sources are reconciled, and the answers are read from real sockets, as a load balancer
 //! or kubelet does.
 //!
-//! [`Asked`] is the two gateways of [`Both`] with their real listeners: the gateway of the directory on 127.0.0.1, the
+//! [`Listening`] is the two gateways of [`Both`] with their real listeners: the gateway of the directory on 127.0.0.1, the
 //! gateway of the API server on 127.0.0.2.
 
 use tidegate_health::health_check_node_port::{Bind, Clients, HealthCheckNodePorts, ProxyHealth};
@@ -19,7 +19,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
 /// Both gateways with the listeners of their health-check node ports.
-struct Asked {
+struct Listening {
     both: Both,
     health: Arc<ProxyHealth>,
     /// The daemon's clock.
@@ -27,7 +27,7 @@ struct Asked {
     listeners: [HealthCheckNodePorts; 2],
 }
 
-impl Asked {
+impl Listening {
     fn new(both: Both) -> Self {
         let health = Arc::new(ProxyHealth::new(TIMEOUT, Timestamp::UNIX_EPOCH));
         health.applied(Timestamp::UNIX_EPOCH);
@@ -38,13 +38,13 @@ impl Asked {
                 move || health.report(*now.lock().expect("no panic with the lock"), Timestamp::UNIX_EPOCH);
             HealthCheckNodePorts::start(&Bind::Only(vec![ip(own)]), Clients::default(), report)
         });
-        let mut asked = Self { both, health, now, listeners };
-        asked.publish();
-        asked
+        let mut listening = Self { both, health, now, listeners };
+        listening.publish();
+        listening
     }
 
-    fn now_is(&mut self, yaml: &str) {
-        self.both.now_is(yaml);
+    fn set(&mut self, yaml: &str) {
+        self.both.set(yaml);
         self.publish();
     }
 
@@ -82,7 +82,7 @@ impl Asked {
 /// Repeats the request until the answer contains `part`. Returns the answer without its `Date`, which changes with
 /// time.
 pub(super) async fn until(address: SocketAddr, request: &str, part: &str) -> String {
-    let asking = async {
+    let polling = async {
         loop {
             if let Ok(answer) = exchange(address, request).await
                 && answer.contains(part)
@@ -92,7 +92,7 @@ pub(super) async fn until(address: SocketAddr, request: &str, part: &str) -> Str
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), asking)
+    tokio::time::timeout(Duration::from_secs(10), polling)
         .await
         .unwrap_or_else(|_| panic!("no answer with {part}"))
 }
@@ -145,13 +145,12 @@ fn counted(answer: &str) -> String {
 }
 
 #[test]
-fn served_for_every_service_with_type_load_balancer_external_traffic_policy_local_and_a_health_check_node_port()
- {
+fn every_local_load_balancer_service_has_its_health_check_node_port() {
     let ports = |yaml: &str| Both::new(yaml).look().health_check_node_ports.len();
     assert_eq!(ports(&local(30_500)), 1);
     let other_class = local(30_500)
         .replace("type: LoadBalancer\n", "type: LoadBalancer\n  loadBalancerClass: example.com/lb\n");
-    assert_eq!(ports(&other_class), 0, "what another controller balances is asked of others");
+    assert_eq!(ports(&other_class), 0, "other controllers serve health-check node ports of their Services");
     let node_port = other_class.replace("targetPort: 8080}", "targetPort: 8080, nodePort: 30080}");
     let serving = Both::new(&node_port).with(|world| {
         world.settings.services.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
@@ -159,10 +158,7 @@ fn served_for_every_service_with_type_load_balancer_external_traffic_policy_loca
     assert_eq!(serving.look().health_check_node_ports.len(), 1, "the gateway serves its node port");
     for (spec, why) in [
         ("  externalTrafficPolicy: Cluster\n", "policy Cluster"),
-        (
-            "  externalTrafficPolicy: Local\n  healthCheckNodePort: 0\n",
-            "the directory gives one out, see there",
-        ),
+        ("  externalTrafficPolicy: Local\n  healthCheckNodePort: 0\n", "the directory assigns one"),
     ] {
         let outcome = |objects: Objects| {
             let mut world = World::new(vec![], vec![]);
@@ -173,15 +169,15 @@ fn served_for_every_service_with_type_load_balancer_external_traffic_policy_loca
         let directory = outcome(read(&web(spec)));
         assert_eq!((api, directory), (0, usize::from(spec.contains("Local"))), "{why}");
     }
-    let said = refused(&web("  healthCheckNodePort: 30500\n"));
+    let text = refused(&web("  healthCheckNodePort: 30500\n"));
     assert!(
-        said[0].contains("valid only with type LoadBalancer and externalTrafficPolicy Local"),
-        "{said:?}"
+        text[0].contains("valid only with type LoadBalancer and externalTrafficPolicy Local"),
+        "{text:?}"
     );
 }
 
 #[tokio::test]
-async fn a_tcp_listener_on_all_addresses_or_on_those_that_node_port_addresses_allows() {
+async fn it_listens_on_all_addresses_or_those_in_node_port_addresses() {
     let report =
         || ProxyHealth::new(TIMEOUT, Timestamp::UNIX_EPOCH).report(Duration::ZERO, Timestamp::UNIX_EPOCH);
     let own = LOOPBACK.map(ip);
@@ -209,10 +205,10 @@ async fn a_tcp_listener_on_all_addresses_or_on_those_that_node_port_addresses_al
 }
 
 #[tokio::test]
-async fn the_answer_has_status_headers_and_body_byte_for_byte_at_any_path_by_any_method() {
+async fn the_answer_is_byte_for_byte_equal_for_any_path_and_method() {
     let port = free_port().await;
-    let mut asked = Asked::new(Both::new(&(local(port) + &endpoints(&TWO))));
-    let answer = asked.answer(port, GET, "200 OK").await;
+    let mut listening = Listening::new(Both::new(&(local(port) + &endpoints(&TWO))));
+    let answer = listening.answer(port, GET, "200 OK").await;
     assert_eq!(
         answer,
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
@@ -222,11 +218,11 @@ async fn the_answer_has_status_headers_and_body_byte_for_byte_at_any_path_by_any
     );
     for head in ["POST /any/path?x=1", "PUT /healthz", "DELETE /x", "OPTIONS /"] {
         let request = format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-        assert_eq!(asked.answer(port, &request, "200 OK").await, answer, "{head}");
+        assert_eq!(listening.answer(port, &request, "200 OK").await, answer, "{head}");
     }
-    asked.now_is(&local(port));
+    listening.set(&local(port));
     assert_eq!(
-        asked.answer(port, GET, "503 Service Unavailable").await,
+        listening.answer(port, GET, "503 Service Unavailable").await,
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
          X-Load-Balancing-Endpoint-Weight: 0\r\nContent-Length: 114\r\nConnection: close\r\n\r\n\
          {\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\
@@ -236,37 +232,37 @@ async fn the_answer_has_status_headers_and_body_byte_for_byte_at_any_path_by_any
 }
 
 #[tokio::test]
-async fn n_counts_distinct_ips_of_ready_endpoints_of_the_node_or_all_that_an_appliance_can_forward_to() {
+async fn n_counts_distinct_ready_ips_on_the_node_or_all_for_an_appliance() {
     let port = free_port().await;
     let yaml = local(port) + &endpoints(&TWO);
-    let mut asked = Asked::new(Both::new(&yaml));
-    assert_eq!(counted(&asked.answer(port, GET, "200 OK").await), "2", "an IP with two ports is 1");
+    let mut listening = Listening::new(Both::new(&yaml));
+    assert_eq!(counted(&listening.answer(port, GET, "200 OK").await), "2", "an IP with two ports is 1");
     let failing = |world: &mut World, addresses: &[&str]| {
         let targets = reconcile(&world.input()).targets;
         let fails =
             |target: &tidegate_model::health::Target| addresses.iter().any(|a| ip(a) == target.address.ip());
         world.verdicts = targets.into_iter().filter(fails).collect();
     };
-    asked.both.both(|world| failing(world, &["10.1.0.2"]));
-    asked.publish();
-    asked.answer(port, GET, "\"localEndpoints\": 1,").await;
-    asked.both.both(|world| failing(world, &["10.1.0.1", "10.1.0.2"]));
-    asked.publish();
-    asked.answer(port, GET, "\"localEndpoints\": 0,").await;
+    listening.both.both(|world| failing(world, &["10.1.0.2"]));
+    listening.publish();
+    listening.answer(port, GET, "\"localEndpoints\": 1,").await;
+    listening.both.both(|world| failing(world, &["10.1.0.1", "10.1.0.2"]));
+    listening.publish();
+    listening.answer(port, GET, "\"localEndpoints\": 0,").await;
     assert_eq!(
-        weights(&asked.both.look().spec.services[0]).len(),
+        weights(&listening.both.look().spec.services[0]).len(),
         2,
         "though none is set aside: others may do better"
     );
-    asked.both.both(|world| {
+    listening.both.both(|world| {
         world.verdicts = Verdicts::default();
         world.settings.node = Some("b".into());
     });
-    asked.publish();
-    asked.answer(port, GET, "\"localEndpoints\": 1,").await;
-    asked.both.both(|world| world.settings.node = Some("c".into()));
-    asked.publish();
-    asked.answer(port, GET, "\"localEndpoints\": 0,").await;
+    listening.publish();
+    listening.answer(port, GET, "\"localEndpoints\": 1,").await;
+    listening.both.both(|world| world.settings.node = Some("c".into()));
+    listening.publish();
+    listening.answer(port, GET, "\"localEndpoints\": 0,").await;
 }
 
 #[test]
@@ -291,23 +287,23 @@ fn an_endpoint_that_is_refused_does_not_count_on_its_node_either() {
 }
 
 #[tokio::test]
-async fn terminating_ones_do_not_count_so_the_port_goes_503_while_their_flows_still_drain() {
+async fn terminating_endpoints_do_not_count_so_the_port_answers_503() {
     for node in [None, Some("a")] {
         let port = free_port().await;
         let both = Both::new(&(local(port) + &endpoints(&TWO[..1])));
-        let mut asked = Asked::new(both.with(|world| world.settings.node = node.map(str::to_owned)));
-        asked.answer(port, GET, "200 OK").await;
-        asked.now_is(&(local(port) + &endpoints(&[LEAVING])));
-        let answer = asked.answer(port, GET, "503 Service Unavailable").await;
+        let mut listening = Listening::new(both.with(|world| world.settings.node = node.map(str::to_owned)));
+        listening.answer(port, GET, "200 OK").await;
+        listening.set(&(local(port) + &endpoints(&[LEAVING])));
+        let answer = listening.answer(port, GET, "503 Service Unavailable").await;
         assert_eq!(counted(&answer), "0");
-        let outcome = asked.both.look();
+        let outcome = listening.both.look();
         let served = outcome.spec.services.first().expect("it is served");
         assert_eq!(states(served), ["10.1.0.1:8080 active"], "it still serves: there is no other");
     }
 }
 
 #[test]
-fn with_target_node_an_appliance_counts_the_ready_endpoints_on_nodes_that_it_can_forward_to() {
+fn with_target_node_an_appliance_counts_endpoints_on_reachable_nodes() {
     let annotations = "tidegate.dev/target: node, tidegate.dev/forwarding: dsr-l2";
     let yaml = with_annotations(&local(30_500), annotations)
         + &endpoints(&TWO)
@@ -323,52 +319,50 @@ fn with_target_node_an_appliance_counts_the_ready_endpoints_on_nodes_that_it_can
 }
 
 #[tokio::test]
-async fn the_proxy_is_healthy_when_every_worker_runs_and_has_applied_the_newest_snapshot_within_the_timeout()
-{
+async fn the_proxy_is_healthy_if_all_workers_run_and_apply_snapshots_in_time() {
     let port = free_port().await;
-    let asked = Asked::new(Both::new(&(local(port) + &endpoints(&TWO))));
-    asked.health.update_queued(Duration::ZERO);
-    asked.wait(TIMEOUT);
-    asked.answer(port, GET, "200 OK").await;
-    asked.wait(Duration::from_millis(1));
-    let answer = asked.answer(port, GET, "503 Service Unavailable").await;
+    let listening = Listening::new(Both::new(&(local(port) + &endpoints(&TWO))));
+    listening.health.update_queued(Duration::ZERO);
+    listening.wait(TIMEOUT);
+    listening.answer(port, GET, "200 OK").await;
+    listening.wait(Duration::from_millis(1));
+    let answer = listening.answer(port, GET, "503 Service Unavailable").await;
     assert!(answer.contains("X-Load-Balancing-Endpoint-Weight: 2\r\n"), "{answer}");
     assert!(answer.ends_with("\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": false\n}"), "{answer}");
-    asked.health.applied(Timestamp::UNIX_EPOCH);
-    asked.answer(port, GET, "200 OK").await;
-    asked.health.set_workers_run(false);
-    asked.answer(port, GET, "503 Service Unavailable").await;
+    listening.health.applied(Timestamp::UNIX_EPOCH);
+    listening.answer(port, GET, "200 OK").await;
+    listening.health.set_workers_run(false);
+    listening.answer(port, GET, "503 Service Unavailable").await;
 }
 
 #[tokio::test]
-async fn the_port_closes_when_the_policy_leaves_local_or_the_service_goes() {
+async fn the_port_closes_if_the_policy_changes_or_the_service_is_removed() {
     let port = free_port().await;
     let slices = endpoints(&TWO);
-    let mut asked = Asked::new(Both::new(&(local(port) + &slices)));
-    asked.answer(port, GET, "200 OK").await;
-    asked.now_is(&(web("  externalTrafficPolicy: Cluster\n") + &slices));
-    asked.closed(port).await;
-    asked.now_is(&(local(port) + &slices));
-    asked.answer(port, GET, "200 OK").await;
-    asked.now_is(&slices);
-    asked.closed(port).await;
+    let mut listening = Listening::new(Both::new(&(local(port) + &slices)));
+    listening.answer(port, GET, "200 OK").await;
+    listening.set(&(web("  externalTrafficPolicy: Cluster\n") + &slices));
+    listening.closed(port).await;
+    listening.set(&(local(port) + &slices));
+    listening.answer(port, GET, "200 OK").await;
+    listening.set(&slices);
+    listening.closed(port).await;
 }
 
 #[tokio::test]
-async fn a_port_that_cannot_be_bound_is_an_event_failed_to_start_service_healthcheck_tried_again_and_others_go_on()
- {
+async fn a_port_that_cannot_be_bound_is_an_event_and_is_retried() {
     let number = free_port().await;
     let first = TcpListener::bind((LOOPBACK[0], number)).await.expect("it is free");
     let second = TcpListener::bind((LOOPBACK[1], number)).await.expect("it is free");
     let fine = free_port().await;
     let unlucky = local(number).replace("metadata: {name: web}", "metadata: {name: unlucky}");
-    let asked = Asked::new(Both::new(&(unlucky + &local(fine) + &endpoints(&TWO))));
-    asked.answer(fine, GET, "200 OK").await;
-    for (listeners, own) in asked.listeners.iter().zip(LOOPBACK) {
+    let listening = Listening::new(Both::new(&(unlucky + &local(fine) + &endpoints(&TWO))));
+    listening.answer(fine, GET, "200 OK").await;
+    for (listeners, own) in listening.listeners.iter().zip(LOOPBACK) {
         let mut failures = listeners.failures();
         let failed =
             tokio::time::timeout(Duration::from_secs(10), failures.wait_for(|list| !list.is_empty()));
-        let failure = failed.await.expect("it is told").expect("the task lives")[0].clone();
+        let failure = failed.await.expect("it is reported").expect("the task lives")[0].clone();
         let finding = Finding::of_unopened_port(&failure.service, failure.address, &failure.error, None);
         assert_eq!(finding.reason.as_str(), "FailedToStartServiceHealthcheck");
         let expected =
@@ -377,16 +371,16 @@ async fn a_port_that_cannot_be_bound_is_an_event_failed_to_start_service_healthc
     }
     drop((first, second));
     tokio::time::pause(); // From here on, only the timer of the retry advances the time.
-    for listeners in &asked.listeners {
+    for listeners in &listening.listeners {
         let mut failures = listeners.failures();
         failures.wait_for(Vec::is_empty).await.expect("the task lives");
     }
     tokio::time::resume();
-    asked.answer(number, GET, "503 Service Unavailable").await;
+    listening.answer(number, GET, "503 Service Unavailable").await;
 }
 
 #[test]
-fn of_two_services_with_one_health_check_node_port_the_first_keeps_it_and_the_other_is_told() {
+fn a_contested_health_check_node_port_stays_with_the_first_service() {
     let yaml = local(30_500) + &local(30_500).replace("metadata: {name: web}", "metadata: {name: a}");
     let outcome = |objects: Objects| {
         let mut world = World::new(vec![], vec![]);
@@ -401,7 +395,7 @@ fn of_two_services_with_one_health_check_node_port_the_first_keeps_it_and_the_ot
     assert_eq!(directory.health_check_node_ports[0], api.health_check_node_ports[0]);
     assert_eq!(api.health_check_node_ports.len(), 1);
     assert_eq!(api.health_check_node_ports[0].service.name, "a");
-    let told = api.findings.iter().find(|f| f.reason == Reason::FailedToStartServiceHealthcheck);
-    let what = &told.expect("it is told").diagnostic.what;
+    let reported = api.findings.iter().find(|f| f.reason == Reason::FailedToStartServiceHealthcheck);
+    let what = &reported.expect("it is reported").diagnostic.what;
     assert!(what.contains("healthCheckNodePort 30500 of Service default/web is not served"), "{what}");
 }

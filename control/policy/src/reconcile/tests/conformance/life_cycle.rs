@@ -8,7 +8,7 @@ use super::*;
 use crate::pools::Authority;
 
 #[test]
-fn our_class_is_claimed_always_none_at_all_only_by_default_and_others_are_left_alone() {
+fn our_class_is_served_and_no_class_only_if_configured() {
     for (class, unclassed, claimed) in [
         ("  loadBalancerClass: tidegate.dev/gateway\n", false, true),
         ("  loadBalancerClass: tidegate.dev/gateway\n", true, true),
@@ -40,13 +40,13 @@ fn requesting(addresses: &str, spec: &str) -> Outcome {
 }
 
 #[test]
-fn the_annotation_wins_over_load_balancer_ip_and_both_set_and_different_is_an_error() {
+fn the_annotation_overrides_load_balancer_ip_and_a_conflict_is_an_error() {
     assert_eq!(keys(&requesting("203.0.113.6", "")), ["TCP 203.0.113.6:80"]);
     assert_eq!(keys(&requesting("203.0.113.6", "  loadBalancerIP: 203.0.113.6\n")), ["TCP 203.0.113.6:80"]);
     let deprecated = Both::new(&web("  loadBalancerIP: 203.0.113.7\n")).look();
-    assert_eq!(keys(&deprecated), ["TCP 203.0.113.7:80"], "alone it counts");
+    assert_eq!(keys(&deprecated), ["TCP 203.0.113.7:80"], "it is used if it is the only request");
     let outcome = requesting("203.0.113.6", "  loadBalancerIP: 203.0.113.7\n");
-    assert!(outcome.spec.services.is_empty(), "neither of the two, and no other");
+    assert!(outcome.spec.services.is_empty(), "neither of the two addresses, nor any other");
     let contradiction = "spec.loadBalancerIP 203.0.113.7 contradicts the annotation \
                          tidegate.dev/load-balancer-ips";
     assert_eq!(
@@ -73,9 +73,9 @@ fn requested_addresses_are_a_comma_list_with_one_per_family() {
         ("10.0.0.3", "", "an address of the gateway itself", "a free address of a pool"),
     ] {
         let outcome = requesting(addresses, spec);
-        let (reason, what, said) = finding(&outcome);
+        let (reason, what, reported) = finding(&outcome);
         assert_eq!(reason, Reason::AllocationFailed);
-        assert!(what.contains(why) && said.contains(accepted), "{what}; {said}");
+        assert!(what.contains(why) && reported.contains(accepted), "{what}; {reported}");
         assert!(pending(&outcome, "web").is_some_and(|p| p.contains(why)), "{addresses}");
     }
 }
@@ -102,7 +102,7 @@ fn one_address_per_family_prefer_falls_back_and_require_is_all_or_nothing() {
         ("  ipFamilyPolicy: PreferDualStack\n", both, expect("46", "")),
         ("  ipFamilyPolicy: PreferDualStack\n", v4, expect("4", "FamilyFallback")),
         ("  ipFamilyPolicy: PreferDualStack\n", v6, expect("6", "FamilyFallback")),
-        // As a cluster with one family stores it, and one with two.
+        // As stored by a single-stack cluster, and by a dual-stack cluster.
         (
             "  ipFamilyPolicy: PreferDualStack\n  ipFamilies: [IPv4]\n  clusterIP: 10.96.0.9\n",
             both,
@@ -123,7 +123,7 @@ fn one_address_per_family_prefer_falls_back_and_require_is_all_or_nothing() {
 }
 
 #[test]
-fn allocate_load_balancer_node_ports_false_works_with_pods_as_targets_or_dsr_to_nodes() {
+fn without_node_ports_pod_targets_and_dsr_to_nodes_work() {
     assert_eq!(web_with("", &["addresses: [10.1.0.1]"]).backends(), ["10.1.0.1:8080 active"]);
     let to_nodes = |forwarding: &str| {
         let annotations = format!("tidegate.dev/target: node, tidegate.dev/forwarding: {forwarding}");
@@ -142,7 +142,7 @@ fn allocate_load_balancer_node_ports_false_works_with_pods_as_targets_or_dsr_to_
     }
 }
 
-/// `default/old` is released while it has 203.0.113.5, and has this finalizer. `default/next` requests that address.
+/// `default/old` is deleted while it has 203.0.113.5 and this finalizer. `default/next` requests that address.
 fn given_back(finalizer: &str) -> Both {
     let metadata = format!("name: old, deletionTimestamp: '2026-01-01T00:00:00Z', finalizers: [{finalizer}]");
     let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}}\n";
@@ -155,10 +155,10 @@ fn given_back(finalizer: &str) -> Both {
 fn an_address_stays_reserved_while_our_finalizer_is_on_its_service() {
     let mut both = given_back("tidegate.dev/cleanup");
     let outcome = both.step();
-    assert!(outcome.spec.services.is_empty(), "what is deleted is served no more");
+    assert!(outcome.spec.services.is_empty(), "a deleted Service is no longer served");
     assert_eq!(finding(&outcome).0, Reason::AllocationFailed);
     assert!(pending(&outcome, "next").is_some_and(|p| p.contains("belongs to Service default/old")));
-    both.now_is(&service_with("name: next", "  loadBalancerIP: 203.0.113.5\n"));
+    both.set(&service_with("name: next", "  loadBalancerIP: 203.0.113.5\n"));
     assert_eq!(owners(&both.step()), ["203.0.113.5 next"]);
     // The standard finalizer is not ours: any cloud controller removes it, whatever the class.
     let of_others = given_back("service.kubernetes.io/load-balancer-cleanup");
@@ -175,12 +175,12 @@ fn an_address_is_reused_only_when_every_gateway_has_withdrawn_it() {
     assert!(outcome.spec.services.is_empty());
     let why = "every gateway must first withdraw it from the Service that released it";
     assert!(pending(&outcome, "web").is_some_and(|p| p.contains(why)));
-    assert_eq!(messages(&outcome), [] as [String; 0], "that is no fault of the Service");
+    assert_eq!(messages(&outcome), [] as [String; 0], "that is not a fault of the Service");
     // The address is also not chosen for a Service that accepts any address.
-    both.now_is(&web(""));
+    both.set(&web(""));
     both.both(|world| world.settings.pools = vec![pool("public", &["203.0.113.4/31"])]);
     assert_eq!(keys(&both.look()), ["TCP 203.0.113.4:80"]);
-    both.now_is(&web("  loadBalancerIP: 203.0.113.5\n"));
+    both.set(&web("  loadBalancerIP: 203.0.113.5\n"));
     both.both(|world| world.settings.authority = Authority::default());
     assert_eq!(keys(&both.step()), ["TCP 203.0.113.5:80"]);
 }
@@ -194,7 +194,7 @@ fn of_another_load_balancer(address: &str) -> String {
 }
 
 #[test]
-fn an_address_that_another_load_balancer_gave_a_service_is_not_assigned() {
+fn an_address_that_another_load_balancer_assigned_is_not_assigned() {
     let other = of_another_load_balancer("203.0.113.5");
     let mut both = Both::new(&(other.clone() + &web("  loadBalancerIP: 203.0.113.5\n")));
     both.both(|world| world.settings.pools = vec![pool("public", &["203.0.113.4/31"])]);
@@ -203,12 +203,12 @@ fn an_address_that_another_load_balancer_gave_a_service_is_not_assigned() {
     let (reason, what, _) = finding(&outcome);
     assert_eq!(reason, Reason::AllocationFailed);
     assert!(what.contains("Service default/other, which another load balancer serves"), "{what}");
-    both.now_is(&(other.clone() + &web("")));
+    both.set(&(other.clone() + &web("")));
     assert_eq!(owners(&both.step()), ["203.0.113.4 web"], "nor chosen");
-    both.now_is(&web("  loadBalancerIP: 203.0.113.5\n"));
+    both.set(&web("  loadBalancerIP: 203.0.113.5\n"));
     assert_eq!(owners(&both.step()), ["203.0.113.5 web"], "the other Service is gone");
-    // The other load balancer assigns it again. Who has it here keeps it, and both are named.
-    both.now_is(&(other + &web("  loadBalancerIP: 203.0.113.5\n")));
+    // The other load balancer assigns it again. The Service that has it here keeps it, and both are named.
+    both.set(&(other + &web("  loadBalancerIP: 203.0.113.5\n")));
     let outcome = both.step();
     assert_eq!(owners(&outcome), ["203.0.113.5 web"]);
     let (reason, what, _) = finding(&outcome);
@@ -228,22 +228,22 @@ fn no_pool_assigns_addresses_of_a_service_cidr() {
     let before = both.step();
     assert_eq!(before.spec.services.len(), 1);
     assert_eq!(messages(&before), [] as [String; 0]);
-    // An address that was given stays.
-    both.now_is(&(cidr("10.96.0.0/16") + &web("")));
+    // An assigned address stays.
+    both.set(&(cidr("10.96.0.0/16") + &web("")));
     let outcome = both.step();
     assert_eq!(owners(&outcome), owners(&before));
     let (reason, what, _) = finding(&outcome);
     assert_eq!(reason, Reason::PoolsOverlap);
     assert!(what.starts_with("10.96.0.4-10.96.0.5 of pool public is in ServiceCIDR kubernetes: "), "{what}");
-    // A new one is not.
-    both.now_is(&(cidr("10.96.0.0/16") + &service_with("name: next", "")));
+    // A new one is not assigned.
+    both.set(&(cidr("10.96.0.0/16") + &service_with("name: next", "")));
     let outcome = both.step();
     assert!(
         pending(&outcome, "next").is_some_and(|why| why.contains("pool public")),
         "{:?}",
         messages(&outcome)
     );
-    both.now_is(&(cidr("10.97.0.0/16, fd00:96::/112") + &service_with("name: next", "")));
+    both.set(&(cidr("10.97.0.0/16, fd00:96::/112") + &service_with("name: next", "")));
     assert_eq!(both.step().spec.services.len(), 1);
 }
 
@@ -268,7 +268,7 @@ fn the_leader_decides_on_addresses_and_followers_serve_the_status() {
     assert_eq!(owners(&outcome), ["203.0.113.9 had"]);
     let waits = "Service default/new waits for the leader to assign an address";
     assert_eq!(pending(&outcome, "new"), Some(waits));
-    assert_eq!(messages(&outcome), [] as [String; 0], "that is no fault of the Service");
+    assert_eq!(messages(&outcome), [] as [String; 0], "that is not a fault of the Service");
 }
 
 #[test]

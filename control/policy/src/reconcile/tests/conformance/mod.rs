@@ -2,7 +2,7 @@
 //! tested.
 //!
 //! [`Both`] reads a manifest with the directory source and with the API source, reconciles both, and asserts that the
-//! outcomes are equal except for places in files. `docs/conformance.md` lists the test of each rule.
+//! outcomes are equal except for locations in files. `docs/conformance.md` lists the test of each rule.
 
 mod affinity;
 mod aliases;
@@ -36,18 +36,18 @@ pub(super) struct Both {
     api: World,
 }
 
-/// A finding without its place.
+/// A finding without its location.
 type Reported = (ObjectKey, Reason, Severity, String, Option<String>);
 
 impl Both {
     pub(super) fn new(yaml: &str) -> Self {
         let mut both = Self { directory: World::new(vec![], vec![]), api: World::new(vec![], vec![]) };
-        both.now_is(yaml);
+        both.set(yaml);
         both
     }
 
     /// Replaces the objects.
-    pub(super) fn now_is(&mut self, yaml: &str) {
+    pub(super) fn set(&mut self, yaml: &str) {
         self.directory.objects = read(yaml);
         self.api.objects = tidegate_source::kubernetes::testing::objects_of(yaml);
     }
@@ -63,14 +63,14 @@ impl Both {
         change(&mut self.api);
     }
 
-    /// Reconciles without remembering, and returns the common outcome.
+    /// Reconciles without keeping the memory, and returns the common outcome.
     pub(super) fn look(&self) -> Outcome {
         let [directory, _] = self.each();
         directory
     }
 
-    /// Reconciles without remembering. Returns the outcomes of the directory and of the API server, which are equal
-    /// except for places.
+    /// Reconciles without keeping the memory. Returns the outcomes of the directory and of the API server, which are equal
+    /// except for locations.
     fn each(&self) -> [Outcome; 2] {
         let (directory, api) = (self.directory.look(), self.api.look());
         assert_eq!(directory.spec, api.spec);
@@ -81,17 +81,17 @@ impl Both {
         assert_eq!(directory.claimed, api.claimed);
         assert_eq!(directory.memory, api.memory);
         assert_eq!(directory.reconcile_at, api.reconcile_at);
-        assert_eq!(said(&directory), said(&api));
+        assert_eq!(reported(&directory), reported(&api));
         [directory, api]
     }
 
-    /// Reconciles and remembers.
+    /// Reconciles and keeps the memory.
     pub(super) fn step(&mut self) -> Outcome {
         let [directory, _] = self.step_each();
         directory
     }
 
-    /// Does the same as [`Self::each`], and remembers.
+    /// Like [`Self::each`], but keeps the memory.
     fn step_each(&mut self) -> [Outcome; 2] {
         let outcomes = self.each();
         self.directory.memory = outcomes[0].memory.clone();
@@ -105,7 +105,7 @@ impl Both {
     }
 }
 
-fn said(outcome: &Outcome) -> BTreeSet<Reported> {
+fn reported(outcome: &Outcome) -> BTreeSet<Reported> {
     let of = |f: &Finding| {
         let Diagnostic { severity, what, accepted, .. } = &f.diagnostic;
         (f.object.clone(), f.reason, *severity, what.clone(), accepted.clone())
@@ -137,20 +137,20 @@ pub(super) fn refused(yaml: &str) -> Vec<String> {
         (written("Service"), written("EndpointSlice"))
     );
     for fault in in_files.errors() {
-        let place = fault.location.as_ref().expect("each fault has its place");
+        let place = fault.location.as_ref().expect("each fault has its location");
         assert!(place.path.ends_with("objects.yaml") && place.line > 0 && place.column > 0, "{fault}");
     }
     for fault in of_server.errors() {
         let place = fault.location.as_ref().expect("each fault names its object");
         assert!(place.path.contains(' ') && !place.path.contains(".yaml"), "{fault}");
     }
-    let said = |report: &tidegate_model::diagnostic::Report| {
-        let mut said: Vec<String> =
+    let reported = |report: &tidegate_model::diagnostic::Report| {
+        let mut reported: Vec<String> =
             report.errors().map(|fault| Diagnostic { location: None, ..fault.clone() }.to_string()).collect();
-        said.sort();
-        said
+        reported.sort();
+        reported
     };
-    said(&in_files)
+    reported(&in_files)
 }
 
 /// `default/web` of type LoadBalancer with port 80/TCP `http` to 8080; `spec` is more of its spec.

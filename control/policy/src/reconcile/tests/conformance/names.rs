@@ -11,14 +11,14 @@ fn named(name: &str, ports: &str) -> String {
 }
 
 #[test]
-fn service_names_are_dns_labels_of_at_most_63_characters_that_may_begin_with_a_digit() {
+fn service_names_are_dns_labels_that_may_begin_with_a_digit() {
     for name in ["a", "web", "web-2", "1st", "8th", &"a".repeat(63)] {
         assert_eq!(refused(&named(name, "{port: 80}")), [] as [String; 0], "{name}");
     }
     for name in ["Web", "web_1", "-web", "web-", "web.shop", &"a".repeat(64)] {
-        let said = refused(&named(name, "{port: 80}"));
-        assert!(said[0].starts_with(&format!("error: metadata.name: the text {name:?} is not accepted")));
-        assert!(said[0].ends_with("63 at most (RFC 1123)"), "{said:?}");
+        let wording = refused(&named(name, "{port: 80}"));
+        assert!(wording[0].starts_with(&format!("error: metadata.name: the text {name:?} is not accepted")));
+        assert!(wording[0].ends_with("63 at most (RFC 1123)"), "{wording:?}");
     }
 }
 
@@ -28,9 +28,9 @@ fn port_names_are_of_a_to_z_0_to_9_and_hyphen_alphanumeric_at_both_ends() {
         assert_eq!(refused(&named("web", &format!("{{name: {name}, port: 80}}"))), [] as [String; 0]);
     }
     for name in ["HTTP", "-a", "a-", "a_b", "a.b", &"a".repeat(64)] {
-        let said = refused(&named("web", &format!("{{name: {name}, port: 80}}")));
+        let wording = refused(&named("web", &format!("{{name: {name}, port: 80}}")));
         assert_eq!(
-            said,
+            wording,
             [format!(
                 "error: spec.ports[0].name: the text {name:?} is not accepted; accepted: a name of a-z, 0-9 and -, \
                  alphanumeric at both ends, 63 at most"
@@ -52,14 +52,14 @@ fn a_service_with_several_ports_names_all_of_them() {
 }
 
 #[test]
-fn the_directory_source_validates_like_an_api_server_with_file_line_and_column_in_every_message() {
+fn the_directory_source_validates_like_an_api_server_with_positions() {
     let faults = "apiVersion: v1\nkind: Service\nmetadata: {name: faulty}\nspec:\n  type: Loadbalancer\n  \
                   sessionAffinity: clientip\n  ports: [{port: 0}, {name: b, port: 80, protocol: tcp}]\n---\n";
     let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: \
                  {kubernetes.io/service-name: web}}\naddressType: IPv4\nendpoints: [{addresses: ['::1']}]\n---\n";
-    // `refused` asserts that every message of the directory has its place, and that the valid objects are kept.
-    let said = refused(&(web("") + faults + slice));
-    let about: Vec<&str> = said.iter().filter_map(|message| message.split(": ").nth(1)).collect();
+    // `refused` asserts that every message of the directory has its location, and that the valid objects are kept.
+    let wording = refused(&(web("") + faults + slice));
+    let about: Vec<&str> = wording.iter().filter_map(|message| message.split(": ").nth(1)).collect();
     assert_eq!(
         about,
         [
@@ -71,7 +71,9 @@ fn the_directory_source_validates_like_an_api_server_with_file_line_and_column_i
             "spec.type"
         ]
     );
-    assert!(said.iter().all(|message| message.contains("; accepted: ") || message.contains(" is missing")));
+    assert!(
+        wording.iter().all(|message| message.contains("; accepted: ") || message.contains(" is missing"))
+    );
     let (left, _) = load(&(web("") + faults + slice));
     assert_eq!(left.services.len(), 1);
     let (_, report) = load(&(web("") + faults));
@@ -82,9 +84,9 @@ fn the_directory_source_validates_like_an_api_server_with_file_line_and_column_i
 
 #[test]
 fn the_key_of_a_service_port_is_port_and_protocol() {
-    let said = refused(&named("web", "{name: a, port: 80}, {name: b, port: 80}"));
+    let wording = refused(&named("web", "{name: a, port: 80}, {name: b, port: 80}"));
     assert_eq!(
-        said,
+        wording,
         [
             "error: spec.ports[1].port: 80/TCP is already used by spec.ports[0]; accepted: each port and protocol once"
         ]
@@ -122,7 +124,7 @@ fn app_protocol_is_only_a_hint() {
 }
 
 #[test]
-fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_event_on_its_object() {
+fn a_bad_field_of_a_stored_object_is_an_event_and_refuses_no_object() {
     let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: 1st, namespace: default, finalizers: [tidegate.dev/cleanup], managedFields: [{manager: \
                 tidegate, fieldsV1: {'f:status': {'f:loadBalancer': {'f:ingress': {}}}}}]}\nspec:\n  \
                 type: LoadBalancer\n  loadBalancerIP: x\n  allocateLoadBalancerNodePorts: false\n  ports: [{name: http, port: 80}, \
@@ -136,7 +138,7 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
     let outcome = world.look();
     let spec = only(&outcome);
     assert_eq!((spec.key.vip, states(spec)), (ip("203.0.113.9"), vec!["10.1.0.1:8080 active".to_owned()]));
-    let told: Vec<(ObjectKind, String, &str)> = outcome
+    let reported: Vec<(ObjectKind, String, &str)> = outcome
         .findings
         .iter()
         .filter(|f| f.reason == Reason::InvalidValue)
@@ -150,16 +152,16 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
         on(ObjectKind::EndpointSlice, "default/s", "ports[1].port"),
         on(ObjectKind::Node, "n1", "spec.podCIDRs[0]"),
     ] {
-        assert!(told.contains(&one), "{one:?} in {told:?}");
+        assert!(reported.contains(&one), "{one:?} in {reported:?}");
     }
-    assert_eq!(told.len(), 5, "{told:?}");
+    assert_eq!(reported.len(), 5, "{reported:?}");
     let warnings = outcome.services[0].warnings.join("\n");
     assert!(warnings.contains("Service default/1st: spec.loadBalancerIP: "), "{warnings}");
     assert!(warnings.contains("EndpointSlice default/s: endpoints[1].addresses[0]: "), "{warnings}");
 }
 
 #[test]
-fn a_stored_load_balancer_ip_that_cannot_be_read_gives_no_other_address() {
+fn an_unreadable_stored_load_balancer_ip_assigns_no_other_address() {
     let world = |yaml: &str| {
         let mut world = World::new(vec![], vec![]);
         (world.objects, _) = tidegate_source::kubernetes::testing::received(yaml);

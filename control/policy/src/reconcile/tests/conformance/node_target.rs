@@ -29,13 +29,13 @@ fn to_nodes(mode: &str, spec: &str, more: &str) -> String {
     with_annotations(&web(spec), &annotations)
 }
 
-/// The same with two endpoints on node a, one on node b, none on node c.
+/// [`to_nodes`] with two endpoints on node a, one on node b, and none on node c.
 fn cluster(mode: &str, spec: &str) -> Both {
     Both::new(&(to_nodes(mode, spec, "") + &slice_of_web("s", "IPv4", &ENDPOINTS) + &nodes()))
 }
 
 #[test]
-fn dsr_to_nodes_keeps_vip_and_port_so_that_a_kube_proxy_serves_it_as_it_is() {
+fn dsr_to_nodes_keeps_vip_and_port_for_kube_proxy() {
     for mode in ["dsr-l2", "dsr-ipip"] {
         let both = cluster(mode, "  loadBalancerIP: 203.0.113.5\n");
         let outcome = both.look();
@@ -75,13 +75,16 @@ fn nat_to_nodes_sends_to_the_node_port() {
 fn without_node_ports_nat_to_nodes_is_refused_by_name_and_dsr_works() {
     let outcome = cluster("fullnat", "").look();
     assert!(outcome.spec.services.is_empty());
-    let said = &outcome.findings[0].diagnostic;
+    let reported = &outcome.findings[0].diagnostic;
     assert_eq!(
-        said.what,
+        reported.what,
         "port http of Service default/web is not programmed: target node with fullnat sends to a node port, and \
          allocateLoadBalancerNodePorts is false"
     );
-    assert_eq!(said.accepted.as_deref(), Some("a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod"));
+    assert_eq!(
+        reported.accepted.as_deref(),
+        Some("a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod")
+    );
     assert_eq!(weights(only(&cluster("dsr-l2", "").look())).len(), 3);
 }
 
@@ -96,7 +99,7 @@ fn target_node_can_be_the_default_of_all_services() {
 }
 
 #[test]
-fn policy_cluster_sends_to_every_node_and_local_to_those_with_ready_endpoints_by_their_number() {
+fn policy_cluster_sends_to_every_node_and_local_to_those_with_endpoints() {
     assert_eq!(
         weights(only(&cluster("dsr-l2", "").look())),
         ["10.0.1.1:80 1", "10.0.1.2:80 1", "10.0.1.3:80 1"]
@@ -105,7 +108,7 @@ fn policy_cluster_sends_to_every_node_and_local_to_those_with_ready_endpoints_by
 }
 
 #[test]
-fn node_target_with_local_weights_each_node_by_its_number_of_ready_endpoints_so_that_pods_get_even_shares() {
+fn with_local_a_node_is_weighted_by_its_number_of_ready_endpoints() {
     let endpoints = [
         ENDPOINTS[0],
         ENDPOINTS[1],
@@ -135,7 +138,7 @@ fn node_target_with_local_weights_each_node_by_its_number_of_ready_endpoints_so_
 }
 
 #[test]
-fn policy_local_falls_back_to_nodes_with_serving_and_terminating_endpoints_else_none() {
+fn policy_local_falls_back_to_nodes_with_terminating_endpoints() {
     let leaving = |address: &str, node: &str| {
         format!(
             "addresses: [{address}], nodeName: {node}, conditions: {{ready: false, serving: true, terminating: true}}"
@@ -148,7 +151,7 @@ fn policy_local_falls_back_to_nodes_with_serving_and_terminating_endpoints_else_
     assert_eq!(
         states(only(&with(&[&one, ENDPOINTS[2]]))),
         ["10.0.1.1:80 draining", "10.0.1.2:80 active"],
-        "a ready one elsewhere is better"
+        "a ready endpoint elsewhere is better"
     );
     assert_eq!(weights(only(&with(&[&one, &two]))), ["10.0.1.1:80 2"]);
     let unready = "addresses: [10.1.0.1], nodeName: a, conditions: {ready: false, serving: false}";
@@ -156,7 +159,7 @@ fn policy_local_falls_back_to_nodes_with_serving_and_terminating_endpoints_else_
 }
 
 #[test]
-fn an_endpoint_with_two_ports_counts_once_for_its_node_and_only_in_the_family_of_the_vip() {
+fn an_endpoint_counts_once_for_its_node_and_only_in_the_vip_family() {
     let two_ports = slice_of_web("v4", "IPv4", &ENDPOINTS[..1])
         + &slice_of_web("more", "IPv4", &ENDPOINTS[..1]).replace("8080", "8081");
     let v6 = slice_of_web(
@@ -175,12 +178,12 @@ fn an_endpoint_with_two_ports_counts_once_for_its_node_and_only_in_the_family_of
 }
 
 #[test]
-fn a_node_that_goes_keeps_its_flows_until_the_drain_timeout() {
+fn a_removed_node_keeps_its_flows_until_the_drain_timeout() {
     let base = to_nodes("dsr-l2", "", "") + &slice_of_web("s", "IPv4", &ENDPOINTS);
     let (a, c) = (node_yaml("a", &["10.0.1.1"], ""), node_yaml("c", &["10.0.1.3"], ""));
     let mut both = Both::new(&(base.clone() + &a + &c));
     both.step();
-    both.now_is(&(base + &a));
+    both.set(&(base + &a));
     assert_eq!(states(only(&both.step())), ["10.0.1.1:80 active", "10.0.1.3:80 down"]);
     both.both(|world| world.now += Duration::from_secs(300));
     assert_eq!(states(only(&both.step())), ["10.0.1.1:80 active"]);
@@ -207,41 +210,41 @@ fn tunnels_reach_nodes_of_the_other_family_and_dsr_l2_does_not() {
 }
 
 #[test]
-fn each_nodes_health_check_node_port_is_probed_with_local_or_its_proxys_healthz_on_10256_with_cluster() {
+fn nodes_are_probed_at_health_check_node_ports_or_the_proxys_healthz() {
     let shown = |both: &Both| both.look().targets.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(
         shown(&cluster("dsr-l2", "")),
         ["http://10.0.1.1:10256/healthz", "http://10.0.1.2:10256/healthz", "http://10.0.1.3:10256/healthz"]
     );
     assert_eq!(shown(&cluster("dsr-l2", LOCAL)), ["http://10.0.1.1:30500/", "http://10.0.1.2:30500/"]);
-    let asking = |more: &str| {
+    let annotated = |more: &str| {
         Both::new(&(to_nodes("dsr-l2", "", more) + &slice_of_web("s", "IPv4", &ENDPOINTS) + &nodes()))
     };
     assert_eq!(
-        shown(&asking(", tidegate.dev/health-check-port: '22'")),
+        shown(&annotated(", tidegate.dev/health-check-port: '22'")),
         ["tcp://10.0.1.1:22", "tcp://10.0.1.2:22", "tcp://10.0.1.3:22"]
     );
-    assert_eq!(shown(&asking(", tidegate.dev/health-check-protocol: none")), [] as [String; 0]);
+    assert_eq!(shown(&annotated(", tidegate.dev/health-check-protocol: none")), [] as [String; 0]);
 }
 
 #[test]
-fn the_weight_header_that_a_node_answers_is_the_nodes_weight() {
+fn the_weight_header_in_a_nodes_answer_is_the_nodes_weight() {
     let both = cluster("dsr-l2", LOCAL);
     let first = both.look().targets.first().expect("there are two").clone();
-    let told = |standing: HealthStatus| {
+    let with_status = |status: HealthStatus| {
         let first = first.clone();
         cluster("dsr-l2", LOCAL)
-            .with(move |world| world.verdicts = [(first.clone(), standing)].into_iter().collect())
+            .with(move |world| world.verdicts = [(first.clone(), status)].into_iter().collect())
             .look()
     };
-    let tells = |weight| HealthStatus { weight: Some(weight), ..Default::default() };
-    assert_eq!(weights(only(&told(tells(5)))), ["10.0.1.1:80 5", "10.0.1.2:80 1"]);
-    let failing = HealthStatus { failure: Some(Failure::Status(503)), ..tells(0) };
-    assert_eq!(states(only(&told(failing))), ["10.0.1.1:80 down", "10.0.1.2:80 active"]);
+    let reports = |weight| HealthStatus { weight: Some(weight), ..Default::default() };
+    assert_eq!(weights(only(&with_status(reports(5)))), ["10.0.1.1:80 5", "10.0.1.2:80 1"]);
+    let failing = HealthStatus { failure: Some(Failure::Status(503)), ..reports(0) };
+    assert_eq!(states(only(&with_status(failing))), ["10.0.1.1:80 down", "10.0.1.2:80 active"]);
 }
 
 #[test]
-fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_terminate() {
+fn if_all_nodes_report_no_endpoint_terminating_ones_keep_their_weights() {
     let leaving = |address: &str, node: &str| {
         format!(
             "addresses: [{address}], nodeName: {node}, conditions: {{ready: false, serving: true, terminating: true}}"
@@ -253,26 +256,26 @@ fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_termi
     let none = HealthStatus { weight: Some(0), ..Default::default() };
     let failing = HealthStatus { failure: Some(Failure::Status(503)), ..none };
     let targets: Vec<_> = both.look().targets.iter().cloned().collect();
-    let told = |standing: HealthStatus, of: &[tidegate_model::health::Target]| -> Verdicts {
-        of.iter().map(|target| (target.clone(), standing)).collect()
+    let with_status = |status: HealthStatus, of: &[tidegate_model::health::Target]| -> Verdicts {
+        of.iter().map(|target| (target.clone(), status)).collect()
     };
     // kube-proxy counts ready endpoints, and continues with those that serve.
-    for standing in [none, failing] {
-        both.both(|world| world.verdicts = told(standing, &targets));
+    for status in [none, failing] {
+        both.both(|world| world.verdicts = with_status(status, &targets));
         assert_eq!(weights(only(&both.look())), ["10.0.1.1:80 2", "10.0.1.2:80 1"]);
     }
     // A node that reports nothing is preferred to nodes that report no endpoints.
-    both.both(|world| world.verdicts = told(none, &targets[..1]));
+    both.both(|world| world.verdicts = with_status(none, &targets[..1]));
     assert_eq!(states(only(&both.look())), ["10.0.1.1:80 draining", "10.0.1.2:80 active"]);
     both.both(|world| {
         world.settings.health.fail_open = false;
-        world.verdicts = told(none, &targets);
+        world.verdicts = with_status(none, &targets);
     });
     assert_eq!(states(only(&both.look())), ["10.0.1.1:80 draining", "10.0.1.2:80 draining"]);
 }
 
 #[test]
-fn a_new_local_service_is_no_warning_before_its_nodes_have_failed_their_checks() {
+fn a_new_local_service_warns_only_after_its_nodes_failed_their_checks() {
     let mut both = Both::new(
         &(to_nodes("dsr-l2", LOCAL, "")
             + &slice_of_web(
@@ -283,15 +286,17 @@ fn a_new_local_service_is_no_warning_before_its_nodes_have_failed_their_checks()
             + &nodes()),
     );
     let targets: Vec<_> = both.look().targets.iter().cloned().collect();
-    let told = |standing: HealthStatus| -> Verdicts {
-        targets.iter().map(|target| (target.clone(), standing)).collect()
+    let with_status = |status: HealthStatus| -> Verdicts {
+        targets.iter().map(|target| (target.clone(), status)).collect()
     };
     let warns = |both: &Both| both.look().findings.iter().any(|f| f.reason == Reason::HealthFailOpen);
     // The proxies do not know the Service yet.
     let none = HealthStatus { weight: Some(0), ..Default::default() };
-    both.both(|world| world.verdicts = told(none));
+    both.both(|world| world.verdicts = with_status(none));
     assert!(both.look().services[0].ports[0].fail_open && !warns(&both));
-    // This also holds after enough failed checks.
-    both.both(|world| world.verdicts = told(HealthStatus { failure: Some(Failure::Status(503)), ..none }));
+    // This also applies after enough failed checks.
+    both.both(|world| {
+        world.verdicts = with_status(HealthStatus { failure: Some(Failure::Status(503)), ..none })
+    });
     assert!(warns(&both));
 }

@@ -30,7 +30,7 @@ fn serving_node_ports(yaml: &str, networks: &[&str]) -> Both {
 }
 
 #[test]
-fn node_ports_are_served_on_the_gateways_own_addresses_that_node_port_addresses_allows() {
+fn node_ports_are_served_on_own_addresses_in_node_port_addresses() {
     let yaml = node_port("web", 30_080, "") + &near();
     assert!(serving_node_ports(&yaml, &[]).look().services.is_empty(), "off by default");
     let both = serving_node_ports(&yaml, &["0.0.0.0/0"]);
@@ -51,12 +51,12 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_node_port_addresses_
     assert_eq!(
         gateways.send(syn("10.0.0.1:22")).verdict,
         Verdict::Punt(PuntReason::Local),
-        "all else is the kernel's"
+        "everything else belongs to the kernel"
     );
 }
 
 #[test]
-fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() {
+fn cluster_ips_are_vips_only_with_own_cluster_ips() {
     let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, \
                 '2001:db8:96::10'], ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n"
         .to_owned()
@@ -84,7 +84,7 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
 }
 
 #[test]
-fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_as_configured() {
+fn unserved_ports_of_vips_and_own_cluster_ips_are_rejected_or_dropped() {
     let yaml =
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.10, externalIPs: \
                 [198.51.100.1], ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n"
@@ -104,7 +104,7 @@ fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_
 }
 
 #[test]
-fn a_port_clash_of_a_service_with_itself_does_not_name_another_service() {
+fn a_service_that_conflicts_with_itself_does_not_name_another_service() {
     let both =
         web_with("  clusterIP: 203.0.113.5\n  loadBalancerIP: 203.0.113.5\n", &["addresses: [10.0.1.1]"])
             .with(|world| world.settings.services.own_cluster_ips = true);
@@ -135,7 +135,7 @@ fn a_load_balancer_of_any_class_has_its_node_ports_too() {
         ) + &near()
     };
     let outcome = serving_node_ports(&of_class("example.com/other"), &["0.0.0.0/0"]).look();
-    assert_eq!(keys(&outcome), ["TCP 10.0.0.1:30080"], "its address is another's to give");
+    assert_eq!(keys(&outcome), ["TCP 10.0.0.1:30080"], "another controller assigns its address");
     assert_eq!(messages(&outcome), [] as [String; 0], "and so are its annotations");
     let outcome = serving_node_ports(&of_class("tidegate.dev/gateway"), &["0.0.0.0/0"]).look();
     assert_eq!(outcome.spec.services.len(), 2);
@@ -147,13 +147,13 @@ fn node_ports_need_nat() {
     let yaml = node_port("web", 30_080, dsr) + &near();
     let outcome = serving_node_ports(&yaml, &["0.0.0.0/0"]).look();
     assert!(outcome.spec.services.is_empty());
-    let said = outcome.findings[0].diagnostic.to_string();
+    let text = outcome.findings[0].diagnostic.to_string();
     assert!(
-        said.ends_with(
+        text.ends_with(
             "error: node port 30080 of port http of Service default/web is not programmed: dsr-l2 keeps the \
              destination address, and only the gateway has that address; accepted: forwarding nat or fullnat"
         ),
-        "{said}"
+        "{text}"
     );
     let balanced = yaml.replace("NodePort,", "LoadBalancer,").replace("8080", "80");
     let outcome = serving_node_ports(&balanced, &["0.0.0.0/0"]).look();
@@ -174,13 +174,13 @@ fn serving(objects: Objects) -> Outcome {
 /// An API server gives a node port to only one Service. The directory reports a second claim as a fault of the file;
 /// for objects of an API server, this finding reports it. The served ports are the same.
 #[test]
-fn a_node_port_that_two_services_name_belongs_to_the_one_created_first() {
+fn a_contested_node_port_belongs_to_the_service_created_first() {
     let late = ", creationTimestamp: '2026-01-02T00:00:00Z'";
     let early = ", creationTimestamp: '2026-01-01T00:00:00Z'";
     let yaml = node_port("a", 30_080, late) + &node_port("web", 30_080, early) + &near();
     let (objects, report) = load(&yaml);
     let directory = serving(objects);
-    let fault = report.errors().next().expect("it is told where the file is read");
+    let fault = report.errors().next().expect("it is reported where the file is read");
     assert!(fault.what.contains("30080") && fault.location.is_some(), "{fault}");
     let api = serving(tidegate_source::kubernetes::testing::objects_of(&yaml));
     assert_eq!(directory.spec, api.spec);
@@ -217,7 +217,7 @@ fn a_health_check_node_port_comes_before_a_node_port_of_the_same_number() {
 }
 
 #[test]
-fn a_cluster_ip_that_two_services_name_belongs_to_the_one_created_first_and_a_pool_comes_before_both() {
+fn a_contested_cluster_ip_belongs_to_a_pool_or_the_first_service() {
     let cluster = |name: &str, address: &str| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: {address}, ports: [{{port: \
@@ -281,7 +281,7 @@ fn the_first_address_of_an_ipv6_network_may_be_an_endpoint() {
 }
 
 #[test]
-fn external_ips_load_balancer_addresses_and_node_ports_are_all_the_same_table_of_service_ports() {
+fn all_kinds_of_addresses_share_one_table_of_service_ports() {
     // An address is one VIP, however it was requested, and each of its ports belongs to one Service.
     let web = web("  loadBalancerIP: 203.0.113.5\n  externalIPs: [203.0.113.5]\n")
         .replace("  allocateLoadBalancerNodePorts: false\n", "")
@@ -302,8 +302,8 @@ fn external_ips_load_balancer_addresses_and_node_ports_are_all_the_same_table_of
         assert_eq!(
             owners[2..],
             [format!("TCP 203.0.113.5:80 {owner}")],
-            "first come keeps, by whatever claim"
+            "the first owner keeps it, whatever kind of claim it has"
         );
-        assert!(!outcome.findings.is_empty(), "and the other is told");
+        assert!(!outcome.findings.is_empty(), "and the other is reported");
     }
 }

@@ -2,7 +2,7 @@
 //! address.
 
 use super::*;
-use crate::pools::{Authority, ClaimKind, HOLDS, Held, record};
+use crate::pools::{Authority, ClaimKind, OwnedAddress, RECORD_CONDITION, record};
 
 const EARLY: &str = "2026-01-01T00:00:00Z";
 const LATE: &str = "2026-01-02T00:00:00Z";
@@ -44,11 +44,11 @@ fn edit_pool(both: &mut Both, name: &str, edit: impl Fn(&mut Pool)) {
 }
 
 #[test]
-fn an_older_service_does_not_take_an_external_ip_by_an_edit_from_the_one_that_has_it() {
+fn an_edit_of_an_older_service_does_not_take_over_an_external_ip() {
     let live = external("live", LATE, "198.51.100.1", HTTP);
     let mut both = Both::new(&(external("old", EARLY, "198.51.100.2", HTTP) + &live));
     both.step();
-    both.now_is(&(external("old", EARLY, "198.51.100.2, 198.51.100.1", &format!("{HTTP}, {HTTPS}")) + &live));
+    both.set(&(external("old", EARLY, "198.51.100.2, 198.51.100.1", &format!("{HTTP}, {HTTPS}")) + &live));
     for _ in 0..2 {
         let outcome = both.step();
         let expected = ["TCP 198.51.100.1:80 live", "TCP 198.51.100.1:443 old", "TCP 198.51.100.2:80 old"];
@@ -58,19 +58,19 @@ fn an_older_service_does_not_take_an_external_ip_by_an_edit_from_the_one_that_ha
         assert_eq!(conflict(&outcome), expected);
     }
     // A frontend that its owner no longer requests goes to the Service that requests it.
-    both.now_is(
+    both.set(
         &(external("old", EARLY, "198.51.100.1", HTTP) + &external("live", LATE, "198.51.100.1", HTTPS)),
     );
     assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 old", "TCP 198.51.100.1:443 live"]);
 }
 
 #[test]
-fn an_older_service_that_adds_a_port_to_a_shared_address_takes_neither_the_port_nor_the_address() {
+fn an_older_service_that_adds_a_port_takes_nothing_from_a_shared_address() {
     let live = sharing("live", LATE, "k", HTTPS);
     let mut both = Both::new(&(sharing("old", EARLY, "k", HTTP) + &live));
     let before = both.step();
     assert_eq!(before.services[0].vips, before.services[1].vips);
-    both.now_is(&(sharing("old", EARLY, "k", &format!("{HTTP}, {HTTPS}")) + &live));
+    both.set(&(sharing("old", EARLY, "k", &format!("{HTTP}, {HTTPS}")) + &live));
     for _ in 0..2 {
         let outcome = both.step();
         assert_eq!(owned(&outcome), owned(&before), "each keeps what it has");
@@ -78,9 +78,9 @@ fn an_older_service_that_adds_a_port_to_a_shared_address_takes_neither_the_port_
         let refused = outcome.services.iter().flat_map(|s| &s.ports).filter(|port| port.refused.is_some());
         assert_eq!(refused.map(|port| port.port).collect::<Vec<_>>(), [443]);
     }
-    // It now requests only the port of the other Service, so it loses its place on the shared address and gets another
+    // It now requests only the port of the other Service, so it leaves the shared address and gets another
     // address.
-    both.now_is(&(sharing("old", EARLY, "k", HTTPS) + &live));
+    both.set(&(sharing("old", EARLY, "k", HTTPS) + &live));
     let outcome = both.step();
     let address =
         |name: &str| outcome.services.iter().find(|s| s.name == name).expect("shown").vips[0].address;
@@ -89,7 +89,7 @@ fn an_older_service_that_adds_a_port_to_a_shared_address_takes_neither_the_port_
 }
 
 #[test]
-fn of_services_on_one_address_the_one_that_changes_its_sharing_key_leaves_and_the_others_stay() {
+fn a_service_that_changes_its_sharing_key_leaves_the_shared_address() {
     let live = sharing("live", LATE, "k", HTTPS);
     for key in ["other", ""] {
         let mut both = Both::new(&(sharing("old", EARLY, "k", HTTP) + &live));
@@ -97,7 +97,7 @@ fn of_services_on_one_address_the_one_that_changes_its_sharing_key_leaves_and_th
         let shared = before.services[0].vips[0].address;
         let changed =
             if key.is_empty() { service_with("name: old", "") } else { sharing("old", EARLY, key, HTTP) };
-        both.now_is(&(changed + &live));
+        both.set(&(changed + &live));
         for _ in 0..2 {
             let outcome = both.step();
             let address =
@@ -109,7 +109,7 @@ fn of_services_on_one_address_the_one_that_changes_its_sharing_key_leaves_and_th
 }
 
 #[test]
-fn an_older_service_gets_neither_as_load_balancer_nor_as_external_ip_what_another_has() {
+fn an_older_service_cannot_take_an_address_in_another_capacity() {
     let mut both = Both::new(&external("live", LATE, "198.51.100.1", HTTP)).with(|world| {
         for pool in &mut world.settings.pools {
             (pool.auto_assign, pool.external_ips) = (true, true);
@@ -118,19 +118,19 @@ fn an_older_service_gets_neither_as_load_balancer_nor_as_external_ip_what_anothe
     both.step();
     let balancer =
         service_with(&format!("name: old, creationTimestamp: '{EARLY}'"), "  loadBalancerIP: 198.51.100.1\n");
-    both.now_is(&(balancer + &external("live", LATE, "198.51.100.1", HTTP)));
+    both.set(&(balancer + &external("live", LATE, "198.51.100.1", HTTP)));
     assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 live"]);
 
     let live =
         service_with(&format!("name: live, creationTimestamp: '{LATE}'"), "  loadBalancerIP: 203.0.113.5\n");
     let mut both = Both::new(&live).with(|world| world.settings.pools[0].external_ips = true);
     both.step();
-    both.now_is(&(external("old", EARLY, "203.0.113.5", &format!("{HTTP}, {HTTPS}")) + &live));
+    both.set(&(external("old", EARLY, "203.0.113.5", &format!("{HTTP}, {HTTPS}")) + &live));
     assert_eq!(owned(&both.step()), ["TCP 203.0.113.5:80 live"]);
 }
 
 #[test]
-fn external_ips_count_in_the_quota_of_their_namespace_and_each_address_once() {
+fn external_ips_count_towards_the_quota_and_each_address_once() {
     let two = external("a", EARLY, "198.51.100.1, 198.51.100.2", HTTP);
     let same = external("b", LATE, "198.51.100.1", HTTPS);
     let third = external("c", LATE, "198.51.100.3", HTTP);
@@ -138,60 +138,60 @@ fn external_ips_count_in_the_quota_of_their_namespace_and_each_address_once() {
     edit_pool(&mut both, "edge", |pool| pool.quota_per_namespace = Some(2));
     let expected = ["TCP 198.51.100.1:80 a", "TCP 198.51.100.1:443 b", "TCP 198.51.100.2:80 a"];
     assert_eq!(owned(&both.step()), expected);
-    both.now_is(&(third.clone() + &two + &same));
+    both.set(&(third.clone() + &two + &same));
     let outcome = both.step();
     assert_eq!(owned(&outcome), expected);
     let (reason, what, _) = finding(&outcome);
     assert_eq!(reason, Reason::ExternalIpDenied);
-    assert!(what.ends_with("namespace default holds its quota of 2 in pool edge"), "{what}");
+    assert!(what.ends_with("namespace default uses its quota of 2 in pool edge"), "{what}");
     // LoadBalancer addresses count too.
     let balancer = service_with("name: lb, annotations: {tidegate.dev/address-pool: edge}", "");
-    both.now_is(&(two.clone() + &balancer));
-    assert!(pending(&both.step(), "lb").is_some_and(|why| why.contains("holds its quota of 2")));
+    both.set(&(two.clone() + &balancer));
+    assert!(pending(&both.step(), "lb").is_some_and(|why| why.contains("uses its quota of 2")));
     let requests = service_with("name: lb, annotations: {tidegate.dev/load-balancer-ips: 198.51.100.9}", "");
-    both.now_is(&(two.clone() + &requests));
+    both.set(&(two.clone() + &requests));
     let outcome = both.step();
     let (reason, _, accepted) = finding(&outcome);
     assert_eq!(reason, Reason::AllocationFailed);
     assert!(accepted.contains("quotaPerNamespace"), "{accepted}");
-    both.now_is(&third);
-    assert_eq!(owned(&both.step()), ["TCP 198.51.100.3:80 c"], "what is given back counts no more");
+    both.set(&third);
+    assert_eq!(owned(&both.step()), ["TCP 198.51.100.3:80 c"], "released addresses no longer count");
 }
 
 #[test]
-fn a_disabled_pool_authorises_nothing_new_and_leaves_what_it_authorised() {
+fn a_disabled_pool_authorises_nothing_new_and_revokes_nothing() {
     let live = external("live", EARLY, "198.51.100.1", HTTP);
     let mut both = Both::new(&live);
     both.step();
     edit_pool(&mut both, "edge", |pool| pool.disabled = true);
-    both.now_is(
+    both.set(
         &(external("live", EARLY, "198.51.100.1", &format!("{HTTP}, {HTTPS}"))
             + &external("new", LATE, "198.51.100.2", HTTP)),
     );
     let outcome = both.step();
     assert_eq!(owned(&outcome), ["TCP 198.51.100.1:80 live"]);
-    let said: Vec<String> = messages(&outcome);
-    assert!(said.iter().all(|what| what.contains("pool edge is disabled")), "{said:?}");
-    assert_eq!(said.len(), 2, "{said:?}");
+    let reported: Vec<String> = messages(&outcome);
+    assert!(reported.iter().all(|what| what.contains("pool edge is disabled")), "{reported:?}");
+    assert_eq!(reported.len(), 2, "{reported:?}");
 }
 
 /// `default/NAME` as in [`external`], with a status that records its frontends.
-fn recorded(name: &str, created: &str, ip_address: &str, ports: &str, held: &[u16]) -> String {
-    let held = Held {
+fn recorded(name: &str, created: &str, ip_address: &str, ports: &str, owned: &[u16]) -> String {
+    let owned = OwnedAddress {
         kind: ClaimKind::ExternalIp,
         pool: "edge".into(),
-        ports: Some(held.iter().map(|port| (Protocol::Tcp, *port)).collect()),
-        ..Held::of_status(ip(ip_address))
+        ports: Some(owned.iter().map(|port| (Protocol::Tcp, *port)).collect()),
+        ..OwnedAddress::of_status(ip(ip_address))
     };
-    let message = record(&[held]);
+    let message = record(&[owned]);
     external(name, created, ip_address, ports).replace(
         "---\n",
-        &format!("status: {{conditions: [{{type: {HOLDS}, status: 'True', reason: Recorded, message: '{message}'}}]}}\n---\n"),
+        &format!("status: {{conditions: [{{type: {RECORD_CONDITION}, status: 'True', reason: Recorded, message: '{message}'}}]}}\n---\n"),
     )
 }
 
 #[test]
-fn after_a_restart_and_in_every_other_gateway_each_port_is_whose_it_is_by_the_statuses() {
+fn port_owners_in_statuses_apply_after_a_restart_and_at_other_gateways() {
     // An edit made the older Service request port 80 while no gateway was running.
     let both_ports = format!("{HTTP}, {HTTPS}");
     let services = recorded("old", EARLY, "198.51.100.1", &both_ports, &[443])
@@ -205,12 +205,12 @@ fn after_a_restart_and_in_every_other_gateway_each_port_is_whose_it_is_by_the_st
     let mut follower = Both::new(&external("old", EARLY, "198.51.100.1", &both_ports));
     follower.both(|world| world.settings.authority = Authority::Follows);
     follower.step();
-    follower.now_is(&services);
+    follower.set(&services);
     assert_eq!(owned(&follower.step()), ["TCP 198.51.100.1:80 live", "TCP 198.51.100.1:443 old"]);
 }
 
 #[test]
-fn a_service_made_anew_under_the_same_name_in_one_step_keeps_what_the_one_before_had() {
+fn a_service_recreated_in_one_step_keeps_its_addresses() {
     let of = |name: &str, uid: &str, created: &str| {
         external(name, created, "198.51.100.1", HTTP)
             .replace(&format!("{{name: {name},"), &format!("{{name: {name}, uid: {uid},"))
@@ -218,12 +218,12 @@ fn a_service_made_anew_under_the_same_name_in_one_step_keeps_what_the_one_before
     let mut both = Both::new(&of("web", "1a", LATE));
     both.step();
     // In one step the Service is deleted and created again, and an older Service requests the address.
-    both.now_is(&(of("web", "2b", LATE) + &of("old", "3c", EARLY)));
+    both.set(&(of("web", "2b", LATE) + &of("old", "3c", EARLY)));
     assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 web"]);
 }
 
 #[test]
-fn an_address_that_another_gateway_names_its_own_stays_with_the_service_that_has_it() {
+fn an_address_that_another_gateway_claims_stays_with_its_service() {
     let services = service_with("name: web", "") + &external("live", LATE, "198.51.100.1", HTTP);
     let mut both = Both::new(&services);
     let before = (vips(&both.step()), owned(&both.step()));
@@ -235,27 +235,27 @@ fn an_address_that_another_gateway_names_its_own_stays_with_the_service_that_has
         let outcome = both.step();
         assert_eq!((vips(&outcome), owned(&outcome)), before);
         for ip in claimed {
-            let says = format!("gateway edge-2 says that address {ip} is its own");
+            let says = format!("gateway edge-2 reports {ip} as its own address");
             assert!(outcome.findings.iter().any(|f| f.diagnostic.what.starts_with(&says)), "{says}");
         }
     }
     // A new request for the address is refused.
-    both.now_is(&(services + &service_with("name: asks", &format!("  loadBalancerIP: {}\n", claimed[0]))));
+    both.set(&(services + &service_with("name: requests", &format!("  loadBalancerIP: {}\n", claimed[0]))));
     assert_eq!(vips(&both.step()), before.0);
 }
 
 #[test]
-fn an_edit_that_is_not_understood_takes_no_address_away_and_gives_none() {
+fn an_invalid_edit_neither_removes_nor_assigns_an_address() {
     let annotated = |value: &str| {
         service_with(&format!("name: web, annotations: {{tidegate.dev/load-balancer-ips: '{value}'}}"), "")
     };
     let nonsense = annotated("203.0.113.x");
     let mut both = Both::new(&nonsense);
     assert!(vips(&both.step()).is_empty());
-    both.now_is(&annotated("203.0.113.9"));
+    both.set(&annotated("203.0.113.9"));
     let had = vips(&both.step());
     assert_eq!(had, [ip("203.0.113.9")]);
-    both.now_is(&nonsense);
+    both.set(&nonsense);
     for _ in 0..2 {
         let outcome = both.step();
         assert_eq!((vips(&outcome), outcome.services[0].pending.as_deref()), (had.clone(), None));
@@ -266,7 +266,7 @@ fn an_edit_that_is_not_understood_takes_no_address_away_and_gives_none() {
             messages(&outcome)
         );
     }
-    both.now_is(&annotated("203.0.113.10"));
+    both.set(&annotated("203.0.113.10"));
     assert_eq!(vips(&both.step()), [ip("203.0.113.10")]);
 }
 
@@ -276,7 +276,7 @@ fn vips(outcome: &Outcome) -> Vec<IpAddr> {
 }
 
 #[test]
-fn no_edit_of_a_pool_takes_an_address_from_a_live_service_and_the_pool_says_who_holds_it() {
+fn no_pool_edit_takes_an_address_and_the_pool_lists_its_users() {
     type Edit = fn(&mut Vec<Pool>);
     let edits: [(&str, Edit); 7] = [
         ("range removed", |pools| pools[0].ranges = pool("x", &["192.0.2.0/28"]).ranges),
@@ -294,7 +294,7 @@ fn no_edit_of_a_pool_takes_an_address_from_a_live_service_and_the_pool_says_who_
     let named = "name: named, annotations: {tidegate.dev/address-pool: public}";
     let services =
         service_with("name: web", "  ipFamilyPolicy: RequireDualStack\n  ipFamilies: [IPv4, IPv6]\n")
-            + &service_with("name: asks", "  loadBalancerIP: 203.0.113.9\n")
+            + &service_with("name: requests", "  loadBalancerIP: 203.0.113.9\n")
             + &service_with(named, "");
     for (what, edit) in edits {
         let mut both = Both::new(&services);
@@ -306,7 +306,7 @@ fn no_edit_of_a_pool_takes_an_address_from_a_live_service_and_the_pool_says_who_
             assert_eq!(vips(&outcome), before, "{what}");
             if what == "removed" || what == "range removed" {
                 let usage = outcome.pools.iter().find(|usage| usage.pool == "public").expect("it is shown");
-                let used_by = "default/asks, default/named, default/web";
+                let used_by = "default/named, default/requests, default/web";
                 assert_eq!((usage.outside, usage.used_by().as_str()), (4, used_by), "{what}");
                 assert_eq!(usage.removed, what == "removed");
             }
@@ -315,7 +315,7 @@ fn no_edit_of_a_pool_takes_an_address_from_a_live_service_and_the_pool_says_who_
 }
 
 #[test]
-fn an_external_ip_stays_when_its_pool_does_not_authorise_it_any_more_and_the_operator_takes_it_by_force() {
+fn an_external_ip_stays_unless_the_operator_forces_its_release() {
     let mut both = Both::new(&external("live", EARLY, "198.51.100.1", HTTP));
     let before = owned(&both.step());
     for (force, expected) in [(false, &before[..]), (true, &[])] {
@@ -327,7 +327,7 @@ fn an_external_ip_stays_when_its_pool_does_not_authorise_it_any_more_and_the_ope
 }
 
 #[test]
-fn force_release_takes_back_what_the_pool_would_not_give_now_and_no_more() {
+fn force_release_takes_back_only_what_the_pool_would_not_assign_now() {
     let services = service_with("name: a, creationTimestamp: '2026-01-01T00:00:00Z'", "")
         + &service_with("name: b, creationTimestamp: '2026-01-02T00:00:00Z'", "");
     let start = || {
@@ -337,11 +337,11 @@ fn force_release_takes_back_what_the_pool_would_not_give_now_and_no_more() {
     };
     let (mut both, before) = start();
     edit_pool(&mut both, "public", |pool| pool.force_release = true);
-    assert_eq!(vips(&both.step()), before, "by itself it takes nothing");
+    assert_eq!(vips(&both.step()), before, "on its own it takes nothing");
     edit_pool(&mut both, "public", |pool| pool.quota_per_namespace = Some(1));
     let outcome = both.step();
-    assert_eq!(vips(&outcome), before[..1], "beyond the quota the younger one");
-    assert!(pending(&outcome, "b").is_some_and(|why| why.contains("holds its quota of 1")));
+    assert_eq!(vips(&outcome), before[..1], "the newer one exceeds the quota");
+    assert!(pending(&outcome, "b").is_some_and(|why| why.contains("uses its quota of 1")));
     let (mut both, _) = start();
     edit_pool(&mut both, "public", |pool| (pool.force_release, pool.disabled) = (true, true));
     assert_eq!(vips(&both.step()), [] as [IpAddr; 0], "an emptied pool");
@@ -354,20 +354,20 @@ fn force_release_takes_back_what_the_pool_would_not_give_now_and_no_more() {
 }
 
 #[test]
-fn a_service_that_names_another_pool_or_address_gives_its_address_back() {
+fn a_service_that_requests_another_pool_or_address_releases_its_address() {
     for (more, spec) in
         [("tidegate.dev/address-pool: edge", ""), ("a: b", "  loadBalancerIP: 198.51.100.3\n")]
     {
         let mut both = Both::new(&service_with("name: web", ""));
         both.step();
-        both.now_is(&service_with(&format!("name: web, annotations: {{{more}}}"), spec));
+        both.set(&service_with(&format!("name: web, annotations: {{{more}}}"), spec));
         let now = vips(&both.step());
         assert!(now.iter().all(|ip| ip.to_string().starts_with("198.51.100.")) && now.len() == 1, "{now:?}");
     }
 }
 
 #[test]
-fn two_gateways_with_the_same_services_choose_alike_whatever_the_order_and_a_pool_that_grows_moves_few() {
+fn gateways_with_the_same_services_choose_the_same_addresses() {
     let one = |i: usize| service_with(&format!("name: s{i}"), "");
     let of = |outcome: &Outcome| {
         let vip = |s: &Arc<view::ServiceView>| (s.name.clone(), s.vips[0].address);
@@ -382,38 +382,38 @@ fn two_gateways_with_the_same_services_choose_alike_whatever_the_order_and_a_poo
     let mut backwards = Both::new("");
     pools(&mut forwards, "203.0.112.0/22");
     pools(&mut backwards, "203.0.112.0/22");
-    let mut both_ways = [String::new(), String::new()];
+    let mut orders = [String::new(), String::new()];
     for i in 0..count {
-        both_ways[0] += &one(i);
-        both_ways[1] += &one(count - 1 - i);
-        forwards.now_is(&both_ways[0]);
-        backwards.now_is(&both_ways[1]);
+        orders[0] += &one(i);
+        orders[1] += &one(count - 1 - i);
+        forwards.set(&orders[0]);
+        backwards.set(&orders[1]);
         forwards.step();
         backwards.step();
     }
     let chosen = of(&forwards.step());
     assert_eq!(chosen, of(&backwards.step()));
     // A gateway that starts with a larger pool chooses the same addresses for most Services.
-    let mut grown = Both::new(&both_ways[0]);
+    let mut grown = Both::new(&orders[0]);
     pools(&mut grown, "203.0.112.0/21");
     let moved = of(&grown.step()).iter().filter(|(name, ip)| chosen[*name] != **ip).count();
     assert!(moved < count, "{moved} of {count}");
 }
 
 #[test]
-fn a_service_that_returns_has_the_address_again_that_it_had_unless_another_one_has_it() {
+fn a_returning_service_gets_its_address_unless_another_one_has_it() {
     let web = service_with("name: web", "  loadBalancerIP: 203.0.113.9\n");
     let mut both = Both::new(&web);
     both.step();
-    both.now_is("");
+    both.set("");
     both.step();
-    // It no longer requests an address by value.
-    both.now_is(&service_with("name: web", ""));
+    // It no longer requests a specific address.
+    both.set(&service_with("name: web", ""));
     assert_eq!(vips(&both.step()), [ip("203.0.113.9")]);
-    both.now_is("");
+    both.set("");
     both.step();
     let other = service_with("name: other", "  loadBalancerIP: 203.0.113.9\n");
-    both.now_is(&(other + &service_with("name: web", "")));
+    both.set(&(other + &service_with("name: web", "")));
     let outcome = both.step();
     assert!(owners(&outcome).contains(&"203.0.113.9 other".to_owned()), "{:?}", owners(&outcome));
     assert_eq!(vips(&outcome).len(), 2);

@@ -27,7 +27,7 @@ impl Gateways {
         Self::with_seed(both, 7)
     }
 
-    /// The same with another seed, for values that may differ between gateways.
+    /// Like [`Self::new`] with another seed, for values that may differ between gateways.
     pub(super) fn with_seed(both: Both, seed: u64) -> Self {
         let mut both = both.with(|world| {
             let route = |to: &str, via| RouteSpec { to: to.parse().expect("a network"), via: ip(via) };
@@ -49,8 +49,8 @@ impl Gateways {
     }
 
     /// Replaces the objects, and publishes the result to the workers.
-    pub(super) fn now_is(&mut self, yaml: &str) {
-        self.both.now_is(yaml);
+    pub(super) fn set(&mut self, yaml: &str) {
+        self.both.set(yaml);
         self.publish();
     }
 
@@ -145,7 +145,7 @@ fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, 
 }
 
 #[test]
-fn no_endpoint_at_all_tcp_gets_rst_udp_gets_icmp_port_unreachable_rate_limited() {
+fn without_endpoints_tcp_gets_rst_and_udp_port_unreachable() {
     let mut gateways = Gateways::new(Both::new(&by_tcp_and_udp("")));
     let result = segment(&mut gateways, 40_000, flags::SYN);
     let answer = result.sent(TransmitReason::NoEndpoints);
@@ -162,7 +162,7 @@ fn no_endpoint_at_all_tcp_gets_rst_udp_gets_icmp_port_unreachable_rate_limited()
     assert!((1..1000).contains(&burst), "{burst} answers at once");
     assert_eq!(datagram(&mut gateways, 42_000).refused(), Refusal::NoEndpoints, "the rest is dropped");
     gateways.wait(Duration::from_secs(10));
-    assert!(answered(&mut gateways) > 0, "and the rate comes back");
+    assert!(answered(&mut gateways) > 0, "and the rate limit recovers");
 
     gateways.change(|world| world.settings.services.defaults.no_endpoints = NoEndpoints::Drop);
     gateways.wait(Duration::from_secs(10));
@@ -178,12 +178,12 @@ fn policy_local_with_endpoints_only_elsewhere_drops() {
     let mut gateways = Gateways::new(on_a);
     assert_eq!(segment(&mut gateways, 40_000, flags::SYN).refused(), Refusal::NoEndpoints);
     assert_eq!(datagram(&mut gateways, 40_000).refused(), Refusal::NoEndpoints);
-    gateways.now_is(&local);
+    gateways.set(&local);
     segment(&mut gateways, 40_000, flags::SYN).sent(TransmitReason::NoEndpoints);
 }
 
 #[test]
-fn policy_local_with_endpoints_only_on_nodes_that_may_not_be_backends_drops() {
+fn policy_local_with_endpoints_only_on_excluded_nodes_drops() {
     let local = by_tcp_and_udp("  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n");
     let to_nodes = with_annotations(&local, "tidegate.dev/target: node, tidegate.dev/forwarding: dsr-ipip");
     let excluded = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}";
@@ -191,7 +191,7 @@ fn policy_local_with_endpoints_only_on_nodes_that_may_not_be_backends_drops() {
     let on_a = to_nodes.clone() + &nodes + &endpoints(&["addresses: [10.1.0.1], nodeName: a"]);
     let mut gateways = Gateways::new(Both::new(&on_a));
     assert_eq!(segment(&mut gateways, 40_000, flags::SYN).refused(), Refusal::NoEndpoints);
-    gateways.now_is(&(to_nodes + &nodes));
+    gateways.set(&(to_nodes + &nodes));
     segment(&mut gateways, 40_000, flags::SYN).sent(TransmitReason::NoEndpoints);
 }
 
@@ -227,8 +227,7 @@ fn never_complete_a_handshake_without_a_backend() {
 }
 
 #[test]
-fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_goes_to_a_live_backend_at_once()
-{
+fn udp_flows_of_a_removed_backend_move_with_the_next_packet() {
     let three = ["addresses: [10.1.0.1]", "addresses: [10.1.0.2]", "addresses: [10.1.0.3]"];
     let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
     let ended = "addresses: [10.1.0.3], conditions: {ready: false, serving: false, terminating: true}";
@@ -245,9 +244,9 @@ fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_go
             })
             .collect();
         match gone {
-            "removed" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&three[..2]))),
-            "ended" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], ended]))),
-            "unready" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], unready]))),
+            "removed" => gateways.set(&(by_tcp_and_udp("") + &endpoints(&three[..2]))),
+            "ended" => gateways.set(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], ended]))),
+            "unready" => gateways.set(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], unready]))),
             _ => gateways.change(failing),
         }
         assert!(had.iter().any(|(_, backend)| *backend == ip("10.1.0.3")));
@@ -265,7 +264,7 @@ fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_go
 }
 
 #[test]
-fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_until_the_drain_timeout() {
+fn tcp_flows_of_a_removed_backend_continue_until_the_drain_timeout() {
     let drain = |yaml: String| with_annotations(&yaml, "tidegate.dev/drain-timeout: 60s");
     let leaving = "addresses: [10.1.0.2], conditions: {ready: false, serving: true, terminating: true}";
     let with = |more: &[&str]| {
@@ -286,11 +285,11 @@ fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_unt
             assert_eq!(gateways.backend_of(&result), ip("10.1.0.1"));
         }
     };
-    gateways.now_is(&with(&[leaving]));
+    gateways.set(&with(&[leaving]));
     check(&mut gateways, 41_000..41_040);
     gateways.wait(Duration::from_secs(120));
     check(&mut gateways, 42_000..42_040);
-    gateways.now_is(&with(&[]));
+    gateways.set(&with(&[]));
     check(&mut gateways, 43_000..43_040);
     gateways.wait(Duration::from_secs(59));
     check(&mut gateways, 44_000..44_040);
@@ -302,7 +301,7 @@ fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_unt
 }
 
 #[test]
-fn a_service_that_leaves_keeps_its_flows_for_the_drain_timeout_and_has_them_again_when_it_returns() {
+fn a_removed_service_keeps_its_flows_and_owns_them_when_it_returns() {
     for mode in ["nat", "fullnat"] {
         let annotations = format!("tidegate.dev/forwarding: {mode}, tidegate.dev/drain-timeout: 60s");
         let slice = endpoints(&["addresses: [10.1.0.1]", "addresses: [10.1.0.2]"]);
@@ -319,34 +318,34 @@ fn a_service_that_leaves_keeps_its_flows_for_the_drain_timeout_and_has_them_agai
                 gateways.send(answer).sent(TransmitReason::Reply);
             }
         };
-        gateways.now_is("");
+        gateways.set("");
         alive(&mut gateways, "gone");
         let new = segment(&mut gateways, 41_000, flags::SYN).verdict;
         assert_eq!(new, Verdict::Punt(PuntReason::NotOurs), "{mode}: no Service has its address");
         gateways.wait(Duration::from_secs(50));
-        alive(&mut gateways, "gone for long");
-        gateways.now_is(&here);
+        alive(&mut gateways, "removed for some time");
+        gateways.set(&here);
         alive(&mut gateways, "back");
         segment(&mut gateways, 41_000, flags::SYN).sent(TransmitReason::Forward);
 
         // The Service is deleted for good.
-        gateways.now_is("");
+        gateways.set("");
         gateways.wait(Duration::from_secs(61));
         let late = segment(&mut gateways, 40_000, flags::ACK).verdict;
         assert_eq!(late, Verdict::Punt(PuntReason::NotOurs), "{mode}: the drain is over");
-        gateways.now_is(&here);
+        gateways.set(&here);
         segment(&mut gateways, 40_000, flags::ACK).sent(TransmitReason::NoFlow);
     }
 }
 
 #[test]
-fn a_port_that_another_service_gets_is_no_longer_that_of_the_service_that_left() {
+fn a_port_of_a_removed_service_can_move_to_another_service() {
     let slice = endpoints(&["addresses: [10.1.0.1]"]);
     let here = with_annotations(&by_tcp_and_udp(""), "tidegate.dev/forwarding: nat") + &slice;
     let mut gateways = Gateways::new(Both::new(&here));
     connected(&mut gateways, 40_000..40_010);
     let other = here.replace("name: web", "name: other").replace("10.1.0.1", "10.1.0.2");
-    gateways.now_is(&other);
+    gateways.set(&other);
     for port in 40_000..40_010 {
         assert!(!matches!(
             segment(&mut gateways, port, flags::ACK).verdict,
@@ -359,7 +358,7 @@ fn a_port_that_another_service_gets_is_no_longer_that_of_the_service_that_left()
 }
 
 #[test]
-fn an_endpoint_that_moves_between_slices_may_be_in_both_or_in_neither_and_its_flows_are_never_dropped() {
+fn an_endpoint_that_moves_between_slices_loses_no_flow() {
     let slice = |name: &str| endpoints(&["addresses: [10.1.0.1]"]).replace("web-1", name);
     let others = endpoints(&["addresses: [10.1.0.2]", "addresses: [10.1.0.3]"]);
     let with = |moving: &str| by_tcp_and_udp("") + &others + moving;
@@ -367,7 +366,7 @@ fn an_endpoint_that_moves_between_slices_may_be_in_both_or_in_neither_and_its_fl
     let flows = connected(&mut gateways, 40_000..40_040);
     assert!(flows.iter().any(|(_, backend)| *backend == ip("10.1.0.1")));
     for moving in [slice("old") + &slice("new"), String::new(), slice("new")] {
-        gateways.now_is(&with(&moving));
+        gateways.set(&with(&moving));
         for (port, had) in &flows {
             let result = segment(&mut gateways, *port, flags::ACK);
             result.sent(TransmitReason::Forward);
@@ -377,7 +376,7 @@ fn an_endpoint_that_moves_between_slices_may_be_in_both_or_in_neither_and_its_fl
 }
 
 #[test]
-fn a_vip_without_endpoints_of_its_family_reaches_those_of_the_other_by_an_outer_header() {
+fn tunnels_reach_endpoints_of_the_other_family() {
     let v6 =
         web("  ipFamilies: [IPv6]\n  loadBalancerIP: '2001:db8:1::5'\n").replace("port: 80,", "port: 8080,");
     let yaml = with_annotations(&v6, "tidegate.dev/forwarding: dsr-ipip");

@@ -7,7 +7,7 @@ use tidegate_spec::ownership::Layer2;
 use super::*;
 
 #[test]
-fn policy_local_takes_ready_ones_on_the_node_else_serving_and_terminating_ones_there_else_none() {
+fn policy_local_takes_ready_endpoints_on_the_node_else_terminating_ones() {
     let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
     let backends = |endpoints: &[&str]| {
         web_with(local, endpoints).with(|world| world.settings.node = Some("a".into())).backends()
@@ -27,7 +27,7 @@ fn policy_local_takes_ready_ones_on_the_node_else_serving_and_terminating_ones_t
 }
 
 #[test]
-fn with_policy_local_a_gateway_answers_on_layer_2_for_vips_that_it_can_serve() {
+fn a_gateway_answers_on_layer_2_for_local_vips_that_it_can_serve() {
     let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
     let of = |mode, endpoint: &str| {
         let both = web_with(local, &[endpoint]).with(|world| {
@@ -80,7 +80,7 @@ fn off_the_cluster_policy_local_takes_the_endpoints_of_all_nodes() {
 }
 
 #[test]
-fn internal_traffic_policy_counts_only_for_cluster_ips_and_local_is_the_gateways_own_node() {
+fn the_internal_traffic_policy_applies_to_cluster_ips_only() {
     let spec = "  clusterIP: 10.96.0.10\n  internalTrafficPolicy: Local\n";
     let both = web_with(spec, &["addresses: [10.1.0.1], nodeName: a", "addresses: [10.1.0.2], nodeName: b"])
         .with(|world| world.settings.services.own_cluster_ips = true);
@@ -102,7 +102,7 @@ fn internal_traffic_policy_counts_only_for_cluster_ips_and_local_is_the_gateways
 
 /// Specific to this gateway: kube-proxy has no health checks of its own.
 #[test]
-fn where_every_endpoint_of_the_hinted_zone_fails_its_checks_those_of_other_zones_that_pass_take_over() {
+fn if_the_hinted_zone_fails_passing_endpoints_of_other_zones_take_over() {
     let hinted = |address: &str, zone: &str| {
         format!("addresses: [{address}], zone: {zone}, hints: {{forZones: [{{name: {zone}}}]}}")
     };
@@ -138,7 +138,7 @@ fn where_every_endpoint_of_the_hinted_zone_fails_its_checks_those_of_other_zones
     assert_eq!(
         shown(&with(all, true)),
         ("active active draining draining".into(), 1),
-        "all fail everywhere: the zone is open, and it is told"
+        "all fail everywhere: the zone fails open, and this is reported"
     );
     assert_eq!(shown(&with(all, false)), ("down down down down".into(), 0));
 }

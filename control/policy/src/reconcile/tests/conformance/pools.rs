@@ -18,7 +18,7 @@ impl Pooled {
     fn new(pools: &[(&str, &str, &str)], services: &str) -> Self {
         let (by_objects, by_config) = (Both::new(""), Both::new(""));
         let mut pooled = Self { by_objects, by_config, pools: String::new(), services: services.to_owned() };
-        pooled.pools_are(pools);
+        pooled.set_pools(pools);
         pooled
     }
 
@@ -26,13 +26,13 @@ impl Pooled {
         Self::new(&[("public", "", keys)], services)
     }
 
-    fn services_are(&mut self, services: &str) {
+    fn set_services(&mut self, services: &str) {
         self.services = services.to_owned();
-        self.by_objects.now_is(&(self.pools.clone() + services));
-        self.by_config.now_is(services);
+        self.by_objects.set(&(self.pools.clone() + services));
+        self.by_config.set(services);
     }
 
-    fn pools_are(&mut self, pools: &[(&str, &str, &str)]) {
+    fn set_pools(&mut self, pools: &[(&str, &str, &str)]) {
         let object = |(name, labels, keys): &(&str, &str, &str)| {
             format!(
                 "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: {name}, labels: \
@@ -53,10 +53,10 @@ impl Pooled {
         self.by_objects.both(|world| world.settings.pools.clear());
         self.pools = pools.iter().map(object).collect();
         let services = self.services.clone();
-        self.services_are(&services);
+        self.set_services(&services);
     }
 
-    /// Reconciles and remembers. Returns the common outcome.
+    /// Reconciles and keeps the memory. Returns the common outcome.
     fn step(&mut self) -> Outcome {
         let (objects, config) = (self.by_objects.step(), self.by_config.step());
         assert_eq!(objects.spec, config.spec);
@@ -98,14 +98,14 @@ fn a_pool_is_a_list_of_cidrs_and_ranges() {
 }
 
 #[test]
-fn auto_assign_says_whether_services_that_name_no_pool_get_addresses() {
+fn auto_assign_decides_whether_services_that_name_no_pool_get_addresses() {
     let keys = "addresses: [203.0.113.0/28], autoAssign: false";
-    let names_it = "name: asks, annotations: {tidegate.dev/address-pool: public}";
+    let names_it = "name: requests, annotations: {tidegate.dev/address-pool: public}";
     let outcome = Pooled::of(keys, &(named("web", "") + &service_with(names_it, ""))).step();
-    assert!(address(&outcome, "asks").is_some());
+    assert!(address(&outcome, "requests").is_some());
     assert!(pending(&outcome, "web").is_some_and(|p| p.contains("on request only (autoAssign: false)")));
-    let asks_for_an_address = named("web", "  loadBalancerIP: 203.0.113.9\n");
-    assert_eq!(address(&Pooled::of(keys, &asks_for_an_address).step(), "web"), Some(ip("203.0.113.9")));
+    let requests_address = named("web", "  loadBalancerIP: 203.0.113.9\n");
+    assert_eq!(address(&Pooled::of(keys, &requests_address).step(), "web"), Some(ip("203.0.113.9")));
     assert!(address(&Pooled::of("addresses: [203.0.113.0/28]", &named("web", "")).step(), "web").is_some());
 }
 
@@ -124,11 +124,11 @@ fn no_service_gets_the_address_of_a_peer() {
 }
 
 #[test]
-fn what_routes_carry_is_said_by_the_pool_and_a_change_of_it_alone_arrives() {
+fn a_change_of_only_the_route_attributes_of_a_pool_takes_effect() {
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
     assert!(pooled.step().pools[0].routes.attributes.is_empty());
     let keys = "addresses: [203.0.113.0/28], bgp: {communities: ['64512:1', no-export], med: 5, aggregationLength: 28}";
-    pooled.pools_are(&[("public", "", keys)]);
+    pooled.set_pools(&[("public", "", keys)]);
     let routes = pooled.step().pools[0].routes.clone();
     let communities: Vec<String> = routes.attributes.communities.iter().map(ToString::to_string).collect();
     assert_eq!(communities, ["64512:1", "65535:65281"]);
@@ -139,7 +139,7 @@ fn what_routes_carry_is_said_by_the_pool_and_a_change_of_it_alone_arrives() {
 }
 
 #[test]
-fn the_gateway_selector_and_announce_say_who_announces_and_every_gateway_forwards() {
+fn selected_gateways_announce_a_pool_and_every_gateway_forwards() {
     use tidegate_spec::ownership::Layer2;
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
     let rack = |name: &str| [("rack".to_owned(), name.to_owned())].into();
@@ -160,7 +160,7 @@ fn the_gateway_selector_and_announce_say_who_announces_and_every_gateway_forward
         ("announce: []", false, Layer2::Silent, false),
     ] {
         // A change of the pool alone reaches its Services.
-        pooled.pools_are(&[("public", "", &format!("addresses: [203.0.113.0/28], {keys}"))]);
+        pooled.set_pools(&[("public", "", &format!("addresses: [203.0.113.0/28], {keys}"))]);
         let outcome = pooled.step();
         let [spec] = &outcome.spec.services[..] else { panic!("it is served whoever announces it: {keys}") };
         assert_eq!(spec.layer2, layer2, "{keys}");
@@ -170,7 +170,7 @@ fn the_gateway_selector_and_announce_say_who_announces_and_every_gateway_forward
 }
 
 #[test]
-fn namespace_and_service_selectors_say_who_may_have_addresses() {
+fn namespace_and_service_selectors_decide_who_may_get_addresses() {
     let namespaces = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: net}}\n---\napiVersion: \
                       v1\nkind: Namespace\nmetadata: {name: lab, labels: {team: web}}\n---\n";
     let service = |name: &str, namespace: &str, tier: &str| {
@@ -205,14 +205,14 @@ fn namespace_and_service_selectors_say_who_may_have_addresses() {
 }
 
 #[test]
-fn a_quota_per_namespace_counts_the_addresses_that_it_holds() {
+fn a_quota_per_namespace_counts_the_addresses_that_it_uses() {
     let service =
         |name: &str, namespace: &str| service_with(&format!("name: {name}, namespace: {namespace}"), "");
     let services = service("in-x", "a") + &service("in-y", "a") + &service("in-z", "b");
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28], quotaPerNamespace: 1", &services);
     let outcome = pooled.step();
     assert!(address(&outcome, "in-x").is_some() && address(&outcome, "in-z").is_some());
-    let waits = "namespace a holds its quota of 1 in pool public";
+    let waits = "namespace a uses its quota of 1 in pool public";
     assert!(pending(&outcome, "in-y").is_some_and(|p| p.contains(waits)));
     // A shared address counts once.
     let keyed = |name: &str, port: u16| {
@@ -226,27 +226,27 @@ fn a_quota_per_namespace_counts_the_addresses_that_it_holds() {
     )
     .step();
     assert_eq!(address(&shared, "in-x"), address(&shared, "in-y"));
-    pooled.services_are(&(service("in-y", "a") + &service("in-z", "b")));
-    assert!(address(&pooled.step(), "in-y").is_some(), "what is given back counts no more");
+    pooled.set_services(&(service("in-y", "a") + &service("in-z", "b")));
+    assert!(address(&pooled.step(), "in-y").is_some(), "released addresses no longer count");
 }
 
 #[test]
-fn disabled_drains_a_pool_nothing_new_is_given_out_and_what_is_given_stays() {
+fn a_disabled_pool_assigns_nothing_new_and_keeps_its_assignments() {
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
     let had = address(&pooled.step(), "web");
-    pooled.pools_are(&[("public", "", "addresses: [203.0.113.0/28], disabled: true")]);
-    pooled.services_are(
-        &(named("web", "") + &named("new", "") + &named("asks", "  loadBalancerIP: 203.0.113.1\n")),
+    pooled.set_pools(&[("public", "", "addresses: [203.0.113.0/28], disabled: true")]);
+    pooled.set_services(
+        &(named("web", "") + &named("new", "") + &named("requests", "  loadBalancerIP: 203.0.113.1\n")),
     );
     let outcome = pooled.step();
     assert_eq!((address(&outcome, "web"), had.is_some()), (had, true));
-    for name in ["new", "asks"] {
+    for name in ["new", "requests"] {
         assert!(pending(&outcome, name).is_some_and(|p| p.contains("pool public is disabled")), "{name}");
     }
 }
 
 #[test]
-fn dynamic_choice_takes_the_upper_band_first_and_its_offset_follows_the_size_of_the_pool() {
+fn the_dynamic_band_is_used_first_and_its_offset_depends_on_the_pool() {
     // min(max(16, size/16), 256), or 0 if there are at most 16 addresses.
     for (range, size, offset) in [
         ("203.0.113.0/28", 16, 0),
@@ -302,7 +302,7 @@ fn explicit_requests_may_take_any_address_of_either_band() {
 
 /// Only for the directory source: an API server assigns node ports itself.
 #[test]
-fn node_ports_in_directory_mode_come_from_above_a_band_of_86_until_that_is_full() {
+fn node_ports_of_a_directory_come_from_the_dynamic_band_first() {
     // min(max(16, size/32), 128) of the 2768 from 30000 to 32767.
     let (first, dynamic) = (30_086, 32_767 - 30_086 + 1);
     let ports: Vec<String> = (1..=dynamic + 1).map(|n| format!("{{name: p{n}, port: {n}}}")).collect();
@@ -310,20 +310,20 @@ fn node_ports_in_directory_mode_come_from_above_a_band_of_86_until_that_is_full(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {{type: NodePort, ports: [{}]}}\n",
         ports.join(", ")
     );
-    let asks = "---\napiVersion: v1\nkind: Service\nmetadata: {name: asks}\nspec: {type: NodePort, ports: [{port: 80, nodePort: 30000}]}\n";
-    let objects = read(&(full + asks));
+    let requests = "---\napiVersion: v1\nkind: Service\nmetadata: {name: requests}\nspec: {type: NodePort, ports: [{port: 80, nodePort: 30000}]}\n";
+    let objects = read(&(full + requests));
     let of = |name: &str| -> Vec<u16> {
         let service = &objects.services[&ObjectKey::new("default", name)];
         service.ports.iter().map(|p| p.node_port.expect("each has one").get()).collect()
     };
-    let (given, asked) = (of("web"), of("asks"));
+    let (given, requested) = (of("web"), of("requests"));
     assert!(given[..dynamic].iter().all(|port| (first..=32_767).contains(port)));
     assert!((30_001..first).contains(&given[dynamic]), "{}: the band is used last", given[dynamic]);
     assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len(), "none twice");
-    assert_eq!(asked, [30_000], "explicit requests may take any");
+    assert_eq!(requested, [30_000], "explicit requests may take any");
 }
 
-/// `default/NAME` with a sharing key that asks for 203.0.113.5 with one port.
+/// `default/NAME` with a sharing key that requests 203.0.113.5 with one port.
 fn sharing(name: &str, key: &str, port: &str) -> String {
     let metadata = format!("name: {name}, annotations: {{tidegate.dev/allow-shared-ip: {key}}}");
     let ports = format!("ports: [{{name: p, {port}}}]");
@@ -345,7 +345,7 @@ fn ownership_is_by_address_port_and_protocol() {
 }
 
 #[test]
-fn sharing_an_address_needs_the_same_key_and_across_namespaces_the_pools_consent() {
+fn sharing_an_address_needs_the_same_key_and_namespace_or_the_pool() {
     let first = sharing("a", "k", "port: 80");
     let second = |key: &str, namespace: &str| {
         sharing("b", key, "port: 81").replace("name: b,", &format!("name: b, namespace: {namespace},"))
@@ -385,7 +385,7 @@ fn sharing_an_address_needs_the_same_key_and_across_namespaces_the_pools_consent
 }
 
 #[test]
-fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none() {
+fn services_with_one_sharing_key_get_one_address_unless_they_request_one() {
     let anywhere =
         |name: &str, port: &str| sharing(name, "k", port).replace("  loadBalancerIP: 203.0.113.5\n", "");
     let services = anywhere("a", "port: 80") + &anywhere("b", "port: 81") + &anywhere("c", "port: 80");
@@ -401,19 +401,19 @@ fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none(
         "{:?}",
         finding.diagnostic
     );
-    // Without places, which are in files of different worlds.
-    let said = |outcome: &Outcome| -> Vec<String> {
+    // Without locations, which are in files of different worlds.
+    let message = |outcome: &Outcome| -> Vec<String> {
         outcome.findings.iter().map(|finding| finding.diagnostic.what.clone()).collect()
     };
-    assert_eq!(said(&pooled.step()), said(&outcome), "the cause stays");
+    assert_eq!(message(&pooled.step()), message(&outcome), "the cause remains");
     pooled
-        .services_are(&services.replace("name: c, ", "name: c, creationTimestamp: '2026-01-01T00:00:00Z', "));
-    assert!(pooled.step().findings.is_empty(), "it is the older one now, and the others share");
-    pooled.services_are(&services);
-    assert_eq!(said(&pooled.step()), said(&outcome));
+        .set_services(&services.replace("name: c, ", "name: c, creationTimestamp: '2026-01-01T00:00:00Z', "));
+    assert!(pooled.step().findings.is_empty(), "it is the older one now, and the others share its address");
+    pooled.set_services(&services);
+    assert_eq!(message(&pooled.step()), message(&outcome));
     let mended = anywhere("a", "port: 80") + &anywhere("b", "port: 81") + &anywhere("c", "port: 82");
-    pooled.services_are(&mended);
-    assert!(pooled.step().findings.is_empty(), "it could share, and keeps what it has");
+    pooled.set_services(&mended);
+    assert!(pooled.step().findings.is_empty(), "it could share, but keeps its address");
 }
 
 #[test]
@@ -430,24 +430,24 @@ fn each_cause_for_which_an_address_is_not_shared_has_its_own_remedy() {
             "TCP port 80 belongs to Service default/a",
             "a free address, or ports that no",
         ),
-        (second("k", "port: 81", "shop"), "another namespace", "shareAcrossNamespaces: true of pool public"),
+        (second("k", "port: 81", "shop"), "another namespace", "shareAcrossNamespaces: true in pool public"),
     ] {
         let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(first.clone() + &second)).step();
         let found = outcome.findings.iter().find(|finding| finding.reason == Reason::AllocationFailed);
-        let said = &found.unwrap_or_else(|| panic!("{second}")).diagnostic;
-        assert!(said.what.contains(why), "{said}");
-        assert!(said.accepted.as_deref().is_some_and(|text| text.contains(accepted)), "{said}");
-        // Without a wish it gets an address, and the key that is not honoured is reported.
+        let message = &found.unwrap_or_else(|| panic!("{second}")).diagnostic;
+        assert!(message.what.contains(why), "{message}");
+        assert!(message.accepted.as_deref().is_some_and(|text| text.contains(accepted)), "{message}");
+        // Without a requested address it gets one, and the key that is not honoured is reported.
         let anywhere = (first.clone() + &second).replace("  loadBalancerIP: 203.0.113.5\n", "");
         let outcome = Pooled::of("addresses: [203.0.113.0/28]", &anywhere).step();
-        let told = outcome.findings.iter().any(|finding| finding.reason == Reason::AddressNotShared);
-        assert_eq!(told, !why.contains("differ"), "{second}");
+        let is_reported = outcome.findings.iter().any(|finding| finding.reason == Reason::AddressNotShared);
+        assert_eq!(is_reported, !why.contains("differ"), "{second}");
     }
 }
 
 #[test]
 fn first_come_keeps_by_creation_time_then_uid() {
-    let asks = |name: &str, more: &str| {
+    let requests = |name: &str, more: &str| {
         service_with(&format!("name: {name}{more}"), "  loadBalancerIP: 203.0.113.5\n")
     };
     for (a, z, first) in [
@@ -457,22 +457,24 @@ fn first_come_keeps_by_creation_time_then_uid() {
         (", uid: '1'", ", uid: '2'", "a"),
         (", uid: '1'", ", uid: '2', creationTimestamp: '2026-01-01T00:00:00Z'", "z"),
     ] {
-        let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &(asks("a", a) + &asks("z", z)));
+        let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &(requests("a", a) + &requests("z", z)));
         let outcome = pooled.step();
         assert_eq!(owners(&outcome), [format!("203.0.113.5 {first}")], "a{a}, z{z}");
     }
     // The owner keeps the address, although an older Service requests it now.
-    let mut pooled =
-        Pooled::of("addresses: [203.0.113.0/28]", &asks("z", ", creationTimestamp: '2026-01-02T00:00:00Z'"));
+    let mut pooled = Pooled::of(
+        "addresses: [203.0.113.0/28]",
+        &requests("z", ", creationTimestamp: '2026-01-02T00:00:00Z'"),
+    );
     pooled.step();
-    let both = asks("z", ", creationTimestamp: '2026-01-02T00:00:00Z'")
-        + &asks("a", ", creationTimestamp: '2026-01-01T00:00:00Z'");
-    pooled.services_are(&both);
+    let both = requests("z", ", creationTimestamp: '2026-01-02T00:00:00Z'")
+        + &requests("a", ", creationTimestamp: '2026-01-01T00:00:00Z'");
+    pooled.set_services(&both);
     assert_eq!(owners(&pooled.step()), ["203.0.113.5 z"]);
 }
 
 #[test]
-fn restart_adopts_what_status_says() {
+fn a_restart_adopts_the_addresses_in_the_status() {
     let with_status = |address: &str| {
         named("web", &format!("status: {{loadBalancer: {{ingress: [{{ip: {address}}}]}}}}\n"))
     };
@@ -489,19 +491,19 @@ fn restart_adopts_what_status_says() {
 }
 
 #[test]
-fn overlapping_pools_are_told_and_are_not_a_crash() {
+fn overlapping_pools_are_reported_and_cause_no_crash() {
     let pools = [("a", "", "addresses: [203.0.113.0/28]"), ("b", "", "addresses: [203.0.113.8/29]")];
     let mut pooled = Pooled::new(&pools, &many(17));
     let outcome = pooled.step();
     let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
-    assert_eq!(given.len(), 16, "each address once, whoever has it");
-    let told: Vec<(&str, ObjectKind)> = outcome
+    assert_eq!(given.len(), 16, "each address is assigned once");
+    let reported: Vec<(&str, ObjectKind)> = outcome
         .findings
         .iter()
         .filter(|f| f.reason == Reason::PoolsOverlap)
         .map(|f| (f.object.name.as_str(), f.kind))
         .collect();
-    assert_eq!(told, [("a", ObjectKind::AddressPool), ("b", ObjectKind::AddressPool)]);
+    assert_eq!(reported, [("a", ObjectKind::AddressPool), ("b", ObjectKind::AddressPool)]);
     // An object with the name of a pool of the configuration is not used, and its status reports that.
     let taken = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
                  [192.0.2.0/28]}\n";
@@ -522,13 +524,13 @@ fn a_full_pool_leaves_the_service_pending_until_an_address_is_free() {
     assert_eq!(accepted, "a pool with a free address that this Service may use");
     let free = address(&outcome, "s0");
     let without_s0 = many(3).split_inclusive("---\n").skip(1).collect::<String>();
-    pooled.services_are(&without_s0);
+    pooled.set_services(&without_s0);
     let outcome = pooled.step();
     assert_eq!((address(&outcome, "s2"), outcome.findings.len()), (free, 0));
-    // The same if the pool grows.
+    // A larger pool has the same effect.
     let mut grown = Pooled::of("addresses: [203.0.113.4/31]", &many(3));
     grown.step();
-    grown.pools_are(&[("public", "", "addresses: [203.0.113.4/30]")]);
+    grown.set_pools(&[("public", "", "addresses: [203.0.113.4/30]")]);
     assert!(address(&grown.step(), "s2").is_some());
 }
 
@@ -538,13 +540,13 @@ fn a_pool_address_that_belongs_to_a_node_is_not_assigned() {
     let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(many(16) + &node)).step();
     let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
     assert_eq!((given.len(), given.contains(&ip("203.0.113.4"))), (15, false));
-    let asks = named("asks", "  loadBalancerIP: 203.0.113.4\n");
-    let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(asks + &node)).step();
-    assert!(pending(&outcome, "asks").is_some_and(|p| p.ends_with("an address of node n7")));
+    let requests = named("requests", "  loadBalancerIP: 203.0.113.4\n");
+    let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(requests + &node)).step();
+    assert!(pending(&outcome, "requests").is_some_and(|p| p.ends_with("an address of node n7")));
 }
 
 #[test]
-fn an_address_pool_with_a_fault_is_refused_with_its_place() {
+fn an_address_pool_with_a_fault_is_refused_with_its_location() {
     let pool = |spec: &str| {
         format!(
             "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: p}}\nspec: {{{spec}}}\n"
@@ -558,8 +560,8 @@ fn an_address_pool_with_a_fault_is_refused_with_its_place() {
         ("addresses: [203.0.113.0/28], quotaPerNamespace: 0", "spec.quotaPerNamespace: "),
         ("autoAssign: true", "addresses is missing"),
     ] {
-        let said = refused(&pool(spec));
-        assert!(said.len() == 1 && said[0].contains(what), "{spec}: {said:?}");
-        assert!(said[0].contains("; accepted: "), "{said:?}");
+        let message = refused(&pool(spec));
+        assert!(message.len() == 1 && message[0].contains(what), "{spec}: {message:?}");
+        assert!(message[0].contains("; accepted: "), "{message:?}");
     }
 }

@@ -14,7 +14,7 @@ async fn probed(both: &Both, health: &Arc<ProxyHealth>, path: &str, now: Duratio
     probed_where(both, health, path, now, true).await
 }
 
-/// The same with a choice whether the source has all Nodes, or does not need them.
+/// Like [`probed`], with a choice whether the source has all Nodes or does not need them.
 async fn probed_where(
     both: &Both,
     health: &Arc<ProxyHealth>,
@@ -38,8 +38,7 @@ async fn probed_where(
 }
 
 #[tokio::test]
-async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_deletion_and_livez_does_not_ask_the_node()
- {
+async fn healthz_depends_on_updates_and_the_node_and_livez_on_updates_only() {
     let health = Arc::new(ProxyHealth::new(TIMEOUT, Timestamp::UNIX_EPOCH));
     let at = |yaml: &str| Both::new(yaml).with(|world| world.settings.node = Some("a".into()));
     let fine = at(&node_yaml("a", &["10.0.1.1"], ""));

@@ -31,7 +31,7 @@ fn proxy_protocol_reaches_the_spec_in_modes_that_translate() {
 
 #[test]
 fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
-    let asked = |version: &str, tlvs: &str| {
+    let requested = |version: &str, tlvs: &str| {
         Both::new(&annotated_web(&[(key::PROXY_PROTOCOL, version), (key::PROXY_TLVS, tlvs)])).look()
     };
     let both = ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C);
@@ -44,12 +44,12 @@ fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
         ("none", ProxyTlvs::NONE),
         ("", ProxyTlvs::NONE),
     ] {
-        let outcome = asked("v2", value);
+        let outcome = requested("v2", value);
         assert_eq!(outcome.spec.services.iter().map(|s| s.proxy_tlvs).collect::<Vec<_>>(), [tlvs], "{value}");
         assert_eq!(messages(&outcome), Vec::<String>::new());
     }
-    assert_eq!(asked("v2", "vpce-id=vpce-7").spec.services[0].vpce_id.as_str(), "vpce-7");
-    let outcome = asked("v1", "unique-id");
+    assert_eq!(requested("v2", "vpce-id=vpce-7").spec.services[0].vpce_id.as_str(), "vpce-7");
+    let outcome = requested("v1", "unique-id");
     assert_eq!(outcome.spec.services.len(), 0);
     let (reason, what, accepted) = finding(&outcome);
     assert_eq!(reason, Reason::NotSupported);
@@ -65,17 +65,21 @@ fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
         "vpce-id=a,vpce-id=b",
         "vpce-id=twenty-three-characters",
     ] {
-        let outcome = asked("v2", value);
+        let outcome = requested("v2", value);
         assert_eq!(outcome.spec.services.len(), 0, "{value}");
         assert!(messages(&outcome)[0].contains("unique-id, crc32c, vpce-id="), "{:?}", messages(&outcome));
     }
-    let without = asked("none", "crc32c");
+    let without = requested("none", "crc32c");
     assert_eq!(without.spec.services.len(), 1);
-    assert!(messages(&without)[0].contains("asks for no header"), "{:?}", messages(&without));
+    assert!(
+        messages(&without)[0].contains("does not request a PROXY protocol header"),
+        "{:?}",
+        messages(&without)
+    );
 }
 
 #[test]
-fn a_udp_port_gets_a_checksum_and_no_identifier_of_a_connection() {
+fn a_udp_port_gets_a_checksum_tlv_and_no_unique_id() {
     let udp = |tlvs: &str| {
         let yaml = annotated_web(&[(key::PROXY_PROTOCOL, "v2"), (key::PROXY_TLVS, tlvs)])
             .replace("port: 80,", "port: 80, protocol: UDP,")
@@ -86,7 +90,7 @@ fn a_udp_port_gets_a_checksum_and_no_identifier_of_a_connection() {
     assert_eq!(udp("vpce-id=v").spec.services[0].proxy_tlvs, ProxyTlvs::VPCE_ID);
     let refused = udp("unique-id");
     assert_eq!(refused.spec.services.len(), 0);
-    assert!(messages(&refused)[0].contains("UDP has none"), "{:?}", messages(&refused));
+    assert!(messages(&refused)[0].contains("UDP has no connections"), "{:?}", messages(&refused));
 }
 
 #[test]
@@ -98,7 +102,7 @@ fn proxy_protocol_is_refused_in_dsr_modes_with_the_reason() {
         assert_eq!(outcome.spec.services.len(), 0);
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::NotSupported);
-        let why = format!("the backend of {mode} answers the client itself");
+        let why = format!("with {mode}, the backend replies to the client directly");
         assert!(what.contains(key::PROXY_PROTOCOL) && what.contains(&why), "{what}");
         assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat");
         let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
@@ -119,7 +123,7 @@ fn the_option_toa_is_for_fullnat_and_tcp() {
         let outcome = Both::new(&yaml).look();
         assert_eq!(outcome.spec.services.len(), 0);
         let (reason, what, accepted) = finding(&outcome);
-        let why = format!("with forwarding {mode} backends see the client's address in every packet");
+        let why = format!("with forwarding {mode}, backends see the client's address in every packet");
         assert!(reason == Reason::NotSupported && what.contains(&why), "{what}");
         assert_eq!(accepted, "tidegate.dev/forwarding fullnat, or none here");
         let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
@@ -131,12 +135,12 @@ fn the_option_toa_is_for_fullnat_and_tcp() {
     let udp = toa(&[fullnat])
         .replace("port: 80,", "port: 80, protocol: UDP,")
         .replace("protocol: TCP", "protocol: UDP");
-    let (specs, said) = proxied(&udp);
-    assert_eq!((specs, said.len()), (vec![], 1));
-    assert!(said[0].contains("TOA is an option of TCP"), "{}", said[0]);
-    let (specs, said) = proxied(&toa(&[fullnat, (key::PROXY_TLVS, "crc32c")]));
+    let (specs, reported) = proxied(&udp);
+    assert_eq!((specs, reported.len()), (vec![], 1));
+    assert!(reported[0].contains("TOA is a TCP option"), "{}", reported[0]);
+    let (specs, reported) = proxied(&toa(&[fullnat, (key::PROXY_TLVS, "crc32c")]));
     assert_eq!(specs, vec![]);
-    assert!(said[0].contains("the option TOA has no TLVs"), "{}", said[0]);
+    assert!(reported[0].contains("the TOA option has no TLVs"), "{}", reported[0]);
 }
 
 #[test]
@@ -147,30 +151,28 @@ fn a_udp_port_gets_the_header_of_version_2_and_none_with_version_1() {
             .replace("protocol: TCP", "protocol: UDP")
     };
     assert_eq!(proxied(&udp("v2")), (vec![Some(ProxyVersion::V2)], vec![]));
-    let (specs, said) = proxied(&udp("v1"));
-    assert_eq!((specs, said.len()), (vec![], 1));
-    assert!(
-        said[0].contains(
-            "version 1 of the PROXY protocol has no UDP; accepted: tidegate.dev/proxy-protocol: v2"
-        )
-    );
+    let (specs, reported) = proxied(&udp("v1"));
+    assert_eq!((specs, reported.len()), (vec![], 1));
+    assert!(reported[0].contains(
+        "version 1 of the PROXY protocol does not support UDP; accepted: tidegate.dev/proxy-protocol: v2"
+    ));
 }
 
 #[test]
-fn checks_of_the_port_with_the_header_have_one_and_checks_of_another_port_do_not() {
-    let asked = |annotations: &[(&str, &str)]| -> Vec<String> {
+fn only_checks_of_the_clients_port_have_the_header() {
+    let requested = |annotations: &[(&str, &str)]| -> Vec<String> {
         let outcome = Both::new(&annotated_web(annotations)).look();
         outcome.targets.iter().map(ToString::to_string).collect()
     };
     let v1 = (key::PROXY_PROTOCOL, "v1");
-    assert_eq!(asked(&[v1]), ["tcp://10.0.1.1:8080 with PROXY v1"]);
-    assert_eq!(asked(&[v1, (key::HEALTH_PROTOCOL, "http")]), ["http://10.0.1.1:8080/ with PROXY v1"]);
-    assert_eq!(asked(&[v1, (key::HEALTH_PORT, "8080")]), ["tcp://10.0.1.1:8080 with PROXY v1"]);
-    assert_eq!(asked(&[v1, (key::HEALTH_PORT, "9000")]), ["tcp://10.0.1.1:9000"]);
+    assert_eq!(requested(&[v1]), ["tcp://10.0.1.1:8080 with PROXY v1"]);
+    assert_eq!(requested(&[v1, (key::HEALTH_PROTOCOL, "http")]), ["http://10.0.1.1:8080/ with PROXY v1"]);
+    assert_eq!(requested(&[v1, (key::HEALTH_PORT, "8080")]), ["tcp://10.0.1.1:8080 with PROXY v1"]);
+    assert_eq!(requested(&[v1, (key::HEALTH_PORT, "9000")]), ["tcp://10.0.1.1:9000"]);
 }
 
 #[test]
-fn a_local_service_whose_backends_are_told_their_clients_loses_no_address() {
+fn a_local_service_with_a_proxy_header_loses_no_client_address() {
     let local = |annotations: &[(&str, &str)]| {
         let yaml = annotated_web(annotations);
         let policy = "allocateLoadBalancerNodePorts: false\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500";

@@ -71,7 +71,7 @@ fn slices_with_the_label_headless_are_skipped_at_the_watch() {
 }
 
 #[test]
-fn a_vip_is_any_of_load_balancer_ingress_external_ip_node_port_and_own_cluster_ip() {
+fn vips_are_ingress_addresses_external_ips_node_ports_and_cluster_ips() {
     let both = Both::new(
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  type: LoadBalancer\n  clusterIP: \
          10.96.0.10\n  externalIPs: [198.51.100.1]\n  loadBalancerIP: 203.0.113.5\n  ports: [{port: 80, nodePort: \
@@ -89,7 +89,7 @@ fn a_vip_is_any_of_load_balancer_ingress_external_ip_node_port_and_own_cluster_i
 }
 
 #[test]
-fn a_vip_is_served_by_endpoints_of_its_own_family_and_only_modes_with_an_outer_header_use_the_other() {
+fn only_tunnel_modes_use_endpoints_of_the_other_family() {
     let v4 = || slice_of_web("v4", "IPv4", &["addresses: [10.0.1.1]"]);
     let v6 = || slice_of_web("v6", "IPv6", &["addresses: ['2001:db8::a']"]);
     for (mode, crosses) in [("dsr-ipip", true), ("nat", false), ("fullnat", false), ("dsr-l2", false)] {
@@ -101,15 +101,14 @@ fn a_vip_is_served_by_endpoints_of_its_own_family_and_only_modes_with_an_outer_h
             assert_eq!(Both::new(&(service.clone() + &own + &other)).backends(), [backend], "{mode}");
             let outcome = Both::new(&(service + &other)).look();
             assert_eq!(states(only(&outcome)).len(), usize::from(crosses), "{mode} {family}");
-            let said = outcome.findings.iter().any(|f| f.diagnostic.what.contains("does not cross families"));
-            assert_eq!(said, !crosses, "{:?}", messages(&outcome));
+            let text = outcome.findings.iter().any(|f| f.diagnostic.what.contains("does not cross families"));
+            assert_eq!(text, !crosses, "{:?}", messages(&outcome));
         }
     }
 }
 
 #[test]
-fn dsr_keeps_the_destination_port_so_a_port_that_differs_from_its_target_port_is_not_programmed_and_others_are()
- {
+fn with_dsr_a_port_that_differs_from_its_target_port_is_not_programmed() {
     for mode in ["dsr-ipip", "dsr-l2"] {
         let service = format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: web, annotations: {{tidegate.dev/forwarding: \
@@ -126,7 +125,7 @@ fn dsr_keeps_the_destination_port_so_a_port_that_differs_from_its_target_port_is
         assert_eq!(
             finding.diagnostic.what,
             format!(
-                "port http of Service default/web is not programmed: {mode} keeps the destination port 80, and the \
+                "port http of Service default/web is not programmed: {mode} keeps the destination port 80, but the \
                  target port is 8080"
             )
         );
@@ -134,11 +133,11 @@ fn dsr_keeps_the_destination_port_so_a_port_that_differs_from_its_target_port_is
         assert_eq!(finding.diagnostic.accepted.as_deref(), Some(accepted));
         assert!(outcome.services[0].ports[0].refused.is_some(), "it is shown as well");
         let before = Both::new(&service).look();
-        assert_eq!(messages(&before).len(), 1, "it is told before there is an endpoint");
+        assert_eq!(messages(&before).len(), 1, "it is reported before there is an endpoint");
     }
 }
 
 #[test]
-fn services_without_a_selector_get_their_endpoints_from_the_user_and_backends_may_lie_outside_the_cluster() {
+fn services_without_a_selector_get_their_endpoints_from_the_user() {
     assert_eq!(web_with("", &["addresses: [192.168.77.1]"]).backends(), ["192.168.77.1:8080 active"]);
 }

@@ -57,7 +57,7 @@ fn ranges_on(outcome: &Outcome, vip: &str) -> Option<Vec<IpNet>> {
 }
 
 #[test]
-fn load_balancer_source_ranges_filters_the_load_balancer_vips_only_not_node_ports_or_external_ips() {
+fn load_balancer_source_ranges_filter_load_balancer_vips_only() {
     let both = everywhere(&["192.0.2.0/24", "2001:db8:5::/48"]);
     let outcome = both.look();
     assert_eq!(outcome.spec.services.len(), 5);
@@ -96,7 +96,7 @@ fn a_prefix_of_0_means_everyone_of_that_family() {
 }
 
 #[test]
-fn a_client_is_let_in_by_the_longest_prefix_that_holds_it_among_thousands() {
+fn a_client_is_admitted_by_its_longest_prefix_among_thousands() {
     let many: Vec<String> = (0..4000_u32).map(|n| format!("172.{}.{}.0/28", 16 + n / 256, n % 256)).collect();
     let ranges: Vec<&str> =
         many.iter().map(String::as_str).chain(["172.20.0.0/16", "2001:db8:5::/48"]).collect();
@@ -113,7 +113,7 @@ fn a_client_is_let_in_by_the_longest_prefix_that_holds_it_among_thousands() {
 }
 
 #[test]
-fn the_legacy_annotation_counts_only_when_the_field_is_empty() {
+fn the_legacy_annotation_is_used_only_if_the_field_is_empty() {
     let legacy = "service.beta.kubernetes.io/load-balancer-source-ranges: '10.0.0.0/8, 172.16.0.0/12'";
     let with = |spec: &str| {
         let outcome = Both::new(&with_annotations(&web(spec), legacy)).look();
@@ -130,7 +130,7 @@ fn the_legacy_annotation_counts_only_when_the_field_is_empty() {
 }
 
 #[test]
-fn ranges_of_one_family_only_deny_the_other_on_a_dual_stack_vip_with_a_warning_or_allow_it_as_configured() {
+fn source_ranges_of_one_family_deny_or_allow_the_other_as_configured() {
     for (range, inside, closed_vip, outside, everyone) in [
         ("192.0.2.0/24", ("192.0.2.7", VIP), "2001:db8:1::5", ("2001:db8:6::7", VIP6), "::/0"),
         ("2001:db8:5::/48", ("2001:db8:5::7", VIP6), "203.0.113.5", ("198.18.0.7", VIP), "0.0.0.0/0"),
@@ -138,7 +138,7 @@ fn ranges_of_one_family_only_deny_the_other_on_a_dual_stack_vip_with_a_warning_o
     ] {
         let both = everywhere(&[range]);
         let outcome = both.look();
-        let kept = ranges_on(&outcome, closed_vip).expect("ranges that hold nobody of the family");
+        let kept = ranges_on(&outcome, closed_vip).expect("ranges without a client of the family");
         assert!(kept.iter().all(|range| range.addr().is_ipv4() != ip(closed_vip).is_ipv4()));
         let of_family = |outcome: &Outcome| -> Vec<Finding> {
             let findings = outcome.findings.iter();
@@ -170,7 +170,7 @@ fn an_address_that_is_a_load_balancer_vip_and_an_external_ip_is_filtered() {
 }
 
 #[test]
-fn external_ips_beside_source_ranges_are_warned_about_because_everyone_reaches_them() {
+fn external_ips_with_source_ranges_cause_a_warning() {
     let look = |spec: &str| {
         let both = Both::new(&web(spec)).with(|world| world.settings.pools[0].external_ips = true);
         let outcome = both.look();
@@ -179,10 +179,10 @@ fn external_ips_beside_source_ranges_are_warned_about_because_everyone_reaches_t
     };
     let vip = "  loadBalancerIP: 203.0.113.5\n";
     let ranges = "  loadBalancerSourceRanges: [192.0.2.0/24]\n";
-    let said = look(&format!("{vip}{ranges}  externalIPs: [203.0.113.6]\n")).expect("a warning");
+    let reported = look(&format!("{vip}{ranges}  externalIPs: [203.0.113.6]\n")).expect("a warning");
     assert!(
-        said.starts_with("external IP 203.0.113.6 of Service default/web is open to all clients"),
-        "{said}"
+        reported.starts_with("external IP 203.0.113.6 of Service default/web is open to all clients"),
+        "{reported}"
     );
     for harmless in [
         format!("{vip}{ranges}  externalIPs: [203.0.113.5]\n"),
@@ -195,7 +195,7 @@ fn external_ips_beside_source_ranges_are_warned_about_because_everyone_reaches_t
 }
 
 #[test]
-fn when_ranges_change_every_known_flow_is_judged_once_more() {
+fn if_ranges_change_every_known_flow_is_checked_again() {
     let (open, closed) = ("192.0.2.0/24", "192.0.2.128/25");
     let spec =
         |range: &str| format!("  loadBalancerIP: 203.0.113.5\n  loadBalancerSourceRanges: [{range}]\n");
@@ -206,13 +206,13 @@ fn when_ranges_change_every_known_flow_is_judged_once_more() {
         syn(&mut gateways, client, VIP).sent(TransmitReason::Forward);
         gateways.send(ack(client)).sent(TransmitReason::Forward);
     }
-    gateways.now_is(&yaml(closed));
+    gateways.set(&yaml(closed));
     assert_eq!(gateways.send(ack("192.0.2.7")).refused(), Refusal::SourceRange);
     assert_eq!(gateways.send(ack("192.0.2.200")).note.flow, FlowNote::Known);
 }
 
 #[test]
-fn icmp_type_3_code_4_and_icmpv6_type_2_to_a_vip_are_judged_by_the_flow_they_quote_not_by_their_own_source() {
+fn icmp_errors_to_a_vip_are_checked_by_the_flow_that_they_quote() {
     // (client inside, client outside, a router outside of the ranges, VIP, type, code)
     for (inside, outside, router, vip, kind, code) in [
         ("192.0.2.7:40000", "198.18.0.7:40000", "198.18.0.1", VIP, 3, 4),

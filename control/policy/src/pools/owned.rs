@@ -1,8 +1,8 @@
-//! The addresses that a Service holds, as kept in memory, written to its status and saved to disk.
+//! The addresses that a Service owns, as kept in memory, written to its status and saved to disk.
 //!
-//! One entry for each address and capacity, with the ports that belong to the Service there. The entry records the
-//! request and the sharing key under which the address was assigned, so that a later change of the Service can be
-//! distinguished from a change of the pool.
+//! There is one entry for each address and use, with the ports that belong to the Service there. The entry also
+//! records the requested pool and the sharing key under which the address was assigned. So a later change of the
+//! Service can be distinguished from a change of the pool.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -10,46 +10,46 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use tidegate_model::objects::{Condition, Protocol, Stored};
 
-use super::{ClaimKind, PortKey, WantedPool};
+use super::{ClaimKind, PortKey, RequestedPool};
 
-/// The condition whose message is the list of a Service's holdings, as JSON: see [`record`]. A gateway that starts, or
-/// begins to follow, assigns each port to its owner in this list, whatever Services request meanwhile.
-pub const HOLDS: &str = "tidegate.dev/Holds";
+/// The condition whose message lists the addresses of a Service as JSON: see [`record`]. A gateway that starts, or
+/// that starts to follow, assigns each port to its owner in this list, whatever Services request meanwhile.
+pub const RECORD_CONDITION: &str = "tidegate.dev/Holds";
 
-/// The maximum length of the list in bytes: the API server accepts messages of 32 KiB.
+/// The maximum length of the list in bytes. The API server accepts messages of 32 KiB.
 const RECORD_BYTES_MAX: usize = 32_000;
 
-/// All ports of three protocols: no valid list has more.
+/// All ports of three protocols. No valid list has more.
 const PORTS_MAX: usize = 3 << 16;
 
-/// An address that a Service holds in one capacity.
+/// An address that a Service owns in one use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct OwnedAddress {
     /// The address.
     pub address: IpAddr,
-    /// The capacity.
+    /// Whether it is a LoadBalancer address or an external IP.
     #[serde(rename = "as", with = "capacity")]
     pub kind: ClaimKind,
-    /// Name of the pool that it was assigned from; empty if it is not known.
+    /// The pool from which it was assigned, or empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pool: String,
-    /// The ports that the Service owns there, sorted; `None` if they are not known.
+    /// The ports that the Service owns there, sorted, or `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "port_list")]
     pub ports: Option<Vec<PortKey>>,
-    /// The `tidegate.dev/allow-shared-ip` under which it holds the address.
+    /// The `tidegate.dev/allow-shared-ip` under which it was assigned.
     #[serde(default, rename = "sharedUnder", skip_serializing_if = "Option::is_none")]
     pub sharing_key: Option<String>,
-    /// The pool that it requested when the address was assigned.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "wish")]
-    pub wish: Option<WantedPool>,
+    /// The pool that the Service requested when the address was assigned.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "wish", with = "requested_pool")]
+    pub requested_pool: Option<RequestedPool>,
 }
 
-impl Held {
-    /// An address for which only a status shows that the Service has it.
+impl OwnedAddress {
+    /// An address of which only a status shows that the Service has it.
     #[must_use]
     pub fn of_status(address: IpAddr) -> Self {
         let kind = ClaimKind::LoadBalancer;
-        Self { address, kind, pool: String::new(), ports: None, sharing_key: None, wish: None }
+        Self { address, kind, pool: String::new(), ports: None, sharing_key: None, requested_pool: None }
     }
 
     /// The order of entries in a list.
@@ -58,21 +58,21 @@ impl Held {
     }
 }
 
-/// All holdings of a Service.
+/// All addresses of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The uid of the Service. Another object of the same name holds none of this.
+    /// The uid of the Service. Another object with this name owns none of the addresses.
     pub uid: String,
-    /// Sorted by address and capacity.
-    pub held: Vec<Held>,
+    /// Sorted by address and use.
+    pub addresses: Vec<OwnedAddress>,
 }
 
 impl Holdings {
-    /// The holdings, sorted.
+    /// These addresses, sorted.
     #[must_use]
-    pub fn new(uid: &str, mut held: Vec<Held>) -> Self {
-        held.sort_by_key(Held::order);
-        Self { uid: uid.to_owned(), held }
+    pub fn new(uid: &str, mut addresses: Vec<OwnedAddress>) -> Self {
+        addresses.sort_by_key(OwnedAddress::order);
+        Self { uid: uid.to_owned(), addresses }
     }
 
     /// Whether these belong to the object with this uid. A uid that the source derived from the name proves nothing.
@@ -82,29 +82,30 @@ impl Holdings {
         self.uid == uid || !is_real(&self.uid) || !is_real(uid)
     }
 
-    /// The addresses that it holds as LoadBalancer.
+    /// Its LoadBalancer addresses.
     pub fn load_balancer(&self) -> impl Iterator<Item = IpAddr> {
-        self.held.iter().filter(|held| held.kind == ClaimKind::LoadBalancer).map(|held| held.address)
+        self.addresses.iter().filter(|owned| owned.kind == ClaimKind::LoadBalancer).map(|owned| owned.address)
     }
 }
 
-/// The message of [`HOLDS`]. A list that is too long is written without its ports.
+/// The message of [`RECORD_CONDITION`]. A list that is too long is written without ports.
 #[must_use]
-pub fn record(held: &[Held]) -> String {
-    let json = |held: &[Held]| serde_json::to_string(held).unwrap_or_default();
-    let full = json(held);
+pub fn record(owned: &[OwnedAddress]) -> String {
+    let json = |owned: &[OwnedAddress]| serde_json::to_string(owned).unwrap_or_default();
+    let full = json(owned);
     if full.len() <= RECORD_BYTES_MAX {
         return full;
     }
-    let without: Vec<Held> = held.iter().map(|held| Held { ports: None, ..held.clone() }).collect();
+    let without: Vec<OwnedAddress> =
+        owned.iter().map(|owned| OwnedAddress { ports: None, ..owned.clone() }).collect();
     let short = json(&without);
     if short.len() <= RECORD_BYTES_MAX { short } else { "[]".to_owned() }
 }
 
-/// The holdings of a Service according to its status; empty if there is no valid list.
+/// The addresses of a Service according to its status; empty if there is no valid list.
 #[must_use]
-pub fn recorded(stored: &Stored) -> Vec<Held> {
-    let condition: Option<&Condition> = stored.condition(HOLDS);
+pub fn recorded(stored: &Stored) -> Vec<OwnedAddress> {
+    let condition: Option<&Condition> = stored.condition(RECORD_CONDITION);
     condition.and_then(|condition| serde_json::from_str(&condition.message).ok()).unwrap_or_default()
 }
 
@@ -129,24 +130,24 @@ mod capacity {
     }
 }
 
-mod wish {
+mod requested_pool {
     use serde::{Deserialize as _, Deserializer, Serializer, de};
 
-    use super::WantedPool;
+    use super::RequestedPool;
 
-    pub(super) fn serialize<S: Serializer>(wish: &Option<WantedPool>, to: S) -> Result<S::Ok, S::Error> {
-        match wish {
-            Some(WantedPool::Named(name)) => to.serialize_str(&format!("pool/{name}")),
-            Some(WantedPool::Internal) => to.serialize_str("internal"),
+    pub(super) fn serialize<S: Serializer>(pool: &Option<RequestedPool>, to: S) -> Result<S::Ok, S::Error> {
+        match pool {
+            Some(RequestedPool::Named(name)) => to.serialize_str(&format!("pool/{name}")),
+            Some(RequestedPool::Internal) => to.serialize_str("internal"),
             None => to.serialize_none(),
         }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<WantedPool>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<RequestedPool>, D::Error> {
         let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
         match text.strip_prefix("pool/") {
-            Some(name) => Ok(Some(WantedPool::Named(name.to_owned()))),
-            None if text == "internal" => Ok(Some(WantedPool::Internal)),
+            Some(name) => Ok(Some(RequestedPool::Named(name.to_owned()))),
+            None if text == "internal" => Ok(Some(RequestedPool::Internal)),
             None => Err(de::Error::custom(format!("{text:?} is neither pool/NAME nor internal"))),
         }
     }
@@ -169,7 +170,7 @@ mod port_list {
         let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
         match super::parsed(&text) {
             Some(ports) => Ok(Some(ports)),
-            None => Err(de::Error::custom(format!("{text:?} is no list of ports such as TCP/80,UDP/53"))),
+            None => Err(de::Error::custom(format!("{text:?} is not a list of ports such as TCP/80,UDP/53"))),
         }
     }
 }
@@ -220,20 +221,20 @@ fn parsed(text: &str) -> Option<Vec<PortKey>> {
 mod tests {
     use super::*;
 
-    fn held(ports: Option<Vec<PortKey>>) -> Held {
-        Held {
+    fn owned(ports: Option<Vec<PortKey>>) -> OwnedAddress {
+        OwnedAddress {
             address: "203.0.113.5".parse().expect("an address"),
             kind: ClaimKind::ExternalIp,
             pool: "edge".into(),
             ports,
             sharing_key: Some("k".into()),
-            wish: Some(WantedPool::Named("edge".into())),
+            requested_pool: Some(RequestedPool::Named("edge".into())),
         }
     }
 
     fn stored(message: String) -> Stored {
         let condition = Condition {
-            kind: HOLDS.to_owned(),
+            kind: RECORD_CONDITION.to_owned(),
             status: "True".to_owned(),
             reason: "Recorded".to_owned(),
             message,
@@ -244,37 +245,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read_back() {
+    fn a_record_can_be_read_back() {
         let ports = vec![(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Tcp, 443), (Protocol::Udp, 53)];
         for ports in [None, Some(vec![]), Some(ports)] {
-            let all = [held(ports), Held::of_status("2001:db8::1".parse().expect("an address"))];
+            let all = [owned(ports), OwnedAddress::of_status("2001:db8::1".parse().expect("an address"))];
             assert_eq!(recorded(&stored(record(&all))), all, "{}", record(&all));
         }
-        assert!(record(&[held(Some(vec![(Protocol::Tcp, 80), (Protocol::Tcp, 81)]))]).contains("TCP/80-81"));
+        assert!(record(&[owned(Some(vec![(Protocol::Tcp, 80), (Protocol::Tcp, 81)]))]).contains("TCP/80-81"));
     }
 
     #[test]
-    fn a_list_that_is_not_understood_is_none() {
+    fn an_invalid_list_counts_as_empty() {
         for message in ["", "[", "{}", "[{\"address\":\"x\"}]", "203.0.113.5 from pool public"] {
             assert_eq!(recorded(&stored(message.to_owned())), [], "{message}");
         }
     }
 
     #[test]
-    fn a_list_that_no_api_server_would_take_goes_without_its_ports() {
+    fn a_list_that_is_too_long_for_an_api_server_is_written_without_ports() {
         let odd: Vec<PortKey> = (1..=u16::MAX).step_by(2).map(|port| (Protocol::Tcp, port)).collect();
-        let record = record(&[held(Some(odd))]);
+        let record = record(&[owned(Some(odd))]);
         assert!(record.len() <= RECORD_BYTES_MAX);
-        assert_eq!(recorded(&stored(record)), [held(None)]);
+        assert_eq!(recorded(&stored(record)), [owned(None)]);
     }
 
     #[test]
-    fn another_object_of_the_name_holds_nothing() {
+    fn another_object_with_this_name_owns_nothing() {
         let of = |uid: &str| Holdings::new(uid, vec![]);
         assert!(of("1a-2b").are_of("1a-2b") && !of("1a-2b").are_of("3c-4d"));
         assert!(
             of("service/shop/web").are_of("1a-2b") && of("1a-2b").are_of(""),
-            "one that is made of the name"
+            "one that is derived from the name"
         );
     }
 }

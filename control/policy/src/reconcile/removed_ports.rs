@@ -1,14 +1,14 @@
 //! Service ports of removed Services. Their flows continue until the drain timeout, and belong to the Service again
-//! if it returns before that.
+//! if it returns before then.
 //!
-//! State in, state out, as with removed backends (`drain`). The dataplane keeps each port of a removed Service,
-//! without new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or another Service has
-//! it. If another Service has the port by then, the port belongs to that one.
+//! State in, state out, as with removed backends (`drain`). The dataplane keeps each port of a removed Service, but
+//! without new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free or belongs to another
+//! Service. If another Service gets the port, the removed port is dropped.
 //!
-//! The room for them is limited. If there are more, those of the namespace that has the most are forgotten, so that a
-//! namespace that creates and deletes Services all the time takes nothing from the others.
+//! Their number is limited. If there are too many, some are forgotten from the namespace with the most, so that a
+//! namespace that constantly creates and deletes Services takes nothing from the others.
 //!
-//! Invariant: if a Service stays and loses a port, or is refused, nothing is kept for it.
+//! Invariant: if a Service stays but loses a port, or is refused, nothing is kept for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,21 +28,21 @@ use crate::largest_first::LargestFirst;
 
 /// The programmed service ports, and those of removed Services.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Leavings {
+pub struct RemovedPorts {
     /// The ports of existing Services.
     programmed: SharedMap<ServiceKey, SharedService>,
-    left: Arc<BTreeMap<ServiceKey, Left>>,
+    removed: Arc<BTreeMap<ServiceKey, RemovedPort>>,
 }
 
-impl Eq for Leavings {}
+impl Eq for RemovedPorts {}
 
 #[derive(Debug, Clone, PartialEq)]
-struct Left {
+struct RemovedPort {
     spec: SharedService,
     until: Duration,
 }
 
-impl Left {
+impl RemovedPort {
     fn backends(&self) -> usize {
         self.spec.backends.len()
     }
@@ -50,21 +50,21 @@ impl Left {
 
 /// A limit for the ports of removed Services of all namespaces together.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+struct Capacity {
     ports: usize,
     backends: usize,
 }
 
-impl Room {
-    /// The room in memory: with the usual limits 65,536 ports and 524,288 backends.
+impl Capacity {
+    /// The capacity in memory: by default 65,536 ports and 524,288 backends.
     fn in_memory(limits: &Demand) -> Self {
         Self { ports: limits.frontends / 16, backends: limits.backends / 6 }
     }
 }
 
-impl Leavings {
-    /// The next state when these ports are programmed. `is_here` returns whether a Service is one of ours; `drains` is
-    /// the memory of the last call; `limits` are those of all Services together.
+impl RemovedPorts {
+    /// The next state when these ports are programmed. `is_here` returns whether a Service is one of ours; `drains`
+    /// is the memory of the last call; `limits` are those of all Services together.
     pub(super) fn step(
         &self,
         programmed: &SharedMap<ServiceKey, SharedService>,
@@ -77,68 +77,67 @@ impl Leavings {
             Some(_) => None,
             None => change.before,
         });
-        let mut come = Vec::new();
+        let mut added = Vec::new();
         for spec in gone.filter(|spec| !is_here(&owner(spec))) {
             let until = now + drains.timeout(&spec.key).unwrap_or_default();
             if until > now {
-                come.push((spec.key, Left { spec: without_new_flows(spec), until }));
+                added.push((spec.key, RemovedPort { spec: without_new_flows(spec), until }));
             }
         }
-        let stays = |key: &ServiceKey, left: &Left| {
-            left.until > now && programmed.get(key).is_none() && !is_here(&owner(&left.spec))
+        let stays = |key: &ServiceKey, removed: &RemovedPort| {
+            removed.until > now && programmed.get(key).is_none() && !is_here(&owner(&removed.spec))
         };
-        let unchanged = come.is_empty() && self.left.iter().all(|(key, left)| stays(key, left));
-        let left = if unchanged {
-            Arc::clone(&self.left)
+        let unchanged = added.is_empty() && self.removed.iter().all(|(key, removed)| stays(key, removed));
+        let removed = if unchanged {
+            Arc::clone(&self.removed)
         } else {
-            let stay = self.left.iter().filter(|(key, left)| stays(key, left));
-            let mut all: BTreeMap<ServiceKey, Left> =
-                stay.map(|(key, left)| (*key, left.clone())).chain(come).collect();
-            for key in surplus(&all, Room::in_memory(limits)) {
+            let stay = self.removed.iter().filter(|(key, removed)| stays(key, removed));
+            let mut all: BTreeMap<ServiceKey, RemovedPort> =
+                stay.map(|(key, removed)| (*key, removed.clone())).chain(added).collect();
+            for key in surplus(&all, Capacity::in_memory(limits)) {
                 all.remove(&key);
             }
             Arc::new(all)
         };
-        Self { programmed: programmed.clone(), left }
+        Self { programmed: programmed.clone(), removed }
     }
 
-    /// Adds the ports of removed Services to those for the dataplane, in the order of keys. Those that exceed the limit
-    /// of a gateway are left out: their flows end early, and everything else is forwarded.
+    /// Adds the ports of removed Services to those for the dataplane, in the order of keys. Ports that exceed the
+    /// limit of a gateway are left out: their flows end early, and everything else is forwarded.
     pub(super) fn add_to(&self, specs: &mut Vec<SharedService>) {
-        if self.left.is_empty() {
+        if self.removed.is_empty() {
             return;
         }
         let backends = specs.iter().map(|spec| spec.backends.len()).sum();
-        let room = Room {
+        let capacity = Capacity {
             ports: SERVICES_MAX.saturating_sub(specs.len()),
             backends: BACKENDS_MAX.saturating_sub(backends),
         };
-        let surplus = surplus(&self.left, room);
-        let fitting = self.left.iter().filter(|(key, _)| !surplus.contains(*key));
-        specs.extend(fitting.map(|(_, left)| left.spec.clone()));
+        let surplus = surplus(&self.removed, capacity);
+        let fitting = self.removed.iter().filter(|(key, _)| !surplus.contains(*key));
+        specs.extend(fitting.map(|(_, removed)| removed.spec.clone()));
         specs.sort_by_key(|spec| spec.key);
     }
 
     /// When the next of them is forgotten.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
-        self.left.values().map(|left| left.until).min()
+        self.removed.values().map(|removed| removed.until).min()
     }
 
-    /// Whether both are the same. Does not compare contents.
+    /// Whether both are the same copy. Does not compare contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        self.programmed.is_same(&other.programmed) && Arc::ptr_eq(&self.left, &other.left)
+        self.programmed.is_same(&other.programmed) && Arc::ptr_eq(&self.removed, &other.removed)
     }
 }
 
-/// A size of a port.
-type Size = fn(&Left) -> usize;
+type Size = fn(&RemovedPort) -> usize;
 
-/// The ports for which there is no room: of the namespace that has the most, those that end first, again and again.
-fn surplus(left: &BTreeMap<ServiceKey, Left>, room: Room) -> BTreeSet<ServiceKey> {
+/// The ports that don't fit: each time those that end first, from the namespace with the most.
+fn surplus(removed: &BTreeMap<ServiceKey, RemovedPort>, capacity: Capacity) -> BTreeSet<ServiceKey> {
     let mut surplus = BTreeSet::new();
-    let sizes: [(Size, usize); 2] = [(|_| 1, room.ports), (Left::backends, room.backends)];
+    let sizes: [(Size, usize); 2] = [(|_| 1, capacity.ports), (RemovedPort::backends, capacity.backends)];
     for (size, max) in sizes {
-        let stay = || left.iter().filter(|(key, _)| !surplus.contains(*key));
+        let stay = || removed.iter().filter(|(key, _)| !surplus.contains(*key));
         let mut total: usize = stay().map(|(_, one)| size(one)).sum();
         if total <= max {
             continue;
@@ -165,24 +164,24 @@ fn owner(spec: &SharedService) -> ObjectKey {
 }
 
 fn without_new_flows(spec: &SharedService) -> SharedService {
-    let mut left = spec.clone();
-    left.no_endpoints = NoEndpoints::Unserved;
-    left.layer2 = Layer2::Answered;
-    if let FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) = &left.flow_tracking {
-        // No backend takes new flows from now on, and flows without an entry follow the weights until now.
+    let mut removed = spec.clone();
+    removed.no_endpoints = NoEndpoints::Unserved;
+    removed.layer2 = Layer2::Answered;
+    if let FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) = &removed.flow_tracking {
+        // No backend takes new flows any more, and flows without an entry follow the weights used so far.
         let known = |b: &BackendSpec| moved.iter().any(|m| (m.address, m.port) == (b.address, b.port));
-        let active = left.backends.iter().filter(|b| b.state == BackendState::Active && !known(b));
+        let active = removed.backends.iter().filter(|b| b.state == BackendState::Active && !known(b));
         let former = |b: &BackendSpec| FormerWeight { address: b.address, port: b.port, weight: b.weight };
         let moved = moved.iter().copied().chain(active.map(former)).collect();
-        left.flow_tracking = match left.flow_tracking {
+        removed.flow_tracking = match removed.flow_tracking {
             FlowTracking::AlwaysAfter(_) => FlowTracking::AlwaysAfter(moved),
             _ => FlowTracking::OnChange(moved),
         };
     }
-    for backend in &mut left.backends {
+    for backend in &mut removed.backends {
         if backend.state == BackendState::Active {
             backend.state = BackendState::Draining;
         }
     }
-    left
+    removed
 }
