@@ -48,7 +48,7 @@ const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
 /// The stored state of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Association {
-    /// The backend that has it.
+    /// The backend of the association.
     pub backend: BackendId,
     /// The verification tags of its packets; 0 for an unknown tag.
     pub tags: TagPair,

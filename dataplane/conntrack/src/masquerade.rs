@@ -130,7 +130,7 @@ impl Masquerades {
         }
     }
 
-    /// Whether there is no flow.
+    /// Whether the table has no flow.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -287,7 +287,7 @@ impl Masquerades {
         }
     }
 
-    /// Removes expired flows among the next `entries` entries, at most all of them once. Returns how many.
+    /// Removes expired flows among the next `entries` entries, each examined at most once. Returns how many.
     pub(super) fn age(&mut self, now: Now, entries: usize) -> usize {
         let before = self.live;
         for _ in 0..entries.min(self.entries.len()) {
@@ -514,7 +514,7 @@ mod tests {
         let other = flow(2, 1);
         begin(&mut table, &other, Now(0)).expect("the table is not full");
         for port in 0..1000 {
-            begin(&mut table, &flow(1, port), Now(0)).expect("it replaces a flow of its own");
+            begin(&mut table, &flow(1, port), Now(0)).expect("it replaces its own flow");
             assert!(table.live() <= 65);
         }
         assert!(table.peek_outward(other.proto, &other.source, &other.peer, Now(0)).is_some());
@@ -558,7 +558,7 @@ mod tests {
         send(&mut table, FIN | ACK, seconds(3000));
         answer(&mut table, FIN | ACK, seconds(3000));
         assert_eq!(table.local_key(one.proto, &one.local, &one.peer, seconds(3000)), ReplyKey::Over);
-        assert_eq!(send(&mut table, SYN, seconds(3001)), Some(one.local), "the same port again");
+        assert_eq!(send(&mut table, SYN, seconds(3001)), Some(one.local), "a new connection from this port");
         let key = table.local_key(one.proto, &one.local, &one.peer, seconds(3001));
         assert_eq!(key, ReplyKey::Opening { idle_ms: 0 });
     }

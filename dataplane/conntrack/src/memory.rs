@@ -92,7 +92,10 @@ impl Words {
             None => Self::Heap(vec![0; len + slack].into_boxed_slice()),
             Some(words) => {
                 assert_eq!(words.len(), len, "provided memory has the requested length");
-                assert!(words.as_ptr().addr().is_multiple_of(128), "provided memory begins at a cache line");
+                assert!(
+                    words.as_ptr().addr().is_multiple_of(128),
+                    "provided memory is aligned to cache lines"
+                );
                 Self::Provided(words)
             }
         }

@@ -88,7 +88,7 @@ pub struct StoredFlow {
 /// Why a stored flow is not restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotRestored {
-    /// Its entries contradict each other or lack something, or the record of its service or backend is missing.
+    /// Its entries are inconsistent or incomplete, or the record of its service or backend is missing.
     Damaged,
     /// It has been idle for too long.
     Expired,
@@ -102,7 +102,7 @@ pub enum NotRestored {
     Denied,
     /// Another worker owns it.
     Elsewhere,
-    /// The table has it already, from a newer process.
+    /// The table already contains it, from a newer process.
     Known,
     /// No flow can be evicted for it.
     Full,

@@ -55,7 +55,7 @@ pub enum Problem {
         divisor: u32,
     },
     /// The router of a route is not in a connected network: the route is left out.
-    #[error("route to {to}: {via} is in no network of an interface")]
+    #[error("route to {to}: {via} is not in a network of any interface")]
     RouterOffLink {
         /// Destination prefix.
         to: IpNet,
@@ -79,7 +79,7 @@ pub enum Problem {
         via: IpAddr,
     },
     /// A fixed neighbour is not in a connected network: it is left out.
-    #[error("neighbour {ip}: in no network of an interface")]
+    #[error("neighbour {ip}: not in a network of any interface")]
     NeighborOffLink {
         /// The neighbour.
         ip: IpAddr,

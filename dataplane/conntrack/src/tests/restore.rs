@@ -51,7 +51,7 @@ fn seen(tables: &FlowTables, now: Now) -> HashSet<Seen> {
             flow.idle_ms,
             flow.expired,
         ));
-        assert!(is_new, "no flow is there twice");
+        assert!(is_new, "no flow occurs twice");
     });
     found
 }
@@ -127,7 +127,7 @@ proptest! {
         let now = at(5);
         let (mut after, refused) = restored(&before.as_stored(ENTRIES, SEED, then), entries, now);
         let alive: HashSet<Seen> = seen(&before, then).into_iter().filter(|flow| !flow.7).collect();
-        prop_assert_eq!(refused, seen(&before, then).len() - alive.len(), "expired ones");
+        prop_assert_eq!(refused, seen(&before, then).len() - alive.len(), "expired flows are refused");
         prop_assert_eq!(seen(&after, now), alive);
         prop_assert_eq!(after.live(), seen(&after, now).len());
         for made in made.iter().filter(|made| made.nat) {
@@ -140,7 +140,7 @@ proptest! {
             prop_assert_eq!(before.nat.splice(&flow, old), after.nat.splice(&flow, new));
             let reply_hash = after.hash(&reply);
             prop_assert!(after.nat.peek_reply(&reply, reply_hash, now).is_some());
-            prop_assert!(after.nat.remove(&reply, reply_hash), "both entries go together");
+            prop_assert!(after.nat.remove(&reply, reply_hash), "both entries are removed");
         }
     }
 
@@ -216,7 +216,7 @@ fn an_entry_of_one_side_without_the_other_is_damaged() {
 #[test]
 fn the_words_of_entries_match_the_stored_form() {
     let form = "1: dsr-v4 5/3/16, dsr-v6 8/2/16, nat-v4 8/2/16, nat-v6 16/2/32";
-    assert_eq!(crate::STORED_FORM, form, "write down the words of the new form here");
+    assert_eq!(crate::STORED_FORM, form, "describe the words of the new format here");
     let mut tables = FlowTables::new(ENTRIES, SEED);
     let (flow, reply) = pair(true, 5, 2005);
     let (hash, reply_hash) = (tables.hash(&flow), tables.hash(&reply));

@@ -177,7 +177,7 @@ fn classes(members: &[Member], size: u32) -> (Vec<Class>, Vec<Walk>) {
     walks.sort_by_key(|&(weight, _)| Reverse(weight));
     let class = |same: &[(u16, Walk)]| Class {
         weight: same[0].0,
-        members: u32::try_from(same.len()).expect("there are fewer than positions"),
+        members: u32::try_from(same.len()).expect("there are fewer members than positions"),
     };
     let classes = walks.chunk_by(|a, b| a.0 == b.0).map(class).collect();
     (classes, walks.into_iter().map(|(_, walk)| walk).collect())

@@ -39,10 +39,13 @@ fn balance_and_churn(count: usize, size: u32, gone: usize) -> (f64, f64, f64) {
 fn balance_and_churn_are_those_of_the_design() {
     let (balance, moved, from_live) = balance_and_churn(100, 65_537, 42);
     assert!(balance < 1.0015, "balance {balance}");
-    assert!(moved < 0.020 && from_live < 0.010, "one of 100 gone moves {moved}, from live ones {from_live}");
+    assert!(moved < 0.020 && from_live < 0.010, "removing one of 100 moves {moved}, {from_live} from others");
     let (balance, moved, from_live) = balance_and_churn(1_000, 65_537, 42);
     assert!(balance < 1.0072, "balance {balance}");
-    assert!(moved < 0.010 && from_live < 0.009, "one of 1000 gone moves {moved}, from live ones {from_live}");
+    assert!(
+        moved < 0.010 && from_live < 0.009,
+        "removing one of 1000 moves {moved}, {from_live} from others"
+    );
     println!("1000 backends, 65537 slots: {balance:.4} {moved:.4} {from_live:.4}");
 }
 
@@ -163,7 +166,7 @@ fn plain(members: &[Member], size: u32) -> Vec<u16> {
             time_a.cmp(&time_b).then(of_b.cmp(&of_a)).then(a.cmp(&b))
         };
         let takes_part = |&at: &usize| members[at].weight > 0;
-        let next = (0..members.len()).filter(takes_part).min_by(earlier).expect("there are some");
+        let next = (0..members.len()).filter(takes_part).min_by(earlier).expect("a member has a weight");
         picks[next] += 1;
         let (at, step) = &mut walks[next];
         while owners[*at as usize] != NO_BACKEND {
