@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the figures of the README from a file of results (`RESULTS=NAME make perf` says where it is).
+"""Writes the figures of the README from a file of results (`RESULTS=NAME make perf` prints its path).
 
 benches/readme-figures.py RESULTS.json   writes the table between the marks, with the name of the file
 """
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BEGIN = "<!-- begin: written by benches/readme-figures.py from benches/results/{}.md -->\n"
 END = "<!-- end of figures -->"
-COLUMNS = (("1,000 flows", 1_000), ("100,000", 100_000), ("1,000,000", 1_000_000), ("a new flow each packet", 0))
+COLUMNS = (("1,000 flows", 1_000), ("100,000", 100_000), ("1,000,000", 1_000_000), ("a new flow for each packet", 0))
 
 
 def name(scenario):
@@ -22,7 +22,7 @@ def name(scenario):
         return None
     if (scenario["services"], scenario["backends"]) != (1_000, 10):
         return None
-    who = {"testpmd": "`testpmd`, which only passes frames on", "kernel": "the kernel, rules of kube-proxy for nftables"}
+    who = {"testpmd": "`testpmd`, which only passes frames on", "kernel": "the kernel with kube-proxy's nftables rules"}
     who = who.get(scenario["forwarder"], f"`{scenario['mode']}`")
     replies = ", replies" if scenario["direction"] == "replies" else ""
     on_change = ", `flowTracking: on-change`" if scenario.get("flow-tracking") == "on-change" else ""
@@ -30,7 +30,7 @@ def name(scenario):
 
 
 def nanoseconds(row):
-    """The median of the rounds, with the least and the greatest."""
+    """The median of the rounds, with minimum and maximum."""
     rounds = [1e9 / one["found"]["overload_pps"] for one in row["rounds"]]
     if not rounds:
         return "failed"
@@ -49,13 +49,15 @@ def table(path):
             cells.setdefault(key, {})[row["scenario"]["flows"]] = nanoseconds(row)
     machine = results["machine"]
     lines = [
-        f"{machine['cpu']}, {machine['cpus']} virtual CPUs, commit {machine['commit']}, 60-byte frames, UDP over IPv4, 1,000 Services of 10",
-        "backends, one worker. Nanoseconds a frame under overload: median of the rounds, least and greatest. They contain receive,",
-        "transmit and the wire. \"At most\": all that the generator offers is forwarded.",
+        "Nanoseconds per frame under overload: the median of the rounds (minimum-maximum), including receive, transmit and the",
+        "wire. \"At most\" means that everything that the generator sent was forwarded.",
+        "",
+        f"{machine['cpu']}, {machine['cpus']} virtual CPUs, commit {machine['commit']}, one worker, 60-byte frames, UDP over IPv4,",
+        "1,000 Services of 10 backends.",
     ]
     wires = {
-        "memif": "Over rings in shared memory (`memif`)",
-        "veth": "Over links of the kernel (`veth`), which cost more than the gateway",
+        "memif": "Over shared-memory rings (`memif`)",
+        "veth": "Over kernel links (`veth`), which cost more than the gateway",
     }
     for wire, title in wires.items():
         rows = {who: flows for (who, of), flows in cells.items() if of == wire}
