@@ -15,7 +15,6 @@ use crate::pools::{PoolRequest, RequestedPool};
 /// The maximum number of addresses in one list.
 const REQUESTED_MAX: usize = 16;
 
-/// The addresses that a Service requests.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct AddressRequest {
     /// Requested addresses, each with its field.

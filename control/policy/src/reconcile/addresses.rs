@@ -25,7 +25,6 @@ use super::vip_announcement;
 use super::vips::Vips;
 use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
 
-/// The addresses of all Services.
 #[derive(Debug)]
 pub(super) struct Addresses {
     allocator: Allocator,
@@ -45,9 +44,7 @@ pub(super) struct Changed {
     pub(super) pools: bool,
     /// The addresses of nodes or of the API servers.
     pub(super) reserved: bool,
-    /// The inputs of the routes to Pods.
     pub(super) pod_routes: bool,
-    /// The unusable parts of Nodes.
     pub(super) node_faults: bool,
 }
 
@@ -169,7 +166,6 @@ impl Addresses {
         &self.allocator
     }
 
-    /// The findings about pools and nodes.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.of_pools.iter().chain(&self.of_routes).chain(&self.of_nodes)
     }

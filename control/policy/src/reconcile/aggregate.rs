@@ -21,11 +21,9 @@ use super::serve::{Entry, Served};
 use super::view::ServiceView;
 use crate::largest_first::LargestFirst;
 
-/// The combined result of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub(super) specs: SharedMap<ServiceKey, SharedService>,
-    /// The number of their backends.
     backends: usize,
     pub(super) views: SharedMap<ObjectKey, Arc<ServiceView>>,
     pub(super) targets: Targets,
@@ -150,7 +148,6 @@ impl Sums {
         }
     }
 
-    /// The health-check node ports after step 5.
     pub(super) fn health_check_node_ports(
         &mut self,
         plans: &BTreeMap<ObjectKey, Planned>,

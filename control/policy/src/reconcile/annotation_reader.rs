@@ -31,7 +31,6 @@ impl Reader<'_> {
         self.push(field, Reason::InvalidValue, error(what, accepted));
     }
 
-    /// Reports an annotation that has no effect.
     pub(super) fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
         let what = format!("annotation {annotation} has no effect: {why}");
         let finding = Diagnostic::warning(what).accepting(accepted);
@@ -49,7 +48,6 @@ impl Reader<'_> {
         self.meta.key.namespace.as_str().into()
     }
 
-    /// Whether the Service has an annotation.
     pub(super) fn has(&self, annotation: &str) -> bool {
         self.meta.annotations.contains_key(annotation)
     }

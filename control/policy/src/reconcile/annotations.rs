@@ -3,7 +3,6 @@
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::yaml::text;
 
-/// Our annotations.
 pub(super) mod key {
     pub(crate) const FORWARDING: &str = "tidegate.dev/forwarding";
     pub(crate) const GUE_VARIANT: &str = "tidegate.dev/gue-variant";
@@ -92,7 +91,6 @@ pub(super) mod key {
     ];
 }
 
-/// The field path of an annotation.
 pub(super) fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
 }

@@ -25,7 +25,6 @@ use super::settings::Settings;
 use super::view::VipKind;
 use super::weights::Weights;
 
-/// The candidates of one frontend.
 pub(super) struct Candidates<'a> {
     pub(super) endpoints: Cow<'a, [ResolvedEndpoint]>,
     /// With target `node`, the weights by node name.

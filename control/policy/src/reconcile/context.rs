@@ -18,7 +18,6 @@ use super::plan::Plan;
 use super::settings::Settings;
 use super::vips::Vips;
 
-/// The shared data.
 pub(super) struct Context<'a> {
     pub(super) input: &'a Input<'a>,
     /// The VIPs of all Services. None of them can be an endpoint.
@@ -73,7 +72,6 @@ pub(super) struct Collector<'a> {
 /// One port of the Service on one of its addresses, with its endpoints.
 #[derive(Clone, Copy)]
 pub(super) struct PortAt<'a> {
-    /// Its index in `spec.ports`.
     pub(super) i: usize,
     pub(super) port: &'a ServicePort,
     pub(super) frontend: Frontend,
@@ -81,7 +79,6 @@ pub(super) struct PortAt<'a> {
 }
 
 impl<'a> Collector<'a> {
-    /// A collector without findings.
     pub(super) fn new(context: &'a Context<'a>, plan: Plan<'a>) -> Self {
         Self { context, plan, findings: Vec::new(), drains: Drains::default() }
     }

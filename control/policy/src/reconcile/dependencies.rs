@@ -112,7 +112,6 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Records a change of an address.
     pub(super) fn address(&mut self, ip: IpAddr) {
         self.keys.push((DependencyKey::Address(ip).hashed(), NOT_OF_NODES));
     }
@@ -157,7 +156,6 @@ impl Changes {
         }
     }
 
-    /// Whether nothing changed.
     pub(super) fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

@@ -63,7 +63,6 @@ impl PortMemory {
     }
 }
 
-/// The Service of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owner {
     Service(ObjectKey),
@@ -101,11 +100,9 @@ enum Presence {
     RemovedUntil(Duration),
 }
 
-/// The current state of a service port.
 pub(super) struct PortNow<'a> {
     pub(super) key: ServiceKey,
     pub(super) owner: &'a ObjectKey,
-    /// Its listed backends.
     pub(super) listed: BTreeSet<SocketAddr>,
     pub(super) drain_timeout: Duration,
     /// The maximum number of removed backends that are kept.
@@ -318,7 +315,6 @@ impl Drains {
         self.ports.get(key).map(|memory| memory.drain_timeout)
     }
 
-    /// The addresses of all remembered backends.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
     }

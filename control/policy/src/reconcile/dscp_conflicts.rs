@@ -24,7 +24,6 @@ pub struct DscpConflict {
     dscp: u8,
     /// The first of the other VIPs, and its Service.
     other: (IpAddr, ObjectKey),
-    /// One of the backends.
     backend: IpAddr,
 }
 

@@ -219,7 +219,6 @@ impl Finding {
         meta.faults.iter().map(move |fault| Self::of_fault(kind, &meta.key, fault))
     }
 
-    /// The finding about one fault.
     pub(super) fn of_fault(kind: ObjectKind, object: &ObjectKey, fault: &Diagnostic) -> Self {
         let reason = Reason::InvalidValue;
         Self { object: object.clone(), kind, reason, diagnostic: fault.clone() }

@@ -20,7 +20,6 @@ use tidegate_wire::proxy_header::ProxyVersion;
 use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
 
-/// The options so far.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HealthOptions {
     protocol: HealthProtocol,
@@ -206,7 +205,6 @@ impl HealthOptions {
 }
 
 impl Default for Checks {
-    /// No checks.
     fn default() -> Self {
         Self {
             stream: None,

@@ -78,7 +78,6 @@ impl HealthResult {
         self.status.failure.is_some() || self.by_tcp_evidence
     }
 
-    /// Why it fails, for display.
     pub(super) fn failure(&self) -> Option<String> {
         let beside = || "the TCP ports of the same endpoint fail".to_owned();
         self.status.failure.map(|why| why.to_string()).or_else(|| self.by_tcp_evidence.then(beside))

@@ -122,12 +122,9 @@ impl Reconciler {
     }
 }
 
-/// What must be recomputed.
 #[derive(Debug, Default)]
 struct Dirty {
-    /// Services whose ports must be recomputed.
     services: BTreeSet<ObjectKey>,
-    /// Services that may request other addresses.
     applicants: BTreeSet<ObjectKey>,
     shared_inputs: Changed,
 }
@@ -142,7 +139,6 @@ impl Dirty {
 }
 
 impl Last {
-    /// A state without any Service.
     fn new(input: &Input<'_>) -> Self {
         let slices = SliceIndex::new(input.objects);
         Self {

@@ -19,7 +19,6 @@ use tidegate_model::shared_map::SharedMap;
 use super::finding::Finding;
 use super::weights::Weights;
 
-/// The nodes of a cluster, by name.
 pub(super) type Nodes = SharedMap<String, Arc<Node>>;
 
 /// Nodes as candidates, with their weights.
@@ -31,7 +30,6 @@ pub(super) struct NodeTargets {
     pub(super) weights: BTreeMap<String, u16>,
 }
 
-/// The requirements on the nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeRequirements<'a> {
     /// The policy, which decides whether nodes without endpoints are included.

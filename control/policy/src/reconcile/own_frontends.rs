@@ -19,7 +19,6 @@ use super::settings::Settings;
 use super::view::VipKind;
 use crate::pools::Granted;
 
-/// The cluster IPs that the gateway serves.
 pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
     if settings.services.own_cluster_ips { &service.cluster_ips } else { &[] }
 }
@@ -76,7 +75,6 @@ enum Rank {
     Own(bool, Option<jiff::Timestamp>, String),
 }
 
-/// All claims of one Service.
 #[derive(Debug)]
 pub(super) struct Claims {
     fixed: Vec<Frontend>,

@@ -36,7 +36,6 @@ use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 use super::vip_announcement;
 use crate::pools::Granted;
 
-/// The result of programming one Service.
 pub(super) struct Programmed {
     pub(super) specs: Vec<ServiceSpec>,
     pub(super) view: ServiceView,

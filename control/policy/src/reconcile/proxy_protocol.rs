@@ -15,7 +15,6 @@ use super::annotations::{annotation_field, key};
 use super::finding::Reason;
 use super::view::{PortRefusal, RefusalReason};
 
-/// The accepted values.
 pub(super) const ACCEPTED: &str = "v1, v2, toa, none";
 
 pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, vpce-id=TEXT with 1 to 22 visible ASCII characters, \

@@ -50,7 +50,6 @@ pub(super) fn of_other_load_balancer(settings: &Settings, service: &Service) -> 
     given.copied().collect()
 }
 
-/// The Service of the API server.
 pub(super) fn api_server() -> ObjectKey {
     ObjectKey::new("default", "kubernetes")
 }

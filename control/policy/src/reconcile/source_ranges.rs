@@ -19,7 +19,6 @@ use super::settings::Settings;
 /// The annotation that is used when the field is empty.
 const LEGACY: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
-/// The source ranges of one Service.
 pub(super) struct Admission {
     /// All ranges, shared by the VIPs of both families. For a client, only the ranges of its family matter.
     ranges: Arc<[IpNet]>,

@@ -36,7 +36,6 @@ pub(super) struct Shares {
     refused: BTreeSet<ObjectKey>,
 }
 
-/// One of the values of a demand.
 type Measure = fn(&Demand) -> usize;
 
 impl Shares {
@@ -58,7 +57,6 @@ impl Shares {
         }
     }
 
-    /// Whether the total demand exceeds the limit.
     pub(super) fn is_over(&self, max: &Demand) -> bool {
         !self.total.fits(max)
     }

@@ -13,7 +13,6 @@ pub(super) struct Vips {
 }
 
 impl Vips {
-    /// Whether any Service has the address.
     pub(super) fn contains(&self, ip: &IpAddr) -> bool {
         self.counts.contains_key(ip)
     }

@@ -12,7 +12,6 @@ use super::finding::{Finding, ObjectKind, Reason};
 
 pub(super) const WEIGHT: u16 = 1;
 
-/// The objects whose annotations set weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weights<'a> {
     pub(super) objects: &'a Objects,

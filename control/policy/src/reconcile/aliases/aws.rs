@@ -43,9 +43,7 @@ pub(super) const PREFIX_LISTS: &str = key_of!("security-group-prefix-lists");
 pub(super) const ACCESS_LOG: &str = key_of!("access-log-");
 pub(super) const CROSS_ZONE: &str = key_of!("cross-zone-load-balancing-enabled");
 
-/// The default interval between checks, in seconds.
 const INTERVAL: u32 = 10;
-/// The default timeout of a check, in seconds.
 const TIMEOUT: u32 = 5;
 
 /// Sets the defaults of AWS if the Service has one of its health-check annotations: a check every 10 s with a timeout

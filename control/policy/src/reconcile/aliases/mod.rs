@@ -22,7 +22,6 @@ use super::annotations::key;
 pub(super) use aws::{ALL_HEALTH_CHECKS, classic_defaults, probe_defaults};
 pub(super) use value::AliasValue;
 
-/// A known annotation of another balancer.
 #[derive(Clone, Copy)]
 pub(super) struct Alias {
     /// The vendor, as in `services.compat`.

@@ -36,7 +36,6 @@ pub(super) fn number(value: &str, range: &RangeInclusive<u32>) -> Option<u32> {
     value.parse().ok().filter(|n| plain && range.contains(n))
 }
 
-/// `true` or `false`.
 pub(super) fn boolean(value: &str) -> Option<bool> {
     match value {
         "true" => Some(true),

@@ -216,7 +216,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Applies the idle timeouts of flows.
     fn apply_to_idle_timeout(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::IDLE_TIMEOUT_TCP => {

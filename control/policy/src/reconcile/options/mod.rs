@@ -43,13 +43,11 @@ const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
-/// The options of one Service.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) mode: ForwardingMode,
     /// The choices within the mode, if it is a tunnel.
     pub(super) tunnel: TunnelOptions,
-    /// Whether the Service itself sets its mode.
     mode_is_set: bool,
     pub(super) backends: BackendOptions,
     pub(super) choice: Choice,
@@ -64,7 +62,6 @@ pub(super) struct Options {
     pub(super) checks: Checks,
     /// The attributes of the routes to its addresses.
     pub(super) bgp: RouteAttributes,
-    /// The addresses that the Service requests.
     pub(super) addresses: AddressRequest,
     /// Why no port is programmed, if that is so.
     pub(super) refused: Vec<PortRefusal>,
@@ -101,13 +98,11 @@ pub(super) struct Choice {
 /// How SYNs are handled.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Handshake {
-    /// The limit for the segment size.
     pub(super) mss_clamp: MssClamp,
     /// When new connections are answered with SYN cookies; `None` for the setting of the gateway.
     pub(super) syn_cookies: Option<SynCookies>,
 }
 
-/// The idle times of established flows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct IdleTimeouts {
     /// `None`: by the `appProtocol` of the port.
@@ -119,11 +114,8 @@ pub(super) struct IdleTimeouts {
 /// What backends receive about the client.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ProxyOptions {
-    /// The header of the PROXY protocol.
     pub(super) header: Option<ProxyHeaderRequest>,
-    /// The TLVs of that header.
     pub(super) tlvs: ProxyTlvs,
-    /// The text of the TLV `vpce-id`.
     pub(super) vpce_id: VpceId,
     /// The alias that requires the client's address for the backends.
     keeps_client: Option<String>,
@@ -140,7 +132,6 @@ impl Options {
     }
 }
 
-/// Reads the annotations of a Service.
 pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec<Finding>) -> Options {
     let annotations = &service.meta.annotations;
     let mut options = defaults(settings);

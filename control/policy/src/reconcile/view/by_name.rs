@@ -8,7 +8,6 @@ use tidegate_spec::{ForwardingMode, Protocol};
 
 /// A type whose values have names.
 pub(super) trait Named: Copy + 'static {
-    /// Every value.
     const ALL: &'static [Self];
 
     /// Its name, which is unique.
