@@ -1,7 +1,7 @@
 //! Converts the validated configuration to the inputs of the dataplane and of `reconcile`. It makes no decisions.
 //!
-//! The daemon passes its ports with the values that the drivers report. `check`, `replay` and `explain` have
-//! no ports and use the values of the configuration ([`offline_interfaces`]).
+//! The daemon passes its ports with the values that the drivers report. `check`, `replay` and `explain` have no ports
+//! and use the values of the configuration ([`offline_interfaces`]).
 
 use std::net::SocketAddr;
 
@@ -49,8 +49,8 @@ fn interface_config(interface: &Interface) -> gateway::InterfaceConfig {
     }
 }
 
-/// The interfaces according to the configuration. If it gives no `mac`, interface n gets `02:00:00:00:00:n`,
-/// so that a capture can be replayed on any machine.
+/// The interfaces according to the configuration. If it gives no `mac`, interface n gets `02:00:00:00:00:n`, so that a
+/// capture can be replayed on any machine.
 #[must_use]
 pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
     let spec = |(n, interface): (usize, &Interface)| InterfaceSpec {

@@ -1,11 +1,11 @@
 //! The control plane: compiles configuration and Kubernetes objects into the forwarding state of the dataplane.
 //!
-//! Layers that need no DPDK are separate crates below `control/`; the `lib.rs` of each lists what it may
-//! depend on. This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], and what `explain`
-//! computes. It does not process packets.
+//! Layers that need no DPDK are separate crates below `control/`; the `lib.rs` of each lists what it may depend on.
+//! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], and what `explain` computes. It does not
+//! process packets.
 //!
-//! May depend on: all other crates, except `tidegate-netlab` and `test-apiserver` (tests only) and the benches. It is the
-//! only one, except for benches, that may use `tidegate-dataplane`.
+//! May depend on: all other crates, except `tidegate-netlab` and `test-apiserver` (tests only) and the benches. It is
+//! the only one, except for benches, that may use `tidegate-dataplane`.
 
 pub mod admin;
 pub mod assemble;

@@ -1,12 +1,11 @@
 //! Where log lines go: standard error, whose reader may be slow, stopped or gone.
 //!
-//! A write to a full pipe blocks until somebody reads. A thread that logs would hang there, and with it all
-//! others that log: the daemon's loop, the announcer, the slow path. So a line waits for [`WAIT`] at most.
-//! After that, lines are lost and counted without waiting until there is space again; then a line reports how
-//! many were lost.
+//! A write to a full pipe blocks until somebody reads. A thread that logs would hang there, and with it all others that
+//! log: the daemon's loop, the announcer, the slow path. So a line waits for [`WAIT`] at most. After that, lines are
+//! lost and counted without waiting until there is space again; then a line reports how many were lost.
 //!
-//! Invariant: a write never fails, and waits no longer than [`WAIT`], unless standard error is a file on a
-//! disk that does not answer.
+//! Invariant: a write never fails, and waits no longer than [`WAIT`], unless standard error is a file on a disk that
+//! does not answer.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,8 +17,8 @@ use rustix::io::Errno;
 
 /// How long a line waits for space.
 const WAIT: Duration = Duration::from_millis(100);
-/// The bytes of one write: a pipe or socket that is writable has at least this much space (`PIPE_BUF`), so
-/// the write does not block.
+/// The bytes of one write: a pipe or socket that is writable has at least this much space (`PIPE_BUF`), so the write
+/// does not block.
 const CHUNK: usize = 4096;
 
 /// Formats the line that reports how many lines were lost.

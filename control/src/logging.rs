@@ -1,17 +1,16 @@
 //! Logging to standard error: one line for each event, as text or as JSON.
 //!
-//! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are
-//! logged. If it is invalid, or names neither a level nor a target of the gateway, the default applies, with
-//! a warning. The target of an event is the module that logs it, for example
-//! `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are off by default because the
-//! source reports them once.
+//! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are logged. If it
+//! is invalid, or names neither a level nor a target of the gateway, the default applies, with a warning. The target of
+//! an event is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's own
+//! errors are off by default because the source reports them once.
 //!
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
 //! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
 //!
-//! Nothing is logged per packet: counters record what happens to packets. Logging never waits for a reader of
-//! standard error, and never fails without one ([`log_sink`](crate::log_sink)). In text format, DPDK writes
-//! its own few lines directly to standard error, and does wait.
+//! Nothing is logged per packet: counters record what happens to packets. Logging never waits for a reader of standard
+//! error, and never fails without one ([`log_sink`](crate::log_sink)). In text format, DPDK writes its own few lines
+//! directly to standard error, and does wait.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
@@ -136,9 +135,8 @@ fn filter(written: &str) -> Result<EnvFilter, String> {
     }
 }
 
-/// Whether a directive that is a single word is a level or one of [`TARGETS`]. `EnvFilter` reads any other
-/// word as a target: a misspelt level would turn off the log of all existing targets. Other directives are
-/// not checked here.
+/// Whether a directive that is a single word is a level or one of [`TARGETS`]. `EnvFilter` reads any other word as a
+/// target: a misspelt level would turn off the log of all existing targets. Other directives are not checked here.
 fn is_known(directive: &str) -> bool {
     let is_word = !directive.contains(['=', '[']) && !directive.contains("::");
     !is_word || directive.parse::<LevelFilter>().is_ok() || TARGETS.contains(&directive)

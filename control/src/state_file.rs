@@ -19,8 +19,8 @@ pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Replaces a file by the output of `write`, through a temporary file. At any moment, either the old or the
-/// new file is complete. On return, the new file is on the disk.
+/// Replaces a file by the output of `write`, through a temporary file. At any moment, either the old or the new file is
+/// complete. On return, the new file is on the disk.
 ///
 /// # Errors
 /// If the directory or the file cannot be written; the previous file then stays.

@@ -29,8 +29,8 @@ pub struct FlowPeerStatus {
     /// Its name, once it has answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `up`, `behind`, `connecting`, `other-version`, `absent` for a discovered gateway that has stopped or
-    /// sends no heartbeat, or `itself` for this gateway's own address.
+    /// `up`, `behind`, `connecting`, `other-version`, `absent` for a discovered gateway that has stopped or sends no
+    /// heartbeat, or `itself` for this gateway's own address.
     pub state: String,
     /// Milliseconds since anything was last received from it; absent if nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -66,8 +66,8 @@ pub struct FlowRow {
     pub port_name: String,
     /// `TCP`, `UDP` or `SCTP`; for a masqueraded echo `ICMP`.
     pub protocol: String,
-    /// The client; port 0 for affinity, which covers all its ports. For a masqueraded flow, the backend that
-    /// started it, with the identifier of an echo as its port.
+    /// The client; port 0 for affinity, which covers all its ports. For a masqueraded flow, the backend that started
+    /// it, with the identifier of an echo as its port.
     pub client: SocketAddr,
     /// The VIP, with the service port. For a masqueraded flow, the external host.
     pub vip: SocketAddr,
@@ -78,8 +78,8 @@ pub struct FlowRow {
     pub mode: String,
     /// The kind of the entry.
     pub kind: FlowRowKind,
-    /// The local address and port: towards the backend in mode `fullnat`, towards the external host for a
-    /// masqueraded flow.
+    /// The local address and port: towards the backend in mode `fullnat`, towards the external host for a masqueraded
+    /// flow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<SocketAddr>,
     /// `opening`, `established`, `closing` or `closed`.

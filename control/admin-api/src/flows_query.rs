@@ -1,7 +1,7 @@
 //! The filter of `flows`: by Service, backend and client, with a limit.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both. An
-//! IPv4-mapped IPv6 address is read as the IPv4 address in it, because flows have addresses of that form.
+//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
+//! address is read as the IPv4 address in it, because flows have addresses of that form.
 //!
 //! Invariant: apart from that, [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
 

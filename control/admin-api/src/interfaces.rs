@@ -50,8 +50,8 @@ pub struct PortStatus {
     pub rx_descriptors: u16,
     /// Descriptors of each transmit ring.
     pub tx_descriptors: u16,
-    /// How packets are distributed to the queues: the protocols whose ports are hashed (`own-key`: with a key
-    /// other than the gateway's), `addresses`, `unknown` if the driver does not report it, or `one-queue`.
+    /// How packets are distributed to the queues: the protocols whose ports are hashed (`own-key`: with a key other
+    /// than the gateway's), `addresses`, `unknown` if the driver does not report it, or `one-queue`.
     pub rss: String,
     /// Receive offloads in use, by DPDK's names.
     #[serde(default)]

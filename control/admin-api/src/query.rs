@@ -1,10 +1,9 @@
-//! `key=value` pairs of a request's query, encoded as in the URL standard
-//! (`application/x-www-form-urlencoded`).
+//! `key=value` pairs of a request's query, encoded as in the URL standard (`application/x-www-form-urlencoded`).
 
 use form_urlencoded::Serializer;
 
-/// A key of every change: the time, in nanoseconds of `CLOCK_BOOTTIME`, after which its sender no longer
-/// waits. A change without it is never refused as late, so `curl` needs no clock.
+/// A key of every change: the time, in nanoseconds of `CLOCK_BOOTTIME`, after which its sender no longer waits. A
+/// change without it is never refused as late, so `curl` needs no clock.
 pub const BEFORE: &str = "before";
 
 /// Builds a query from pairs.

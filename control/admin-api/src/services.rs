@@ -63,15 +63,14 @@ pub struct BackendForwarding {
     /// none was reported in the last ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u16>,
-    /// The number of workers that avoid it because it refused or ignored new connections; absent if none
-    /// does.
+    /// The number of workers that avoid it because it refused or ignored new connections; absent if none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set_aside_workers: Option<usize>,
 }
 
 impl BackendRow {
-    /// The rows of services, in the same order; `forwarding` is called for each, with (VIP, protocol, port)
-    /// and backend.
+    /// The rows of services, in the same order; `forwarding` is called for each, with (VIP, protocol, port) and
+    /// backend.
     pub fn of_services(
         services: &[impl std::borrow::Borrow<ServiceView>],
         forwarding: impl Fn(&PortView, &BackendView) -> BackendForwarding,

@@ -30,10 +30,9 @@ pub struct Status {
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
-    /// Why the gateway is degraded, each with its time: another gateway with this name; why this one cannot
-    /// lead; a state that cannot be published; interfaces and taps that cannot carry packets; kernel routes
-    /// that cannot be changed; hung threads; BGP sessions that are down; state that is not on disk and would
-    /// be lost in a restart.
+    /// Why the gateway is degraded, each with its time: another gateway with this name; why this one cannot lead; a
+    /// state that cannot be published; interfaces and taps that cannot carry packets; kernel routes that cannot be
+    /// changed; hung threads; BGP sessions that are down; state that is not on disk and would be lost in a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// The fingerprint of `selectionKey`; absent without a key.
@@ -57,8 +56,8 @@ pub struct Status {
     /// How VIPs are announced; absent without `announce.bgp` and `announce.kernelRoutes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// The groups of VIPs that one of several gateways owns on layer 2, with the holder of the Lease or the
-    /// state of this gateway in the VRRP group (`master`, `backup`, `fault`, `unknown`).
+    /// The groups of VIPs that one of several gateways owns on layer 2, with the holder of the Lease or the state of
+    /// this gateway in the VRRP group (`master`, `backup`, `fault`, `unknown`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layer2: BTreeMap<String, String>,
     /// The workers.

@@ -47,8 +47,8 @@ pub struct WatchedRow {
     pub verdict: String,
     /// The reason, as in `replay --json`.
     pub reason: String,
-    /// Whether it is queued until its next hop or its first fragment is known. It is shown again then; if
-    /// that never happens, this verdict applies.
+    /// Whether it is queued until its next hop or its first fragment is known. It is shown again then; if that never
+    /// happens, this verdict applies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub waits: bool,
     /// The service port that it belongs to, as `namespace/name:port`.

@@ -1,8 +1,7 @@
 //! The filter of `trace` and `capture`: by host, port, protocol, interface, Service, backend, verdict and reason.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both. An
-//! IPv4-mapped IPv6 address is read as the IPv4 address in it, because no forwarded packet has an IPv4-mapped
-//! one.
+//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
+//! address is read as the IPv4 address in it, because no forwarded packet has an IPv4-mapped one.
 //!
 //! Invariant: apart from that, [`WatchQuery::parse`] reads back exactly what [`WatchQuery::pairs`] wrote.
 

@@ -30,9 +30,9 @@ pub struct WorkerStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LatencyStatus {
-    /// `worker-turn`: a loop iteration of a worker that had work. `punt-queue`: the queueing time of a frame
-    /// for the kernel. `health-check`: from the start of a check to its result or timeout. `publication`:
-    /// from the publication of a snapshot until every worker has applied it.
+    /// `worker-turn`: a loop iteration of a worker that had work. `punt-queue`: the queueing time of a frame for the
+    /// kernel. `health-check`: from the start of a check to its result or timeout. `publication`: from the publication
+    /// of a snapshot until every worker has applied it.
     pub name: String,
     /// The number of recorded durations.
     pub count: u64,

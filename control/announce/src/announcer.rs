@@ -1,8 +1,8 @@
-//! The announcer thread: takes the latest round, decides what to announce, and applies the result to BIRD and
-//! the kernel.
+//! The announcer thread: takes the latest round, decides what to announce, and applies the result to BIRD and the
+//! kernel.
 //!
-//! It checks the gateway's state every [`TICK`], so a gateway that stops forwarding withdraws its VIPs within
-//! a second, even if no round follows. It is also BIRD's parent process: BIRD exits when this thread ends.
+//! It checks the gateway's state every [`TICK`], so a gateway that stops forwarding withdraws its VIPs within a second,
+//! even if no round follows. It is also BIRD's parent process: BIRD exits when this thread ends.
 //!
 //! Invariant: the daemon's loop never waits for this thread, except in [`Announcer::withdraw`] at shutdown.
 
@@ -61,8 +61,8 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Starts the thread. `directory` is for BIRD's files and is created when BIRD is needed. `condition`
-    /// returns the current state of the gateway.
+    /// Starts the thread. `directory` is for BIRD's files and is created when BIRD is needed. `condition` returns the
+    /// current state of the gateway.
     ///
     /// # Errors
     /// If the system cannot create another thread.
@@ -92,8 +92,7 @@ impl Announcer {
         self.change(|inputs| inputs.snat = Arc::new(routes));
     }
 
-    /// Withdraws everything for good and waits until that is done, for at most `within`. Returns whether it
-    /// is done.
+    /// Withdraws everything for good and waits until that is done, for at most `within`. Returns whether it is done.
     pub fn withdraw(&self, within: Duration) -> bool {
         self.change(|inputs| inputs.leaving = true);
         let until = Instant::now() + within;
@@ -218,9 +217,8 @@ impl Worker {
                 } else if let Some(round) = &round {
                     self.decision.decide(&setup.config, (round, &snat), gateway, changes, now);
                 }
-                // Before the first round, nothing is known: a restarted daemon must not remove what it will
-                // announce again. That concerns kernel routes only: BIRD's routes ended with the previous
-                // BIRD.
+                // Before the first round, nothing is known: a restarted daemon must not remove what it will announce
+                // again. That concerns kernel routes only: BIRD's routes ended with the previous BIRD.
                 if round.is_some() || gateway.leaving {
                     is_applied = self.apply(setup, now);
                 } else if now.saturating_duration_since(self.started) >= KEEP_MAX {
@@ -237,8 +235,8 @@ impl Worker {
         }
     }
 
-    /// Whether announced routes are kept while the gateway catches up, because a router still sends packets
-    /// through them.
+    /// Whether announced routes are kept while the gateway catches up, because a router still sends packets through
+    /// them.
     fn keeps_routes(&mut self, setup: &Setup, now: Instant) -> bool {
         if self.decision.announced.is_empty() {
             return false;
@@ -347,8 +345,7 @@ impl Worker {
         }
     }
 
-    /// Counts what peers and the kernel have. Until BIRD has applied the latest change (`is_applied`), the
-    /// counts stay.
+    /// Counts what peers and the kernel have. Until BIRD has applied the latest change (`is_applied`), the counts stay.
     fn count_sent(&mut self, is_applied: bool) {
         let reached = status::reached(&self.peers, is_applied && self.table.is_some());
         if is_applied || reached == [false; 2] {
@@ -397,8 +394,7 @@ impl Worker {
     }
 }
 
-/// The directory for BIRD's files, derived from the path of the admin socket, which is unique per gateway on
-/// a machine.
+/// The directory for BIRD's files, derived from the path of the admin socket, which is unique per gateway on a machine.
 #[must_use]
 pub fn directory_beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();

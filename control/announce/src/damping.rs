@@ -1,8 +1,8 @@
-//! Delays the announcement of flapping VIPs. Routers pay for each change, and may suppress a prefix that
-//! changes often (RFC 2439) for much longer than this module does.
+//! Delays the announcement of flapping VIPs. Routers pay for each change, and may suppress a prefix that changes often
+//! (RFC 2439) for much longer than this module does.
 //!
-//! The first withdrawal costs nothing. Each further one within [`STABLE`] doubles the time until the VIP may
-//! be announced again. Withdrawals are never delayed.
+//! The first withdrawal costs nothing. Each further one within [`STABLE`] doubles the time until the VIP may be
+//! announced again. Withdrawals are never delayed.
 //!
 //! Invariant: nothing here reads a clock; `now` is an argument.
 

@@ -1,8 +1,8 @@
 //! Decides which VIPs the gateway announces: a pure function of a round's outcome and the gateway's state.
 //!
-//! A VIP is announced if this gateway serves it, the workers have applied its Service, and one of its service
-//! ports has a reachable endpoint. The gateway announces nothing while it cannot forward, while it is
-//! draining, and while it stops. Every VIP that is not announced has a reason ([`Withheld`]).
+//! A VIP is announced if this gateway serves it, the workers have applied its Service, and one of its service ports has
+//! a reachable endpoint. The gateway announces nothing while it cannot forward, while it is draining, and while it
+//! stops. Every VIP that is not announced has a reason ([`Withheld`]).
 //!
 //! Invariant: nothing here reads a clock. [`super::damping`] handles delays.
 
@@ -24,8 +24,7 @@ pub enum Withheld {
     Draining,
     /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
     NotForwarding,
-    /// The gateway has started or was interrupted, and has not yet received the flows of its peers
-    /// (`flowSharing`).
+    /// The gateway has started or was interrupted, and has not yet received the flows of its peers (`flowSharing`).
     CatchingUp,
     /// Another gateway serves it.
     NotServed,
@@ -114,8 +113,8 @@ pub struct Input<'a> {
     pub serves: &'a dyn Fn(IpAddr) -> bool,
     /// The gateway.
     pub gateway: Gateway,
-    /// Whether a VIP is announced now. It stays announced while its Service changes, until the workers have
-    /// applied the change.
+    /// Whether a VIP is announced now. It stays announced while its Service changes, until the workers have applied the
+    /// change.
     pub announced: &'a dyn Fn(IpAddr) -> bool,
     /// The pools.
     pub pools: &'a [PoolUsage],

@@ -1,9 +1,9 @@
 //! Which peers get no routes yet, because their BFD session has just started.
 //!
-//! A peer may not have noticed yet that the BFD session from before the gateway's restart ended. It notices
-//! when the new one starts, and then ends the BGP session, which may already be established. Routes that it
-//! already had would appear, disappear and reappear, and each change moves flows. So after each start of
-//! BIRD, a peer gets routes only once BFD has been up: by then, the peer has seen its old session end.
+//! A peer may not have noticed yet that the BFD session from before the gateway's restart ended. It notices when the
+//! new one starts, and then ends the BGP session, which may already be established. Routes that it already had would
+//! appear, disappear and reappear, and each change moves flows. So after each start of BIRD, a peer gets routes only
+//! once BFD has been up: by then, the peer has seen its old session end.
 //!
 //! Invariant: a peer that gets routes does not lose them because of this while BIRD runs.
 
@@ -15,8 +15,8 @@ use tidegate_model::config::BgpConfig;
 
 use crate::status::PeerStatus;
 
-/// A peer whose session has been established for this long gets the routes without BFD, which may not be
-/// configured on its side.
+/// A peer whose session has been established for this long gets the routes without BFD, which may not be configured on
+/// its side.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The peers that may get routes since BIRD's start.
@@ -43,8 +43,8 @@ impl FirstBfd {
         }
     }
 
-    /// The peers that get no routes yet. A peer with graceful restart keeps the old routes until the session
-    /// has sent all of them. It need not wait, and an empty table would remove its routes.
+    /// The peers that get no routes yet. A peer with graceful restart keeps the old routes until the session has sent
+    /// all of them. It need not wait, and an empty table would remove its routes.
     pub(crate) fn waiting(&self, bgp: &BgpConfig) -> BTreeSet<IpAddr> {
         let waits = bgp.peers.iter().filter(|peer| peer.bfd && !peer.graceful_restart);
         waits.map(|peer| peer.address).filter(|address| !self.ready.contains(address)).collect()

@@ -1,9 +1,8 @@
 //! Which peers still have the routes from before the gateway was interrupted.
 //!
-//! After an interruption, the gateway must import the flows of its peers before it receives their packets. A
-//! BGP peer whose session survived the interruption sends packets anyway, so its routes stay. One that ended
-//! its session has sent the packets elsewhere meanwhile, so it gets the routes only when the gateway has
-//! caught up.
+//! After an interruption, the gateway must import the flows of its peers before it receives their packets. A BGP peer
+//! whose session survived the interruption sends packets anyway, so its routes stay. One that ended its session has
+//! sent the packets elsewhere meanwhile, so it gets the routes only when the gateway has caught up.
 //!
 //! Invariant: nothing here reads a clock.
 

@@ -1,8 +1,7 @@
-//! The announced prefixes as `blackhole` routes in a kernel table, from which a routing daemon redistributes
-//! them.
+//! The announced prefixes as `blackhole` routes in a kernel table, from which a routing daemon redistributes them.
 //!
-//! The routes are marked with our own protocol number. A gateway that was killed leaves its routes behind,
-//! and the next one removes those that it does not want. Routes that another program removed are restored.
+//! The routes are marked with our own protocol number. A gateway that was killed leaves its routes behind, and the next
+//! one removes those that it does not want. Routes that another program removed are restored.
 //!
 //! Invariant: only blackhole routes with our protocol number in our table are removed.
 
@@ -100,8 +99,8 @@ impl Table {
             }
             self.installed = found;
         }
-        // Withdrawals come first because they are urgent. An error does not stop the rest, and the first one
-        // is reported.
+        // Withdrawals come first because they are urgent. An error does not stop the rest, and the first one is
+        // reported.
         let mut result = Ok(());
         let stale: Vec<IpNet> =
             self.installed.iter().filter(|net| !wanted.contains_key(*net)).copied().collect();

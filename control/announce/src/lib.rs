@@ -1,12 +1,12 @@
 //! Announces the VIPs of this gateway to routers.
 //!
-//! [`decide`] decides which VIPs to announce and why the others are withheld, [`damping`] delays flapping
-//! VIPs, [`routes`] derives prefixes from VIPs, and [`snat`] adds SNAT addresses. [`bird`], a BIRD 2 that
-//! this crate starts and monitors, and [`kernel`], which manages routes in a kernel table, pass the prefixes
-//! on to the network. [`announcer`] is the thread that runs all of this, and [`status`] is what it reports.
+//! [`decide`] decides which VIPs to announce and why the others are withheld, [`damping`] delays flapping VIPs,
+//! [`routes`] derives prefixes from VIPs, and [`snat`] adds SNAT addresses. [`bird`], a BIRD 2 that this crate starts
+//! and monitors, and [`kernel`], which manages routes in a kernel table, pass the prefixes on to the network.
+//! [`announcer`] is the thread that runs all of this, and [`status`] is what it reports.
 //!
-//! May depend on: `tidegate-model` (the configuration) and `tidegate-policy` (the Services). May not: the
-//! dataplane, an API server. The daemon reports whether the gateway forwards.
+//! May depend on: `tidegate-model` (the configuration) and `tidegate-policy` (the Services). May not: the dataplane, an
+//! API server. The daemon reports whether the gateway forwards.
 //!
 //! Invariant: withdrawals are immediate. Whatever fails here, the gateway keeps forwarding.
 

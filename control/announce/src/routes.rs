@@ -1,7 +1,7 @@
 //! Derives the announced prefixes from the announced VIPs: host routes, or the aggregates that contain them.
 //!
-//! An aggregate is announced while at least one of its VIPs is. It carries the attributes of its pools but
-//! not those of Services, so it does not change with each Service.
+//! An aggregate is announced while at least one of its VIPs is. It carries the attributes of its pools but not those of
+//! Services, so it does not change with each Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,8 +16,8 @@ use crate::decide::Vip;
 /// Prefixes with their attributes.
 pub type Routes = BTreeMap<IpNet, RouteAttributes>;
 
-/// The configured aggregates that are not announced because they contain no address of any pool. The router
-/// would send us traffic that belongs to other hosts.
+/// The configured aggregates that are not announced because they contain no address of any pool. The router would send
+/// us traffic that belongs to other hosts.
 #[must_use]
 pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeSet<IpNet> {
     let is_outside = |net: &&IpNet| {

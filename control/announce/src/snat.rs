@@ -1,10 +1,9 @@
 //! Routes to SNAT addresses: replies of backends must reach a gateway that has their flows.
 //!
-//! Gateways that share flows announce each other's SNAT addresses. Routers prefer the gateway that owns an
-//! address and fail over to another when its routes disappear, without any message between the gateways. The
-//! preference is in every attribute that routers compare: LOCAL_PREF within an AS, the length of the path,
-//! and MULTI_EXIT_DISC. Kernel routes have none of these, so they exist only while no other gateway has a
-//! better one.
+//! Gateways that share flows announce each other's SNAT addresses. Routers prefer the gateway that owns an address and
+//! fail over to another when its routes disappear, without any message between the gateways. The preference is in every
+//! attribute that routers compare: LOCAL_PREF within an AS, the length of the path, and MULTI_EXIT_DISC. Kernel routes
+//! have none of these, so they exist only while no other gateway has a better one.
 //!
 //! The daemon chooses the preferences. Nothing is announced while the gateway cannot forward or is stopping.
 

@@ -1,5 +1,4 @@
-//! The state of the announcements, for `tidegate status` and metrics, as plain values that the daemon
-//! formats.
+//! The state of the announcements, for `tidegate status` and metrics, as plain values that the daemon formats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,8 +11,8 @@ use jiff::{SignedDuration, Timestamp};
 use crate::bird::replies::{Protocols, Session, SessionState};
 use crate::decide::{Vip, Withheld};
 
-/// After this time, an unanswered connection attempt counts as unanswered. An error explains a state only if
-/// the state began at most this long after it.
+/// After this time, an unanswered connection attempt counts as unanswered. An error explains a state only if the state
+/// began at most this long after it.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// BIRD's times are in whole seconds, and clocks are slewed.
 const SINCE_TOLERANCE: Duration = Duration::from_secs(2);
@@ -158,9 +157,8 @@ impl PeerStatus {
 }
 
 impl PeerStatus {
-    /// Whether the reply is about the same session as the previous one. A session that ended and started
-    /// again in between has another start time. BIRD reports it by the wall clock, which may have been
-    /// adjusted.
+    /// Whether the reply is about the same session as the previous one. A session that ended and started again in
+    /// between has another start time. BIRD reports it by the wall clock, which may have been adjusted.
     fn is_same_session(&self, session: &Session, wall: Timestamp, now: Instant) -> bool {
         let (before, after) = (self.session.since.parse::<DateTime>(), session.since.parse::<DateTime>());
         let (Ok(before), Ok(after)) = (before, after) else { return self.session.since == session.since };
@@ -172,8 +170,7 @@ impl PeerStatus {
         (moved - set_by).unsigned_abs() < SINCE_TOLERANCE
     }
 
-    /// Why the session is not established, for people. An error from before the current state explains
-    /// nothing.
+    /// Why the session is not established, for people. An error from before the current state explains nothing.
     #[must_use]
     pub fn why_down(&self, now: Instant) -> Option<String> {
         let in_state = now.saturating_duration_since(self.since_instant);

@@ -49,8 +49,8 @@ pub enum AdminCommand {
     Drops(Common),
     /// List the address pools and their usage
     Pools(Named),
-    /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway,
-    /// take this gateway out of service and wait until no more packets arrive
+    /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway, take this
+    /// gateway out of service and wait until no more packets arrive
     Drain(DrainArgs),
     /// Cancel a drain
     Undrain(Target),
@@ -60,8 +60,7 @@ pub enum AdminCommand {
     Capture(Capture),
     /// Show live figures: workers, interfaces, drops and the busiest Services
     Top(Top),
-    /// Report to the gateway that keepalived runs; exit with 1 if it cannot forward (vrrp_script of
-    /// keepalived)
+    /// Report to the gateway that keepalived runs; exit with 1 if it cannot forward (vrrp_script of keepalived)
     VrrpCheck(SocketArg),
     /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
@@ -82,8 +81,7 @@ pub struct SocketArg {
 }
 
 impl SocketArg {
-    /// The API server, if that is to be queried. A kubectl plugin also queries it if no gateway runs on this
-    /// machine.
+    /// The API server, if that is to be queried. A kubectl plugin also queries it if no gateway runs on this machine.
     fn cluster(&self) -> Option<Server> {
         let Self { socket, kubeconfig, context } = self;
         let program = std::env::args_os().next();
@@ -192,8 +190,8 @@ pub struct Target {
 pub struct DrainArgs {
     #[command(flatten)]
     target: Target,
-    /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain continues
-    /// after the timeout, and the exit code is 3
+    /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain continues after the
+    /// timeout, and the exit code is 3
     #[arg(long, value_name = "DURATION", default_value = "300s", value_parser = wait, conflicts_with = "target")]
     timeout: Duration,
 }

@@ -50,8 +50,7 @@ pub fn exit_code(result: anyhow::Result<ExitCode>, report: impl FnOnce(&str)) ->
     }
 }
 
-/// The text of an error with its causes. Errors that already include the text of their cause do not repeat
-/// it.
+/// The text of an error with its causes. Errors that already include the text of their cause do not repeat it.
 fn text_of(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

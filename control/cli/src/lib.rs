@@ -1,16 +1,15 @@
-//! The commands that query or control a gateway or a cluster: everything that an operator does from a
-//! workstation.
+//! The commands that query or control a gateway or a cluster: everything that an operator does from a workstation.
 //!
-//! `tidegate` and the kubectl plugin `kubectl-tidegate` offer [`Command`]; each adds its own. Each command
-//! has a file: it takes the parsed arguments and returns an exit code or an error. Commands make no decisions
-//! about packets or manifests: they query, and print the answer ([`output`]).
+//! `tidegate` and the kubectl plugin `kubectl-tidegate` offer [`Command`]; each adds its own. Each command has a file:
+//! it takes the parsed arguments and returns an exit code or an error. Commands make no decisions about packets or
+//! manifests: they query, and print the answer ([`output`]).
 //!
 //! May depend on: `tidegate-admin-api` (the admin socket), `tidegate-cluster` (our kinds, and what gateways wrote),
 //! `tidegate-source` (the connection to the API server), `tidegate-policy`, `tidegate-model`, `tidegate-capture`
 //! (pcapng files). May not: DPDK, the dataplane, the daemon.
 //!
-//! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong;
-//! 3 packets still arrived at the gateway when `drain --gateway` timed out.
+//! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong; 3 packets
+//! still arrived at the gateway when `drain --gateway` timed out.
 
 mod admin_commands;
 mod announce_tables;

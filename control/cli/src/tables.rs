@@ -66,8 +66,8 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
     table
 }
 
-/// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select
-/// other gateways.
+/// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select other
+/// gateways.
 fn announced(service: &ServiceView) -> String {
     let method = |vip: &VipView| {
         let EdgeView { outside_group, layer2, bgp, owner, owned_by, unable } = &vip.edge;
@@ -262,8 +262,8 @@ pub(super) fn flows(rows: &[FlowRow]) -> Table {
     table
 }
 
-/// The table of `flows --count`, with one line for each worker. The numbers of evicted flows, by reason, are
-/// only in the data formats and the metrics.
+/// The table of `flows --count`, with one line for each worker. The numbers of evicted flows, by reason, are only in
+/// the data formats and the metrics.
 pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
     let mut table = Table::new(&["WORKER", "FLOWS", "CAPACITY", "USED"]);
     for worker in &answer.workers {

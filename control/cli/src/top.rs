@@ -1,8 +1,7 @@
 //! `top`: live figures of a running gateway.
 //!
-//! It queries the counters periodically and shows their rates. On a terminal it draws a screen that fits;
-//! otherwise, and with a number of iterations, it prints one table after another. It keeps only the counters
-//! of the last query.
+//! It queries the counters periodically and shows their rates. On a terminal it draws a screen that fits; otherwise,
+//! and with a number of iterations, it prints one table after another. It keeps only the counters of the last query.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};

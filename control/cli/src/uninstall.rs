@@ -1,5 +1,5 @@
-//! `tidegate uninstall` and `kubectl tidegate uninstall` remove everything that gateways wrote to a cluster.
-//! They need a kubeconfig and no gateway.
+//! `tidegate uninstall` and `kubectl tidegate uninstall` remove everything that gateways wrote to a cluster. They need
+//! a kubeconfig and no gateway.
 //!
 //! It prints a line for each change to standard output, and the next steps to standard error. The exit code is 1 if
 //! something could not be removed.

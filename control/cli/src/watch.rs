@@ -1,7 +1,7 @@
 //! `trace` and `capture`: the packets of a running gateway, with what happened to them.
 //!
-//! Both start a watch in the daemon and fetch its packets until they have enough, the time is over, or the
-//! operator stops them. `trace` prints a line for each packet, `capture` writes a pcapng file.
+//! Both start a watch in the daemon and fetch its packets until they have enough, the time is over, or the operator
+//! stops them. `trace` prints a line for each packet, `capture` writes a pcapng file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -118,8 +118,8 @@ pub(super) async fn trace(
     Ok(())
 }
 
-/// Writes a pcapng file. A received frame has a comment that says what happened to it, and is followed by the
-/// frame that was sent because of it.
+/// Writes a pcapng file. A received frame has a comment that says what happened to it, and is followed by the frame
+/// that was sent because of it.
 ///
 /// # Errors
 /// As for [`trace`], or the file cannot be written.

@@ -1,8 +1,7 @@
 //! Checks by SCTP: an INIT must be answered by an INIT ACK. An ABORT then ends the exchange.
 //!
-//! It uses a raw socket, so the host's kernel needs no SCTP. A server keeps no state for an INIT until the
-//! COOKIE ECHO (RFC 9260 section 5.1.3), so a check costs it no association, and its application does not see
-//! the check.
+//! It uses a raw socket, so the host's kernel needs no SCTP. A server keeps no state for an INIT until the COOKIE ECHO
+//! (RFC 9260 section 5.1.3), so a check costs it no association, and its application does not see the check.
 //!
 //! A kernel with SCTP may send its own ABORT to the INIT ACK. That has no effect on the result.
 
@@ -17,8 +16,8 @@ use tidegate_wire::proto;
 use tidegate_wire::sctp::{self, Kind, chunk};
 use tokio::net::UdpSocket;
 
-/// The first local port. The kernel assigns none for raw sockets, so checks use consecutive ports from here
-/// on, and two that run at the same time have different ones.
+/// The first local port. The kernel assigns none for raw sockets, so checks use consecutive ports from here on, and two
+/// that run at the same time have different ones.
 const PORT_MIN: u16 = 1 << 15;
 /// Packets of a check are shorter, and the tags are at the beginning of the answer.
 const ANSWER_MAX: usize = 2048;

@@ -2,14 +2,14 @@
 //!
 //! Two resources are limited.
 //!
-//! Checks in progress: a namespace may start another check only while it has fewer than [`SHARE_OF_FREE`]
-//! times the free capacity in progress ("dynamic thresholds", Choudhury and Hahne, 1998). One
-//! [`RESERVED_FRACTION`]th of the capacity is reserved for namespaces that have no check in progress. So one
-//! namespace alone can use three quarters, two can use two fifths each, and there is always capacity for a
-//! new one. Namespaces that may start a check are served round robin.
+//! Checks in progress: a namespace may start another check only while it has fewer than [`SHARE_OF_FREE`] times the
+//! free capacity in progress ("dynamic thresholds", Choudhury and Hahne, 1998). One [`RESERVED_FRACTION`]th of the
+//! capacity is reserved for namespaces that have no check in progress. So one namespace alone can use three quarters,
+//! two can use two fifths each, and there is always capacity for a new one. Namespaces that may start a check are
+//! served round robin.
 //!
-//! Checks a second: each namespace gets what it requests up to a level, which is set so that the sum fits the
-//! capacity (max-min fairness). The intervals of namespaces that request more are stretched.
+//! Checks a second: each namespace gets what it requests up to a level, which is set so that the sum fits the capacity
+//! (max-min fairness). The intervals of namespaces that request more are stretched.
 //!
 //! The operator's own checks count as one more namespace. Pure; only `schedule` calls it.
 
@@ -122,8 +122,8 @@ impl<E> Shares<E> {
         waiting.push_back(entry);
     }
 
-    /// The next check to start, among those for which `is_live` is true, if fewer than `max` of the class are
-    /// in progress. It then counts as in progress.
+    /// The next check to start, among those for which `is_live` is true, if fewer than `max` of the class are in
+    /// progress. It then counts as in progress.
     pub(super) fn begin(
         &mut self,
         class: Class,

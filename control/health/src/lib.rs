@@ -1,17 +1,18 @@
 //! Health checks: those that the gateway performs (which endpoints answer) and those that it answers
 //! ([`health_check_node_port`]).
 //!
-//! `reconcile` lists the [`Target`]s, the [`Checker`] checks them on tokio and publishes [`Verdicts`], and
-//! the daemon reconciles again. [`Tally`] applies thresholds and `schedule` decides when each target is
-//! checked; neither has a clock or a socket. Checks use the host's kernel, like any other connection. Checks
-//! of DSR backends go through the dataplane to the VIP, like clients' packets.
+//! `reconcile` lists the [`Target`]s, the [`Checker`] checks them on tokio and publishes [`Verdicts`], and the daemon
+//! reconciles again. [`Tally`] applies thresholds and `schedule` decides when each target is checked; neither has a
+//! clock or a socket. Checks use the host's kernel, like any other connection. Checks of DSR backends go through the
+//! dataplane to the VIP, like clients' packets.
 //!
 //! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-wire`
-//! (protocol numbers), `tidegate-structures` (histograms), `tidegate-http`. May not: `tidegate-policy`, which acts on the verdicts; the dataplane.
+//! (protocol numbers), `tidegate-structures` (histograms), `tidegate-http`. May not: `tidegate-policy`, which acts on
+//! the verdicts; the dataplane.
 //!
-//! Invariants: a target that was never checked passes, so a starting gateway forwards at once to the
-//! endpoints that Kubernetes lists and removes those that then fail. A fault of the gateway itself (no file
-//! descriptor, no local port) does not count against a target.
+//! Invariants: a target that was never checked passes, so a starting gateway forwards at once to the endpoints that
+//! Kubernetes lists and removes those that then fail. A fault of the gateway itself (no file descriptor, no local port)
+//! does not count against a target.
 
 mod association;
 mod capacity_shares;

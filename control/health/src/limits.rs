@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub struct Limits {
     /// The maximum number of checks by TCP, HTTP and UDP in progress, each with a socket.
     pub plain_max: usize,
-    /// The maximum number of TLS checks in progress: each costs a millisecond of CPU for the handshake, and
-    /// tens of kilobytes.
+    /// The maximum number of TLS checks in progress: each costs a millisecond of CPU for the handshake, and tens of
+    /// kilobytes.
     pub tls_max: usize,
     /// The maximum number of checks started per second. If the targets' intervals require more, intervals are
     /// stretched.
@@ -23,8 +23,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The defaults, reduced to half of the file descriptors that the process may open. Raises that limit
-    /// first, as far as the system allows, up to 65,536.
+    /// The defaults, reduced to half of the file descriptors that the process may open. Raises that limit first, as far
+    /// as the system allows, up to 65,536.
     #[must_use]
     pub fn for_this_process() -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -82,8 +82,8 @@ impl NetworkProber {
         if target.probe.check == Check::Sctp {
             return associate(path, address).await.map(|()| None);
         }
-        // Declared first and so dropped after the connection, because the end of the connection must also
-        // reach the backend.
+        // Declared first and so dropped after the connection, because the end of the connection must also reach the
+        // backend.
         let (mut stream, _flow) = match path {
             Some((probes, path)) => connect_at_vip(probes, path, address.port()).await?,
             None => (connect(address).await?, None),

@@ -369,8 +369,8 @@ mod associations {
         packet
     }
 
-    /// A server on this loopback port. It answers one INIT with the packets that `answers` derives from it
-    /// and its tag, and returns the next packet that it receives, if any.
+    /// A server on this loopback port. It answers one INIT with the packets that `answers` derives from it and its tag,
+    /// and returns the next packet that it receives, if any.
     fn server(
         port: u16,
         answers: fn(&[u8], u32) -> Vec<Vec<u8>>,

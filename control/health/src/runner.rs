@@ -1,9 +1,9 @@
-//! Runs the checks: one task that gets due targets from the [`Schedule`], and one short task for each check
-//! in progress.
+//! Runs the checks: one task that gets due targets from the [`Schedule`], and one short task for each check in
+//! progress.
 //!
 //! The clock and the sockets are here and in the [`Prober`]; the schedule decides, together with
-//! [`Tally`](super::Tally). A new set of targets replaces the previous one at most every [`REPLACE_GAP`],
-//! because reconciling can be much faster than checking.
+//! [`Tally`](super::Tally). A new set of targets replaces the previous one at most every [`REPLACE_GAP`], because
+//! reconciling can be much faster than checking.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -58,8 +58,8 @@ pub struct CheckLoad {
     pub in_progress: u64,
     /// The number of checks so far that started more than an interval late.
     pub late: u64,
-    /// The largest factor by which the intervals of a namespace are stretched to stay below the limit of
-    /// checks per second. 1 if no interval is stretched.
+    /// The largest factor by which the intervals of a namespace are stretched to stay below the limit of checks per
+    /// second. 1 if no interval is stretched.
     pub stretch: u64,
 }
 
@@ -174,16 +174,14 @@ impl Checker {
         Self { targets, verdicts, counts, connectivity }
     }
 
-    /// Counts failures only while `can_forward`. Otherwise a gateway whose own link is down would consider
-    /// all targets down, and choose different backends than its peers when the link is back. Only the first
-    /// call has an effect.
+    /// Counts failures only while `can_forward`. Otherwise a gateway whose own link is down would consider all targets
+    /// down, and choose different backends than its peers when the link is back. Only the first call has an effect.
     pub fn fail_only_while(&self, can_forward: impl Fn() -> bool + Send + Sync + 'static) {
         let _ = self.connectivity.0.set(Box::new(can_forward));
     }
 
-    /// Replaces the targets. Targets that stay keep their state and their position. A target whose probe
-    /// changed keeps the verdict on its address until its own checks decide. The cost depends on the number
-    /// of differences.
+    /// Replaces the targets. Targets that stay keep their state and their position. A target whose probe changed keeps
+    /// the verdict on its address until its own checks decide. The cost depends on the number of differences.
     pub fn set_targets(&self, targets: Targets) {
         self.targets.send_if_modified(|now| {
             let changed = !now.is_same(&targets);
@@ -294,9 +292,8 @@ async fn check(prober: impl Prober, target: Target) -> Answer {
     timeout(limit, prober.run_check(&target)).await.unwrap_or(silence.into())
 }
 
-/// Performs a check at a VIP. If it fails, the endpoint's own address is checked in the remaining time, to
-/// distinguish an endpoint that is down from one that lacks the VIP. Half of the time is enough for an
-/// answer.
+/// Performs a check at a VIP. If it fails, the endpoint's own address is checked in the remaining time, to distinguish
+/// an endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer.
 async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) -> Answer {
     let until = Instant::now() + limit;
     let checking = prober.run_check(target);

@@ -1,5 +1,5 @@
-//! Tests the runner with a scripted prober and a paused clock that advances only when all tasks wait. The
-//! tests count events and measure no time.
+//! Tests the runner with a scripted prober and a paused clock that advances only when all tasks wait. The tests count
+//! events and measure no time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -276,8 +276,8 @@ async fn when_all_checks_time_out_every_target_is_still_checked() {
     let limits = Limits { plain_max: 1000, ..Limits::default() };
     let checker = start(&scripted, limits);
     checker.set_targets(ten_thousand());
-    // A check takes a second. The limit is 750 a second, the part of 1000 that one namespace alone may use,
-    // so each target is checked every 13 seconds instead of every two.
+    // A check takes a second. The limit is 750 a second, the part of 1000 that one namespace alone may use, so each
+    // target is checked every 13 seconds instead of every two.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let load = checker.counts().load();
     assert_eq!(load.failing, 10_000);

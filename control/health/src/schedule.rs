@@ -1,15 +1,14 @@
-//! Decides when each target is checked, how many are checked at once, and how the results change the targets'
-//! states.
+//! Decides when each target is checked, how many are checked at once, and how the results change the targets' states.
 //!
-//! A hash of a target's address and a seed sets its position in the interval. So thousands of targets are
-//! spread evenly, and a target that is removed and added again, or whose check changes, keeps its position.
-//! Every check is delayed by up to a tenth of the interval, so targets that happen to have the same position
-//! drift apart. Gateways have different seeds, so they check the same backend at different times.
+//! A hash of a target's address and a seed sets its position in the interval. So thousands of targets are spread
+//! evenly, and a target that is removed and added again, or whose check changes, keeps its position. Every check is
+//! delayed by up to a tenth of the interval, so targets that happen to have the same position drift apart. Gateways
+//! have different seeds, so they check the same backend at different times.
 //!
-//! Checks in progress (separately for TLS, which costs the most) and checks per second are limited, both in
-//! fair shares for each namespace ([`Shares`]). Memory is limited to half a kilobyte per target. A target is
-//! in progress, waiting, or scheduled, and only one of these. So nothing accumulates if all checks time out:
-//! each target is still checked, only late.
+//! Checks in progress (separately for TLS, which costs the most) and checks per second are limited, both in fair shares
+//! for each namespace ([`Shares`]). Memory is limited to half a kilobyte per target. A target is in progress, waiting,
+//! or scheduled, and only one of these. So nothing accumulates if all checks time out: each target is still checked,
+//! only late.
 //!
 //! Invariant: nothing here reads a clock, sends a request or generates random numbers: `now` and the seed are
 //! arguments.
@@ -26,8 +25,8 @@ use super::capacity_shares::{Class, ShareIndex, Shares};
 use super::check_result::{Answer, CheckResult};
 use super::{Check, Failure, HealthStatus, Limits, Probe, Rules, Tally, Target, Targets};
 
-/// The maximum memory of a target here, including the set that contains it. Checks in progress also need
-/// tasks and sockets.
+/// The maximum memory of a target here, including the set that contains it. Checks in progress also need tasks and
+/// sockets.
 #[cfg(test)]
 const BYTES_A_TARGET_MAX: usize = 512;
 
@@ -112,9 +111,9 @@ impl Schedule {
         }
     }
 
-    /// Replaces the targets. Returns those whose state changed. Targets that stay keep everything. A new
-    /// target at an address that was already checked in a different way starts with the known state of that
-    /// address: failing if all of its checks fail.
+    /// Replaces the targets. Returns those whose state changed. Targets that stay keep everything. A new target at an
+    /// address that was already checked in a different way starts with the known state of that address: failing if all
+    /// of its checks fail.
     pub(super) fn replace(&mut self, wanted: &Targets, now: Duration) -> Vec<Change> {
         let old = std::mem::replace(&mut self.wanted, wanted.clone());
         let (mut come, mut gone) = (Vec::new(), BTreeSet::new());
@@ -206,8 +205,8 @@ impl Schedule {
         self.late
     }
 
-    /// The factor by which the intervals of the namespace with the most checks are stretched to stay below
-    /// the limit of checks per second.
+    /// The factor by which the intervals of the namespace with the most checks are stretched to stay below the limit of
+    /// checks per second.
     pub(super) fn stretch(&self) -> u32 {
         self.shares.stretch_max()
     }

@@ -167,8 +167,8 @@ proptest! {
             let tls = in_progress.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
             prop_assert!(tls <= 1 && in_progress.len() - tls <= 3);
             prop_assert_eq!((schedule.in_progress(), schedule.len()), (in_progress.len(), wanted.len()));
-            // A target that was removed and added again may still have an old check in progress, whose answer
-            // does not count.
+            // A target that was removed and added again may still have an old check in progress, whose answer does not
+            // count.
             let live: Vec<_> = in_progress.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
             let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
             prop_assert_eq!(distinct.len(), live.len());

@@ -1,10 +1,9 @@
 //! Thresholds and damping: how many results in a row change the state of a target.
 //!
-//! Pure, and counted in checks, not in time. A target whose state changed more than [`CHANGES_MAX`] times
-//! within [`WINDOW`] checks is flapping, and its damping level rises by one. At level n the healthy threshold
-//! is multiplied by 2^n, at most 8, and the unhealthy one by 2 at every level, so that a flapping target that
-//! dies is removed after at most twice the configured time. Each [`WINDOW`] checks without a change lower the
-//! level by one.
+//! Pure, and counted in checks, not in time. A target whose state changed more than [`CHANGES_MAX`] times within
+//! [`WINDOW`] checks is flapping, and its damping level rises by one. At level n the healthy threshold is multiplied by
+//! 2^n, at most 8, and the unhealthy one by 2 at every level, so that a flapping target that dies is removed after at
+//! most twice the configured time. Each [`WINDOW`] checks without a change lower the level by one.
 //!
 //! Invariant: a state changes only after a whole threshold of consecutive results against it.
 

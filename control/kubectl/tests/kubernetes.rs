@@ -1,7 +1,7 @@
 //! The plugin with the test API server.
 //!
-//! `--test kubernetes` of the workspace selects these tests beside those of the gateway, and so builds the
-//! plugin for both.
+//! `--test kubernetes` of the workspace selects these tests beside those of the gateway, and so builds the plugin for
+//! both.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The server of the admin socket.
 //!
-//! `tidegate-admin-api` defines the requests and the answers, the daemon implements [`AdminBackend`], and
-//! [`Server`] connects the two. This module computes no answers.
+//! `tidegate-admin-api` defines the requests and the answers, the daemon implements [`AdminBackend`], and [`Server`]
+//! connects the two. This module computes no answers.
 
 mod server;
 mod socket;
@@ -18,8 +18,8 @@ use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 
-/// The answers of the daemon. Queries never wait for a worker, except `flows` and `watched`. Changes return
-/// when they are decided, not when every worker has applied them.
+/// The answers of the daemon. Queries never wait for a worker, except `flows` and `watched`. Changes return when they
+/// are decided, not when every worker has applied them.
 pub trait AdminBackend: Send + Sync + 'static {
     /// `status`.
     fn status(&self) -> api::Status;
@@ -38,8 +38,8 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn pools(&self) -> api::PoolsAnswer;
     /// What each service port forwarded.
     fn traffic(&self) -> api::TrafficAnswer;
-    /// Starts copying packets for `trace` and `capture`. This ends with [`Self::unwatch`], or some time after
-    /// the last [`Self::watched`].
+    /// Starts copying packets for `trace` and `capture`. This ends with [`Self::unwatch`], or some time after the last
+    /// [`Self::watched`].
     ///
     /// # Errors
     /// If a name of the query is not known, or there are too many watches.

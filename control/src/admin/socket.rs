@@ -1,8 +1,7 @@
-//! The file of the admin socket: only its owner can open it. It replaces a stale file, and is removed at
-//! shutdown.
+//! The file of the admin socket: only its owner can open it. It replaces a stale file, and is removed at shutdown.
 //!
-//! The socket is bound under another name and renamed after its mode is set, so no other user can open it at
-//! any moment.
+//! The socket is bound under another name and renamed after its mode is set, so no other user can open it at any
+//! moment.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -23,8 +22,8 @@ pub(super) struct SocketFile {
 /// Binds a listener at `path`, with the directories above it.
 ///
 /// # Errors
-/// `AddrInUse` if a daemon answers there; otherwise the error of the file system, for example if the file is
-/// not a socket.
+/// `AddrInUse` if a daemon answers there; otherwise the error of the file system, for example if the file is not a
+/// socket.
 pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
         fs::create_dir_all(parent)?;

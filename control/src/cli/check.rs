@@ -1,8 +1,7 @@
 //! `tidegate check`: reports all faults of the configuration and the manifests.
 //!
-//! Faults go to standard output, one per line, sorted by position, in the format of compilers. A summary goes
-//! to standard error. The exit code is 2 if anything is refused, and 0 if there are only warnings or no
-//! faults.
+//! Faults go to standard output, one per line, sorted by position, in the format of compilers. A summary goes to
+//! standard error. The exit code is 2 if anything is refused, and 0 if there are only warnings or no faults.
 
 use std::io::{self, Write};
 use std::path::Path;

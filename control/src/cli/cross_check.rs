@@ -1,8 +1,7 @@
 //! Faults that show only when the configuration is compared with the objects, and that nothing else reports.
 //!
-//! Only `check` reports them: most of these states are normal for a while, such as a Service without
-//! endpoints, and a running gateway reports them in `status` and conditions. Pure; called by `load` with what
-//! it has read.
+//! Only `check` reports them: most of these states are normal for a while, such as a Service without endpoints, and a
+//! running gateway reports them in `status` and conditions. Pure; called by `load` with what it has read.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -57,9 +56,9 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     outside.collect()
 }
 
-/// The gateway answers for these addresses, so it would take over the traffic of the host that has one of
-/// them. This is checked only for a directory, where the operator also writes the endpoints; with an API
-/// server, an endpoint cannot claim an address of a gateway.
+/// The gateway answers for these addresses, so it would take over the traffic of the host that has one of them. This is
+/// checked only for a directory, where the operator also writes the endpoints; with an API server, an endpoint cannot
+/// claim an address of a gateway.
 fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let network = &config.dataplane.network;
     let own: BTreeSet<IpAddr> =
@@ -129,8 +128,8 @@ fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<
     Some(Diagnostic::warning(what).accepting(accepted).at(place))
 }
 
-/// Services without any endpoint objects. If there are objects that lack the ports of the Service, that is
-/// reported elsewhere.
+/// Services without any endpoint objects. If there are objects that lack the ports of the Service, that is reported
+/// elsewhere.
 fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let index = EndpointIndex::new(objects);
     let is_empty = |view: &&ServiceView| view.ports.iter().all(|port| port.backends.is_empty());

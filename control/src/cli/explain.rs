@@ -1,7 +1,7 @@
 //! `tidegate explain`: shows the decision for one packet, from files or from the running daemon.
 //!
-//! The exit code is 0 whatever the decision is. With `-c`, faults of manifests go to standard error, and the
-//! answer reflects them.
+//! The exit code is 0 whatever the decision is. With `-c`, faults of manifests go to standard error, and the answer
+//! reflects them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Loads configuration and manifests for `check`, `replay` and `explain -c`: offline, with every backend healthy.
 //!
-//! It reads the files, reconciles and compiles once, and collects the faults of all stages in one report. The
-//! daemon does the same with additional inputs: link addresses of its ports, health, drains.
+//! It reads the files, reconciles and compiles once, and collects the faults of all stages in one report. The daemon
+//! does the same with additional inputs: link addresses of its ports, health, drains.
 //!
 //! Invariant: the result depends only on the files, not on the order of the files or of the objects in them.
 
@@ -77,14 +77,14 @@ pub(super) fn offline(path: &Path) -> Offline {
     Offline { config: loaded.config, objects, outcome, report }
 }
 
-/// Whether a finding is about the text of an object. Without a valid configuration, other findings are
-/// meaningless: for example, a faulty pool has no addresses.
+/// Whether a finding is about the text of an object. Without a valid configuration, other findings are meaningless: for
+/// example, a faulty pool has no addresses.
 fn is_of_own_text(finding: &Finding) -> bool {
     matches!(finding.reason, Reason::InvalidValue | Reason::NotSupported | Reason::AliasIgnored)
 }
 
-/// Notes that are not findings: ports without a backend because of their traffic policy, which is normal on
-/// most nodes with policy Local; and backends of `dsr-dscp` that cannot distinguish two VIPs.
+/// Notes that are not findings: ports without a backend because of their traffic policy, which is normal on most nodes
+/// with policy Local; and backends of `dsr-dscp` that cannot distinguish two VIPs.
 fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let mut notes = Vec::new();
     for view in &outcome.services {

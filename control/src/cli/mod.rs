@@ -1,12 +1,12 @@
 //! The command line of `tidegate`: the commands of `tidegate-cli`, and those that need the dataplane or the compiled
 //! pipeline.
 //!
-//! Each command has a file. It takes its parsed arguments and returns an exit code or an error, which is
-//! printed here as `error: ...` with exit code 1. Clap exits with 2 if the command line is wrong. Commands
-//! make no decisions about packets or manifests: they call the library and print the result.
+//! Each command has a file. It takes its parsed arguments and returns an exit code or an error, which is printed here
+//! as `error: ...` with exit code 1. Clap exits with 2 if the command line is wrong. Commands make no decisions about
+//! packets or manifests: they call the library and print the result.
 //!
-//! Exit codes: those of `tidegate-cli`; 2 also if the input is invalid (`check`, an invalid configuration).
-//! `run` has more codes (`daemon`).
+//! Exit codes: those of `tidegate-cli`; 2 also if the input is invalid (`check`, an invalid configuration). `run` has
+//! more codes (`daemon`).
 
 mod check;
 mod cross_check;

@@ -1,9 +1,9 @@
 //! `tidegate replay`: shows offline what the gateway would do with the packets of a capture.
 //!
-//! It uses the dataplane's own replay; this file reads and writes captures and prints a JSON line for each
-//! packet. If manifests have faults, the objects that the daemon would refuse are omitted, and the faults go
-//! to standard error. A faulty configuration is refused with exit code 2. If a file is not a capture, or is
-//! truncated, the packets before the fault are written and the exit code is 1.
+//! It uses the dataplane's own replay; this file reads and writes captures and prints a JSON line for each packet. If
+//! manifests have faults, the objects that the daemon would refuse are omitted, and the faults go to standard error. A
+//! faulty configuration is refused with exit code 2. If a file is not a capture, or is truncated, the packets before
+//! the fault are written and the exit code is 1.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};

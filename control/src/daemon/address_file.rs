@@ -1,9 +1,9 @@
-//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and so has no
-//! status to write them to.
+//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and so has no status to
+//! write them to.
 //!
-//! Each Service has one line: a hash of the rest of the line, and JSON. If a line is truncated or altered,
-//! only that Service loses its record, and the loss is logged. The controller saves before it publishes, so a
-//! gateway that is killed at any moment restarts with every address that a client could have used.
+//! Each Service has one line: a hash of the rest of the line, and JSON. If a line is truncated or altered, only that
+//! Service loses its record, and the loss is logged. The controller saves before it publishes, so a gateway that is
+//! killed at any moment restarts with every address that a client could have used.
 //!
 //! Each gateway and each directory of manifests has its own file, so two gateways on one machine do not share one.
 

@@ -1,9 +1,9 @@
 //! Whether the gateway has imported the flows of its peers.
 //!
-//! Routers send packets of open connections to a gateway as soon as it announces its addresses. If it hasn't
-//! imported the flows in flux and the NAT flows of its peers by then, it breaks these connections. So it
-//! announces nothing until it has, or until waiting takes too long: after its start, and after each time when
-//! it may have missed messages. Nothing here reads a clock.
+//! Routers send packets of open connections to a gateway as soon as it announces its addresses. If it hasn't imported
+//! the flows in flux and the NAT flows of its peers by then, it breaks these connections. So it announces nothing until
+//! it has, or until waiting takes too long: after its start, and after each time when it may have missed messages.
+//! Nothing here reads a clock.
 //!
 //! Invariant: after an interruption, the gateway has caught up only if a later observation shows it.
 
@@ -11,27 +11,25 @@ use std::time::Duration;
 
 use tidegate_sharing::{PeerState, PeerStatus, PeerWalk};
 
-/// A peer with an earlier version of the protocol doesn't report when it has sent everything, so its session
-/// must be at least this old.
+/// A peer with an earlier version of the protocol doesn't report when it has sent everything, so its session must be at
+/// least this old.
 const SESSION: Duration = Duration::from_secs(2);
-/// If more messages than this arrive between two observations, such a peer is still walking through its
-/// tables.
+/// If more messages than this arrive between two observations, such a peer is still walking through its tables.
 const WALK_MIN: u64 = 500;
 /// A peer without a session after this time counts as absent.
 const ABSENT: Duration = Duration::from_secs(4);
-/// The shorter limit after a restart that kept the flows: only what started during the restart can be
-/// missing.
+/// The shorter limit after a restart that kept the flows: only what started during the restart can be missing.
 const ABSENT_AFTER_RESTART: Duration = Duration::from_secs(1);
 /// The longer limit for discovered peers, which must find this gateway first.
 const FOUND_ABSENT: Duration = Duration::from_secs(8);
-/// Within this time, a change of Services or EndpointSlices reaches every gateway, and the peers are ready to
-/// send it. A gateway that starts may read a change that its peers apply only after they have sent
-/// everything, so it queries them again after this time.
+/// Within this time, a change of Services or EndpointSlices reaches every gateway, and the peers are ready to send it.
+/// A gateway that starts may read a change that its peers apply only after they have sent everything, so it queries
+/// them again after this time.
 const RECHECK_AFTER: Duration = Duration::from_secs(2);
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(15);
-/// How often, and after which pause, peers are queried for everything again because messages about unknown
-/// Services or backends were refused.
+/// How often, and after which pause, peers are queried for everything again because messages about unknown Services or
+/// backends were refused.
 const REQUERIES: (u32, Duration) = (2, Duration::from_secs(1));
 
 /// The progress of importing the peers' flows.
@@ -45,8 +43,8 @@ pub(super) struct CatchUp {
     since: Option<Duration>,
     /// Messages that had reached the workers at the last observation.
     passed_on: u64,
-    /// Messages that had been refused when peers were last queried, when that was, and how often the query
-    /// was repeated.
+    /// Messages that had been refused when peers were last queried, when that was, and how often the query was
+    /// repeated.
     refused: u64,
     queried_at: Duration,
     repeated: u32,
@@ -85,8 +83,8 @@ impl Observation<'_> {
 pub(super) enum Step {
     /// Wait.
     Wait,
-    /// The gateway has started to forward: connect to the peers that have no session. After an interruption,
-    /// also query the others for changes of backends, and to report when they have sent everything.
+    /// The gateway has started to forward: connect to the peers that have no session. After an interruption, also query
+    /// the others for changes of backends, and to report when they have sent everything.
     Connect,
     /// Query the peers for changes of backends, and to report when they have sent everything.
     Recheck,

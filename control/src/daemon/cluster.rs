@@ -1,5 +1,4 @@
-//! Connects the rounds with the cluster writer: passes it each round, and gets the known state of the other
-//! gateways.
+//! Connects the rounds with the cluster writer: passes it each round, and gets the known state of the other gateways.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +12,8 @@ use tokio::time::Instant;
 
 use crate::telemetry::Generations;
 
-/// If the workers did not apply a round in time, it is checked again after this time, because other gateways
-/// may be waiting until this one reports a withdrawal.
+/// If the workers did not apply a round in time, it is checked again after this time, because other gateways may be
+/// waiting until this one reports a withdrawal.
 const APPLY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The daemon's side of the cluster writer.
@@ -54,8 +53,8 @@ impl Cluster {
         }
     }
 
-    /// Sets which gateway decides on addresses in this round, and which addresses are withheld because other
-    /// gateways may still serve them. `given` are the addresses that Services have.
+    /// Sets which gateway decides on addresses in this round, and which addresses are withheld because other gateways
+    /// may still serve them. `given` are the addresses that Services have.
     pub(super) fn check_peers(
         &mut self,
         manifests: &SourceUpdate,
@@ -70,8 +69,8 @@ impl Cluster {
         settings.other_gateways = Arc::clone(&self.peer_releases.addresses);
     }
 
-    /// Passes a round to the writer. `observation` is called with whether this gateway decides on addresses,
-    /// and the version that every gateway must apply before all free addresses can be assigned.
+    /// Passes a round to the writer. `observation` is called with whether this gateway decides on addresses, and the
+    /// version that every gateway must apply before all free addresses can be assigned.
     pub(super) fn offer(
         &mut self,
         generations: Generations,

@@ -18,8 +18,8 @@ use super::reload::fixed_parts_that_differ;
 use crate::assemble;
 use crate::logging;
 
-/// A reload is answered after this time at the latest, whether or not the files have been read. A million
-/// prefixes take about a second.
+/// A reload is answered after this time at the latest, whether or not the files have been read. A million prefixes take
+/// about a second.
 const READ_BOUND: Duration = Duration::from_secs(20);
 
 /// The configuration in use, and the path of its file.
@@ -49,8 +49,8 @@ impl Configuration {
         })
     }
 
-    /// Uses a configuration that was read, or returns why not. A configuration that is refused, needs a
-    /// restart, or was not read in time changes nothing.
+    /// Uses a configuration that was read, or returns why not. A configuration that is refused, needs a restart, or was
+    /// not read in time changes nothing.
     pub(super) fn replace(&mut self, read: Option<Loaded>, dataplane: &Dataplane) -> Reloaded {
         let Some(loaded) = read else {
             let path = self.path.display();
@@ -97,9 +97,8 @@ pub(super) struct Reloaded {
     pub(super) refused: Option<String>,
 }
 
-/// Reads the configuration for reloads, without delaying anything else. A separate thread reads, because a
-/// read that the kernel does not finish cannot be cancelled, for example on a mount whose server does not
-/// answer.
+/// Reads the configuration for reloads, without delaying anything else. A separate thread reads, because a read that
+/// the kernel does not finish cannot be cancelled, for example on a mount whose server does not answer.
 pub(super) struct Reader {
     load: Arc<dyn Fn() -> Loaded + Send + Sync>,
     reading: Option<oneshot::Receiver<Loaded>>,

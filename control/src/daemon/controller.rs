@@ -1,9 +1,8 @@
 //! Keeps the latest inputs of the control loop and runs its rounds.
 //!
-//! The daemon's loop owns it; nothing else changes the desired state. Each [`Controller::apply`] is one
-//! round, in the phases of [`round`](super::round): it collects the inputs ([`Gatherer`]), computes the
-//! desired state ([`Decider`]), publishes it if it has changed ([`Publication`]), and passes it to everybody
-//! else ([`Reporter`]).
+//! The daemon's loop owns it; nothing else changes the desired state. Each [`Controller::apply`] is one round, in the
+//! phases of [`round`](super::round): it collects the inputs ([`Gatherer`]), computes the desired state ([`Decider`]),
+//! publishes it if it has changed ([`Publication`]), and passes it to everybody else ([`Reporter`]).
 //!
 //! Invariant: a round that fails changes nothing; the last good state stays in use.
 
@@ -92,8 +91,8 @@ impl Controller {
         }
     }
 
-    /// Keeps the backends that were removed since the last process, because their flows are restored with the
-    /// first Services.
+    /// Keeps the backends that were removed since the last process, because their flows are restored with the first
+    /// Services.
     pub(super) fn keep_earlier_backends(&mut self) {
         self.decider.keep_earlier(Draining::of_earlier(self.dataplane.take_earlier_ports()));
     }
@@ -103,8 +102,7 @@ impl Controller {
         self.decider.resume(addresses);
     }
 
-    /// Saves copies of the lists that were read at the start, and reports lists for which an old copy is
-    /// used.
+    /// Saves copies of the lists that were read at the start, and reports lists for which an old copy is used.
     pub(super) fn begin_with(&mut self, lists: Lists) {
         if let [first, rest @ ..] = &lists.copied[..] {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
@@ -178,8 +176,7 @@ impl Controller {
         self.gatherer.verdicts = verdicts;
     }
 
-    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, as far as that is
-    /// known.
+    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, as far as that is known.
     pub(super) fn set_drain_annotation(&mut self, annotation: &DrainAnnotation) {
         let is_requested = match annotation {
             DrainAnnotation::Unknown => return,
@@ -244,8 +241,8 @@ impl Controller {
         self.reader.request(None);
     }
 
-    /// Waits until a requested configuration has been read; then call [`Self::reload`]. Cancelling the wait
-    /// loses nothing.
+    /// Waits until a requested configuration has been read; then call [`Self::reload`]. Cancelling the wait loses
+    /// nothing.
     pub(super) async fn read(&mut self) -> Read {
         self.reader.next().await
     }
@@ -262,9 +259,8 @@ impl Controller {
         read.answer(&answer);
     }
 
-    /// Runs one round; `seen` is when its first change was noticed. Reconcile and compile run here, on the
-    /// thread of the daemon's loop. Listeners, checks and sources run on other threads and do not wait for
-    /// it.
+    /// Runs one round; `seen` is when its first change was noticed. Reconcile and compile run here, on the thread of
+    /// the daemon's loop. Listeners, checks and sources run on other threads and do not wait for it.
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         self.gatherer.drained.save().await;
         self.decider.show_unsaved(&self.gatherer);
@@ -279,8 +275,8 @@ impl Controller {
         }
     }
 
-    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that
-    /// round is due now.
+    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
+    /// due now.
     pub(super) fn heal(&mut self) -> bool {
         self.decider.heal()
     }

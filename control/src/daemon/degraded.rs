@@ -1,5 +1,5 @@
-//! Everything that is wrong with the running gateway, one line each: `DEGRADED` of `tidegate status`, and
-//! their number in metrics.
+//! Everything that is wrong with the running gateway, one line each: `DEGRADED` of `tidegate status`, and their number
+//! in metrics.
 //!
 //! Each module describes its own faults; here they are only collected.
 

@@ -1,5 +1,5 @@
-//! Computes the desired state of each round incrementally from that of the last one, and periodically
-//! compares it with one computed from scratch.
+//! Computes the desired state of each round incrementally from that of the last one, and periodically compares it with
+//! one computed from scratch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ impl Desired {
         self.self_check.due(config)
     }
 
-    /// If a comparison has found a difference, the next round is computed from scratch. Addresses and
-    /// draining flows are in `memory` and stay. Returns the layers with a difference.
+    /// If a comparison has found a difference, the next round is computed from scratch. Addresses and draining flows
+    /// are in `memory` and stay. Returns the layers with a difference.
     pub(super) fn heal(&mut self) -> Vec<Layer> {
         let different = self.self_check.collect();
         if different.iter().any(|layer| matches!(layer, Layer::Reconcile | Layer::Allocation)) {
@@ -71,8 +71,7 @@ impl Desired {
         different
     }
 
-    /// Returns reserved addresses to Services whose manifests had errors, before any other Service can get
-    /// them.
+    /// Returns reserved addresses to Services whose manifests had errors, before any other Service can get them.
     pub(super) fn give_back<'a>(&mut self, services: impl Iterator<Item = &'a ObjectKey>) {
         for service in services {
             let allocations = Arc::make_mut(&mut self.memory.allocations);
@@ -126,8 +125,7 @@ impl Desired {
         seats.store(&self.memory.drains, self.started.elapsed());
     }
 
-    /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
-    /// them.
+    /// Imports changes of backends that another gateway has seen and this one has not. The next round uses them.
     pub(super) fn import_changes(&mut self, moved: &BackendChanges) {
         self.memory.drains.import(moved, self.started.elapsed());
     }

@@ -1,7 +1,7 @@
 //! Counts the packets that still arrive at a draining gateway.
 //!
-//! The task sleeps while the gateway serves. It has only a weak reference to the state, so it does not keep
-//! the dataplane alive.
+//! The task sleeps while the gateway serves. It has only a weak reference to the state, so it does not keep the
+//! dataplane alive.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,15 +1,14 @@
-//! What operators have drained, saved in a file: backends and nodes, so that they get no new flows after a
-//! restart, and the gateway itself, so that it does not announce its addresses after one.
+//! What operators have drained, saved in a file: backends and nodes, so that they get no new flows after a restart, and
+//! the gateway itself, so that it does not announce its addresses after one.
 //!
-//! The file has one target per line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway itself and
-//! cannot be names of targets. The second one counts only until the API server reports the current
-//! annotation. The file is `NAME.drained` in the state directory of the source, which survives a reboot, or a
-//! file beside the admin socket if there is no state directory. For a directory of manifests, earlier
-//! versions always kept it beside the socket: such a file is moved.
+//! The file has one target per line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway itself and cannot be
+//! names of targets. The second one counts only until the API server reports the current annotation. The file is
+//! `NAME.drained` in the state directory of the source, which survives a reboot, or a file beside the admin socket if
+//! there is no state directory. For a directory of manifests, earlier versions always kept it beside the socket: such a
+//! file is moved.
 //!
-//! Invariant: if the file cannot be written or read, or its disk does not answer, the log,
-//! [`Drains::trouble`] and the answer to a drain report it, and nothing else stops. The write is retried
-//! until it succeeds.
+//! Invariant: if the file cannot be written or read, or its disk does not answer, the log, [`Drains::trouble`] and the
+//! answer to a drain report it, and nothing else stops. The write is retried until it succeeds.
 
 use std::collections::BTreeSet;
 use std::fs;

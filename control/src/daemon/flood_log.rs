@@ -1,8 +1,8 @@
 //! Logs which Services are under a SYN flood, when it starts and when it has been over for a while.
 //!
-//! Workers answer such a flood with SYN cookies and write no log. No action is needed, but the owner of the
-//! Service and the operator should know. A flood that pauses for less than [`QUIET`] is one flood, and each
-//! update names at most [`NAMED_MAX`] service ports, so that an attacker cannot fill the log.
+//! Workers answer such a flood with SYN cookies and write no log. No action is needed, but the owner of the Service and
+//! the operator should know. A flood that pauses for less than [`QUIET`] is one flood, and each update names at most
+//! [`NAMED_MAX`] service ports, so that an attacker cannot fill the log.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -1,7 +1,7 @@
 //! Lists flows: converts the query to the dataplane's types, and the result to names and addresses.
 //!
-//! It waits for workers up to a time limit, so it is called on a separate thread. Flows of Services that are
-//! removed meanwhile are omitted.
+//! It waits for workers up to a time limit, so it is called on a separate thread. Flows of Services that are removed
+//! meanwhile are omitted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing,
     Ok(Listing { rows, more, silent_workers })
 }
 
-/// The entries of the flow tables for a packet: the flow of its 5-tuple, the backend that its client has by
-/// session affinity, and the number of workers that did not answer in time. Waits for at most `timeout`.
+/// The entries of the flow tables for a packet: the flow of its 5-tuple, the backend that its client has by session
+/// affinity, and the number of workers that did not answer in time. Waits for at most `timeout`.
 pub(super) fn known(
     dataplane: &Dataplane,
     packet: &Packet,

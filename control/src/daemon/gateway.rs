@@ -1,7 +1,7 @@
 //! The running gateway without its dataplane: the loop that runs the rounds, and its shutdown.
 //!
-//! [`Gateway::run`] waits for everything that can change the desired state ([`Inputs`]). It batches changes,
-//! and has the [`Controller`] reconcile and publish.
+//! [`Gateway::run`] waits for everything that can change the desired state ([`Inputs`]). It batches changes, and has
+//! the [`Controller`] reconcile and publish.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,18 +26,17 @@ use super::task_watchdog::Vital;
 
 /// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;
-/// A gateway that finds its name taken within this time after its start exits. A later one has flows and
-/// keeps forwarding them.
+/// A gateway that finds its name taken within this time after its start exits. A later one has flows and keeps
+/// forwarding them.
 const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
-/// How long the dataplane threads may take to end. Each of them ends after its loop iteration, unless it
-/// hangs.
+/// How long the dataplane threads may take to end. Each of them ends after its loop iteration, unless it hangs.
 const THREADS_END: Duration = Duration::from_secs(10);
 /// The shorter limit after one of them has failed: packets are being lost, and a hung thread does not end.
 const THREADS_END_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// How often the loop checks whether a vital task has ended.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the gateway keeps forwarding after a shutdown signal, so that clients of `/readyz` can send their
-/// packets elsewhere.
+/// How long the gateway keeps forwarding after a shutdown signal, so that clients of `/readyz` can send their packets
+/// elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// A running gateway, without its dataplane.
@@ -93,8 +92,8 @@ impl End {
 }
 
 impl Gateway {
-    /// Runs a round after each change, until a signal, a failed thread or task, or another gateway with its
-    /// name ends it.
+    /// Runs a round after each change, until a signal, a failed thread or task, or another gateway with its name ends
+    /// it.
     pub(super) async fn run(&mut self) -> End {
         self.state.main_loop.iteration.begin();
         self.inputs.pass_to(&mut self.controller);
@@ -153,9 +152,9 @@ impl Gateway {
                 Wake::Failed(why) => break End::of_failure(&why),
             }
             self.inputs.pass_to(&mut self.controller);
-            // The pause depends on the CPU time of the main thread, which runs this loop and its rounds.
-            // Elapsed time would include the CPU time of others: on a busy machine, each slow round would be
-            // followed by an equally long pause.
+            // The pause depends on the CPU time of the main thread, which runs this loop and its rounds. Elapsed time
+            // would include the CPU time of others: on a busy machine, each slow round would be followed by an equally
+            // long pause.
             let before = cpu_time();
             self.controller.apply(seen).await;
             pace.ended(cpu_time().saturating_sub(before));
@@ -165,8 +164,8 @@ impl Gateway {
         end
     }
 
-    /// Waits for an event or until `due`. Meanwhile it checks whether a vital task has ended, and reports to
-    /// the supervisor's watchdog and to `/watchdog` that the loop is alive.
+    /// Waits for an event or until `due`. Meanwhile it checks whether a vital task has ended, and reports to the
+    /// supervisor's watchdog and to `/watchdog` that the loop is alive.
     async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
         loop {
             let looks = self.state.dataplane.watchdog_checks();
@@ -190,8 +189,8 @@ impl Gateway {
         });
     }
 
-    /// Handles a shutdown signal. Returns the end, or `None` if the gateway drains first: then the loop
-    /// continues, so that changes of backends still take effect.
+    /// Handles a shutdown signal. Returns the end, or `None` if the gateway drains first: then the loop continues, so
+    /// that changes of backends still take effect.
     fn begin_stop(&mut self) -> Option<End> {
         let is_taken = self.inputs.cluster.name_taken.borrow().is_some();
         let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
@@ -235,9 +234,9 @@ impl Gateway {
         self.state.request_drain(DrainRequester::Signal, true);
         // Routers must have another path before this gateway stops forwarding.
         announcements::withdraw(Arc::clone(&self.announcer)).await;
-        // Old and new flows are forwarded until the end. No other gateway takes them over until a router has seen
-        // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a
-        // second or three later.
+        // Old and new flows are forwarded until the end. No other gateway takes them over until a router has seen that
+        // this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a second
+        // or three later.
         let forwarding = async {
             tokio::select! {
                 () = tokio::time::sleep(grace) => {}

@@ -1,16 +1,14 @@
 //! The drain of the gateway itself: who requested it, and whether packets still arrive.
 //!
-//! A gateway serves, drains or is drained. While anybody requests a drain (the operator by a command, the
-//! annotation of its `GatewayStatus`, or SIGTERM), it announces nothing and `/readyz` fails, but it forwards
-//! everything that still arrives. It is drained when no packet for a VIP and no reply of a backend has
-//! arrived for `drain.quiet`. If packets arrive again, it is draining again: the state is the current one,
-//! not the best so far.
+//! A gateway serves, drains or is drained. While anybody requests a drain (the operator by a command, the annotation of
+//! its `GatewayStatus`, or SIGTERM), it announces nothing and `/readyz` fails, but it forwards everything that still
+//! arrives. It is drained when no packet for a VIP and no reply of a backend has arrived for `drain.quiet`. If packets
+//! arrive again, it is draining again: the state is the current one, not the best so far.
 //!
-//! Everything that announces addresses follows [`GatewayDrain::changes`] and announces only in
-//! [`Phase::Serving`].
+//! Everything that announces addresses follows [`GatewayDrain::changes`] and announces only in [`Phase::Serving`].
 //!
-//! Nothing here reads counters or files: `drain_watch` counts packets, and `drains` saves the requests of
-//! operators for the next start.
+//! Nothing here reads counters or files: `drain_watch` counts packets, and `drains` saves the requests of operators for
+//! the next start.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,8 +21,8 @@ use tidegate_spec::verdict::TransmitReason;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// If a count is this late, the process or its machine was paused. Packets that arrived meanwhile may have
-/// been lost before they were counted, so that time does not count as silence.
+/// If a count is this late, the process or its machine was paused. Packets that arrived meanwhile may have been lost
+/// before they were counted, so that time does not count as silence.
 const PAUSE: Duration = Duration::from_millis(1_500);
 
 /// The counters of the dataplane at one moment.
@@ -37,8 +35,8 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Counts packets for VIPs and replies of backends, as far as an answer or a forwarded frame shows them.
-    /// Traffic that backends originate is not counted, because a drain of this gateway does not move it.
+    /// Counts packets for VIPs and replies of backends, as far as an answer or a forwarded frame shows them. Traffic
+    /// that backends originate is not counted, because a drain of this gateway does not move it.
     pub(super) fn of(stats: &Stats) -> Self {
         let of_vips = stats.transmits.iter().filter(|(why, _)| is_of_a_vip(*why));
         Self {

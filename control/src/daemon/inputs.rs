@@ -37,8 +37,8 @@ pub(super) struct Inputs {
     pub(super) lease_holders: watch::Receiver<Arc<LeaseHolders>>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) failures: watch::Receiver<Option<String>>,
-    /// Signals that an interface has changed state, or a worker hangs or recovers, which may affect the
-    /// gateway's readiness.
+    /// Signals that an interface has changed state, or a worker hangs or recovers, which may affect the gateway's
+    /// readiness.
     pub(super) changes: watch::Receiver<()>,
     /// Signals that a comparison of incremental results has ended.
     pub(super) comparisons: watch::Receiver<()>,

@@ -1,10 +1,9 @@
 //! Detects whether the node of the gateway runs kube-proxy.
 //!
-//! kube-proxy answers the health-check node ports of all Services on its node. If the gateway bound one of
-//! them first, kube-proxy could not bind it and would log an error forever, although both give the same
-//! answer. So the gateway leaves these ports to kube-proxy. It detects kube-proxy by its own health port on
-//! loopback, `--healthz-bind-address` (10256 by default), and checks every few seconds, because kube-proxy
-//! may start later than the gateway, or stop.
+//! kube-proxy answers the health-check node ports of all Services on its node. If the gateway bound one of them first,
+//! kube-proxy could not bind it and would log an error forever, although both give the same answer. So the gateway
+//! leaves these ports to kube-proxy. It detects kube-proxy by its own health port on loopback, `--healthz-bind-address`
+//! (10256 by default), and checks every few seconds, because kube-proxy may start later than the gateway, or stop.
 //!
 //! A gateway outside of a cluster (no `node.name`) does not check.
 
@@ -23,8 +22,8 @@ const PORT: u16 = 10256;
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped. The checking
-/// task becomes one of `vital`.
+/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped. The checking task
+/// becomes one of `vital`.
 pub(super) fn follow(config: &GatewayConfig, vital: &mut Vital) -> watch::Receiver<bool> {
     let (sender, receiver) = watch::channel(false);
     // A gateway that listens on this port itself would detect itself.

@@ -1,8 +1,7 @@
-//! Which VIPs this gateway answers for on layer 2, where several gateways are on one link: by Leases, or by
-//! VRRP.
+//! Which VIPs this gateway answers for on layer 2, where several gateways are on one link: by Leases, or by VRRP.
 //!
-//! The controller passes each round; `announce.l2.mode` selects what updates the ownership of the dataplane.
-//! With `always` and `off` nothing does, because no VIP has an owner.
+//! The controller passes each round; `announce.l2.mode` selects what updates the ownership of the dataplane. With
+//! `always` and `off` nothing does, because no VIP has an owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,8 +25,8 @@ use tokio::task::AbortHandle;
 use super::vrrp::Vrrp;
 use crate::telemetry::Layer2Counts;
 
-/// A Lease lasts this much less than the time within which another gateway takes over, because that gateway
-/// checks only once a second and needs a moment for its first answer.
+/// A Lease lasts this much less than the time within which another gateway takes over, because that gateway checks only
+/// once a second and needs a moment for its first answer.
 const TAKEOVER_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// The keeper of the ownership, if any.
@@ -82,8 +81,8 @@ pub(super) struct Layer2View {
 }
 
 impl Layer2 {
-    /// Starts the configured keeper. `is_cut_off` returns whether other gateways may serve the VIPs and this
-    /// one has not received their flows yet.
+    /// Starts the configured keeper. `is_cut_off` returns whether other gateways may serve the VIPs and this one has
+    /// not received their flows yet.
     ///
     /// # Errors
     /// If the FIFO of keepalived cannot be created.
@@ -136,8 +135,8 @@ impl Layer2 {
         }
     }
 
-    /// Passes a round that the workers have applied or will apply soon. `can_forward`: whether this gateway
-    /// may own VIPs.
+    /// Passes a round that the workers have applied or will apply soon. `can_forward`: whether this gateway may own
+    /// VIPs.
     pub(super) fn round(&self, outcome: &Outcome, own_labels: &Labels, can_forward: bool) {
         if let Self::Lease(keeper) = self {
             let groups = owner_groups(outcome);

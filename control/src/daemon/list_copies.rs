@@ -1,5 +1,5 @@
-//! Saves a copy of each list of `protection` on disk. If a list is invalid when the gateway starts, the
-//! gateway uses the copy ([`config::load_at_start`]).
+//! Saves a copy of each list of `protection` on disk. If a list is invalid when the gateway starts, the gateway uses
+//! the copy ([`config::load_at_start`]).
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,8 +1,8 @@
 //! Detects a hung daemon loop.
 //!
-//! While it hangs, workers keep forwarding and nothing else changes: no update of an endpoint, no result of a
-//! health check, no drain. Other tasks continue, and every health check would still pass. [`Iteration`] is
-//! for people; [`Progress`] is for whatever restarts the gateway.
+//! While it hangs, workers keep forwarding and nothing else changes: no update of an endpoint, no result of a health
+//! check, no drain. Other tasks continue, and every health check would still pass. [`Iteration`] is for people;
+//! [`Progress`] is for whatever restarts the gateway.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use jiff::Timestamp;
 use tidegate_model::time::whole_seconds;
 use tokio::time::Instant;
 
-/// An iteration that takes longer is hung. Each wait for a disk may take 2 s, and the first round with
-/// millions of backends about ten seconds.
+/// An iteration that takes longer is hung. Each wait for a disk may take 2 s, and the first round with millions of
+/// backends about ten seconds.
 const ITERATION_MAX: Duration = Duration::from_secs(60);
 
-/// Without progress for this time, the loop is hung. This is half the time of the unit in `deploy/systemd`.
-/// The liveness probe in `deploy/kubernetes` adds about as much.
+/// Without progress for this time, the loop is hung. This is half the time of the unit in `deploy/systemd`. The
+/// liveness probe in `deploy/kubernetes` adds about as much.
 const STANDSTILL_MAX: Duration = Duration::from_secs(45);
 
 /// The current iteration of the loop.
@@ -48,8 +48,8 @@ impl Iteration {
     }
 }
 
-/// When the loop, and the dataplane's check for hung threads, were last seen to make progress. The watchdog
-/// of a supervisor ([`super::supervisor`]) uses the same information.
+/// When the loop, and the dataplane's check for hung threads, were last seen to make progress. The watchdog of a
+/// supervisor ([`super::supervisor`]) uses the same information.
 #[derive(Debug)]
 pub(super) struct Progress(Mutex<Seen>);
 
@@ -75,8 +75,8 @@ impl Progress {
         }
     }
 
-    /// Whether both make progress. An API server that does not answer, or a state that cannot be published,
-    /// stops neither.
+    /// Whether both make progress. An API server that does not answer, or a state that cannot be published, stops
+    /// neither.
     pub(super) fn loop_alive(&self) -> bool {
         self.inner().at.elapsed() <= STANDSTILL_MAX
     }

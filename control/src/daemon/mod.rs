@@ -1,12 +1,11 @@
 //! The daemon behind `tidegate run`, from reading the configuration to shutdown.
 //!
-//! One loop ([`Gateway::run`]) waits for everything that can change the desired state: manifests, health,
-//! drains that end, the operator, signals. It batches changes, and has the
-//! [`Controller`](controller::Controller) reconcile and publish. [`State`](state::State) contains what other
-//! tasks read: the admin socket, metrics, health ports.
+//! One loop ([`Gateway::run`]) waits for everything that can change the desired state: manifests, health, drains that
+//! end, the operator, signals. It batches changes, and has the [`Controller`](controller::Controller) reconcile and
+//! publish. [`State`](state::State) contains what other tasks read: the admin socket, metrics, health ports.
 //!
-//! Invariant: after any failure at run time, the last good state keeps forwarding. The process ends only on a
-//! signal, if a worker or the slow path hangs for good, or if a vital thread or task has ended.
+//! Invariant: after any failure at run time, the last good state keeps forwarding. The process ends only on a signal,
+//! if a worker or the slow path hangs for good, or if a vital thread or task has ended.
 
 mod address_file;
 mod announcements;
@@ -73,11 +72,11 @@ use tokio::sync::watch;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
-/// Exit code if only files that the configuration names are refused: other programs write them, so a later
-/// start may succeed.
+/// Exit code if only files that the configuration names are refused: other programs write them, so a later start may
+/// succeed.
 const FILES_REFUSED: u8 = 4;
-/// How long everything except the dataplane may take to end, after the grace period. Each step has its own
-/// limit, some seconds in total, unless the kernel does not let a thread or BIRD end.
+/// How long everything except the dataplane may take to end, after the grace period. Each step has its own limit, some
+/// seconds in total, unless the kernel does not let a thread or BIRD end.
 const CONTROL_ENDS: Duration = Duration::from_secs(20);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
@@ -130,8 +129,7 @@ async fn serve(
     let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, changes).await?;
     let End { code, grace, threads_end } = gateway.run().await;
     exit_if_it_hangs("the shutdown of the control plane", grace + CONTROL_ENDS);
-    // From the end of this call until the next process starts, packets are lost, so nothing may delay the
-    // exit.
+    // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
     gateway.shut_down(grace).await;
     stop(dataplane, threads_end).await;
     tracing::info!("stopped");
@@ -150,8 +148,8 @@ fn exit_if_it_hangs(what: &'static str, within: Duration) {
     }
 }
 
-/// Ends the threads of the dataplane. If other tasks still need it for an answer in progress, they drop it
-/// when the runtime ends, with the same effect.
+/// Ends the threads of the dataplane. If other tasks still need it for an answer in progress, they drop it when the
+/// runtime ends, with the same effect.
 async fn stop(dataplane: Arc<Dataplane>, within: Duration) {
     exit_if_it_hangs("a thread of the dataplane", within);
     if let Ok(dataplane) = Arc::try_unwrap(dataplane) {

@@ -1,7 +1,7 @@
 //! Answers requests on the admin socket: queries about the running daemon, drains and reloads.
 //!
-//! Queries read [`State`] and the dataplane's counters. Changes go to the controller's loop as a [`Command`],
-//! which is answered when it has been decided.
+//! Queries read [`State`] and the dataplane's counters. Changes go to the controller's loop as a [`Command`], which is
+//! answered when it has been decided.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

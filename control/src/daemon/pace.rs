@@ -11,8 +11,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The maximum pause, which follows a round of at least this duration.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// When the next round may start. A single change does not wait. Changes that arrive during a round and the
-/// pause after it are handled together, so that rounds take at most half of the thread's time.
+/// When the next round may start. A single change does not wait. Changes that arrive during a round and the pause after
+/// it are handled together, so that rounds take at most half of the thread's time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     next: Instant,

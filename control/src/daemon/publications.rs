@@ -63,8 +63,8 @@ impl Publications {
         self.failure.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a
-    /// different reason than the last one.
+    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a different reason
+    /// than the last one.
     pub(super) fn failed(&self, why: &str) -> bool {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! Publishes desired states to the workers, and records which of them every worker has applied.
 //!
-//! Invariant: a state that cannot be published changes nothing; the last good state stays in use. While a
-//! round waits for the workers, no thread of the runtime sleeps or spins.
+//! Invariant: a state that cannot be published changes nothing; the last good state stays in use. While a round waits
+//! for the workers, no thread of the runtime sleeps or spins.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::state::State;
 
-/// How long a round waits for the workers to apply its snapshot. Only a hung worker takes longer, and
-/// `/healthz` then reports it.
+/// How long a round waits for the workers to apply its snapshot. Only a hung worker takes longer, and `/healthz` then
+/// reports it.
 const APPLY_MAX: Duration = Duration::from_millis(500);
 /// How long they usually take at most, and how often they are polled meanwhile.
 const APPLY_SOON: Duration = Duration::from_millis(2);
@@ -39,8 +39,8 @@ pub(super) struct Publisher {
     applied: Option<Arc<Outcome>>,
     /// The version of the latest Services that all workers have applied.
     version_applied: u64,
-    /// Whether to compile the next snapshot from scratch even if its spec is equal, because the snapshot in
-    /// use was revised incorrectly.
+    /// Whether to compile the next snapshot from scratch even if its spec is equal, because the snapshot in use was
+    /// revised incorrectly.
     recompiles: bool,
     /// When to retry what did not fit into the full neighbour table, if anything.
     retry_at: Option<Instant>,
@@ -82,8 +82,8 @@ impl Publisher {
         self.retry_at
     }
 
-    /// Whether something did not fit into the neighbour table and now fits. Entries become free only when the
-    /// workers have stopped using an older snapshot, without any other event.
+    /// Whether something did not fit into the neighbour table and now fits. Entries become free only when the workers
+    /// have stopped using an older snapshot, without any other event.
     fn has_capacity(&mut self) -> bool {
         let Some(at) = &mut self.retry_at else { return false };
         *at = Instant::now() + RETRY;
@@ -97,8 +97,8 @@ impl Publisher {
         Some((self.dataplane.keep_snapshot(), Arc::clone(published)))
     }
 
-    /// Publishes a spec that differs from the last one, and waits for the workers to apply it. Returns the
-    /// problems of ignored parts; `None` if nothing was published.
+    /// Publishes a spec that differs from the last one, and waits for the workers to apply it. Returns the problems of
+    /// ignored parts; `None` if nothing was published.
     pub(super) async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
         let has_capacity = self.has_capacity();
@@ -146,8 +146,8 @@ impl Publisher {
         self.published.as_ref().is_some_and(|last| last.spec.is_equivalent(spec))
     }
 
-    /// Records whether every worker has applied the round, whose Services are of this version. Returns the
-    /// Services whose latest state the workers have not applied yet.
+    /// Records whether every worker has applied the round, whose Services are of this version. Returns the Services
+    /// whose latest state the workers have not applied yet.
     pub(super) fn check_applied(&mut self, outcome: &Arc<Outcome>, version: u64) -> BTreeSet<ObjectKey> {
         // A worker may have been slow in an earlier round.
         self.record_applied();
@@ -159,8 +159,8 @@ impl Publisher {
         unapplied(self.applied.as_deref(), outcome)
     }
 
-    /// Records how long the workers took to apply a snapshot, once each of them has. If another snapshot
-    /// followed meanwhile, both count as one.
+    /// Records how long the workers took to apply a snapshot, once each of them has. If another snapshot followed
+    /// meanwhile, both count as one.
     fn record_applied(&mut self) {
         if self.dataplane.applied_generation() >= self.generation
             && let Some(since) = self.handed_over.take()
@@ -178,9 +178,9 @@ impl Publisher {
     }
 }
 
-/// Waits until the workers are done, at most [`APPLY_MAX`]. A busy worker needs microseconds, a sleeping one
-/// a millisecond, and tokio's timer has millisecond resolution. So a thread for blocking work polls, and the
-/// runtime's own threads stay free.
+/// Waits until the workers are done, at most [`APPLY_MAX`]. A busy worker needs microseconds, a sleeping one a
+/// millisecond, and tokio's timer has millisecond resolution. So a thread for blocking work polls, and the runtime's
+/// own threads stay free.
 async fn wait_until(is_done: impl Fn() -> bool + Send + 'static) {
     if is_done() {
         return;
@@ -195,8 +195,8 @@ async fn wait_until(is_done: impl Fn() -> bool + Send + 'static) {
     let _ = tokio::task::spawn_blocking(polling).await;
 }
 
-/// The Services whose latest state the workers have not applied yet: their service ports differ from those of
-/// the last applied round.
+/// The Services whose latest state the workers have not applied yet: their service ports differ from those of the last
+/// applied round.
 fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey> {
     let before = applied.map_or(&[][..], |outcome| &outcome.spec.services);
     let now = &newest.spec.services[..];

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 
-/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's
-/// default sync period, like kube-proxy.
+/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's default sync
+/// period, like kube-proxy.
 const UPDATE_MAX: Duration = Duration::from_secs(60);
 
 /// The time-dependent state of the gateway's health.
@@ -37,13 +37,11 @@ impl Readiness {
         self.health.set_node_eligible(eligible);
     }
 
-    /// The current answer. `is_applied`: the workers have applied the latest update; `workers_run`: all of
-    /// them run; `is_draining`: the gateway accepts no more traffic; `degraded`: interfaces that cannot carry
-    /// packets.
+    /// The current answer. `is_applied`: the workers have applied the latest update; `workers_run`: all of them run;
+    /// `is_draining`: the gateway accepts no more traffic; `degraded`: interfaces that cannot carry packets.
     ///
-    /// Load balancers that query `/healthz` must stop sending to a draining gateway, but its process is
-    /// healthy. kube-proxy reports that as `nodeEligible` for a node that is about to be removed, and
-    /// `/livez` ignores it.
+    /// Load balancers that query `/healthz` must stop sending to a draining gateway, but its process is healthy.
+    /// kube-proxy reports that as `nodeEligible` for a node that is about to be removed, and `/livez` ignores it.
     pub(super) fn report(
         &self,
         is_applied: bool,

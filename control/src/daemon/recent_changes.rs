@@ -1,11 +1,10 @@
-//! Passes recent changes of backends from the controller, which tracks them, to the thread that shares flows,
-//! which sends them to gateways that have not seen the changes.
+//! Passes recent changes of backends from the controller, which tracks them, to the thread that shares flows, which
+//! sends them to gateways that have not seen the changes.
 //!
-//! A gateway that has just started doesn't know the removed backends that keep their flows. In DSR modes it
-//! would also send flows in flux to other backends.
+//! A gateway that has just started doesn't know the removed backends that keep their flows. In DSR modes it would also
+//! send flows in flux to other backends.
 //!
-//! Invariant: the controller never waits here for long: it only stores a copy of its memory, which shares its
-//! contents.
+//! Invariant: the controller never waits here for long: it only stores a copy of its memory, which shares its contents.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,8 +35,8 @@ impl RecentChanges {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
     }
 
-    /// The changes that still matter, if there was a round since the last call, and the time to which their
-    /// remaining times refer.
+    /// The changes that still matter, if there was a round since the last call, and the time to which their remaining
+    /// times refer.
     pub(super) fn take(&self) -> Option<(BackendChanges, Instant)> {
         let saved = self.last.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let (now, at) = saved.at;

@@ -1,7 +1,7 @@
 //! Decides which parts of the configuration can change at run time, and which need a restart.
 //!
-//! Ports, cores, memory and listeners are created once, at the start. A reload that changes them is refused
-//! as a whole, and the error names them, so the gateway never runs with parts of two configurations.
+//! Ports, cores, memory and listeners are created once, at the start. A reload that changes them is refused as a whole,
+//! and the error names them, so the gateway never runs with parts of two configurations.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -90,8 +90,7 @@ mod tests {
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
     }
 
-    /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new
-    /// socket.
+    /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new socket.
     const RELOADED: [&str; 5] = [
         "admin.metricsPerBackend",
         "flowSharing.key.value",

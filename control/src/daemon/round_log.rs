@@ -30,8 +30,8 @@ impl RoundLog {
         self.faults.due()
     }
 
-    /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines
-    /// were suppressed. `own`: findings of this gateway alone; `problems`: parts that the dataplane ignores.
+    /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines were
+    /// suppressed. `own`: findings of this gateway alone; `problems`: parts that the dataplane ignores.
     pub(super) fn log(
         &mut self,
         manifests: &SourceUpdate,

@@ -1,14 +1,14 @@
 //! Compares incremental results with results computed from scratch, in the background.
 //!
-//! Reconcile, the allocation of addresses and the compile of snapshots compute only what a change affects.
-//! Periodically (`selfCheck.interval`, `selfCheck.changes`), [`SelfCheck`] compares one round and the
-//! snapshot in use on a low-priority thread. A difference is a bug: it is logged with both results and
-//! counted, and the controller computes its next round from scratch. The cluster writer compares its plans
-//! itself, equally often ([`tidegate_cluster::plan::plan_compared`]).
+//! Reconcile, the allocation of addresses and the compile of snapshots compute only what a change affects. Periodically
+//! (`selfCheck.interval`, `selfCheck.changes`), [`SelfCheck`] compares one round and the snapshot in use on a
+//! low-priority thread. A difference is a bug: it is logged with both results and counted, and the controller computes
+//! its next round from scratch. The cluster writer compares its plans itself, equally often
+//! ([`tidegate_cluster::plan::plan_compared`]).
 //!
-//! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is
-//! freed when it ends. The controller frees the snapshot, because that takes a lock that others wait for, and
-//! a low-priority thread could own it for long.
+//! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is freed when it
+//! ends. The controller frees the snapshot, because that takes a lock that others wait for, and a low-priority thread
+//! could own it for long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,7 @@ use tokio::time::Instant;
 
 /// The nice value of the thread (`setpriority(2)`): it runs when no other process needs the CPU.
 const NICE: i32 = 19;
-/// The pause after a comparison, as a multiple of its duration, so that comparisons use at most 5 % of one
-/// CPU.
+/// The pause after a comparison, as a multiple of its duration, so that comparisons use at most 5 % of one CPU.
 const PAUSE_FACTOR: u32 = 20;
 
 /// The results that are computed incrementally.
@@ -173,8 +172,7 @@ impl SelfCheck {
         let (result, ended) = oneshot::channel();
         let (counts, ends) = (Arc::clone(&self.counts), self.ends.clone());
         let work = move || {
-            // On Linux this affects only the calling thread. If it fails, the work is done at normal
-            // priority.
+            // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
             let _ = rustix::process::setpriority_process(None, NICE);
             let began = std::time::Instant::now();
             let (different, snapshot) = compare(subject, &counts);
@@ -191,8 +189,8 @@ impl SelfCheck {
     }
 }
 
-/// The layers with a difference. Takes the subject by value, so that each part is freed before the next one
-/// is compared, and returns the snapshot.
+/// The layers with a difference. Takes the subject by value, so that each part is freed before the next one is
+/// compared, and returns the snapshot.
 fn compare(subject: Subject, counts: &Comparisons) -> (Vec<Layer>, Option<KeptSnapshot>) {
     let Subject { round, snapshot } = subject;
     let Compared { allocation, reconcile } = round.compare();

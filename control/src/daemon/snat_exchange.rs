@@ -1,12 +1,11 @@
-//! Moves SNAT addresses between the gateways that share flows: collects the inputs of [`SnatOwners`], and
-//! applies its decision to the announcements and to the answers on the links.
+//! Moves SNAT addresses between the gateways that share flows: collects the inputs of [`SnatOwners`], and applies its
+//! decision to the announcements and to the answers on the links.
 //!
-//! The thread that shares flows calls it. The addresses of other gateways are known from these gateways, and
-//! from flows that this gateway has adopted: after a restart, a gateway still has the flows of one that is
-//! gone.
+//! The thread that shares flows calls it. The addresses of other gateways are known from these gateways, and from flows
+//! that this gateway has adopted: after a restart, a gateway still has the flows of one that is gone.
 //!
-//! Invariant: nothing here blocks. If the thread stops, the gateway stops answering for addresses of others
-//! after [`GRANT`].
+//! Invariant: nothing here blocks. If the thread stops, the gateway stops answering for addresses of others after
+//! [`GRANT`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,20 +24,20 @@ use super::snat_owners::{Input, SnatOwners, serves};
 const GRANT: Duration = Duration::from_secs(2);
 /// After this time, live peers have answered since the start, or since a pause of this process.
 const STARTING: Duration = Duration::from_secs(1);
-/// How long a gateway keeps its addresses when it starts draining: routers send it new connections until they
-/// have processed the withdrawal, and others don't have flows that are not established.
+/// How long a gateway keeps its addresses when it starts draining: routers send it new connections until they have
+/// processed the withdrawal, and others don't have flows that are not established.
 const LEAVING: Duration = Duration::from_secs(2);
 /// After this time without a report of a flow that uses it, an address is unused: reports are more frequent.
 const USED_MAX: Duration = Duration::from_secs(60);
-/// After this time, missing replies count as lost. It is longer than the time between two walks, because
-/// another worker may get the replies of a flow.
+/// After this time, missing replies count as lost. It is longer than the time between two walks, because another worker
+/// may get the replies of a flow.
 const REPLIES_AFTER: Duration = Duration::from_secs(30);
 
 /// The connections to the rest of the daemon.
 pub(super) struct SnatLinks {
     pub(super) dataplane: Arc<Dataplane>,
-    /// The SNAT addresses of this gateway, and whether it forwards and is not draining; and the addresses of
-    /// its interfaces, which never move.
+    /// The SNAT addresses of this gateway, and whether it forwards and is not draining; and the addresses of its
+    /// interfaces, which never move.
     pub(super) own: Box<dyn Fn() -> (Snat, BTreeSet<IpAddr>) + Send>,
     /// Announces routes. Returns false while there is no announcer yet.
     pub(super) announce: Box<dyn Fn(SnatRoutes) -> bool + Send>,
@@ -129,9 +128,9 @@ impl SnatExchange {
         self.uses.record_use(update, now, |address| own.contains(address) || stays.contains(address));
     }
 
-    /// Decides again, and applies the decision. `catches_up`: the gateway lacks flows of peers; `is_cut_off`:
-    /// because it has started, could not forward or was paused. `resumed` is the end of the last pause of
-    /// this process. Returns the addresses of others that flows use although no replies arrive.
+    /// Decides again, and applies the decision. `catches_up`: the gateway lacks flows of peers; `is_cut_off`: because
+    /// it has started, could not forward or was paused. `resumed` is the end of the last pause of this process. Returns
+    /// the addresses of others that flows use although no replies arrive.
     pub(super) fn look(
         &mut self,
         hub: &mut Hub,

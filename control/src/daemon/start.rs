@@ -34,8 +34,8 @@ const READING_MAX: Duration = Duration::from_secs(15);
 /// How often that is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface
-/// has changed state, or a worker hangs or recovers.
+/// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface has changed
+/// state, or a worker hangs or recovers.
 pub(super) fn dataplane(
     config: &GatewayConfig,
     failed: watch::Sender<Option<String>>,
@@ -88,8 +88,8 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Opens the source. The first state of a directory is available on return. The first state of an API
-    /// server arrives later; until then the revision is 0.
+    /// Opens the source. The first state of a directory is available on return. The first state of an API server
+    /// arrives later; until then the revision is 0.
     pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
         match &config.source {
             SourceConfig::Directory(directory) => {
@@ -186,8 +186,8 @@ pub(super) fn snat_links(dataplane: &Arc<Dataplane>, state: &Arc<State>) -> Snat
     }
 }
 
-/// The file with the addresses of Services, if the objects come from a directory. With an API server, the
-/// statuses of the Services contain them.
+/// The file with the addresses of Services, if the objects come from a directory. With an API server, the statuses of
+/// the Services contain them.
 pub(super) fn address_file(config: &GatewayConfig) -> Option<AddressFile> {
     let SourceConfig::Directory(directory) = &config.source else { return None };
     let state = directory.state_directory.as_deref()?;

@@ -1,7 +1,7 @@
 //! The state of the running daemon that other tasks read: the result of the last round, and the dataplane.
 //!
-//! The controller writes it after each round. The admin socket, metrics and health ports read it: each gets
-//! an [`Arc`] and never delays a round.
+//! The controller writes it after each round. The admin socket, metrics and health ports read it: each gets an [`Arc`]
+//! and never delays a round.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -185,9 +185,9 @@ impl State {
         self.joined.announcer.get().map(|announcer| announcer.announce_snat(routes)).is_some()
     }
 
-    /// The SNAT addresses that may move to another gateway, and whether this one should receive the replies;
-    /// and the addresses of the interfaces, which never move. While backends are masqueraded, no address
-    /// moves, because other gateways don't have those flows.
+    /// The SNAT addresses that may move to another gateway, and whether this one should receive the replies; and the
+    /// addresses of the interfaces, which never move. While backends are masqueraded, no address moves, because other
+    /// gateways don't have those flows.
     pub(super) fn own_snat(&self) -> (Snat, BTreeSet<IpAddr>) {
         let Some(round) = self.last() else { return Default::default() };
         let network = &round.outcome.spec.network;
@@ -235,8 +235,7 @@ impl State {
         Some(self.joined.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Records that the gateway doesn't forward. When it does again, it must first import the flows of its
-    /// peers.
+    /// Records that the gateway doesn't forward. When it does again, it must first import the flows of its peers.
     pub(super) fn interrupt(&self) {
         if let Some(shown) = self.joined.flow_sharing.get() {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,8 +249,7 @@ impl State {
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.catches_up)
     }
 
-    /// Whether it is catching up although other gateways may have served its VIPs since its start or the
-    /// interruption.
+    /// Whether it is catching up although other gateways may have served its VIPs since its start or the interruption.
     pub(super) fn is_cut_off(&self) -> bool {
         let shown = self.joined.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.is_cut_off)
@@ -293,8 +291,7 @@ impl State {
         self.on_disk.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records why the addresses of Services, the drained targets and the lists of `protection` are not saved
-    /// on disk.
+    /// Records why the addresses of Services, the drained targets and the lists of `protection` are not saved on disk.
     pub(super) fn leave_unsaved(&self, unsaved: [Option<String>; 3]) {
         *self.on_disk.unsaved.write().unwrap_or_else(PoisonError::into_inner) = unsaved;
     }
@@ -314,8 +311,8 @@ impl State {
         ]
     }
 
-    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a
-    /// different reason than the last one.
+    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a different reason
+    /// than the last one.
     pub(super) fn publish_failed(&self, why: &str) -> bool {
         self.readiness.update_queued();
         self.publications.failed(why)
@@ -341,8 +338,8 @@ impl State {
         self.rounds.count_suppressed_lines(count);
     }
 
-    /// Records a round; `took` is the time from its start until it was applied, `change` the time since the
-    /// change of the manifests was noticed.
+    /// Records a round; `took` is the time from its start until it was applied, `change` the time since the change of
+    /// the manifests was noticed.
     pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
         self.publications.timings().observe_sync(took);
         if let Some(change) = change {
@@ -418,8 +415,8 @@ impl State {
         HealthReport { loop_alive: self.main_loop.progress.loop_alive(), ..report }
     }
 
-    /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike
-    /// readiness, this does not depend on a drain.
+    /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness,
+    /// this does not depend on a drain.
     pub(super) fn forwards(&self) -> bool {
         self.readiness.report(self.is_applied(), self.dataplane.healthy(), false, self.troubles()).ready
     }

@@ -1,14 +1,13 @@
 //! Notifies the supervisor (`sd_notify(3)`) whether the gateway forwards, what it waits for, and when it stops.
 //!
-//! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway
-//! find it forwarding. If the API server does not answer and no objects are saved on disk, the gateway would
-//! wait forever, and a restart by the supervisor would not help. So after [`READY_MAX`] it reports ready, and
-//! `STATUS=` shows what is missing (`systemctl status` displays it). The start timeout in `deploy/systemd` is
-//! longer than that.
+//! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway find it
+//! forwarding. If the API server does not answer and no objects are saved on disk, the gateway would wait forever, and
+//! a restart by the supervisor would not help. So after [`READY_MAX`] it reports ready, and `STATUS=` shows what is
+//! missing (`systemctl status` displays it). The start timeout in `deploy/systemd` is longer than that.
 //!
-//! If the supervisor has a watchdog (`WATCHDOG_USEC`), it is also notified while the daemon's loop and the
-//! dataplane's check for hung threads make progress. A hung loop would keep dead backends in use while
-//! packets are forwarded, so the supervisor kills and restarts such a gateway.
+//! If the supervisor has a watchdog (`WATCHDOG_USEC`), it is also notified while the daemon's loop and the dataplane's
+//! check for hung threads make progress. A hung loop would keep dead backends in use while packets are forwarded, so
+//! the supervisor kills and restarts such a gateway.
 //!
 //! The daemon's loop calls it after each round and while it waits. Without `NOTIFY_SOCKET` it does nothing.
 
@@ -23,8 +22,8 @@ const READY_MAX: Duration = Duration::from_secs(60);
 /// How often their arrival is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After a crash, a supervisor restarts the process as soon as connections need it. A start that fails would
-/// be repeated several times a second, so it takes at least this long.
+/// After a crash, a supervisor restarts the process as soon as connections need it. A start that fails would be
+/// repeated several times a second, so it takes at least this long.
 const FAILED_START_MIN: Duration = Duration::from_secs(2);
 
 /// Delays the exit of a process whose start has just failed and that a supervisor will restart.
@@ -61,8 +60,7 @@ impl Watchdog {
         Self { every: time / 2, due: Instant::now(), hang_checks: 0 }
     }
 
-    /// The watchdog that the values of `WATCHDOG_USEC` and `WATCHDOG_PID` request for the process `own`, if
-    /// any.
+    /// The watchdog that the values of `WATCHDOG_USEC` and `WATCHDOG_PID` request for the process `own`, if any.
     ///
     /// # Errors
     /// The time is invalid.
@@ -128,8 +126,8 @@ impl Supervisor {
         if status != self.status {
             message.push_str(&format!("STATUS={}\n", status.replace('\n', " ")));
         }
-        // A message that it did not accept is sent again at the next check: without `READY=1` it would kill
-        // the gateway.
+        // A message that it did not accept is sent again at the next check: without `READY=1` it would kill the
+        // gateway.
         let is_taken = self.send(&message);
         if is_taken {
             (self.is_ready, self.status) = (is_ready, status);

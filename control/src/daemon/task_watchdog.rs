@@ -1,9 +1,8 @@
 //! Monitors the tasks and threads of the control plane that must run as long as the gateway.
 //!
-//! A task that panics affects nothing else: without health checks, for example, the last results would stay
-//! in use forever, and every health check would still pass. So the daemon's loop checks here every second,
-//! and exits the process if one has ended, like for a worker. The dataplane's threads report their failures
-//! themselves.
+//! A task that panics affects nothing else: without health checks, for example, the last results would stay in use
+//! forever, and every health check would still pass. So the daemon's loop checks here every second, and exits the
+//! process if one has ended, like for a worker. The dataplane's threads report their failures themselves.
 //!
 //! Nothing here ends or starts a task. Monitoring stops at shutdown.
 

@@ -1,9 +1,8 @@
-//! Adds to the views of Services what only the whole desired state shows: which backends no worker has
-//! because the compiler of the snapshot ignored them, and which backends of `dsr-dscp` cannot distinguish two
-//! VIPs.
+//! Adds to the views of Services what only the whole desired state shows: which backends no worker has because the
+//! compiler of the snapshot ignored them, and which backends of `dsr-dscp` cannot distinguish two VIPs.
 //!
-//! The reconcile step handles one Service at a time. Only the compiler knows whether the table of next hops
-//! has space. Without this step, an ignored backend would count as active.
+//! The reconcile step handles one Service at a time. Only the compiler knows whether the table of next hops has space.
+//! Without this step, an ignored backend would count as active.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -30,8 +29,8 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// The outcome with the state of the ignored backends, and with the conflicts of `dsr-dscp`. Returns it
-    /// unchanged if there are neither.
+    /// The outcome with the state of the ignored backends, and with the conflicts of `dsr-dscp`. Returns it unchanged
+    /// if there are neither.
     pub(super) fn complete(
         &mut self,
         outcome: Arc<Outcome>,

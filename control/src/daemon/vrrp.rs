@@ -1,20 +1,19 @@
-//! Ownership of VIPs by keepalived's VRRP: reads its notifications, and grants the VIPs of each group whose
-//! master is this machine.
+//! Ownership of VIPs by keepalived's VRRP: reads its notifications, and grants the VIPs of each group whose master is
+//! this machine.
 //!
-//! keepalived writes a line for each change of a group to a FIFO (`notify_fifo`): `INSTANCE "name" MASTER
-//! 100`, or `GROUP` instead of `INSTANCE`. It also runs `tidegate vrrp-check` at least once a second
-//! (`vrrp_script`). Each check extends the gateway's ownership by the heartbeat timeout, counted from the
-//! time when the command was started. So the gateway owns nothing if keepalived is not running, or after the
-//! gateway itself was stopped; and keepalived releases its groups when the gateway cannot forward, because
-//! the check then fails.
+//! keepalived writes a line for each change of a group to a FIFO (`notify_fifo`): `INSTANCE "name" MASTER 100`, or
+//! `GROUP` instead of `INSTANCE`. It also runs `tidegate vrrp-check` at least once a second (`vrrp_script`). Each check
+//! extends the gateway's ownership by the heartbeat timeout, counted from the time when the command was started. So the
+//! gateway owns nothing if keepalived is not running, or after the gateway itself was stopped; and keepalived releases
+//! its groups when the gateway cannot forward, because the check then fails.
 //!
-//! keepalived reports only changes. A gateway that has just started, or whose keepalived has reopened the
-//! FIFO, does not know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the
-//! states and reports them.
+//! keepalived reports only changes. A gateway that has just started, or whose keepalived has reopened the FIFO, does
+//! not know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the states and reports
+//! them.
 //!
-//! A gateway that was cut off does not take over a group before it has the flows of its peers: while
-//! keepalived has none of its groups as master or backup, its checks fail until then. If keepalived already
-//! considers it healthy, checks keep passing.
+//! A gateway that was cut off does not take over a group before it has the flows of its peers: while keepalived has
+//! none of its groups as master or backup, its checks fail until then. If keepalived already considers it healthy,
+//! checks keep passing.
 //!
 //! Invariant: lines that were written before a check started are applied before that check.
 
@@ -52,16 +51,14 @@ struct Groups {
     states: BTreeMap<String, GroupState>,
     /// Since when each group has been in its state.
     since: BTreeMap<String, BootTime>,
-    /// The `vrrp_instance`s that keepalived reports and that are not in our configuration; at most
-    /// [`STRANGERS_MAX`].
+    /// The `vrrp_instance`s that keepalived reports and that are not in our configuration; at most [`STRANGERS_MAX`].
     strangers: BTreeSet<String>,
     timeout: Duration,
     /// The start of the latest check.
     last_check: BootTime,
     /// Since when the state of every group has been unknown, if it is.
     unknown_since: Option<BootTime>,
-    /// When a check arrived after such a long silence that another gateway may have been the master
-    /// meanwhile.
+    /// When a check arrived after such a long silence that another gateway may have been the master meanwhile.
     paused: Option<BootTime>,
 }
 
@@ -141,8 +138,7 @@ impl Groups {
         });
         let is_healthy =
             self.states.values().any(|state| matches!(state, GroupState::Master | GroupState::Backup));
-        // After a pause, keepalived may be the master only because it did not receive the other's
-        // advertisements.
+        // After a pause, keepalived may be the master only because it did not receive the other's advertisements.
         let behind = (is_cut_off && (!is_healthy || self.paused.is_some()))
             .then(|| "the gateway has not imported the flows of its peers yet".to_owned());
         not_ready.or(behind).or(unknown)
@@ -275,8 +271,7 @@ impl Shared {
     }
 }
 
-/// Applies lines as they arrive. Checks read the same FIFO, so this task only wakes up for what they have not
-/// read.
+/// Applies lines as they arrive. Checks read the same FIFO, so this task only wakes up for what they have not read.
 async fn follow(shared: Arc<Shared>, path: std::path::PathBuf) {
     loop {
         // Polls often, because a check may have replaced the FIFO.

@@ -1,7 +1,7 @@
 //! Finds VRRP groups that nobody owns, that two gateways own, or that keepalived does not know.
 //!
-//! Pure. keepalived reports only changes, and a keepalived that receives and sends nothing reports none. So
-//! its reports are compared with the advertisements on the wire.
+//! Pure. keepalived reports only changes, and a keepalived that receives and sends nothing reports none. So its reports
+//! are compared with the advertisements on the wire.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub(super) struct Reported {
     pub(super) age: Duration,
 }
 
-/// What is wrong, as text for display. `strangers`: the `vrrp_instance`s that keepalived reports and that are
-/// not in our configuration. `is_closed`: whether no process has the FIFO open.
+/// What is wrong, as text for display. `strangers`: the `vrrp_instance`s that keepalived reports and that are not in
+/// our configuration. `is_closed`: whether no process has the FIFO open.
 pub(super) fn faults(
     groups: &[Reported],
     strangers: &BTreeSet<String>,

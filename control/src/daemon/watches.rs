@@ -1,7 +1,7 @@
 //! The packets that operators watch with `tidegate trace` and `tidegate capture`.
 //!
-//! A client starts a watch, fetches its packets repeatedly, and ends it. The workers copy the packets that
-//! match ([`tidegate_dataplane::worker::watch`]). This file converts names to ids and back.
+//! A client starts a watch, fetches its packets repeatedly, and ends it. The workers copy the packets that match
+//! ([`tidegate_dataplane::worker::watch`]). This file converts names to ids and back.
 //!
 //! Invariant: a watch whose client is gone ends after [`IDLE_MAX`].
 

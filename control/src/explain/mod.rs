@@ -1,9 +1,8 @@
 //! `explain`: computes the decision for one packet step by step, as text and as data.
 //!
-//! The steps call the same functions of [`Snapshot`] and [`hash`](tidegate_structures::hash) as the pipeline,
-//! so an explanation cannot differ from what is forwarded. Checks of the frame itself (headers, TTL,
-//! fragments) are not included. `explain -c` uses a snapshot compiled from files, the daemon uses its current
-//! one.
+//! The steps call the same functions of [`Snapshot`] and [`hash`](tidegate_structures::hash) as the pipeline, so an
+//! explanation cannot differ from what is forwarded. Checks of the frame itself (headers, TTL, fragments) are not
+//! included. `explain -c` uses a snapshot compiled from files, the daemon uses its current one.
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 
@@ -70,8 +69,8 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
     draft.0
 }
 
-/// Why the destination port of the packet is not programmed, or has no backend because of its traffic policy,
-/// if a Service requests it. For [`Circumstances::refused`].
+/// Why the destination port of the packet is not programmed, or has no backend because of its traffic policy, if a
+/// Service requests it. For [`Circumstances::refused`].
 #[must_use]
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
@@ -86,8 +85,8 @@ pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String>
     }
 }
 
-/// Contains all branching; each result is recorded as a step. The error is the verdict on a packet that is
-/// not forwarded.
+/// Contains all branching; each result is recorded as a step. The error is the verdict on a packet that is not
+/// forwarded.
 fn decide(
     snapshot: &Snapshot,
     about: Circumstances<'_>,
@@ -325,8 +324,7 @@ fn choose<'s>(
     Ok(backend)
 }
 
-/// The choice of a scheduler that depends on the worker, which is known only if a single backend accepts new
-/// flows.
+/// The choice of a scheduler that depends on the worker, which is known only if a single backend accepts new flows.
 fn one_of<'s>(
     snapshot: &'s Snapshot,
     (service, info): (&Service, &ServiceInfo),

@@ -2,13 +2,11 @@
 //!
 //! Format: <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
 //!
-//! `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so clients that
-//! request the older format (a browser, curl, most test tools) read untyped samples. `prometheus` requires
-//! that every series is registered beforehand, and depends on a crate that `deny.toml` bans. This file covers
-//! all that is needed.
+//! `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so clients that request
+//! the older format (a browser, curl, most test tools) read untyped samples. `prometheus` requires that every series is
+//! registered beforehand, and depends on a crate that `deny.toml` bans. This file covers all that is needed.
 //!
-//! Invariant: a family's samples directly follow its HELP and TYPE. The caller provides names; values are
-//! escaped here.
+//! Invariant: a family's samples directly follow its HELP and TYPE. The caller provides names; values are escaped here.
 
 use std::fmt::{Display, Formatter, Write as _};
 

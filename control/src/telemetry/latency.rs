@@ -3,8 +3,8 @@
 //! Writers count in the histogram buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR
 //! histogram, which provides quantiles for `status -o wide` and cumulative counts for `/metrics`.
 //!
-//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by
-//! the resolution of the recorder, 1/128 by that of the histogram. Counts and sums are exact.
+//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by the
+//! resolution of the recorder, 1/128 by that of the histogram. Counts and sums are exact.
 
 use std::time::Duration;
 
@@ -14,12 +14,10 @@ use tidegate_structures::histogram::Durations;
 
 use super::timings::Reading;
 
-/// The number of decimal digits that the histogram distinguishes; the recorder
-/// distinguishes fewer.
+/// The number of decimal digits that the histogram distinguishes; the recorder distinguishes fewer.
 const DIGITS: u8 = 2;
 
-/// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes
-/// milliseconds.
+/// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes milliseconds.
 pub(super) const WORKER_ITERATION: &[f64] =
     &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1];
 
@@ -31,8 +29,7 @@ pub(super) const PUNT_QUEUE: &[f64] =
 pub(super) const HEALTH_CHECK: &[f64] =
     &[1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 
-/// Seconds. A worker under load applies a snapshot within one loop iteration, a sleeping one within a
-/// millisecond.
+/// Seconds. A worker under load applies a snapshot within one loop iteration, a sleeping one within a millisecond.
 pub(super) const PUBLICATION: &[f64] =
     &[5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0, 5.0];
 
@@ -101,8 +98,7 @@ impl Latency {
         self.histogram.len()
     }
 
-    /// The duration that this fraction of all records does not exceed; 0 if there are none. `part` is from 0
-    /// to 1.
+    /// The duration that this fraction of all records does not exceed; 0 if there are none. `part` is from 0 to 1.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Duration {
         Duration::from_nanos(self.histogram.value_at_quantile(part))

@@ -29,8 +29,7 @@ pub struct Sample<'a> {
     pub checks: CheckSample<'a>,
     /// The state of the gateway.
     pub gateway: GatewaySample<'a>,
-    /// Durations of loop iterations of workers, waits of frames for the kernel, health checks and
-    /// publications.
+    /// Durations of loop iterations of workers, waits of frames for the kernel, health checks and publications.
     pub latencies: &'a Latencies,
     /// Flow sharing; `None` omits its families.
     pub flow_sharing: Option<&'a FlowSharingSample>,
@@ -88,8 +87,8 @@ pub struct AnnounceSample<'a> {
 /// Flow sharing.
 #[derive(Debug, Clone)]
 pub struct FlowSharingSample {
-    /// The peers: address, whether flows are shared with it, messages waiting for it, and seconds since it
-    /// last sent something.
+    /// The peers: address, whether flows are shared with it, messages waiting for it, and seconds since it last sent
+    /// something.
     pub peers: Vec<(String, bool, usize, Option<f64>)>,
     /// Datagrams sent, resent, and accepted.
     pub datagrams: (u64, u64, u64),

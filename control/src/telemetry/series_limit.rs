@@ -1,9 +1,9 @@
 //! Decides which Services have no series for each of their backends.
 //!
-//! Users decide how many backends a Service has, and on how many ports. A page with millions of series takes
-//! gigabytes, and a monitoring system does not read it. So a Service with very many backends gets no series
-//! per backend, and the others share the limit of a page: if they have more, namespaces get equal shares, and
-//! a namespace below its share keeps all of its series.
+//! Users decide how many backends a Service has, and on how many ports. A page with millions of series takes gigabytes,
+//! and a monitoring system does not read it. So a Service with very many backends gets no series per backend, and the
+//! others share the limit of a page: if they have more, namespaces get equal shares, and a namespace below its share
+//! keeps all of its series.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -52,8 +52,8 @@ impl<'a> WithoutSeries<'a> {
         without
     }
 
-    /// Whether this Service has no series per backend: it has too many backends, or it was removed and only
-    /// keeps its flows.
+    /// Whether this Service has no series per backend: it has too many backends, or it was removed and only keeps its
+    /// flows.
     pub(super) fn has(&self, namespace: &str, name: &str) -> bool {
         !self.with_series.contains(&(namespace, name))
     }

@@ -1,5 +1,5 @@
-//! The listener of `admin.listen`: answers `GET /metrics` with a page rendered for each request, and
-//! everything else with 404.
+//! The listener of `admin.listen`: answers `GET /metrics` with a page rendered for each request, and everything else
+//! with 404.
 //!
 //! The page is rendered on a blocking thread, so that a large one does not delay other tasks. Each connection serves
 //! one request: scrapes are seconds apart, and connections that close at once need no idle timer.
@@ -46,8 +46,8 @@ impl Drop for Listener {
     }
 }
 
-/// Listens, and answers `GET /metrics` with the result of `render`. Needs a tokio runtime with I/O and time;
-/// `render` may block.
+/// Listens, and answers `GET /metrics` with the result of `render`. Needs a tokio runtime with I/O and time; `render`
+/// may block.
 ///
 /// # Errors
 /// If the address cannot be bound.

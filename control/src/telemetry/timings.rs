@@ -47,8 +47,8 @@ impl Timings {
         self.programming.observe(took);
     }
 
-    /// Records one snapshot: from its publication until every worker has applied it. Only one thread at a
-    /// time may call this.
+    /// Records one snapshot: from its publication until every worker has applied it. Only one thread at a time may call
+    /// this.
     pub fn observe_publication(&self, took: Duration) {
         self.publication.record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }

@@ -19,9 +19,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// The packet with these addresses. An IPv4-mapped IPv6 address is converted to the IPv4 address in it:
-    /// servers with one socket for both families show IPv4 clients in this form, and no forwarded packet has
-    /// such an address.
+    /// The packet with these addresses. An IPv4-mapped IPv6 address is converted to the IPv4 address in it: servers
+    /// with one socket for both families show IPv4 clients in this form, and no forwarded packet has such an address.
     #[must_use]
     pub fn new(protocol: Transport, source: SocketAddr, destination: SocketAddr) -> Self {
         Self { protocol, source: unmapped(source), destination: unmapped(destination) }

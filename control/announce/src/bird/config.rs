@@ -1,13 +1,13 @@
 //! Generates the configuration of BIRD 2.
 //!
-//! The main file defines the sessions. The routes are in separate files, as static routes, so a change of
-//! VIPs doesn't touch the sessions: BIRD compares the routes and sends the difference. A route carries our
-//! own attributes, which the filter of each peer translates to BGP attributes.
+//! The main file defines the sessions. The routes are in separate files, as static routes, so a change of VIPs doesn't
+//! touch the sessions: BIRD compares the routes and sends the difference. A route carries our own attributes, which the
+//! filter of each peer translates to BGP attributes.
 //!
 //! A protocol is named after its peer, so a new peer does not restart the sessions of others.
 //!
-//! Invariant: no input text is copied verbatim. Numbers, addresses and prefixes are formatted from their
-//! types, and passwords contain no character that is special in BIRD.
+//! Invariant: no input text is copied verbatim. Numbers, addresses and prefixes are formatted from their types, and
+//! passwords contain no character that is special in BIRD.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -263,8 +263,7 @@ fn local_address(own: &[Vec<IpNet>], peer: IpAddr) -> Option<IpAddr> {
         .map(IpNet::addr)
 }
 
-/// The next hop for the family that the session does not use: an address of the same interface, or else of
-/// another.
+/// The next hop for the family that the session does not use: an address of the same interface, or else of another.
 fn first_of(own: &[Vec<IpNet>], is_v4: bool, local: IpAddr) -> Option<IpAddr> {
     let same = own.iter().filter(|interface| interface.iter().any(|net| net.addr() == local));
     let addresses = same.chain(own).flatten().map(IpNet::addr);

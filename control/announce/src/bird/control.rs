@@ -1,8 +1,8 @@
 //! Sends commands to BIRD's control socket, with one connection per command.
 //!
-//! The protocol is line-based: `CCCC-text` continues a reply and `CCCC text` ends it, where `CCCC` is a code.
-//! A line that starts with a space has the code of the previous line (BIRD 2 programmer's documentation,
-//! "Command line interface").
+//! The protocol is line-based: `CCCC-text` continues a reply and `CCCC text` ends it, where `CCCC` is a code. A line
+//! that starts with a space has the code of the previous line (BIRD 2 programmer's documentation, "Command line
+//! interface").
 //!
 //! Invariant: a call returns within its time limit and reads a bounded number of bytes.
 
@@ -22,7 +22,8 @@ impl Reply {
     /// Whether BIRD accepted a `configure` command: it has loaded the new configuration or will do so soon.
     #[must_use]
     pub fn is_accepted(&self) -> bool {
-        // Codes 3 to 5: "Reconfigured", "in progress", "already in progress, queued". Code 6 is "ignored, shutting down".
+        // Codes 3 to 5: "Reconfigured", "in progress", "already in progress, queued". Code 6 is "ignored, shutting
+        // down".
         self.0.last().is_some_and(|(code, _)| matches!(code, 3..=5))
     }
 

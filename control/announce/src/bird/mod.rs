@@ -1,10 +1,10 @@
-//! Runs a private BIRD 2: [`config`] generates its configuration, [`process`] starts and stops it,
-//! [`control`] sends commands, [`replies`] parses the answers, and [`Bird`] combines them.
+//! Runs a private BIRD 2: [`config`] generates its configuration, [`process`] starts and stops it, [`control`] sends
+//! commands, [`replies`] parses the answers, and [`Bird`] combines them.
 //!
 //! Its files are in one directory that only this gateway uses. A BIRD that the system runs is not touched.
 //!
-//! BIRD does nothing else while it reads a configuration, which takes some seconds if the configuration is
-//! large and the machine busy. It keeps its sessions meanwhile, and is then given the latest configuration.
+//! BIRD does nothing else while it reads a configuration, which takes some seconds if the configuration is large and
+//! the machine busy. It keeps its sessions meanwhile, and is then given the latest configuration.
 //!
 //! Invariant: a BIRD that does not answer is killed, because it could still be announcing withdrawn routes.
 
@@ -26,8 +26,8 @@ use self::replies::{Protocols, SessionState};
 
 /// How long BIRD may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// How long BIRD may take to read its configuration while routes are to be announced: killing it would
-/// withdraw all of them.
+/// How long BIRD may take to read its configuration while routes are to be announced: killing it would withdraw all of
+/// them.
 const READ_MAX: Duration = Duration::from_secs(30);
 /// How long each call waits for BIRD to finish reading its configuration. The thread has other work to do.
 const READ_WAIT: Duration = Duration::from_millis(200);
@@ -228,8 +228,7 @@ impl Bird {
                 self.kill(now);
             }
             Ok(None) => {
-                // If nothing is to be announced, killing a BIRD that may still be announcing something is
-                // what we want.
+                // If nothing is to be announced, killing a BIRD that may still be announcing something is what we want.
                 let may_announce = running.applied.has_routes() || reading.files.has_routes();
                 let is_to_end = may_announce && !self.wanted.has_routes();
                 let limit = if is_to_end { ANSWER_MAX } else { READ_MAX };
@@ -288,8 +287,8 @@ impl Bird {
         let sessions = control::query(&socket, "show protocols all", ANSWER_MAX)?;
         let bfd = control::query(&socket, "show bfd sessions", ANSWER_MAX)?;
         let protocols = Protocols::read(&sessions, &bfd);
-        // BIRD disables a session for good if it cannot listen for the peer, because another program uses the
-        // port or the address is missing. Reloading the configuration enables the session again.
+        // BIRD disables a session for good if it cannot listen for the peer, because another program uses the port or
+        // the address is missing. Reloading the configuration enables the session again.
         if let Some(running) = &mut self.running
             && running.reenable_at <= now
             && protocols.sessions.values().any(|session| session.state == SessionState::Down)

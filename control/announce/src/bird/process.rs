@@ -1,8 +1,8 @@
 //! Starts BIRD as a child of this thread, reads its output, and stops it.
 //!
-//! `setpriv --pdeathsig` (util-linux) makes the kernel kill BIRD when this thread ends, however the daemon
-//! exits; otherwise its routes would never be withdrawn. A daemon that dies just while it starts BIRD escapes
-//! this, so a new daemon also kills the BIRD of its own pid file ([`end_old`]).
+//! `setpriv --pdeathsig` (util-linux) makes the kernel kill BIRD when this thread ends, however the daemon exits;
+//! otherwise its routes would never be withdrawn. A daemon that dies just while it starts BIRD escapes this, so a new
+//! daemon also kills the BIRD of its own pid file ([`end_old`]).
 //!
 //! Invariant: only a process whose command line names our own configuration file is killed.
 
@@ -45,8 +45,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts BIRD with the files in `directory`. With `recovers`, it recovers its sessions by graceful
-    /// restart.
+    /// Starts BIRD with the files in `directory`. With `recovers`, it recovers its sessions by graceful restart.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -67,8 +66,8 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        // BFD must send a packet every few hundred milliseconds, even if other programs use the CPU. Without
-        // the capability to raise it, the priority stays as it is.
+        // BFD must send a packet every few hundred milliseconds, even if other programs use the CPU. Without the
+        // capability to raise it, the priority stays as it is.
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             let _ = setpriority_process(Some(pid), PRIORITY);
         }
@@ -141,8 +140,7 @@ impl Process {
     }
 }
 
-/// Finds the program: a path is used as it is, a name is searched in `PATH` and the directories of system
-/// programs.
+/// Finds the program: a path is used as it is, a name is searched in `PATH` and the directories of system programs.
 fn find(program: &Path) -> io::Result<PathBuf> {
     if program.components().count() > 1 {
         return Ok(program.to_owned());

@@ -76,7 +76,8 @@ fn the_gateway_reports_what_an_api_server_refuses_and_what_is_accepted() {
 
 #[test]
 fn a_pool_with_an_invalid_entry_offers_the_valid_ones() {
-    let case = of_kind("AddressPool").into_iter().find(|case| case.name.starts_with("an octet that is too large"));
+    let case =
+        of_kind("AddressPool").into_iter().find(|case| case.name.starts_with("an octet that is too large"));
     let (pool, found) = check(&case.expect("it is in the table"));
     assert_eq!(pool.pool.ranges.len(), 1);
     assert_eq!(

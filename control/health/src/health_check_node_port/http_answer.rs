@@ -30,8 +30,8 @@ pub fn service(port: &HealthCheckNodePort, report: &HealthReport) -> HttpRespons
 
 /// The answer of `/healthz`, `/livez`, `/readyz` or `/watchdog`; 404 for other paths.
 ///
-/// `lastUpdated` is the current time while the gateway is healthy, otherwise the time when the latest state
-/// was applied. `status` has that time for both families, since one state serves both.
+/// `lastUpdated` is the current time while the gateway is healthy, otherwise the time when the latest state was
+/// applied. `status` has that time for both families, since one state serves both.
 #[must_use]
 pub fn probe(path: &str, report: &HealthReport) -> HttpResponse {
     let ok = match path {
@@ -45,8 +45,8 @@ pub fn probe(path: &str, report: &HealthReport) -> HttpResponse {
     let (updated, now) = (if ok { report.now } else { applied }, report.now);
     let healthy = report.healthy;
     let mut body = format!("{{\"lastUpdated\":\"{updated}\",\"currentTime\":\"{now}\"");
-    // The reason would name interfaces and their faults, which not everybody who reaches this port should
-    // see. `tidegate status` shows it.
+    // The reason would name interfaces and their faults, which not everybody who reaches this port should see.
+    // `tidegate status` shows it.
     if !matches!(path, "/readyz" | "/watchdog") {
         if path == "/healthz" {
             body.push_str(&format!(",\"nodeEligible\":{}", report.node_eligible));

@@ -1,12 +1,11 @@
 //! Opens, keeps, retries and closes the listeners of health-check node ports, as Services require.
 //!
-//! One task owns all of them. A new endpoint count changes only the answer, not the socket. A port that
-//! another process uses is reported and retried every [`RETRY`]. A listener that ended because of a bug is
-//! reopened then.
+//! One task owns all of them. A new endpoint count changes only the answer, not the socket. A port that another process
+//! uses is reported and retried every [`RETRY`]. A listener that ended because of a bug is reopened then.
 //!
-//! Users decide how many ports there are, and anyone who reaches the host can connect to each. So the
-//! connections of all ports together are limited ([`CONNECTIONS_MAX`]): the more ports, the fewer connections
-//! each may have. Otherwise they could use up the file descriptors of the process.
+//! Users decide how many ports there are, and anyone who reaches the host can connect to each. So the connections of
+//! all ports together are limited ([`CONNECTIONS_MAX`]): the more ports, the fewer connections each may have. Otherwise
+//! they could use up the file descriptors of the process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,8 +29,7 @@ use super::{HealthReport, http_answer};
 
 /// The pause between two attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
-/// The maximum number of connections of all listeners together, except that each may always have
-/// [`CONNECTIONS_MIN`].
+/// The maximum number of connections of all listeners together, except that each may always have [`CONNECTIONS_MIN`].
 const CONNECTIONS_MAX: usize = 8_192;
 /// The number of connections that each listener may have, however many listeners there are.
 const CONNECTIONS_MIN: usize = 4;
@@ -48,8 +46,8 @@ pub enum Bind {
 }
 
 impl Bind {
-    /// Selects the addresses according to `services.nodePortAddresses`: all if it is empty, otherwise those
-    /// of the gateway's addresses that are in one of the networks.
+    /// Selects the addresses according to `services.nodePortAddresses`: all if it is empty, otherwise those of the
+    /// gateway's addresses that are in one of the networks.
     pub fn new(networks: &[IpNet], own: impl IntoIterator<Item = IpAddr>) -> Self {
         if networks.is_empty() {
             return Self::All;
@@ -84,8 +82,8 @@ pub struct HealthCheckNodePorts {
 }
 
 impl HealthCheckNodePorts {
-    /// Starts without ports, on the current tokio runtime. Only `clients` are served. `report` is called for
-    /// each request.
+    /// Starts without ports, on the current tokio runtime. Only `clients` are served. `report` is called for each
+    /// request.
     pub fn start(
         bind: &Bind,
         clients: Clients,

@@ -1,7 +1,7 @@
 //! Whether the gateway is healthy: every worker runs, and every update was applied in time.
 //!
-//! The daemon reports events and the servers read the result; times are arguments. If an update waits longer
-//! than the timeout, the gateway is unhealthy until the update is applied, like kube-proxy.
+//! The daemon reports events and the servers read the result; times are arguments. If an update waits longer than the
+//! timeout, the gateway is unhealthy until the update is applied, like kube-proxy.
 
 use std::sync::Mutex;
 use std::time::Duration;

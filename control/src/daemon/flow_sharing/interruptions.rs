@@ -1,12 +1,11 @@
-//! Times when this gateway may have missed messages of its peers: pauses of the process, and times without
-//! any session.
+//! Times when this gateway may have missed messages of its peers: pauses of the process, and times without any session.
 
 use std::time::Duration;
 
 use tidegate_sharing::Hub;
 
-/// If a loop iteration is later than this, the process or its machine was paused: peers may have ended their
-/// sessions, and datagrams are lost.
+/// If a loop iteration is later than this, the process or its machine was paused: peers may have ended their sessions,
+/// and datagrams are lost.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The interruptions since the state was last shown. Times are relative to the start of the thread.
@@ -25,8 +24,8 @@ pub(super) struct Interruptions {
 }
 
 impl Interruptions {
-    /// Detects a pause of the process, and the loss of the last session. Sessions that peers ended during a
-    /// pause are ended here before anything is received.
+    /// Detects a pause of the process, and the loss of the last session. Sessions that peers ended during a pause are
+    /// ended here before anything is received.
     pub(super) fn notice(&mut self, hub: &mut Hub, now: Duration) {
         let paused = now.saturating_sub(std::mem::replace(&mut self.last_iteration, now));
         hub.end_silent(now);

@@ -1,12 +1,12 @@
-//! The thread that shares flows with other gateways. It connects a UDP socket of the host, the protocol
-//! ([`Hub`]), the workers' queues of messages about flows, and the controller, which imports changes of
-//! backends that this gateway has not seen.
+//! The thread that shares flows with other gateways. It connects a UDP socket of the host, the protocol ([`Hub`]), the
+//! workers' queues of messages about flows, and the controller, which imports changes of backends that this gateway has
+//! not seen.
 //!
-//! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the
-//! host. The thread waits for datagrams for at most [`ITERATION`], and then serves both sides.
+//! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
+//! thread waits for datagrams for at most [`ITERATION`], and then serves both sides.
 //!
-//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as
-//! without sharing, and the status reports it.
+//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as without
+//! sharing, and the status reports it.
 
 mod interruptions;
 mod received_changes;
@@ -65,9 +65,9 @@ pub(super) struct FlowExchange {
 
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `can_import` returns
-    /// whether the workers have the Services: until then, messages of peers wait. `seats` are the
-    /// controller's changes, and `apply` passes it those of peers. `found` will contain the gateways of the
-    /// cluster if peers are discovered. `snat` are the connections to whatever moves SNAT addresses.
+    /// whether the workers have the Services: until then, messages of peers wait. `seats` are the controller's changes,
+    /// and `apply` passes it those of peers. `found` will contain the gateways of the cluster if peers are discovered.
+    /// `snat` are the connections to whatever moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
@@ -319,8 +319,8 @@ impl Exchange {
         };
     }
 
-    /// Gives the hub the latest keys, changes of backends, and gateways of the cluster. Returns the
-    /// fingerprints of the keys.
+    /// Gives the hub the latest keys, changes of backends, and gateways of the cluster. Returns the fingerprints of the
+    /// keys.
     fn use_inputs(&mut self) -> Fingerprints {
         let keys = self.keys.borrow_and_update().clone();
         let fingerprints = keys.as_ref().map(Fingerprints::of).unwrap_or_default();

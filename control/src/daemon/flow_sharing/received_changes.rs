@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use crate::daemon::recent_changes::BackendChanges;
 
-/// Sends changes of backends to the controller, with a channel that confirms when the workers have applied
-/// them. Returns the changes if the controller's queue is full.
+/// Sends changes of backends to the controller, with a channel that confirms when the workers have applied them.
+/// Returns the changes if the controller's queue is full.
 pub(in crate::daemon) type ApplyChanges =
     Box<dyn Fn(BackendChanges, oneshot::Sender<()>) -> Option<BackendChanges> + Send>;
 

@@ -1,7 +1,6 @@
 //! The UDP socket of the host for the datagrams between gateways.
 //!
-//! Invariant: nothing blocks on a full socket buffer. A datagram that does not fit is resent later, like a
-//! lost one.
+//! Invariant: nothing blocks on a full socket buffer. A datagram that does not fit is resent later, like a lost one.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -32,8 +31,7 @@ impl FlowSocket {
         let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
     }
 
-    /// Receives waiting datagrams, at most `max`. Returns whether there may be more. An error is written to
-    /// `trouble`.
+    /// Receives waiting datagrams, at most `max`. Returns whether there may be more. An error is written to `trouble`.
     pub(super) fn receive(
         &self,
         max: usize,

@@ -58,11 +58,10 @@ impl Fingerprints {
 pub(crate) struct Gap {
     /// Whether the gateway has started or was interrupted, and has not yet received the flows of its peers.
     pub(crate) catches_up: bool,
-    /// Whether it did not forward for some time since the state was last shown, so that it must catch up
-    /// again.
+    /// Whether it did not forward for some time since the state was last shown, so that it must catch up again.
     pub(in crate::daemon) was_interrupted: bool,
-    /// Whether it is catching up because it started, did not forward or was paused, so that other gateways
-    /// may serve its VIPs. False if it has only lost its peers.
+    /// Whether it is catching up because it started, did not forward or was paused, so that other gateways may serve
+    /// its VIPs. False if it has only lost its peers.
     pub(in crate::daemon) is_cut_off: bool,
 }
 
@@ -121,8 +120,7 @@ impl Shown {
         peer.state == PeerState::Connecting && self.absent.contains(&peer.address)
     }
 
-    /// Why connections may break if another gateway takes over, as text for display; empty if there is no
-    /// reason.
+    /// Why connections may break if another gateway takes over, as text for display; empty if there is no reason.
     pub(crate) fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> =
             self.trouble.iter().map(|why| format!("flow sharing: {why}")).collect();

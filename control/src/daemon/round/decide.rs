@@ -1,7 +1,6 @@
 //! The second phase of a round: computes the desired state from the inputs.
 //!
-//! Invariant: if the addresses of Services are stored here, they are saved before the next phase lets anybody
-//! use one.
+//! Invariant: if the addresses of Services are stored here, they are saved before the next phase lets anybody use one.
 
 use std::sync::Arc;
 
@@ -22,8 +21,7 @@ pub(in crate::daemon) struct Decider {
     desired: Desired,
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
-    /// Whether a comparison has found a difference in the snapshot, so that the next one is compiled from
-    /// scratch.
+    /// Whether a comparison has found a difference in the snapshot, so that the next one is compiled from scratch.
     recompiles: bool,
     state: Arc<State>,
 }
@@ -62,8 +60,7 @@ impl Decider {
         self.desired.comparisons_end()
     }
 
-    /// Imports changes of backends that another gateway has seen and this one has not. The next round uses
-    /// them.
+    /// Imports changes of backends that another gateway has seen and this one has not. The next round uses them.
     pub(in crate::daemon) fn import_changes(&mut self, moved: &BackendChanges) {
         self.desired.import_changes(moved);
     }
@@ -81,8 +78,8 @@ impl Decider {
         Given { allocations: &self.desired.memory.allocations, are_kept_here: self.addresses.is_some() }
     }
 
-    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that
-    /// round is due now. Addresses and draining flows are kept.
+    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
+    /// due now. Addresses and draining flows are kept.
     pub(in crate::daemon) fn heal(&mut self) -> bool {
         let different = self.desired.heal();
         self.recompiles |= different.contains(&Layer::Snapshot);
@@ -96,8 +93,8 @@ impl Decider {
         self.state.leave_unsaved([addresses, drained, inputs.copies.trouble()]);
     }
 
-    /// Computes the desired state, which has this generation. From now on, other gateways can query the
-    /// changes of backends.
+    /// Computes the desired state, which has this generation. From now on, other gateways can query the changes of
+    /// backends.
     pub(in crate::daemon) async fn decide<'a>(
         &mut self,
         gathered: Gathered<'a>,
@@ -115,8 +112,7 @@ impl Decider {
         );
         self.desired.publish_changes(&self.state.recent_changes);
         if let Some(addresses) = &mut self.addresses {
-            // This must come before anybody can use one of them, so that a restart assigns them to the same
-            // Services.
+            // This must come before anybody can use one of them, so that a restart assigns them to the same Services.
             addresses.save(&self.desired.memory.allocations).await;
         }
         self.show_unsaved(inputs);

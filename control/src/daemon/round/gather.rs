@@ -1,7 +1,7 @@
 //! The first phase of a round: collects the inputs.
 //!
-//! [`Gatherer`] keeps the latest of each input between rounds. [`Gathered`] borrows it, so no input changes
-//! during a round.
+//! [`Gatherer`] keeps the latest of each input between rounds. [`Gathered`] borrows it, so no input changes during a
+//! round.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -77,9 +77,8 @@ impl Gatherer {
         }
     }
 
-    /// Collects the inputs of a round; `None` before the first objects. `seen` is when the first change of
-    /// the round was noticed. This also sets which gateway decides on addresses, and which addresses are
-    /// withheld.
+    /// Collects the inputs of a round; `None` before the first objects. `seen` is when the first change of the round
+    /// was noticed. This also sets which gateway decides on addresses, and which addresses are withheld.
     pub(in crate::daemon) fn gather(
         &mut self,
         seen: Option<std::time::Instant>,
@@ -116,8 +115,8 @@ impl Gathered<'_> {
     }
 }
 
-/// The addresses of Services that are refused because of an error in their manifest. No other Service may get
-/// them, so that the Service gets them back when the error is fixed.
+/// The addresses of Services that are refused because of an error in their manifest. No other Service may get them, so
+/// that the Service gets them back when the error is fixed.
 fn waiting(given: &Allocations, refused: &[RefusedObject]) -> BTreeSet<IpAddr> {
     let refused = refused.iter().filter(|refused| refused.kind == "Service");
     let holdings = refused.filter_map(|refused| {

@@ -65,8 +65,8 @@ impl Publication {
         self.imported.push(answer);
     }
 
-    /// Publishes the desired state if it differs from the last one, and waits for the workers to apply it, up
-    /// to a limit.
+    /// Publishes the desired state if it differs from the last one, and waits for the workers to apply it, up to a
+    /// limit.
     pub(in crate::daemon) async fn publish<'a>(&mut self, decided: Decided<'a>) -> Published<'a> {
         if decided.recompiles() {
             self.publisher.recompile();

@@ -1,10 +1,9 @@
 //! The last phase of a round: reports what the workers have to everything else.
 //!
-//! The health checks get their targets and the health-check node ports are opened. The log, the cluster
-//! writer, the owners on layer 2, the announcer and [`State`] get the round.
+//! The health checks get their targets and the health-check node ports are opened. The log, the cluster writer, the
+//! owners on layer 2, the announcer and [`State`] get the round.
 //!
-//! Invariant: this happens only after the snapshot was published to the workers, because reporting may take
-//! time.
+//! Invariant: this happens only after the snapshot was published to the workers, because reporting may take time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -123,8 +122,7 @@ impl Reporter {
         subject
     }
 
-    /// The findings of this gateway alone: health-check node ports that it cannot bind, and symptoms in its
-    /// traffic.
+    /// The findings of this gateway alone: health-check node ports that it cannot bind, and symptoms in its traffic.
     fn own_findings(&self, objects: &Objects) -> Vec<Finding> {
         let failures = self.node_ports.failures();
         let unopened = failures.borrow().iter().map(|failure| unopened(failure, objects)).collect::<Vec<_>>();

@@ -1,10 +1,10 @@
-//! Detects misconfigurations of hosts and networks by their effect on traffic: nothing in the configuration
-//! shows them, and the gateway itself works.
+//! Detects misconfigurations of hosts and networks by their effect on traffic: nothing in the configuration shows them,
+//! and the gateway itself works.
 //!
-//! Every [`EVERY`], the [`observer`](super::observer) passes the dataplane's counters, which are compared
-//! with the previous ones, and the observations of the neighbour resolver. Symptoms of Services become
-//! findings, which `status`, events, the log and metrics show like those of reconcile; symptoms of the
-//! gateway as a whole become lines of `DEGRADED`.
+//! Every [`EVERY`], the [`observer`](super::observer) passes the dataplane's counters, which are compared with the
+//! previous ones, and the observations of the neighbour resolver. Symptoms of Services become findings, which `status`,
+//! events, the log and metrics show like those of reconcile; symptoms of the gateway as a whole become lines of
+//! `DEGRADED`.
 //!
 //! Invariant: texts contain no counts or times, so that a lasting symptom is one finding and one log line.
 
@@ -24,13 +24,12 @@ use tokio::time::Instant;
 
 /// The time between two checks.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
-/// This many requests without a reply, over at least two checks, are a symptom. A client sends a SYN four
-/// times in 8 s.
+/// This many requests without a reply, over at least two checks, are a symptom. A client sends a SYN four times in 8 s.
 const UNANSWERED_MIN: u64 = 3;
 /// After this time without requests, the history is dropped.
 const FORGET: Duration = Duration::from_secs(300);
-/// This many packets with a partial checksum in a sample are a symptom, if they are more than chance: one
-/// valid packet in 65,536 looks like one.
+/// This many packets with a partial checksum in a sample are a symptom, if they are more than chance: one valid packet
+/// in 65,536 looks like one.
 const PARTIAL_MIN: u64 = 3;
 const PARTIAL_PER: u64 = 1_000;
 
@@ -237,8 +236,7 @@ fn no_replies(stats: &ServiceStats, seen: &Seen<'_>, partial: Option<&str>) -> F
     Finding::observed(service, Reason::NoReplies, Diagnostic::warning(what).accepting(accepted))
 }
 
-/// Backends that ignore or refuse new connections at two consecutive checks, while nothing else reports them
-/// as down.
+/// Backends that ignore or refuse new connections at two consecutive checks, while nothing else reports them as down.
 fn set_aside(stats: &ServiceStats, memory: &mut ServiceHistory, seen: &Seen<'_>) -> Option<Finding> {
     let aside =
         stats.backends.iter().filter(|one| one.set_aside > 0 && is_active(stats, one.address.ip(), seen));

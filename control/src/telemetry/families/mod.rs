@@ -2,8 +2,8 @@
 //!
 //! [`render`](super::render) calls each function once. Names are written in full, so that they can be searched for.
 //!
-//! Invariant: every counter exists from the first scrape, at 0, because a rate over a series that appears
-//! with its first event misses that event.
+//! Invariant: every counter exists from the first scrape, at 0, because a rate over a series that appears with its
+//! first event misses that event.
 
 mod control;
 mod dataplane;

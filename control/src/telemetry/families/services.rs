@@ -30,8 +30,7 @@ pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStat
     let mut ports: BTreeMap<(PortKey<'_>, &str), Traffic> = BTreeMap::new();
     for one in stats {
         for (direction, traffic) in Direction::ALL.into_iter().zip(one.traffic) {
-            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like
-            // silence.
+            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like silence.
             if one.mode.is_dsr() && direction == Direction::Reply {
                 continue;
             }
