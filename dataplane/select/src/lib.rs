@@ -1,4 +1,5 @@
-//! The choice of a backend for a new flow: seat rendezvous, Maglev tables, weighted round robin, and the comparison of loads.
+//! The choice of a backend for a new flow: seat rendezvous, Maglev tables, weighted round robin, and the comparison of
+//! loads.
 //!
 //! Snapshot compilation builds a [`selector::Selector`] for each service port; the pipeline queries it with the hash of
 //! a flow. Callers: `tidegate-snapshot`, the pipeline, and `reconcile` for the history of weights.

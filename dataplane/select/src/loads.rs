@@ -92,7 +92,8 @@ impl LoadSelector {
     }
 }
 
-/// The cost of a backend with this load, before it is divided by its weight. `unit` is the number of entries of one flow.
+/// The cost of a backend with this load, before it is divided by its weight. `unit` is the number of entries of one
+/// flow.
 #[inline]
 fn cost(rule: LoadRule, load: Load, unit: u32) -> u64 {
     let active = u64::from(load.active);

@@ -113,13 +113,14 @@ pub const SNAT_PORT_BATCH: usize = 8;
 /// this.
 pub const COPIES_TABLE_SHARE: usize = 4;
 
-/// Masqueraded flows of a worker: the size of its flow tables divided by this number.
+/// The capacity of a worker for masqueraded flows is the size of its flow tables divided by this number.
 pub const MASQUERADE_TABLE_SHARE: usize = 8;
 
-/// Masqueraded flows of a worker, at least.
+/// The minimum capacity of a worker for masqueraded flows.
 pub const MASQUERADE_FLOWS_MIN: usize = 64;
 
-/// The masqueraded flows of one source (an IPv4 address, or a /64) are at most those of a worker divided by this number.
+/// The masqueraded flows of one source (an IPv4 address, or a /64) are at most those of a worker divided by this
+/// number.
 pub const MASQUERADE_SHARE: usize = 4;
 
 /// Counters of the masqueraded flows of sources. Sources that share a counter share its bound.

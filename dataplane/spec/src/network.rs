@@ -133,8 +133,8 @@ pub struct GatewaySpec {
     pub prefixes: Vec<IpNet>,
     /// Whether their traffic is forwarded by the routes. Otherwise it is refused.
     pub forward: bool,
-    /// The parts of these networks whose traffic is masqueraded: it leaves with one of the SNAT addresses as its source,
-    /// unless it goes to one of `prefixes`.
+    /// The parts of these networks whose traffic is masqueraded: it leaves with a SNAT address as its source, unless it
+    /// goes to one of `prefixes`.
     pub masquerade: Vec<IpNet>,
 }
 

@@ -319,8 +319,8 @@ pub struct Warming {
 
 /// How the gateway limits the maximum segment size that a SYN names (`mssClamp`, RFC 6691).
 ///
-/// It applies to the client's SYN in tunnel and NAT modes, and to the backend's SYN ACK in NAT modes. Option values that
-/// are no larger stay, and a SYN without the option gets none.
+/// It applies to the client's SYN in tunnel and NAT modes, and to the backend's SYN ACK in NAT modes. Option values
+/// that are no larger stay, and a SYN without the option gets none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MssClamp {
     /// SYNs stay as they are.

@@ -79,8 +79,8 @@ reasons! {
         NoEndpoints => "no_endpoints",
         /// TCP RST: the segment belongs to no known flow, in a mode that needs state.
         NoFlow => "no_flow",
-        /// The gateway's own part in a handshake with a SYN cookie: the SYN ACK to a client of a service under flood, and
-        /// the acknowledgement of the backend's SYN ACK.
+        /// The gateway's own part in a handshake with a SYN cookie: the SYN ACK to a client of a service under flood,
+        /// and the acknowledgement of the backend's SYN ACK.
         SynCookie => "syn_cookie",
         /// TCP RST or ICMP port unreachable: the VIP does not serve this port.
         NoService => "no_service",
@@ -176,8 +176,8 @@ reasons! {
         NeighborUnresolved => "neighbor_unresolved",
         /// A TCP segment that is not a SYN, of an unknown flow, in a mode that needs state, and no answer may be sent.
         NoFlow => "no_flow",
-        /// A segment of a handshake with a SYN cookie that cannot be answered or replaced: it is in fragments, or from a
-        /// link-layer group.
+        /// A segment of a handshake with a SYN cookie that cannot be answered or replaced: it is in fragments, or from
+        /// a link-layer group.
         SynCookie => "syn_cookie",
         /// To a SNAT address, but to none of its flows, and no answer may be sent.
         NoSnatFlow => "no_snat_flow",

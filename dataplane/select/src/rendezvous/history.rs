@@ -46,7 +46,8 @@ impl WeightHistory {
         Self { weights: weights.collect(), moved: moved.collect() }
     }
 
-    /// The history after a change to these weights at `now`. Flows whose owner changes are in flux until `window` later.
+    /// The history after a change to these weights at `now`. Flows whose owner changes are in flux until `window`
+    /// later.
     ///
     /// Without a `previous` history no earlier owner is known, and nothing is in flux. A backend that changes again
     /// within its window keeps its first former weight: only flows from that time may have no entry yet. If it returns
