@@ -1,4 +1,4 @@
-//! The fuzz harness of the pipeline and of the capture reader, with the properties that they check.
+//! The fuzz harness of the pipeline and of the capture reader, and the properties that it checks.
 //!
 //! The short run in the tests (`tests/pipeline_fuzz.rs`, seeded) and the long run (`fuzz/`, coverage-guided) use the
 //! same harness. An input is a stream of choices ([`choices`]). They create a gateway of one or two workers with a
