@@ -219,7 +219,7 @@ impl Drains {
         });
         let followed = self.ports.iter().filter_map(|(key, port)| Some((*key, port.seats.as_ref()?)));
         let moved = followed.flat_map(move |(key, seats)| {
-            seats.history.moved(now).map(move |seat| (key, BackendChange::WeightChanged(seat)))
+            seats.history.changes(now).map(move |seat| (key, BackendChange::WeightChanged(seat)))
         });
         left.chain(moved)
     }

@@ -21,7 +21,7 @@ pub struct WeightHistory {
     /// The weights of the backends that take new flows.
     weights: BTreeMap<SocketAddr, u16>,
     /// The backends whose weight differs from the one at the start of their window.
-    moved: BTreeMap<SocketAddr, ChangedWeight>,
+    changed: BTreeMap<SocketAddr, ChangedWeight>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +37,13 @@ impl WeightHistory {
     #[must_use]
     pub fn of_earlier(seats: &[EarlierWeight], window: Duration, now: Duration) -> Self {
         let weights = seats.iter().filter(|seat| seat.weight > 0).map(|seat| (seat.backend, seat.weight));
-        let moved = seats.iter().filter(|seat| seat.weight != seat.former);
-        let moved = moved.map(|seat| {
+        let changed = seats.iter().filter(|seat| seat.weight != seat.former);
+        let changed = changed.map(|seat| {
             (seat.backend, ChangedWeight { former: seat.former, until: window.saturating_sub(seat.ago) })
         });
         // A window that is over must not hide a later change.
-        let moved = moved.filter(|(_, one)| one.until > now);
-        Self { weights: weights.collect(), moved: moved.collect() }
+        let changed = changed.filter(|(_, one)| one.until > now);
+        Self { weights: weights.collect(), changed: changed.collect() }
     }
 
     /// The history after a change to these weights at `now`. Flows whose owner changes are in flux until `window`
@@ -59,51 +59,52 @@ impl WeightHistory {
         window: Duration,
         now: Duration,
     ) -> Self {
-        let Some(previous) = previous else { return Self { weights, moved: BTreeMap::new() } };
+        let Some(previous) = previous else { return Self { weights, changed: BTreeMap::new() } };
         let weight = |of: &BTreeMap<SocketAddr, u16>, at: &SocketAddr| of.get(at).copied().unwrap_or(0);
-        let mut moved = previous.moved.clone();
+        let mut changed = previous.changed.clone();
         for backend in previous.weights.keys().chain(weights.keys()) {
             let (was, is) = (weight(&previous.weights, backend), weight(&weights, backend));
             if was != is {
-                let one = moved.entry(*backend).or_insert(ChangedWeight { former: was, until: now });
+                let one = changed.entry(*backend).or_insert(ChangedWeight { former: was, until: now });
                 one.until = now + window;
             }
         }
-        moved.retain(|backend, one| one.until > now && one.former != weight(&weights, backend));
-        Self { weights, moved }
+        changed.retain(|backend, one| one.until > now && one.former != weight(&weights, backend));
+        Self { weights, changed }
     }
 
     /// The backends that changed, each with its former weight, sorted.
     pub fn former_weights(&self) -> impl Iterator<Item = (SocketAddr, u16)> + '_ {
-        self.moved.iter().map(|(backend, moved)| (*backend, moved.former))
+        self.changed.iter().map(|(backend, changed)| (*backend, changed.former))
     }
 
     /// The backends that changed, for a gateway that has not seen the changes.
-    pub fn moved(&self, now: Duration) -> impl Iterator<Item = WeightChange> + '_ {
-        let seats = self.moved.iter().map(move |(backend, moved)| WeightChange {
+    pub fn changes(&self, now: Duration) -> impl Iterator<Item = WeightChange> + '_ {
+        let changes = self.changed.iter().map(move |(backend, changed)| WeightChange {
             backend: *backend,
-            former: moved.former,
-            remaining: moved.until.saturating_sub(now),
+            former: changed.former,
+            remaining: changed.until.saturating_sub(now),
         });
-        seats.filter(|seat| !seat.remaining.is_zero())
+        changes.filter(|change| !change.remaining.is_zero())
     }
 
     /// Imports a change that another gateway saw before this one started. It is older than all changes that this
     /// gateway knows. The window is at most `window`.
-    pub fn import(&mut self, seat: &WeightChange, window: Duration, now: Duration) {
-        let until = now + seat.remaining.min(window);
-        let known = self.moved.entry(seat.backend).or_insert(ChangedWeight { former: seat.former, until });
-        (known.former, known.until) = (seat.former, known.until.max(until));
-        let present = self.weights.get(&seat.backend).copied().unwrap_or(0);
+    pub fn import(&mut self, change: &WeightChange, window: Duration, now: Duration) {
+        let until = now + change.remaining.min(window);
+        let known =
+            self.changed.entry(change.backend).or_insert(ChangedWeight { former: change.former, until });
+        (known.former, known.until) = (change.former, known.until.max(until));
+        let present = self.weights.get(&change.backend).copied().unwrap_or(0);
         if known.former == present || known.until <= now {
-            self.moved.remove(&seat.backend);
+            self.changed.remove(&change.backend);
         }
     }
 
     /// When the next window ends.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.moved.values().map(|moved| moved.until).min()
+        self.changed.values().map(|changed| changed.until).min()
     }
 }
 
@@ -169,10 +170,10 @@ mod tests {
         // The new gateway sees a later change of the same backend itself.
         let now = seconds(30);
         new = WeightHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, now);
-        old.moved(seconds(540)).for_each(|seat| new.import(&seat, window, now));
+        old.changes(seconds(540)).for_each(|change| new.import(&change, window, now));
         assert_eq!(former(&new), [(at(1), 1), (at(3), 0)], "the change of the older gateway is older");
         assert_eq!(new.next_deadline(), Some(seconds(100)), "the change was 30 s ago");
-        assert_eq!(old.moved(seconds(610)).count(), 0, "the window is over");
+        assert_eq!(old.changes(seconds(610)).count(), 0, "the window is over");
         // A backend that has its former weight here has not changed.
         new.import(&WeightChange { backend: at(2), former: 1, remaining: window }, window, now);
         // A window is never longer than that of the Service.

@@ -111,7 +111,7 @@ impl Gateway {
         lab.pipeline.set_shared_flows(Some(SharedFlows::Nat), Walks::default());
         let mut history = WeightHistory::next(None, fleet.weights(), WINDOW, fleet.elapsed);
         if let Some(peer) = peer {
-            peer.moved(fleet.elapsed).for_each(|seat| history.import(&seat, WINDOW, fleet.elapsed));
+            peer.changes(fleet.elapsed).for_each(|seat| history.import(&seat, WINDOW, fleet.elapsed));
         }
         let mut gateway = Self { lab, history, walks: Walks::default() };
         gateway.publish(fleet);
