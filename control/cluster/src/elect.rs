@@ -96,7 +96,7 @@ pub(super) async fn run(
                     tracing::warn!(lease = LEASE, namespace, %error, "cannot acquire or renew the Lease");
                 }
                 None => {
-                    tracing::info!(lease = LEASE, namespace, "acquiring and renewing the Lease works again")
+                    tracing::info!(lease = LEASE, namespace, "acquiring and renewing the Lease works again");
                 }
             }
             reported = error;

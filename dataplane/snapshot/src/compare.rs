@@ -201,7 +201,7 @@ impl<'a> Seen<'a> {
             Selector::InFlux(both) => {
                 for seats in [&both.present, &both.former] {
                     seats.seats().for_each(|(seat_map, seat, owner)| {
-                        (seat_map, seat, self.at(owner)).hash(&mut hasher)
+                        (seat_map, seat, self.at(owner)).hash(&mut hasher);
                     });
                 }
             }
@@ -212,14 +212,14 @@ impl<'a> Seen<'a> {
             Selector::Rendezvous(seats) => {
                 seats
                     .seats()
-                    .for_each(|(seat_map, seat, owner)| (seat_map, seat, self.at(owner)).hash(&mut hasher));
+                    .for_each(|(seat_map, seat, owner)| (seat_map, seat, self.at(owner)).hash(&mut hasher););
             }
             Selector::Maglev(slots) => {
                 slots.owners().iter().for_each(|owner| self.at(*owner).hash(&mut hasher));
                 slots.table().hash(&mut hasher);
             }
             Selector::RoundRobin(round_robin) => {
-                round_robin.all().for_each(|owner| self.at(owner).hash(&mut hasher))
+                round_robin.all().for_each(|owner| self.at(owner).hash(&mut hasher));
             }
             Selector::Loads(loaded) => {
                 loaded.rule.hash(&mut hasher);
