@@ -59,8 +59,8 @@ impl RingSender {
     #[inline]
     pub fn send<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let count = u32::try_from(burst.len()).expect("a burst is small");
-        // SAFETY: the ring lives as long as this end; we are its only producer; the burst contains `count` pointers. The
-        // ring owns the first `sent` of them from then on.
+        // SAFETY: the ring lives as long as this end; we are its only producer; the burst contains `count` pointers.
+        // The ring owns the first `sent` of them from then on.
         unsafe {
             let sent = sys::rte_ring_enqueue_burst(
                 self.0.raw.as_ptr(),

@@ -373,7 +373,7 @@ impl WatchedPort {
                 match self.follow(link) {
                     // Two ports on one interface would both receive every frame.
                     Err(error) if error.is_in_use() => {
-                        tracing::warn!(%error, "a device was renamed to a name that another gateway uses: it is closed");
+                        tracing::warn!(%error, "a device was renamed to a name that is in use: closing its port");
                         return None;
                     }
                     Err(error) => tracing::debug!(%error, "cannot follow a renamed device yet"),

@@ -1,8 +1,8 @@
 //! Contradictions between the configuration and the link: other stations that use our addresses, and configured
 //! neighbours with another link address.
 //!
-//! A fault lasts while it is observed, and [`REPORTED_FOR`] longer. Forwarding doesn't change: the operator decides which side
-//! is right.
+//! A fault lasts while it is observed, and [`REPORTED_FOR`] longer. Forwarding doesn't change: the operator decides
+//! which side is right.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
