@@ -121,8 +121,8 @@ impl Desired {
     }
 
     /// Stores which backends changed recently, for other gateways.
-    pub(super) fn publish_changes(&self, seats: &RecentChanges) {
-        seats.store(&self.memory.drains, self.started.elapsed());
+    pub(super) fn publish_changes(&self, changes: &RecentChanges) {
+        changes.store(&self.memory.drains, self.started.elapsed());
     }
 
     /// Imports changes of backends that another gateway has seen and this one has not. The next round uses them.

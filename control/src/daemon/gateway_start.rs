@@ -133,9 +133,9 @@ fn share_flows(
 ) -> anyhow::Result<Option<FlowExchange>> {
     let for_exchange = Arc::clone(state);
     let can_import = move || for_exchange.forwards();
-    let seats = (&state.recent_changes, apply_changes(commands));
+    let changes = (&state.recent_changes, apply_changes(commands));
     let links = (state.sharing_keys(), start::snat_links(dataplane, state));
-    let flow_exchange = FlowExchange::start(config, dataplane, can_import, seats, flow_peers, links)?;
+    let flow_exchange = FlowExchange::start(config, dataplane, can_import, changes, flow_peers, links)?;
     if let Some(exchange) = &flow_exchange {
         state.share_flows(exchange.shown());
     }

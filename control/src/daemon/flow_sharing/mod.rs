@@ -3,7 +3,7 @@
 //! not seen.
 //!
 //! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
-//! thread waits for datagrams for at most [`ITERATION`], and then serves both sides.
+//! thread waits for datagrams for at most [`RECEIVE_WAIT_MAX`], and then serves both sides.
 //!
 //! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as without
 //! sharing, and the status reports it.
@@ -45,7 +45,7 @@ use super::recent_changes::RecentChanges;
 use super::snat_exchange::{SnatExchange, SnatLinks};
 
 /// The longest wait for a datagram, and so the longest delay of messages from workers.
-const ITERATION: Duration = Duration::from_millis(5);
+const RECEIVE_WAIT_MAX: Duration = Duration::from_millis(5);
 /// How many datagrams are received per loop iteration.
 const DATAGRAMS_PER_ITERATION: usize = 512;
 /// How many messages of each worker are sent per loop iteration.
@@ -65,14 +65,14 @@ pub(super) struct FlowExchange {
 
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `can_import` returns
-    /// whether the workers have the Services: until then, messages of peers wait. `seats` are the controller's changes,
+    /// whether the workers have the Services: until then, messages of peers wait. `changes` are the controller's changes,
     /// and `apply` passes it those of peers. `found` will contain the gateways of the cluster if peers are discovered.
     /// `snat` are the connections to whatever moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
         can_import: impl Fn() -> bool + Send + 'static,
-        (seats, apply): (&Arc<RecentChanges>, ApplyChanges),
+        (changes, apply): (&Arc<RecentChanges>, ApplyChanges),
         found: &Arc<OnceLock<FlowPeers>>,
         (new_keys, snat): (watch::Receiver<Option<Keys>>, SnatLinks),
     ) -> anyhow::Result<Option<Self>> {
@@ -112,7 +112,7 @@ impl FlowExchange {
             interruptions: Interruptions::default(),
             catch_up: CatchUp::new(finds_peers, keeps_flows),
             found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
-            seats: Arc::clone(seats),
+            changes: Arc::clone(changes),
             received: ReceivedChanges::new(apply),
             keys: new_keys,
             snat: (flows == SharedFlows::Nat).then(|| SnatExchange::new(config.name.clone(), snat)),
@@ -188,7 +188,7 @@ struct Exchange {
     /// The gateways of the cluster, if peers are discovered.
     found: Option<FoundPeers>,
     /// Changes of backends to send to peers.
-    seats: Arc<RecentChanges>,
+    changes: Arc<RecentChanges>,
     received: ReceivedChanges,
     /// The keys of the configuration.
     keys: watch::Receiver<Option<Keys>>,
@@ -210,7 +210,7 @@ impl Exchange {
         let mut shown = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let is_more = self.serve_once(wait);
-            wait = if is_more { Duration::ZERO } else { ITERATION };
+            wait = if is_more { Duration::ZERO } else { RECEIVE_WAIT_MAX };
             if self.interruptions.was_interrupted || shown.elapsed() >= SHOWN_EVERY {
                 shown = Instant::now();
                 self.show();
@@ -248,7 +248,7 @@ impl Exchange {
             let (sharing, received) = (&self.sharing, &mut self.received);
             let has_caught_up = self.catch_up.was_done();
             hub.deliver(|message| match message {
-                // Flows of removed backends follow these changes.
+                // Flows wait until the changes of their backends are applied.
                 Message::Flow(update) => !received.is_pending() && sharing.import(update),
                 // This gateway has already sent flows based on what it knew, and keeps to that.
                 Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
@@ -327,7 +327,7 @@ impl Exchange {
         if let Some(keys) = keys {
             self.hub.set_keys(keys);
         }
-        if let Some((moved, at)) = self.seats.take() {
+        if let Some((moved, at)) = self.changes.take() {
             let as_of = at.saturating_duration_since(self.started);
             self.hub.set_backend_changes(BackendChanges { changes: moved.into(), as_of });
         }
