@@ -212,7 +212,7 @@ impl<'a> Seen<'a> {
             Selector::Rendezvous(seats) => {
                 seats
                     .seats()
-                    .for_each(|(seat_map, seat, owner)| (seat_map, seat, self.at(owner)).hash(&mut hasher););
+                    .for_each(|(seat_map, seat, owner)| (seat_map, seat, self.at(owner)).hash(&mut hasher));
             }
             Selector::Maglev(slots) => {
                 slots.owners().iter().for_each(|owner| self.at(*owner).hash(&mut hasher));
