@@ -76,7 +76,7 @@ fn an_api_server_that_is_not_found_or_not_reachable_is_an_error() {
     let unreachable = check(&site, &[]);
     assert_eq!(unreachable.code, 2);
     assert!(unreachable.out.contains(&address.to_string()), "{}", unreachable.out);
-    assert!(unreachable.out.contains("accepted: an API server that answers"), "{}", unreachable.out);
+    assert!(unreachable.out.contains("accepted: an API server that responds"), "{}", unreachable.out);
 
     let (site, _server) = world("{stateDirectory: ''}");
     let nowhere = check(&site, &[]);

@@ -30,7 +30,7 @@ pub struct PeerReleases {
     /// A version that was the newest one after this gateway became the leader: no other gateway has assigned addresses
     /// since.
     pub leader_since: u64,
-    /// The addresses of the other gateways, with their addresses_of.
+    /// The addresses of the other gateways, with their names.
     pub addresses: Arc<BTreeMap<IpAddr, String>>,
     /// The other live gateways that are ready.
     pub live: Arc<BTreeMap<String, LiveGateway>>,

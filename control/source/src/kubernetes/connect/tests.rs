@@ -74,7 +74,7 @@ impl World {
 
     /// The user of the last request.
     fn user(&self) -> String {
-        self.server.requests().pop().expect("somebody calls").user
+        self.server.requests().pop().expect("a request was logged").user
     }
 
     /// A plugin that counts its calls. It returns `token-1`, `token-2`, ... valid until `expires`.

@@ -39,7 +39,7 @@ fn new_uid(k: u8, version: u64) -> String {
     format!("{k}-{version}")
 }
 
-/// An object always has the same_uid uid.
+/// An object always has the same uid.
 fn same_uid(k: u8, _: u64) -> String {
     format!("{k}")
 }

@@ -25,7 +25,7 @@ async fn saved(world: &World) {
 async fn objects_from_disk_are_used_if_the_api_server_is_down_at_the_start() {
     let world = World::new();
     saved(&world).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     let source = world.start();
     let update = until(&source, "objects from disk", |_| true).await;
     assert!(service(&update, "web").is_some());
@@ -34,7 +34,7 @@ async fn objects_from_disk_are_used_if_the_api_server_is_down_at_the_start() {
     assert!(!state.connected, "{state:?}");
     assert!(state.last_sync.is_some_and(|at| at < state.since), "since when is known: {state:?}");
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
-    world.server.refuse_connections(false).expect("it can be text");
+    world.server.refuse_connections(false).expect("the test server accepts it");
     until(&source, "the API server's", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
     until_state(&source, "a connection", |s| s.connected && !s.from_disk).await;
 }
@@ -43,10 +43,10 @@ async fn objects_from_disk_are_used_if_the_api_server_is_down_at_the_start() {
 async fn an_empty_api_server_after_a_start_from_disk_removes_nothing() {
     let world = World::new();
     saved(&world).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     let source = world.start();
     until_state(&source, "objects from disk", |s| s.from_disk).await;
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     until_state(&source, "kept objects", |s| s.connected && s.kept.iter().any(|k| k.kind == "EndpointSlice"))
         .await;
     let update = source.updates().borrow().clone();
@@ -94,7 +94,7 @@ async fn the_grace_time_continues_across_a_restart() {
     saved(&world).await;
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     until_state(&source, "kept objects", is_kept).await;
     source.save().await;
     drop(source);
@@ -122,7 +122,7 @@ async fn kept_objects_are_saved_although_no_object_has_changed() {
     until_state(&source, "a connection", |s| s.connected).await;
     // The Services return last, after everything else is on disk.
     world.server.faults().on("/services", Fault::ServerError(503));
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     let is_kept = |kind: &str| {
         let text = fs::read_to_string(file(&world)).unwrap_or_default();
         text.lines()
@@ -199,7 +199,7 @@ async fn a_corrupt_file_is_counted_and_ignored() {
     let altered = good.replace("10.0.1.1", "10.0.1.2");
     let newer = good.replace("\"format\":1", "\"format\":2");
     let twice_cut = good[..good.len() / 2].to_owned();
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     for bad in [cut, altered, newer, twice_cut, String::new(), "\u{0}\u{1}".to_owned()] {
         fs::write(file(&world), &bad).expect("the file is writable");
         let source = world.start();
@@ -219,7 +219,7 @@ async fn objects_of_another_api_server_are_not_used() {
     let other = World::new();
     fs::create_dir_all(other.directory.path().join("state")).expect("the directory is removable");
     fs::copy(file(&world), file(&other)).expect("both are ours");
-    other.server.refuse_connections(true).expect("it can be text");
+    other.server.refuse_connections(true).expect("the test server accepts it");
     let source = other.start();
     until_state(&source, "failed attempts", |s| s.failures > 3).await;
     assert_eq!(source.updates().borrow().revision, 0);
@@ -246,7 +246,7 @@ fn objects_are_read_once_from_the_api_server_or_from_disk() {
     drop(runtime);
     let (objects, report) = load(&world.config, "edge");
     assert!(report.is_empty() && objects.services.contains_key(&key("web")), "{report}");
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     let (objects, report) = load(&world.config, "edge");
     assert!(objects.services.contains_key(&key("web")));
     assert!(

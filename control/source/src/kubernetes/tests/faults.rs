@@ -153,7 +153,7 @@ async fn a_kind_without_objects_resumes_its_watch_without_a_list() {
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.forget_requests();
-    world.server.restart().expect("it can be text");
+    world.server.restart().expect("the test server accepts it");
     eventually("the watch of Nodes to be resumed", || {
         world.server.requests().iter().any(|r| r.path == "/api/v1/nodes" && r.query.contains("watch=true"))
     })
@@ -173,11 +173,11 @@ async fn an_expired_version_leads_to_a_list_without_loss() {
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     until_state(&source, "the loss", |s| !s.connected).await;
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     world.server.compact();
-    world.server.refuse_connections(false).expect("it can be text");
+    world.server.refuse_connections(false).expect("the test server accepts it");
     let update = until(&source, "the object created meanwhile", |u| service(u, "api").is_some()).await;
     assert!(service(&update, "web").is_some());
     let state = until_state(&source, "a connection", |s| s.connected).await;
@@ -239,7 +239,7 @@ async fn an_empty_api_server_removes_nothing_within_the_grace_time() {
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     until_state(&source, "kept objects", |s| {
         let kept = |kind| s.kept.iter().any(|k| k.kind == kind);
         s.connected && kept("Service") && kept("EndpointSlice")
@@ -265,7 +265,7 @@ async fn objects_recreated_on_an_empty_server_are_used_immediately() {
     let source = world.start();
     let before = until(&source, "both Services", |u| u.objects.services.len() == 2).await;
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     until_state(&source, "kept objects", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service")).await;
     world.server.apply(&manifest("web", "10.0.1.9").replace("port: 80,", "port: 81,")).expect("legal");
     let uid = |update: &SourceUpdate, name: &str| service(update, name).map(|s| s.meta.uid.clone());
@@ -291,12 +291,12 @@ async fn deletions_missed_by_an_expired_watch_take_effect_immediately() {
         .expect("legal");
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     until_state(&source, "the loss", |s| !s.connected).await;
     world.server.delete("v1", "Service", "shop", "web");
     world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", "web-1");
     world.server.compact();
-    world.server.refuse_connections(false).expect("it can be text");
+    world.server.refuse_connections(false).expect("the test server accepts it");
     let gone = |u: &SourceUpdate| service(u, "web").is_none() && endpoints(u, "web-1").is_empty();
     let update = until(&source, "the deletions", gone).await;
     assert!(update.report.is_empty() && update.objects.services.len() == 2, "{}", update.report);
@@ -309,13 +309,13 @@ async fn a_server_without_any_endpoints_removes_none() {
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     until_state(&source, "the loss", |s| !s.connected).await;
     for name in ["web-1", "api-1"] {
         world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", name);
     }
     world.server.compact();
-    world.server.refuse_connections(false).expect("it can be text");
+    world.server.refuse_connections(false).expect("the test server accepts it");
     let kept = |s: &SourceState| s.kept.iter().map(|k| (k.kind, k.count)).collect::<Vec<_>>();
     until_state(&source, "kept objects", |s| s.connected && kept(s) == [("EndpointSlice", 2)]).await;
     let update = source.updates().borrow().clone();
@@ -333,18 +333,18 @@ async fn consecutive_faults_share_one_grace_time_and_remove_nothing() {
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     let kept = |s: &SourceState, kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     let state =
         until_state(&source, "kept objects", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
     let first = state.kept.iter().find(|k| k.kind == "EndpointSlice").expect("kept").until;
     // Empty, then older, then with errors and 410, then empty again.
-    world.server.restart_from(&backup).expect("it can be text");
+    world.server.restart_from(&backup).expect("the test server accepts it");
     until_state(&source, "only what is older", |s| s.connected && kept(s, "EndpointSlice") == Some(1)).await;
     assert_eq!(endpoints(&source.updates().borrow(), "web-1"), ["10.0.1.9"]);
     world.server.faults().on_next(3, "/endpointslices", Fault::ServerError(500));
     world.server.faults().cut_watches();
     world.server.compact();
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     let state =
         until_state(&source, "all kept", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
     let update = source.updates().borrow().clone();
@@ -380,10 +380,10 @@ async fn an_api_server_that_was_away_for_long_is_listed_again() {
     world.apply_web();
     let source = world.start_tuned(Tuning { resume_max: Duration::ZERO, ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     until_state(&source, "the loss", |s| !s.connected).await;
     world.server.forget_requests();
-    world.server.refuse_connections(false).expect("it can be text");
+    world.server.refuse_connections(false).expect("the test server accepts it");
     until_state(&source, "a connection", |s| s.connected).await;
     let requests = world.server.requests();
     let is_list = |path: &str| requests.iter().any(|r| r.path == path && r.query.contains("limit="));
@@ -399,7 +399,7 @@ async fn deletions_during_a_long_loss_count_if_the_past_is_available() {
         let source = world.start_tuned(Tuning { resume_max: Duration::ZERO, ..quick() });
         until_state(&source, "a connection", |s| s.connected).await;
         until(&source, "both Services", |u| service(u, "web").is_some() && service(u, "api").is_some()).await;
-        world.server.refuse_connections(true).expect("it can be text");
+        world.server.refuse_connections(true).expect("the test server accepts it");
         until_state(&source, "the loss", |s| !s.connected).await;
         // The newest object of each kind.
         world.server.delete("v1", "Service", "shop", "api");
@@ -407,7 +407,7 @@ async fn deletions_during_a_long_loss_count_if_the_past_is_available() {
         if !has_past {
             world.server.compact();
         }
-        world.server.refuse_connections(false).expect("it can be text");
+        world.server.refuse_connections(false).expect("the test server accepts it");
         if has_past {
             until(&source, "the deletion", |u| service(u, "api").is_none()).await;
             until_state(&source, "a connection", |s| s.connected && s.kept.is_empty()).await;
@@ -425,7 +425,7 @@ async fn an_empty_api_server_is_trusted_after_the_grace_time() {
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_empty().expect("it can be text");
+    world.server.restart_empty().expect("the test server accepts it");
     let update =
         until(&source, "the end", |u| service(u, "web").is_none() && endpoints(u, "web-1").is_empty()).await;
     until_state(&source, "nothing kept", |s| s.kept.is_empty()).await;
@@ -442,7 +442,7 @@ async fn a_restored_api_server_reverts_nothing_within_the_grace_time() {
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.restart_from(&backup).expect("it can be text");
+    world.server.restart_from(&backup).expect("the test server accepts it");
     until_state(&source, "kept objects", |s| {
         let count = |kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
         (count("Service"), count("EndpointSlice")) == (Some(1), Some(2))
@@ -482,17 +482,17 @@ async fn a_restored_server_with_many_new_writes_reverts_nothing() {
         let source = world.start_tuned(tuning);
         until_state(&source, "a connection", |s| s.connected).await;
         match last {
-            "a Service made" => drop(world.server.apply(&manifest("db", "10.0.3.1")).expect("legal")),
+            "a Service created" => drop(world.server.apply(&manifest("db", "10.0.3.1")).expect("legal")),
             "an endpoint changed" => drop(world.server.apply(&slice("web", "10.0.1.9")).expect("legal")),
             _ => drop(world.server.delete("v1", "Service", "shop", "api")),
         }
         let followed = |u: &SourceUpdate| match last {
-            "a Service made" => service(u, "db").is_some() && endpoints(u, "db-1") == ["10.0.3.1"],
+            "a Service created" => service(u, "db").is_some() && endpoints(u, "db-1") == ["10.0.3.1"],
             "an endpoint changed" => endpoints(u, "web-1") == ["10.0.1.9"],
             _ => service(u, "api").is_none(),
         };
         until(&source, "the change that is lost afterwards", followed).await;
-        world.server.restart_from(&backup).expect("it can be text");
+        world.server.restart_from(&backup).expect("the test server accepts it");
         write_more(&world, 100);
         if expires {
             world.server.compact();
@@ -538,7 +538,7 @@ async fn a_kept_service_keeps_its_endpoints_although_other_slices_changed() {
             service(u, "new").is_some() && endpoints(u, "web-1") == ["10.0.1.2"]
         })
         .await;
-        world.server.restart_from(&backup).expect("it can be text");
+        world.server.restart_from(&backup).expect("the test server accepts it");
         write_more(&world, 100);
         // The newest change of the slices seems to be explained.
         world.server.apply(&slice("web", "10.0.1.3")).expect("legal");
@@ -564,13 +564,13 @@ async fn a_change_explained_by_the_watch_needs_no_list() {
     let explanation = Duration::from_millis(300);
     let source = world.start_tuned(Tuning { explanation, silence: Duration::from_secs(60), ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     until_state(&source, "the loss", |s| !s.connected).await;
     // The newest change of each kind.
     world.server.delete("v1", "Service", "shop", "api");
     world.server.apply(&slice("api", "10.0.2.9")).expect("legal");
     world.server.forget_requests();
-    world.server.refuse_connections(false).expect("it can be text");
+    world.server.refuse_connections(false).expect("the test server accepts it");
     until(&source, "both changes", |u| service(u, "api").is_none() && endpoints(u, "api-1") == ["10.0.2.9"])
         .await;
     tokio::time::sleep(2 * explanation).await;
@@ -587,7 +587,7 @@ async fn nothing_expires_while_the_api_server_is_away() {
     world.apply_web();
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     let failures = until_state(&source, "the loss", |s| !s.connected).await.failures;
     until_state(&source, "attempts for longer than the grace time", |s| {
         s.failures > failures + 10 && s.since.duration_until(Timestamp::now()).as_millis() > 600
@@ -608,7 +608,7 @@ async fn an_expired_token_stops_nothing_and_a_new_one_is_used() {
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.expire_token("first");
-    world.server.restart().expect("it can be text");
+    world.server.restart().expect("the test server accepts it");
     let state =
         until_state(&source, "a refusal", |s| s.last_error.as_ref().is_some_and(|why| why.contains("401")))
             .await;
@@ -633,7 +633,7 @@ async fn a_new_token_found_by_one_task_ends_the_pauses_of_all() {
     let source = world.start_tuned(Tuning { backoff_first: long, backoff_max: long, ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.expire_token("first");
-    world.server.restart().expect("it can be text");
+    world.server.restart().expect("the test server accepts it");
     until_state(&source, "the loss", |s| !s.connected).await;
     let (connector, state, end) = (source.connector(), source.state(), Instant::now() + PATIENCE);
     // Repeat, because a task that has not paused yet does not receive it.

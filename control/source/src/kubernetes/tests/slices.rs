@@ -110,7 +110,7 @@ async fn slices_left_out_are_small_on_disk_and_stay_left_out_after_a_start() {
     let (large, small): (Vec<&str>, Vec<&str>) = slices.partition(|line| line.len() > 10_000);
     assert_eq!((large.len(), small.len()), (3, 5));
     assert!(small.iter().all(|line| line.len() < 600), "{small:?}");
-    world.server.refuse_connections(true).expect("it can be text");
+    world.server.refuse_connections(true).expect("the test server accepts it");
     let source = world.start();
     let from_disk = until(&source, "objects from disk", |_| true).await;
     assert_eq!(kept(&from_disk.objects), kept(&update.objects));
