@@ -376,7 +376,7 @@ impl Allocation {
     pub(super) fn quota_reached(&self, pool: usize, applicant: &Applicant<'_>) -> String {
         let Pool { name, quota_per_namespace, .. } = &self.pools[pool];
         let quota = quota_per_namespace.unwrap_or(u32::MAX);
-        format!("namespace {} uses its quota of {quota} in pool {name}", applicant.key().namespace)
+        format!("namespace {} has reached its quota of {quota} in pool {name}", applicant.key().namespace)
     }
 
     /// The families that the Service should have: those in its spec, otherwise those of the addresses that it

@@ -1,9 +1,9 @@
 //! Pass 1: a Service keeps its addresses and ports as long as it requests them.
 //!
-//! Ports that are known to belong to a Service come first ([`PreviousAddresses::confirmed`](super::PreviousAddresses)). These claims were granted
-//! together before, so their order doesn't matter. Claims from a less reliable source follow, and claims under a
-//! sharing key that has changed: the Service that changed its key loses. Ports that a Service added are claimed in
-//! pass 2, like everything new.
+//! Ports that are known to belong to a Service come first ([`confirmed`](super::PreviousAddresses)). These claims
+//! were granted together before, so their order doesn't matter. Claims from a less reliable source follow, and claims
+//! under a sharing key that has changed: the Service that changed its key loses. Ports that a Service added are
+//! claimed in pass 2, like everything new.
 //!
 //! A change of a pool never takes an address from a Service, whether it concerns the ranges, the quota or the
 //! selectors, or removes the pool. With `forceRelease`, the operator takes addresses back: a Service then keeps only

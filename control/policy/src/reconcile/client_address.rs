@@ -47,7 +47,7 @@ pub(super) fn mode(
         return settings.services.defaults.forwarding;
     }
     let what = format!(
-        "Service {} has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' addresses by the \
+        "Service {} has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' addresses with the \
          gateway's{why_not}",
         service.meta.key
     );

@@ -289,7 +289,8 @@ impl NodeCheck {
             Some(port) => (Check::NodeHealthPort, port),
             None => (Check::NodeProxy, Port::new(NODE_PROXY_PORT).expect("the constant is not zero")),
         };
-        // All Services share one check of the node's proxy if it has the operator's rules. It runs on behalf of the operator.
+        // All Services share one check of the node's proxy if it has the operator's rules. It runs on behalf of the
+        // operator.
         let probe = Probe::new(check, checks.rules);
         let is_common = probe.check == Check::NodeProxy && checks.rules == checks.of_operator;
         let probe = if is_common { probe } else { probe.of(&checks.namespace) };

@@ -209,8 +209,8 @@ fn reached<'e, 'a: 'e>(
     let (context, plan) = (collector.context, collector.plan);
     let PortAt { port, frontend, endpoints, .. } = at;
     let mode = plan.options.mode;
-    let mut candidates = candidates::candidates(collector, at)
-        .map_err(|forwarding_error| refuse(collector, at, forwarding_error))?;
+    let mut candidates =
+        candidates::candidates(collector, at).map_err(|error| refuse(collector, at, error))?;
     let family = IpFamily::of(frontend.vip);
     let (own, other): (Vec<_>, Vec<_>) =
         candidates.endpoints.iter().partition(|e| IpFamily::of(e.ip) == family);
@@ -223,11 +223,11 @@ fn reached<'e, 'a: 'e>(
         let address = SocketAddr::new(endpoint.ip, endpoint.port.get());
         match forwarding_error(context.settings(), mode, frontend, address) {
             None => reachable.push(endpoint.clone()),
-            Some(forwarding_error) => unreachable.push((endpoint, forwarding_error)),
+            Some(error) => unreachable.push((endpoint, error)),
         }
     }
     let whole_port = match (&port.target_port, unreachable.first()) {
-        (_, Some((_, forwarding_error))) if reachable.is_empty() => Some(forwarding_error.clone()),
+        (_, Some((_, error))) if reachable.is_empty() => Some(error.clone()),
         // There is no endpoint yet, and it is already known that the mode cannot reach any.
         (TargetPort::Number(target), None)
             if endpoints.is_empty()
@@ -239,8 +239,8 @@ fn reached<'e, 'a: 'e>(
         }
         _ => None,
     };
-    if let Some(forwarding_error) = whole_port {
-        return Err(refuse(collector, at, forwarding_error));
+    if let Some(error) = whole_port {
+        return Err(refuse(collector, at, error));
     }
     for (endpoint, ForwardingError { why, accepted, .. }) in unreachable {
         let meta = &plan.service.meta;
@@ -257,8 +257,8 @@ fn is_explicit(plan: Plan<'_>, frontend: &Frontend) -> bool {
 }
 
 /// Adds the finding about a port that is not programmed on a frontend.
-fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, forwarding_error: ForwardingError) -> PortRefusal {
-    let ForwardingError { why, field, accepted } = forwarding_error;
+fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, error: ForwardingError) -> PortRefusal {
+    let ForwardingError { why, field, accepted } = error;
     let (plan, PortAt { port, frontend, .. }) = (collector.plan, at);
     let of = &plan.service.meta.key;
     let what = format!("{} of Service {of} is not programmed: {why}", frontend.describe(port));

@@ -148,7 +148,7 @@ fn a_local_service_that_loses_client_addresses_is_reported() {
     let mut both = Both::new(&(balanced("web", "", HTTP, &local) + ENDPOINT));
     let events = both.run_until_stable();
     let lost = "Service default/web has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' \
-                addresses by the gateway's";
+                addresses with the gateway's";
     assert_eq!(notes(&events, "ClientAddressLost").len(), 1, "{events:?}");
     assert!(notes(&events, "ClientAddressLost")[0].starts_with(lost), "{events:?}");
     let served = "True ClientAddressLost: every port is forwarded with fullnat; ";

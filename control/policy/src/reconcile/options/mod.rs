@@ -196,7 +196,7 @@ fn choose_mode(read: &mut Reader<'_>, service: &Service, settings: &Settings, op
         && options.mode == ForwardingMode::FullNat
         && options.proxy.header.is_none()
     {
-        let why = "forwarding fullnat replaces the addresses of clients by the gateway's";
+        let why = "forwarding fullnat replaces the addresses of clients with the gateway's";
         read.refuse(options, &alias, why, client_address::ACCEPTED);
     }
 }

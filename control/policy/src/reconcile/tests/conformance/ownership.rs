@@ -143,11 +143,11 @@ fn external_ips_count_towards_the_quota_and_each_address_once() {
     assert_eq!(owned(&outcome), expected);
     let (reason, what, _) = finding(&outcome);
     assert_eq!(reason, Reason::ExternalIpDenied);
-    assert!(what.ends_with("namespace default uses its quota of 2 in pool edge"), "{what}");
+    assert!(what.ends_with("namespace default has reached its quota of 2 in pool edge"), "{what}");
     // LoadBalancer addresses count too.
     let balancer = service_with("name: lb, annotations: {tidegate.dev/address-pool: edge}", "");
     both.set(&(two.clone() + &balancer));
-    assert!(pending(&both.step(), "lb").is_some_and(|why| why.contains("uses its quota of 2")));
+    assert!(pending(&both.step(), "lb").is_some_and(|why| why.contains("has reached its quota of 2")));
     let requests = service_with("name: lb, annotations: {tidegate.dev/load-balancer-ips: 198.51.100.9}", "");
     both.set(&(two.clone() + &requests));
     let outcome = both.step();
@@ -341,7 +341,7 @@ fn force_release_takes_back_only_what_the_pool_would_not_assign_now() {
     edit_pool(&mut both, "public", |pool| pool.quota_per_namespace = Some(1));
     let outcome = both.step();
     assert_eq!(vips(&outcome), before[..1], "the newer one exceeds the quota");
-    assert!(pending(&outcome, "b").is_some_and(|why| why.contains("uses its quota of 1")));
+    assert!(pending(&outcome, "b").is_some_and(|why| why.contains("has reached its quota of 1")));
     let (mut both, _) = start();
     edit_pool(&mut both, "public", |pool| (pool.force_release, pool.disabled) = (true, true));
     assert_eq!(vips(&both.step()), [] as [IpAddr; 0], "an emptied pool");

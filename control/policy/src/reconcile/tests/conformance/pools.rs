@@ -212,7 +212,7 @@ fn a_quota_per_namespace_counts_the_addresses_that_it_uses() {
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28], quotaPerNamespace: 1", &services);
     let outcome = pooled.step();
     assert!(address(&outcome, "in-x").is_some() && address(&outcome, "in-z").is_some());
-    let waits = "namespace a uses its quota of 1 in pool public";
+    let waits = "namespace a has reached its quota of 1 in pool public";
     assert!(pending(&outcome, "in-y").is_some_and(|p| p.contains(waits)));
     // A shared address counts once.
     let keyed = |name: &str, port: u16| {
