@@ -92,7 +92,7 @@ pub fn service(n: usize, variant: Variant) -> Value {
     if variant.has_status {
         let ip = vip(n);
         let proto = if is_udp(n) { Protocol::Udp } else { Protocol::Tcp };
-        let held = OwnedAddress {
+        let owned = OwnedAddress {
             pool: POOL_NAME.to_owned(),
             ports: Some(vec![(proto, PORT)]),
             ..OwnedAddress::of_status(ip)
@@ -116,7 +116,7 @@ pub fn service(n: usize, variant: Variant) -> Value {
                 condition("Programmed", "True", "Programmed", "every port is forwarded with fullnat".to_owned()),
                 condition("Healthy", "True", "BackendsUp", "every port has an active backend".to_owned()),
                 condition("Conflicted", "False", "NoConflict", String::new()),
-                condition("Holds", "True", "Recorded", record(&[held])),
+                condition("Holds", "True", "Recorded", record(&[owned])),
             ],
         });
     }
