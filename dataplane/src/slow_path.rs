@@ -287,7 +287,7 @@ impl<S: FrameSource> SlowPath<S> {
                     let anew = device.recreate();
                     match &anew {
                         Ok(_) => {
-                            tracing::warn!(device = device.name(), "the probe device was deleted: recreated")
+                            tracing::warn!(device = device.name(), "the probe device was deleted: recreated");
                         }
                         Err(error) => tracing::warn!(
                             device = device.name(), %error,

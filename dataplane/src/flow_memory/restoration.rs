@@ -228,7 +228,7 @@ mod tests {
     fn a_panic_of_the_thread_is_reported() {
         let (report, reports) = channel();
         let on_failure: OnFailure = Arc::new(move |failure: &WorkerFailure| {
-            report.send(failure.clone()).expect("the test receives it")
+            report.send(failure.clone()).expect("the test receives it");
         });
         start(|| panic!("on purpose"), Some(on_failure)).expect("it starts");
         let failure = reports.recv().expect("it is reported");

@@ -304,7 +304,7 @@ mod tests {
         };
         let (report, reported) = std::sync::mpsc::channel();
         let on_failure: OnFailure = Arc::new(move |failure: &WorkerFailure| {
-            report.send(failure.clone()).expect("the test receives it")
+            report.send(failure.clone()).expect("the test receives it");
         });
         let watch = Watchdog::start(vec![watched], Vec::new(), Arc::new(|| ()), Some(on_failure));
         let failure = reported.recv_timeout(Duration::from_secs(60)).expect("it is reported");

@@ -296,7 +296,7 @@ fn a_new_local_service_warns_only_after_its_nodes_failed_their_checks() {
     assert!(both.look().services[0].ports[0].fail_open && !warns(&both));
     // This also applies after enough failed checks.
     both.both(|world| {
-        world.verdicts = with_status(HealthStatus { failure: Some(Failure::Status(503)), ..none })
+        world.verdicts = with_status(HealthStatus { failure: Some(Failure::Status(503)), ..none });
     });
     assert!(warns(&both));
 }
