@@ -205,7 +205,7 @@ pub const KEYS: &[Key] = &[
         "Which flows the gateway remembers in DSR modes with `rendezvous`. `always`: all. `on-change`: only those that would move, for the drain timeout after a \
          change of the backends ([selection.md](selection.md#flows-in-flux))."),
     key("services.defaults.mssClamp", "`off`, `path`, or 536 to 65495", Value("off"), "1400", Reload,
-        "The limit for the maximum segment size that TCP SYNs name, in tunnel and NAT modes. `path`: what the links and the path take. A number: at most that \
+        "The limit for the maximum segment size that TCP SYNs name, in tunnel and NAT modes. `path`: what fits the links and the path. A number: at most that \
          many bytes, and no more than `path` ([tunnels.md](tunnels.md#the-segment-size-of-tcp))."),
     key("services.nodePortAddresses", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
         "The gateway serves node ports and health-check node ports on the addresses of `dataplane.interfaces` in these networks. If the list is empty, it \
@@ -232,7 +232,7 @@ pub const KEYS: &[Key] = &[
         "Files with more sources: an address or a prefix in each line; `#` or `;` starts a comment. They are read again with the configuration. \
          Together, the lists have at most 1000000 prefixes."),
     key("protection.allow.prefixes", "list of CIDRs and addresses", Value("[]"), "[198.51.100.7]", Reload,
-        "Sources that `deny` does not refuse although a shorter prefix of it, or the same one, contains them. `newConnections` does not limit them."),
+        "Exceptions to `deny`: sources in these prefixes are admitted unless `deny` has a longer prefix for them. `newConnections` does not limit them."),
     key("protection.allow.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
         "Files with more sources, as for `deny`."),
     key("protection.newConnections.perSecond", "1 to 10000000", Words("no limit"), "100", Reload,
@@ -319,8 +319,8 @@ pub const KEYS: &[Key] = &[
     key("announce.l2.lease.namespace", "name of a namespace", Value("tidegate-system"), "edge", Restart,
         "With `lease`: the namespace of the Leases. All gateways need the same namespace, and permissions in it."),
     key("announce.l2.lease.takeover", "duration, 5s to 5m", Value("10s"), "20s", Restart,
-        "With `lease`: the time within which another gateway takes over the VIPs of one that failed. The Leases last 2 s less. If the API server does not respond for \
-         3 s less, the gateway stops answering. All gateways need the same value."),
+        "With `lease`: the time within which another gateway takes over the VIPs of one that failed. The Leases last 2 s less. The gateway stops answering if the \
+         API server has not responded for this time less 3 s. All gateways need the same value."),
     key("announce.l2.lease.handBackDelay", "duration, 0s to 1h", Value("30s"), "1m", Restart,
         "With `lease`: how long a gateway must be live before it gets back the VIPs that it owned before."),
     key("announce.l2.vrrp.fifo", "absolute path", Value("/run/tidegate/vrrp.fifo"), "/run/vrrp.fifo", Restart,
