@@ -54,6 +54,7 @@ demo: setup
 	@deploy/scripts/hugepages.sh run 192 target/release/tidegate-demo $(DEMO_ARGS)
 
 lint:
+	deploy/scripts/words.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --workspace --test e2e --test kubernetes --locked -- -D warnings
