@@ -148,7 +148,7 @@ const MISTAKES: &[Mistake] = &[
         "no default route",
         &[(GATEWAY_FILE, "{to: \"0.0.0.0/0\",", "{to: \"10.0.0.0/8\",")],
         (GATEWAY_FILE, "routes:"),
-        &["no default route of IPv4", "default/web"],
+        &["no IPv4 default route", "default/web"],
     ),
     warned(
         "two interfaces in one network",
@@ -335,7 +335,7 @@ const MISTAKES: &[Mistake] = &[
         "a Service of another class",
         &[(WEB, "spec:\n", "spec:\n  loadBalancerClass: example.com/other\n")],
         (WEB, "loadBalancerClass"),
-        &["Service default/web gets no address here", "example.com/other", "tidegate.dev/gateway"],
+        &["Service default/web gets no address: its", "example.com/other", "tidegate.dev/gateway"],
     ),
     warned(
         "an annotation that is misspelt",

@@ -1,8 +1,8 @@
-//! The clock for the times in requests.
+//! The clock for the deadlines of requests.
 
 use tidegate_spec::ownership::BootTime;
 
-/// The time of the kernel's clock that also counts while the machine is suspended.
+/// The time of `CLOCK_BOOTTIME`, which also advances while the machine is suspended.
 #[must_use]
 pub fn boot_time() -> BootTime {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -1,7 +1,7 @@
 //! The filter of `flows`: by Service, backend and client, with a limit.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
-//! address is read as the IPv4 address in it, because flows have addresses of that form.
+//! The command line and the query string of the request use the same syntax, which is parsed here. An IPv4-mapped IPv6
+//! address is read as the IPv4 address in it, because the addresses of flows are never mapped ones.
 //!
 //! Invariant: apart from that, [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
 
@@ -14,7 +14,7 @@ use super::query;
 
 /// The number of flows that are listed if no limit is given.
 pub const LIMIT_DEFAULT: usize = 500;
-/// The maximum number of flows in one listing, which makes an answer of about 10 MB.
+/// The maximum number of flows in one answer, which is then about 10 MB.
 pub const LIMIT_MAX: usize = 50_000;
 
 /// The filter and the limit. A field that is `None` matches all flows.
@@ -120,7 +120,7 @@ impl FromStr for BackendName {
         }
         let address = text.trim_matches(['[', ']']).parse::<IpAddr>();
         let address =
-            address.map_err(|_| format!("{text:?} is not a backend; accepted: ADDRESS:PORT, ADDRESS"))?;
+            address.map_err(|_| format!("{text:?} is not a backend; accepted: ADDRESS or ADDRESS:PORT"))?;
         Ok(Self { address: address.to_canonical(), port: None })
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_is_parsed_to_what_was_encoded() {
+    fn an_encoded_query_is_parsed_to_an_equal_one() {
         for service in [None, Some("web"), Some("default/web"), Some("default/web:http"), Some("web:80")] {
             for backend in
                 [None, Some("10.0.0.1"), Some("10.0.0.1:80"), Some("2001:db8::1"), Some("[2001:db8::1]:80")]
@@ -196,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_value_is_reported_with_what_is_accepted() {
+    fn an_invalid_value_is_reported_with_the_accepted_ones() {
         for (text, named) in [
             ("service=a/b/c", "service: \"a/b/c\" is not a Service; accepted: NAME or NAMESPACE/NAME"),
             ("service=", "service: \"\" is not a Service"),
-            ("backend=web", "backend: \"web\" is not a backend; accepted: ADDRESS:PORT, ADDRESS"),
+            ("backend=web", "backend: \"web\" is not a backend; accepted: ADDRESS or ADDRESS:PORT"),
             ("client=10.0.0.0/8", "client: \"10.0.0.0/8\" is not a client; accepted: an address"),
             ("limit=-1", "limit: \"-1\" is not a limit; accepted: 0 to 50000"),
             ("limit=50001", "accepted: 0 to 50000"),

@@ -1,4 +1,4 @@
-//! `pools`.
+//! `pools`: how many addresses of each pool are in use.
 
 use serde::{Deserialize, Serialize};
 use tidegate_policy::pools::PoolUsage;
@@ -32,7 +32,7 @@ pub struct PoolView {
     /// The number of Services with addresses from it.
     #[serde(default)]
     pub users: usize,
-    /// The first of them, `namespace/name`.
+    /// The first few of them, as `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_users: Vec<String>,
     /// Whether the pool no longer exists although Services still have addresses from it.
@@ -41,7 +41,7 @@ pub struct PoolView {
     /// The selector of the gateways that announce its addresses, in the form of `kubectl -l`; empty for all gateways.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gateways: String,
-    /// How they announce them: `l2`, `bgp`.
+    /// How these gateways announce the addresses: `l2`, `bgp`.
     #[serde(default)]
     pub announce: Vec<String>,
     /// `AddressPool/NAME` for a pool from an object; absent for pools of the configuration.

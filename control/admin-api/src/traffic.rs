@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrafficAnswer {
-    /// The service ports, with what they forwarded since the start.
+    /// The traffic of each service port.
     pub services: Vec<ServiceTraffic>,
 }
 
@@ -26,7 +26,7 @@ pub struct ServiceTraffic {
     pub vip: SocketAddr,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Packets.
+    /// Forwarded packets.
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -34,12 +34,12 @@ pub struct ServiceTraffic {
     pub connections: u64,
 }
 
-/// A count for one reason.
+/// The frames counted for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// The reason, as in metrics.
     pub reason: String,
-    /// The number of occurrences.
+    /// Their number.
     pub count: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct ReasonCount {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DropsAnswer {
-    /// Every reason, including those with a count of 0.
+    /// Dropped frames, by reason, including counts of 0.
     pub drops: Vec<ReasonCount>,
     /// Frames handed to the kernel, by reason.
     pub punts: Vec<ReasonCount>,

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_is_parsed_to_what_was_encoded() {
+    fn an_encoded_query_is_parsed_to_an_equal_one() {
         let full = WatchQuery {
             host: Some("2001:db8::1".parse().expect("an address")),
             port: Some(443),

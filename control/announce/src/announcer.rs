@@ -1,5 +1,5 @@
-//! The announcer thread: takes the latest round, decides what to announce, and applies the result to BIRD and the
-//! kernel.
+//! The announcer thread: takes the result of the latest reconcile round, decides what to announce, and applies that to
+//! BIRD and the kernel.
 //!
 //! It checks the gateway's state every [`TICK`], so a gateway that stops forwarding withdraws its VIPs within a second,
 //! even if no round follows. It is also BIRD's parent process: BIRD exits when this thread ends.
@@ -48,7 +48,7 @@ struct Shared {
     inputs: Mutex<Inputs>,
     changed: Condvar,
     status: Mutex<Arc<Status>>,
-    /// Whether everything is withdrawn because the gateway is stopping.
+    /// Whether all routes have been withdrawn after [`Announcer::withdraw`].
     withdrawn: Mutex<bool>,
     withdrawn_changed: Condvar,
 }
@@ -159,7 +159,7 @@ struct Worker {
     table: Option<Table>,
     decision: Decision,
     files: Files,
-    /// What `files` was generated from: the configuration, the number of the decision, and the waiting peers.
+    /// The inputs that `files` was generated from: configuration, number of the decision, and waiting peers.
     written: Option<(Arc<Setup>, u64, Waiting)>,
     first_bfd: FirstBfd,
     interruption: Interruption,
@@ -217,12 +217,12 @@ impl Worker {
                 } else if let Some(round) = &round {
                     self.decision.decide(&setup.config, (round, &snat), gateway, changes, now);
                 }
-                // Before the first round, nothing is known: a restarted daemon must not remove what it will announce
-                // again. That concerns kernel routes only: BIRD's routes ended with the previous BIRD.
+                // Before the first round, a restarted daemon must not remove routes that it will announce again. This
+                // matters only for kernel routes: BIRD's routes ended with the previous BIRD.
                 if round.is_some() || gateway.leaving {
                     is_applied = self.apply(setup, now);
                 } else if now.saturating_duration_since(self.started) >= KEEP_MAX {
-                    // This gateway is not forwarding yet.
+                    // Without objects nothing is forwarded: remove the earlier daemon's routes.
                     is_applied = self.apply_to_kernel(setup, now);
                 }
                 self.count_sent(is_applied);
@@ -345,7 +345,7 @@ impl Worker {
         }
     }
 
-    /// Counts what peers and the kernel have. Until BIRD has applied the latest change (`is_applied`), the counts stay.
+    /// Counts what peers and the kernel have received, once the latest change is applied or if nothing receives routes.
     fn count_sent(&mut self, is_applied: bool) {
         let reached = status::reached(&self.peers, is_applied && self.table.is_some());
         if is_applied || reached == [false; 2] {

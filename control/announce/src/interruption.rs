@@ -1,8 +1,8 @@
 //! Which peers still have the routes from before the gateway was interrupted.
 //!
-//! After an interruption, the gateway must import the flows of its peers before it receives their packets. A BGP peer
-//! whose session survived the interruption sends packets anyway, so its routes stay. One that ended its session has
-//! sent the packets elsewhere meanwhile, so it gets the routes only when the gateway has caught up.
+//! After an interruption, the gateway must import the flows of other gateways before it receives their packets. A BGP
+//! peer whose session survived the interruption sends packets anyway, so its routes stay. One whose session ended has
+//! sent its packets to other gateways since, so it gets the routes only when this gateway has caught up.
 //!
 //! Invariant: nothing here reads a clock.
 
@@ -31,7 +31,7 @@ impl Interruption {
         self.since.is_some()
     }
 
-    /// Whether the session with a peer has lasted since before the interruption.
+    /// Whether the peer's session is up since before the interruption; true if there is none.
     pub(crate) fn keeps(&self, peer: &PeerStatus) -> bool {
         self.since.is_none_or(|since| peer.is_up() && peer.since_instant <= since)
     }
@@ -45,7 +45,7 @@ mod tests {
     use crate::bird::replies::SessionState;
 
     #[test]
-    fn a_session_that_started_during_the_interruption_gets_no_routes() {
+    fn a_session_that_started_during_the_interruption_keeps_no_routes() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let peer = |state, since| {

@@ -1,9 +1,9 @@
 //! Routes to SNAT addresses: replies of backends must reach a gateway that has their flows.
 //!
 //! Gateways that share flows announce each other's SNAT addresses. Routers prefer the gateway that owns an address and
-//! fail over to another when its routes disappear, without any message between the gateways. The preference is in every
-//! attribute that routers compare: LOCAL_PREF within an AS, the length of the path, and MULTI_EXIT_DISC. Kernel routes
-//! have none of these, so they exist only while no other gateway has a better one.
+//! fail over to another when its routes disappear, without any message between the gateways. Every attribute that
+//! routers compare encodes the preference: LOCAL_PREF within an AS, the length of AS_PATH, and MULTI_EXIT_DISC. Kernel
+//! routes have no such attributes, so they exist only while no other gateway has a better route.
 //!
 //! The daemon chooses the preferences. Nothing is announced while the gateway cannot forward or is stopping.
 
@@ -16,7 +16,7 @@ use tidegate_model::objects::{PREPENDS_MAX, RouteAttributes};
 use crate::decide::Gateway;
 use crate::routes::Routes;
 
-/// Which route to a SNAT address routers prefer, best first.
+/// How strongly routers prefer a route to a SNAT address, strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preference {
     /// The gateway owns the address.
@@ -51,7 +51,7 @@ fn attributes(local_pref: u32, med: u32, prepends: u8) -> RouteAttributes {
 pub struct SnatRoute {
     /// Its preference.
     pub preference: Preference,
-    /// No gateway that is known to be alive has a better one.
+    /// Whether no gateway that is known to be alive has a better route.
     pub is_best: bool,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn add(snat: &SnatRoutes, gateway: Gateway, bgp: &mut Routes, kernel:
     }
 }
 
-/// The routes of last resort among these.
+/// The prefixes of the routes with [`Preference::Last`].
 pub(crate) fn last_resort(snat: &SnatRoutes) -> BTreeSet<IpNet> {
     let last = snat.iter().filter(|(_, route)| route.preference == Preference::Last);
     last.map(|(&address, _)| IpNet::from(address)).collect()

@@ -1,9 +1,9 @@
 //! Runs the checks: one task that gets due targets from the [`Schedule`], and one short task for each check in
 //! progress.
 //!
-//! The clock and the sockets are here and in the [`Prober`]; the schedule decides, together with
-//! [`Tally`](super::Tally). A new set of targets replaces the previous one at most every [`REPLACE_GAP`], because
-//! reconciling can be much faster than checking.
+//! The clock is read here, and the [`Prober`] has the sockets. [`Schedule`] and [`Tally`](super::Tally) only decide. A
+//! new set of targets replaces the previous one at most every [`REPLACE_GAP`], because reconciling can be much faster
+//! than checking.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -20,7 +20,7 @@ use super::check_result::{Answer, CheckResult};
 use super::schedule::{self, Change, Schedule, Ticket};
 use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 
-/// The minimum time between two sets of targets.
+/// The minimum time between two replacements of the targets.
 const REPLACE_GAP: Duration = Duration::from_millis(50);
 
 /// Checks a target. The daemon uses [`NetworkProber`](super::NetworkProber).
@@ -45,7 +45,7 @@ pub struct CheckCounts {
     stretch: AtomicU64,
 }
 
-/// The number of checks, and whether the gateway keeps up with them.
+/// The load of checks, and whether the gateway keeps up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CheckLoad {
     /// The number of targets.
@@ -64,7 +64,7 @@ pub struct CheckLoad {
 }
 
 impl CheckCounts {
-    /// The results as (`success`, `failure`, `inconclusive`). Inconclusive results are faults of the gateway itself.
+    /// The number of checks by result. A check is inconclusive if the gateway itself was at fault.
     #[must_use]
     pub fn read(&self) -> [(&'static str, u64); 3] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl CheckCounts {
         self.round_trips.read()
     }
 
-    /// The current numbers of checks.
+    /// The current load.
     #[must_use]
     pub fn load(&self) -> CheckLoad {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -136,13 +136,13 @@ pub struct Checker {
     connectivity: Connectivity,
 }
 
-/// Whether the gateway can reach anything, once that is known.
+/// Returns whether the gateway itself can forward; yes, if unset.
 #[derive(Clone, Default)]
 struct Connectivity(Arc<OnceLock<Box<dyn Fn() -> bool + Send + Sync>>>);
 
 impl std::fmt::Debug for Connectivity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("WayOut").finish_non_exhaustive()
+        f.debug_tuple("Connectivity").finish_non_exhaustive()
     }
 }
 
@@ -154,8 +154,8 @@ impl Connectivity {
 }
 
 impl Checker {
-    /// Starts without targets, on the current tokio runtime. The gateway's name determines the position of each target
-    /// in its interval, so that two gateways check the same target at different times.
+    /// Starts without targets, on the current tokio runtime. The gateway's name determines when in its interval each
+    /// target is checked, so that two gateways check the same target at different times.
     pub fn start(prober: impl Prober, limits: Limits, gateway: &str) -> Self {
         let (targets, targets_seen) = watch::channel(Targets::default());
         let (verdicts_out, verdicts) = watch::channel(Verdicts::default());
@@ -174,14 +174,15 @@ impl Checker {
         Self { targets, verdicts, counts, connectivity }
     }
 
-    /// Counts failures only while `can_forward`. Otherwise a gateway whose own link is down would consider all targets
-    /// down, and choose different backends than its peers when the link is back. Only the first call has an effect.
+    /// Counts failures only while `can_forward` returns true. Without this, a gateway whose own link is down would
+    /// consider all targets down, and choose different backends than its peers when the link is back. Only the first
+    /// call has an effect.
     pub fn fail_only_while(&self, can_forward: impl Fn() -> bool + Send + Sync + 'static) {
         let _ = self.connectivity.0.set(Box::new(can_forward));
     }
 
-    /// Replaces the targets. Targets that stay keep their state and their position. A target whose probe changed keeps
-    /// the verdict on its address until its own checks decide. The cost depends on the number of differences.
+    /// Replaces the targets. Targets that remain keep their state and their time in the interval. A target whose probe
+    /// changed keeps the verdict on its address until the new probe has one. The cost is that of the differences.
     pub fn set_targets(&self, targets: Targets) {
         self.targets.send_if_modified(|now| {
             let changed = !now.is_same(&targets);
@@ -233,7 +234,7 @@ impl<P: Prober> Runner<P> {
                 Some(ended) = self.in_progress.join_next_with_id() => {
                     let mut changes = Vec::new();
                     let mut ended = Some(ended);
-                    // All checks that have ended are published together.
+                    // All results so far are published together.
                     while let Some(one) = ended {
                         changes.extend(self.end(one));
                         ended = self.in_progress.try_join_next_with_id();
@@ -258,7 +259,7 @@ impl<P: Prober> Runner<P> {
         let is_own = matches!(answer.result, CheckResult::Failure(_)) && !self.connectivity.is_open();
         let answer = if is_own { CheckResult::Inconclusive.into() } else { answer };
         self.counts.count(answer.result, took);
-        let ticket = self.tickets.remove(&id).expect("each task has the ticket that it was begun with");
+        let ticket = self.tickets.remove(&id).expect("every task has a ticket");
         self.schedule.end(ticket, answer, self.began.elapsed())
     }
 
@@ -285,15 +286,15 @@ async fn check(prober: impl Prober, target: Target) -> Answer {
     } else {
         (probe.rules.timeout, CheckResult::Failure(Failure::Timeout))
     };
-    // Where silence counts as success, it is no evidence for the VIP either.
+    // If silence counts as success, a check at the VIP proves nothing about the VIP.
     if target.at_vip.is_some() && !probe.check.passes_in_silence() {
         return check_at_vip(&prober, &target, limit).await;
     }
     timeout(limit, prober.run_check(&target)).await.unwrap_or(silence.into())
 }
 
-/// Performs a check at a VIP. If it fails, the endpoint's own address is checked in the remaining time, to distinguish
-/// an endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer.
+/// Performs a check at a VIP. If it fails, or has no result after half of the time, the endpoint's own address is
+/// checked too, to distinguish an endpoint that is down from one that lacks the VIP.
 async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) -> Answer {
     let until = Instant::now() + limit;
     let checking = prober.run_check(target);
@@ -325,7 +326,7 @@ async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) ->
         // The target answered at the VIP, which is also what clients see.
         Some(answer) if !is_good || answer.result.is_from_target() => answer,
         _ if is_good => CheckResult::Failure(Failure::NotOnVip).into(),
-        // Only the result at its own address, if any, says something about it.
+        // Otherwise the result at its own address counts, if there is one.
         _ => at_own.unwrap_or(CheckResult::Failure(Failure::Timeout).into()),
     }
 }

@@ -1,12 +1,12 @@
 //! The sources of the desired state: a directory of manifests, or the API server (connection, watches, retention).
 //!
-//! Every source produces the same [`tidegate_model::objects::Objects`], with defaulted and valid objects, and publishes
-//! it as [`SourceUpdate`]s, so that later stages don't depend on the source. Faults are in a report, with their
-//! location. The state of a source is in its [`SourceState`], for metrics, `status` and conditions.
+//! Every source produces [`tidegate_model::objects::Objects`], validated and with defaults applied, and publishes them
+//! as [`SourceUpdate`]s, so that later stages don't depend on the source. Faults are in a report, with their location.
+//! Each source has a [`SourceState`] for metrics, `status` and conditions.
 //!
 //! Invariant: the same objects give equal [`Objects`] from either source ([`manifest`] decodes for both).
 //!
-//! May depend on: `tidegate-model`. May not depend on: `tidegate-policy`, which decides on the objects; the dataplane.
+//! May depend on `tidegate-model`, but not on `tidegate-policy`, which decides on the objects, or on the dataplane.
 
 pub mod directory;
 pub mod kubernetes;
@@ -22,25 +22,26 @@ use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{ObjectKey, Objects};
 
-/// One state of the objects.
+/// All objects at one moment.
 #[derive(Debug, Clone)]
 pub struct SourceUpdate {
-    /// The number of the state, from 1.
+    /// The number of this update, from 1.
     pub revision: u64,
     /// All objects. If some are unavailable (a file with errors, an API server that lost them), the objects of their
     /// last valid state are included. An unchanged object keeps its `Arc`; [`Objects`] describes how to find changes.
     pub objects: Arc<Objects>,
-    /// The resourceVersion of the Services. A gateway that has applied them serves nothing that was released in this
-    /// version or earlier, except objects that it keeps. 0 for a directory, and until an API server has sent a version.
+    /// The resourceVersion of the Services. A gateway that has applied this update no longer serves addresses that were
+    /// released at this version or earlier, except those of objects that it keeps. 0 for a directory, and until an API
+    /// server has sent a version.
     pub version: u64,
-    /// Whether some of the Services are only kept: the API server lost them, or has older ones.
+    /// Whether some of the Services are kept although the API server lost them or rolled them back.
     pub keeps_services: bool,
     /// All faults.
     pub report: Arc<Report>,
     /// The faults of objects in a namespace, by namespace. Always empty for a directory, whose files belong to the
     /// operator.
     pub faults_of_namespaces: Arc<BTreeMap<String, Report>>,
-    /// The files whose objects are from an older version, and since when.
+    /// The files whose last valid objects are used instead of their contents.
     pub stale: Arc<[StaleFile]>,
     /// Objects that are not used at all because of their errors. Only a directory has such objects.
     pub refused: Arc<[RefusedObject]>,
@@ -58,9 +59,9 @@ pub struct RefusedObject {
     pub kind: &'static str,
     /// Namespace and name.
     pub key: ObjectKey,
-    /// The Service itself, or the Service of its endpoints; `None` for other kinds.
+    /// The Service itself, or the Service that the endpoints belong to; `None` for other kinds.
     pub service: Option<ObjectKey>,
-    /// Its errors, at least one, in the order of the file.
+    /// Its errors (at least one), in file order.
     pub faults: Vec<Diagnostic>,
 }
 
@@ -73,27 +74,26 @@ pub struct StaleFile {
     pub since: SystemTime,
 }
 
-/// The state of the source. A directory is connected while it responds.
+/// The state of the source. A directory counts as connected while it responds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceState {
     /// Whether every watch is connected. Otherwise the gateway continues with the last known objects.
     pub connected: bool,
     /// The start of this state.
     pub since: Timestamp,
-    /// When the connection was last lost, the objects on disk last confirmed, or the directory last read: see
-    /// [`SourceState::last_sync`].
+    /// While disconnected: when the objects were last known to match the source. See [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
-    /// Why the last attempt failed, until a connection is restored. While connected, it names the kind that the API
-    /// server doesn't allow the gateway to read, or whose definition is being deleted.
+    /// While disconnected: why the last attempt failed. While connected, it names the kind that the API server doesn't
+    /// allow the gateway to read, or whose CRD is being deleted.
     pub last_error: Option<String>,
     /// Whether the objects are those that were on disk when the gateway started, because the API server has not
     /// responded yet.
     pub from_disk: bool,
-    /// Objects that the API server no longer has since it returned, and that are kept for `apiLossGrace`.
+    /// Objects that the API server lost or rolled back in an outage, kept for `apiLossGrace`.
     pub kept: Arc<[KeptObjects]>,
     /// The number of failed attempts to list or watch since the start.
     pub failures: u64,
-    /// The number of files of objects on disk that could not be read since the start.
+    /// The number of unreadable files with stored objects since the start.
     pub corrupt_files: u64,
     /// Why the newest objects are not on disk although they should be: a restart without the API server would use older
     /// ones.
@@ -130,7 +130,7 @@ impl SourceState {
     }
 }
 
-/// Objects of one kind that are kept although the API server lost them, or has older ones.
+/// Objects of one kind that are kept although the API server lost them or rolled them back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptObjects {
     /// The kind, such as `Service`.
@@ -144,13 +144,12 @@ pub struct KeptObjects {
 }
 
 impl std::fmt::Display for KeptObjects {
-    /// `3 Service objects that the API server lost, or has in an older version, are kept until 2026-01-31T12:00:00Z:
-    /// shop/web, ...`
+    /// `3 Service objects that the API server lost or rolled back are kept until 2026-01-31T12:00:00Z: shop/web, ...`
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let more = if self.count > self.some.len() { ", ..." } else { "" };
         let until = self.until.strftime("%FT%TZ");
         let (count, kind, some) = (self.count, self.kind, self.some.join(", "));
-        let what = "objects that the API server lost, or has in an older version, are kept until";
+        let what = "objects that the API server lost or rolled back are kept until";
         write!(f, "{count} {kind} {what} {until}: {some}{more}")
     }
 }

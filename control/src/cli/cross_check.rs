@@ -1,7 +1,7 @@
 //! Faults that show only when the configuration is compared with the objects, and that nothing else reports.
 //!
 //! Only `check` reports them: most of these states are normal for a while, such as a Service without endpoints, and a
-//! running gateway reports them in `status` and conditions. Pure; called by `load` with what it has read.
+//! running gateway reports them in `status` and conditions. No I/O: `load` passes what it has read.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use tidegate_policy::reconcile::Outcome;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_spec::ForwardingMode;
 
-/// How many Services one kind of warning names individually.
+/// The maximum number of Services for which one kind of warning is reported.
 const NAMED_MAX: usize = 32;
 
 /// All faults.
@@ -32,7 +32,7 @@ pub(super) fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcom
     faults
 }
 
-/// An aggregate attracts the traffic for all its addresses to the gateway.
+/// Aggregates that attract traffic for addresses outside all pools.
 fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let Some(bgp) = &config.announce.bgp else { return Vec::new() };
     let (pools, _) = pools::merge(&config.pools, &objects.address_pools);
@@ -42,21 +42,21 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
         let (first, count) = range.outside(ranges())?;
         let field = format!("announce.bgp.aggregates[{i}]");
         let fault = if count == range.size() {
-            let what = format!("{field}: {net} contains no address of any pool, so it would only attract traffic of other hosts");
+            let what = format!("{field}: {net} contains no address of any pool, so it would only attract traffic for other hosts");
             Diagnostic::error(what).accepting("a prefix with addresses of pools")
         } else {
             Diagnostic::warning(format!(
                 "{field}: the gateway attracts the traffic for all addresses of {net}, and {count} of them are in no \
                  pool, such as {first}"
             ))
-            .accepting("a prefix all of whose addresses are in pools, if other hosts have these")
+            .accepting("a prefix that contains only addresses of pools, if other hosts use the others")
         };
         Some(fault.at(config.origin.field(&field)))
     });
     outside.collect()
 }
 
-/// The gateway answers for these addresses, so it would take over the traffic of the host that has one of them. This is
+/// Endpoints with a SNAT or tunnel source address of the gateway, which would receive their traffic instead. This is
 /// checked only for a directory, where the operator also writes the endpoints; with an API server, an endpoint cannot
 /// claim an address of a gateway.
 fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
@@ -98,7 +98,7 @@ fn of_other_classes(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic
     let warning = |service: &Service| {
         let class = other_class(service, own).unwrap_or_default();
         let key = &service.meta.key;
-        let what = format!("Service {key} gets no address here: its loadBalancerClass is {class}");
+        let what = format!("Service {key} gets no address: its loadBalancerClass is {class}");
         let accepted = format!("{own}, or no class");
         Diagnostic::warning(what).accepting(accepted).at(service.meta.origin.field("spec.loadBalancerClass"))
     };
@@ -110,7 +110,7 @@ fn other_class<'a>(service: &'a Service, own: &str) -> Option<&'a str> {
     class.filter(|_| service.service_type == ServiceType::LoadBalancer)
 }
 
-/// With an API server, Services of other classes are normal, unless there are no others.
+/// With an API server, Services of other classes are normal, so this reports only that all are.
 fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<Diagnostic> {
     let (own, takes_all) = (config.source.load_balancer_class(), config.source.claims_classless());
     let is_ours =
@@ -124,12 +124,11 @@ fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<
     let accepted = format!(
         "spec.loadBalancerClass: {own}, or source.kubernetes.default: true for Services without a class"
     );
-    let place = config.origin.field("source.kubernetes.loadBalancerClass");
-    Some(Diagnostic::warning(what).accepting(accepted).at(place))
+    let location = config.origin.field("source.kubernetes.loadBalancerClass");
+    Some(Diagnostic::warning(what).accepting(accepted).at(location))
 }
 
-/// Services without any endpoint objects. If there are objects that lack the ports of the Service, that is reported
-/// elsewhere.
+/// Services without any endpoint. Endpoints that lack the ports of the Service are reported elsewhere.
 fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let index = EndpointIndex::new(objects);
     let is_empty = |view: &&ServiceView| view.ports.iter().all(|port| port.backends.is_empty());
@@ -146,7 +145,7 @@ fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
             return None;
         }
         let (key, field) = (&service.meta.key, "spec.selector");
-        let what = format!("Service {key} has no endpoint, so it answers no client");
+        let what = format!("Service {key} has no endpoint, so clients get no answer");
         let accepted = format!(
             "an EndpointSlice of namespace {} with endpoints and the label kubernetes.io/service-name: {}",
             key.namespace, key.name
@@ -162,13 +161,13 @@ fn without_default_route(config: &GatewayConfig, outcome: &Outcome) -> Vec<Diagn
     let mut warnings = Vec::new();
     for (is_v4, family, to) in [(true, "IPv4", "0.0.0.0/0"), (false, "IPv6", "::/0")] {
         let mut specs = outcome.spec.services.iter();
-        let answers = |mode| matches!(mode, ForwardingMode::Nat | ForwardingMode::FullNat);
-        let first = specs.find(|spec| spec.key.vip.is_ipv4() == is_v4 && answers(spec.mode));
+        let translates = |mode| matches!(mode, ForwardingMode::Nat | ForwardingMode::FullNat);
+        let first = specs.find(|spec| spec.key.vip.is_ipv4() == is_v4 && translates(spec.mode));
         let has_route =
             routes.iter().any(|route| route.to.prefix_len() == 0 && route.to.addr().is_ipv4() == is_v4);
         let Some(spec) = first.filter(|_| !has_route) else { continue };
         let what = format!(
-            "dataplane.routes: there is no default route of {family}, so clients that no other route covers get no answer \
+            "dataplane.routes: there is no {family} default route, so clients that no other route covers get no answer \
              from Services in mode {}, such as {}/{}",
             spec.mode, spec.namespace, spec.name
         );

@@ -390,7 +390,7 @@ fn deliver(
     let path = neighbors.path_mtus().get(&backend.address, about.now);
     let path = path.filter(|&path| service.mode.is_tunnel() && path < link_mtu);
     let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
-    draft.0.way = Some(Egress { interface: name.to_owned(), next_hop: hop, mtu });
+    draft.0.egress = Some(Egress { interface: name.to_owned(), next_hop: hop, mtu });
     let longer = text::longer(packet, snapshot.policy().fragment_ipv4, mtu, overhead);
     let mut found = format!("{}; {longer}", text::mtu(name, link_mtu, path, overhead));
     if let Some(version) = service.proxy_protocol {
@@ -430,7 +430,7 @@ impl Draft {
             mode: None,
             choice: None,
             backend: None,
-            way: None,
+            egress: None,
             steps: Vec::new(),
         })
     }

@@ -299,7 +299,7 @@ fn a_tunnel_header_reduces_the_mtu() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
     let answer = explained(&spec(vec![web]), "203.0.113.1:80");
     let next_hop = Some("192.0.2.11".parse().expect("an address"));
-    assert_eq!(answer.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
+    assert_eq!(answer.egress, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     let neighbors = NeighborTable::new();
     neighbors.path_mtus().record(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
     let answer = explained_with(&spec, &neighbors, flow, None);
-    assert_eq!(answer.way.as_ref().map(|way| way.mtu), Some(1380));
+    assert_eq!(answer.egress.as_ref().map(|egress| egress.mtu), Some(1380));
     assert!(
         found(&answer, "mtu").starts_with("1380 bytes: 1400, as reported by a router on the path"),
         "{answer}"

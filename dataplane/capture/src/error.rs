@@ -18,10 +18,10 @@ pub enum Fault {
     /// The file has no known magic number.
     #[error("not a capture; accepted: pcap and pcapng")]
     NotACapture,
-    /// An unknown version.
+    /// An unsupported version.
     #[error("version {0}.{1}; accepted: pcap 2.x, pcapng 1.0 and 1.2")]
     Version(u16, u16),
-    /// Another link type.
+    /// An unsupported link type.
     #[error("link type {0}; accepted: 1 (Ethernet)")]
     LinkType(u32),
     /// The file ends inside a record.

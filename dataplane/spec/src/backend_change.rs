@@ -13,21 +13,21 @@ pub enum BackendChange {
 }
 
 impl BackendChange {
-    /// How long the change still matters.
+    /// How long other gateways still need the change.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self {
-            Self::WeightChanged(seat) => seat.remaining,
+            Self::WeightChanged(change) => change.remaining,
             Self::Removed(backend) => backend.remaining,
         }
     }
 
-    /// The change as it is after this time; `None` if it no longer matters.
+    /// The change when this time has passed; `None` if it has expired by then.
     #[must_use]
     pub fn after(&self, passed: Duration) -> Option<Self> {
         let remaining = self.remaining().saturating_sub(passed);
         (!remaining.is_zero()).then_some(match *self {
-            Self::WeightChanged(seat) => Self::WeightChanged(WeightChange { remaining, ..seat }),
+            Self::WeightChanged(change) => Self::WeightChanged(WeightChange { remaining, ..change }),
             Self::Removed(backend) => Self::Removed(RemovedBackend { remaining, ..backend }),
         })
     }
@@ -36,7 +36,7 @@ impl BackendChange {
 /// A backend that was removed from its Service and keeps its flows until the drain timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemovedBackend {
-    /// [`owner_mark`](crate::owner_mark) of the Service, because another Service may get the port.
+    /// [`owner_mark`](crate::owner_mark) of the Service, because the service port may go to another Service.
     pub owner: u32,
     /// The backend.
     pub backend: SocketAddr,
@@ -44,13 +44,13 @@ pub struct RemovedBackend {
     pub remaining: Duration,
 }
 
-/// A recent change of a backend's weight.
+/// A change of a backend's weight in its window (`docs/selection.md`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightChange {
     /// The backend.
     pub backend: SocketAddr,
     /// Its weight at the start of the window; 0 if it took no new flows.
     pub former: u16,
-    /// The remaining window.
+    /// The rest of the window.
     pub remaining: Duration,
 }

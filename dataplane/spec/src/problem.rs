@@ -1,5 +1,5 @@
-//! The faults that compilation finds. A [`Problem`] leaves out one part, and the rest works; a [`CompileError`] refuses
-//! the whole spec, and the last good snapshot stays in use.
+//! The faults that compilation finds. With a [`Problem`], one part of the spec is left out, and the rest works. With a
+//! [`CompileError`], the whole spec is refused, and the last good snapshot stays in use.
 //!
 //! Texts are for operators: what, where, why. The caller adds the location of the object.
 
@@ -63,7 +63,7 @@ pub enum Problem {
         via: IpAddr,
     },
     /// A route to a connected network: the route is left out.
-    #[error("route to {to} via {via}: the network is connected")]
+    #[error("route to {to} via {via}: the network is directly connected")]
     RouteShadowed {
         /// Destination prefix.
         to: IpNet,
@@ -124,8 +124,8 @@ pub enum BackendProblem {
         /// Port of the backend.
         backend_port: u16,
     },
-    /// Only modes with an outer header cross families.
-    #[error("{mode} cannot serve a VIP of one family by a backend of the other")]
+    /// Only modes with an outer header can forward to the other family.
+    #[error("{mode} cannot serve a VIP of one family with a backend of the other")]
     FamilyDiffers {
         /// The mode.
         mode: ForwardingMode,
@@ -168,7 +168,7 @@ pub enum CompileError {
         /// The actual number.
         count: usize,
     },
-    /// One service port has more source ranges than it may have.
+    /// One service port has too many source ranges.
     #[error("{service}: {count} source ranges; accepted: at most {}", limits::SOURCE_RANGES_MAX)]
     TooManySourceRanges {
         /// The service port.

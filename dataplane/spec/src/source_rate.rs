@@ -1,13 +1,13 @@
-//! The rate of new flows of each source prefix.
+//! The limit on new flows from each source prefix.
 
 use tidegate_wire::Addr;
 
 /// `protection.newConnections`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceRate {
-    /// New flows per second of one prefix, at least 1.
+    /// New flows per second from one prefix, at least 1.
     pub per_second: u32,
-    /// New flows at once, at least 1.
+    /// The burst: new flows from one prefix at once, at least 1.
     pub burst: u32,
     /// The length of IPv4 prefixes, up to 32.
     pub v4_len: u8,
@@ -16,7 +16,7 @@ pub struct SourceRate {
 }
 
 impl SourceRate {
-    /// The prefix of a source, as a word that is unique in its family, and a number for the family.
+    /// The prefix of a source as an integer, which is unique within its family, and the number of that family.
     #[must_use]
     pub fn prefix(&self, source: &Addr) -> (u64, u64) {
         if source.is_v4() {

@@ -11,7 +11,7 @@ use super::packet::Packet;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PacketVerdict {
-    /// It is forwarded, or answered.
+    /// It is forwarded, or the gateway answers it.
     Transmit,
     /// It is handed to the kernel.
     Punt,
@@ -39,7 +39,7 @@ impl fmt::Display for PacketVerdict {
 
 /// The verdict on a packet, and every step that led to it.
 ///
-/// In JSON it is one flat object: the fields of a group are beside the others.
+/// In JSON it is one flat object: `choice` and `egress` are flattened into it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
@@ -65,7 +65,7 @@ pub struct Explanation {
     pub backend: Option<SocketAddr>,
     /// The path to the backend, if one was chosen.
     #[serde(flatten)]
-    pub way: Option<Egress>,
+    pub egress: Option<Egress>,
     /// The steps with their results, in order.
     pub steps: Vec<Step>,
 }
@@ -96,7 +96,7 @@ pub enum BackendChoice {
     OfWorker {
         /// The scheduler.
         scheduler: String,
-        /// The number of backends that it may choose.
+        /// The number of backends that it may choose from.
         candidates: usize,
     },
 }
@@ -110,7 +110,7 @@ pub struct Egress {
     /// The next hop on that link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_hop: Option<IpAddr>,
-    /// The largest IP packet of the client that fits, in bytes.
+    /// The largest IP packet of a client that fits the path, in bytes.
     pub mtu: u16,
 }
 
@@ -119,7 +119,7 @@ pub struct Egress {
 pub struct Step {
     /// The name of the step: `destination`, `service`, `source`, `source list`, `source range`, `source rate`, `limits`,
     /// `flow`, `affinity`, `slow start`, `former owner`, `seat`, `slot` or `scheduler`, `backend`, `hairpin`, `mode`,
-    /// `next hop`, `mtu`, `segment size`; `gateway` for traffic of backends themselves.
+    /// `next hop`, `mtu`, `segment size`; `gateway` for traffic that backends initiate.
     pub step: String,
     /// The result of the step.
     pub found: String,

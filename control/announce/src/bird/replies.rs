@@ -1,6 +1,6 @@
 //! Parses the sessions in BIRD's replies to `show protocols all` and `show bfd sessions`.
 //!
-//! Unknown lines are ignored, because each version of BIRD has different ones.
+//! Unknown lines are ignored, because each version of BIRD prints different ones.
 //!
 //! Invariant: no input makes it panic.
 
@@ -15,7 +15,7 @@ pub enum SessionState {
     /// BIRD has not been queried yet, or reported an unknown state.
     #[default]
     Unknown,
-    /// Disabled, or BIRD does not run.
+    /// Disabled, or BIRD is not running.
     Down,
     /// Waits before the next attempt.
     Idle,
@@ -23,13 +23,13 @@ pub enum SessionState {
     Connect,
     /// Waits for a connection.
     Active,
-    /// Has sent the first message.
+    /// Has sent an OPEN message.
     OpenSent,
-    /// Waits for the confirmation.
+    /// Waits for a KEEPALIVE or NOTIFICATION message.
     OpenConfirm,
     /// Exchanges routes.
     Established,
-    /// Closes.
+    /// Is closing the connection.
     Close,
 }
 
@@ -112,7 +112,7 @@ const BFD: u16 = 1020;
 fn sessions(reply: &Reply) -> BTreeMap<String, Session> {
     let mut sessions = BTreeMap::new();
     let mut current: Option<(String, Session)> = None;
-    // The current section of the details: 0 and 1 are the channels, by family.
+    // The channel of the line (an index of `sent`), and whether capabilities are the neighbour's.
     let (mut channel, mut in_neighbor) = (None, false);
     for (code, line) in &reply.0 {
         if *code == PROTOCOL {
@@ -222,11 +222,11 @@ mod tests {
             (SessionState::Active, Some("Socket: Connection refused"))
         );
         assert_eq!(read.bfd, [("10.0.0.2".parse().unwrap(), "Up".to_owned())].into());
-        assert_eq!(read.sessions.len(), 2, "the others are not BGP");
+        assert_eq!(read.sessions.len(), 2, "device1 is not BGP");
     }
 
     #[test]
-    fn every_cut_of_a_reply_is_read_without_a_panic() {
+    fn a_reply_cut_anywhere_is_parsed_without_a_panic() {
         for end in 0..PROTOCOLS.len() {
             if PROTOCOLS.is_char_boundary(end) {
                 let _ = Protocols::read(&reply_of(&PROTOCOLS[..end]), &reply_of(&PROTOCOLS[end..]));

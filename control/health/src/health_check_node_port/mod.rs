@@ -1,5 +1,5 @@
 //! Answers HTTP probes of load balancers and kubelets: whether a Service has a local endpoint, and whether the gateway
-//! works.
+//! is healthy.
 //!
 //! Both servers give the same answers as kube-proxy, byte for byte (`docs/kubernetes.md`, section 4):
 //! [`HealthCheckNodePorts`] listens on the `healthCheckNodePort` of each Service that has one, and [`probes`] serves

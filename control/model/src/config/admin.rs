@@ -17,8 +17,8 @@ pub struct AdminConfig {
     pub listen: Option<SocketAddr>,
     /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` disables it. Default `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
-    /// `healthzNetworks`: the networks whose hosts get answers from `healthz`, in addition to loopback addresses.
-    /// Default none: all hosts.
+    /// `healthzNetworks`: the networks whose hosts get answers from `healthz`, in addition to loopback addresses. If
+    /// empty (the default), all hosts do.
     pub healthz_networks: Vec<IpNet>,
     /// `metricsPerBackend`: whether there are series for each backend of each service port. With many backends, these
     /// are most of the output. Default true.
@@ -61,7 +61,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
                 (Some(field), _) => field.error(format_args!("{healthz} is taken by admin.listen"), accepted),
                 (None, Some(field)) => {
                     field.error(
-                        format_args!("{listen} is taken by admin.healthz, by default {healthz}"),
+                        format_args!("{listen} is taken by admin.healthz, whose default is {healthz}"),
                         accepted,
                     );
                 }

@@ -1,12 +1,12 @@
 //! `gateway.yaml`: the configuration of this gateway, decoded and validated as a whole.
 //!
 //! [`load`] reads a file and [`parse`] a text; both report every fault. The raw form is the YAML tree. The validated
-//! form is [`GatewayConfig`], which needs no further checks. Each section has a file. Field comments document a key
-//! for developers, and [`keys`] documents it for operators.
+//! form is [`GatewayConfig`], which needs no further checks. Each section has its own module. Field comments document
+//! a key for developers, and [`keys`] documents it for operators.
 //!
-//! Nothing here reads devices, addresses of the host or manifests. So a file gives the same result on any machine,
-//! except for the default of `dataplane.idle`, which depends on the given number of cores, and for warnings about
-//! files with secrets that others can read.
+//! Nothing here reads devices, addresses of the host or manifests. The result depends only on the file, the files that
+//! it names (or their copies) and their permissions, the variables that `expand` reads from the environment, and the
+//! number of cores, which determines the default of `dataplane.idle`.
 //!
 //! Invariant: a configuration exists only if its report has no error.
 
@@ -140,7 +140,7 @@ fn load_with(path: &Path, copies: Copies) -> Loaded {
             let text = match String::from_utf8(bytes) {
                 Ok(text) => text,
                 Err(error) => {
-                    let (at, what) = crate::yaml::not_utf8(error.as_bytes()).expect("it is not");
+                    let (at, what) = crate::yaml::not_utf8(error.as_bytes()).expect("not UTF-8");
                     let location = Location::new(shown.as_ref(), at.line, at.column);
                     return Loaded::unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(location));
                 }
@@ -213,7 +213,7 @@ fn parse_in(
     }
 }
 
-/// Decodes all sections, then checks the rules between them. Keys with a fault have their defaults, so the result is
+/// Decodes all sections, then checks the rules across them. Keys with a fault have their defaults, so the result is
 /// valid only if the sheet has no error.
 fn decode(
     sheet: &Sheet,

@@ -1,8 +1,8 @@
 //! The set of all targets at one moment: `reconcile` computes it, and the checker reads it.
 //!
-//! A copy costs one pointer. The cost of [`Targets::changes`] depends on the difference between two sets, so a change
+//! A clone costs one pointer. The cost of [`Targets::changes`] depends on the difference between two sets, so a change
 //! of one endpoint needs no walk over all targets. Services that need the same check share a target, which exists
-//! until the last of them is removed.
+//! until the last of them releases it.
 
 use super::Target;
 use crate::shared_map::{Iter, SharedMap};
@@ -30,7 +30,7 @@ impl Targets {
         self.0.contains_key(target)
     }
 
-    /// The first target in order.
+    /// The first target in sort order.
     #[must_use]
     pub fn first(&self) -> Option<&Target> {
         self.0.first_key_value().map(|(target, _)| target)
@@ -41,7 +41,7 @@ impl Targets {
         self.0.keys()
     }
 
-    /// Whether both are the same copy. Does not compare contents.
+    /// Whether one is an unchanged clone of the other (compares pointers).
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.0.is_same(&other.0)

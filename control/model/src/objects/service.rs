@@ -1,7 +1,7 @@
-//! A Service: the addresses and ports that it requests, and how they are to be served.
+//! A Service: the addresses and ports that it requests, and how to serve them.
 //!
-//! The values are defaulted and valid (kubernetes.io/docs/reference, core/v1 `Service`). `pools` and `reconcile` decide
-//! which of its requests are granted.
+//! Values are valid, with defaults applied (kubernetes.io/docs/reference, core/v1 `Service`). `pools` and `reconcile`
+//! decide which of its requests are granted.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -54,14 +54,14 @@ pub struct Service {
     pub health_check_node_port: Option<Port>,
     /// `spec.publishNotReadyAddresses`.
     pub publish_not_ready_addresses: bool,
-    /// `status.loadBalancer.ingress[].ip` as read.
+    /// The addresses of `status.loadBalancer.ingress[].ip`.
     pub ingress_ips: Vec<IpAddr>,
-    /// The fields that controllers write: finalizers, status, and its owners.
+    /// The fields that controllers write: version, finalizers, status and its field managers.
     pub stored: Stored,
 }
 
 impl Service {
-    /// A ClusterIP Service without ports, selector or addresses, to be completed in code.
+    /// A ClusterIP Service without ports, selector or addresses, which the caller adds.
     pub fn new(meta: Metadata) -> Self {
         Self {
             meta,

@@ -99,7 +99,7 @@ impl<K, V> SharedMap<K, V> {
         *self = Self::new();
     }
 
-    /// Whether both are the same copy. Does not compare contents.
+    /// Whether one is an unchanged clone of the other (compares pointers).
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.chunks, &other.chunks)

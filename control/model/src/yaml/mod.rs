@@ -4,8 +4,8 @@
 //! meaning as in `kubectl`: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which `yes`, `on` and `y` are
 //! booleans and `0644` is octal. The parser knows no schema and reads no files.
 //!
-//! Invariant: work is bounded for any input. Depth, the number of values, and the amount that anchors, aliases and
-//! merge keys repeat (values and bytes) have limits. The time is linear in the size of the text.
+//! Invariant: work is bounded for any input. Limits apply to depth, the number of values, and the values and bytes that
+//! anchors, aliases and merge keys repeat. The time is linear in the size of the text.
 
 mod decode;
 pub mod emit;
@@ -34,7 +34,7 @@ pub const NODES_MAX: usize = 4_000_000;
 /// The maximum number of values that anchors, aliases and merge keys of a file may repeat.
 pub const UNFOLDED_NODES_MAX: usize = 100_000;
 
-/// The maximum number of bytes of text that they may repeat.
+/// The maximum number of bytes of text that anchors, aliases and merge keys of a file may repeat.
 pub const UNFOLDED_BYTES_MAX: usize = 8 << 20;
 
 /// A position in a text: line and column, both from 1, with the column in characters.
@@ -69,7 +69,7 @@ pub enum Value {
 /// A key and its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The key. Numbers and booleans as keys are their JSON text, as in `kubectl`.
+    /// The key. A number or boolean becomes its JSON text, as in `kubectl`.
     pub key: String,
     /// The first character of the key.
     pub at: Position,
@@ -77,7 +77,7 @@ pub struct Entry {
     pub node: Node,
 }
 
-/// The position of the first byte that is not UTF-8, and that byte; `None` if the bytes are text.
+/// The position of the first byte that is not UTF-8, and the error message; `None` if all are UTF-8.
 pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
     let valid = std::str::from_utf8(bytes).err()?.valid_up_to();
     let (text, rest) = bytes.split_at(valid);
@@ -90,7 +90,7 @@ pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
 }
 
 impl Node {
-    /// Whether it is null or empty.
+    /// Whether it is null, `~` or nothing.
     pub fn is_null(&self) -> bool {
         matches!(&self.value, Value::Scalar(s) if s.kind == ScalarKind::Null)
     }
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// The locations of all fields below this node, which is the root of an object in `file`.
+    /// The locations of all fields of the object in `file` whose root is this node.
     pub fn origin(&self, file: Arc<str>) -> Origin {
         let mut fields = Vec::new();
         if !self.has_position() {
@@ -131,9 +131,10 @@ impl Node {
     }
 }
 
-/// Adds the position of every field below `node` by the hash of its path. `hash` and `key` belong to the node itself.
+/// Adds every field below `node`: the hash of its path, and its position. `hash` and `key` belong to the node itself.
 ///
-/// The position of a collection is that of its key, where readers look for it. The position of a scalar is the value.
+/// In a mapping, the position of a collection is that of its key, where readers look for it, and the position of a
+/// scalar is that of its value.
 fn hash_fields(node: &Node, hash: u64, key: &str, fields: &mut Vec<(u64, u32, u32)>) {
     match &node.value {
         Value::Scalar(_) => {}

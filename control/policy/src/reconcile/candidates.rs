@@ -1,10 +1,10 @@
-//! The possible backends of a port on one of its addresses, by the Service's target, and why a forwarding mode can't
+//! The possible backends of a Service's port on one VIP, for the Service's target, and why a forwarding mode can't
 //! reach a candidate ([`ForwardingError`]).
 //!
 //! With target `pod`, these are the endpoints, at the ports that they resolved to. With target `node`, these are the
 //! nodes. DSR modes send to a node at the port of the VIP, which stays the destination, so that the node's own proxy
-//! (kube-proxy) recognises the packet. NAT modes send to the Service's node port. `backends` decides which candidates
-//! take flows, by the policy and viewpoint from here.
+//! (kube-proxy) recognises the packet. NAT modes send to the Service's node port. `backends` then decides which
+//! candidates take flows, using the policy and viewpoint that are determined here.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,15 +102,15 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, ForwardingErr
         return Ok(at.frontend.port);
     }
     at.port.node_port.ok_or_else(|| {
-        let never = match plan.service.service_type {
+        let missing = match plan.service.service_type {
             ServiceType::LoadBalancer if !plan.service.allocate_node_ports => {
                 "allocateLoadBalancerNodePorts is false"
             }
             ServiceType::LoadBalancer => "none was assigned",
-            _ => "its type has none",
+            _ => "the Service's type has none",
         };
         ForwardingError {
-            why: format!("target node with {mode} sends to a node port, and {never}"),
+            why: format!("target node with {mode} sends to a node port, but {missing}"),
             field: "nodePort",
             accepted: "a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod".to_owned(),
         }

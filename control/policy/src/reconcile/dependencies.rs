@@ -20,7 +20,7 @@ use super::annotations::key::WEIGHT;
 use super::context::Context;
 use super::drain::DrainTarget;
 use super::plan::Plan;
-use super::size_limits::is_local_alone;
+use super::size_limits::is_local_only;
 
 /// An input of the result for a Service.
 #[derive(Debug, Clone, Copy, Hash)]
@@ -97,7 +97,7 @@ impl Dependencies {
         Self {
             keys: keys.into(),
             aspects: aspects.fold(NOT_OF_NODES | ZONE_AND_WEIGHT, |all, aspect| all | aspect),
-            every_node: of_nodes && !is_local_alone(context.settings(), plan.service),
+            every_node: of_nodes && !is_local_only(context.settings(), plan.service),
         }
     }
 }

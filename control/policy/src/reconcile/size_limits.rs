@@ -3,8 +3,8 @@
 //! Each limit is checked by arithmetic on counts, before anything of that size is built. A Service above a limit is
 //! refused as a whole, with a finding and a view that show the reason. Every other Service is programmed as usual.
 //!
-//! The limits are far above the needs of a Service of the Kubernetes API, and far below sizes that would slow down a
-//! round for others. `table_shares` computes what a Service needs, and limits what all of them need together.
+//! The limits are far above what a Service in Kubernetes needs, and far below sizes that would slow down a round for
+//! others. `table_shares` limits what all Services need together.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service, TrafficPolicy};
@@ -23,7 +23,7 @@ pub(super) const BACKENDS_MAX: usize = ENDPOINTS_MAX;
 /// The maximum number of backends of one service port. The packet path counts them in 16 bits.
 pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_spec::limits::BACKENDS_PER_SERVICE_MAX;
 
-/// The maximum number of external IPs of one Service. Each is compared with the others.
+/// The maximum number of external IPs of one Service. Every pair of them is compared.
 const EXTERNAL_IPS_MAX: usize = 1_024;
 
 /// Whether a Service has too many ports and addresses. Addresses that it may still get count too.
@@ -50,14 +50,14 @@ pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Opti
 }
 
 /// Whether all ports of a Service use only nodes with an endpoint, because of policy Local.
-pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
+pub(super) fn is_local_only(settings: &Settings, service: &Service) -> bool {
     let is_local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
     is_local(service.external_traffic_policy)
         && (!settings.services.own_cluster_ips || is_local(service.internal_traffic_policy))
 }
 
-/// The maximum number of removed backends of one port of a Service that are kept for their flows, beyond the `listed`
-/// ones: as many as the Service may have backends, shared by its ports and addresses, but at least a few.
+/// How many removed backends one service port may keep for their flows, beyond the `listed` ones: its share of the
+/// Service's [`BACKENDS_MAX`], but at least `KEPT_MIN`.
 pub(super) fn kept_max(service: &Service, listed: usize) -> usize {
     const KEPT_MIN: usize = 8;
     let frontends = service.ports.len() * (2 + service.external_ips.len());
@@ -65,7 +65,7 @@ pub(super) fn kept_max(service: &Service, listed: usize) -> usize {
     share.min(BACKENDS_PER_PORT_MAX.saturating_sub(listed))
 }
 
-/// The excess in the size of a Service, and its place.
+/// Why a Service is too large, and the field that makes it so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TooLarge {
     pub(super) why: String,
@@ -84,8 +84,8 @@ impl TooLarge {
             ),
             field: "spec.ports".to_owned(),
             accepted: format!(
-                "at most {frontends} service ports, {backends} backends, {slots} slots of Maglev tables (by \
-                 annotation) and {ranges} source ranges of all Services together"
+                "at most {frontends} service ports, {backends} backends, {slots} slots of Maglev tables \
+                 requested by annotations, and {ranges} source ranges of all Services together"
             ),
         }
     }

@@ -20,7 +20,7 @@ use super::options::Options;
 use super::plan::Plan;
 use super::service_addresses::ServiceAddresses;
 use super::settings::Settings;
-use super::size_limits::{BACKENDS_MAX, BACKENDS_PER_PORT_MAX, TooLarge, is_local_alone};
+use super::size_limits::{BACKENDS_MAX, BACKENDS_PER_PORT_MAX, TooLarge, is_local_only};
 use super::source_ranges;
 use crate::largest_first::LargestFirst;
 
@@ -130,7 +130,7 @@ pub(super) fn demand(
         let candidates = match plan.options.backends.target {
             Target::Pod => resolved.endpoints.len(),
             // Nodes that have an endpoint. The number of other nodes must not matter.
-            Target::Node if is_local_alone(settings, plan.service) => {
+            Target::Node if is_local_only(settings, plan.service) => {
                 resolved.endpoints.iter().map(|endpoint| &endpoint.node).collect::<HashSet<_>>().len()
             }
             Target::Node => nodes,

@@ -1,5 +1,5 @@
 //! Errors as text for display: one line, without any content of the files that they are about. Every crate that sends
-//! requests uses it, because an error of the client names its cause only in its sources.
+//! requests uses it, because the client's errors mention their causes only in `Error::source`.
 
 use std::error::Error;
 

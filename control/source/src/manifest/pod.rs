@@ -66,7 +66,7 @@ pub(super) fn read_namespace(_: &Fields<'_>, meta: Metadata) -> Option<Object> {
     Some(Object::Namespace(Arc::new(Namespace { meta })))
 }
 
-/// A network of a stored or a written object.
+/// Parses a network: leniently in a stored object, strictly in a manifest.
 fn network(field: &Field<'_>) -> Option<IpNet> {
     let parse = if field.sheet.is_stored() { text::stored_cidr } else { text::cidr };
     field.parsed(parse, text::CIDR).map(|net| net.trunc())

@@ -529,7 +529,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "admin: {listen: 0.0.0.0:10356}",
-        "8:17: error: admin.listen: 0.0.0.0:10356 is taken by admin.healthz, by default 0.0.0.0:10356; accepted: another address or port",
+        "8:17: error: admin.listen: 0.0.0.0:10356 is taken by admin.healthz, whose default is 0.0.0.0:10356; accepted: another address or port",
     ),
     (
         "admin: {listen: '[::]:9000', healthz: 127.0.0.1:9000}",

@@ -137,7 +137,7 @@ fn without_node_ports_pod_targets_and_dsr_to_nodes_work() {
         assert!(outcome.spec.services.is_empty());
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::PortNotProgrammed);
-        assert!(what.contains("sends to a node port, and allocateLoadBalancerNodePorts is false"), "{what}");
+        assert!(what.contains("sends to a node port, but allocateLoadBalancerNodePorts is false"), "{what}");
         assert_eq!(accepted, "a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod");
     }
 }

@@ -78,7 +78,7 @@ fn without_node_ports_nat_to_nodes_is_refused_by_name_and_dsr_works() {
     let reported = &outcome.findings[0].diagnostic;
     assert_eq!(
         reported.what,
-        "port http of Service default/web is not programmed: target node with fullnat sends to a node port, and \
+        "port http of Service default/web is not programmed: target node with fullnat sends to a node port, but \
          allocateLoadBalancerNodePorts is false"
     );
     assert_eq!(
