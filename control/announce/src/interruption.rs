@@ -31,7 +31,7 @@ impl Interruption {
         self.since.is_some()
     }
 
-    /// Whether the peer's session is up since before the interruption; true if there is none.
+    /// Whether the peer's session has been up since before the interruption; true if there is none.
     pub(crate) fn keeps(&self, peer: &PeerStatus) -> bool {
         self.since.is_none_or(|since| peer.is_up() && peer.since_instant <= since)
     }
