@@ -174,7 +174,7 @@ const MISTAKES: &[Mistake] = &[
             "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"0.0.0.0/0\"]}\npools:\n",
         )],
         (GATEWAY_FILE, "aggregates"),
-        &["0.0.0.0/0 contains the addresses of other networks"],
+        &["0.0.0.0/0 is too short: it contains addresses of other networks"],
     ),
     refused(
         "an aggregate outside of the pools",

@@ -77,9 +77,9 @@ pub struct SlowPathCounters {
     pub neighbor_frames: Counter,
     /// Requests, probes and announcements dropped because memory or the worker's queue was exhausted.
     pub neighbor_frames_dropped: Counter,
-    /// Neighbours needed only by packets that were refused because all entries of the link and family are in use.
+    /// On-demand neighbours that were refused because all entries of the link and family are in use.
     pub neighbors_refused: Gauge,
-    /// Neighbours needed only by packets that were evicted for newer ones.
+    /// On-demand neighbours that were evicted for newer ones.
     pub neighbors_evicted: Gauge,
 }
 

@@ -62,8 +62,8 @@ pub enum ClientError {
     },
     /// The daemon did not answer a request to change something in time.
     #[error(
-        "the gateway at {path} did not answer within {} s: it will not start this change any more, but may already have \
-         started it; `tidegate status` shows whether the change happened",
+        "the gateway at {path} did not answer within {} s: it has already started this change or never will; `tidegate \
+         status` shows which",
         TIMEOUT.as_secs()
     )]
     ChangeTimeout {

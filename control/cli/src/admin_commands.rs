@@ -60,7 +60,7 @@ pub enum AdminCommand {
     Capture(Capture),
     /// Show live figures: workers, interfaces, drops and the busiest Services
     Top(Top),
-    /// Report to the gateway that keepalived runs; exit with 1 if it cannot forward (vrrp_script of keepalived)
+    /// For a vrrp_script of keepalived: report that keepalived runs; exit with 1 if the gateway cannot forward
     VrrpCheck(SocketArg),
     /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
@@ -457,8 +457,8 @@ impl ClusterArgs {
         match common.socket.cluster() {
             Some(server) => Ok(Some(Query { server, selector, watch, names, namespace, style })),
             None if selector.is_some() || watch => Err(Failure::Cluster(
-                "a gateway has no --selector and no --watch; accepted: --kubeconfig PATH (\"\": the default one) or \
-                 --context NAME, to query the API server"
+                "--selector and --watch need the API server; accepted: --kubeconfig PATH (\"\": the default one) or \
+                 --context NAME"
                     .to_owned(),
             )),
             None => Ok(None),

@@ -123,7 +123,9 @@ impl Query<'_> {
             match answer.status() {
                 status if status.as_u16() == GONE => return Ok(()),
                 status if status.is_success() => {}
-                status => return Err(Failure::Cluster(format!("{status} to a watch of {}", T::plural(&())))),
+                status => {
+                    return Err(Failure::Cluster(format!("a watch of {} failed: {status}", T::plural(&()))));
+                }
             }
             let (mut body, mut read) = (answer.into_body(), Vec::new());
             while let Some(Ok(frame)) = body.frame().await {

@@ -142,7 +142,7 @@ fn restored_flows(restored: &RestoredStatus) -> String {
     }
     if *refused_tables > 0 {
         text.push_str(&format!(
-            "; refused as a whole: {refused_tables} (tables, or all of a process), see the log"
+            "; refused: {refused_tables} (single tables, or all of a process), see the log"
         ));
     }
     text

@@ -30,7 +30,7 @@ pub(super) struct View {
     /// Order of the Services
     #[arg(long, value_enum, default_value_t)]
     sort: Sort,
-    /// Rows of Services to print; on a terminal, those that fit
+    /// Number of Services to print; a terminal shows as many as fit
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: usize,
 }

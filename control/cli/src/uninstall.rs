@@ -78,8 +78,8 @@ fn question(kubeconfig: Option<&Path>, context: Option<&str>) -> String {
         context.map_or_else(|| "the current context".to_owned(), |name| format!("context {name:?}"));
     let kubeconfig = kubeconfig.map_or_else(String::new, |path| format!(" of {}", path.display()));
     format!(
-        "This releases the addresses of all Services that gateways serve in the cluster of {context}{kubeconfig}, and \
-         ends that service. Continue? [y/N] "
+        "This releases the addresses of all Services that gateways serve in the cluster of {context}{kubeconfig}, so \
+         clients can no longer reach them. Continue? [y/N] "
     )
 }
 
@@ -144,7 +144,7 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
     }
     if !running.is_empty() {
         let names = running.join(", ");
-        line(format!("gateways that still run and no longer write to the cluster: {names}. Stop them now."));
+        line(format!("these gateways still run but no longer write to the cluster: {names}. Stop them now."));
     }
     if *holds_lease {
         line(format!(

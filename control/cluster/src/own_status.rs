@@ -74,7 +74,7 @@ impl OwnStatus {
         let since = whole_seconds(*since);
         Some(format!(
             "the GatewayStatus of this gateway has not been written since {since}, so other gateways do not wait for it \
-             before they assign an address that it has served: {why}; accepted: the definitions and rights of \
+             before they assign an address that it has served: {why}; accepted: the CRDs and RBAC rules of \
              deploy/kubernetes/base"
         ))
     }

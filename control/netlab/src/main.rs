@@ -32,7 +32,7 @@ struct DemoArgs {
     /// both are upgraded
     #[arg(long, conflicts_with = "keep")]
     fleet: bool,
-    /// With --fleet: connections of each Service
+    /// With --fleet: number of connections to each Service
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "fleet")]
     connections: usize,
     /// The binary of the gateway [default: tidegate, in the directory of this program]

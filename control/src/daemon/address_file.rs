@@ -121,7 +121,7 @@ impl AddressFile {
         let since = whole_seconds(*since);
         let path = self.path.display();
         Some(format!(
-            "the addresses of Services have not been saved since {since}, a restart may assign others: {path}: {why}"
+            "the addresses of Services have not been saved since {since}; a restart may assign others: {path}: {why}"
         ))
     }
 

@@ -350,7 +350,7 @@ impl AdminBackend for Operator {
         match answer {
             Some(not_kept) => Ok(self.gateway_drain(not_kept)),
             None => Err(AdminError::NotFound(format!(
-                "gateway {name} is not drained; accepted: `tidegate drain --gateway` before"
+                "gateway {name} is not drained; accepted: `tidegate drain --gateway` first"
             ))),
         }
     }

@@ -133,7 +133,7 @@ impl Groups {
         }
         let is_unknown = self.unknown_since.is_some_and(|since| now < since.plus(UNKNOWN_MAX));
         let unknown = is_unknown.then(|| {
-            "keepalived has not reported the state of any VRRP group yet; this check fails so that it does"
+            "keepalived has not reported the state of any VRRP group yet; this check fails to make it report"
                 .to_owned()
         });
         let is_healthy =

@@ -200,7 +200,7 @@ fn rendezvous_shows_seat_and_rank_and_maglev_the_slot() {
     let words =
         format!("{seat}, the first of 2 occupied seats in the flow's order, at rank {rank} of 8192: hash 0x");
     assert!(found(&answer, "seat").starts_with(&words), "{answer}");
-    let owns = "owns the seat: weight 1, 1 seat (50.0 %) beside 1 other (2 active)";
+    let owns = "owns the seat: weight 1, 1 seat (50.0 %), one of 2 backends (2 active)";
     assert!(found(&answer, "backend").ends_with(owns), "{answer}");
 
     let answer = by(Scheduler::Maglev { slots: 251 });
@@ -267,12 +267,13 @@ fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
             Some(step) if backend == "10.0.0.2:80" => {
                 assert_eq!(
                     step.found,
-                    "10.0.0.2:80 is warming up and gets 3 of 10 of its flows, including this one"
+                    "10.0.0.2:80 is warming up and gets 3/10 of its flows, including this one"
                 );
                 taken += 1;
             }
             Some(step) => {
-                let words = "10.0.0.2:80 is warming up and gets 3 of 10 of its flows, but not this one, which goes to a backend that is warm";
+                let words = "10.0.0.2:80 is warming up and gets 3/10 of its flows, but not this one, which goes to a \
+                    backend that is warm";
                 assert_eq!((step.found.as_str(), backend.as_str()), (words, "10.0.0.1:80"));
                 not_taken += 1;
             }
@@ -432,7 +433,7 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
         answer.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
     };
     let found = "if it refuses the connection, up to 2 others are tried; after 3 failures in a row it is set \
-                 aside for 10s, at most 50 % of the backends are";
+                 aside for 10s, at most 50 % of the backends at once";
     assert_eq!(shown(&[one, two], rules).as_deref(), Some(found));
     assert_eq!(shown(&[one], rules), None, "there is no other backend");
     let retries = PassiveHealth { failures: 0, retries: 1, ..rules };
@@ -676,7 +677,7 @@ fn the_limits_of_a_service_and_the_one_that_refuses_a_flow_are_shown() {
     assert_eq!(answer.verdict, PacketVerdict::Transmit, "{answer}");
     assert_eq!(
         found(&answer, "limits"),
-        "default/web has, on all ports and addresses together: at most 1 connections, 0 now, 2500 Mbit/s in each direction"
+        "default/web, on all ports and addresses together: at most 1 connections, 0 now, 2500 Mbit/s in each direction"
     );
     lab.send(Builder::tcp("198.51.100.8:40000", "203.0.113.5:80").flags(flags::SYN));
     let answer = explained(&lab);

@@ -142,7 +142,7 @@ pub(super) fn limits(limited: &LimitedService, refused: Option<LimitDrop>) -> St
     let bandwidth = limits.bandwidth.map(|bits| format!("{} in each direction", show_bit_rate(bits.get())));
     let all: Vec<String> = [connections, rate, bandwidth].into_iter().flatten().collect();
     let name = format!("{}/{}", limited.namespace(), limited.name());
-    let all = format!("{name} has, on all ports and addresses together: {}", all.join(", "));
+    let all = format!("{name}, on all ports and addresses together: {}", all.join(", "));
     match refused {
         None => all,
         Some(LimitDrop::Connections) => format!("{all}: a new connection is refused until one ends"),
@@ -198,7 +198,7 @@ fn states(info: &ServiceInfo) -> String {
 }
 
 pub(super) fn pinned(backend: &Backend) -> String {
-    format!("{}, as the flow has it", SocketAddr::new(backend.address.ip(), backend.port))
+    format!("{}, from the flow's entry", SocketAddr::new(backend.address.ip(), backend.port))
 }
 
 pub(super) fn seat(
@@ -245,7 +245,8 @@ pub(super) fn of_worker(info: &ServiceInfo, candidates: usize) -> String {
     match candidates {
         1 => format!("{name}: only one backend accepts new flows"),
         n => format!(
-            "{name}: the worker that receives the packet {how}, so the packet does not determine which of {n} backends it is"
+            "{name}: the worker that receives the packet {how}, so the packet alone does not determine which of {n} \
+             backends it chooses"
         ),
     }
 }
@@ -288,7 +289,7 @@ fn all(service: &Service) -> &Selector {
 
 pub(super) fn slow_start(owner: &Backend, step: u8, takes: bool) -> String {
     let address = SocketAddr::new(owner.address.ip(), owner.port);
-    let part = format!("{address} is warming up and gets {step} of {WARM_UP_STEPS} of its flows");
+    let part = format!("{address} is warming up and gets {step}/{WARM_UP_STEPS} of its flows");
     match takes {
         true => format!("{part}, including this one"),
         false => format!("{part}, but not this one, which goes to a backend that is warm"),
@@ -318,10 +319,10 @@ pub(super) fn backend(
         }
     };
     format!(
-        "{address} owns the {unit}: weight {weight}, {share} {plural} ({percent:.1} %) beside {} ({})",
-        match info.backends.len() - 1 {
-            1 => "1 other".to_owned(),
-            n => format!("{n} others"),
+        "{address} owns the {unit}: weight {weight}, {share} {plural} ({percent:.1} %), {} ({})",
+        match info.backends.len() {
+            1 => "the only backend".to_owned(),
+            n => format!("one of {n} backends"),
         },
         states(info)
     )
@@ -421,7 +422,7 @@ pub(super) fn passive_health(rules: &PassiveHealth, is_aside: bool) -> String {
     let failures = match rules.failures {
         0 => String::new(),
         n => format!(
-            "; after {n} failures in a row it is set aside for {}, at most {} % of the backends are",
+            "; after {n} failures in a row it is set aside for {}, at most {} % of the backends at once",
             show_duration(rules.set_aside),
             rules.share_max
         ),

@@ -117,9 +117,9 @@ pub struct SlowPathStats {
     pub from_kernel_dropped: u64,
     /// Requests, probes and announcements sent.
     pub neighbor_frames: u64,
-    /// Neighbours needed only by packets that were refused because all entries of their share are in use.
+    /// On-demand neighbours that were refused because all entries of their share are in use.
     pub neighbors_refused: u64,
-    /// Neighbours needed only by packets that were evicted for newer ones.
+    /// On-demand neighbours that were evicted for newer ones.
     pub neighbors_evicted: u64,
     /// Frames of the kernel and of the resolver that workers sent.
     pub injected: u64,

@@ -160,8 +160,8 @@ impl InterfaceLink {
         let other = self.other_mac.map(|OtherMac { device, used, since }| {
             let name = &self.name;
             let lost = format!(
-                "frames to the gateway may be lost, because it uses the MAC address {used} on interface {name:?}; set \
-                 that address on the device again, or restart the gateway: the device has {device}"
+                "frames to the gateway may be lost until the device of interface {name:?} has the MAC address {used} \
+                 again or the gateway is restarted: the device has {device}"
             );
             (lost, since)
         });
@@ -255,8 +255,8 @@ impl Links {
         let describe = |link: &InterfaceLink| {
             let Renamed { from, to, since } = link.renamed.as_ref()?;
             let what = format!(
-                "packets of interface {:?} still pass, but the gateway cannot start again before its device has the \
-                 name {from}, or dataplane.interfaces[].device the new name: the device was renamed to {to}",
+                "packets of interface {:?} still pass, but the gateway cannot start again until its device is renamed \
+                 back to {from}, or dataplane.interfaces[].device has the new name: the device was renamed to {to}",
                 link.name
             );
             Some((what, *since))
@@ -442,8 +442,8 @@ impl Links {
                 interface = name,
                 from,
                 to,
-                "the device was renamed, and is still in use: the gateway cannot start again before the device has \
-                 the former name, or dataplane.interfaces[].device the new one"
+                "the device was renamed, and is still in use: the gateway cannot start again until the device has its \
+                 former name, or dataplane.interfaces[].device has the new one"
             ),
             None => tracing::info!(interface = name, "the device is no longer used under another name"),
         }

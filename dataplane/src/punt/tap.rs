@@ -312,7 +312,7 @@ impl Tap {
         if let Some(mark) = &config.mark {
             let marked = Netlink::open().and_then(|mut netlink| netlink.set_alias(device.if_index()?, mark));
             if let Err(error) = marked {
-                tracing::warn!(tap = name, %error, "cannot mark the tap: it will not be removed when its interface is");
+                tracing::warn!(tap = name, %error, "cannot mark the tap: it will remain when its interface is removed");
             }
         }
         device.enabled(true)?;

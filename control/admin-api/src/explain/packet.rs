@@ -47,7 +47,7 @@ impl FromStr for Transport {
             "tcp" => Ok(Self(Protocol::Tcp)),
             "udp" => Ok(Self(Protocol::Udp)),
             "sctp" => Ok(Self(Protocol::Sctp)),
-            _ => Err(format!("{text:?} is no protocol; accepted: tcp, udp, sctp")),
+            _ => Err(format!("{text:?} is not a protocol; accepted: tcp, udp, sctp")),
         }
     }
 }

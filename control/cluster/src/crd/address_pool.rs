@@ -81,9 +81,9 @@ pub struct AddressPoolSpec {
     /// Allow Services of different namespaces to share an address with the same tidegate.dev/allow-shared-ip key.
     #[serde(default)]
     pub share_across_namespaces: bool,
-    /// Release addresses that the pool would no longer assign: those outside of its addresses, over its quota, of
-    /// Services that its selectors do not match, and all of them while it is disabled. By default Services keep their
-    /// addresses.
+    /// Release addresses that the pool would no longer assign: those that are not in spec.addresses, exceed the quota,
+    /// or belong to Services that the selectors do not match; while the pool is disabled, all of them. By default
+    /// Services keep their addresses.
     #[serde(default)]
     pub force_release: bool,
     /// Gateways that announce the addresses, by their metadata.labels; all if omitted. Other gateways still forward
@@ -125,11 +125,11 @@ pub struct PoolRoutes {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10))]
     pub prepends: Option<i64>,
-    /// Length of the prefixes that are announced instead of the IPv4 addresses in them.
+    /// Announce IPv4 prefixes of this length instead of the addresses in them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 8, max = 32))]
     pub aggregation_length: Option<i64>,
-    /// Length of the prefixes that are announced instead of the IPv6 addresses in them.
+    /// Announce IPv6 prefixes of this length instead of the addresses in them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 128))]
     pub aggregation_length_v6: Option<i64>,

@@ -100,8 +100,8 @@ pub struct GatewayStatusStatus {
     /// released in this version or earlier.
     #[schemars(length(max = 32))]
     pub applied_resource_version: String,
-    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024. It serves all others as
-    /// of `appliedResourceVersion`.
+    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024. It serves all others in
+    /// the version `appliedResourceVersion`.
     #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
     pub not_programmed: Vec<String>,
     /// Services with a port that has no active backend, as `namespace/name`, at most 1024.

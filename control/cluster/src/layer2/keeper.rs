@@ -244,8 +244,9 @@ impl Task {
         let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);
         let too_many = (left_out > 0).then(|| {
             format!(
-                "{left_out} Leases exceed the limit, so no gateway answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
-                 each selector of pools and one for each VIP of a Service with externalTrafficPolicy Local"
+                "{left_out} Leases exceed the limit, so no gateway answers for their VIPs; accepted: at most \
+                 {GROUPS_MAX} for a gateway; it needs 16 for each pool selector and one for each VIP of a Service with \
+                 externalTrafficPolicy Local"
             )
         });
         if self.claims.is_empty() {
@@ -335,7 +336,7 @@ impl Task {
                 // Immediately, because another write may still take long.
                 if !self.ownership.grant(owner_key(&group), claim.until) {
                     claim.reject(Instant::now());
-                    return Some(format!("no capacity for the VIPs of the Lease {group}; releasing it"));
+                    return Some(format!("the table of owners is full: releasing the Lease {group}"));
                 }
                 if is_new {
                     self.owners.taken.fetch_add(1, Ordering::Relaxed);

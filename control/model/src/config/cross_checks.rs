@@ -388,11 +388,7 @@ impl Check<'_> {
             } else if !network.snat_addresses.iter().any(|addr| addr.is_ipv4() == is_v4) {
                 let family = if is_v4 { "IPv4" } else { "IPv6" };
                 let what = format!("{field}: dataplane.snatAddresses has no {family} address");
-                self.error(
-                    &field,
-                    what,
-                    "a network of a family that dataplane.snatAddresses has an address of",
-                );
+                self.error(&field, what, "a network of a family with an address in dataplane.snatAddresses");
             }
         }
     }

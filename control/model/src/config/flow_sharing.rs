@@ -101,7 +101,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
         });
         config.accept_key = secret_section(fields, "acceptKey", |key| decode_key(key, files));
         if let Some(mode) = mode.filter(|_| config.mode != FlowSharing::None && !is_given) {
-            mode.error("there is no flowSharing.key", "none, or another mode together with a key");
+            mode.error("there is no flowSharing.key", "none, or a key for the other modes");
         }
         let rate = fields.get("rateMax").and_then(|f| f.integer(RATE));
         config.rate_max = rate.and_then(|n| u32::try_from(n).ok()).unwrap_or(config.rate_max);

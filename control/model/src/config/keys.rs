@@ -87,7 +87,9 @@ pub const KEYS: &[Key] = &[
     key("dataplane.flowTable.servicePercent", "1 to 100", Value("50"), "40", Restart,
         "The largest share of a full flow table that one service port may use, in percent. 100 means no limit."),
     key("dataplane.flowTable.directory", "absolute path, or `\"\"`", Value("/run/tidegate/flows"), "\"\"", Restart,
-        "The directory in which flow tables outlive the process ([restart.md](restart.md)). It must be on tmpfs; on another file system, and with `\"\"`, flows end with the process. Each gateway has a directory of its own in it, with the gateway's name."),
+        "The directory in which flow tables outlive the process ([restart.md](restart.md)). It must be on tmpfs; on \
+         another file system, and with `\"\"`, flows end with the process. Each gateway uses a subdirectory with its \
+         name."),
     key("dataplane.interfaces[].name", "1 to 32 letters, digits, -, _ and .", Required, "inside", Restart,
         "The name of the interface in metrics and messages. It must be unique."),
     key("dataplane.interfaces[].device", "DPDK vdev with arguments, or PCI address", Required, "\"0000:3b:00.0\"", Restart,
@@ -117,9 +119,10 @@ pub const KEYS: &[Key] = &[
         "What happens to traffic from `dataplane.gateway.prefixes`. `refuse`: it is answered with \"administratively prohibited\". `routes`: it is \
          forwarded by `dataplane.routes`."),
     key("dataplane.gateway.masquerade", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
-        "The parts of `dataplane.gateway.prefixes` whose traffic to other networks leaves with one of `dataplane.snatAddresses` as its source, so that \
-         answers return through the gateway ([nat.md](nat.md#masquerade)). Needs `dataplane.gateway.forward: routes`, and a SNAT address of the family. Flows \
-         whose network or address is removed end."),
+        "The parts of `dataplane.gateway.prefixes` whose traffic to other networks leaves with one of \
+         `dataplane.snatAddresses` as its source, so that answers return through the gateway \
+         ([nat.md](nat.md#masquerade)). Needs `dataplane.gateway.forward: routes`, and a SNAT address of the family. \
+         When a network or an address is removed, its flows end."),
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
         "The outer source address of tunnels, which no other host may have. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
@@ -226,8 +229,9 @@ pub const KEYS: &[Key] = &[
         "If the source ranges of a dual-stack Service name one address family only: whether to deny or allow clients of the other family."),
 
     key("protection.deny.prefixes", "list of CIDRs and addresses", Value("[]"), "[198.51.100.0/24]", Reload,
-        "Sources that the gateway refuses for all Services and VIPs (`source_denied`), without an answer ([limits.md](limits.md#lists-of-sources)). \
-         The longest prefix of `deny` and `allow` decides. Known flows of a source that becomes refused end."),
+        "Sources that the gateway refuses for all Services and VIPs (`source_denied`), without an answer \
+         ([limits.md](limits.md#lists-of-sources)). The longest prefix of `deny` and `allow` decides. When a source \
+         becomes refused, its known flows end."),
     key("protection.deny.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
         "Files with more sources: an address or a prefix in each line; `#` or `;` starts a comment. They are read again with the configuration. \
          Together, the lists have at most 1000000 prefixes."),
@@ -328,7 +332,7 @@ pub const KEYS: &[Key] = &[
     key("announce.l2.vrrp.groups", "list of 1 to 16 names", Value("[tidegate]"), "[tidegate-a, tidegate-b]", Restart,
         "With `vrrp`: the names of the `vrrp_instance`s or `vrrp_sync_group`s of keepalived over which the VIPs are spread. All gateways need the same list."),
     key("announce.l2.vrrp.heartbeatTimeout", "duration, 1s to 1m", Value("3s"), "2s", Restart,
-        "With `vrrp`: this long after the last `tidegate vrrp-check` of keepalived the gateway owns no VIP."),
+        "With `vrrp`: if keepalived has not run `tidegate vrrp-check` for this long, the gateway owns no VIP."),
     key("announce.kernelRoutes.table", "1 to 4294967295", Value("179"), "100", Reload,
         "With `announce.kernelRoutes`, also if it is `{}`, the VIPs that the gateway announces are `blackhole` routes in this routing table of the kernel, from \
          which a routing daemon can redistribute them ([bgp.md](bgp.md#a-routing-daemon-that-you-run)). FRR imports from the tables 1 to 252."),
@@ -373,8 +377,9 @@ pub const KEYS: &[Key] = &[
     key("drain.quiet", "duration, 1s to 1h", Value("5s"), "10s", Reload,
         "A draining gateway announces nothing and forwards packets that still arrive. When none have arrived for this time, it is drained ([fleet.md](fleet.md#drain))."),
     key("drain.stopTimeout", "duration, 0s to 1h", Words("`30s` if the gateway announces its VIPs in a way that it can withdraw, else `0s`"), "45s", Reload,
-        "How long SIGTERM waits until the gateway is drained, before it stops in any case. `0s`: it does not wait; `/readyz` fails, and the gateway \
-         forwards for one more second. Give the supervisor more time than this (`TimeoutStopSec`, `terminationGracePeriodSeconds`)."),
+        "How long the gateway waits after SIGTERM to be drained. Then it stops in any case. `0s`: it does not wait; \
+         `/readyz` fails, and the gateway forwards for one more second. Give the supervisor more time than this \
+         (`TimeoutStopSec`, `terminationGracePeriodSeconds`)."),
 
     key("admin.socket", "path, at most 107 bytes", Value("/run/tidegate/tidegate.sock"), "/tmp/t.sock", Restart,
         "The Unix socket on which the daemon accepts commands. Without a state directory, a file beside the socket records what operators have drained."),
@@ -406,7 +411,8 @@ pub const KEYS: &[Key] = &[
          ([flow-sharing.md](flow-sharing.md#change-the-key))."),
     of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains it instead."),
     key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,
-        "Datagrams with flows that are sent in a second, to all peers together. A datagram has at most 1200 bytes: some 30 flows."),
+        "The maximum number of datagrams with flows per second, to all peers together. A datagram has at most 1200 \
+         bytes: some 30 flows."),
 
     key("selfCheck.enabled", "boolean", Value("true"), "false", Reload,
         "At intervals, compare the results of incremental computation with a computation from scratch, in the background \

@@ -183,7 +183,7 @@ fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
     match net.trunc() == net {
         true => Ok(Some(net)),
         false => {
-            Err(format!("{entry} has bits after its prefix: {} is meant, or a longer prefix", net.trunc()))
+            Err(format!("{entry} has bits set after its prefix: write {} or a longer prefix", net.trunc()))
         }
     }
 }

@@ -285,7 +285,7 @@ impl Builder {
     fn alias(&mut self, id: usize, at: Position) -> bool {
         let Some(mut node) = self.anchors.get(&id).cloned() else {
             // The parser refuses unknown names, so this is an alias within its own anchor.
-            self.fault(at, "an alias that contains itself", "an alias to something complete before it");
+            self.fault(at, "an alias that contains itself", "an alias outside of the value that it repeats");
             return false;
         };
         node.at = at;

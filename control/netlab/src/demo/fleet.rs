@@ -99,7 +99,7 @@ fn both(connections: usize, tidegate: &Path) -> Result<usize> {
         print(&outcome);
         outcomes.push(outcome);
     }
-    println!("\nConnections to live or draining backends that broke in all:\n");
+    println!("\nBroken connections to live or draining backends, in total:\n");
     let rows: Vec<Vec<String>> = SERVICES
         .iter()
         .enumerate()
@@ -246,8 +246,8 @@ impl Run<'_> {
 /// Prints the table.
 pub fn print(outcome: &Outcome) {
     println!(
-        "Two gateways behind a router with equal-cost routes; all {BACKENDS} backends are replaced. Connections to live or \
-         draining backends that broke:\n"
+        "Two gateways behind a router with equal-cost routes; all {BACKENDS} backends are replaced. Broken connections \
+         to live or draining backends:\n"
     );
     let names: Vec<&str> = SERVICES.iter().map(|service: &FleetService| service.name).collect();
     let header: Vec<&str> = ["step"].into_iter().chain(names).collect();

@@ -83,7 +83,7 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
     }
     let mut gateway = Gateway::start(&lab)?;
     println!(
-        "Lab {}: a client, a gateway (DPDK net_af_packet, {}) and {SERVERS} servers, each a namespace of its own. \
+        "Lab {}: a client, a gateway (DPDK net_af_packet, {}) and {SERVERS} servers, each in its own namespace. \
          Ready after {:.1} s.\n",
         lab.id(),
         if gateway_options.hugepages { "hugepages" } else { "no hugepages" },

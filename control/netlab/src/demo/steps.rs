@@ -45,7 +45,7 @@ pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) ->
 
 /// Sends HTTP with curl, UDP and SCTP over every path, and checks which backends answered and which clients they saw.
 fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
-    println!("Every mode, both families, {} backends; answers of requests:", FIRST_SERVERS.len());
+    println!("Every mode, both families, {} backends; answered requests:", FIRST_SERVERS.len());
     let mut rows = Vec::new();
     for path in demo_paths() {
         wait_for_path(lab, path, problems);
@@ -178,7 +178,7 @@ fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String
     let rows: Vec<_> = watched.into_iter().map(|one| row(one, problems)).collect();
     let threshold = options.unhealthy_threshold;
     println!(
-        "\nBackend {KILLED} killed under load (health checks every {} ms, out after {threshold} bad ones), then \
+        "\nBackend {KILLED} killed under load (health checks every {} ms, out after {threshold} failures), then \
          backend {ADDED} added:",
         options.health_interval.as_millis()
     );

@@ -103,7 +103,7 @@ impl Allocation {
                 )
             }
             RequestedPool::Internal => (
-                format!("Service {key} requests an internal address, but there is not {wanted}"),
+                format!("Service {key} requests {wanted}, but there is none"),
                 "tidegate.dev/address-pool with the name of a pool, or that label on one".to_owned(),
             ),
         }

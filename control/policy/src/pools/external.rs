@@ -122,7 +122,7 @@ impl Allocation {
     fn why_denied(&self, applicant: &Applicant<'_>, ip: IpAddr) -> (String, String) {
         let authorising: Vec<&Pool> = self.pools.iter().filter(|p| p.external_ips).collect();
         let accepted = if authorising.is_empty() {
-            "an address of a pool with externalIPs: true; no pool has it".to_owned()
+            "an address of a pool with externalIPs: true; there is no such pool".to_owned()
         } else {
             let shown: Vec<String> = authorising.iter().map(|p| describe(p)).collect();
             format!("an address of a pool with externalIPs: true: {}", shown.join("; "))
@@ -173,7 +173,7 @@ fn not_programmed(
             applicant.key()
         ),
         accepted: Some(
-            "a port that no other Service has on this address; an address of type LoadBalancer is shared under one \
+            "a port that no other Service has on this address; to share an address of type LoadBalancer, the same \
              tidegate.dev/allow-shared-ip key"
                 .to_owned(),
         ),

@@ -92,9 +92,7 @@ impl Listing {
         for (n, path) in self.other_files.iter().take(NAMED_MAX).enumerate() {
             let what = match self.other_files.len().saturating_sub(NAMED_MAX) {
                 more if more > 0 && n + 1 == NAMED_MAX => {
-                    format!(
-                        "the file is not read: its name is not that of a manifest; nor are {more} more files"
-                    )
+                    format!("the file and {more} more are not read: their names are not those of manifests")
                 }
                 _ => "the file is not read: its name is not that of a manifest".to_owned(),
             };

@@ -132,9 +132,9 @@ impl Memory {
                 let name = seen.names.get(n).copied().unwrap_or("?");
                 names.push(name.to_owned());
                 found.of_gateway.push(format!(
-            "partial checksum from this interface: {name}: senders leave TCP and UDP checksums to their NIC, and \
-             nothing completes them, so receivers drop the packets; accepted: `ethtool -K DEVICE tx off` on the \
-             sender (a veth pair or a virtual machine on the gateway's host)"
+            "packets with a partial checksum arrive on interface {name}: their senders leave TCP and UDP checksums to \
+             their NIC, and nothing completes them, so receivers drop the packets; accepted: `ethtool -K DEVICE tx \
+             off` on the sender (a veth pair or a virtual machine on the gateway's host)"
                 ));
             }
         }

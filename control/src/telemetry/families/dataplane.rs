@@ -12,7 +12,7 @@ use crate::telemetry::exposition::Exposition;
 /// Links of interfaces, and of the taps that mirror them for the kernel.
 pub(in crate::telemetry) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
     let is_up = |state: LinkState| state == LinkState::Up;
-    let help = "1 while the interface has a link, else 0, and the gateway is not ready.";
+    let help = "1 while the interface has a link; else 0, which makes the gateway not ready.";
     let mut up = page.gauge("tidegate_interface_up", help, ["interface"]);
     for link in links {
         up.sample([&link.name], is_up(link.port.state));
@@ -134,9 +134,9 @@ pub(in crate::telemetry) fn kernel(page: &mut Exposition, stats: &Stats) {
         .sample(["from_kernel"], slow.from_kernel_dropped);
     let help = "ARP and neighbour discovery requests, probes and announcements that the gateway sent.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
-    let help = "Neighbours needed only by packets that were not added because all on-demand entries of the link and family were in use.";
+    let help = "On-demand neighbours that were not added because all such entries of the link and family were in use.";
     page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
-    let help = "Neighbours needed only by packets that were evicted in favour of newer ones.";
+    let help = "On-demand neighbours that were evicted in favour of newer ones.";
     page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);
     let help = "Entries of the neighbour table, by kind: next hops of backends and routes, and entries needed only by packets (on_demand).";
     page.gauge("tidegate_neighbors", help, ["kind"])
@@ -244,7 +244,7 @@ pub(in crate::telemetry) fn restored(page: &mut Exposition, restored: &Restored)
     for (why, count) in NotRestored::ALL.iter().zip(restored.counts.not_restored) {
         gauge.sample([why.as_str()], count);
     }
-    let help = "Flow tables of earlier processes that were refused as a whole: single damaged ones, or all tables of a process with another version or from before a boot, counted as one.";
+    let help = "Flow tables of earlier processes that were refused; all tables of a process of another version or from before a reboot count as one.";
     page.gauge("tidegate_restored_refused_tables", help, []).sample([], restored.refused_tables);
     let help = "Time during which a worker restored flows at the start and forwarded nothing; the longest of all workers.";
     page.gauge("tidegate_restored_seconds", help, []).sample([], restored.took.as_secs_f64());

@@ -54,7 +54,7 @@ pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStat
 
 /// Services with limits.
 pub(in crate::telemetry) fn limits(page: &mut Exposition, limited: &[LimitedService]) {
-    let help = "Packets that a limit of the Service dropped, by reason, for each Service with an annotation max-connections, max-connection-rate or max-bandwidth; since it has one.";
+    let help = "Packets dropped by a limit of the Service, by reason, since it got an annotation max-connections, max-connection-rate or max-bandwidth.";
     let mut family =
         page.counter("tidegate_service_limit_drops_total", help, ["namespace", "service", "reason"]);
     for one in limited {

@@ -148,7 +148,7 @@ fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
         let shortest = if net.addr().is_ipv4() { *AGGREGATION_V4.start() } else { *AGGREGATION_V6.start() };
         if i64::from(net.prefix_len()) < shortest {
             let accepted = format!("a prefix of /{shortest} or longer, with addresses of pools");
-            item.error(format_args!("{net} contains the addresses of other networks"), accepted);
+            item.error(format_args!("{net} is too short: it contains addresses of other networks"), accepted);
             continue;
         }
         if let Some(other) = read.iter().find(|other| other.contains(&net) || net.contains(*other)) {
@@ -231,7 +231,7 @@ fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
                 field.error(what, PASSWORD);
             } else if text.trim() != text {
                 let what = format!(
-                    "{}: the password begins or ends with a space, which is part of it; the router needs the same",
+                    "{}: the password begins or ends with a space; the router's password must have it too",
                     path.display()
                 );
                 field.warning(what, "a password without spaces around it");

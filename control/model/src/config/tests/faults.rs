@@ -168,7 +168,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}], aggregates: ['::/0']}}",
-        "8:78: error: announce.bgp.aggregates[0]: ::/0 contains the addresses of other networks; accepted: a prefix of /16 or longer, with addresses of pools",
+        "8:78: error: announce.bgp.aggregates[0]: ::/0 is too short: it contains addresses of other networks; accepted: a prefix of /16 or longer, with addresses of pools",
     ),
     (
         "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
@@ -207,8 +207,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  gateway: {forward: routes, prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/26]}",
-        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; accepted: a network of a family that \
-         dataplane.snatAddresses has an address of",
+        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; accepted: a network of a family with an address in dataplane.snatAddresses",
     ),
     (
         "  oversized: drop",

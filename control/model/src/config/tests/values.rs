@@ -314,7 +314,7 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     let file = directory.join("deny.txt").display().to_string();
     for expected in [
         format!("{file}:2:1: error: \"nobody\" is not a prefix; accepted: an address or a CIDR"),
-        format!("{file}:3:1: error: 10.0.0.1/8 has bits after its prefix: 10.0.0.0/8 is meant"),
+        format!("{file}:3:1: error: 10.0.0.1/8 has bits set after its prefix: write 10.0.0.0/8"),
         "selectionKey.file: 4 characters are not a key; accepted: 32 hexadecimal digits".to_owned(),
     ] {
         assert!(report.contains(&expected), "{expected}\n{report}");

@@ -38,7 +38,7 @@ fn limit() -> AliasValue<'static> {
 pub(super) fn source_ranges_policy<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let denies = Refused(
         "source ranges that deny clients are not supported",
-        "allow, and the ranges of clients that are admitted in spec.loadBalancerSourceRanges",
+        "allow, and the admitted ranges in spec.loadBalancerSourceRanges",
     );
     one_of(value, &[("allow", Nothing), ("deny", denies)])
 }

@@ -216,7 +216,8 @@ fn choose_flow_tracking(
     {
         options.choice.flow_tracking = config::FlowTracking::Always;
         if service.meta.annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
-            let accepted = "a DSR mode, scheduler rendezvous, no sessionAffinity, slow start or limit of connections, or always";
+            let accepted = "always; or a DSR mode with scheduler rendezvous and without sessionAffinity, slow start \
+                and limits of connections";
             read.ignored(key::FLOW_TRACKING, why, accepted);
         }
     }

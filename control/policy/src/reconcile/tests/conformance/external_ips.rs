@@ -49,7 +49,7 @@ fn external_ips_need_a_pool_that_authorises_them() {
     assert_eq!(keys(&outcome), ["TCP 198.51.100.1:80"], "each address is checked separately");
     assert_eq!(finding(&outcome).0, Reason::ExternalIpDenied);
     let no_pool = Both::new(&external("198.51.100.1", "")).with(|world| world.settings.pools.clear());
-    assert!(finding(&no_pool.look()).2.ends_with("no pool has it"));
+    assert!(finding(&no_pool.look()).2.ends_with("there is no such pool"));
 }
 
 #[test]

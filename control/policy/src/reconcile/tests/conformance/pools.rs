@@ -486,7 +486,7 @@ fn a_restart_adopts_the_addresses_in_the_status() {
     let outcome = Pooled::of("addresses: [203.0.113.0/27]", &with_status("192.0.2.9")).step();
     assert!(
         address(&outcome, "web").is_some_and(|a| a.to_string().starts_with("203.0.113.")),
-        "no pool has it"
+        "there is no such pool"
     );
 }
 
