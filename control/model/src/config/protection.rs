@@ -149,7 +149,7 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
         path.display(),
         nets.len()
     );
-    field.warning(what, "a file without faults, and SIGHUP");
+    field.warning(what, "a file without faults, then SIGHUP");
     files.copied.borrow_mut().push(path.to_owned());
     nets
 }

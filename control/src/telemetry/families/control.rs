@@ -94,7 +94,7 @@ fn condition(page: &mut Exposition, sample: &Sample<'_>) {
     for finding in sample.round.findings.iter().chain(sample.round.own_findings) {
         *findings.entry(finding.reason.as_str()).or_default() += 1;
     }
-    let help = "Findings about objects, by reason: requests that were not granted, and misconfigurations detected in traffic; only reasons with any.";
+    let help = "Findings about objects, by reason: requests that were not granted, and misconfigurations detected in traffic; only reasons that occur.";
     let mut family = page.gauge("tidegate_findings", help, ["reason"]);
     for (reason, count) in &findings {
         family.sample([reason], *count);
@@ -109,7 +109,7 @@ fn on_disk(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "1 while the latest configuration, or one of its lists, is refused and the previous one is in use, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.gateway.configuration_refused));
-    let help = "1 while state that a restart needs is not saved, by state: addresses of Services, what operators have \
+    let help = "1 while data that a restart needs is not saved, else 0, by state: addresses of Services, what operators have \
                 drained, flows, the lists of `protection`, the last objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.gateway.unsaved {
