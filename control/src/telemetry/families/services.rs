@@ -144,8 +144,7 @@ pub(in crate::telemetry) fn backends(
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
     }
-    let help =
-        "Fraction of its share of new flows that a backend gets while it warms up (slowStart); absent if it gets all.";
+    let help = "Fraction of its share of new flows that a backend gets while it warms up (slowStart); absent if it gets all.";
     let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), percent) in &warm_up {
         family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
