@@ -3,7 +3,8 @@
 //! Answers to a flood would make the gateway a reflector, so they are limited, as RFC 4443 section 2.4 (f) and RFC 1812
 //! section 4.3.2.8 require. With one limit for all kinds, 300 packets with TTL 1 would stop path MTU discovery for
 //! every client. So each kind of answer ([`AnswerKind`]) has its own token bucket, and each source prefix (/24 or /56)
-//! has one within the kind. An answer takes a token from both or from none. The rates are in `limits.rs`, per worker.
+//! has another one for each kind. An answer takes a token from both or from neither. The rates are in
+//! `limits.rs`, per worker.
 //!
 //! A keyed hash maps prefixes to [`ANSWER_PREFIXES`] token buckets, so a sender can't choose to
 //! share another sender's token bucket. Echo replies, ARP replies and neighbour advertisements are
@@ -24,7 +25,7 @@ pub(crate) struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Spends a token, if the rate allows it now. Returns whether it did.
+    /// Spends a token if the rate allows it now, and returns whether it did.
     pub(crate) fn take(&mut self, rate: Rate, now: Now) -> bool {
         let after = self.after_one_more(rate, now);
         *self = after.unwrap_or(*self);
@@ -41,13 +42,13 @@ impl TokenBucket {
 pub(crate) struct ReplyLimit {
     secret: u64,
     kinds: [TokenBucket; AnswerKind::COUNT],
-    /// [`ANSWER_PREFIXES`] for each kind, one kind after the other.
+    /// [`ANSWER_PREFIXES`] token buckets for each kind, ordered by kind.
     prefixes: Box<[TokenBucket]>,
     suppressed: [u64; AnswerKind::COUNT],
 }
 
 impl ReplyLimit {
-    /// A limit with full token buckets. `secret` determines which prefixes share one.
+    /// A limit with full token buckets. `secret` determines which prefixes share a token bucket.
     pub(crate) fn new(secret: u64) -> Self {
         Self {
             secret,
@@ -83,10 +84,11 @@ impl ReplyLimit {
         &self.suppressed
     }
 
-    /// The token bucket of the source's prefix: /24 for IPv4, and /56 for IPv6, the smallest prefix of one subscriber.
+    /// The index of the token bucket of the source's prefix: /24 for IPv4, /56 for IPv6 (the smallest prefix of one
+    /// subscriber).
     fn index_of(&self, source: &Addr) -> usize {
         let prefix = match source.is_v4() {
-            // It differs from every IPv6 prefix, whose lowest byte is 0.
+            // The low byte 1 distinguishes it from IPv6 prefixes, whose lowest byte is 0.
             true => u64::from(u32::from_be_bytes(source.v4_bytes()) >> 8) << 8 | 1,
             false => {
                 let high: [u8; 8] = source.bytes()[..8].try_into().expect("8 of 16 bytes");

@@ -1,8 +1,8 @@
 //! The backends that refused or ignored new connections of one worker.
 //!
-//! A backend that fails several times in a row is set aside: it gets no new flows for a while. Then
-//! one flow is a trial. If the backend answers it, it gets new flows again; if not, it's set aside
-//! again. `pipeline/passive.rs` decides what a failure is.
+//! A backend that fails several times in a row is set aside: it gets no new flows for a while. Then one new flow is the
+//! trial: if the backend answers it, the backend gets new flows again, otherwise it's set aside again.
+//! `pipeline/passive.rs` decides what a failure is.
 //!
 //! Nothing is shared: each worker counts the failures of its own flows, so workers may differ until
 //! each has seen enough failures.
@@ -16,7 +16,7 @@ use tidegate_spec::now::Now;
 
 #[derive(Debug)]
 pub(crate) struct SetAside {
-    /// By index of the id. The zeroed memory of backends without failures is never touched, so it costs nothing.
+    /// By the index of the backend's id. Zeroed pages without marks are never touched, so they cost no memory.
     marks: Box<[[u32; 4]]>,
     marked: Vec<BackendId>,
     counts: SetAsideCounts,
@@ -31,7 +31,7 @@ pub struct SetAsideCounts {
     pub returned: u64,
 }
 
-/// What is known about a backend.
+/// The recent failures of a backend, and its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mark {
     id: BackendId,
@@ -47,11 +47,11 @@ struct Mark {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// It gets new flows, and some have failed.
+    /// The backend gets new flows, but some have failed.
     Suspect = 1,
-    /// It gets no new flow until its trial.
+    /// The backend gets no new flow until its trial.
     Aside = 2,
-    /// One new flow is its trial.
+    /// One new flow is the backend's trial.
     OnTrial = 3,
 }
 
@@ -73,13 +73,13 @@ impl Mark {
         [self.id.raw(), rest, self.counted, self.until]
     }
 
-    /// Whether it gets no new flow now.
+    /// Whether the backend gets no new flow now.
     fn is_blocked(self, now: u32) -> bool {
         self.state != State::Suspect && is_before(now, self.until)
     }
 }
 
-/// Whether a time in milliseconds is before another, less than 24 days apart.
+/// Whether `time` is before `other`. Both are in wrapping milliseconds, less than 24 days apart.
 fn is_before(time: u32, other: u32) -> bool {
     time.wrapping_sub(other) > u32::MAX / 2
 }
@@ -110,7 +110,7 @@ impl SetAside {
         Mark::from_words(*self.marks.get(id.index())?).filter(|mark| mark.id == id)
     }
 
-    /// Records a failure of a backend with a client that has this hash. `may_set_aside` returns whether the backend
+    /// Records that a backend failed for a client whose hash is `source`. `may_set_aside` returns whether the backend
     /// may be set aside now.
     pub(crate) fn failed(
         &mut self,
@@ -124,9 +124,9 @@ impl SetAside {
         let Some(mut mark) = self.mark(id).or_else(|| self.create(id, source, now)) else { return };
         let since = now.wrapping_sub(mark.counted);
         match mark.state {
-            // A flow from before the backend was set aside.
+            // The flow started before the backend was set aside.
             State::Aside if mark.is_blocked(now) => return,
-            // The trial, or a flow that got the backend by affinity when the trial was due.
+            // The failed flow is the trial, or got the backend by affinity when the trial was due.
             State::Aside | State::OnTrial => self.set_aside(&mut mark, rules, now),
             State::Suspect => {
                 if mark.failures > 0 && mark.source == source && since < FAILURE_OF_SOURCE_MS {
@@ -147,11 +147,11 @@ impl SetAside {
         self.store(mark);
     }
 
-    /// The first mark of a backend, unless too many are marked.
+    /// Marks a backend for the first time; `None` if too many are marked.
     fn create(&mut self, id: BackendId, source: u16, now: u32) -> Option<Mark> {
         let before = Mark::from_words(*self.marks.get(id.index())?);
         if let Some(before) = before {
-            // It belongs to an earlier backend with this index.
+            // This mark belongs to an earlier backend with the same index.
             self.forget(before.id);
         }
         if self.marked.len() == FAILING_BACKENDS_MAX {
@@ -162,7 +162,7 @@ impl SetAside {
     }
 
     fn set_aside(&mut self, mark: &mut Mark, rules: &PassiveHealth, now: u32) {
-        // Below 2^31, as `is_before` requires.
+        // `is_before` requires a value below 2^31.
         let aside = u32::try_from(rules.set_aside.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32);
         (mark.state, mark.until) = (State::Aside, now.wrapping_add(aside));
         self.counts.set_aside += 1;
@@ -202,8 +202,8 @@ impl SetAside {
         self.mark(id).is_some_and(|mark| mark.state != State::Suspect)
     }
 
-    /// Records that a backend gets a new flow. If it was set aside, this flow is its trial, and the
-    /// backend gets no other one for the time that it would be set aside.
+    /// Records that a backend gets a new flow. If it was set aside, this flow is its trial, and the backend gets no
+    /// other new flow until the set-aside time has passed again.
     pub(crate) fn record_new_flow(&mut self, id: BackendId, rules: &PassiveHealth, now: Now) {
         let Some(mut mark) = self.mark(id) else { return };
         if mark.state != State::Suspect && !mark.is_blocked(now.millis()) {

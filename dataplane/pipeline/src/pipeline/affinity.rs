@@ -1,9 +1,9 @@
-//! `sessionAffinity: ClientIP`: a new flow goes to the backend of its client, if that accepts new flows.
+//! `sessionAffinity: ClientIP`: a new flow goes to the backend of its client, if that backend accepts new flows.
 //!
 //! Each worker has an entry for each client in its flow table. With several workers, the shared table
-//! ([`tidegate_conntrack::affinities`]) has the backend that the client got last from any of them, so it takes
-//! precedence. The worker's own entry is used if the shared one was evicted. It also gates the shared table: a
-//! Service that has used up its share of a full flow table gets no more entries in either.
+//! ([`tidegate_conntrack::affinities`]) has the backend that any of them last gave to the client, so it takes
+//! precedence. The worker's own entry is used if the shared one was evicted. A Service that has used up its share of a
+//! full flow table gets no more entries in either table.
 
 use tidegate_conntrack::{FlowKey, Packet, SharedFlow};
 use tidegate_snapshot::Snapshot;
@@ -16,7 +16,7 @@ use tidegate_wire::Addr;
 use super::state::Pipeline;
 
 impl Pipeline {
-    /// The backend of a new flow of this client, for a service with affinity.
+    /// Chooses the backend of a new flow of this client, for a service with affinity.
     #[inline(never)]
     pub(super) fn choose_for_client<'s>(
         &mut self,
@@ -53,8 +53,8 @@ impl Pipeline {
         Some(backend)
     }
 
-    /// Stores the backend of a client, as another gateway reported it, for all workers, unless they know a connection
-    /// of the client.
+    /// Stores for all workers the backend of a client that another gateway reported, unless they already know the
+    /// client's backend.
     pub(super) fn adopt_affinity(&self, service: &Service, client: &SharedFlow, now: Now) {
         let Some(all) = &self.affinities else { return };
         if all.find(&client.key, service.affinity_ms, now).is_none() {

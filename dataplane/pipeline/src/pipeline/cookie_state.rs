@@ -1,6 +1,6 @@
 //! The SYN cookie state of a worker between bursts: the secret, the services under flood, and counts.
 //!
-//! `cookies` sends and accepts them.
+//! `cookies` sends and accepts the cookies.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tidegate_spec::limits::{COOKIES_FROM, COOKIES_MIN_MS, COOKIES_SERVICES_MAX, 
 use tidegate_spec::now::Now;
 use tidegate_structures::selection_key::SelectionKey;
 
-/// How long after the last cookie one may be returned: two periods of a cookie.
+/// How long after the last cookie was sent a client may return one: two cookie periods.
 const RETURNED_WITHIN: Duration = Duration::from_secs(128);
 
-/// How often each of these happened since the start.
+/// Counts of cookie events since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CookieCounts {
     /// SYNs answered with a cookie.

@@ -1,5 +1,5 @@
-//! The last stage: rewrites each packet by the mode of its service and sends it to its next hop, or answers a packet
-//! that can't be sent. The modes without translation are here, those with it in `translated.rs`.
+//! The last stage: rewrites each packet for the mode of its service and sends it to its next hop, or answers a packet
+//! that can't be sent. The modes without translation are here, the others in `translated.rs`.
 //!
 //! All checks that can refuse a packet come before the first changed byte: hop limit, route, neighbour, size,
 //! headroom. Each packet reads the cache lines of its backend and next hop, both prefetched by the previous stage,
@@ -23,7 +23,7 @@ use crate::forward::tunnel::{self, Tunnel};
 use crate::forward::{self, Link, NoHeadroom};
 use crate::frame::Frame;
 
-/// How much longer a packet to a backend gets.
+/// By how much a packet to a backend grows, and the checks that follow from it.
 #[derive(Clone, Copy)]
 struct Growth {
     /// Bytes of the headers that are added.
@@ -44,7 +44,7 @@ impl Pipeline {
     /// Rewrites and sends the packets to their destinations.
     #[inline(never)]
     pub(super) fn deliver<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        // By index: taking the array out of the burst would copy it.
+        // Loop by index: taking the array out of the burst would copy it.
         for at in 0..burst.deliveries.len() {
             let delivery = &burst.deliveries[at];
             match delivery.destination {
@@ -82,7 +82,7 @@ impl Pipeline {
         }
     }
 
-    /// The modes without translation, with all optional features of a service.
+    /// Sends a packet in a mode without translation, with all optional features of a service.
     #[inline(never)]
     fn send_with_checks<F: Frame>(
         &mut self,
@@ -106,7 +106,7 @@ impl Pipeline {
         }
     }
 
-    /// `dsr-l2`.
+    /// Sends a packet in mode `dsr-l2`.
     #[inline(always)]
     fn send_on_link<F: Frame>(
         &mut self,
@@ -126,7 +126,7 @@ impl Pipeline {
         );
     }
 
-    /// `dsr-dscp`.
+    /// Sends a packet in mode `dsr-dscp`.
     #[inline(never)]
     fn send_marked<F: Frame>(
         &mut self,
@@ -147,8 +147,8 @@ impl Pipeline {
         });
     }
 
-    /// In an outer packet. `clamps` is whether the service limits the segment size. The caller for `dsr-ipip` passes
-    /// constants.
+    /// Sends a packet inside an outer packet. `clamps` says whether the service limits the segment size. For
+    /// `dsr-ipip`, the caller passes constants.
     #[inline(always)]
     fn send_in_tunnel<F: Frame>(
         &mut self,
@@ -175,7 +175,7 @@ impl Pipeline {
             #[inline(always)]
             |frame, h, link| {
                 let source = source.ok_or(Refusal::NoRoute)?;
-                // With one IPv4 source and no port, the hash isn't needed.
+                // A tunnel with a single IPv4 source and no UDP port doesn't use the hash.
                 let hashed =
                     backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
                 let flow = if hashed { tunnel::flow_hash(frame.bytes(), h) } else { 0 };
@@ -186,8 +186,8 @@ impl Pipeline {
         );
     }
 
-    /// To a backend that has the VIP. The headers are read in place: copying them would take as long as everything
-    /// else.
+    /// Sends a packet to a backend that has the VIP. The headers are read in place: copying them would take as long as
+    /// everything else.
     #[inline(always)]
     fn rewrite_and_send<F: Frame>(
         &mut self,
@@ -212,7 +212,7 @@ impl Pipeline {
                 return;
             }
         }
-        // Borrowed again, so that there is one call of `rewrite`, which is inlined.
+        // Borrow again, so that `rewrite`, which is inlined, is called in one place only.
         let h = &burst.packets[usize::from(packet)].headers;
         if let Err(refusal) = rewrite(&mut burst.frames[at], h, &hop.link) {
             return burst.set(at, refusal);
@@ -255,7 +255,7 @@ impl From<NoHeadroom> for Refusal {
     }
 }
 
-/// Limits the segment size of a SYN that is already encapsulated: the frame ends with its packet.
+/// Limits the segment size of a SYN that is already encapsulated, and so is at the end of the frame.
 #[cold]
 #[inline(never)]
 fn limit_in_tunnel<F: Frame>(

@@ -27,7 +27,7 @@ use super::owners::RssDistribution;
 use super::sharing_walks::{SharedFlows, Sharing};
 use super::state::Pipeline;
 
-/// The result of importing an update of another gateway.
+/// The result of importing an update from another gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImportOutcome {
     /// The flow is stored.
@@ -54,7 +54,7 @@ impl ImportOutcome {
     /// The number of variants.
     pub const COUNT: usize = 9;
 
-    /// All of them, in order.
+    /// All variants, in order.
     pub const ALL: [Self; Self::COUNT] = [
         Self::New,
         Self::Known,
@@ -85,7 +85,7 @@ impl ImportOutcome {
 }
 
 impl Pipeline {
-    /// Sets which flows are shared. Walks requested earlier don't count.
+    /// Sets which flows are shared. `walks` counts the walks requested so far, which are skipped.
     pub fn set_shared_flows(&mut self, flows: Option<SharedFlows>, walks: Walks) {
         self.flows.enable_journal(flows.is_some());
         self.sharing = Sharing::new(flows, walks);
@@ -157,7 +157,7 @@ impl Pipeline {
         self.sharing.walked()
     }
 
-    /// Imports a flow of another gateway, or its end. A flow that has had packets here doesn't change.
+    /// Imports a flow, or the end of a flow, from another gateway. A flow that has had packets here doesn't change.
     pub fn adopt(&mut self, snapshot: &Snapshot, update: &FlowUpdate, now: Now) -> ImportOutcome {
         let name = update.name();
         let (vip, proto) = (name.service.vip.into(), name.service.protocol.number());
@@ -213,7 +213,7 @@ impl Pipeline {
             is_untouched: true,
         };
         if record.idle_ms >= idle.millis() {
-            // It would expire at once.
+            // The flow would expire at once.
             return ImportOutcome::Gone;
         }
         let adoption = self.flows.adopt(&flow, idle, now);
@@ -275,17 +275,17 @@ fn is_possible(service: &Service, record: &FlowRecord) -> bool {
         })
 }
 
-/// Whether an endpoint can be that of one host.
+/// Whether an endpoint can belong to a single host.
 fn is_host(endpoint: &Endpoint) -> bool {
     endpoint.addr.is_single_host() && endpoint.port != 0
 }
 
-/// What other gateways probably know of a flow.
+/// What other gateways probably know about a flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Agreement {
-    /// They find its backend by themselves, unless it's in flux.
+    /// They find the flow's backend by themselves, unless the flow is in flux.
     Presumed,
-    /// One of them has sent an earlier connection.
+    /// One of them has reported an earlier connection of the same client port.
     Contradicted,
 }
 
@@ -312,7 +312,7 @@ fn record_of(
     let is_agreed =
         || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
     let is_shared = if is_affinity {
-        // Only walks send affinity: in a flood of sources, changes of affinity would displace other updates.
+        // Only walks send affinity: in a flood from many sources, changes of affinity would displace other updates.
         service.affinity_ms != 0 && !is_agreed()
     } else if client.port == 0 || service.mode.is_dsr() != flow.reply.is_none() {
         false
@@ -360,7 +360,7 @@ fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowU
 }
 
 /// Whether a gateway without an entry may send the next packet of this flow to another backend, whether or not it has
-/// seen the same changes as this one. The service tracks always.
+/// seen the same changes as this one. The service must track every flow.
 fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend: BackendId) -> bool {
     let (src, vip) = ((&client.addr, client.port), (&service.vip, service.port));
     let hash = snapshot.choice_hash(service, src, vip, service.protocol.number());

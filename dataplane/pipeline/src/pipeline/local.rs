@@ -58,9 +58,9 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
-/// Whether the gateway answers a request for the link address of this address. It does for the interface's own
-/// addresses, too, since the kernel's side of the tap has the same link address. The kernel decides for addresses of
-/// other interfaces. For a VIP of several gateways, only the owner answers; for a SNAT address, the gateway that
+/// Whether the gateway answers a request for the link address of this address. It also answers for the interface's own
+/// addresses, since the kernel's side of the tap has the same link address. For addresses of other interfaces, the
+/// kernel decides. For a VIP of several gateways, only its owner answers; for a SNAT address, only the gateway that
 /// replies must reach; for the next hop of a route, only the router.
 fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: Option<AddressKind>, address: &Addr) -> bool {
     let ownership = burst.view.neighbors.ownership();
@@ -142,7 +142,7 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
 }
 
 /// Whether a packet to this kind of address has an invalid source. The kernel decides on multicast and broadcast
-/// packets: hosts without an address send them (DHCP), and by neighbour discovery the kernel detects duplicates of
+/// packets: hosts without an address send them (DHCP), and the kernel needs neighbour discovery to detect duplicates of
 /// our addresses.
 fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
     match to {
@@ -152,7 +152,7 @@ fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<Ad
     }
 }
 
-/// Whether the destination is a broadcast address or another address of all hosts on a network.
+/// Whether the destination is a broadcast address or another address that reaches all hosts on a network.
 fn is_to_everyone<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let fault = burst.view.snapshot.source_fault(&h.dst);
     matches!(fault, Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork))

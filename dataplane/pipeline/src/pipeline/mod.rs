@@ -2,14 +2,14 @@
 //! [`fast_path`]; the stages process the other frames of the burst.
 //!
 //! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
-//! 2. `classify` packets for a service and those that may return from a backend; all others get their verdict here
+//! 2. `classify` packets to a service and packets that may come from a backend; all others get their verdict here
 //!    ([`local`], [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
 //! 3. `find_service_flows`, `find_reply_flows`: look up the flow of each packet, whose hash bucket the previous stage
 //!    prefetched;
-//! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the
-//!    flow entry ([`service_flows`], [`new_flows`], [`reply_flows`]); packets of flows that another worker owns are
-//!    sent by a copy of the flow, if there is one ([`copies`]);
-//! 5. `deliver`: rewrite by the mode of the service, or answer packets that can't be delivered ([`deliver`],
+//! 4. `choose_backends`, `choose_clients`: for packets without a flow, choose a backend by the hash and create the flow
+//!    entry ([`service_flows`], [`new_flows`], [`reply_flows`]); packets of flows that another worker owns are sent by
+//!    a copy of the flow, if there is one ([`copies`]);
+//! 5. `deliver`: rewrite packets for the mode of their service, or answer packets that can't be delivered ([`deliver`],
 //!    [`translated`], [`oversized`]);
 //! 6. `store_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
 //!    ([`fragments`]).
@@ -87,7 +87,7 @@ use tidegate_wire::{Fragment, Headers, Parsed, ipv6, usual};
 
 use crate::frame::Frame;
 
-/// How many frames ahead of the header check the first line is prefetched.
+/// How many frames ahead of the header check the first cache line of a frame is prefetched.
 const AHEAD: usize = 4;
 
 /// Checks the headers of a frame with the complete parser.
@@ -172,7 +172,7 @@ impl Pipeline {
             out,
         };
         self.check(&mut burst, rest);
-        // Created here and filled in place: moving a whole burst would be expensive.
+        // Create these here and fill them in place: moving a whole burst would be expensive.
         let (mut requests, mut replies) = (Requests::new(), Replies::new());
         self.classify(&mut burst, &mut requests, &mut replies);
         self.find_service_flows(&mut burst, &mut requests);
@@ -217,7 +217,8 @@ impl Pipeline {
         }
     }
 
-    /// Separates packets to a service port from those that may come from a backend, and ends all others.
+    /// Separates packets to a service port from packets that may come from a backend, and sets the verdict of all
+    /// others.
     #[inline(never)]
     fn classify<'s, F: Frame>(
         &mut self,
@@ -246,7 +247,7 @@ impl Pipeline {
         }
     }
 
-    /// Processes a packet without ports of its own, or of a protocol that no service has.
+    /// Processes a packet that has no ports of its own, or whose protocol no service uses.
     #[cold]
     fn unmatched<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
         if h.is_later_fragment() {

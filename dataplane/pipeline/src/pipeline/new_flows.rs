@@ -1,7 +1,7 @@
 //! Creates flows: chooses the backend of a packet whose flow is not known, and inserts the flow entry.
 //!
-//! It checks that the client is admitted, that the packet may create a flow, and that the limits of new flows allow
-//! it. Then affinity or the scheduler of the service chooses the backend. Then it creates the entry, with a port of
+//! It checks that the client is admitted, that the packet may create a flow, and that the limits on new flows allow it.
+//! Then affinity or the scheduler of the service chooses the backend. Then it creates the entry, with a port from
 //! `reply_ports.rs` if the source is translated.
 //!
 //! Promises: a refused packet creates no entry, and a flow counts once against limits and as a connection.
@@ -75,7 +75,8 @@ impl Pipeline {
                 Err(Refusal::NoEndpoints)
             };
         }
-        // A packet whose hop limit ends here creates no flow. Without a backend, the gateway itself is the destination.
+        // A packet whose hop limit ends here creates no flow. If there is no backend, the gateway itself is the
+        // destination and answers.
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
         }
@@ -85,7 +86,7 @@ impl Pipeline {
         self.insert_flow(burst, request, &h)
     }
 
-    /// Creates the flow of a packet, if the limits of new flows allow it.
+    /// Creates the flow of a packet, if the limits on new flows allow it.
     #[inline(always)]
     pub(super) fn insert_flow<'s, F: Frame>(
         &mut self,
@@ -117,8 +118,8 @@ impl Pipeline {
             | ForwardingMode::DsrGre
             | ForwardingMode::DsrGeneve
             | ForwardingMode::DsrDscp => {
-                // A reset of an unknown flow needs no entry. If the table is full and the hash chooses, the flow may
-                // only move when the owner of its hash changes. The table has counted the missing entry.
+                // A reset of an unknown flow needs no entry. If the table is full and the hash chooses the backend, the
+                // flow can only move when the owner of its hash changes. The table has counted the missing entry.
                 if !request.kind.is_ending() {
                     let (key, hash) = (&request.key, request.flow_hash);
                     let inserted = if request.found.is_known() {
@@ -133,8 +134,8 @@ impl Pipeline {
                 }
                 None
             }
-            // A backend that is its own client would answer itself directly, and not from the VIP. With a source of
-            // ours, the answer returns through the gateway.
+            // A backend that is its own client would answer itself directly, and not from the VIP. With one of our
+            // addresses as the source, the answer returns through the gateway.
             ForwardingMode::Nat if backend.address == h.src => {
                 if snapshot.snat_addresses(h.family).is_empty() {
                     return Err(Refusal::Hairpin);
@@ -192,7 +193,7 @@ impl Pipeline {
         Ok(Chosen { backend, local: None, flow })
     }
 
-    /// The backend of a new flow: by the client's affinity, otherwise by the hash.
+    /// Chooses the backend of a new flow: by the client's affinity, otherwise by the hash.
     fn choose<'s>(
         &mut self,
         snapshot: &'s Snapshot,
@@ -229,8 +230,8 @@ impl Pipeline {
         }
     }
 
-    /// Counts a new flow against the limits of its source and of its Service. The source comes first, so that one
-    /// source can't use up the rate of the Service. A flow that only changes its backend is not new.
+    /// Counts a new flow against the limits of its source and of its Service. The source's limit is checked first, so
+    /// that one source can't use up the rate of the Service. A flow that only changes its backend is not new.
     #[cold]
     pub(super) fn admit(
         &mut self,

@@ -1,7 +1,7 @@
-//! Chooses the backend of a new flow after failures of backends, and defines failures: see [`super::passive`].
+//! Chooses the backend of a new flow after backends have failed, and records failures: see [`super::passive`].
 //!
-//! The next backend is the one that the flow would get if those that it tried, and those that are set aside, didn't
-//! exist. So it is nearly always the one that the flow gets once health checks have removed them.
+//! The next backend is the one that the flow would get if the backends that it has tried or that are set aside didn't
+//! exist. So it's nearly always the backend that the flow gets once health checks have removed those.
 
 use tidegate_conntrack::{FlowHash, FlowKey, Packet, Tried};
 use tidegate_select::selector::Selector;
@@ -39,8 +39,8 @@ impl Pipeline {
             return;
         }
         let frame = burst.frames[usize::from(packet.frame)].bytes();
-        // Not a SYN with data, which is acknowledged with the data, nor one of a link-local client, whose answers
-        // depend on its station.
+        // Don't store a SYN with data, which the answer would acknowledge too, or a SYN from a link-local client,
+        // because answers to it depend on its station.
         let Some(syn) = segment(frame, &packet.headers).filter(|syn| syn.len == 1) else { return };
         if !packet.headers.src.is_link_local() {
             let bytes = frame.get(..usize::from(packet.headers.ip_end)).unwrap_or(frame);
@@ -81,7 +81,7 @@ impl Pipeline {
             None => {
                 let usual = self.select(service, choice_hash)?;
                 if self.passive.aside.blocks(usual, now) {
-                    // If there is no other, the usual one may still answer.
+                    // If there is no other backend, the usual one may still answer.
                     self.next_backend(service, choice_hash, &[], now).unwrap_or(usual)
                 } else {
                     usual
@@ -94,7 +94,7 @@ impl Pipeline {
         Some(chosen)
     }
 
-    /// The backend that a flow would get if those in `tried`, and those that are set aside, didn't exist.
+    /// The backend that a flow would get if the backends that are in `tried` or set aside didn't exist.
     pub(super) fn next_backend(
         &mut self,
         service: &Service,
@@ -149,8 +149,8 @@ impl Pipeline {
     ) -> bool {
         let (snapshot, service, now) = (burst.view.snapshot, request.service, burst.now);
         let (key, hash) = (&request.key, request.flow_hash);
-        // The answer may be in this burst, since both ends repeat their packets a second after the first ones. The
-        // client gets it, so the connection is with this backend.
+        // The backend's answer may be in this burst, since both ends retransmit after a second. The client gets that
+        // answer, so the connection stays with this backend.
         if !service.passive || !self.flows.nat.awaits_answer(key, hash, now) {
             return false;
         }
@@ -160,7 +160,7 @@ impl Pipeline {
         let choice = request.choice_hash(snapshot, h);
         self.passive.next = self
             .next_backend(service, choice, &tried, now)
-            // All have been tried, so any except the last one will do.
+            // All backends have been tried, so any except the last one will do.
             .or_else(|| self.next_backend(service, choice, &[backend.id], now));
         self.passive.next.is_some()
     }

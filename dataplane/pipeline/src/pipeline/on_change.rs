@@ -5,9 +5,9 @@
 //! goes to the current owner, and any other unknown packet to the former one; both create an entry. UDP doesn't mark
 //! the start of a flow, so datagrams go to the current owner at once.
 //!
-//! If such a service starts to track always, its flows without an entry get one with their former owners for the rest
-//! of that window ([`FlowTracking::AlwaysAfter`]). So do flows of other gateways, if the gateways share flows
-//! ([`flow_replication`](super::flow_replication)).
+//! If such a service switches to tracking every flow, packets of flows without an entry create one with the former
+//! owner for the rest of that window ([`FlowTracking::AlwaysAfter`]). So do flows of other gateways, if the gateways
+//! share flows ([`flow_replication`](super::flow_replication)).
 //!
 //! [`FlowTracking::AlwaysAfter`]: tidegate_spec::FlowTracking::AlwaysAfter
 //!
@@ -29,7 +29,7 @@ use crate::frame::Frame;
 /// The decision on a packet without an entry.
 pub(super) struct Untracked<'s> {
     pub(super) backend: &'s Backend,
-    /// The first packet of the entry to create, if there is to be one.
+    /// If an entry must be created: its first packet.
     pub(super) to_insert: Option<Packet>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn find_stable(snapshot: &Snapshot, requests: &mut Requests<'_>) {
         if request.found.is_known() || !request.service.on_change() {
             continue;
         }
-        // Other selectors mean that something is in flux or warms up.
+        // Any other selector means that flows are in flux or a backend warms up.
         let Selector::Rendezvous(seats) = request.service.selector() else { continue };
         if let Some(backend) = seats.owner(request.choice_hash) {
             request.found = Found::Stable(backend);

@@ -12,9 +12,9 @@ use crate::fragments::FragmentKey;
 /// Details about the processing of a packet, for `replay` and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Note {
-    /// The service port that it belongs to.
+    /// The service port that the packet belongs to.
     pub service: Option<ServiceId>,
-    /// The backend that it goes to or comes from.
+    /// The backend that the packet goes to or comes from.
     pub backend: Option<BackendId>,
     /// Whether its flow was known.
     pub flow: FlowNote,
@@ -32,7 +32,7 @@ pub enum FlowNote {
     Known,
 }
 
-/// Information for the resolver of neighbours.
+/// An event for the neighbour resolver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeighborEvent {
     /// The link address of this next hop is not known.
@@ -91,20 +91,20 @@ pub struct BurstOutput {
     pub notes: ArrayVec<Note, BURST>,
     /// Events for the resolver. If the list is full, the next packet creates the event again.
     pub events: ArrayVec<NeighborEvent, BURST>,
-    /// The frames dropped as `neighbor_unresolved`. The caller may queue them until the neighbour is known, and
-    /// process them like new ones.
+    /// The frames dropped as `neighbor_unresolved`. The caller may queue them until the neighbour is known, and then
+    /// process them like new frames.
     pub unresolved: ArrayVec<Unresolved, BURST>,
-    /// The fragments that arrived before their first fragment. The caller may queue them until the first one was
-    /// processed, and process them like new ones. Otherwise their verdict applies.
+    /// The fragments that arrived before their first fragment. The caller may queue them until their first fragment is
+    /// processed, and then process them like new frames. Otherwise their verdict applies.
     pub unknown_fragments: ArrayVec<UnknownFragment, BURST>,
     /// The first fragments of this burst.
     pub first_fragments: ArrayVec<FirstFragment, BURST>,
     /// The frames with a `Transmit` verdict that don't fit their link and must be fragmented
     /// ([`Cut`](tidegate_wire::cut::Cut)).
     pub oversized: ArrayVec<Oversized, BURST>,
-    /// Copies of flows for the worker that handed this burst over. A lost one costs further hand-overs.
+    /// Copies of flows for the worker that handed this burst over. A lost copy only costs further hand-overs.
     pub flow_copies: ArrayVec<FlowCopy, BURST>,
-    /// Reports for the workers that own the flows. A lost one is repeated.
+    /// Reports for the workers that own the flows. A lost report is repeated.
     pub flow_uses: ArrayVec<(WorkerIndex, FlowUse), BURST>,
     /// The frames that took the fast path: bit n stands for frame n.
     pub fast: u32,
@@ -139,8 +139,8 @@ pub struct FirstFragment {
     pub key: FragmentKey,
     /// The worker that processes the first fragment, and then knows the destination of the later ones.
     pub owner: WorkerIndex,
-    /// The worker that gets later fragments that arrive at another worker than the first. If it isn't the owner, it
-    /// must be informed ([`Pipeline::record_first_fragment`](super::Pipeline::record_first_fragment)) after the first
+    /// Workers that haven't seen the first fragment hand later ones over to this worker. If it isn't the owner, it must
+    /// be informed ([`Pipeline::record_first_fragment`](super::Pipeline::record_first_fragment)) after the first
     /// fragment was handed over.
     pub gatherer: WorkerIndex,
 }
@@ -157,7 +157,7 @@ pub struct Unresolved {
 }
 
 impl BurstOutput {
-    /// Sets whether the notes of the next bursts must be complete, as they are at first.
+    /// Sets whether the notes of the next bursts must be complete (the default).
     #[inline]
     pub fn set_takes_notes(&mut self, complete: bool) {
         self.without_notes = !complete;

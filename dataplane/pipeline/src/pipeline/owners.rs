@@ -9,9 +9,9 @@
 //!   receives the client's packets, and the SNAT port is chosen so that replies arrive there too. Only packets that
 //!   the NIC distributes differently are handed over: fragments, packets with extension headers, and SCTP if the NIC
 //!   doesn't hash its ports. The Toeplitz hash determines the worker that receives the other packets of the flow.
-//! - `fullnat` and a port with an unknown distribution: a hash of the client, as for `nat`. All but one in `workers`
-//!   packets of clients are handed over, in addition to replies. Without this, whole and fragmented datagrams of a
-//!   flow would reach different workers and get two SNAT ports.
+//! - `fullnat` and a NIC port with an unknown distribution: a hash of the client, as for `nat`. Only one in `workers`
+//!   packets of clients arrives at its owner; the others, like replies, are handed over. Otherwise, whole and
+//!   fragmented datagrams of a flow would reach different workers and get two SNAT ports.
 //!
 //! With DSR all workers choose the same backend, so packets stay on the worker that receives them. The exception is
 //! packets that RSS distributes differently, because their flow may be changing its backend. With a scheduler whose
@@ -34,12 +34,12 @@ use crate::forward::snat_ports::{Steering, owner_of_port};
 pub(super) enum RssDistribution {
     /// By its flow, like every whole packet.
     ByFlow,
-    /// By its addresses alone, or by those of another packet.
+    /// By its addresses alone, or by the addresses of another packet.
     Other,
 }
 
 impl RssDistribution {
-    /// NICs find ports only directly behind the IP header, and not in fragments; many don't hash those of SCTP.
+    /// NICs find ports only directly behind the IP header, and not in fragments; many don't hash SCTP ports.
     #[inline]
     pub(super) fn of(h: &Headers, steering: &Steering) -> Self {
         let extended = h.family == Family::V6 && usize::from(h.l4) != usize::from(h.l3) + ipv6::HEADER_LEN;
@@ -66,7 +66,7 @@ pub(super) struct Owners<'a> {
 }
 
 impl Owners<'_> {
-    /// The worker that owns the flow of a client's packets to a VIP; `None` if it is the one that receives them.
+    /// The worker that owns the flow of a client's packets to a VIP; `None` if it is the worker that receives them.
     #[inline]
     pub(super) fn of_request(
         self,
@@ -89,7 +89,7 @@ impl Owners<'_> {
         }
     }
 
-    /// The worker that owns the flow of a backend's packets to this address and port; `None` if it is the one that
+    /// The worker that owns the flow of a backend's packets to this address and port; `None` if it is the worker that
     /// receives them.
     #[inline]
     pub(super) fn of_reply(
@@ -121,8 +121,8 @@ impl Pipeline {
         matches!(self.snat_ports.steering(), Steering::Rss(_))
     }
 
-    /// Whether RSS, as the ports report it, assigns this frame to this worker. `None` if that is unknown: fragments,
-    /// packets without ports, and others that NICs distribute differently.
+    /// Whether RSS, as the NIC ports report its configuration, assigns this frame to this worker. `None` if that is
+    /// unknown: fragments, packets without ports, and others that NICs distribute differently.
     #[must_use]
     pub fn arrives_as_computed(&self, frame: &[u8]) -> Option<bool> {
         let steering = self.snat_ports.steering();

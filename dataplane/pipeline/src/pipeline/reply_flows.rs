@@ -88,8 +88,7 @@ impl Pipeline {
                 First::Present if may_refuse(kind) && self.flows.nat.awaits_answer(key, *hash, burst.now) => {
                     None
                 }
-                // Look up now, not together with those of the other hash bucket: packets of one flow must be recorded
-                // in order.
+                // Look the flow up now, not in the next stage: packets of one flow must be recorded in order.
                 First::Present => self.reply_flow(burst, reply.packet, key, *hash),
                 First::Absent => None,
             };

@@ -23,10 +23,9 @@ use crate::forward::snat_ports::RingPosition;
 
 impl Pipeline {
     /// Finds a local address and port for a new flow whose source is translated, such that replies arrive at this
-    /// worker. It prefers a port that no other flow to the same endpoint has, then one whose flow is over, then one
-    /// whose flow is opening, then one whose flow one side has ended. An established flow keeps its port. If most of
-    /// the ports belong to handshakes, there is a flood: the search ends early, since a longer one would find only
-    /// more handshakes.
+    /// worker. In order of preference, the port has no other flow to the same endpoint, or its flow there is over,
+    /// opening, or ended by one side. An established flow keeps its port. If most of the ports belong to handshakes,
+    /// there is a flood: the search ends early, since a longer one would find only more handshakes.
     pub(super) fn bind_local(
         &mut self,
         snapshot: &Snapshot,
@@ -38,7 +37,7 @@ impl Pipeline {
     ) -> Result<Endpoint, Refusal> {
         let addresses = snapshot.snat_addresses(h.family);
         let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-        // The hash has a secret, so clients can't choose the address.
+        // The hash is keyed, so clients can't choose the address.
         let first = scale(request.flow_hash.bits(), count) as usize;
         // If there are more addresses than batches, each flow examines some of them, starting at a different one.
         let examined = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
@@ -49,7 +48,7 @@ impl Pipeline {
                 break;
             }
             let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
-            // Examine only one port first: it is free unless ports are short.
+            // Examine only one port first: it is free unless ports are scarce.
             let (mut remaining, mut probes) = (SNAT_PORT_PROBES / examined, 1);
             let (mut looked, mut handshakes) = (0, 0);
             while remaining > 0 && best.0 > ReplyKey::Over {
@@ -78,7 +77,7 @@ impl Pipeline {
             }
         }
         let (found, Some((reply, hash, position))) = best else { return Err(Refusal::SnatPortsExhausted) };
-        // The ports after it were only examined, so the rotation continues with them.
+        // The ports after the chosen one were only examined, so the rotation continues with them.
         self.snat_ports.resume_after(position);
         self.insert_with_reply_key(request, found, &(reply, hash), backend, idle, now)?;
         self.take_from_masquerade(&reply, backend, h.proto);
@@ -113,8 +112,8 @@ impl Pipeline {
         Ok(Some(Endpoint { addr: h.src, port: reply.0.port() }))
     }
 
-    /// Picks a client port for a `nat` flow that belongs to this worker and is free, or whose flow is over, towards
-    /// the endpoint.
+    /// Picks a client port for a `nat` flow: one that belongs to this worker and has no flow to the endpoint, or only a
+    /// flow that is over.
     #[cold]
     fn other_port(
         &self,

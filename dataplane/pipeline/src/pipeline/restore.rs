@@ -18,17 +18,17 @@ use super::owners::owner_of_client;
 use super::state::Pipeline;
 use crate::forward::snat_ports::{Steering, owner_of_port};
 
-/// The number of restored flows, and of those that weren't restored, by reason.
+/// The number of flows that were restored, and of flows that weren't, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RestoreCounts {
     /// Flows that continue.
     pub restored: u64,
-    /// The others, by [`NotRestored`].
+    /// Flows that weren't restored, by [`NotRestored`].
     pub not_restored: [u64; NotRestored::ALL.len()],
 }
 
 impl RestoreCounts {
-    /// The sums of both.
+    /// Adds the counts of `other`.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let sum = |n: usize| self.not_restored[n] + other.not_restored[n];
@@ -39,16 +39,16 @@ impl RestoreCounts {
 /// The ids of an earlier process, and those of the same objects in the current snapshot.
 #[derive(Debug, Default)]
 pub struct KnownIds {
-    /// By index: the whole id, and its current id, if any.
+    /// By the index of the earlier id: that id, and the service's current id, if any.
     services: Vec<Option<(ServiceId, Option<ServiceId>)>>,
-    /// By index: the whole id, its service, and its current id, if any.
+    /// By the index of the earlier id: that id, its service, and the backend's current id, if any.
     backends: Vec<Option<(BackendId, ServiceId, Option<BackendId>)>>,
     /// Records are missing: an id without a record may belong to an existing object.
     is_damaged: bool,
 }
 
 impl KnownIds {
-    /// Ids with missing records.
+    /// A table whose records are lost.
     #[must_use]
     pub fn damaged() -> Self {
         Self { is_damaged: true, ..Self::default() }

@@ -1,14 +1,14 @@
 //! Limits the segment size in SYNs of services with `mssClamp` to what fits the path in both directions.
 //!
-//! The last stage calls it for SYNs only, after the packet is rewritten. The path consists of the link on which the
-//! SYN arrived and its path to the destination: answers in a NAT mode use both in the other direction.
+//! The last stage calls [`limit`] for SYNs only, after the packet is rewritten. Both the link on which the SYN arrived
+//! and the path to its destination count, because answers in a NAT mode cross both in the other direction.
 
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, mss, proto};
 
 use crate::frame::Frame;
 
-/// Whether the segment size in a packet is limited, if its service has a limit. Only the flags of TCP have a meaning.
+/// Whether a packet is a SYN, whose segment size is limited if its service has a limit.
 #[inline(always)]
 pub(super) fn applies_to(h: &Headers) -> bool {
     h.tcp_flags & flags::SYN != 0 && h.proto == proto::TCP

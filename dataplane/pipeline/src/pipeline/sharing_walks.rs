@@ -47,7 +47,7 @@ pub(super) struct Walk {
 }
 
 impl Sharing {
-    /// Walks requested earlier don't count.
+    /// The walks requested so far (`walks`) are skipped.
     pub(super) fn new(flows: Option<SharedFlows>, walks: Walks) -> Self {
         Self { flows, done: walks, walked: walks.complete, ..Self::default() }
     }

@@ -62,7 +62,7 @@ pub struct Pipeline {
     pub(super) outer_identifications: Identifications,
     pub(super) schedule: Schedule,
     pub(super) limits: WorkerLimits,
-    /// The backends of clients that all workers share; `None` for a single worker.
+    /// The table of clients' backends that all workers share; `None` for a single worker.
     pub(super) affinities: Option<Arc<Affinities>>,
     /// The SCTP associations of all workers.
     pub(super) associations: Arc<Associations>,
@@ -75,7 +75,8 @@ pub struct Pipeline {
     pub(super) next_echo_id: u16,
     pub(super) sharing: Sharing,
     pub(super) items: Items,
-    /// Whether plain packets of established flows take the fast path. False only in tests that compare.
+    /// Whether plain packets of established flows take the fast path. False only in tests that compare it with the
+    /// stages.
     fast_path_is_on: bool,
     /// Whether the fast path is skipped after bursts with few plain packets. False only in tests.
     may_skip_fast_path: bool,
@@ -124,14 +125,14 @@ impl Pipeline {
         }
     }
 
-    /// Shares the backends of clients with affinity with the other workers, in this table.
+    /// Uses this table to share the backends of clients with affinity with the other workers.
     #[must_use]
     pub fn with_affinities(mut self, affinities: Arc<Affinities>) -> Self {
         self.affinities = Some(affinities);
         self
     }
 
-    /// Shares the SCTP associations with the other workers, in this table.
+    /// Uses this table to share the SCTP associations with the other workers.
     #[must_use]
     pub fn with_associations(mut self, associations: Arc<Associations>) -> Self {
         self.associations = associations;
@@ -161,7 +162,7 @@ impl Pipeline {
         }
     }
 
-    /// Enables the fast path for every burst, or disables it, for tests that compare.
+    /// Enables the fast path for every burst, or disables it, for tests that compare it with the stages.
     #[cfg(test)]
     pub(crate) fn set_fast_path(&mut self, is_on: bool) {
         (self.fast_path_is_on, self.may_skip_fast_path) = (is_on, false);
@@ -203,8 +204,8 @@ impl Pipeline {
         self.reply_limit.suppressed()
     }
 
-    /// Shares the loads of backends with the other workers at intervals, if the snapshot has services that compare
-    /// them. `tallies` are those of all workers. Call it in each iteration of the worker's loop.
+    /// Shares the loads of backends with the other workers at intervals, if the snapshot has services that choose
+    /// backends by load. `tallies` has the tallies of all workers. Call it in each iteration of the worker's loop.
     #[inline]
     pub fn share_loads(&mut self, snapshot: &Snapshot, tallies: &[Arc<Tallies>], now: Now) {
         if !snapshot.compared().is_empty() {
@@ -219,12 +220,12 @@ impl Pipeline {
     }
 
     /// Reports the backends that this worker has set aside, and removes those that get no new flows anyway. Call it
-    /// several times a second, even without packets. `tallies` are those of this worker.
+    /// several times a second, even without packets. `tallies` belongs to this worker.
     pub fn report_set_aside(&mut self, snapshot: &Snapshot, tallies: &Tallies) {
         self.passive.report(snapshot, tallies);
     }
 
-    /// How often this worker set a backend aside, and how often one returned.
+    /// How often this worker set a backend aside, and how often a backend returned.
     #[must_use]
     pub fn set_aside_counts(&self) -> SetAsideCounts {
         self.passive.aside.counts()

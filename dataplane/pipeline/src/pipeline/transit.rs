@@ -5,7 +5,7 @@
 //! they arrive on the interface that leads to their source, so that the gateway is no open relay. Packets *to* these
 //! networks from elsewhere are not forwarded.
 //!
-//! The pipeline has checked before that neither address is one of ours, and that the destination is one host's.
+//! The pipeline has checked before that neither address is one of ours, and that the destination is a single host.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
@@ -61,7 +61,7 @@ impl Pipeline {
             }
             Err(unresolved) => return unresolved.report(burst, at),
         };
-        // It would return to the station that sent it, and might loop.
+        // The packet would return to the station that sent it, and might loop.
         if returns_to_sender(burst, at, &hop) {
             return self.not_routed(burst, at, h, Problem::NoRoute);
         }

@@ -17,7 +17,7 @@ use crate::forward::{self, Link, NoHeadroom};
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// Sends a packet of a mode with translation.
+    /// Sends a packet in a mode with translation.
     #[inline(never)]
     pub(super) fn send_translated<F: Frame>(
         &mut self,
@@ -25,8 +25,8 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
-        // One branch for all optional features. Flows that began with a header keep it when their service disables
-        // headers.
+        // One branch for all optional features. Flows that began with a PROXY protocol header still need their stream
+        // adjusted after their service disables headers.
         if !destination.service().is_plain | self.flows.nat.has_streams() {
             return self.send_translated_with_checks(burst, packet, destination);
         }
@@ -178,7 +178,7 @@ fn list_further_vips<F: Frame>(burst: &mut Burst<'_, '_, F>, packet: u8, service
     }
 }
 
-/// Limits the segment size of a SYN to `hop`: answers use both links in the other direction.
+/// Limits the segment size of a SYN to what fits both its links: answers use them in the other direction.
 pub(super) fn limit_segments<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     at: usize,

@@ -4,13 +4,13 @@
 //! the next packet that is too big is answered to its client. All other errors are counted and dropped: they quote
 //! too little to be forwarded to a client, and health checks detect unreachable backends.
 //!
-//! An error is accepted only if it quotes a packet that this gateway sends: a tunnel packet from a tunnel source to
-//! the address of a backend that answers clients itself, whole, with DF, no longer than the link allows and longer
-//! than the MTU that the error reports. If the quote is long enough, it must also contain a packet to a service whose
-//! mode is this tunnel, with this backend. The host may send UDP from the same address, so an error about UDP
-//! concerns a tunnel only if the quote shows it: by its inner packet, or, if it ends before that, by a well-known
-//! port. An off-path host that knows VIP and backend can still forge such an error. It makes packets to that backend
-//! smaller for ten minutes, but never below the minimum of the outer family.
+//! An error is accepted only if it quotes a packet that this gateway sends: a tunnel packet from a tunnel source to the
+//! address of a backend that answers clients itself. The packet must be unfragmented, have DF set, fit the link and be
+//! longer than the MTU that the error reports. If the quote is long enough, it must also contain a packet to a service
+//! whose mode is this tunnel, with this backend. The host may send UDP from the same address, so an error about UDP is
+//! treated as one about a tunnel only if the quote has such an inner packet or, if the quote is too short for that, a
+//! well-known tunnel port. An off-path host that knows VIP and backend can still forge such an error. It makes packets
+//! to that backend smaller for ten minutes, but never below the minimum of the outer family.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::EndpointKey;
@@ -32,7 +32,7 @@ use crate::frame::Frame;
 const PLATEAUS: [u16; 8] = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_006, 576];
 
 impl Pipeline {
-    /// Processes an ICMP error about a packet in one of our tunnels. False if it is about something else.
+    /// Processes an ICMP error about a packet in one of our tunnels. Returns false if it is about something else.
     #[cold]
     pub(super) fn about_tunnel<F: Frame>(
         &mut self,
@@ -107,7 +107,7 @@ fn is_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, inner: &Quote
     }
     let (vip, port) = (&inner.dst, inner.dst_port);
     let service = snapshot.service(Snapshot::hash_service(vip, inner.proto, port), vip, inner.proto, port);
-    // All backends of a service have the same tunnel, and in a DSR mode its port.
+    // All backends of a service have the same tunnel and, in a DSR mode, the service's port.
     let backends = service.and_then(|service| snapshot.service_info(service.id)).map(|info| &info.backends);
     let backend = backends.and_then(|backends| snapshot.backend(backends.first()?.id));
     let encapsulation = backend.and_then(|backend| backend.encapsulation);

@@ -3,7 +3,7 @@
 //! Off the fast path: such packets go to an address of the gateway itself. The inner packet is processed as if it had
 //! arrived without the tunnel, in a burst of its own after the stages of the current burst. It is forwarded to a
 //! backend or a client, answered, or dropped. It never goes to the kernel or along one of our routes, and nested
-//! tunnels are not opened. A frame that is handed over to another worker or queued stays as it arrived.
+//! tunnels are not opened. A frame that is queued or handed over to another worker keeps its outer headers.
 
 use arrayvec::ArrayVec;
 use tidegate_snapshot::addresses::AddressKind;
@@ -19,8 +19,9 @@ use super::state::Pipeline;
 use crate::forward::dsr_l2;
 use crate::frame::Frame;
 
-/// The longest headers in front of an inner packet, plus the part of its header that changes. Geneve with all possible
-/// options (260 bytes) fits behind the outer headers of either family. Packets with longer headers are not opened.
+/// The longest headers in front of an inner packet, plus the part of the inner header that changes. Geneve with all
+/// possible options (260 bytes) fits behind the outer headers of either family. Packets with longer headers are not
+/// opened.
 const SAVED_MAX: usize = 384;
 
 /// The bytes of the inner packet that contain its ECN field and its header checksum.
@@ -50,7 +51,7 @@ impl Pipeline {
     #[cold]
     #[inline(never)]
     pub(super) fn open_tunnels<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        // It is always there, since nested tunnels are not opened.
+        // The output is always there, since nested tunnels are not opened.
         let Some(mut out) = self.opened.take() else { return };
         for at in std::mem::take(&mut burst.of_peers) {
             let at = usize::from(at);
@@ -99,8 +100,8 @@ impl Pipeline {
     }
 }
 
-/// Whether a frame would return to the station that it came from. That is a peer, which is not on the path to the
-/// client.
+/// Whether a frame would return to the station that it came from. That station is a peer, which is not on the path to
+/// the client.
 fn is_answer(why: TransmitReason) -> bool {
     match why {
         TransmitReason::Forward

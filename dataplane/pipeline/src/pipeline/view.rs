@@ -1,4 +1,4 @@
-//! The context of a burst: the state that its frames are processed with, and where they came from.
+//! The context of a burst: the state used to process its frames, and where the frames came from.
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::Tallies;
@@ -23,7 +23,7 @@ pub enum Arrival {
     Wire(InterfaceIndex),
     /// From this worker, which received the burst through this interface.
     HandedOver(InterfaceIndex, WorkerIndex),
-    /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
+    /// From another worker, after this number of hand-overs (at least two). Only fragments whose first fragment another
     /// worker saw, and ICMP errors about a flow that any worker may own, are handed over more than once.
     HandedOverAgain(InterfaceIndex, u8),
 }
@@ -49,7 +49,7 @@ impl Arrival {
         }
     }
 
-    /// The arrival of the same frames at the worker that this worker hands them over to.
+    /// The arrival of these frames at the next worker, after the worker `by` has handed them over.
     #[must_use]
     pub fn handed_over(self, by: WorkerIndex) -> Self {
         match self {

@@ -6,7 +6,7 @@
 //! a datagram creates a flow under the same conditions, if its client's own port is free and no other flow must be
 //! evicted.
 //!
-//! Invariant: the decisions equal those of [`on_change`](crate::pipeline::on_change) and of `Pipeline::choose_and_insert`.
+//! Invariant: [`on_change`](crate::pipeline::on_change) and `Pipeline::choose_and_insert` would decide the same.
 
 use tidegate_conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
 use tidegate_select::rendezvous::Rendezvous;
@@ -26,7 +26,7 @@ use super::send::reachable;
 use crate::pipeline::view::View;
 
 /// Pass 2 for a packet to a service that tracks on change. If the client's flows may have entries, the packet is looked
-/// up. Otherwise not even a packet that starts or ends a connection changes any state.
+/// up. Otherwise no packet changes any state, even if it starts or ends a connection.
 #[inline(never)]
 pub(super) fn match_on_change<const A: usize>(
     snapshot: &Snapshot,
@@ -124,8 +124,8 @@ fn seats_in_flux(service: &Service) -> Option<&Rendezvous> {
     }
 }
 
-/// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
-/// client's. The hash of the choice replaces that of the flow.
+/// Prefetches what the choice of a backend reads for a packet without an entry, if the hash decides and the source may
+/// be a client. In the item, the hash for the choice replaces the hash of the flow.
 #[inline(always)]
 fn prepare_choice<const A: usize>(
     snapshot: &Snapshot,
@@ -148,8 +148,8 @@ fn prepare_choice<const A: usize>(
     }
 }
 
-/// Prepares the choice for a packet whose flow has no entry, if its service tracks on change or the packet creates the
-/// flow ([`match_opening`] has checked SYNs). Defers other packets.
+/// Prepares the choice of a backend for a packet whose flow has no entry, if its service tracks on change or the packet
+/// creates the flow ([`match_opening`] has checked SYNs). Defers other packets.
 pub(super) fn prepare_without_entry<const A: usize>(
     snapshot: &Snapshot,
     item: &mut Item<A>,
@@ -168,8 +168,7 @@ pub(super) fn prepare_without_entry<const A: usize>(
     }
 }
 
-/// Prepares the choice for a packet of a service with translation whose flow has no entry, if it is a datagram that
-/// creates a `nat` flow. Defers other packets.
+/// Prepares the choice of a backend for a datagram that creates a `nat` flow. Defers other packets.
 pub(super) fn prepare_pair<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, actions: &mut Actions)
 where
     Families: Family<A>,

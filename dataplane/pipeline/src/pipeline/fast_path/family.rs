@@ -4,10 +4,10 @@ use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::routes::NextHop;
 use tidegate_wire::usual::addr;
 
-/// A next hop, and the first and last of the addresses that have it.
+/// A next hop, and the first and last address that is reached through it.
 pub(super) type HopOf<N> = (NextHop, (N, N));
 
-/// Implements [`Family`] for both.
+/// Implements [`Family`] for both address families.
 pub(super) struct Families;
 
 /// The family whose addresses have `A` words.

@@ -15,8 +15,8 @@ use super::flow_order::Deferred;
 use super::item::{Action, Actions, Item};
 use crate::pipeline::copies::is_copied;
 
-/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend. Prepares the choice for packets
-/// without a flow.
+/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend. Prepares the choice of
+/// a backend for packets without a flow.
 #[inline(always)]
 pub(super) fn find<const A: usize>(
     snapshot: &Snapshot,
@@ -140,8 +140,8 @@ fn find_in_second_bucket<const A: usize>(
     }
 }
 
-/// Pass 3 for flows that other workers own: uses this worker's copy. Defers packets without a copy, or whose use of it
-/// must be reported.
+/// Pass 3 for flows that other workers own: uses this worker's copy. Defers packets that have no copy, or whose use of
+/// the copy must be reported.
 #[inline(never)]
 pub(super) fn find_copies<const A: usize>(
     snapshot: &Snapshot,
@@ -186,7 +186,7 @@ pub(super) fn find_copies<const A: usize>(
     }
 }
 
-/// Pass 3 for SYNs: prepares the choice for those that have no entry in any state.
+/// Pass 3 for SYNs: prepares the choice of a backend for SYNs whose flow has no entry in any state.
 #[inline(never)]
 fn find_openings<const A: usize>(
     snapshot: &Snapshot,
@@ -204,7 +204,7 @@ fn find_openings<const A: usize>(
             flows.prefetch_dsr(item.hash, Bucket::Second);
         }
     }
-    // The stages create the flow for an earlier segment of an unknown connection.
+    // The stages create the flow if an earlier segment of the unknown connection is deferred to them.
     let mut deferred = Deferred::default();
     for item in items.iter_mut() {
         if item.action == Action::Stages {

@@ -12,7 +12,7 @@ use crate::pipeline::owners::{Owners, RssDistribution, owner_of_client};
 pub(super) struct LocalWorker<'a> {
     pub(super) worker: WorkerIndex,
     pub(super) owners: Owners<'a>,
-    /// Its copies of flows that others own.
+    /// This worker's copies of flows that other workers own.
     pub(super) copies: &'a FlowCopies,
 }
 

@@ -3,8 +3,7 @@
 
 use tidegate_wire::usual::Usual;
 
-/// The flows of which an earlier packet of the burst is deferred: a Bloom filter of 256 bits with one bit for each
-/// flow.
+/// The flows with deferred packets in the burst: a Bloom filter of 256 bits with one bit for each flow.
 #[derive(Default)]
 pub(super) struct Deferred {
     bits: [u64; 4],

@@ -9,13 +9,14 @@ use tidegate_wire::usual::Usual;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item<const A: usize> {
     pub(super) packet: Usual<A>,
-    /// First the hash for the look-up of the service or endpoint, then that of the flow or of the choice.
+    /// First the hash for the look-up of the service or endpoint, then the hash of the flow or for the choice of a
+    /// backend.
     pub(super) hash: u64,
     /// The hash of the flow, if the packet creates it.
     pub(super) flow_hash: u64,
     /// The address of the flow's other side, for a known NAT flow.
     pub(super) other: [u32; A],
-    /// Its port, in host order.
+    /// The port of the flow's other side, in host order.
     pub(super) other_port: u16,
     /// First the service or endpoint of the flow, then the backend.
     pub(super) id: u32,

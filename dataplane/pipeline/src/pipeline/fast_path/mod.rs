@@ -4,15 +4,15 @@
 //! A packet qualifies if it has all of these: usual headers ([`usual`]), no TCP flag that starts or ends a connection,
 //! an untagged interface, a service without optional features, an entry of an established flow in use or a copy of one
 //! ([`tidegate_conntrack::flow_copies`]), a backend that accepts packets, a resolved next hop, and a length that fits
-//! its path. Such a packet changes only the time of its flow, or nothing if it is sent by a copy. With `flowTracking:
-//! on-change`, any packet of a stable flow without an entry qualifies, whatever its flags. It changes only the count of
-//! new connections. If the hash alone determines the backend, a first datagram qualifies in `nat`, and a first datagram
-//! or SYN in modes without translation ([`choice`]).
+//! its path. Such a packet changes only the last-use time of its flow, or nothing if it is sent by a copy. With
+//! `flowTracking: on-change`, any packet of a stable flow without an entry qualifies, whatever its flags. It changes
+//! only the count of new connections. If the hash alone determines the backend, a first datagram qualifies in `nat`,
+//! and a first datagram or SYN in modes without translation ([`choice`]).
 //!
 //! Packets of one flow stay in order: after a packet is deferred, later packets of its flow are deferred, too. A frame
 //! that may belong to any flow (a fragment, options, a tag) defers all later ones.
 //!
-//! Invariant: verdict, bytes, counters and flow equal those that the stages would produce for the packet
+//! Invariant: verdict, bytes, counters and flow are the same as if the stages had processed the packet
 //! (`tests/fast_path.rs` compares them).
 
 mod choice;
@@ -43,7 +43,7 @@ use super::state::Pipeline;
 use super::view::View;
 use crate::frame::Frame;
 
-/// How many frames ahead of the header check the first line is prefetched.
+/// How many frames ahead of the header check the first cache line of a frame is prefetched.
 const AHEAD: usize = 4;
 
 impl Pipeline {
@@ -104,7 +104,7 @@ where
     sent
 }
 
-/// Pass 1: checks the headers, and hashes the destination of each packet. Returns the numbers of packets of IPv4 and IPv6.
+/// Pass 1: checks the headers, and hashes the destination of each packet. Returns the numbers of IPv4 and IPv6 packets.
 #[inline(never)]
 fn check<F: Frame>(
     interface: &Interface,
@@ -125,7 +125,7 @@ fn check<F: Frame>(
             if take_v6(frame.bytes(), station, at, v6, &mut count_v6) {
                 continue;
             }
-            // The flow of any other frame is unknown.
+            // Any other frame may belong to any flow.
             break;
         };
         let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());

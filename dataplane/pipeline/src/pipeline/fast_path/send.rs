@@ -1,4 +1,4 @@
-//! The last pass of the fast path: the next hop of each packet, its rewrite, its verdict.
+//! The last pass of the fast path: finds the next hop of each packet, rewrites the packet and sets its verdict.
 //!
 //! All checks come before the first changed byte. A packet that fails one is deferred to the stages, which answer or
 //! count it.
@@ -42,7 +42,7 @@ impl Hop<'_> {
 /// The next hop of the last reply of the burst, and the range of clients that share it: replies to them need no route
 /// look-up. It isn't kept beyond the burst, so it can't be outdated.
 struct LastHop<'s, N> {
-    /// The first and the last of these clients, as numbers.
+    /// The first and the last client of the range, as numbers.
     clients: (N, N),
     /// `None` if it is not resolved.
     hop: Option<Hop<'s>>,
@@ -180,7 +180,7 @@ pub(super) fn reachable<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> 
     (item.packet.ip_len <= hop.interface.mtu).then_some(backend)
 }
 
-/// The modes without translation.
+/// Rewrites a packet in a mode without translation.
 #[inline(always)]
 fn to_backend<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -206,7 +206,7 @@ fn to_backend<F: Frame, const A: usize>(
     Some((hop.index, backend.service))
 }
 
-/// In an outer packet of `dsr-gue` in its usual variant, without a GUE header.
+/// Wraps a packet for `dsr-gue` in its usual variant, without a GUE header.
 #[inline(never)]
 fn wrap_in_gue<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -219,7 +219,7 @@ fn wrap_in_gue<F: Frame, const A: usize>(
     wrap(view, frame, packet, backend, hop, Encapsulation::Gue { variant: GueVariant::Direct, port })
 }
 
-/// In an outer packet with other headers than a bare IP header.
+/// Wraps a packet in outer headers other than a bare IP header.
 #[inline(never)]
 fn wrap_otherwise<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -232,7 +232,7 @@ fn wrap_otherwise<F: Frame, const A: usize>(
     wrap(view, frame, packet, backend, hop, encapsulation)
 }
 
-/// In an outer packet, if it certainly fits the path. Otherwise returns `None` and changes nothing.
+/// Wraps a packet in an outer packet if it certainly fits the path. Otherwise returns `None` and changes nothing.
 #[inline(always)]
 fn wrap<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -248,7 +248,7 @@ fn wrap<F: Frame, const A: usize>(
         return None;
     }
     let source = view.snapshot.tunnel_source(backend.family)?;
-    // With one IPv4 source and no port, the hash isn't needed.
+    // A tunnel with a single IPv4 source and no UDP port doesn't use the hash.
     let hashed =
         backend.family == tidegate_wire::Family::V6 || source.is_many() || encapsulation.port().is_some();
     let flow = if hashed { flow_hash(packet) } else { 0 };
@@ -271,7 +271,8 @@ fn flow_hash<const A: usize>(packet: &Usual<A>) -> u64 {
     outer_hash(selection_hash(&src, packet.src_port(), &dst, packet.dst_port(), packet.proto))
 }
 
-/// `nat` and `fullnat`. A flow that keeps its client's source has it in the item.
+/// Translates a client's packet for `nat` or `fullnat`. If the flow keeps the client's source, the item has that
+/// source.
 #[inline(always)]
 fn translate_to_backend<F: Frame, const A: usize>(
     view: &View<'_>,
@@ -288,7 +289,7 @@ fn translate_to_backend<F: Frame, const A: usize>(
     Some((hop.index, backend.service))
 }
 
-/// Replies of `nat` and `fullnat`.
+/// Translates a reply for `nat` or `fullnat`.
 #[inline(always)]
 fn translate_to_client<'s, F: Frame, const A: usize>(
     view: &View<'s>,
