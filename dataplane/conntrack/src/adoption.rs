@@ -1,7 +1,7 @@
 //! Imports the flows of other gateways into the tables, and removes those that have had no packet on this gateway.
 //!
-//! Invariant: an adopted flow evicts no flow, and replaces none that has had a packet on this gateway, except an
-//! earlier connection of the same client port.
+//! Invariant: adopting a flow evicts no other flow. It replaces a flow that has had a packet on this gateway only if
+//! that is an earlier connection of the same client port.
 
 use tidegate_spec::limits::{ADOPTED_FILL_PERCENT, ADOPTED_OPENING_FILL_PERCENT};
 use tidegate_spec::now::Now;
@@ -14,8 +14,8 @@ use super::shared_flow::{SharedFlow, SharedReply};
 use super::table::{Entry, Position, Table};
 use super::{DsrTable, FlowTables, NatTable};
 
-/// A connection of a client port is newer than another one if its last packet is later by this. It is longer than the
-/// delay of a message.
+/// Of two connections of the same client port, one is newer if its last packet is this much later. This is longer than
+/// the delay of a message.
 const NEWER_BY_MS: u32 = 1_000;
 
 /// The key, hash and state of the other side of a pair.
@@ -171,7 +171,7 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
 }
 
 /// Merges the state that another gateway has for this side of a flow. If the entry has had packets on this gateway,
-/// only some changes are taken: a later use, an establishment, or the end by this side.
+/// only these changes are merged: a later last packet, becoming established, and being ended by this side.
 fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     position: Position,
@@ -190,13 +190,13 @@ fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
         let state = if own.is_opening() || state.is_ended() { state } else { own };
         table.touch_at(position, state, seen);
     } else if own == State::TcpStray && state == State::TcpEstablished {
-        // The other gateway has seen its beginning.
+        // The other gateway has seen how the connection began.
         table.touch_at(position, state, table.seen(position));
     }
 }
 
-/// Removes a flow if a flow of another gateway may replace it: it is over, or it was adopted, has had no packet on this
-/// gateway, and its last packet is not later than that of the other flow.
+/// Removes a flow that `flow` of another gateway may replace: one that is over, or an adopted one that has had no
+/// packet on this gateway and whose last packet is not later than the last packet of `flow`.
 fn remove_replaceable<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     position: Position,

@@ -2,12 +2,12 @@
 //!
 //! The connections of a client arrive at several workers. Each worker has its own entries in its flow table, and looks
 //! up here which backend the client got at another worker. Only packets that begin a flow of such a Service read or
-//! write it, with relaxed loads and stores and without locks. A gateway with one worker has no such table.
+//! write this table, with relaxed loads and stores and without locks. A gateway with one worker has no such table.
 //!
 //! An entry is two words: the content, and a secret hash of the key xored with the backend of the content. A reader
 //! that sees words of two clients matches neither, unless both have the same backend (Hyatt, "A lock-less transposition
-//! table"). A connection to the same backend changes only the time, so readers still find the entry meanwhile. Two
-//! concurrent writers of one entry may lose both clients.
+//! table"). A new connection to the same backend changes only the time, so readers find the entry even during the
+//! change. Two concurrent writers of one entry may lose both clients.
 //!
 //! The table has a fixed size, with eight entries in a hash bucket. If all are occupied, a client that has connected
 //! once is evicted first, so a flood of sources evicts only clients that have not connected again. A client whose entry

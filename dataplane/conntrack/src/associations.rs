@@ -38,11 +38,12 @@ const TIME_SHIFT: u32 = 27;
 /// An unconfirmed entry expires after this time: 60 s, like the flow of an unanswered handshake.
 const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// Any entry can evict a confirmed one that was not used for this time: a day. Its paths have their own flows.
+/// Any new entry can evict a confirmed one that was not used for this time (a day). The paths of the evicted
+/// association still have their own flows.
 const OLD: u64 = (86_400 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// A new path can evict a path after this time: an hour. Then the end of the association doesn't end the flow of the
-/// evicted path, which lasts until its idle timeout.
+/// A new path can evict a path that was recorded longer ago than this (an hour). The end of the association then
+/// doesn't end the evicted path's flow, which lasts until its idle timeout.
 const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
 
 /// The stored state of an association.
@@ -225,7 +226,7 @@ impl Associations {
         self.store(key, &association.record(), now);
     }
 
-    /// Marks an association as unconfirmed, because it ends.
+    /// Marks an association as unconfirmed, because it is ending.
     pub fn unconfirm(&self, key: &AssociationKey, now: Now) {
         if let Some((entry, check, record)) = self.entry(key) {
             let unconfirmed = Association { confirmed: false, ..Association::read(&record) };

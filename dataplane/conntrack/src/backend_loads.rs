@@ -1,8 +1,9 @@
 //! Counts the entries of each backend in one table, for the schedulers that compare loads.
 //!
-//! Counting starts with the first service that needs it, and never stops. Changes of entries below `end` are counted. A
-//! table that has flows at that time is walked once, some hash buckets in each loop iteration, and `end` moves with the
-//! walk. Without counting, the only cost is one comparison when an entry is written, removed, or changes its state.
+//! Counting starts with the first service that needs it, and never stops. A table that already has flows by then is
+//! walked once, some hash buckets in each loop iteration. `end` moves with the walk, and changes of entries below it
+//! are counted. Without counting, the only cost is one comparison when an entry is written, removed, or changes its
+//! state.
 //!
 //! Invariant: the counts are exact for entries below `end` whose backend is the current owner of its index.
 

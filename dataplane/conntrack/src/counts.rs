@@ -24,7 +24,7 @@ pub(super) struct Load {
     pub(super) floods: bool,
 }
 
-/// Whether a flow's network floods, and how many opening entries its service has, by factors of four.
+/// Whether a flow's network floods, and the number of its service's opening entries in powers of four.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct EvictionPriority(u8);
 

@@ -1,7 +1,7 @@
 //! DSR flows, of which the gateway sees only the client's side, and session affinity.
 //!
-//! A flow has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. At the bound that
-//! is 32 and 48 bytes of table per flow. The pipeline calls it with a key, its hash, and the kind of packet.
+//! A flow has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. In a table at its
+//! bound, a flow takes 32 or 48 bytes. The pipeline passes a key, its hash, and the kind of packet.
 //!
 //! Losing an entry breaks nothing by itself: the hash selects the same backend, unless the backends have changed since.
 
@@ -91,8 +91,8 @@ impl DsrTable {
     }
 
     /// Searches only the first of the key's hash buckets, where most flows are, and prefetches the second if the flow
-    /// is not in it. A plain packet of an established flow is recorded and goes to this backend. Call it for the whole
-    /// burst, with other work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
+    /// is not in it. A plain packet of an established flow is recorded and goes to the returned backend. Call it for
+    /// the whole burst, with other work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
     #[inline(always)]
     pub fn lookup_first(
         &mut self,

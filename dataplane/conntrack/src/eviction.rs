@@ -1,18 +1,18 @@
 //! Allocates a position for a new entry, and decides which flow is evicted for it.
 //!
 //! A new entry gets the first available of: a free position in its first hash bucket, then in its second; the position
-//! of an expired flow; one whose entry can move to its other hash bucket, at most two moves deep; that of the lowest
-//! ranked flow that is not established ([`Rank`]); that of the established flow that has been idle longest, if long
-//! enough. Otherwise the new flow is refused. Once the table contains more entries than its bound, flows that are not
-//! established are evicted before free positions are used, so that a flood replaces its own entries. Above the bound, a
-//! service that has reached its share of the table replaces only its own flows, or flows that are not established
-//! ([`Table::admit`]).
+//! of an expired flow; a position whose entry can move to its other hash bucket, after at most two moves; the position
+//! of the lowest ranked flow that is not established ([`Rank`]); the position of the established flow that has been
+//! idle longest, if long enough. Otherwise the new flow is refused. Once the table contains more entries than its
+//! bound, flows that are not established are evicted before free positions are used, so that a flood replaces its own
+//! entries. Above the bound, a service that has reached its share of the table replaces only its own flows, or flows
+//! that are not established ([`Table::admit`]).
 //!
-//! A flood must not end the handshakes of others, which are opening flows like its own. So the opening flows of the
-//! network and service with the most of them are evicted first ([`EvictionPriority`]), the unanswered before the
-//! answered ones, and the oldest first. If the two hash buckets of a new flow contain no flow that clearly belongs to a
-//! flood, a sample of other hash buckets is examined, and the lowest ranked flow is evicted. A new flow of a flood
-//! doesn't evict flows of a service or network that has far fewer: it uses a free position, or is refused.
+//! A flood must not end the handshakes of others, which are opening flows like its own. So the network and the service
+//! with the most opening flows lose theirs first ([`EvictionPriority`]): unanswered flows before answered ones, and the
+//! oldest first. If the two hash buckets of a new flow contain no flow that clearly belongs to a flood, a sample of
+//! other hash buckets is examined, and the lowest ranked flow is evicted. A new flow of a flood doesn't evict flows of
+//! a service or network that has far fewer: it uses a free position, or is refused.
 //!
 //! Why entries are moved: without moves, tables that are two thirds full lose 10 % (three entries per hash bucket) to
 //! 21 % (two) of new flows to full hash buckets. With moves they lose less than 0.2 %, and read 0.2 to 0.7 more hash
@@ -136,11 +136,11 @@ impl Rank {
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// Returns a free position for a new flow, and counts a refusal. A service that has reached its share of a full
-    /// table replaces its own flow, or a flow of any service that is not established. If the two hash buckets have
-    /// none, a flow of a sample is evicted, and the new flow uses any position. It is refused if all flows of the
-    /// service in the hash buckets and in a larger sample are established and in use. So the share doesn't penalize a
-    /// service with many established flows when a flood fills the table.
+    /// Returns a free position for a new flow; a refusal is counted. A service that has reached its share of a full
+    /// table replaces one of its own flows, or an unestablished flow of any service. If the two hash buckets contain no
+    /// such flow, one in a sample is evicted, and the new flow uses any position. The new flow is refused if all flows
+    /// of its service in the hash buckets and in a larger sample are established and in use. So the share doesn't
+    /// penalize a service with many established flows when a flood fills the table.
     #[inline(always)]
     pub(super) fn admit(
         &mut self,
@@ -197,8 +197,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Returns a free position for an entry with this hash. If no flow can be evicted for it, counts a refusal and
-    /// returns `None`. `flow` is the new flow's key of the client's side. If that key is already in the table, the
-    /// entry is that of replies, and the client's entry is not evicted.
+    /// returns `None`. `flow` is the new flow's key of the client's side. If that key is already in the table, the new
+    /// entry is for replies, and the client's entry is not evicted.
     #[inline(always)]
     pub(super) fn allocate(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Position> {
         let within_bound = self.live < self.bound;
@@ -228,8 +228,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Two free positions for the entries of a new flow with these hashes, if nothing has to be evicted: the table is
-    /// below its bound, and each entry has a free position in one of its hash buckets. [`Self::allocate`] returns the
-    /// same two.
+    /// below its bound, and each entry has a free position in one of its hash buckets. [`Self::allocate`] would return
+    /// these two.
     pub(super) fn free_for_pair(&self, hash: FlowHash, reply_hash: FlowHash) -> Option<[Position; 2]> {
         if self.live + 1 >= self.bound {
             return None;
@@ -300,7 +300,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     ) -> Option<(Position, bool)> {
         let sample = self.sample(hash, EVICTION_SAMPLE);
         sample.clone().for_each(|bucket| self.prefetch_bucket(bucket));
-        // At least one entry of a flow that is not established shows that by itself.
+        // The own state of at least one entry shows that a flow is not established, so peers are not read here.
         let far = self.lowest_in(sample, now, |table, position| {
             *flow != table.key(position) && table.phase(position) != Phase::Established
         });

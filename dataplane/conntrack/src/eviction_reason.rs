@@ -25,7 +25,7 @@ pub enum EvictionReason {
 }
 
 impl EvictionReason {
-    /// Every reason, in the order of their numbers.
+    /// All reasons, in numerical order.
     pub const ALL: &'static [Self] = &[
         Self::Expired,
         Self::BucketFull,
@@ -78,7 +78,7 @@ impl FlowCounters {
         self.evictions[why as usize] += 1;
     }
 
-    /// The sums of both sets of counters.
+    /// Adds two sets of counters.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self {

@@ -2,11 +2,11 @@
 //!
 //! Each NAT flow is owned by one worker (`pipeline::owners`), but the packets of its two directions arrive at the
 //! workers that the NIC selects. Without copies, every packet that arrives at another worker is handed over to the
-//! owner. With them, only the first ones are: the owner answers a hand-over with a [`FlowCopy`], and the worker that
-//! received the packet forwards the next ones itself. Once per second and direction it reports that the copy is in use
-//! ([`FlowUse`]). The owner records the use in the flow, and confirms or withdraws the copy. Packets that begin or end
-//! a connection (SYN, FIN, RST) are always handed over, and the worker that hands them over removes its copy. So the
-//! owner makes all decisions about a flow.
+//! owner. With copies, only the first packets are handed over: the owner answers a hand-over with a [`FlowCopy`], and
+//! the worker that received the packet forwards the next ones itself. Once per second and direction it reports that the
+//! copy is in use ([`FlowUse`]). The owner records the use in the flow, and confirms or withdraws the copy. Packets
+//! that begin or end a connection (SYN, FIN, RST) are always handed over, and the worker that hands them over removes
+//! its copy. So the owner makes all decisions about a flow.
 //!
 //! A copy is valid for as long as the flow cannot be removed, change its backend, or lose its SNAT port: it is used for
 //! at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout ([`COPIED_IDLE_MIN_MS`])
@@ -124,7 +124,8 @@ impl FlowCopies {
         }
     }
 
-    /// The copy for a packet of this direction. A packet that begins or ends a connection has none, and removes it.
+    /// The copy for a packet of this direction. A packet that begins or ends a connection gets no copy, and removes an
+    /// existing one.
     #[inline]
     pub fn find(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<Use> {
         let index = self.index(hash);

@@ -86,7 +86,8 @@ impl FlowUpdate {
 /// count has grown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Walks {
-    /// Walks for gateways that missed messages. They skip flows that were received from others and are unused since.
+    /// Walks for gateways that missed messages. They skip flows that were received from others and have not been used
+    /// since.
     pub refreshing: u64,
     /// Walks over all flows, for a gateway that has lost its tables.
     pub complete: u64,

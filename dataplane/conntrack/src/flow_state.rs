@@ -92,8 +92,8 @@ impl Packet {
         !matches!(self, Self::Datagram)
     }
 
-    /// The new state of both sides of a flow, if the packet determines it: its tag proves that it comes from an end of
-    /// the association.
+    /// The new state of both sides of a flow, if this packet alone determines it: its tag proves that an endpoint of
+    /// the association sent it.
     #[inline]
     pub(super) fn state_of_both(self) -> Option<State> {
         match self {
@@ -176,8 +176,8 @@ impl FlowStatus {
 ///
 /// The states of TCP also serve SCTP: a flow has one protocol.
 ///
-/// The upper two bits identify the states that a plain packet leaves unchanged: two states for TCP, and for datagrams a
-/// pair whose other state never occurs with datagrams.
+/// The upper two bits identify the states that a plain packet leaves unchanged: two states for TCP; for datagrams also
+/// two, one of which never occurs with datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     TcpOpening = 1,

@@ -91,8 +91,8 @@ impl FlowKey {
 }
 
 /// A key of [`Associations`](crate::associations::Associations): a number with the pair of ports, client first. It has
-/// the form of a flow's key, to use the same secret hash. Its address identifies the kind and is one that no client
-/// has, except with [`Self::of_address`].
+/// the form of a flow's key, to use the same secret hash. Its address identifies the kind of key and is one that no
+/// client has; only [`Self::of_address`] uses a client's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AssociationKey(pub FlowKey);
 
@@ -150,7 +150,7 @@ impl FlowHash {
         Self(bits)
     }
 
-    /// All of them.
+    /// All 64 bits.
     #[inline]
     pub fn bits(self) -> u64 {
         self.0

@@ -13,7 +13,7 @@
 //!
 //! Not guaranteed: a flood against many services that completes handshakes fills a table with flows in use, and then
 //! new flows are refused. A flood from random sources that the backends answer evicts handshakes with the same service
-//! that last longer than the flood needs to replace all opening entries of the table.
+//! if they last longer than the flood needs to replace all opening entries of the table.
 //!
 //! Invariant: nothing here reads a clock or allocates after construction. Results depend only on the arguments,
 //! including the secret of the hash.
@@ -215,7 +215,7 @@ impl FlowTables {
     }
 
     /// Counts the entries of backends in up to `buckets` more hash buckets of each table. Returns whether all are
-    /// counted; after that, counts are kept up to date. `exists` is whether an id is one of the snapshot in use.
+    /// counted; after that, counts are kept up to date. `exists` returns whether the snapshot in use has this id.
     pub fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
         let counted = [
             self.dsr.v4.count_loads(buckets, &exists),
@@ -226,8 +226,8 @@ impl FlowTables {
         counted.into_iter().all(|counted| counted)
     }
 
-    /// The counted entries of a backend whose clients have this family, in the table of its mode. A DSR flow has one
-    /// entry, a NAT flow two.
+    /// The counted entries of a backend, in the table of its mode and of this client family. A DSR flow has one entry,
+    /// a NAT flow two.
     #[inline]
     #[must_use]
     pub fn load(&self, is_dsr: bool, clients: Family, backend: BackendId) -> Load {
@@ -246,7 +246,8 @@ impl FlowTables {
         self.dsr.live() + self.nat.live() + self.masquerades.live()
     }
 
-    /// The number of flows of a service of this kind whose clients have this family, without affinity entries.
+    /// The number of a service's flows from clients of this family, without affinity entries. `is_dsr` selects the
+    /// table.
     #[must_use]
     pub fn of_service(&self, service: ServiceId, is_dsr: bool, clients: Family) -> u32 {
         let owner = service.raw();

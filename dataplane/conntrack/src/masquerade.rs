@@ -2,13 +2,13 @@
 //! (`dataplane.gateway.masquerade`).
 //!
 //! They have their own table, because their key is the whole 5-tuple: no service or endpoint stands for a part of it.
-//! So they never displace a Service's flow. They are off the fast path: a packet reads two or three cache lines without
-//! prefetching.
+//! The separate table also means that they never displace a Service's flow. They don't use the fast path: a packet
+//! reads two or three cache lines without prefetching.
 //!
 //! States and timeouts are those of NAT flows ([`State::of_both`]). A table has a fixed capacity, and one source (an
-//! IPv4 address, or a /64) may use a quarter of it. Beyond either limit, a new flow replaces one that has ended or was
-//! never established, among a few entries: one of the same source, if the source has its share. An established flow is
-//! never replaced.
+//! IPv4 address, or a /64) may use a quarter of it. Beyond either limit, a few entries are examined, and a new flow
+//! replaces one that has ended or was never established. If its source has reached its share, only flows of that source
+//! are replaced. An established flow is never replaced.
 //!
 //! Invariant: no two flows have the same replies, or the same packets of the source. Memory is reserved at the start,
 //! and touched only when used.
@@ -28,7 +28,7 @@ use super::nat::ReplyKey;
 use super::view::{FlowKind, FlowView};
 
 /// The addresses and ports of a masqueraded flow. With ICMP echo the port of `source` and `local` is the identifier,
-/// and that of `peer` is 0.
+/// and the port of `peer` is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Masquerade {
     /// The protocol number.
@@ -321,7 +321,7 @@ impl Masquerades {
     }
 
     /// A flow that a new one may replace, among the next few entries: an expired one, or else the longest idle one of
-    /// the lowest eviction class. With `group`, only flows of these sources.
+    /// the lowest eviction class. If `group` is set, only flows of its sources are considered.
     fn victim(&mut self, group: Option<u16>, now: Now) -> Option<u32> {
         let mut best = None;
         for _ in 0..MASQUERADE_EVICTION_PROBES.min(self.entries.len()) {

@@ -22,7 +22,7 @@ pub enum TableKind {
 }
 
 impl TableKind {
-    /// All of them.
+    /// All kinds of tables.
     pub const ALL: [Self; 4] = [Self::DsrV4, Self::DsrV6, Self::NatV4, Self::NatV6];
 
     /// The name in files and messages (`nat-v4`).

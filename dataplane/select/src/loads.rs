@@ -1,9 +1,9 @@
 //! `scheduler: lc`, `sed` and `nq`: the backends of a service with the rule that compares their loads.
 //!
 //! Snapshot compilation builds the list; the pipeline keeps the loads (`schedule.rs` of `tidegate-pipeline`) and
-//! compares them. A flow table counts the entries of each backend: one for a DSR flow, two for a NAT flow, one for each
-//! direction. An entry is active until its direction has ended the connection, and ended after that, for as long as the
-//! table keeps it. So a NAT connection that one side has ended counts as half active.
+//! compares them. A flow table counts the entries of each backend: one for a DSR flow, two for a NAT flow (one per
+//! direction). An entry is active until its direction has ended the connection, and ended after that, for as long as
+//! the table keeps it. So a NAT connection that one side has ended counts as half active.
 
 use tidegate_spec::LoadRule;
 use tidegate_spec::ids::BackendId;
@@ -46,7 +46,7 @@ impl Load {
 /// A backend that takes new flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadMember {
-    /// The result of a choice.
+    /// The backend's id, the result of a choice.
     pub owner: BackendId,
     /// Its weight, above 0.
     pub weight: u16,
@@ -61,9 +61,9 @@ pub struct LoadSelector {
     pub members: Box<[LoadMember]>,
 }
 
-/// Up to this many backends, a choice compares all of them. With more, it compares this many, in two runs that start at
-/// random positions: that bounds the cost of a new flow, and the best of 32 or more candidates is close to the best of
-/// all.
+/// A choice compares at most this many backends. If a service has more, the choice compares two runs of them that start
+/// at random positions. That bounds the cost of a new flow, and the best of 32 or more candidates is close to the best
+/// of all.
 pub const LOADS_COMPARED: usize = 64;
 
 impl LoadSelector {

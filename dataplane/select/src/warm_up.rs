@@ -1,7 +1,7 @@
 //! Slow start: a backend that has just become ready takes a growing share of its flows.
 //!
 //! There are two selectors: one for all backends, and one for the warm ones. A flow whose owner is warming up goes to
-//! it if a number derived from the flow's hash is below the backend's current share; otherwise it goes to its owner
+//! that backend if a number derived from the flow's hash is below the backend's current share; otherwise to its owner
 //! among the warm ones. So flows of warm backends never move, each step moves flows only to the backend that warms up,
 //! and gateways at the same step choose alike. Snapshot compilation builds it.
 //!
@@ -16,9 +16,9 @@ use tidegate_structures::hash::{mix, scale};
 pub struct WarmUp<S> {
     /// All backends, by their full weights.
     all: S,
-    /// Only those that are warm; at least one.
+    /// Only the warm backends; at least one.
     warm: S,
-    /// The steps of those that are not, sorted by id.
+    /// The backends that are still warming up, with their steps, sorted by id.
     warming: Box<[(BackendId, u8)]>,
 }
 

@@ -21,7 +21,7 @@ pub struct Difference {
     pub part: String,
     /// The incremental result; at most about a thousand bytes.
     pub incremental: String,
-    /// The result from scratch; as long.
+    /// The result computed from scratch, with the same maximum length.
     pub from_scratch: String,
 }
 

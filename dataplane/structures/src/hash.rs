@@ -1,10 +1,10 @@
 //! The hashes of the packet path: selection (which backend), keys (which table entry), identity (the position of a
 //! backend in a Maglev permutation).
 //!
-//! All consist of one step, [`fold`]: a 64 x 64 -> 128 bit multiplication with both halves xored. Addresses are read
-//! as big-endian words, so results are the same on every machine, gateway and version. The golden values in the tests
-//! are a contract between gateways: active/active gateways choose the same backend because these agree. None is
-//! keyed: a client that chooses its ports can choose its backend, unless there is a key (`selection_key`).
+//! All repeat one step, [`fold`]: a 64 x 64 -> 128 bit multiplication with both halves xored. Addresses are read as
+//! big-endian words, so results are the same on every machine, gateway and version. The golden values in the tests are
+//! a contract between gateways: active/active gateways choose the same backend because these agree. The selection hash
+//! has no key, so a client that chooses its ports can choose its backend; `selection_key` prevents that.
 //!
 //! Invariant: golden values never change, because a change would move every connection of every gateway. A different
 //! hash needs a new version beside the old one.

@@ -1,7 +1,7 @@
 //! Log-linear histograms of durations: one writer records values in a few instructions, any thread reads them.
 //!
-//! Each value below 64 has its own histogram bucket; above that, every power of two is divided into 32 of equal width.
-//! The caller chooses the unit: nanoseconds, or cycles of the time stamp counter.
+//! Each value below 64 has its own histogram bucket; above that, every power of two is divided into 32 histogram
+//! buckets of equal width. The caller chooses the unit: nanoseconds, or cycles of the time stamp counter.
 //!
 //! Invariant: the bounds of a histogram bucket differ by less than 1/32 of any value in it ([`RELATIVE_ERROR_MAX`]).
 //! Recording takes no lock and allocates nothing. A reading is consistent while values are recorded, except that its
@@ -72,7 +72,8 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// The non-empty histogram buckets, ascending: (the greatest value that one counts, the number of values in it).
+    /// The non-empty histogram buckets, ascending: (the greatest value in the bucket's range, the number of values in
+    /// it).
     #[must_use]
     pub fn buckets(&self) -> &[(u64, u64)] {
         &self.buckets

@@ -37,7 +37,7 @@ pub trait Number: Copy + Ord {
     /// The next number, if there is one.
     fn successor(self) -> Option<Self>;
 
-    /// The number before one that is not the first.
+    /// The previous number. Must not be called for 0.
     fn predecessor(self) -> Self;
 }
 

@@ -1,11 +1,11 @@
-//! The secret by which a fleet of gateways chooses backends, so that clients cannot.
+//! The secret by which a fleet of gateways chooses backends, so that clients can't influence the choice.
 //!
 //! Without a key, the choice of a backend follows from [`selection_hash`] alone, which is public: a client that chooses
 //! its ports or addresses chooses its backend, and can send all its load to one. With a key, SipHash-2-4 (Aumasson,
-//! Bernstein 2012) hashes these words, which nobody can predict without the key. All gateways of a fleet need the same
-//! key, because they must choose alike.
+//! Bernstein 2012) hashes the ports and addresses instead, and nobody can predict the result without the key. All
+//! gateways of a fleet need the same key, because they must choose alike.
 //!
-//! Invariant: the values for a key never change, and neither do those without one (golden values in the tests).
+//! Invariant: the hashes never change, with or without a key (golden values in the tests).
 
 use tidegate_wire::Addr;
 

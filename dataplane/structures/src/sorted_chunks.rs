@@ -22,15 +22,15 @@ impl<K: Ord, V: Copy> SortedChunks<K, V> {
         Some(chunk[at].1)
     }
 
-    /// The entries starting at the first key for which `before` is false. `before` must be true for a prefix of the
-    /// keys only.
+    /// The entries starting at the first key for which `before` is false. `before` must be true for the first keys and
+    /// false for all later ones.
     pub fn from(&self, before: impl Fn(&K) -> bool) -> impl Iterator<Item = &(K, V)> {
         let chunk = self.chunks.partition_point(|chunk| chunk.last().is_some_and(|(key, _)| before(key)));
         let at = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(|(key, _)| before(key)));
         self.chunks[chunk..].iter().flat_map(|chunk| chunk.iter()).skip(at)
     }
 
-    /// The number of keys. Counts the chunks.
+    /// The number of keys, summed over the chunks.
     #[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.len()).sum()

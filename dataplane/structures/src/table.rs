@@ -1,8 +1,9 @@
-//! A table that packets read, and of which a revision changes a few items.
+//! A table that the packet path reads, and of which a revision changes a few items.
 //!
 //! The items are contiguous, so packets index it like a slice. A snapshot never changes, so a revision needs its own
 //! memory. [`Table::revised`] reuses the memory of a table that is no longer read, and writes only the changes since
-//! that version. If there is none, it copies the whole table: 6 MB and two thousand page faults with 100,000 backends.
+//! that version. If no such table exists, it copies the whole table: 6 MB and two thousand page faults with 100,000
+//! backends.
 //!
 //! Invariant: a revised table equals a copy with the same changes.
 
@@ -127,8 +128,10 @@ impl<'a, T> Edit<'a, T> {
         Self { items, changed: Vec::new() }
     }
 
+    /// Replaces an item.
+    ///
     /// # Panics
-    /// If there is no such place.
+    /// If there is no item at this position.
     pub fn set(&mut self, at: usize, value: T) {
         *self.get_mut(at) = value;
     }
@@ -136,7 +139,7 @@ impl<'a, T> Edit<'a, T> {
     /// A mutable reference to an item, which is recorded as changed.
     ///
     /// # Panics
-    /// If there is no such place.
+    /// If there is no item at this position.
     pub fn get_mut(&mut self, at: usize) -> &mut T {
         self.changed.push(at);
         &mut self.items[at]

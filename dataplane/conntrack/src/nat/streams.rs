@@ -1,6 +1,6 @@
 //! The streams and splices of NAT flows: bytes that the gateway has added, or shifted sequence numbers.
 //!
-//! A bit per service shows whether its flows may have one, so most packets need no look-up.
+//! A bit per service shows whether its flows may have either, so most packets need no look-up.
 
 use tidegate_spec::ids::ServiceId;
 

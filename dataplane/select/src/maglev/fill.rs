@@ -5,7 +5,7 @@
 //! computes its distance to every free slot and jumps to the nearest, the one that probing would reach. Only
 //! [`build`](super::build) calls it.
 //!
-//! Invariant: the table is that of the paper's loop, slot by slot; only the time differs.
+//! Invariant: slot by slot, the table equals the result of the paper's loop; only the build time differs.
 
 use std::cmp::Reverse;
 
@@ -93,7 +93,7 @@ impl Slots {
         self.listed = (0..self.size).filter(is_free).collect();
     }
 
-    /// Takes one step at a time. Two or four at once, to avoid mispredicted branches, measured slower.
+    /// Takes one step at a time. Taking two or four at once, to avoid mispredicted branches, was slower.
     #[inline]
     fn probe(&self, walk: &mut Walk) -> u32 {
         loop {

@@ -10,7 +10,7 @@
 //! Bounds (tested): with n backends of weights w and their sum W, a table of M slots gives a backend `M * w / W`
 //! slots, with a deviation of at most `1 + n * w / W`. With equal weights, all are within one of each other.
 //!
-//! Invariant: equal (size, identities, weights up to a common factor) give equal tables, and one allocation.
+//! Invariant: equal (size, identities, weights up to a common factor) give equal tables that share one allocation.
 
 mod fill;
 mod member;
@@ -72,7 +72,7 @@ pub struct Tables(Arc<Mutex<BuiltTables>>);
 #[derive(Debug, Default)]
 struct BuiltTables {
     tables: HashMap<TableInputs, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
-    /// Tables built since unused ones were last dropped.
+    /// The number of tables built since unused ones were last dropped.
     since: usize,
 }
 

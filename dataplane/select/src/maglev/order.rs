@@ -10,7 +10,7 @@
 /// The backends of one weight, which pick together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Class {
-    /// Above 0.
+    /// The weight, above 0.
     pub(super) weight: u16,
     /// The number of its backends.
     pub(super) members: u32,
@@ -18,9 +18,10 @@ pub(super) struct Class {
 
 /// The picks of a table, in order.
 ///
-/// A pick is a word: its time in units of 2^-34, rounded down, above the position of its class. Times of different
-/// fractions are at least 2^-33 apart, because weights have 16 bits, so they differ when rounded. Both fit into 64
-/// bits: `n` classes have weights of at least `n * n / 2` in all, so time ends by `2 * size / (n * n)`.
+/// A pick is a word: the upper bits are its time in units of 2^-34, rounded down; the lower bits are the position of
+/// its class. Times of different fractions are at least 2^-33 apart, because weights have 16 bits, so they differ when
+/// rounded. Both fit into 64 bits: `n` classes have weights of at least `n * n / 2` in total, so time ends by
+/// `2 * size / (n * n)`.
 #[derive(Debug)]
 pub(super) struct Order {
     picks: Vec<u64>,
@@ -28,7 +29,7 @@ pub(super) struct Order {
 }
 
 const UNIT_BITS: u32 = 34;
-/// The mean number of picks that are sorted by comparison.
+/// The mean number of picks in each part that is sorted by comparison.
 const SORTED_BY_COMPARISON: usize = 16;
 
 impl Order {
@@ -74,7 +75,7 @@ fn sorted(words: &[u64]) -> Vec<u64> {
     let parts = (words.len() / SORTED_BY_COMPARISON).next_power_of_two();
     let shift = (u64::BITS - most.leading_zeros()).saturating_sub(parts.ilog2());
     let part = |word: u64| (word >> shift) as usize;
-    // The index of the next word of each part; at the end, the end of the part.
+    // The index at which the next word of each part is written; after the last word, the end of the part.
     let mut next_of = vec![0_u32; part(most) + 2];
     words.iter().for_each(|&word| next_of[part(word) + 1] += 1);
     for at in 1..next_of.len() {

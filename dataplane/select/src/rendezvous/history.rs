@@ -50,8 +50,8 @@ impl WeightHistory {
     /// later.
     ///
     /// Without a `previous` history no earlier owner is known, and nothing is in flux. A backend that changes again
-    /// within its window keeps its first former weight: only flows from that time may have no entry yet. If it returns
-    /// to that weight, its change is dropped.
+    /// within its window keeps its first former weight: only flows that began under that weight may still lack an
+    /// entry. If it returns to that weight, its change is dropped.
     #[must_use]
     pub fn next(
         previous: Option<&Self>,
@@ -89,7 +89,7 @@ impl WeightHistory {
     }
 
     /// Imports a change that another gateway saw before this one started. It is older than all changes that this
-    /// gateway knows. The window is at most `window`.
+    /// gateway knows. Its remaining window is limited to `window`.
     pub fn import(&mut self, change: &WeightChange, window: Duration, now: Duration) {
         let until = now + change.remaining.min(window);
         let known =

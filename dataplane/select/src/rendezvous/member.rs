@@ -39,6 +39,6 @@ pub struct Member {
     pub identity: Identity,
     /// The number of its seats.
     pub weight: u16,
-    /// The result of a look-up.
+    /// The backend's id, the result of a look-up.
     pub owner: BackendId,
 }

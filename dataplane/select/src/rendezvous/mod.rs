@@ -2,10 +2,10 @@
 //!
 //! A seat map has 8,192 numbered seats. A backend of weight `w` occupies `w` of them, which follow from its identity
 //! ([`seats`]). A flow's hash orders the seats ([`rank`]), and the flow goes to the backend on the first occupied seat
-//! in that order. Few seats are all ranked ([`scan`]); with many, the order is followed until a seat is occupied
-//! ([`walk`]). Both give the same result. If one seat map is not enough, there are more ([`seat_maps`]).
-//! `docs/selection.md` has the definition for a second implementation. Snapshot compilation builds the maps; workers
-//! look up.
+//! in that order. If there are few seats, all are ranked ([`scan`]); if there are many, the order is followed until a
+//! seat is occupied ([`walk`]). Both give the same result. If one seat map is not enough, there are more
+//! ([`seat_maps`]). `docs/selection.md` has the definition for a second implementation. Snapshot compilation builds the
+//! maps; workers look up seats in them.
 //!
 //! Invariant: the result is a function of the set of (identity, weight) and the hash. It doesn't depend on history or
 //! order, so every gateway gives the same result.
@@ -127,7 +127,7 @@ impl Rendezvous {
     }
 
     /// The backend of a flow among those that are `wanted`; `None` if no seat belongs to one of them. Slower than
-    /// [`Self::owner`], by far with many seats.
+    /// [`Self::owner`], and much slower if there are many seats.
     #[must_use]
     pub fn owner_where(&self, hash: u64, wanted: impl Fn(BackendId) -> bool) -> Option<BackendId> {
         let order = Order::new(hash);

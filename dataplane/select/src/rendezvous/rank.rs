@@ -71,14 +71,15 @@ impl InverseOrder {
     }
 }
 
-/// Mixes upper bits into lower ones. Two calls cancel out, because 14 bits of shift exceed the 13 bits.
+/// Mixes upper bits into lower ones. Two calls cancel out, because both shifts together (14 bits) exceed the 13 bits of
+/// a rank.
 #[inline(always)]
 fn fold(x: u16) -> u16 {
     x ^ x >> 7
 }
 
-/// The inverse of an odd number modulo 2^16. Each step of Newton's method doubles the number of correct bits, five at
-/// first.
+/// The inverse of an odd number modulo 2^16. The first value has five correct bits, and each step of Newton's method
+/// doubles their number.
 #[inline]
 const fn inverse(odd: u16) -> u16 {
     let x = odd.wrapping_mul(3) ^ 2;

@@ -43,8 +43,8 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
         if CHUNKS == 1 { self.owner_of_one(order) } else { self.owner_of_many(order) }
     }
 
-    /// [`Self::owner`] with one chunk. The bits that otherwise number the chunks number the quarters, so only the last
-    /// four values need more than 16 bits.
+    /// [`Self::owner`] with one chunk. The bits that would contain the number of the chunk contain the number of a
+    /// quarter of it, so only the last four values need more than 16 bits.
     #[inline(always)]
     fn owner_of_one(&self, order: &Order) -> BackendId {
         const QUARTER: usize = LANES / 4;

@@ -1,11 +1,12 @@
-//! Several seat maps, for more seats than one contains. Each has its own order, and times make the orders comparable.
+//! Several seat maps, for services with more seats than one map contains. Each has its own order, and times make the
+//! orders comparable.
 //!
 //! Ranks of maps that aren't equally full cannot be compared. So each rank has a time: the sum of exponentially
 //! distributed steps up to it, drawn from the flow's hash for the map. The occupied seat with the earliest time wins,
 //! and all seats have the same chance. Within a map the order by time is the order by rank, so a second map takes its
 //! share of flows and moves no others.
 //!
-//! Invariant: integers only; of equal times, the larger hash of the map wins.
+//! Invariant: times are integers. If two are equal, the map with the larger hash wins.
 
 use tidegate_spec::ids::BackendId;
 use tidegate_structures::hash::mix;

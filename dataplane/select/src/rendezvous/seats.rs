@@ -23,8 +23,8 @@ const TRIES_PER_MAP: usize = 4;
 /// The occupied seats of a map by number, each with its owner.
 pub(super) type Seated = Vec<(u16, BackendId)>;
 
-/// The divisor of weights that keeps the number of seats within the limit: 1 unless the sum is above it. A weight
-/// above 0 stays above 0.
+/// The divisor of weights that keeps the number of seats within the limit: 1 unless their sum exceeds the limit. A
+/// weight above 0 stays above 0.
 pub(super) fn divisor(weights: impl Iterator<Item = u16>) -> u32 {
     let (mut sum, mut members) = (0_u64, 0_u64);
     weights.filter(|&weight| weight > 0).for_each(|weight| {
