@@ -11,7 +11,7 @@
 //! Two gateways that start at the same time find no object, and both write. Each then sees the other's instance in its
 //! own object, and the smaller instance keeps the name.
 //!
-//! Pure: time is an argument. Clocks of other machines are not used.
+//! Pure: time is an argument. The clocks of other machines don't matter.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from
 /// How long a report from a gateway with the same name is shown.
 const OTHER_USER_MAX: Duration = Duration::from_secs(60);
 
-/// The condition with which a gateway that has found its name taken informs the gateway that uses it.
+/// The condition with which a gateway reports to another one that both have the same name.
 pub(super) const NAME_UNIQUE: &str = condition_type::NAME_UNIQUE.as_str();
 
 /// What is known about other gateways with this name.

@@ -163,7 +163,7 @@ async fn attempt(
     boot_until: &mut Option<BootTime>,
 ) -> Result<(), String> {
     let mut next = election.request(Timestamp::now());
-    // Either a read and the request that follows from it, or a renewal and a read if it is refused.
+    // At most three requests: a renewal that is refused, a read, and the request that follows from it.
     for _ in 0..3 {
         let (started, boot) = (Instant::now(), boot_time());
         match request(connector, namespace, &next).await {

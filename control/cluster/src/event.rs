@@ -56,7 +56,7 @@ impl Regarding {
         Self { kind: ObjectKind::AddressPool, key: key.clone(), uid: uid.into() }
     }
 
-    /// The object of a finding.
+    /// An object of any kind.
     #[must_use]
     pub fn object(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind, key: key.clone(), uid: uid.into() }
@@ -73,7 +73,7 @@ impl Regarding {
     }
 }
 
-/// An event. It is written once for as long as its cause lasts.
+/// An event, which is written only once while its cause lasts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event {
     /// Normal or Warning.

@@ -9,7 +9,7 @@
 //! starting with the namespace that has the most. Nothing waits for an event, and the events of one namespace neither
 //! delay nor drop those of another.
 //!
-//! An event is written once for as long as its cause lasts. If the API server temporarily doesn't accept it (429, 5xx,
+//! An event is written only once while its cause lasts. If the API server temporarily doesn't accept it (429, 5xx,
 //! timeout), it is retried ([`Retries`]) for as long as an API server would keep it. Retries are fair, too: when there
 //! are too many, the namespace with the most loses its last due event.
 
@@ -49,7 +49,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const KNOWN_MAX: usize = 8192;
 /// The maximum number of requests for an event that other gateways write at the same time.
 const ATTEMPTS_MAX: usize = 4;
-/// The number of object budgets that are kept. Beyond it, full budgets are removed.
+/// The maximum number of object budgets that are kept. Full ones are removed first.
 const OBJECTS_MAX: usize = 8192;
 /// The maximum number of events that wait for a retry.
 const RETRIES_MAX: usize = 1024;

@@ -1,8 +1,8 @@
 //! Limits the log lines of failed writes.
 //!
 //! A failed write is retried every minute, and an admission webhook may refuse the writes of thousands of Services in
-//! one namespace. Each namespace therefore has a budget ([`LineBudgets`]). The next line of a namespace contains the
-//! number of lines left out.
+//! one namespace. Each namespace therefore has a budget ([`LineBudgets`]). The next logged line of the namespace
+//! contains the number of lines left out.
 //!
 //! Invariant: pure; the clock is an argument.
 

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 /// The name of the Lease.
 pub const LEASE: &str = "tidegate";
 
-/// The holder that `tidegate uninstall` writes to the Lease. No gateway acquires the Lease from this holder, however
-/// old it is, and none writes to the cluster until the Lease is deleted or has another holder.
+/// The holder that `tidegate uninstall` writes to the Lease. No gateway acquires the Lease from this holder, even after
+/// it expires, and none writes to the cluster until the Lease is deleted or has another holder.
 pub const UNINSTALLED: &str = "tidegate-uninstall";
 
 /// How long other gateways wait for a holder that doesn't renew the Lease.

@@ -31,7 +31,7 @@ pub struct LineBudgets {
 struct Budget {
     lines: TokenBucket,
     left_out: u64,
-    /// When the last summary reported lines left out.
+    /// When the last summary was returned.
     summarized: Option<Instant>,
 }
 
@@ -47,7 +47,7 @@ impl Budget {
         self.summarized.filter(|_| self.left_out > 0).map(|summarized| summarized + SUMMARY)
     }
 
-    /// Whether nothing has to be stored about the namespace.
+    /// Whether the budget is as good as new, so that it need not be stored.
     fn is_full(&self, now: Instant) -> bool {
         self.left_out == 0
             && self.lines.is_full(now)
@@ -68,12 +68,12 @@ impl LineBudgets {
         has_line
     }
 
-    /// Returns and resets the number of lines left out of a namespace.
+    /// Returns and resets the number of a namespace's lines that were left out.
     pub fn take_left_out(&mut self, namespace: &str) -> u64 {
         self.namespaces.get_mut(namespace).map_or(0, |budget| std::mem::take(&mut budget.left_out))
     }
 
-    /// Returns and resets the number of lines left out of each namespace whose summary is due.
+    /// Returns and resets the number of lines that were left out, for each namespace whose summary is due.
     pub fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
         let mut summaries = Vec::new();
         for (namespace, budget) in &mut self.namespaces {

@@ -23,7 +23,7 @@ use super::request::{self, RequestError, with_client, within};
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The minimum time between two writes.
 const WRITE_INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// The maximum time to read what another gateway wrote before it is overwritten.
+/// The maximum time to read what another gateway wrote before overwriting it.
 const READ_MAX: Duration = Duration::from_secs(2);
 
 /// When and how the status is written.
@@ -89,8 +89,8 @@ impl OwnStatus {
         }
     }
 
-    /// Stops the writes. Returns the last status to write, if any was written before; `None` while that write is in
-    /// progress or has just failed.
+    /// Stops the writes. Returns the last status to write; `None` if none was written before, or while a write is in
+    /// progress or waits for a retry.
     pub(super) fn last(&mut self, now: Instant) -> Option<GatewayStatusStatus> {
         if self.is_in_progress || self.due.is_some_and(|due| self.failures > 0 && now < due) {
             return None;
@@ -202,7 +202,7 @@ pub(super) enum Overwrites {
     Any,
 }
 
-/// Writes the status. The generation of the object is set in its conditions, for this write or the next one.
+/// Writes the status. Its conditions get the generation of the object, at the latest in the next write.
 pub(super) async fn write(
     connector: &Connector,
     name: &str,

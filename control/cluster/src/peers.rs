@@ -4,8 +4,8 @@
 //! shuts down cleanly. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for a day, its
 //! gateway is gone for good.
 //!
-//! Invariant: only our own clock decides which gateways are live and waited for. Clocks of others matter only for the
-//! limit of a day, and only together with ours.
+//! Invariant: only our own clock decides which gateways are live and waited for. The clocks of others matter only for
+//! the limit of a day, and only together with ours.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -44,7 +44,7 @@ struct Heartbeat {
     beat: Option<String>,
     /// When this heartbeat was first seen.
     since: Instant,
-    /// Since when heartbeats have followed each other in time.
+    /// Since when each heartbeat has been followed by another within [`LIVE`].
     live_since: Instant,
 }
 
@@ -92,7 +92,7 @@ impl Peers {
     }
 
     /// The version of the Services that every live gateway has applied according to the last poll. Gateways that
-    /// started later have listed newer ones.
+    /// started later have listed a newer version.
     pub(super) fn withdrawn(&self) -> u64 {
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
         let applied = live.map(|(_, one)| {

@@ -31,7 +31,7 @@ const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
 /// The maximum number of requests in progress.
 const IN_PROGRESS_MAX: usize = 16;
-/// The maximum per namespace: if a webhook slows down the writes of one namespace, those of others continue.
+/// The maximum number per namespace: if a webhook slows down the writes of one namespace, those of others continue.
 const IN_PROGRESS_PER_NAMESPACE_MAX: usize = IN_PROGRESS_MAX / 4 * 3;
 /// The minimum pause between two writes of a pool's status, whose counts change with each new Service.
 const POOL_PAUSE: Duration = Duration::from_secs(3);
@@ -246,7 +246,7 @@ impl Queue {
                 self.pauses.insert(target.clone(), (now + pause, (pause * 2).min(PAUSE_MAX)));
             }
         }
-        // Retried unless a newer plan has a different write or none, so that no outdated write is sent.
+        // Retry the write unless a newer plan has replaced or dropped it, so that no outdated write is sent.
         if still_planned {
             self.order.push(target.namespace(), target.clone());
             self.jobs.insert(target.clone(), job);

@@ -54,7 +54,7 @@ pub struct ReleaseTracker {
     assigned: Arc<Allocations>,
     /// The version of the last Services; 0 if unknown.
     version: u64,
-    /// The last known version of the Services.
+    /// The last version of the Services that was not 0.
     seen: u64,
     /// The number of Services that use each address.
     users: BTreeMap<IpAddr, u32>,
@@ -67,7 +67,7 @@ pub struct ReleaseTracker {
 impl ReleaseTracker {
     /// Records the Services of the source, their version
     /// ([`SourceUpdate::version`](tidegate_source::SourceUpdate::version)), and the addresses assigned in the last
-    /// round, which may not be in a status yet. Without a version nothing is recorded: changes until then count as
+    /// round, which may not be in a status yet. If the version is 0, nothing is recorded, and the changes count as
     /// changes of the next version.
     pub fn observe(
         &mut self,
@@ -148,7 +148,8 @@ impl ReleaseTracker {
         }
     }
 
-    /// The version that every gateway must apply before no address is withheld; `None` if all have applied it.
+    /// The version that every gateway must apply before all free addresses can be assigned; `None` if all have applied
+    /// it.
     #[must_use]
     pub fn waits_for(&self, peers: &PeerReleases) -> Option<u64> {
         let newest = self.released.values().copied().max().unwrap_or(0);

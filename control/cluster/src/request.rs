@@ -72,7 +72,7 @@ impl RequestError {
         }
     }
 
-    /// The fields of the applied status that the definition lacks, because of which the API server refuses all of it.
+    /// The fields of the applied status that the definition lacks. They make the API server refuse the whole status.
     /// Only the message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
     fn undeclared_fields(&self) -> Vec<&str> {
         let Self::Client(kube::Error::Api(status)) = self else { return Vec::new() };
@@ -170,8 +170,8 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
     Ok(())
 }
 
-/// Applies the status of one of our own kinds. If the definition is that of an older gateway, as during an upgrade,
-/// only the fields that it has are written. Also returns the other fields.
+/// Applies the status of one of our own kinds. If the definition is from an older version, as during an upgrade, only
+/// its fields are written. Also returns the fields that were left out.
 pub(super) async fn apply_status<K: Clone + DeserializeOwned + Debug>(
     api: &Api<K>,
     name: &str,
@@ -214,8 +214,8 @@ fn finalizer(uid: &str, present: bool) -> Value {
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
 }
 
-/// Applies the finalizer alone. Without it, the fields that we applied before are removed, and those of others stay.
-/// The uid prevents the creation of a pool that no longer exists.
+/// Applies our finalizer, or none: an apply removes the fields that we no longer list, and keeps those of other
+/// managers. The uid prevents the creation of a pool that no longer exists.
 fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
     let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
     json!({

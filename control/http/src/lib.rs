@@ -1,7 +1,7 @@
 //! A bounded HTTP/1.1 server for every listener of the daemon: admin socket, health ports, metrics.
 //!
-//! Header names use Go's capitalization (`X-Content-Type-Options`) because some clients compare bytes. Callers decide
-//! on requests and responses; this crate enforces the [`Limits`] that keep a client from exhausting the process.
+//! Header names use Go's capitalization (`X-Content-Type-Options`) because some clients compare bytes. Callers handle
+//! the requests; this crate enforces the [`Limits`] that keep a client from exhausting the process.
 //!
 //! May depend on: nothing of Tidegate.
 //!
@@ -33,7 +33,7 @@ use tokio::time::Instant;
 /// The pause after `accept` fails (for example, without a free file descriptor). It prevents a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A genuine client sends its first request within this time.
+/// Clients send their first request within this time. An older idle connection may be closed if the listener is full.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The maximum size of a request's head, and of the responses buffered for a client that doesn't read them. The head of
@@ -81,7 +81,7 @@ impl Limits {
         per_source_max: Some(32),
         lifetime: Lifetime::KeepAlive(Duration::from_secs(310)),
     };
-    /// For scrapes, which are large and seconds apart.
+    /// For metrics scrapes, whose responses are large and seconds apart.
     pub const SCRAPES: Self = Self {
         connections_max: 16,
         per_source_max: None,
@@ -107,7 +107,7 @@ pub fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) ->
     response
 }
 
-/// A listener of either kind.
+/// A TCP or Unix listener.
 pub trait Accept: Send + 'static {
     /// An accepted connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
@@ -129,7 +129,7 @@ impl Accept for UnixListener {
     }
 }
 
-/// Serves until it is dropped, which also ends its connections.
+/// Serves connections until the future is dropped, which also closes them.
 pub async fn serve<F, Fut>(listener: impl Accept, limits: Limits, handler: F)
 where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
@@ -178,7 +178,7 @@ pub async fn serve_up_to<F, Fut>(
     }
 }
 
-/// Removes the oldest waiting connection of the source that has the most, if it has several.
+/// If a source has several waiting connections, removes the oldest one of the source with the most.
 fn drop_oldest_of_busiest_source<S>(waiting: &mut VecDeque<(S, Option<IpAddr>)>) {
     let mut counts: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
     waiting.iter().for_each(|(_, source)| *counts.entry(*source).or_default() += 1);
@@ -190,7 +190,7 @@ fn drop_oldest_of_busiest_source<S>(waiting: &mut VecDeque<(S, Option<IpAddr>)>)
 /// Whether a new connection may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Admission {
-    /// There is capacity.
+    /// It may start now.
     Free,
     /// It waits until another connection ends or exceeds [`FIRST_REQUEST_TIMEOUT`].
     Wait,
@@ -218,7 +218,7 @@ struct Open {
     task: AbortHandle,
 }
 
-/// The end of the last request of a connection (or its start); `None` during a request.
+/// When the last request of a connection ended, or else when the connection started; `None` during a request.
 type Idle = Arc<Mutex<Option<Instant>>>;
 
 fn set_idle(idle: &Idle, since: Option<Instant>) {
@@ -287,7 +287,7 @@ impl Connections {
         self.remove(age);
     }
 
-    /// The number of connections that may wait. It is small for listeners that share file descriptors.
+    /// The maximum number of waiting connections. It is small for listeners that share file descriptors.
     fn waiting_max(&self) -> usize {
         WAITING_MAX.min(4 * self.connections_max())
     }

@@ -1,7 +1,7 @@
 //! Sealing and opening datagrams: ChaCha20-Poly1305 (RFC 8439) with keys from HKDF-SHA256 (RFC 5869), both from `ring`.
 //!
-//! The shared key itself seals nothing. Each handshake message has its own key, derived with the random salt that it
-//! carries. A session has one key per direction, derived from the challenges and epochs of both sides; the nonce is the
+//! The shared key is used only to derive other keys. Each handshake message has its own key, derived with its random
+//! salt. A session has one key per direction, derived from the challenges and epochs of both sides; the nonce is the
 //! number of the datagram.
 //!
 //! Invariant: no key seals two different datagrams with the same nonce.
@@ -120,7 +120,7 @@ impl SharedKey {
     }
 }
 
-/// The keys of a gateway. Having two of them lets you change the key of a fleet one gateway at a time.
+/// The keys of a gateway. With two keys, you can change the key of a fleet one gateway at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
     /// The key that this gateway seals with.
@@ -148,7 +148,7 @@ impl KeyType for Length {
 /// What one side contributes to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Side {
-    /// Chosen at the start of the gateway.
+    /// Chosen when the gateway starts.
     pub(crate) epoch: Random,
     /// Chosen for this session.
     pub(crate) challenge: Random,

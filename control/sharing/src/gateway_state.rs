@@ -32,7 +32,7 @@ pub struct Snat {
 }
 
 impl Snat {
-    /// The messages for a peer.
+    /// The messages that send the addresses to a peer.
     pub(crate) fn messages(&self) -> impl Iterator<Item = Message> + '_ {
         let none = self.addresses.is_empty().then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let (last, serves) = (self.addresses.len().saturating_sub(1), self.serves);
@@ -42,7 +42,7 @@ impl Snat {
         })
     }
 
-    /// Adds an address of a list that is arriving.
+    /// Adds an address from a list that is being received.
     pub(crate) fn add(&mut self, part: &SnatAddress) {
         if part.is_first {
             self.addresses.clear();

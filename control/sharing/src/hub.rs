@@ -32,7 +32,7 @@ pub use crate::status::{HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};
 
 /// The oldest and the newest protocol version that this program supports.
 pub const VERSIONS: (u8, u8) = (1, WALKS_SINCE);
-/// Sessions that are younger than this also get the flows that this gateway has only imported.
+/// In a session younger than this, the peer also receives the flows that this gateway has only imported.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// The settings of a hub.
@@ -42,7 +42,7 @@ pub struct HubConfig {
     pub name: String,
     /// The secrets of the fleet.
     pub keys: Keys,
-    /// The maximum rate of datagrams with messages, for all peers together, per second.
+    /// The maximum number of datagrams with messages per second, to all peers together.
     pub rate_max: u32,
     /// The supported versions: [`VERSIONS`], except in tests.
     pub versions: (u8, u8),
@@ -120,8 +120,7 @@ impl Hub {
         }
     }
 
-    /// Sets the backend changes that a peer is sent when a session starts: the peer may have just started and missed
-    /// them.
+    /// Sets the backend changes to send to a peer when a session starts, because the peer may have missed them.
     pub fn set_backend_changes(&mut self, backend_changes: BackendChanges) {
         self.backend_changes = backend_changes;
     }
@@ -241,8 +240,8 @@ impl Hub {
                 }
                 return Ok(());
             }
-            // A gateway that has lost a session sends nothing in it. While the session is in use, this message is
-            // therefore a replay.
+            // A peer that has lost its session sends nothing in it. If the session was used just now, this message is a
+            // replay.
             let is_used = session.is_confirmed && now.saturating_sub(session.last_seen) < FRESH;
             if is_used && session.peer.epoch == hello.epoch {
                 return Err(Rejection::Replayed);
@@ -317,8 +316,8 @@ impl Hub {
         self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()).for_each(|one| one.request(request));
     }
 
-    /// Sends a handshake message to every peer without a session immediately, then as often as to a peer that was just
-    /// lost. Called when this gateway starts to forward.
+    /// Sends a handshake message to every peer without a session at the next poll, then as often as to a recently lost
+    /// peer. Call it when this gateway starts forwarding.
     pub fn reconnect(&mut self, now: Duration) {
         for peer in self.peers.iter_mut().filter(|peer| peer.session.is_none()) {
             (peer.reconnecting_since, peer.hello_sent) = (Some(now), None);
@@ -406,7 +405,7 @@ impl Hub {
         }
     }
 
-    /// Delivers the messages of peers, in the order of each peer, as long as `accept` returns true.
+    /// Delivers the messages of peers, those of each peer in order, as long as `accept` returns true.
     pub fn deliver(&mut self, mut accept: impl FnMut(&Message) -> bool) {
         for Peer { session, snat, arriving, .. } in &mut self.peers {
             let mut accept = |message: &Message| match message {

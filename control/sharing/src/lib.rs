@@ -5,11 +5,11 @@
 //! datagrams and the time, and sends the datagrams that come out. [`message`] encodes and decodes messages, [`crypt`]
 //! seals datagrams, and `session` keeps the message sequence of one peer.
 //!
-//! May depend on: `tidegate-conntrack` (the records of flows), `tidegate-spec`, `tidegate-wire`. May not depend on: the
-//! dataplane, tokio, the configuration.
+//! May depend on: `tidegate-conntrack` (the records of flows), `tidegate-spec`, `tidegate-wire`. May not depend on the
+//! dataplane, tokio or the configuration.
 //!
-//! Invariant: no datagram causes a panic. Nothing in a datagram is used before it is known to come from an owner of the
-//! key and to be neither old nor replayed. Every queue is bounded. Only ages are exchanged, never timestamps.
+//! Invariant: no datagram causes a panic. The contents of a datagram are used only after it is authenticated and known
+//! to be neither old nor replayed. Every queue is bounded. Only ages are exchanged, never timestamps.
 
 pub mod crypt;
 mod gateway_state;

@@ -15,21 +15,22 @@ pub const QUEUE_MAX: usize = 65_536;
 /// The maximum number of weight changes sent to a peer when a session starts or when it requests them. Any further ones
 /// are not sent.
 pub const WEIGHT_CHANGES_MAX: usize = 16_384;
-/// The maximum number of removed backends sent with them. The queue has space for one copy of both.
+/// The maximum number of removed backends sent with the weight changes. The queue has space for both once.
 pub const REMOVED_BACKENDS_MAX: usize = 32_768;
-/// The maximum number of batches in flight to one peer. The peer buffers as many while an earlier one is missing.
+/// The maximum number of batches in flight to one peer. The peer buffers up to this many while an earlier one is
+/// missing.
 pub const WINDOW: usize = 256;
 /// The interval of handshake messages.
 pub const HELLO_EVERY: Duration = Duration::from_millis(250);
-/// The interval of handshake messages to a peer that has not responded for [`SILENCE_MAX`].
+/// The interval of handshake messages to a peer that has not responded for four times [`SILENCE_MAX`].
 pub const HELLO_SLOWLY_EVERY: Duration = Duration::from_secs(2);
 /// How long the status of a peer shows its last rejected datagram. Peers send handshake messages more often than this.
 pub const REJECTION_MAX: Duration = Duration::from_secs(10);
 /// The maximum number of handshake messages of one peer that are opened per second.
 pub const HELLOS_PER_SECOND: u32 = 20;
-/// The maximum number of gateways that are remembered, for display, although they are no peers.
+/// The maximum number of strangers (gateways that are not peers) that are remembered for display.
 pub const STRANGERS_MAX: usize = 16;
-/// Such a gateway is forgotten after this time without a datagram.
+/// A stranger is forgotten after this time without a datagram.
 pub const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of datagrams of a session that are opened per second: more than any peer sends.
 pub const OPENS_PER_SECOND: u32 = 100_000;
@@ -37,9 +38,9 @@ pub const OPENS_PER_SECOND: u32 = 100_000;
 pub const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// After this time without a datagram in a session, a handshake with the same epoch starts a new session.
 pub const FRESH: Duration = Duration::from_millis(1_500);
-/// After this time without a datagram, a session has ended.
+/// A session ends after this time without a datagram.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// A peer that accepts no batch for this time no longer delays table walks.
+/// A peer that acknowledges no batch for this time no longer delays table walks.
 pub const STUCK_AFTER: Duration = Duration::from_secs(3);
 /// The first timeout of an unacknowledged batch; it doubles with each retransmission.
 pub const RESEND_AFTER: Duration = Duration::from_millis(100);

@@ -50,7 +50,7 @@ pub struct SnatAddress {
     pub serves: bool,
 }
 
-/// What peers report about their table walks, and request from each other.
+/// A report about a table walk, or a request for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Walk {
     /// The sender has sent everything that it knew when the session started, or when it received the request.
@@ -103,13 +103,13 @@ const TRANSLATED: u8 = 16;
 const RELAYED: u8 = 32;
 const STREAM: u8 = 64;
 const SPLICE: u8 = 128;
-/// The flags of a changed weight. A flow that is gone is never relayed, so no flow has both.
+/// The flags of a changed weight. A flow that is gone is never relayed, so no flow has both flags.
 const MOVED: u8 = GONE | RELAYED;
 /// The flags of a removed backend.
 const LEFT: u8 = MOVED | TRANSLATED;
 /// The flags of a message about a walk.
 const WALK: u8 = MOVED | STREAM;
-/// The flags of a SNAT address. A flow that is gone has no splice, so no flow has both.
+/// The flags of a SNAT address. A flow that is gone has no splice, so no flow has both flags.
 const SNAT: u8 = GONE | SPLICE;
 const SNAT_IS_FIRST: u8 = 1;
 const SNAT_SERVES: u8 = 2;

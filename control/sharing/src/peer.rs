@@ -24,17 +24,17 @@ pub(crate) struct Peer {
     pub(crate) challenge: Random,
     pub(crate) hello_sent: Option<Duration>,
     pub(crate) last_seen: Option<Duration>,
-    /// When this gateway last had to catch up. From then on, handshake messages are sent as often as to a peer that was
-    /// just lost.
+    /// The last call of `Hub::reconnect`. From then on, handshake messages are sent as often as to a recently lost
+    /// peer.
     pub(crate) reconnecting_since: Option<Duration>,
     pub(crate) hellos: RateLimit,
     pub(crate) opens: RateLimit,
-    /// Reset when a session starts or ends, because an earlier rejection explains nothing.
+    /// Reset when a session starts or ends, because earlier rejections don't explain the new state.
     pub(crate) last_rejection: Option<(Rejection, Duration)>,
     /// The key of its last handshake message.
     pub(crate) key: Option<SharedKey>,
     pub(crate) snat: Snat,
-    /// The list of its SNAT addresses, while parts of it are missing.
+    /// The list of its SNAT addresses that is being received.
     pub(crate) arriving: Snat,
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-/// Allows a number of actions per second, with bursts of a fifth of a second's share.
+/// Allows a number of actions per second, with bursts of about a fifth of that number.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimit {
     /// When all used capacity is available again.

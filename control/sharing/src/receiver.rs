@@ -24,7 +24,7 @@ pub(crate) struct Receiver {
     /// The batch to deliver next.
     next: u64,
     batches: BTreeMap<u64, VecDeque<Message>>,
-    /// A batch has arrived since the last acknowledgement, or the peer may not know which batches have arrived.
+    /// Whether a batch has arrived since the last acknowledgement, or the peer may not know which batches have arrived.
     pub(crate) must_acknowledge: bool,
 }
 

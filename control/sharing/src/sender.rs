@@ -33,7 +33,7 @@ pub(crate) struct Sender {
     peer_next: u64,
     /// Messages dropped from the full queue.
     pub(crate) lost: u64,
-    /// Messages were lost, and no walk has repeated them yet.
+    /// Whether messages were lost that no walk has repeated yet.
     pub(crate) is_behind: bool,
 }
 

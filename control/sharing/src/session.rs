@@ -1,8 +1,8 @@
 //! A session with one peer. It lasts from the moment at which both sides have proved that they have the key until one
 //! of them restarts or is silent for too long.
 //!
-//! A datagram has: magic, kind, version, two zeros, the number of the session, the number of the datagram; then,
-//! sealed, an optional acknowledgement and an optional batch.
+//! A datagram consists of magic, kind, version, two zero bytes, the number of the session and the number of the
+//! datagram, then the sealed part: an optional acknowledgement and an optional batch.
 //!
 //! Invariant: the session, the number and the seal of a datagram are checked in this order before it is read. A forged
 //! datagram costs at most one attempt to open it.
@@ -48,11 +48,11 @@ pub(crate) struct WalkState {
     pub(crate) number: u64,
     /// How many [`Walk::Complete`] messages this side has yet to send.
     pub(crate) owed: u32,
-    /// How many it still expects.
+    /// How many this side still expects.
     pub(crate) awaited: u32,
-    /// The peer has requested the changes of backends again.
+    /// Whether the peer has requested the changes of backends again.
     pub(crate) wants_changes: bool,
-    /// The peer has requested everything again.
+    /// Whether the peer has requested everything again.
     pub(crate) wants_flows: bool,
 }
 
@@ -69,14 +69,14 @@ pub(crate) struct Session {
     pub(crate) peer: Side,
     keys: SessionKeys,
     pub(crate) version: u8,
-    /// The peer has used the session, so it has the keys, too.
+    /// Whether the peer has used the session, and therefore has the keys, too.
     pub(crate) is_confirmed: bool,
     pub(crate) started: Duration,
     /// When the last datagram was received.
     pub(crate) last_seen: Duration,
     /// When the last datagram was sent.
     sent: Duration,
-    /// When the peer last acknowledged a batch, or no batch was outstanding.
+    /// When the peer last acknowledged a batch, or last had none to acknowledge.
     last_progress: Duration,
     /// The number of the next datagram.
     number: u64,
@@ -159,7 +159,7 @@ impl Session {
     /// Reads a datagram. `may_open` is called before the expensive part.
     ///
     /// # Errors
-    /// Why it was not read. The session hasn't changed then, except that a datagram with invalid content counts as
+    /// Why it was not read. The session is then unchanged, except that a datagram with invalid content counts as
     /// received.
     pub(crate) fn read(
         &mut self,
@@ -208,7 +208,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the peer has accepted nothing for so long that others must not wait for it.
+    /// Whether the peer has acknowledged nothing for [`STUCK_AFTER`], so that table walks no longer wait for it.
     pub(crate) fn is_stuck(&self, now: Duration) -> bool {
         now.saturating_sub(self.last_progress) >= STUCK_AFTER
     }

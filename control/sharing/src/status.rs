@@ -20,7 +20,7 @@ pub enum Rejection {
     Replayed,
     /// The peer supports no protocol version that this gateway supports.
     Version,
-    /// More arrived than a peer may send.
+    /// The peer sent more than it may.
     RateLimited,
 }
 
@@ -116,7 +116,7 @@ pub struct PeerStatus {
     pub waiting: usize,
     /// Batches that it has not acknowledged.
     pub in_flight: usize,
-    /// Why one of its datagrams was rejected recently, since its current state began.
+    /// Why one of its datagrams was recently rejected; `None` if a session has started or ended since.
     pub last_rejection: Option<Rejection>,
     /// The fingerprint of the key that it seals with, once it has responded.
     pub key: Option<String>,

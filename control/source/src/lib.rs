@@ -6,7 +6,8 @@
 //!
 //! Invariant: the same objects give equal [`Objects`] from either source ([`manifest`] decodes for both).
 //!
-//! May depend on `tidegate-model`, but not on `tidegate-policy`, which decides on the objects, or on the dataplane.
+//! May depend on: `tidegate-model`. May not depend on the dataplane or on `tidegate-policy`, which decides on the
+//! objects.
 
 pub mod directory;
 pub mod kubernetes;
@@ -79,7 +80,7 @@ pub struct StaleFile {
 pub struct SourceState {
     /// Whether every watch is connected. Otherwise the gateway continues with the last known objects.
     pub connected: bool,
-    /// The start of this state.
+    /// When `connected` last changed.
     pub since: Timestamp,
     /// While disconnected: when the objects were last known to match the source. See [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,

@@ -5,14 +5,14 @@
 //!
 //! Why two owners can't overlap: a Lease states a duration D. Its holder owns the VIPs until D minus [`MARGIN`] after
 //! the start of its last successful write, by a clock that also advances while the process or the machine is suspended.
-//! The code that answers for VIPs compares that time for each answer.
+//! The code that answers for VIPs checks that time before each answer.
 //!
 //! Another gateway acquires the Lease only after it has seen it unchanged for D by its own clock, with a write that the
 //! API server refuses if the Lease was changed meanwhile (`resourceVersion`). A successful write was sent before others
-//! could see it. The last owner is therefore silent for at least [`MARGIN`] before the next one starts, whatever the
-//! API server, the network or either process does.
+//! could see it. The previous owner is therefore silent for at least [`MARGIN`] before the next one starts, whatever
+//! the API server, the network or either process does.
 //!
-//! The clocks must only run at about the same rate: two of them may differ by less than [`MARGIN`] over D. A holder
+//! The clocks must only run at about the same rate: over D, they must drift apart by less than [`MARGIN`]. A holder
 //! that releases a Lease stops answering first.
 //!
 //! Invariant: nothing here compares the clock of one machine with that of another.
@@ -35,7 +35,7 @@ pub(super) const RANK_STEP: Duration = Duration::from_secs(2);
 /// time: a dead gateway counts as live for up to 50 s.
 pub(super) const PASSED_OVER_FOR: Duration = Duration::from_secs(60);
 /// A gateway that serves more of a group's Services than its owner gets the Lease after at most this time. Until then,
-/// its report may be older than a change that affects both gateways.
+/// the report of that gateway may be older than a change that affects both gateways.
 pub(super) const SERVES_MORE_DELAY: Duration = Duration::from_secs(15);
 /// The label of our Leases.
 pub(super) const LABEL: (&str, &str) = ("tidegate.dev/layer2", "group");

@@ -1,8 +1,8 @@
 //! Keeps the Leases: polls all of them each second, sends the writes that the claims request, and publishes until when
 //! this gateway owns the VIPs.
 //!
-//! A time is granted only after the API server has responded, and revoked before a Lease is released. A poll or a write
-//! that hangs delays other writes by at most [`RESPONSE_TIMEOUT`], which is shorter than the slack of a renewal.
+//! Ownership is granted only after the API server has responded, and revoked before a Lease is released. A poll or a
+//! write that hangs delays other writes by at most [`RESPONSE_TIMEOUT`], which is shorter than the slack of a renewal.
 //! [`WRITES_MAX`] writes are sent at a time, so a gateway with more Leases needs an API server that responds faster.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -333,7 +333,7 @@ impl Task {
             Ok(lease) => {
                 let claim = self.claims.get_mut(&group)?;
                 let is_new = claim.written(lease, &self.identity, started, self.times.duration);
-                // Immediately, because another write may still take long.
+                // Grant ownership immediately, because other writes may still take long.
                 if !self.ownership.grant(owner_key(&group), claim.until) {
                     claim.reject(Instant::now());
                     return Some(format!("the table of owners is full: releasing the Lease {group}"));
@@ -372,7 +372,7 @@ impl Task {
         });
     }
 
-    /// Publishes an error, and logs it and its end once.
+    /// Publishes an error, and logs once that it occurred and once that it ended.
     fn report(&mut self, error: Option<String>) {
         if error == self.reported {
             return;

@@ -26,7 +26,7 @@ pub(super) fn ranked<'a>(group: &str, gateways: impl Iterator<Item = (&'a str, u
     order.map(|(lacking, Reverse((_, name)))| Ranked { name: name.to_owned(), lacking }).collect()
 }
 
-/// The finalizer of MurmurHash3. Without it, FNV hashes of similar names would have one order in every group.
+/// The finalizer of MurmurHash3. Without it, FNV hashes of similar names would have the same order in every group.
 fn mix(mut hash: u64) -> u64 {
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

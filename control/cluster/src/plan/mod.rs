@@ -1,4 +1,4 @@
-//! Plans the writes to the API server. The plan is a pure function: nothing is written if nothing differs.
+//! Plans the writes to the API server. Planning is a pure function, and plans no writes if nothing differs.
 //!
 //! [`plan`] compares the last round of the controller with the Services and AddressPools of the API server. It returns
 //! the writes that remove the differences, the events that report them, and the memory for the next call. It never
@@ -14,9 +14,9 @@
 //! They add to a [`Planner`]; only `service` calls the others. The inputs of a plan are in `situation` and `memory`,
 //! its output is in `write`.
 //!
-//! Invariant: writes that were sent and seen are not planned again (a tested property). An AddressPool has our
-//! finalizer while Services use its addresses. An address is in a status only while the Service has our finalizer, and
-//! the finalizer is removed only when every live gateway has withdrawn the address.
+//! Invariant: a write is not planned again once it was sent and its result was seen (a tested property). An AddressPool
+//! has our finalizer while Services use its addresses. An address is in a status only while the Service has our
+//! finalizer, and the finalizer is removed only when every live gateway has withdrawn the address.
 
 mod compare;
 mod condition;
@@ -147,7 +147,8 @@ impl Planner<'_> {
         }
     }
 
-    /// If no gateway can lead, the gateways report the reason in an event on each Service that has waited for long.
+    /// If no gateway can lead, the gateways report the reason in an event on each Service that has waited for a long
+    /// time.
     fn leaderless(&mut self) {
         let Situation { observation, cannot_lead, now, .. } = self.situation;
         let services = &observation.objects.services;

@@ -48,7 +48,8 @@ impl Owners {
                 Some(by) if able.contains(by) && able.len() == 1 => {
                     shown.push(format!("{by} answers for {ip}, the only gateway that can serve it"));
                 }
-                // Without the number of gateways, which would change the status of every Service with each gateway.
+                // The number of gateways is left out: otherwise each new gateway would change the status of every
+                // Service.
                 Some(by) if able.contains(by) => {
                     shown.push(format!("{by} answers for {ip}, one of several gateways that can serve it"));
                 }

@@ -112,7 +112,7 @@ impl PeerSummary {
                     .push(format!("{}, which is disconnected from the API server", peer.name));
             } else if is_behind {
                 peer_summary.is_unconfirmed = true;
-                // A gateway that was not live gets this time again.
+                // A gateway that has only just become live gets the full time again.
                 if is_due && peer.live >= CONFIRM_MAX.unsigned_abs() {
                     peer_summary.lagging.push(peer.unconfirmed());
                 }

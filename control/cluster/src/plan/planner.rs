@@ -96,7 +96,7 @@ impl Planner<'_> {
         ids.iter().for_each(|id| drop(self.memory.since.remove(id)));
     }
 
-    /// A condition with the time since when it has its status.
+    /// A condition with the time at which its status last changed.
     pub(super) fn dated(
         &mut self,
         key: &ObjectKey,
@@ -135,7 +135,7 @@ impl Planner<'_> {
     }
 
     /// The version that every live gateway must apply before a Service that releases its addresses is withdrawn
-    /// everywhere; `None` if all have.
+    /// everywhere; `None` if all have applied it.
     pub(super) fn serves_until(&mut self, service: &Service) -> Option<u64> {
         let Situation { observation, withdrawn, .. } = self.situation;
         let version = observation.version;

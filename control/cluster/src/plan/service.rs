@@ -208,7 +208,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The gateways that a Service waits for because they may still serve its free address.
+    /// The gateways that a Service waits for because they may still serve the address that it will get.
     fn address_waits_for(&mut self, of: &OfService<'_>, view: &ServiceView) -> Option<String> {
         let observation = self.situation.observation;
         let failed = of.findings.iter().any(|f| f.reason == Reason::AllocationFailed);

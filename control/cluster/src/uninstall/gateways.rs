@@ -73,9 +73,9 @@ impl Gateways {
         }
     }
 
-    /// Waits until no gateway writes: each has set `stopped`, or its heartbeat has not changed for longer than that of
-    /// a live one. Returns the names of the running gateways among those that existed `before` the Lease was acquired.
-    /// A gateway that sets `stopped` later still runs.
+    /// Waits until no gateway writes: each has set `stopped`, or its heartbeat has not changed for [`LIVE`]. Returns
+    /// the names of the running gateways among those that existed `before` the Lease was acquired. A gateway that sets
+    /// `stopped` later still runs.
     pub(super) async fn silenced(
         &self,
         before: Vec<Gateway>,

@@ -157,7 +157,7 @@ async fn refusals(client: &Client, found: Vec<Traces>) -> Vec<String> {
     refused.collect()
 }
 
-/// Releases all of these, a few at a time.
+/// Releases all of these objects, a few at a time.
 async fn release_all(
     client: &Client,
     found: Vec<Traces>,

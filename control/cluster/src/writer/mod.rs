@@ -3,10 +3,10 @@
 //!
 //! `queue` decides which writes may be sent when; `peer_poll` and `own_status` schedule the other requests. `requests`
 //! sends all of them in the background, and `request_results` handles their results. `planning` schedules the plans,
-//! and `term` provides the version of the Services from which on this gateway leads.
+//! and `term` provides the version of the Services from which this gateway leads.
 //!
 //! Invariant: the leadership is checked before every single write, and the plan of a gateway that doesn't lead has no
-//! writes. A gateway leads only if it knows the other gateways, and the version of the Services from which on it leads.
+//! writes. A gateway leads only if it knows the other gateways, and the version of the Services from which it leads.
 
 mod planning;
 mod request_results;
@@ -355,7 +355,7 @@ impl Writer {
         self.requests.status(self.status.start(), status);
     }
 
-    /// Writes the last status before this gateway stops writing, if that has not been done.
+    /// Writes the last status before this gateway stops writing, unless it was already written.
     fn write_last_status(&mut self, now: Instant) {
         if let Some(status) = self.status.last(now) {
             self.requests.write_last_status(status);

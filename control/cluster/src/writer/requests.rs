@@ -66,7 +66,7 @@ impl Requests {
         Self { connector, name, leadership, writes: JoinSet::new(), others: JoinSet::new() }
     }
 
-    /// The next one that ends. Waits forever if none is in progress. Cancel safe: no result is lost.
+    /// The result of the next request that ends. Waits forever if none is in progress. Cancel safe: no result is lost.
     pub(super) async fn next(&mut self) -> Result<Done, JoinError> {
         tokio::select! {
             biased;
@@ -76,8 +76,8 @@ impl Requests {
         }
     }
 
-    /// Aborts the requests that only this gateway needs, and waits for the writes of the leader. Returns whether all of
-    /// them ended within `wait_max`.
+    /// Aborts all requests except those that only the leader sends, and waits for these. Returns whether all of them
+    /// ended within `wait_max`.
     pub(super) async fn end(&mut self, wait_max: Duration) -> bool {
         self.others.abort_all();
         let ended = async { while self.writes.join_next().await.is_some() {} };

@@ -30,7 +30,7 @@ use super::listing::{Found, Listing, Signature};
 use crate::manifest::{self, Object};
 use crate::{RefusedObject, StaleFile};
 
-/// From this age on, the metadata of a file reliably show its next change.
+/// Once the last change of a file is this old, its metadata reliably show the next one.
 const STABLE_AFTER: Duration = Duration::from_secs(2);
 
 const BROKEN_LINK: &str = "it is a broken symbolic link";
@@ -62,7 +62,7 @@ struct FileState {
     refused: Vec<RefusedObject>,
     /// Faults of the last read.
     report: Report,
-    /// When reads started to have errors.
+    /// When the current series of reads with errors started.
     bad_since: Option<SystemTime>,
     /// Set if the file is lost but still has objects.
     lost: Option<Lost>,
@@ -72,7 +72,7 @@ struct FileState {
 #[derive(Debug)]
 struct Lost {
     since: SystemTime,
-    /// `since` on the clock that measures the grace time.
+    /// `since` by the monotonic clock, which measures the grace time.
     seen: Instant,
     why: String,
 }
@@ -103,7 +103,7 @@ impl Files {
         });
         let mut changed = self.files.len() != before;
         for (path, found) in listing.found {
-            // A name that was never a file is ignored, unless it is a link, which was meant to point to one.
+            // A name that was never a file is ignored, unless it is a broken link, which was meant to point to a file.
             if !matches!(found, Found::File(_)) && !self.files.contains_key(&path) {
                 if matches!(found, Found::BrokenLink) {
                     let location = Location::start_of(path.to_string_lossy().as_ref());
@@ -188,7 +188,7 @@ impl Files {
         })
     }
 
-    /// The files with objects of an older version.
+    /// The files whose last valid objects are used instead of their contents.
     pub(super) fn stale(&self) -> Vec<StaleFile> {
         let stale = |(path, state): (&PathBuf, &FileState)| {
             let bad = state.bad_since.filter(|_| !state.earlier.is_empty());
@@ -293,7 +293,7 @@ impl FileState {
         true
     }
 
-    /// Removes the objects of a file that has been lost for the grace time. Returns whether it did.
+    /// Removes the objects of the file if it has been lost for the grace time. Returns whether it has.
     fn expire(&mut self, grace: Duration) -> bool {
         let over = self.lost.take_if(|lost| lost.seen.elapsed() >= grace).is_some();
         if over {

@@ -64,7 +64,7 @@ pub(super) struct Listing {
     pub(super) unreadable: Vec<PathBuf>,
     /// The faults of these paths.
     pub(super) report: Report,
-    /// Files whose names are not those of manifests.
+    /// Files without the name of a manifest.
     other_files: Vec<PathBuf>,
     /// The device of each directory that was read.
     pub(super) devices: BTreeMap<PathBuf, u64>,

@@ -26,7 +26,7 @@ const FIRST_DYNAMIC: u16 = FIRST + STATIC_BAND;
 #[derive(Default)]
 struct Ports {
     owners: BTreeMap<(Port, Protocol), ObjectKey>,
-    /// Stored, so that requests are refused quickly when no port is free, even if there are many.
+    /// Stored, so that even many requests are refused quickly when no port is free.
     free: BTreeMap<Protocol, BTreeSet<u16>>,
 }
 
@@ -44,8 +44,8 @@ impl Ports {
         self.free.entry(protocol).or_insert_with(|| (FIRST..=LAST).collect())
     }
 
-    /// The first free port from `start` on, wrapping around to the lowest dynamic port. After those, the static band
-    /// from its lowest port.
+    /// The first free port from `start` on, wrapping around to the lowest dynamic port. If none is free, the first free
+    /// port of the static band.
     fn next_free(&mut self, protocol: Protocol, start: u16) -> Option<Port> {
         let free = self.free_of(protocol);
         let found = free.range(start..).chain(free.range(FIRST_DYNAMIC..start)).next();

@@ -31,7 +31,7 @@ pub enum Changes {
     AtReload,
 }
 
-/// Changes are combined until there is no further one for this time.
+/// Changes are combined until none has followed for this time.
 const DEBOUNCE: Duration = Duration::from_millis(10);
 /// The maximum time for which changes are combined.
 const DEBOUNCE_MAX: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whether the thread of a [`Watch`] is currently reading the directory.
+/// Whether the thread of a [`Watch`] is currently reading the directory, and since when.
 #[derive(Debug, Clone, Default)]
 pub struct Reading(Arc<Mutex<Option<Instant>>>);
 
@@ -171,7 +171,7 @@ fn follow(
     }
 }
 
-/// Waits until there are no more changes for a moment. Returns false if the watch should stop.
+/// Waits until there has been no change for [`DEBOUNCE`]. Returns false if the watch should stop.
 fn debounce(woken: &Receiver<Wake>, seen: Instant) -> bool {
     loop {
         let remaining = DEBOUNCE_MAX.saturating_sub(seen.elapsed());

@@ -1,8 +1,8 @@
 //! Detects that the definition of AddressPool is being deleted.
 //!
 //! After `kubectl delete crd` an API server deletes all pools, and then the definition. A pool in use has a finalizer
-//! and stays until no Service uses it, and meanwhile the API server creates no pools. The watch shows only that the
-//! pools are being deleted, so discovery is requested while any of them is.
+//! and stays until no Service uses it. Until then, the API server refuses to create pools. The watch shows only that
+//! the pools are being deleted, so discovery is requested while any of them is.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ async fn is_terminating(connector: &Connector, tuning: Tuning) -> Option<bool> {
             let pools = resources.iter().find(|resource| resource.name == plural);
             Some(pools.is_some_and(|pools| pools.verbs.iter().all(|verb| verb != "create")))
         }
-        // It was the only kind of its group, and is gone.
+        // The group is gone, because this was its only kind.
         Err(Fault::Refused { code: 404, .. }) => Some(false),
         Err(_) => None,
     }

@@ -6,20 +6,20 @@
 //!
 //! Three things distinguish the cases: the cluster (the uid of `kube-system`, which differs in a new cluster), the
 //! version (a backup is behind; one restored with `--bump-revision` is ahead by more than could have been written), and
-//! how long there was no watch (a restore takes longer than a restart). `retain` adds what it sees in the list itself.
-//! Pure.
+//! how long there was no watch (a restore takes longer than a restart). `retain` also considers the contents of the
+//! list. Pure.
 //!
 //! Objects that a gateway loads from its own disk at the start are a different case. There was no watch for an unknown
 //! time while the gateway was not running, so the length of the outage doesn't matter. Only the cluster and the version
 //! decide ([`LastPoint::continuity_with_disk`]).
 //!
-//! The version alone isn't enough if a backup is only a few seconds old: its server has soon written more than was
-//! lost. After a fault, the newest received change ([`Newest`]) is therefore looked up, too. In the same history, the
-//! API server has that object at that version, or the watch reports what happened to it since.
+//! The version alone isn't enough if a backup is only a few seconds old: the restored server soon passes the last
+//! version. After a fault, the newest received change ([`Newest`]) is therefore looked up, too. If the history is the
+//! same, the API server has that object at that version, or the watch reports its later changes.
 //!
 //! If the watch can't resume (410, as after each restart of an API server, or after a long outage), the list must
-//! contain the object. Otherwise a list of the past, at the last received version, must contain it; then it was deleted
-//! meanwhile. If the API server has discarded that past, the object counts as lost.
+//! contain the object. If it doesn't, the object is looked up at the last received version: if it existed then, it was
+//! deleted meanwhile. If the API server has discarded that version, the object counts as lost.
 //!
 //! All kinds share one history ([`Epoch`]): if one kind detects another history, all are listed again, and no missing
 //! object counts as deleted. Otherwise a Service could be left without its endpoints.
@@ -38,7 +38,7 @@ use super::retain::Continuity;
 /// A rate of writes that no etcd reaches: per second, and in a burst.
 const WRITES_PER_SECOND_MAX: u64 = 20_000;
 const WRITES_AT_ONCE_MAX: u64 = 100_000;
-/// After a longer time without a watch, a list doesn't prove anything.
+/// After a longer time without a watch, a list doesn't prove that missing objects were deleted.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(120);
 
 /// A point in the history of a cluster.
@@ -71,7 +71,7 @@ impl LastPoint {
         if continues { Continuity::Continues } else { Continuity::Unknown }
     }
 
-    /// Whether the first list of a run, at `point`, is newer than the objects on disk at this point.
+    /// Whether the first list after a start, at `point`, is newer than the objects on disk, at `self`.
     pub(super) fn continuity_with_disk(&self, point: &Point, now: Instant) -> Continuity {
         match self.continuity(point, Duration::ZERO, now) {
             Continuity::Continues => Continuity::Newer,
@@ -133,7 +133,7 @@ impl Epoch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InHistory {
     Yes,
-    /// Only if a watch that starts at that change reports the object once more.
+    /// Only if a watch that starts at that change reports the object again.
     IfExplained,
     No,
 }
@@ -159,8 +159,8 @@ impl Newest {
         }
     }
 
-    /// Whether the history of a list lacks the change, as far as the list shows: a missing object may have been deleted
-    /// since, or its history lost. `now` as for [`Self::in_history`].
+    /// Whether the change seems to be missing from the history of a list. If the object is missing, it was either
+    /// deleted since, or lost. `now` as for [`Self::in_history`].
     pub(super) fn is_missing_from_list(&self, now: Option<u64>) -> bool {
         match self.in_history(now) {
             InHistory::Yes => false,

@@ -20,8 +20,8 @@ pub(super) struct Kind {
     /// The parts of the object that are kept in addition to its metadata: keys of the object, each with the keys below
     /// it to keep, or all if none is listed. If the list is empty, the whole object is kept.
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
-    /// Whether the gateway continues without it: an API server may not have it (404: there are no objects, unless there
-    /// were some before), or may not allow the gateway to read it (403: the known objects stay).
+    /// Whether the gateway continues if the API server doesn't have the kind (404: there are no objects, unless there
+    /// were some before), or doesn't allow the gateway to read it (403: the known objects stay).
     pub(super) optional: bool,
     /// Selects the objects to keep, if labels can't express it. Only the metadata of these kinds is requested.
     pub(super) only: Option<fn(&Node) -> bool>,
@@ -75,10 +75,10 @@ fn name(key: &ObjectKey) -> String {
 /// that gets the label of another proxy would look deleted, and the status written to it would remain.
 const SLICES: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
-/// A Node changes many of its fields every few minutes.
+/// Many other fields of a Node change every few minutes.
 const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs", "taints"]), ("status", &["addresses"])];
 
-/// The weight is the only required data of Pods that slices don't contain.
+/// The weight is the only data that the gateway needs from Pods; slices contain the rest.
 fn has_weight(pod: &Node) -> bool {
     let annotations = pod.entry("metadata").and_then(|e| e.node.entry("annotations"));
     annotations.is_some_and(|e| e.node.entry("tidegate.dev/weight").is_some())

@@ -142,8 +142,8 @@ impl KubernetesSource {
         self.connector.clone()
     }
 
-    /// Triggers another list of the Services although nothing is wrong, for a caller that must know that all changes so
-    /// far were received and can't wait for a bookmark of their watch.
+    /// Notify it to trigger another list of the Services. It is for a caller that must know that all changes so far
+    /// were received, and can't wait for a bookmark of the watch.
     #[must_use]
     pub fn refresh(&self) -> Arc<Notify> {
         self.refresh.clone()

@@ -194,7 +194,8 @@ fn trim(kind: &Kind, node: &mut Node) {
     }
 }
 
-/// Keeps only the fields of endpoints that are read. The unused addresses alone may take 100 times as much memory.
+/// Keeps only the fields of endpoints that the gateway reads. The unused addresses alone may take 100 times as much
+/// memory.
 fn trim_endpoints(endpoints: &mut Node) {
     let Value::Sequence(items) = &mut endpoints.value else { return };
     for endpoint in items {

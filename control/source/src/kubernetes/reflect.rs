@@ -10,8 +10,8 @@
 //! doesn't pause between two watches, but the checks for a restored or different cluster need both. Its errors also
 //! omit `Retry-After`.
 //!
-//! Invariant: no wait without a limit, and no loop without a pause: a failed request or a watch that ended immediately
-//! is followed by one.
+//! Invariant: every wait has a limit, and no loop runs without a pause: one follows each failed request, and each watch
+//! that ended immediately.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -305,7 +305,7 @@ impl Reflector {
         if self.epoch.adopt() {
             return Err(Fault::OtherKind);
         }
-        // Objects of these kinds may be missing because they are filtered out.
+        // An object of a kind with a filter may be missing because it doesn't pass the filter.
         let newest = self.newest.as_ref().filter(|_| self.lost.is_some() && self.kind.only.is_none());
         let Some(newest) = newest else { return Ok(()) };
         let now = items.iter().find(|item| item.key == newest.key).map(|item| item.version);
@@ -322,7 +322,7 @@ impl Reflector {
         Err(missing_change(newest))
     }
 
-    /// Watches from `version` on, which is updated to the last received one.
+    /// Watches from `version` on, and updates it to the last received version.
     async fn watch(&mut self, version: &mut String, resumed: bool, empty_watches: &mut u32) -> End {
         let connection = match self.connection().await {
             Ok(connection) => connection,
@@ -343,7 +343,7 @@ impl Reflector {
 
     /// Checks that the API server has the history that was watched up to version `before`. A watch from a future
     /// version, or in another history, would not report the difference. If the result is a change, the watch must
-    /// explain it.
+    /// report it.
     async fn compare(&mut self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
         if self.epoch.adopt() {
             return Err(Fault::OtherKind);
@@ -378,7 +378,7 @@ impl Reflector {
             WatchEvent::Applied(received) => {
                 Newest::record(&mut self.newest, &received.key, received.version, true);
             }
-            // Objects of these kinds that are filtered out count as deleted, although the API server has them.
+            // An object that doesn't pass the filter of its kind counts as deleted, although the API server has it.
             WatchEvent::Deleted(identity) if self.kind.only.is_some() => {
                 self.newest.take_if(|newest| newest.key == identity.key);
             }
@@ -406,8 +406,8 @@ impl Reflector {
         let seconds = low + random() % (high - low).max(1);
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.response).await;
         let mut watch = opened.map_err(fault)?;
-        // The watch itself may report that the API server no longer has the version. Then the list must contain the
-        // change.
+        // The watch itself may report that the API server no longer has the version. In that case, the list must
+        // contain the change.
         if unexplained.is_none() {
             self.lost = None;
         }
@@ -461,7 +461,7 @@ async fn refreshed(refresh: Option<&Notify>) {
     }
 }
 
-/// Reads all pages. If the continuation of a list expires, the next attempt starts again.
+/// Reads all pages. If the continuation of a list expires, the next attempt starts over.
 ///
 /// Endpoints of EndpointSlices that `budget` doesn't keep are removed as the pages arrive, so that a list needs no more
 /// memory than the kept part. The budget contains the previous state.

@@ -23,7 +23,7 @@ pub(super) struct Saver {
     disk: Option<Disk>,
     times: SaveTimes,
     started: Instant,
-    /// When the first unsaved change was made, and when the file was last written.
+    /// When the first unsaved change was received, and when the file was last written.
     unsaved: Option<Instant>,
     saved: Option<Instant>,
     in_progress: Option<JoinHandle<io::Result<Saved>>>,
@@ -42,8 +42,8 @@ enum Saved {
 
 /// The priority of the thread.
 enum Priority {
-    /// The lowest: a file of 100,000 endpoints takes a large part of a second, and if the control plane has only one
-    /// CPU, changes would have to wait for it.
+    /// The lowest: writing a file of 100,000 endpoints takes a large part of a second, which would delay changes if the
+    /// control plane has only one CPU.
     Lowest,
     /// Normal: the process is about to end and waits for the thread.
     Normal,

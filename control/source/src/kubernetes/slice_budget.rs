@@ -18,12 +18,12 @@ pub(super) struct Slices {
     pub(super) budget: SharedBudget,
     /// Requests a list of all slices.
     pub(super) refit: Arc<Notify>,
-    /// Services that may change at the next [`decide`](Self::decide), because one of their slices was published and is,
-    /// or may have to be, left out.
+    /// Services that the next [`decide`](Self::decide) may change: one of their slices was published, and is left out
+    /// or may have to be.
     touched: BTreeSet<ObjectKey>,
     /// Slices that fit again and must be read.
     awaited: BTreeSet<ObjectKey>,
-    /// The earliest time at which they may be listed.
+    /// The earliest time at which the awaited slices may be listed.
     request_at: Instant,
 }
 

@@ -1,11 +1,11 @@
-//! Times and limits of the connection to the API server, so that tests need not wait.
+//! Times and limits of the connection to the API server. Tests use shorter times.
 
 use std::time::Duration;
 
 /// The times and limits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tuning {
-    /// The maximum wait for the start of a response, and in a list for its next part.
+    /// The maximum wait for the start of a response, and for each further part of a list.
     pub(super) response: Duration,
     /// A watch without any event for this time is dead: bookmarks arrive once a minute.
     pub(super) silence: Duration,

@@ -90,7 +90,7 @@ fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
     document.sheet.warning(at, what, accepted);
 }
 
-/// The items of a list that an API server limits. For a stored list, all items are used.
+/// The items of a list. Too many are an error, except in a stored object.
 fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>> {
     let Some(field) = of.get(key) else { return Vec::new() };
     let items = field.list();
@@ -190,7 +190,8 @@ fn ports(items: &[Field<'_>], of: PortsOf, faults: &mut Vec<Diagnostic>) -> Vec<
     items.iter().filter_map(|item| part(item.sheet, faults, || port(item, of, &mut taken))).collect()
 }
 
-/// A port, unless an earlier one has its name. `taken` contains the ids of earlier ports, each with its path.
+/// Reads a port, unless an earlier one has the same name. `taken` contains the ids of earlier ports, each with its
+/// path.
 fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, String>) -> Option<EndpointPort> {
     let fields = item.fields()?;
     let name = match fields.get("name").filter(|f| !meta::is_empty(f)) {

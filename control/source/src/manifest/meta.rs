@@ -1,4 +1,4 @@
-//! `metadata`, which all kinds share, except for the rule of the name.
+//! `metadata`. It is the same for all kinds, except for the rules for names.
 
 use tidegate_model::objects::{Labels, Metadata, ObjectKey};
 use tidegate_model::yaml::{Field, Fields, Unknown, text};

@@ -1,4 +1,4 @@
-//! Decides which EndpointSlices are kept. Those of a Service with too many endpoints are not; namespaces share the
+//! Decides which EndpointSlices are kept. Those of a Service with too many endpoints are left out; namespaces share the
 //! memory for the others.
 //!
 //! Users who can create EndpointSlices in a namespace control their size. A [`SliceBudget`] counts them, by namespace
@@ -59,7 +59,7 @@ struct OfService {
 /// The budget of a source, which lists and watches at the same time.
 pub(crate) type SharedBudget = Arc<Mutex<SliceBudget>>;
 
-/// Locks the budget. A poisoned lock is valid, because no code panics while the budget is locked.
+/// Locks the budget. Poisoning is ignored, because no code panics while the budget is locked.
 pub(crate) fn locked(budget: &SharedBudget) -> MutexGuard<'_, SliceBudget> {
     budget.lock().unwrap_or_else(PoisonError::into_inner)
 }

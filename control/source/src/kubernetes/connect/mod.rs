@@ -58,9 +58,9 @@ const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 const REPLACE_MAX: Duration = Duration::from_secs(2);
 /// The maximum wait for the metadata of the files.
 const CHECK_MAX: Duration = Duration::from_secs(1);
-/// How long before their expiry credentials are fetched again.
+/// Credentials are fetched again this long before they expire.
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
-/// How long a failed plugin is not run again.
+/// The minimum pause before a failed plugin is run again.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(5);
 /// The maximum number of threads that read credentials. A thread may hang forever on a file system that doesn't
 /// respond.
@@ -89,7 +89,7 @@ struct State {
     plugin: Option<Plugin>,
     /// When the credentials were last rejected.
     refused: Option<Instant>,
-    /// The last reported reason why the last valid client stays in use.
+    /// The last logged reason for continuing with the last valid client.
     logged: Option<ConnectError>,
     /// The client that is being created.
     pending: Option<Pending>,
@@ -168,7 +168,7 @@ impl Connector {
         self.found.addresses()
     }
 
-    /// A client according to the current contents of the files.
+    /// A client for the current contents of the files.
     ///
     /// # Errors
     /// The kubeconfig, or a file that it refers to, can't be read or is invalid, and there is no previous client.
@@ -215,8 +215,8 @@ impl Connector {
         Ok(connection)
     }
 
-    /// Waits until a client was created from changed files, so that a caller that pauses because its credentials were
-    /// rejected can stop waiting.
+    /// Waits until a client was created from changed files, so that a caller whose credentials were rejected can end
+    /// its pause.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -267,7 +267,7 @@ impl Connector {
         Some(created.unwrap_or_else(|_| (Err(late()), state.plugin.clone())))
     }
 
-    /// Starts to create a client.
+    /// Starts creating a client on a thread.
     fn start(
         &self,
         serial: u64,
@@ -430,7 +430,7 @@ fn configured(
     Ok((config, proxy.map_err(ConnectError)?))
 }
 
-/// Refuses a FIFO, because reading it may wait forever for a writer. The `<(...)` of a shell has a writer.
+/// Refuses a FIFO, because reading it may wait forever for a writer. A shell's `<(...)` is accepted: it has a writer.
 fn not_a_fifo(path: &Path) -> Result<(), ConnectError> {
     let is_of_shell = path.starts_with("/dev/fd") || path.starts_with("/proc");
     match std::fs::metadata(path) {
@@ -534,8 +534,8 @@ fn store_credentials(credentials: Credentials, user: &mut AuthInfo) {
     }
 }
 
-/// The client library's stack without its retries (callers have their own limits and retries), its use of the
-/// environment, and its log lines.
+/// The client library's stack, but without retries (callers have their own limits and retries), settings from the
+/// environment and log lines.
 fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError> {
     let failed = |e: kube::Error| error("cannot create a client for the API server", &e);
     let mut tcp = HttpConnector::new();

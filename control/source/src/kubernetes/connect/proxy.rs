@@ -29,7 +29,7 @@ use super::server_addresses::host_of;
 
 /// The maximum size of a proxy's response.
 const RESPONSE_BYTES_MAX: usize = 8 * 1024;
-/// The accepted form.
+/// The accepted forms of a proxy URL, for messages.
 const PROXY: &str = "http://HOST:PORT, http://USER:PASSWORD@HOST:PORT";
 
 /// An HTTP proxy.

@@ -12,8 +12,8 @@ use crate::kubernetes::kinds::KindIndex;
 pub(super) struct Faults(BTreeMap<(KindIndex, ObjectKey), Report>);
 
 impl Faults {
-    /// Sets the faults of an object. Returns whether there are new ones. An object that has lost its faults has
-    /// changed, too, and is published because of that.
+    /// Sets the faults of an object. Returns whether there are new ones. If only the faults of an object disappear, the
+    /// object itself has changed, so it is published anyway.
     pub(super) fn set(&mut self, index: KindIndex, key: &ObjectKey, report: Report) -> bool {
         let id = (index, key.clone());
         if report.is_empty() {
@@ -32,8 +32,8 @@ impl Faults {
         self.0.remove(&(index, key.clone()));
     }
 
-    /// The faults of the objects of each namespace that has any. `others`: faults of namespaces that don't belong to a
-    /// single object.
+    /// The faults of the objects of each namespace that has any. `others`: faults that concern a namespace rather than
+    /// one of its objects.
     pub(super) fn of_namespaces<'a>(
         &self,
         others: impl IntoIterator<Item = (&'a str, Diagnostic)>,

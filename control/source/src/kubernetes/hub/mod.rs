@@ -291,8 +291,8 @@ impl Hub {
         self.update_state(None);
     }
 
-    /// Records that the API server doesn't have the kind. If there never was an object of it, there are none. Otherwise
-    /// the definition was removed without deleting the objects one by one: they stay until it is back.
+    /// Records that the API server doesn't have the kind. If no object of it is known, it has none. Otherwise the
+    /// definition was removed without deleting the objects one by one: they stay until it is back.
     fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
         let store = &self.stores[index];
         if store.retain.all().next().is_none() {
@@ -326,7 +326,7 @@ impl Hub {
         let (outage, clock, version) = (store.outage(now), store.clock(now), point.version);
         let continuity = match &store.last_point {
             None => Continuity::Unknown,
-            // This list is the first one to be compared with the objects on disk.
+            // The first list is compared with the objects on disk.
             Some(last_point) if !store.listed => last_point.continuity_with_disk(&point, now),
             Some(last_point) => last_point.continuity(&point, outage, now),
         };
@@ -361,7 +361,7 @@ impl Hub {
         age.is_none_or(|age| age > self.grace)
     }
 
-    /// The stored form of a received object. Its faults are recorded.
+    /// Records the faults of a received object, and returns its key and stored form.
     fn item(&mut self, index: KindIndex, received: Received) -> (ObjectKey, Item<Content>) {
         let Received { key, version, uid, content, report } = received;
         let content = content.after(self.stores[index].retain.current(&key).and_then(Content::object));
@@ -523,7 +523,7 @@ impl Hub {
         }
     }
 
-    /// When work is due without an event.
+    /// When there is something to do even if no event arrives.
     fn due(&self) -> Option<Instant> {
         let now = Instant::now();
         let kept = self.stores.iter().filter(|store| store.up).filter_map(|store| {

@@ -13,7 +13,7 @@ pub(super) struct Publication {
     changed: Option<Instant>,
     /// Counts the published updates.
     revision: u64,
-    /// The current version of the API server's Services, and that of the last published ones.
+    /// The current version of the Services on the API server, and the version that was last published.
     version: u64,
     version_published: u64,
 }
@@ -54,7 +54,7 @@ impl Publication {
         self.advance(now);
     }
 
-    /// Readers may wait for this version, even if nothing else has changed.
+    /// Counts a new version as a change, because readers may wait for it even if no object has changed.
     fn advance(&mut self, now: Instant) {
         if self.version != self.version_published {
             self.changed(now);

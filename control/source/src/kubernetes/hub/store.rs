@@ -20,7 +20,7 @@ pub(super) struct Store {
     pub(super) retain: Retain<Content>,
     pub(super) listed: bool,
     pub(super) up: bool,
-    /// How long the kind was up before `since`.
+    /// The total time for which the kind was up before `since`.
     counted: Duration,
     pub(super) since: Instant,
     pub(super) last_point: Option<LastPoint>,
@@ -36,7 +36,7 @@ pub(super) enum Definition {
     Present,
     /// The API server is deleting it.
     Terminating,
-    /// The API server had it before.
+    /// The API server had it before, but no longer does.
     Removed,
 }
 
@@ -54,7 +54,7 @@ impl Store {
         }
     }
 
-    /// For how long the API server has responded in total.
+    /// The total time for which the API server has responded for this kind.
     pub(super) fn clock(&self, now: Instant) -> Duration {
         let running = if self.up { now.duration_since(self.since) } else { Duration::ZERO };
         self.counted + running
@@ -117,7 +117,8 @@ pub(super) fn log_returned(stores: &[Store], before: &[usize]) {
     }
 }
 
-/// The report about kept objects. If they are those of `before`, the previous report, their reported time stays, too.
+/// The report about kept objects. If the kept objects are the same as in the previous report, `before`, so is the
+/// reported time.
 pub(super) fn kept_objects(stores: &[Store], before: &[KeptObjects], now: Instant) -> Vec<KeptObjects> {
     let wall = Timestamp::now();
     let kept = |(store, kind): (&Store, &Kind)| {

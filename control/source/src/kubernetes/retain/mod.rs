@@ -34,7 +34,7 @@ pub(super) struct Retain<T> {
     kept: BTreeSet<ObjectKey>,
     /// The number of entries that only record a deletion.
     deletions: usize,
-    /// When objects were last counted as deleted because a list lacked them, and these objects.
+    /// The objects that last counted as deleted because a list lacked them, and when that was.
     missed: (Duration, Vec<(ObjectKey, Item<T>)>),
     grace: Duration,
 }
@@ -66,7 +66,7 @@ struct Entry<T> {
     kept: Option<Kept<T>>,
 }
 
-/// The state on the API server.
+/// The state of an object on the API server.
 #[derive(Debug)]
 enum Server<T> {
     Has(Item<T>),
@@ -107,7 +107,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
     }
 
-    /// Loads earlier objects from a file. Some of them were only kept, and have a remaining time.
+    /// Loads earlier objects from a file. Those that the API server had lost have a remaining time.
     pub(super) fn load(&mut self, items: impl IntoIterator<Item = (ObjectKey, Item<T>, Option<Duration>)>) {
         *self = Self::new(self.grace);
         for (key, item, left) in items {
@@ -162,7 +162,7 @@ impl<T: Clone + PartialEq> Retain<T> {
             // Deletions of most objects happen while a watch is connected. If most are missing, the server has probably
             // lost them.
             Continuity::Continues => lost * 2 <= count_before,
-            // While the gateway was not running, there was no watch.
+            // The gateway was not running, so it had no watch that would have reported deletions.
             Continuity::Newer => true,
             Continuity::Unknown => false,
         };
@@ -363,7 +363,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// The object in use, and until when to keep it if it must be kept. An earlier end doesn't change.
+    /// The object in use, and the time until which to keep it: `until`, unless the object is already kept.
     fn into_current(self, until: Duration) -> (Option<Item<T>>, Duration) {
         match self.kept {
             Some(kept) => (Some(kept.item), kept.until),

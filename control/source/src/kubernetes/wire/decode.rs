@@ -185,7 +185,7 @@ impl<'de> Visitor<'de> for PageOf {
                 }
             }
         }
-        // Without the version it is another object, such as a Status. A list without items may omit them.
+        // Without a version it is not a list but, for example, a Status. An empty list may omit `items`.
         if page.version.is_empty() {
             return Err(serde::de::Error::custom(format!("no {}List with a resourceVersion", self.0.name)));
         }

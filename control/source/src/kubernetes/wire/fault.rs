@@ -61,7 +61,7 @@ impl Fault {
         matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
     }
 
-    /// Whether objects that are missing on the API server may not have been deleted.
+    /// Whether objects may be missing on the API server although they were never deleted.
     pub(in crate::kubernetes) fn is_other_history(&self) -> bool {
         matches!(
             self,
@@ -74,7 +74,7 @@ impl Fault {
         matches!(self, Self::Refused { code: 403 | 406, .. })
     }
 
-    /// Whether the API server doesn't have the kind, which is optional. A list confirms that.
+    /// Whether the API server doesn't seem to have the kind, which is optional. A list confirms that.
     pub(in crate::kubernetes) fn is_absence(&self, kind: &Kind) -> bool {
         kind.optional && matches!(self, Self::Refused { code: 404, .. })
     }

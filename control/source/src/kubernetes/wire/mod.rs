@@ -27,14 +27,14 @@ use super::error_text::causes;
 use super::kinds::Kind;
 use super::object::version_number;
 
-/// The number of objects per page, and per page in further attempts if the page is too large. On an API server, an
-/// object has at most 1.5 MiB.
+/// The number of objects per page in the first attempt, and in further attempts if a page is too large. On an API
+/// server, an object has at most 1.5 MiB.
 pub(super) const PAGES: [u32; 3] = [500, 50, 5];
 /// The maximum size of a page. 500 slices of 100 endpoints take a third of it.
 const PAGE_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 96 << 20 };
 /// The maximum size of an event. etcd accepts no object above 1.5 MiB.
 const EVENT_BYTES_MAX: usize = 64 << 20;
-/// The maximum number of bytes that are read of an error's body.
+/// The maximum number of bytes to read from the body of an error response.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 pub(super) const JSON: &str = "application/json";
