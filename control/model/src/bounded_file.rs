@@ -63,7 +63,7 @@ impl fmt::Display for Size {
 ///
 /// # Errors
 ///
-/// If there is none, if it is neither a regular file nor a link to one, or if it has more than `bytes_max` bytes.
+/// If the file can't be read, is neither a regular file nor a link to one, or has more than `bytes_max` bytes.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Unreadable> {
     contents(path, bytes_max).map_err(|why| Unreadable { why, bytes_max })
 }
@@ -79,7 +79,7 @@ fn contents(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Why> {
     if metadata.file_type().is_char_device() && metadata.rdev() == rustix::fs::makedev(1, 3) {
         return Ok(Vec::new());
     }
-    // Checked before it is opened, because opening a device may have side effects.
+    // Checked before the file is opened, because opening a device may have side effects.
     fits(metadata)?;
     // It may have become a FIFO since then. Opening a FIFO for reading would wait for a writer.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");

@@ -13,7 +13,7 @@ pub(crate) struct LargestFirst<G, T> {
 }
 
 impl<G: Ord + Clone, T> LargestFirst<G, T> {
-    /// Items, each with its group and a size above 0. Within a group, the last one is dropped first.
+    /// Takes items, each with its group and a size above 0. Within a group, the last one is dropped first.
     pub(crate) fn new(things: impl IntoIterator<Item = (G, usize, T)>) -> Self {
         let mut groups: BTreeMap<G, (usize, Vec<(usize, T)>)> = BTreeMap::new();
         for (group, size, thing) in things {

@@ -20,8 +20,8 @@ pub struct AdminConfig {
     /// `healthzNetworks`: the networks whose hosts get answers from `healthz`, in addition to loopback addresses. If
     /// empty (the default), all hosts do.
     pub healthz_networks: Vec<IpNet>,
-    /// `metricsPerBackend`: whether there are series for each backend of each service port. With many backends, these
-    /// are most of the output. Default true.
+    /// `metricsPerBackend`: whether there are series for each backend of each service port. With many backends, they
+    /// make up most of the output. Default true.
     pub metrics_per_backend: bool,
 }
 

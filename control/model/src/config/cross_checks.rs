@@ -65,7 +65,8 @@ impl Check<'_> {
         self.one_interface_for_each_network();
     }
 
-    /// Packets to a network leave on one interface, and packets from it are not expected on another one.
+    /// Each network should be on one interface: packets to it leave there, and packets from it are not expected
+    /// elsewhere.
     fn one_interface_for_each_network(&self) {
         let interfaces = &self.config.dataplane.network.interfaces;
         for (i, interface) in interfaces.iter().enumerate() {
@@ -210,8 +211,8 @@ impl Check<'_> {
         }
     }
 
-    /// Warns if packets to an address that is not on a link need a route on a router, and neither BGP nor a daemon
-    /// that reads the kernel's routes provides it.
+    /// Warns about an address that is not on a link, because routers need a route to it, unless BGP or a daemon that
+    /// reads the kernel's routes announces it.
     fn check_reachable(&self, field: &str, source: &IpNet, lost: &str) {
         let announces = self.config.announce.bgp.is_some() || self.config.announce.kernel_routes.is_some();
         let interfaces = &self.config.dataplane.network.interfaces;
@@ -235,8 +236,8 @@ impl Check<'_> {
         );
     }
 
-    /// Without an address in these networks, nothing listens and no Service reports why. Addresses with a fault are
-    /// not considered.
+    /// Warns if no address is in these networks: nothing would listen, and no Service would report why. Skipped if
+    /// there are errors, because addresses with a fault are missing.
     fn node_ports(&self) {
         let networks = &self.config.services.node_port_addresses;
         let interfaces = &self.config.dataplane.network.interfaces;
@@ -252,7 +253,7 @@ impl Check<'_> {
         }
     }
 
-    /// A peer is another gateway.
+    /// A tunnel peer is another gateway, never this one.
     fn tunnel_peers(&self) {
         let network = &self.config.dataplane.network;
         for (i, ip) in network.tunnel_peers.iter().enumerate() {
@@ -281,7 +282,7 @@ impl Check<'_> {
         let neighbors = neighbors.map(|(n, one)| (one.ip, named("dataplane.neighbors", n)));
         let routers = self.config.announce.bgp.iter().flat_map(|bgp| (0..).zip(&bgp.peers));
         let routers = routers.map(|(n, peer)| (peer.address, named("announce.bgp.peers", n)));
-        // This list may contain the gateway itself, at an address that the kernel has.
+        // `flowSharing.peers` may contain this gateway itself, at an address that the kernel has.
         let gateways = (0..).zip(&self.config.flow_sharing.peers).filter(|(_, peer)| !self.is_own(peer.ip()));
         let gateways = gateways.map(|(n, peer)| (peer.ip(), named("flowSharing.peers", n)));
         routes.chain(neighbors).chain(routers).chain(gateways).collect()
@@ -293,8 +294,8 @@ impl Check<'_> {
         interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.addr() == ip)
     }
 
-    /// The sources of tunnels must belong to the gateway alone, because it answers for all of them. The address of an
-    /// interface is checked where the other host is configured.
+    /// The sources of tunnels must belong to the gateway alone, because it answers for all of them. If the source is an
+    /// interface's address, the check is where the other host is configured.
     fn tunnel_sources(&self) {
         let network = &self.config.dataplane.network;
         let hosts = self.other_hosts();
@@ -340,8 +341,8 @@ impl Check<'_> {
         }
     }
 
-    /// Each backend network must be part of a connected network or a route. Packets from it are accepted only on the
-    /// interface that leads there, and a default route leads everywhere.
+    /// Each backend network must be part of a connected network or of a route other than a default route, because
+    /// packets from it are accepted only on the interface that leads there.
     fn gateway(&self) {
         let network = &self.config.dataplane.network;
         let connected =

@@ -34,10 +34,10 @@ pub struct DataplaneConfig {
     /// policy has its own default.
     ///
     /// - `tunnelSource`: at most one entry of each family, an address or a prefix (IPv4 /24 to /32, IPv6 /48 to /128)
-    ///   from which the hash of the flow chooses one. Default: for each family the first address of the first
+    ///   from which a hash of the flow selects the address. Default: for each family the first address of the first
     ///   interface that has one.
     /// - `gateway`: the backend networks whose own traffic is refused, forwarded or masqueraded.
-    /// - `oversized`, `routersAsClients`, `unknownFlows` and `services.unservedPorts` are the policy.
+    /// - `oversized`, `routersAsClients`, `unknownFlows` and `services.unservedPorts` set the policy.
     pub network: NetworkSpec<Interface>,
 }
 

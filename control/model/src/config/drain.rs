@@ -11,7 +11,8 @@ use crate::yaml::Fields;
 pub struct DrainConfig {
     /// `quiet`: a draining gateway is drained when no packet has arrived for this time. Default 5 seconds.
     pub quiet: Duration,
-    /// `stopTimeout`: how long SIGTERM waits for that. Default: see [`DrainConfig::stop_timeout`].
+    /// `stopTimeout`: how long the gateway waits after SIGTERM until it is drained. Default: see
+    /// [`DrainConfig::stop_timeout`].
     pub stop_timeout: Option<Duration>,
 }
 
@@ -27,9 +28,9 @@ const QUIET: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_
 const STOP: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
 impl DrainConfig {
-    /// How long SIGTERM waits until no packets arrive; `None` for no wait. By default it waits only if the gateway
-    /// can withdraw its announcements (`is_withdrawable` of the section `announce`). Otherwise routers send packets
-    /// until the last moment, and waiting would only delay the stop.
+    /// How long the gateway waits after SIGTERM until no packets arrive; `None` for no wait. By default it waits only
+    /// if the gateway can withdraw its announcements (`is_withdrawable` of the section `announce`). Otherwise routers
+    /// send packets until the last moment, and waiting would only delay the stop.
     #[must_use]
     pub fn stop_timeout(&self, is_withdrawable: bool) -> Option<Duration> {
         let default = is_withdrawable.then_some(STOP_TIMEOUT);

@@ -53,7 +53,7 @@ pub(super) struct Files<'a> {
     pub(super) copied: RefCell<Vec<PathBuf>>,
     /// The number of errors about files.
     pub(super) errors: Cell<usize>,
-    /// The file of the configuration itself with its text, if there is one.
+    /// The path and the text of the configuration itself, if it is in a file.
     pub(super) own: Option<(&'a Path, &'a str)>,
 }
 

@@ -15,7 +15,7 @@ pub enum FlowSharing {
     None,
     /// Flows whose backend another gateway would not choose.
     InFlux,
-    /// These, and all flows of `nat` and `fullnat`.
+    /// The flows of [`Self::InFlux`], and all flows of `nat` and `fullnat`.
     Nat,
 }
 

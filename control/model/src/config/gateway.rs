@@ -22,7 +22,7 @@ pub struct NodeConfig {
     /// `node.name`: the name of this machine in the cluster, if the gateway is also a node of the cluster. Default
     /// `""`: an appliance outside the cluster.
     pub name: Option<String>,
-    /// `node.zone`: the zone for topology hints. Default `""`: that of the node's object, if there is one.
+    /// `node.zone`: the zone for topology hints. Default `""`: the zone of the Node object, if there is one.
     pub zone: Option<String>,
 }
 

@@ -18,15 +18,15 @@ use crate::yaml::{Field, Fields, text};
 /// The validated `health` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthConfig {
-    /// `protocol`: `tcp`, `http`, `https`, `udp` (for UDP ports; TCP ports use `tcp`), `sctp` (the same for SCTP ports), or
-    /// `none`. SCTP ports use `sctp` except with `none`. Default `tcp`.
+    /// `protocol`: `tcp`, `http`, `https`, `udp` (for UDP ports; TCP ports use `tcp`), `sctp` (for SCTP ports; TCP
+    /// ports use `tcp`), or `none`. SCTP ports use `sctp` except with `none`. Default `tcp`.
     pub protocol: HealthProtocol,
     /// `path`: the path that `http` and `https` request. Default `/`.
     pub path: Arc<str>,
     /// `interval`: between checks of one backend, 100ms to 1h, default 2s. `timeout`: of one check, 10ms to `interval`,
-    /// default 1s, or a shorter `interval`. `healthyThreshold`: consecutive successes that restore a backend, 1 to 100, default 2.
-    /// `unhealthyThreshold`: consecutive failures that remove it, 1 to 100, default 3. `damping`: whether a backend
-    /// whose state changes more than 4 times within 60 checks needs more of them, default `true`.
+    /// default 1s, or a shorter `interval`. `healthyThreshold`: consecutive successes that restore a backend, 1 to 100,
+    /// default 2. `unhealthyThreshold`: consecutive failures that remove it, 1 to 100, default 3. `damping`: whether a
+    /// backend whose state changes more than 4 times within 60 checks needs more consecutive checks, default `true`.
     pub rules: Rules,
     /// `failOpen`: whether failures are ignored if all checked backends of a service port fail at once. Default
     /// `true`: Kubernetes reports them as ready, so the check or the gateway's path to them is the more likely fault,
@@ -46,9 +46,9 @@ pub struct HealthConfig {
     /// a node of the cluster, this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are
     /// always checked.
     pub allowed_networks: Option<Vec<IpNet>>,
-    /// `passive`: the reaction to new connections that backends refuse or ignore. `failures`: the number in a row
-    /// that excludes a backend, 0 (never) to 100, default 3. `retries`: the number of other backends to try for a
-    /// refused connection, 0 to 3, default 2. `setAside`: how long a backend is excluded, 1s to 1h, default 10s.
+    /// `passive`: the reaction to new connections that backends refuse or ignore. `failures`: the number of consecutive
+    /// failures that excludes a backend, 0 (never) to 100, default 3. `retries`: the number of other backends to try
+    /// for a refused connection, 0 to 3, default 2. `setAside`: how long a backend is excluded, 1s to 1h, default 10s.
     /// `maxShare`: the maximum percentage of a port's backends that may be excluded, default 50.
     pub passive: PassiveHealth,
 }
@@ -85,7 +85,7 @@ pub enum HealthProtocol {
     Tcp,
     /// A GET that must be answered with 200 to 399.
     Http,
-    /// Like [`Self::Http`], by TLS with any certificate.
+    /// Like [`Self::Http`], over TLS with any certificate.
     Https,
     /// A datagram that must not be answered with port unreachable.
     Udp,

@@ -1,7 +1,8 @@
 //! Describes every key of the configuration. `docs/configuration.md` is generated from this table.
 //!
-//! Tests fail if the decoders read a key that is not in this table, or the other way round. The tests also decode a
-//! configuration with each default and each example, so that type, default and example stay correct.
+//! Tests fail if the decoders read a key that is not in this table, or if the table has a key that no decoder reads.
+//! The tests also decode a configuration with each default and each example, so that type, default and example stay
+//! correct.
 
 /// The value of a key that a configuration does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub enum Change {
 /// One key.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// Such as `dataplane.interfaces[].mtu`; `[]` stands for each item of a list.
+    /// Its path, such as `dataplane.interfaces[].mtu`; `[]` stands for each item of a list.
     pub path: &'static str,
     /// What is accepted, in words.
     pub kind: &'static str,

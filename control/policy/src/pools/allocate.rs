@@ -21,7 +21,7 @@ use super::{
     PortKey, PreviousAddresses, Problem, ProblemKind, Problems, ReservedBy, Span,
 };
 
-/// A Service that requests addresses, with its annotations about them.
+/// A Service and what it requests of the pools.
 #[derive(Debug, Clone)]
 pub struct Applicant<'a> {
     /// The Service. Its `external_ips` are always requested.
@@ -30,7 +30,7 @@ pub struct Applicant<'a> {
     pub namespace_labels: Labels,
     /// Whether this gateway assigns LoadBalancer addresses to it.
     pub wants_load_balancer: bool,
-    /// It had addresses and releases them. No other Service gets them until every gateway has withdrawn them.
+    /// Whether it is releasing its addresses. No other Service gets them until every gateway has withdrawn them.
     pub releasing: bool,
     /// The addresses that it requests, each with the path of its field.
     pub requested: Vec<(IpAddr, String)>,
@@ -44,7 +44,7 @@ pub struct Applicant<'a> {
 }
 
 impl Granted {
-    /// The addresses that the applicant owns with this grant.
+    /// The addresses that the applicant owns if it gets this grant.
     pub(super) fn owned(&self, applicant: &Applicant<'_>) -> Vec<OwnedAddress> {
         let request = applicant.pool.as_ref().map(|request| &request.wanted);
         let owned = |assigned: &Assigned, kind, mut ports: Vec<PortKey>| {
@@ -88,14 +88,14 @@ impl<'a> Applicant<'a> {
     }
 }
 
-/// What a Service gets.
+/// The addresses and ports that a Service gets, and the requests that were refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Granted {
     /// Its LoadBalancer addresses, at most one of each family, IPv4 first.
     pub load_balancer: Vec<Assigned>,
     /// External IPs that it may use, each with the ports that it owns there.
     pub external: Vec<(Assigned, Vec<PortKey>)>,
-    /// Ports of its LoadBalancer addresses that another Service owns there.
+    /// Its ports that another Service owns on one of its LoadBalancer addresses.
     pub contested: BTreeSet<(IpAddr, PortKey)>,
     /// Why it has to wait for an address, if it does.
     pub pending: Option<String>,
@@ -103,7 +103,7 @@ pub struct Granted {
     pub problems: Problems,
 }
 
-/// All claims, while addresses are assigned to one Service after another.
+/// The state of the assignment: all claims, and the usage of the pools.
 #[derive(Debug)]
 pub(super) struct Allocation {
     pub(super) pools: Vec<Pool>,
@@ -111,15 +111,16 @@ pub(super) struct Allocation {
     pub(super) spans: Vec<[Span; 2]>,
     pub(super) reserved: BTreeMap<IpAddr, ReservedBy>,
     pub(super) ledger: Ledger,
-    /// The number of addresses that a namespace uses in a pool.
+    /// For each pool and namespace, the number of addresses in use.
     owned_counts: BTreeMap<(usize, String), u32>,
     authority: Authority,
-    /// Pools and families without a free address, until one may be free again. Without this cache, each of thousands
-    /// of Services that wait for a full pool would search the whole pool whenever any Service changes.
+    /// Pools and families without a free address. Cleared when an address may have become free. Without this cache,
+    /// each of thousands of Services that wait for a full pool would search the whole pool whenever any Service
+    /// changes.
     full: RefCell<BTreeSet<(usize, IpFamily)>>,
     #[cfg(test)]
     pub(super) searches: Cell<usize>,
-    /// In the order of the pools.
+    /// The usage of each pool, in the order of `pools`.
     usage: Vec<PoolUsage>,
     pub(super) footprint: Footprint,
     /// Whether the result depends on what other Services own, or may own later.
@@ -130,7 +131,7 @@ pub(super) struct Allocation {
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     pub(super) claims: BTreeSet<IpAddr>,
-    /// The pools in which its addresses count for its namespace, one entry for each such address.
+    /// The pools of those of its addresses that count towards its namespace's quota, one entry for each address.
     counted: Vec<usize>,
     pub(super) releasing: Vec<OwnedAddress>,
     /// Whether other Services can change its result without touching an address that it claimed.
@@ -173,7 +174,7 @@ impl Allocation {
         }
     }
 
-    /// Runs one step for one applicant.
+    /// Runs one step for one applicant and adds its claims to `footprint`.
     pub(super) fn run_step(&mut self, footprint: &mut Footprint, step: impl FnOnce(&mut Self)) {
         std::mem::swap(&mut self.footprint, footprint);
         self.is_dependent.set(false);
@@ -252,8 +253,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// With RequireDualStack, a Service with one refused family gets no address: the other family's address is
-    /// hidden. The ledger keeps its claim, so that no other Service gets the address while this one waits.
+    /// With RequireDualStack, a Service that lacks an address of one family gets no address at all. The ledger keeps
+    /// the claim on the other family's address, so that no other Service gets it while this one waits.
     pub(super) fn all_or_nothing(&self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let both = applicant.service.ip_family_policy == IpFamilyPolicy::RequireDualStack;
         if both && granted.pending.is_some() {
@@ -277,8 +278,7 @@ impl Allocation {
         granted.load_balancer.sort_unstable();
     }
 
-    /// Counts an address for the quota of the applicant's namespace, unless another of its Services already counts
-    /// for it.
+    /// Counts an address towards the quota of the applicant's namespace, unless the namespace already owns the address.
     pub(super) fn count_for_namespace(
         &mut self,
         applicant: &Applicant<'_>,

@@ -6,11 +6,11 @@
 //! - Services whose result depends on others: they were refused because of another Service, or their address was
 //!   chosen freely and other Services may now take precedence, or they have a sharing key and no Service to share
 //!   with;
-//! - every Service that owns an address that one of these owned or requests and, if a pool has a quota, the Services
-//!   of their namespaces.
+//! - every Service that owns an address that one of the above owned or requests and, if any pool has a quota, all
+//!   Services in their namespaces.
 //!
-//! All other Services got their addresses in the first two passes, on addresses that no other Service requests. Their
-//! result doesn't depend on the order of Services.
+//! All other Services got addresses in the first two passes that no other Service requests. Their result doesn't depend
+//! on the order of Services.
 //!
 //! Invariant: the result equals that of a new allocator with the same Services and previous addresses (tested over
 //! random histories, here and in `reconcile`).
@@ -27,8 +27,8 @@ use super::usage::Users;
 use super::{Allocations, Applicant, Authority, Granted, Holdings, OwnedAddress, PoolUsage, ReservedBy};
 use crate::largest_first::LargestFirst;
 
-/// With at least this many changed memories, checking whether they change anything is cheaper than computing all of
-/// them again.
+/// If the previous addresses of at least this many Services have changed, checking whether that affects any result is
+/// cheaper than recomputing these Services.
 const STABILIZE_MIN: usize = 64;
 
 /// The maximum number of removed Services whose addresses are remembered in case they return. If there are more, the
@@ -51,9 +51,9 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator without Services. `reserved` are the addresses of gateways, nodes and API servers. No Service
-    /// gets one of them, whatever pools and Services request. The exception is an address that was assigned before it
-    /// became a node's: the Service keeps it.
+    /// An allocator without Services. No Service gets one of the `reserved` addresses (such as those of gateways, nodes
+    /// and API servers), even if a pool contains it. A Service keeps an address that it had before, for example, a node
+    /// got it.
     #[must_use]
     pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, ReservedBy>, authority: Authority) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl Allocator {
         before.into_iter().filter(differs).map(|(key, _)| key).collect()
     }
 
-    /// These Services and those that they affect, each with its current requests.
+    /// `services` and all Services that they affect, each with its current requests.
     fn with_affected<'a>(
         &self,
         services: BTreeSet<ObjectKey>,
@@ -201,8 +201,8 @@ impl Allocator {
         }
     }
 
-    /// Forgets addresses of removed Services that another Service has got since: those of the Services in `removed`
-    /// that are in use again, and the `gained` ones. Only the last owner of an address may get it back while other
+    /// Forgets addresses of removed Services that another Service owns now: addresses of the newly `removed` Services
+    /// that are in use, and all that were `gained`. Only the last owner of an address may get it back while other
     /// gateways still serve it.
     fn forget_addresses_of_others(&mut self, removed: &BTreeSet<ObjectKey>, gained: &BTreeSet<IpAddr>) {
         if removed.is_empty() && gained.is_empty() {
@@ -233,7 +233,7 @@ impl Allocator {
         }
     }
 
-    /// Records the current addresses of a Service. Returns those that it did not have before.
+    /// Records the current addresses of a Service. Returns the addresses that it did not have before.
     fn remember(&mut self, service: &ObjectKey, uid: &str, owned: Vec<OwnedAddress>) -> Vec<IpAddr> {
         let known = self.allocations.by_service.get(service);
         let before = known.map_or(&[][..], |known| &known.addresses);
@@ -270,8 +270,8 @@ impl Allocator {
         true
     }
 
-    /// If many Services have got other previous addresses since their last computation, checks whether these would
-    /// change any result. If not, no Service needs another computation. `applicant` is that of [`Self::update`].
+    /// If the previous addresses of many Services have changed since their last computation, checks whether that
+    /// affects any result. If not, no Service is recomputed. For `applicant`, see [`Self::update`].
     pub fn stabilize<'a>(
         &mut self,
         applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
@@ -350,7 +350,7 @@ impl Allocator {
     }
 }
 
-/// Forgets removed Services until the rest fits: each time one of the namespace with the most.
+/// Forgets removed Services until [`REMOVED_MAX`] are left, each time one from the namespace with the most.
 fn forget_surplus(removed: &mut SharedMap<ObjectKey, Holdings>) {
     let surplus = removed.len().saturating_sub(REMOVED_MAX);
     let all: Vec<_> = removed.keys().map(|key| (key.namespace.clone(), 1, key.clone())).collect();

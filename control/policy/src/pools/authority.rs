@@ -71,8 +71,8 @@ impl PreviousAddresses {
 /// for ports of external IPs whose owner the status doesn't show.
 #[must_use]
 pub fn adopted(service: &Service, remembered: Option<&Holdings>, authority: &Authority) -> PreviousAddresses {
-    // This includes a Service that was deleted and created again in one step, as when a cluster is restored: no other
-    // Service gets its address in between.
+    // A Service that was deleted and recreated in one step, as when a cluster is restored, also keeps its remembered
+    // addresses: no other Service got them in between.
     let remembered = remembered.map_or(&[][..], |holdings| &holdings.addresses);
     let recorded = recorded(&service.stored);
     let of = |owned: &[OwnedAddress], kind: ClaimKind| -> Vec<OwnedAddress> {

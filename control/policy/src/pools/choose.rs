@@ -15,7 +15,7 @@ use tidegate_model::yaml::text;
 use super::allocate::{Allocation, Applicant, Granted, failed};
 use super::{Authority, Problem, ProblemKind, RequestedPool};
 
-/// How many addresses with its sharing key a Service is compared with, to explain why it shares none of them.
+/// The maximum number of addresses with its sharing key that are checked to explain why a Service shares none of them.
 const UNSHARED_COMPARED_MAX: usize = 32;
 
 impl Allocation {
@@ -211,13 +211,13 @@ impl Allocation {
         let family = IpFamily::of(own);
         let shared = self.ledger.shared_under(applicant.sharing_key.as_deref()?);
         let mut refused = None;
-        // Each round repeats this for every Service that could share, so the number of addresses is limited.
+        // Every update repeats this for every Service with a sharing key, so the number of addresses is limited.
         let others = shared.filter(|ip| *ip != own && IpFamily::of(*ip) == family);
         for ip in others.take(UNSHARED_COMPARED_MAX) {
             let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
                 continue;
             };
-            // If it could share one now, it only keeps the address that it has.
+            // If the Service could share this address now, it merely keeps the one that it has: nothing to report.
             let taken = self.admits(pool, ip, applicant).err()?;
             let is_senior = |other: &Service| other.meta.seniority() < applicant.service.meta.seniority();
             if refused.is_none() && service(taken.owner()).is_some_and(is_senior) {

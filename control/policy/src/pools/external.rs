@@ -40,7 +40,7 @@ impl Allocation {
         let own = kept.map_or(&[][..], |(_, ports)| ports);
         let all = applicant.ports();
         let pool = match self.authorising_pool(applicant, ip) {
-            // A kept external IP stays. Other results depend on whether a pool still authorises it.
+            // The Service already owns all its ports on the address, so no pool has to authorise it.
             None if kept.is_some() && all.iter().all(|port| own.binary_search(port).is_ok()) => None,
             Some(pool) => Some(pool),
             None => {

@@ -1,13 +1,12 @@
 //! Pass 1: a Service keeps its addresses and ports as long as it requests them.
 //!
-//! Ports that are known to belong to a Service come first ([`confirmed`](super::PreviousAddresses)). These claims
-//! were granted together before, so their order doesn't matter. Claims from a less reliable source follow, and claims
-//! under a sharing key that has changed: the Service that changed its key loses. Ports that a Service added are
-//! claimed in pass 2, like everything new.
+//! Ports that are known to belong to a Service come first ([`confirmed`](super::PreviousAddresses)). These claims were
+//! granted together before, so their order doesn't matter. Claims from a less reliable source follow, together with
+//! claims whose sharing key has changed: in a conflict, the Service that changed its key loses. Ports that a Service
+//! added are claimed in pass 2, like everything new.
 //!
-//! A change of a pool never takes an address from a Service, whether it concerns the ranges, the quota or the
-//! selectors, or removes the pool. With `forceRelease`, the operator takes addresses back: a Service then keeps only
-//! what the pool would still assign to it.
+//! No change of a pool takes an address from a Service, not even the removal of the pool. With `forceRelease`, the
+//! operator takes addresses back: a Service then keeps only what the pool would still assign to it.
 
 use std::net::IpAddr;
 
@@ -41,8 +40,8 @@ impl Allocation {
             let own: Vec<PortKey> =
                 ports.iter().filter(|p| requested.binary_search(p).is_ok()).copied().collect();
             match owned.kind {
-                // The address is shared and the ports have changed. Whether the Service may stay there is decided
-                // after the others.
+                // The address is shared and all ports have changed. `keep_rest` decides whether the Service keeps the
+                // address.
                 ClaimKind::LoadBalancer
                     if own.is_empty() && owned.sharing_key.is_some() && !requested.is_empty() => {}
                 ClaimKind::LoadBalancer => self.keep_address(applicant, granted, owned, &own),
@@ -51,7 +50,7 @@ impl Allocation {
         }
     }
 
-    /// Keeps the rest of its previous addresses, unless a Service with a better claim has them now.
+    /// Keeps the other previous addresses of the applicant, unless a Service with a better claim has them now.
     pub(super) fn keep_rest(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let requested = sorted_ports(applicant);
         for owned in applicant.previous.all() {
@@ -76,7 +75,7 @@ impl Allocation {
         }
     }
 
-    /// Those of the ports that no other Service owns on the address.
+    /// The given ports, without those that another Service owns on the address.
     fn not_of_others(
         &self,
         applicant: &Applicant<'_>,
@@ -92,7 +91,7 @@ impl Allocation {
         free
     }
 
-    /// Keeps a LoadBalancer address for the applicant, at first with these ports.
+    /// Keeps a LoadBalancer address for the applicant, with these ports. `extend` claims new ones.
     fn keep_address(
         &mut self,
         applicant: &Applicant<'_>,
@@ -136,8 +135,8 @@ impl Allocation {
         if has_family || !self.families(applicant).contains(&family) || (requests_other && !requested) {
             return None;
         }
-        // Another gateway's claim on an address never takes it from a Service, because the gateway's account may be
-        // stolen.
+        // A Service loses an address only to this gateway itself. The claim of another gateway doesn't count, because
+        // that gateway's account may be stolen.
         if self.reserved.get(&owned.address) == Some(&ReservedBy::Gateway) {
             return None;
         }
@@ -151,9 +150,9 @@ impl Allocation {
         (matches_request && !self.is_force_released(applicant, owned, &from)).then_some(from)
     }
 
-    /// The pool from which an address was assigned. If that pool no longer contains it, this is a pool that the
-    /// applicant may use and that contains it, or else any pool that contains it. `None` if no pool is known, as for
-    /// a status that Tidegate did not write.
+    /// The pool from which an address was assigned. If that pool no longer contains the address: a pool that contains
+    /// it and that the applicant may use, or else any pool that contains it. `None` if no pool is known, as for a
+    /// status that Tidegate did not write.
     pub(super) fn pool_of_owned(&self, applicant: &Applicant<'_>, owned: &OwnedAddress) -> Option<From> {
         let contains = |at: &usize| self.pools[*at].contains(owned.address);
         let is_ours = !owned.pool.is_empty() || applicant.previous.status_is_ours;
@@ -188,7 +187,8 @@ impl Allocation {
         pool.force_release && !gives()
     }
 
-    /// The problem that another gateway, a router or another load balancer uses an address that the applicant keeps.
+    /// Reports that another gateway, a router, a peer or another load balancer uses an address that the applicant
+    /// keeps.
     fn claim_of_gateway(
         &self,
         applicant: &Applicant<'_>,

@@ -1,11 +1,11 @@
 //! Records which Service owns which (address, port, protocol), and decides whether another Service can share an
 //! address.
 //!
-//! All rules for sharing are here. `allocate` and the other passes decide which address to try.
+//! All rules for sharing are here. The passes (`allocate`) decide which address to try.
 //!
 //! - An (address, port, protocol) has one owner: the Service that claimed it first.
 //! - A LoadBalancer address belongs to one Service, unless all its Services have the same
-//!   `tidegate.dev/allow-shared-ip` key and are in one namespace or the pool shares across namespaces.
+//!   `tidegate.dev/allow-shared-ip` key, and either they are in one namespace or the pool shares across namespaces.
 //! - External IPs are shared by port, as in Kubernetes. The pool's selectors decide which Services may claim one.
 
 use std::collections::BTreeMap;
@@ -116,7 +116,7 @@ impl ClaimConflict {
     }
 }
 
-/// A Service that uses an address in one way.
+/// One kind of use of an address by a Service.
 #[derive(Debug)]
 struct GrantedClaim {
     service: Arc<ObjectKey>,
@@ -126,7 +126,7 @@ struct GrantedClaim {
 
 #[derive(Debug, Default)]
 struct AddressClaims {
-    /// One entry for each Service and use, in the order of their claims.
+    /// One entry for each Service and kind of use, in the order of the claims.
     claims: Vec<GrantedClaim>,
     port_owners: BTreeMap<PortKey, Arc<ObjectKey>>,
 }
@@ -212,7 +212,7 @@ impl Ledger {
     /// Grants the claim, if nothing prevents it.
     ///
     /// # Errors
-    /// Those of [`Ledger::admits`]; the ledger is then unchanged.
+    /// As for [`Ledger::admits`]. The ledger is then unchanged.
     pub fn claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), ClaimConflict> {
         self.admits(ip, claim)?;
         let owned = self.addresses.entry(ip).or_default();

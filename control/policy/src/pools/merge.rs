@@ -1,4 +1,4 @@
-//! Merges two lists of pools: those of the configuration come first, then `AddressPool` objects by name.
+//! Merges the pools of the configuration, which come first, with the `AddressPool` objects, ordered by name.
 //!
 //! Duplicate names and overlapping ranges are reported but don't cause a failure: the first pool with a name is used,
 //! and an address in several pools belongs to the first of them.
@@ -25,7 +25,7 @@ pub enum PoolFault {
     },
 }
 
-/// All pools, and the faults of objects by the object's name. At most one overlap is reported for each object.
+/// Returns all pools, and the faults of `AddressPool` objects by name. At most one overlap is reported for each object.
 #[must_use]
 pub fn merge(
     configured: &[Pool],
@@ -61,7 +61,8 @@ fn overlaps(pools: &[Pool]) -> BTreeMap<usize, PoolFault> {
         pools.iter().enumerate().flat_map(|(at, p)| p.ranges.iter().map(move |r| (*r, at))).collect();
     all.sort_unstable();
     let mut found = BTreeMap::new();
-    // Of the ranges so far, the one that reaches furthest, and the one of a different pool that reaches furthest.
+    // The range so far with the highest last address, and the range with the highest last address among all other
+    // pools.
     let mut furthest: Vec<(AddressRange, usize)> = Vec::with_capacity(2);
     for (range, at) in all {
         if let Some((other_range, other)) = furthest.iter().find(|(r, p)| *p != at && r.overlaps(&range)) {

@@ -61,7 +61,7 @@ pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
 pub struct PoolRequest {
     /// The pools.
     pub wanted: RequestedPool,
-    /// Path of its field.
+    /// The path of the field that selects them.
     pub field: String,
 }
 
@@ -145,7 +145,7 @@ pub struct Assigned {
 /// A port of an address that a Service can own.
 pub type PortKey = (Protocol, u16);
 
-/// The addresses of Services after the last call. The daemon keeps them across reloads.
+/// The current addresses of Services. The daemon keeps them across reloads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocations {
     /// By Service.
@@ -159,13 +159,13 @@ pub struct Allocations {
 pub enum ProblemKind {
     /// No address: full pool, quota, no matching pool, refused request.
     AllocationFailed,
-    /// Only one of two preferred families.
+    /// Addresses of only one of two preferred families.
     FamilyFallback,
     /// An external IP that no pool authorises.
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
-    /// An address of its own, although older Services with the same sharing key have one.
+    /// The Service got its own address instead of sharing one with older Services that have the same key.
     NotShared,
 }
 

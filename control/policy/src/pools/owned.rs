@@ -1,6 +1,6 @@
 //! The addresses that a Service owns, as kept in memory, written to its status and saved to disk.
 //!
-//! There is one entry for each address and use, with the ports that belong to the Service there. The entry also
+//! There is one entry for each address and kind of use, with the ports that belong to the Service there. The entry also
 //! records the requested pool and the sharing key under which the address was assigned. So a later change of the
 //! Service can be distinguished from a change of the pool.
 
@@ -19,10 +19,10 @@ pub const RECORD_CONDITION: &str = "tidegate.dev/Holds";
 /// The maximum length of the list in bytes. The API server accepts messages of 32 KiB.
 const RECORD_BYTES_MAX: usize = 32_000;
 
-/// All ports of three protocols. No valid list has more.
+/// The number of ports of three protocols. No valid list has more.
 const PORTS_MAX: usize = 3 << 16;
 
-/// An address that a Service owns in one use.
+/// An address that a Service owns as a LoadBalancer address or as an external IP.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnedAddress {
     /// The address.
@@ -45,7 +45,7 @@ pub struct OwnedAddress {
 }
 
 impl OwnedAddress {
-    /// An address of which only a status shows that the Service has it.
+    /// An address that is known only from the status of its Service.
     #[must_use]
     pub fn of_status(address: IpAddr) -> Self {
         let kind = ClaimKind::LoadBalancer;
@@ -68,14 +68,15 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// These addresses, sorted.
+    /// Sorts the addresses of the Service with this uid.
     #[must_use]
     pub fn new(uid: &str, mut addresses: Vec<OwnedAddress>) -> Self {
         addresses.sort_by_key(OwnedAddress::order);
         Self { uid: uid.to_owned(), addresses }
     }
 
-    /// Whether these belong to the object with this uid. A uid that the source derived from the name proves nothing.
+    /// Whether these belong to the object with this uid. A uid that the source derived from the name matches any
+    /// object.
     #[must_use]
     pub fn are_of(&self, uid: &str) -> bool {
         let is_real = |uid: &str| !uid.is_empty() && !uid.contains('/');

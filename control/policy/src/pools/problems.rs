@@ -20,7 +20,7 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// Adds a problem. It is described only if there are few of its kind so far.
+    /// Adds a problem. `describe` is called only for the first [`DESCRIBED_MAX`] problems of a kind.
     pub(super) fn add(&mut self, kind: ProblemKind, describe: impl FnOnce() -> Problem) {
         let (count, worst) = self.counts.entry(kind).or_default();
         *count += 1;
@@ -42,7 +42,7 @@ impl Problems {
         &self.described
     }
 
-    /// The kinds of which some are not described, each with their number and the worst severity of the kind.
+    /// For each kind with problems that are not described: their number, and the worst severity of the kind.
     pub fn not_described(&self) -> impl Iterator<Item = (ProblemKind, usize, Severity)> {
         let too_many = self.counts.iter().filter(|(_, (count, _))| *count > DESCRIBED_MAX);
         too_many

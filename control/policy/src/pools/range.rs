@@ -43,7 +43,7 @@ impl Span {
         Self { ranges: merged, size }
     }
 
-    /// The addresses of a pool of one family.
+    /// The addresses of one family in a pool.
     #[must_use]
     pub fn of(pool: &Pool, family: IpFamily) -> Self {
         Self::new(pool.ranges.iter().filter(|r| r.family() == family).copied())

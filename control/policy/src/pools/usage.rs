@@ -23,17 +23,17 @@ pub struct PoolUsage {
     pub total: u128,
     /// The number of addresses that Services own.
     pub assigned: u128,
-    /// Addresses that are never assigned because the gateway itself uses them.
+    /// The number of its addresses that are never assigned, for example because they belong to gateways or nodes.
     pub reserved: u128,
     /// Whether the pool is disabled.
     pub disabled: bool,
     /// The gateways that announce its addresses.
     pub gateway_selector: Selector,
-    /// How they announce them.
+    /// How the gateways announce its addresses.
     pub announce: AnnounceMethods,
-    /// What the routes to them carry, and aggregation.
+    /// The attributes and the aggregation of routes to them.
     pub routes: PoolRoutes,
-    /// Addresses that are no longer in the pool but that Services still own.
+    /// The number of addresses that Services still own although they are no longer in the pool.
     pub outside: u128,
     /// The number of Services that own an address from it.
     pub users: usize,
@@ -44,7 +44,7 @@ pub struct PoolUsage {
 }
 
 impl PoolUsage {
-    /// Addresses that can still be assigned.
+    /// The number of addresses that can still be assigned.
     #[must_use]
     pub fn free(&self) -> u128 {
         self.total.saturating_sub(self.assigned).saturating_sub(self.reserved)
@@ -64,9 +64,9 @@ impl PoolUsage {
 /// The Services that own addresses from each pool, by the pool's name.
 #[derive(Debug, Default)]
 pub(super) struct Users {
-    /// For each Service, the number of its addresses that are no longer in the pool.
+    /// For each pool and Service, the number of the Service's addresses that are no longer in the pool.
     by_pool: BTreeMap<String, BTreeMap<ObjectKey, u128>>,
-    /// Sums over the Services of a pool.
+    /// For each pool, the sum of these numbers.
     outside: BTreeMap<String, u128>,
 }
 

@@ -22,12 +22,12 @@ pub(super) struct AddressRequest {
     /// The only pools from which addresses may be assigned.
     pub(super) pool: Option<PoolRequest>,
     pub(super) sharing_key: Option<String>,
-    /// Why no address may be chosen for it, if that is so.
+    /// If set, no new address is assigned, for this reason.
     pub(super) no_allocation: Option<String>,
 }
 
 impl AddressRequest {
-    /// Applies the value of one of our annotations about addresses, which was written as `annotation`.
+    /// Applies one of our annotations about addresses. `annotation` is its name as written, which may be an alias.
     pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
         const SHARING: &str = "any text that the Services sharing an address have in common";
         match ours {
@@ -76,9 +76,9 @@ impl AddressRequest {
         }
     }
 
-    /// Reads `spec.loadBalancerIP`, which is used if no annotation requests an address and must not contradict one.
-    /// If the field is unreadable, which the source reports, no new address is assigned, because a wrong one is worse
-    /// than none.
+    /// Reads `spec.loadBalancerIP`, which applies if no annotation requests an address, and must not contradict an
+    /// annotation. If the field is unreadable, which the source reports, no new address is assigned, because a wrong
+    /// one is worse than none.
     pub(super) fn read_deprecated(&mut self, service: &Service, read: &mut Reader<'_>) {
         const FIELD: &str = "spec.loadBalancerIP";
         if service.unreadable_load_balancer_ip && self.addresses.is_empty() && self.no_allocation.is_none() {

@@ -53,7 +53,7 @@ pub(super) struct Changed {
 pub(super) struct Effects {
     /// Services with different addresses, or with ports whose owner has changed.
     pub(super) services: BTreeSet<ObjectKey>,
-    /// Addresses that became VIPs or no longer are.
+    /// Addresses that have become VIPs or are no longer VIPs.
     pub(super) vips: Vec<IpAddr>,
     /// Whether findings about pools and nodes have changed.
     pub(super) findings: bool,
@@ -75,8 +75,8 @@ impl Addresses {
         }
     }
 
-    /// Applies the `plans`; those of the Services in `replanned` have changed. `applicants` are the Services that may
-    /// request other addresses, including those in `replanned`.
+    /// Applies the `plans`, of which those in `replanned` have changed. `applicants` are the Services whose requests
+    /// for addresses may have changed, including all in `replanned`.
     pub(super) fn update(
         &mut self,
         input: &Input<'_>,
@@ -171,7 +171,7 @@ impl Addresses {
     }
 }
 
-/// The pools that other gateways now announce, or whose announcement method has changed.
+/// The pools for which the announcing gateways or the announcement methods have changed.
 fn reannounced_pools(before: &[Pool], now: &[Pool]) -> BTreeSet<String> {
     let find = |pools: &'_ [Pool], name: &str| pools.iter().position(|pool| pool.name == name);
     let names: BTreeSet<&str> = before.iter().chain(now).map(|pool| pool.name.as_str()).collect();

@@ -38,7 +38,7 @@ pub(super) struct Sums {
     listed_listeners: Listed<HealthCheckNodePort>,
 }
 
-/// A list that is rebuilt if its contents have changed.
+/// A cached list; `None` if its contents have changed.
 type Listed<T> = Option<Arc<[T]>>;
 
 impl Sums {
@@ -76,7 +76,7 @@ impl Sums {
     }
 
     /// The service ports for the dataplane. If backends that only drain would exceed the size of the tables, some are
-    /// left out: each time those of one service port, from the namespace with the most. Their flows end early, and
+    /// left out: repeatedly all those of one service port, from the namespace with the most. Their flows end early, and
     /// everything else is forwarded.
     pub(super) fn fitting_specs(&self, backends_max: usize) -> Vec<SharedService> {
         let mut surplus = self.backends.saturating_sub(backends_max);

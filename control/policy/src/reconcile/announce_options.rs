@@ -11,7 +11,7 @@ use tidegate_model::objects::{
 use super::annotation_reader::Reader;
 use super::annotations::key;
 
-/// Applies one of them, which was written as `annotation`.
+/// Applies one of these annotations. `annotation` is its name as written, which may be an alias.
 pub(super) fn apply(
     read: &mut Reader<'_>,
     attributes: &mut RouteAttributes,

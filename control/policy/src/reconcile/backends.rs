@@ -78,8 +78,8 @@ pub(super) fn backends(
     for candidate in &candidates {
         result.list(candidate, viewpoint.node);
     }
-    // From its first answer on, a node reports that it has no endpoint. Until its checks have failed often enough,
-    // that is not a fault, because not every node knows a new Service yet.
+    // A node may report from its first answer on that it has no endpoint. This is a fault only after enough failed
+    // checks, because not every node knows a new Service yet.
     let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.health.fails());
     if fail_open && all_failed() {
         collector.findings.push(fail_open_finding(collector.plan, at.port, at.frontend.vip, &candidates));
@@ -112,8 +112,8 @@ fn only_on_excluded_nodes(
         .then(|| "no node with an endpoint may be a backend; packets are dropped (policy Local)".to_owned())
 }
 
-/// The possible backends that the policy lists, each with everything that determines its state. Also the addresses of
-/// those that are not checked because they are outside the allowed networks.
+/// The possible backends that the policy lists, each with everything that determines its state, and the addresses of
+/// backends that are not checked because they are outside the allowed networks.
 fn candidates<'a>(
     collector: &mut Collector<'_>,
     at: &PortAt<'_>,
@@ -141,7 +141,7 @@ fn candidates<'a>(
             Some(check) => check.target(ip),
             None => plan.options.checks.target(port.protocol, ip, number, at_vip.as_ref()),
         };
-        // Annotations of nodes belong to the operator, and nodes have their own checks.
+        // Nodes may always be checked, because they belong to the operator.
         let may_be_checked = node_check.is_some() || context.may_be_checked(endpoint);
         if target.is_some() && !may_be_checked {
             unchecked.insert(ip);
@@ -198,7 +198,7 @@ impl Backends {
         for left in kept {
             let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
             let crosses = plan.options.mode.is_tunnel();
-            // If the mode has changed since, the backend's flows can no longer be forwarded.
+            // If the mode has changed since the removal, the backend's flows can no longer be forwarded.
             let reachable = forwarding_error(context.settings(), plan.options.mode, frontend, left).is_none();
             if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
                 self.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
@@ -206,7 +206,7 @@ impl Backends {
         }
     }
 
-    /// Compares the weights with those of the last call, if the Service follows seats or did so until recently.
+    /// If the Service follows seats, or did so until recently, finds the weights that changed since the last call.
     fn update_seats(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
         let context = collector.context;
         let follows = collector.plan.options.choice.follows_seats;
@@ -278,8 +278,8 @@ struct Candidate<'a> {
     endpoint: &'a ResolvedEndpoint,
     is_chosen: bool,
     weight: u16,
-    /// Whether the node's proxy reports that it has no endpoint. Proxies also report this if all remaining endpoints
-    /// terminate, and keep using those. So if every node reports it, none is excluded for that reason.
+    /// Whether the node's proxy reports that the node has no endpoint. It also reports this if all remaining endpoints
+    /// terminate, although it still uses them. So if every node reports it, none is excluded for this reason.
     reports_none: bool,
     drained: bool,
     health: HealthResult,
@@ -337,7 +337,7 @@ fn hints_name_others(hints: &[String], own_node: Option<&str>) -> bool {
     !hints.is_empty() && own_node.is_some_and(|node| hints.iter().all(|hint| hint != node))
 }
 
-/// The text for a policy Local without a local endpoint. It names the node, and some of the nodes that have
+/// The message about policy Local without a local endpoint. It names the node, and some of the nodes that have
 /// endpoints.
 fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedEndpoint]) -> String {
     const NODES_SHOWN: usize = 3;

@@ -29,7 +29,7 @@ pub(super) struct Candidates<'a> {
     pub(super) endpoints: Cow<'a, [ResolvedEndpoint]>,
     /// With target `node`, the weights by node name.
     pub(super) node_weights: Option<BTreeMap<String, u16>>,
-    /// The policy and the viewpoint by which backends are chosen among them.
+    /// The policy and the viewpoint by which backends are chosen among the endpoints.
     pub(super) policy: TrafficPolicy,
     pub(super) viewpoint: Viewpoint<'a>,
 }

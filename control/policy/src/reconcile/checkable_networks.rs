@@ -1,7 +1,7 @@
 //! The networks in which endpoints may be checked: `health.allowedNetworks`, or the networks of backends by default.
 //!
-//! Users who can write EndpointSlices choose their addresses. Without a limit, health checks would send requests to
-//! any host that the gateway can reach and report the answers.
+//! Users who can write EndpointSlices can put any address into them. Without a limit, health checks would send requests
+//! to any host that the gateway can reach and report the answers.
 //!
 //! Pure. Nodes as backends are not restricted: they belong to the operator.
 

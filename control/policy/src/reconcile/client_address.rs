@@ -1,6 +1,6 @@
-//! The forwarding mode of a Service without an annotation for it: the configured one. If that is `fullnat` and the
-//! Service requires its clients' addresses (`externalTrafficPolicy: Local`), it is
-//! `services.defaults.forwardingLocal`.
+//! The forwarding mode of a Service without an annotation for it: the configured mode, or
+//! `services.defaults.forwardingLocal` if the configured mode is `fullnat` and the Service requires its clients'
+//! addresses (`externalTrafficPolicy: Local`).
 //!
 //! Only the operator knows which modes the backends are prepared for: with `nat` their route to clients must lead
 //! through the gateway, and with DSR they need the VIP. So the gateway doesn't guess. If no mode that keeps addresses
@@ -43,7 +43,7 @@ pub(super) fn mode(
         },
     };
     if !requires_client_addresses(service) {
-        // The alias is refused with its own reason.
+        // The caller refuses the alias, with its own reason.
         return settings.services.defaults.forwarding;
     }
     let what = format!(

@@ -46,7 +46,7 @@ impl<'a> Context<'a> {
         self.vips.contains(ip) || self.own_addresses.contains(ip) || self.hostless.contains_key(ip)
     }
 
-    /// The zone of the gateway: the configured one, otherwise that of its node, as in kube-proxy.
+    /// The zone of the gateway: the configured zone, otherwise the zone of its node, as in kube-proxy.
     pub(super) fn own_zone(&self) -> Option<&'a str> {
         let (settings, objects) = (self.settings(), self.input.objects);
         settings.zone.as_deref().or_else(|| objects.zone_of(settings.node.as_deref()?))

@@ -19,9 +19,9 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// The limit for all Services together: all service ports of the tables, three quarters of the backends (the rest
-    /// is for removed backends that keep their flows), 256 MiB of tables beyond those of the configuration, and 32
-    /// Services with the most source ranges.
+    /// The limit for all Services together: the number of service ports that the tables can hold, three quarters of the
+    /// backends (the rest is for removed backends that keep their flows), 256 MiB of Maglev tables beyond those of the
+    /// configuration, and the maximum source ranges of 32 Services.
     pub const MAX: Self = Self {
         frontends: limits::SERVICES_MAX,
         backends: limits::BACKENDS_MAX / 4 * 3,
@@ -29,13 +29,13 @@ impl Demand {
         ranges: 32 * limits::SOURCE_RANGES_MAX,
     };
 
-    /// The number of backends in the tables if this is the limit for all Services, including removed ones that keep
-    /// their flows.
+    /// The number of backends for which the tables have space if this is the limit for all Services. It includes
+    /// removed backends that keep their flows.
     pub(super) fn backends_of_tables(&self) -> usize {
         self.backends.saturating_mul(4) / 3
     }
 
-    /// Whether no value exceeds that of `max`.
+    /// Whether each value is at most the value in `max`.
     pub(super) fn fits(&self, max: &Self) -> bool {
         self.frontends <= max.frontends
             && self.backends <= max.backends

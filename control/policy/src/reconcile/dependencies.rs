@@ -116,7 +116,7 @@ impl Changes {
         self.keys.push((DependencyKey::Address(ip).hashed(), NOT_OF_NODES));
     }
 
-    /// Records a change of a Pod. `PodIndex` covers the rest of its changes.
+    /// Records a change of a Pod's weight. `incremental` handles all other changes of Pods.
     pub(super) fn pod(&mut self, change: &Difference<'_, ObjectKey, Arc<Pod>>) {
         let weight = |pod: Option<&'_ Arc<Pod>>| pod.and_then(|pod| weight_of(&pod.meta)).map(str::to_owned);
         if weight(change.before) != weight(change.after) {

@@ -34,16 +34,15 @@ struct PortMemory {
     backends: BTreeMap<SocketAddr, Presence>,
     /// If the Service follows seats, and for one drain timeout afterwards: which seats changed their backend.
     seats: Option<Seats>,
-    /// If this is the memory of an earlier process: the seats that it followed, and how long before this process it
-    /// ended.
+    /// After a restart: the seats that the earlier process followed, and how long before this process it ended.
     earlier_seats: (Vec<EarlierWeight>, Duration),
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
 }
 
 impl PortMemory {
-    /// The seats that are followed, or those of an earlier process, and the time for which changes matter. A change
-    /// whose time no process knows may be as old as the end of the earlier process.
+    /// The followed seats, otherwise the seats of an earlier process, and the time for which changes matter. A change
+    /// during the restart may be as old as the end of the earlier process.
     fn followed(&self, window: Duration, now: Duration) -> Option<(Cow<'_, Seats>, Duration)> {
         if let Some(seats) = &self.seats {
             return Some((Cow::Borrowed(seats), window));
@@ -96,7 +95,7 @@ struct Seats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Listed,
-    /// Removed, and forgotten at this time.
+    /// Removed; forgotten at this time.
     RemovedUntil(Duration),
 }
 
@@ -110,8 +109,8 @@ pub(super) struct PortNow<'a> {
 }
 
 impl Drains {
-    /// The memory of a process that forwards the flows of an earlier one, with its service ports. When backends were
-    /// removed is unknown, so their drain timeout begins now.
+    /// The memory of a process that takes over the flows and service `ports` of an earlier one. It is unknown when
+    /// backends were removed, so their drain timeout begins now.
     #[must_use]
     pub fn of_earlier(ports: impl IntoIterator<Item = EarlierPort>) -> Self {
         let memory = |port: EarlierPort| {
@@ -170,7 +169,7 @@ impl Drains {
     /// that take new flows. Returns the former weight of each backend whose weight changed recently.
     ///
     /// If the Service no longer `follows` seats but did so until recently, they are followed for one more drain
-    /// timeout: with `on-change`, its flows have no entries yet.
+    /// timeout: flows from the time with `on-change` have no entries yet.
     pub(super) fn step_seats(
         &mut self,
         previous: &Self,
@@ -227,7 +226,7 @@ impl Drains {
     /// Adds changes of backends that another gateway has observed and this one has not. Changes of weights are
     /// ignored for service ports whose seats are not followed here, and so are backends of another Service.
     pub fn import(&mut self, changes: &[(ServiceKey, BackendChange)], now: Duration) {
-        // One copy for all changes of a port, which may have thousands of backends.
+        // The memory of a port, which may have thousands of backends, is copied once for all changes.
         let mut by_port: BTreeMap<ServiceKey, Vec<&BackendChange>> = BTreeMap::new();
         for (key, change) in changes {
             by_port.entry(*key).or_default().push(change);
@@ -269,7 +268,7 @@ impl Drains {
                 place.insert(Presence::RemovedUntil(until));
                 true
             }
-            // Already known here. Without a change, the next round has little to compute.
+            // Already known here. If nothing changes, the next round has little to compute.
             Entry::Occupied(_) => false,
         }
     }
@@ -299,7 +298,7 @@ impl Drains {
         warming
     }
 
-    /// Replaces the old memory of one Service with a new one.
+    /// Replaces the old memory of one Service with its new memory.
     pub(super) fn replace(&mut self, old: &Self, new: &Self) {
         for (key, memory) in &old.ports {
             // Another Service may now have the port.
@@ -310,7 +309,7 @@ impl Drains {
         self.ports.extend(new.ports.iter().map(|(key, memory)| (*key, Arc::clone(memory))));
     }
 
-    /// How long flows of a service port continue, or `None` if it had no backend.
+    /// How long flows of a service port continue after its removal, or `None` if it had no backend.
     pub(super) fn timeout(&self, key: &ServiceKey) -> Option<Duration> {
         self.ports.get(key).map(|memory| memory.drain_timeout)
     }
@@ -319,7 +318,7 @@ impl Drains {
         self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
     }
 
-    /// The service ports with removed backends and their number, in ascending order of that number.
+    /// The number of removed backends of each service port that has any, in ascending order.
     pub(super) fn least_removed(&self) -> Vec<(usize, ServiceKey)> {
         let left = |memory: &PortMemory| {
             memory.backends.values().filter(|presence| matches!(presence, Presence::RemovedUntil(_))).count()
@@ -381,7 +380,7 @@ impl std::str::FromStr for DrainTarget {
     type Err = String;
 
     /// Reads `10.0.0.1:80`, `[2001:db8::1]:80`, `10.0.0.1`, `2001:db8::1`, or a node's name. An IPv4-mapped IPv6
-    /// address is read as the IPv4 address in it, because endpoints have no other form.
+    /// address is read as the IPv4 address in it, because endpoints never have the mapped form.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(address) = text.parse::<SocketAddr>() {
             return Ok(Self::Backend(address.ip().to_canonical(), Some(address.port())));

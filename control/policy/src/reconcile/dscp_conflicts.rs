@@ -1,8 +1,7 @@
 //! Conflicts of `dsr-dscp`: a backend identifies the VIP of a packet by the DSCP only, so VIPs of one family that
 //! share a DSCP must not share a backend.
 //!
-//! Conflicting Services are served nevertheless, because whoever set up the backend may have a reason. They are
-//! reported.
+//! Conflicting Services are reported but served, because whoever set up the backend may have a reason.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -52,7 +51,7 @@ impl fmt::Display for DscpConflict {
     }
 }
 
-/// The conflicts among the service ports of the last round. They are searched again only if one of the ports changed.
+/// The conflicts among the service ports of the last round. They are recomputed only if one of the ports changed.
 #[derive(Debug, Default)]
 pub struct DscpConflicts {
     /// The ports with `dsr-dscp`.
@@ -77,9 +76,9 @@ impl DscpConflicts {
 
 /// The VIPs that a backend serves with one DSCP.
 struct Vips {
-    /// The lowest one, and the index of its first port.
+    /// The lowest VIP, and the index of its first port.
     first: (IpAddr, usize),
-    /// The second lowest one.
+    /// The second lowest VIP, and the index of its first port.
     second: Option<(IpAddr, usize)>,
 }
 
@@ -93,7 +92,7 @@ impl Vips {
         }
     }
 
-    /// The lowest VIP that is not this one.
+    /// The lowest VIP other than `vip`.
     fn other(&self, vip: IpAddr) -> Option<(IpAddr, usize)> {
         if self.first.0 == vip { self.second } else { Some(self.first) }
     }

@@ -11,12 +11,12 @@ use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
 use crate::pools::{Problem, ProblemKind};
 
-/// The reason, with the names of events that Kubernetes users know.
+/// Why a request was not granted. The names are those of events that Kubernetes users know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// No LoadBalancer address.
     AllocationFailed,
-    /// Only one of two preferred families.
+    /// Addresses of only one of two preferred families.
     FamilyFallback,
     /// An external IP that no pool authorises.
     ExternalIpDenied,
@@ -26,7 +26,7 @@ pub enum Reason {
     AddressNotShared,
     /// A backend cannot distinguish the VIP from another one with the same DSCP.
     DscpConflict,
-    /// An invalid value: the default is used.
+    /// An invalid value: the default is used, or no port is programmed.
     InvalidValue,
     /// A request that the gateway does not support: the parts that depend on it are not programmed.
     NotSupported,
@@ -56,7 +56,7 @@ pub enum Reason {
     AliasIgnored,
     /// A health-check node port that cannot be served.
     FailedToStartServiceHealthcheck,
-    /// An AddressPool that is not used, or of which a part is not used.
+    /// An AddressPool that is not used, or not entirely.
     PoolNotAccepted,
     /// An AddressPool with addresses that another pool or a ServiceCIDR also has.
     PoolsOverlap,
@@ -105,7 +105,7 @@ impl Reason {
         }
     }
 
-    /// The reason of a finding about a problem of a pool.
+    /// The reason of a finding about a refused request for an address or port.
     pub(super) fn of_problem(kind: ProblemKind) -> Self {
         match kind {
             ProblemKind::AllocationFailed => Self::AllocationFailed,
@@ -130,7 +130,7 @@ pub enum ObjectKind {
     Service,
     /// It requests the use of its endpoints.
     EndpointSlice,
-    /// It requests to be used.
+    /// It requests that its addresses are used.
     AddressPool,
     /// It requests a weight.
     Pod,
@@ -237,7 +237,7 @@ impl Finding {
         Self::at(service, field, Reason::EndpointRefused, diagnostic)
     }
 
-    /// The finding about a problem of a pool.
+    /// The finding about a refused request for an address or port.
     pub(super) fn from_problem(meta: &Metadata, problem: &Problem) -> Self {
         let reason = Reason::of_problem(problem.kind);
         let mut diagnostic = match problem.severity {

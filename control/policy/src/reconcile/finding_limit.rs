@@ -18,8 +18,8 @@ const KEPT_MAX: usize = DESCRIBED_MAX;
 /// The number of problems of a reason for which no finding was created, with the worst severity of the reason.
 pub(super) type NotMade = (Reason, usize, Severity);
 
-/// The findings of a Service, with at most [`KEPT_MAX`] of each reason, and one more for each reason with a larger
-/// number. `not_made` are the problems for which no finding was created.
+/// At most [`KEPT_MAX`] findings of a Service for each reason, and one with the total for each reason that has more.
+/// `not_made` are the problems for which no finding was created.
 pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
     if findings.len() <= KEPT_MAX && not_made.is_empty() {
         return findings;

@@ -12,7 +12,7 @@ use super::view::VipKind;
 pub(super) struct Frontend {
     pub(super) vip: IpAddr,
     pub(super) protocol: Protocol,
-    /// The port there, which is the node port for [`VipKind::NodePort`].
+    /// The port on the VIP: the node port for [`VipKind::NodePort`].
     pub(super) port: Port,
     pub(super) via: VipKind,
 }

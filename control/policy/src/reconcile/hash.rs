@@ -1,4 +1,4 @@
-//! `tidegate.dev/hash`: which part of a packet determines its backend, and the Services for which it can't.
+//! `tidegate.dev/hash`: which part of a packet determines its backend, and the Services that can't use the annotation.
 //!
 //! `client` is a promise to the backends: all connections of a client reach the same backend. If the scheduler can't
 //! keep it, the Service is not served, like other requests that can't be served as written. `flow` promises nothing,

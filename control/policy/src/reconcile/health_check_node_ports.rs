@@ -15,8 +15,8 @@ pub(super) fn health_check_node_port(service: &Service) -> Option<Port> {
     service.health_check_node_port.filter(|_| applies)
 }
 
-/// Step 5: the health-check node ports to listen on. If two Services have the same port, it is served for the one
-/// that was created first, as with addresses.
+/// Step 5: the health-check node ports to listen on. If two Services have the same port, the Service that was created
+/// first gets it, as with addresses.
 pub(super) fn one_owner_each(
     mut listeners: Vec<(&Service, &HealthCheckNodePort)>,
     findings: &mut Vec<Finding>,

@@ -26,11 +26,11 @@ pub(super) struct HealthOptions {
     path: Arc<str>,
     port: Option<Port>,
     rules: Rules,
-    /// The operator's limits, and the rules for checks of nodes.
+    /// The operator's limits, and the configured rules.
     interval_min: Duration,
     timeout_max: Duration,
     of_operator: Rules,
-    /// The annotations with a valid value that set the interval, the timeout and the path.
+    /// The annotations that set the interval, the timeout and the path, if their values are valid.
     interval_annotation: Option<String>,
     timeout_annotation: Option<String>,
     path_annotation: Option<String>,
@@ -58,7 +58,7 @@ impl HealthOptions {
         &mut self.rules
     }
 
-    /// Applies the value of our annotation `ours`, which was written as `annotation` (possibly an alias).
+    /// Applies our annotation `ours`. `annotation` is its name as written, which may be an alias.
     pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::HEALTH_PROTOCOL => self.protocol(read, annotation, value),
@@ -225,8 +225,7 @@ impl Default for Checks {
 pub(super) struct Checks {
     /// The check of TCP ports, if any.
     stream: Option<Arc<Probe>>,
-    /// The check for the port that clients use: the same, but with a PROXY protocol header if the endpoint expects
-    /// one.
+    /// The check of the TCP port that clients use: `stream`, with a PROXY protocol header if endpoints expect one.
     stream_of_own_port: Option<Arc<Probe>>,
     /// The check of UDP ports, if they have one of their own.
     datagram: Option<Arc<Probe>>,
@@ -247,8 +246,8 @@ impl Checks {
     /// or at the endpoint's own port.
     ///
     /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, with `sctp` an SCTP port, and
-    /// other ports are checked at their own number. With a check by TCP or HTTP it also applies to UDP and SCTP
-    /// ports. Without it, SCTP ports have their own check, and the TCP ports of the same endpoint decide for UDP
+    /// ports of other protocols are checked at their own number. With a check by TCP or HTTP it also applies to UDP and
+    /// SCTP ports. Without it, SCTP ports have their own check, and the TCP ports of the same endpoint decide for UDP
     /// ports ([`TcpEvidence`](super::health_result::TcpEvidence)).
     pub(super) fn target(
         &self,
@@ -259,7 +258,7 @@ impl Checks {
     ) -> Option<Target> {
         let by_stream = self.port_of == Protocol::Tcp && self.port.is_some();
         let port = self.port.filter(|_| by_stream || protocol == self.port_of);
-        // Another port is a listener for checks, which expects no header.
+        // A separate port for checks expects no header.
         let at_own = port.is_none_or(|port| port == own);
         let probe = match protocol {
             Protocol::Tcp if at_own => self.stream_of_own_port.as_ref(),

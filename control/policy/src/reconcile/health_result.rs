@@ -18,7 +18,7 @@ use tidegate_model::objects::{PortEndpoints, Protocol, ResolvedEndpoint};
 use super::health_options::Checks;
 use super::view::{HealthState, HealthView};
 
-/// The checked ports of a Service by endpoint address, which decide for ports that can't be checked.
+/// The checked TCP ports of a Service by endpoint address, which decide for ports without their own check.
 ///
 /// A UDP or SCTP port without its own check counts as down if every TCP port of the same endpoint and Service fails.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl TcpEvidence {
 /// The health of one endpoint of a service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HealthResult {
-    /// Its check, if it has its own.
+    /// The endpoint's own check, if any.
     pub(super) target: Option<Target>,
     status: HealthStatus,
     by_tcp_evidence: bool,

@@ -1,9 +1,9 @@
 //! `appProtocol` of a Service port as a hint: how long a connection may be idle, unless an annotation sets it.
 //!
-//! It does not change the kind of health check. A port that speaks HTTP may answer 404 or 401 at `/`, or may require
-//! the right host, so a check by HTTP would exclude endpoints that pass a check by TCP. If any answer counted as a
-//! success, a check by HTTP would be no better than one by TCP. Kubernetes allows any value, and authors of Services
-//! write it for other consumers than this one.
+//! The hint does not change the kind of health check. A port that speaks HTTP may answer 404 or 401 at `/`, or may
+//! require the right host, so a check by HTTP would exclude endpoints that pass a check by TCP. If any answer counted
+//! as a success, a check by HTTP would be no better than one by TCP. Kubernetes allows any value, and authors of
+//! Services write it for other consumers.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ const IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 /// Idle time for protocols whose connections stay open to wait for events, often without keepalives. An idle flow
 /// costs only its entry, which is evicted if a full table needs the space.
 ///
-/// Not with `fullnat`, where a flow whose client has vanished also occupies a SNAT port. At one such client per
-/// second, all 64,512 ports towards a backend would be used up within a day.
+/// It doesn't apply with `fullnat`, where a flow whose client has vanished also occupies a SNAT port. At one such
+/// client per second, all 64,512 ports towards a backend would be used up within a day.
 const IDLE_WAITING: Duration = Duration::from_secs(24 * 3600);
 
 /// The idle time of an established TCP flow of a port with this `appProtocol`, compared without regard to case.

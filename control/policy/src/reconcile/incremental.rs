@@ -5,9 +5,9 @@
 //! [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff) skips everything that both states of the objects
 //! share. A change of a Service, of its slices or of its addresses affects that Service. A change of a node, a Pod, a
 //! verdict or a drain affects the Services whose results depend on it (`affected`). A change of a namespace's labels
-//! affects its Services, if a pool's selector distinguishes them. Everything is recomputed only if the settings
-//! change (other than which gateway decides on addresses), or if the memory is not that of the last call. What
-//! Services share (`sums`, `addresses`) is updated.
+//! affects its Services, if a pool's selector distinguishes them. Everything is recomputed only if the settings change
+//! (except which gateway decides on addresses), or if the memory is not the one that the last call returned. The state
+//! that Services share (`sums`, `addresses`) is updated.
 //!
 //! Invariant: equal inputs give an equal [`Outcome`], whatever the previous calls were (tested over random
 //! histories).
@@ -80,7 +80,7 @@ struct Last {
 }
 
 impl Reconciler {
-    /// Equals the result of [`reconcile`](super::reconcile).
+    /// Computes the desired state: the same result as [`reconcile`](super::reconcile).
     #[must_use]
     pub fn reconcile(&mut self, input: &Input<'_>) -> Outcome {
         // The state is taken out, so that a panic leaves no inconsistent state behind.
@@ -177,7 +177,7 @@ impl Last {
             dirty.shared_inputs.reserved |= given(change.before) != given(change.after);
             dirty.services.insert(change.key.clone());
         }
-        // This includes Services that are not ours, because their finalizer may reserve an address.
+        // Services that are not ours are included, because their finalizer may reserve an address.
         dirty.applicants.extend(dirty.services.iter().cloned());
         dirty.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
         for change in old.endpoint_slices.diff(&new.endpoint_slices) {
@@ -220,8 +220,8 @@ impl Last {
         dirty
     }
 
-    /// Finds the Services that may request other addresses, because a pool's selector gives a different result for
-    /// the labels of their namespace.
+    /// Finds the Services that may get other addresses, because a pool's selector gives a different result for the
+    /// labels of their namespace.
     fn namespaces(&self, input: &Input<'_>, dirty: &mut Dirty) {
         let (old, new) = (&self.objects, input.objects);
         for change in old.namespaces.diff(&new.namespaces) {
@@ -336,7 +336,7 @@ impl Last {
                 None => served.remove(key),
             };
         };
-        // Built only once it is known whether they fit.
+        // Services that are built only once it is known whether they fit.
         let mut waiting = BTreeSet::new();
         for key in services {
             let Some(planned) = plans.get(key) else {

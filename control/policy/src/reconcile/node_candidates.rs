@@ -2,9 +2,9 @@
 //!
 //! A node is a candidate with its InternalIP of each family. With policy Cluster, every node is a candidate; with
 //! policy Local, only nodes that have endpoints of the Service. Such a node is as ready as its endpoints, and its
-//! weight is the number of ready ones, so that Pods and not nodes get equal shares. The label
+//! weight is the number of its ready endpoints, so that Pods rather than nodes get equal shares. The label
 //! `node.kubernetes.io/exclude-from-external-load-balancers` and the Service's `tidegate.dev/backend-node-selector`
-//! exclude nodes. Changes of readiness and cordons don't, because health checks decide.
+//! exclude nodes. Nodes that are cordoned or not ready stay candidates, because health checks decide.
 //!
 //! Pure. `program` calls it for each VIP. The result consists of [`ResolvedEndpoint`]s, so that all later steps treat
 //! nodes like endpoints.
@@ -44,7 +44,7 @@ pub(super) struct NodeRequirements<'a> {
 /// Whether the Service's selector allows a node to be a backend, or to have backends.
 pub(super) fn is_selected(nodes: &Nodes, selector: Option<&Selector>, node: Option<&str>) -> bool {
     let Some(selector) = selector else { return true };
-    // An endpoint whose node is unknown can't be shown to be on a selected one.
+    // An endpoint whose node is unknown doesn't count as being on a selected node.
     node.and_then(|name| nodes.get(name)).is_some_and(|node| selector.matches(&node.meta.labels))
 }
 
@@ -103,7 +103,7 @@ pub(super) fn node_targets(
 struct Local {
     /// The weights of ready endpoints by address: an endpoint with two ports counts once.
     ready: BTreeMap<IpAddr, u16>,
-    /// The weights of endpoints that serve and terminate.
+    /// The weights of terminating endpoints that still serve.
     terminating: BTreeMap<IpAddr, u16>,
 }
 
@@ -128,7 +128,7 @@ impl Local {
         by_node
     }
 
-    /// The number of endpoints, each as often as its weight.
+    /// The sum of the endpoints' weights.
     fn weight(&self) -> u16 {
         let counted = if self.ready.is_empty() { &self.terminating } else { &self.ready };
         counted.values().fold(0, |sum, weight| sum.saturating_add(*weight))

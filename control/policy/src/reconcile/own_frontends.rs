@@ -1,9 +1,9 @@
 //! The frontends of a Service that are not on addresses of pools: node ports on the gateway's own addresses, and
 //! ports on cluster IPs. If several Services claim the same frontend, this module decides which one gets it.
 //!
-//! Addresses from a pool come first, then health-check node ports, then the oldest Service by creation time and UID.
-//! [`Contested`] keeps all claims by (address, protocol, port), so that a Service that changes is compared only with
-//! those that claim the same. If the gateway serves neither node ports nor cluster IPs, nothing is stored.
+//! Addresses from a pool and health-check node ports take precedence, then the oldest Service by creation time and UID.
+//! [`Contested`] keeps all claims by (address, protocol, port), so that a changed Service is compared only with
+//! Services that claim the same frontends. If the gateway serves neither node ports nor cluster IPs, nothing is stored.
 //!
 //! Invariant: the first claim on an (address, protocol, port) is the owner's, in whatever order claims arrived.
 
@@ -60,7 +60,7 @@ pub(super) struct Contested {
     conflicts: BTreeMap<ObjectKey, Vec<FrontendConflict>>,
 }
 
-/// A claim of a Service. The lowest one wins.
+/// A claim of a Service. The lowest claim wins.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     rank: Rank,
@@ -78,7 +78,7 @@ enum Rank {
 #[derive(Debug)]
 pub(super) struct Claims {
     fixed: Vec<Frontend>,
-    /// Each with whether its address is also from a pool.
+    /// Each frontend, with whether its address is also from a pool.
     own: Vec<(Frontend, bool)>,
     age: Rank,
 }

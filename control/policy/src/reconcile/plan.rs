@@ -61,7 +61,7 @@ pub(super) fn plan(service: &Arc<Service>, settings: &Settings) -> Option<Planne
     let options = options(service, settings, &mut findings);
     let findings = limited(&service.meta, findings, &[]);
     let too_large = too_many_frontends(settings, service);
-    // A Service that is too large is planned without its details. It keeps its assigned addresses.
+    // A Service that is too large is planned without ports and external IPs. It keeps its assigned addresses.
     let service = match &too_large {
         None => Arc::clone(service),
         Some(_) => {

@@ -1,4 +1,4 @@
-//! `services.podRoutes: node`: the next hop of a Pod address is its node.
+//! `services.podRoutes: node`: the next hop for a Pod's address is the Pod's node.
 //!
 //! Each of a node's `spec.podCIDRs` becomes a route through the node's InternalIP of the same family. The gateway's
 //! own routes take precedence for their prefixes. Pure; prefixes that cannot be routed are reported on the Node.

@@ -1,8 +1,8 @@
 //! Converts each port of a Service on each of its VIPs into a [`ServiceSpec`], or into a refusal with its reason.
 //!
 //! For a port on an address ([`Frontend`]), it checks in this order: whether the gateway supports what the Service
-//! requests; whether the port belongs to the Service there; which backends are possible (`candidates`); which of
-//! these the mode can reach. `backends` decides which take flows.
+//! requests; whether the port belongs to the Service there; which backends are possible (`candidates`); which of these
+//! the mode can reach. `backends` decides which of them take flows.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -191,7 +191,7 @@ fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -
     let (why, accepted) =
         proxy_protocol::why_no_header(request.version, plan.options.proxy.tlvs, port.protocol)?;
     let what = format!("port {} of Service {} is not programmed: {why}", port.label(), plan.service.meta.key);
-    // Our annotation takes precedence over an alias, which does not have these values.
+    // `accepted` names our annotation: it overrides an alias, which does not have these values.
     let diagnostic = Diagnostic::error(what).accepting(accepted);
     collector.find(&format!("spec.ports[{i}].protocol"), Reason::PortNotProgrammed, diagnostic);
     Some(PortRefusal::new(RefusalReason::NotProgrammed, why))

@@ -1,8 +1,8 @@
 //! The annotations `proxy-protocol` and `proxy-protocol-tlvs`: backends receive the client's address in a PROXY
 //! protocol header, which may have further fields, or in the TCP option TOA.
 //!
-//! The header changes what backends read, so a request that can't be granted is never served without it. Then no port
-//! is programmed, or only the ports of the other protocol.
+//! The header changes what backends read, so a request that can't be granted is never served without it. Instead, no
+//! port is programmed, or only the ports whose protocol supports the header.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Protocol;
@@ -27,8 +27,8 @@ pub(super) struct ProxyHeaderRequest {
     pub(super) annotation: String,
 }
 
-/// The version that a value of the annotation requests, `Ok(None)` for no header, or an error for other values. Other
-/// vendors use the additional words for no header.
+/// The version that a value of the annotation requests, `Ok(None)` for no header, or an error for other values. `off`
+/// and `false` are words of other vendors.
 pub(super) fn version(value: &str) -> Result<Option<ProxyVersion>, ()> {
     match value {
         "" | "none" | "off" | "false" => Ok(None),
@@ -118,8 +118,8 @@ pub(super) fn check_tlvs(
     }
 }
 
-/// The refusal of a request in a mode that does not allow it: the field of the finding, the text and what is
-/// accepted.
+/// The refusal of a request that the mode does not allow: the field and the diagnostic of the finding, and why no port
+/// is programmed.
 pub(super) fn refusal_in(
     request: &ProxyHeaderRequest,
     mode: ForwardingMode,

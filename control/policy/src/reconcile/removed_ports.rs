@@ -26,7 +26,7 @@ use super::demand::Demand;
 use super::drain::Drains;
 use crate::largest_first::LargestFirst;
 
-/// The programmed service ports, and those of removed Services.
+/// The programmed service ports, and the ports of removed Services.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RemovedPorts {
     /// The ports of existing Services.
@@ -102,8 +102,8 @@ impl RemovedPorts {
         Self { programmed: programmed.clone(), removed }
     }
 
-    /// Adds the ports of removed Services to those for the dataplane, in the order of keys. Ports that exceed the
-    /// limit of a gateway are left out: their flows end early, and everything else is forwarded.
+    /// Adds the ports of removed Services to `specs`, in the order of keys. Ports that exceed the gateway's limits are
+    /// left out: their flows end early, and everything else is forwarded.
     pub(super) fn add_to(&self, specs: &mut Vec<SharedService>) {
         if self.removed.is_empty() {
             return;
@@ -119,7 +119,7 @@ impl RemovedPorts {
         specs.sort_by_key(|spec| spec.key);
     }
 
-    /// When the next of them is forgotten.
+    /// When the next removed port is forgotten.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         self.removed.values().map(|removed| removed.until).min()
     }
@@ -132,7 +132,7 @@ impl RemovedPorts {
 
 type Size = fn(&RemovedPort) -> usize;
 
-/// The ports that don't fit: each time those that end first, from the namespace with the most.
+/// The ports that don't fit: repeatedly the port that ends first, from the namespace with the most.
 fn surplus(removed: &BTreeMap<ServiceKey, RemovedPort>, capacity: Capacity) -> BTreeSet<ServiceKey> {
     let mut surplus = BTreeSet::new();
     let sizes: [(Size, usize); 2] = [(|_| 1, capacity.ports), (RemovedPort::backends, capacity.backends)];

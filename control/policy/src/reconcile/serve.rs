@@ -28,7 +28,7 @@ use crate::pools::Granted;
 pub(super) struct Entry {
     pub(super) service: Arc<Service>,
     pub(super) served: Served,
-    /// The findings about its options, and those of [`Served`].
+    /// The findings about its options, and the findings of [`Served`].
     pub(super) findings: Vec<Finding>,
     pub(super) deadline: Option<Duration>,
     pub(super) dependencies: Dependencies,
@@ -91,8 +91,7 @@ pub(super) fn serve(
     }
 }
 
-/// Performs steps 3 and 4 for one Service. If it is too large, or all Services together are, none of its ports is
-/// programmed.
+/// Performs steps 3 and 4 for one Service. With `too_large`, none of its ports is programmed.
 fn one_service(
     context: &Context<'_>,
     plan: Plan<'_>,
@@ -153,8 +152,8 @@ fn one_service(
     }
 }
 
-/// Reports which of several addresses of one family in the status of a Service is not served, because readers of the
-/// status assume that all are served.
+/// If the status of a Service has several addresses of one family, reports the addresses that are not served, because
+/// readers of the status assume that all are.
 fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
     let plan = collector.plan;
     let service = plan.service;
@@ -179,7 +178,7 @@ fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
     }
 }
 
-/// The granted addresses, with the reason why no allocation was attempted, if that is so.
+/// The granted addresses. If there are none because the request is invalid, `pending` contains the reason.
 fn pending(plan: Plan<'_>, granted: &Granted) -> Granted {
     let mut granted = granted.clone();
     if plan.wants_load_balancer && granted.pending.is_none() && granted.load_balancer.is_empty() {

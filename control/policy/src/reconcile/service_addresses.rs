@@ -72,7 +72,7 @@ impl<'a> ServiceAddresses<'a> {
     }
 
     fn edge_of(&self, pool: &str, vip: IpAddr) -> EdgeView {
-        // External IPs are shared without a key.
+        // External IPs can be shared without a key, so each has a separate Lease.
         let has_own_lease = self.has_own_lease || !self.load_balancer().any(|one| one == vip);
         vip_announcement::edge(
             self.settings,
@@ -93,7 +93,7 @@ impl<'a> ServiceAddresses<'a> {
         self.granted.load_balancer.iter().map(|assigned| assigned.address)
     }
 
-    /// The external IPs that are not LoadBalancer addresses as well.
+    /// The external IPs that are not also LoadBalancer addresses.
     pub(super) fn external_ips(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let all = self.granted.external.iter().map(|(assigned, _)| assigned.address);
         all.filter(|ip| !self.load_balancer().any(|vip| vip == *ip))
@@ -110,7 +110,7 @@ impl<'a> ServiceAddresses<'a> {
             found.push((frontend(vip, port.port, VipKind::LoadBalancer), served));
         }
         for (assigned, own) in &self.granted.external {
-            // An address that is both is a LoadBalancer address.
+            // An external IP that is also a LoadBalancer address is served as a LoadBalancer address.
             if self.load_balancer().any(|vip| vip == assigned.address) {
                 continue;
             }

@@ -1,7 +1,6 @@
 //! The limits that a Service requests: `max-connections`, `max-connection-rate`, `max-bandwidth`.
 //!
-//! An invalid value refuses the ports of the Service, because what the limit protects would be unprotected without
-//! it.
+//! With an invalid value, no port is programmed: without the limit, what it protects would be unprotected.
 
 use std::num::{NonZeroU32, NonZeroU64};
 

@@ -18,7 +18,7 @@ use crate::pools::Authority;
 /// The settings of the gateway that the desired state depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// `node.name`: the gateway runs on this node, and its endpoints are the local ones.
+    /// `node.name`: the gateway runs on this node, and the endpoints on it are local.
     pub node: Option<String>,
     /// `node.zone`, for topology hints; `None`: the zone of the node.
     pub zone: Option<String>,
@@ -118,7 +118,7 @@ impl Settings {
         self.network.snat_addresses.iter().any(|ip| IpFamily::of(*ip) == family)
     }
 
-    /// Whether tunnels whose outer header has this family have a source.
+    /// Whether tunnels with an outer header of this family have a source address.
     pub(super) fn has_tunnel_source(&self, family: IpFamily) -> bool {
         match family {
             IpFamily::V4 => self.network.tunnel_source_v4.is_some(),

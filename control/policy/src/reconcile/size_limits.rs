@@ -26,7 +26,7 @@ pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_spec::limits::BACKENDS_
 /// The maximum number of external IPs of one Service. Every pair of them is compared.
 const EXTERNAL_IPS_MAX: usize = 1_024;
 
-/// Whether a Service has too many ports and addresses. Addresses that it may still get count too.
+/// Whether a Service has too many ports and addresses. Addresses that it may get later count too.
 pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Option<TooLarge> {
     if service.external_ips.len() > EXTERNAL_IPS_MAX {
         return Some(TooLarge {
@@ -65,7 +65,7 @@ pub(super) fn kept_max(service: &Service, listed: usize) -> usize {
     share.min(BACKENDS_PER_PORT_MAX.saturating_sub(listed))
 }
 
-/// Why a Service is too large, and the field that makes it so.
+/// Why a Service is too large, and which field to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TooLarge {
     pub(super) why: String,

@@ -98,8 +98,7 @@ impl Admission {
 /// The field that contains the ranges.
 pub(super) fn field(service: &Service) -> String {
     let (meta, field) = (&service.meta, "spec.loadBalancerSourceRanges");
-    // If the field has no location of its own, its location is that of `spec`: the ranges then come from the
-    // annotation.
+    // A field that the manifest doesn't contain has the location of `spec`: the ranges then come from the annotation.
     if meta.annotations.contains_key(LEGACY) && meta.origin.field(field) == meta.origin.field("spec") {
         return annotation_field(LEGACY);
     }

@@ -41,7 +41,7 @@ type Measure = fn(&Demand) -> usize;
 impl Shares {
     pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
         self.remove(&meta.key);
-        // Only the fields that determine seniority.
+        // Keeps only the fields that determine seniority.
         let meta = Metadata {
             uid: meta.uid.clone(),
             creation_time: meta.creation_time,
@@ -66,7 +66,7 @@ impl Shares {
         self.refused.contains(key).then(|| TooLarge::of_all(&key.namespace, max))
     }
 
-    /// Decides which Services are refused. Returns those whose result changed.
+    /// Decides which Services are refused. Returns the Services whose result changed.
     pub(super) fn refuse_surplus(&mut self, max: &Demand) -> BTreeSet<ObjectKey> {
         let refused = if self.is_over(max) { self.surplus(max) } else { BTreeSet::new() };
         let changed = self.refused.symmetric_difference(&refused).cloned().collect();
@@ -143,7 +143,7 @@ pub(super) fn demand(
             });
         }
         let addresses = frontends.addresses_of(port);
-        // Ports with the same backends share a table. A port needs one for each family of its addresses.
+        // Ports with the same backends share a table. A port needs a table for each family of its addresses.
         let tables = if candidates == 0 { 0 } else { addresses.min(2) };
         let slots = tables * slots_beyond_default(settings, plan.options);
         demand += Demand { frontends: addresses, backends: addresses * candidates, slots, ranges: 0 };
@@ -177,8 +177,7 @@ pub(super) fn demand(
     })
 }
 
-/// The slots of a Maglev table of the Service, if the Service requests a table or a larger one than the configured
-/// one. Slots that all Services get by configuration don't count.
+/// The slots of the Service's Maglev table beyond the configured table, which all Services get.
 fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
     let slots = |scheduler, size: u32| match scheduler {
         Scheduler::Maglev => size as usize,

@@ -62,7 +62,7 @@ fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'sta
     Ok(())
 }
 
-/// Sets what the name of the Service determines, if the mode uses it.
+/// Derives the identity in Geneve packets from the name of the Service, with `dsr-geneve`.
 pub(super) fn identify(options: &mut TunnelOptions, service: &ObjectKey, mode: ForwardingMode) {
     if mode == ForwardingMode::DsrGeneve {
         options.geneve_service = ServiceIdentity::of(&service.namespace, &service.name);

@@ -2,13 +2,13 @@
 //!
 //! Pure. `program` calls it for each frontend, and `service_addresses` for display. The `gatewaySelector` of an
 //! address's pool selects gateways by their labels, and its `announce` lists the methods of announcement. If the pool
-//! no longer exists, every gateway announces the address. A gateway that is not selected neither answers nor
-//! announces, but still forwards packets that arrive.
+//! no longer exists, every gateway announces the address. A gateway that is not selected doesn't announce the address
+//! or answer for it, but still forwards packets that arrive.
 //!
 //! A gateway that can serve no port of an address doesn't answer for it on layer 2, because with
 //! `externalTrafficPolicy: Local` another gateway may have the endpoints. In Lease mode, such addresses have separate
-//! Leases, so that a gateway that can serve them owns them. The Services alone determine these addresses, so all
-//! gateways agree.
+//! Leases, so that a gateway that can serve them owns them. Which addresses these are depends only on the Services, so
+//! all gateways agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -46,8 +46,7 @@ pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, has_ow
 }
 
 /// The name of an address's Lease, for a group of gateways with this selector. Each gateway serves different Services
-/// with `externalTrafficPolicy: Local`, so each address of such Services, or that they may share, has a separate
-/// Lease.
+/// with `externalTrafficPolicy: Local`, so each address that such Services have or may share has a separate Lease.
 fn lease_name(selector: Option<&Selector>, vip: IpAddr, has_own_lease: bool) -> String {
     let group = match selector.filter(|selector| **selector != Selector::default()) {
         None => "all".to_owned(),
@@ -132,8 +131,8 @@ pub(super) fn note_unable(view: &mut ServiceView) {
     }
 }
 
-/// How the gateway answers ARP and neighbour discovery for an address that a Service uses in this way.
-/// `is_elsewhere`: whether only other gateways can serve the port.
+/// How the gateway answers ARP and neighbour discovery for an address of this kind. `is_elsewhere`: whether only other
+/// gateways can serve the port.
 pub(super) fn layer2(edge: &EdgeView, kind: VipKind, is_elsewhere: bool) -> Layer2 {
     match kind {
         // The kernel announces the gateway's own addresses, and cluster IPs are routed to the gateway.

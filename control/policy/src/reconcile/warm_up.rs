@@ -1,8 +1,8 @@
 //! The memory of backends that warm up (`slowStart`): when each started to take new flows.
 //!
 //! State in, state out. A backend warms up if it takes new flows now and did not at the last call: it is a new
-//! endpoint, or passes its checks again. Without a previous call nothing is known, so every backend counts as warm.
-//! This is so after a restart of the gateway, and for the first backends of a Service.
+//! endpoint, or passes its checks again. Without a previous call, every backend counts as warm: after a restart of the
+//! gateway, and for the first backends of a Service.
 //!
 //! Invariant: nothing here reads a clock, and a history without a warming backend has no deadline.
 

@@ -1,7 +1,7 @@
 //! The share of new flows of an endpoint or a node: `tidegate.dev/weight`.
 //!
-//! The weight of an endpoint is that of its Pod, otherwise of its Node, otherwise 1. A weight of 2 doubles the flows,
-//! and 0 means none. Pure. An invalid value is reported at its object, and the next one in this order is used.
+//! The weight of an endpoint is its Pod's, otherwise its Node's, otherwise 1. A weight of 2 doubles the flows, and 0
+//! means none. Pure. An invalid value is reported at its object, and the next weight in this order is used.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};

@@ -23,7 +23,7 @@ const AGGREGATES_MAX: usize = 256;
 const PASSWORD_FILE_BYTES_MAX: u64 = 4 << 10;
 /// The maximum length of a TCP MD5 key on Linux (`TCP_MD5SIG_MAXKEYLEN`).
 const PASSWORD_BYTES_MAX: usize = 80;
-/// The accepted range of `holdTime`. RFC 4271 does not allow a shorter one.
+/// The accepted range of `holdTime`. RFC 4271 does not allow a shorter time.
 const HOLD_TIME: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(65_535);
 const BFD_INTERVAL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 
@@ -71,7 +71,7 @@ pub struct Peer {
     pub hold_time: Duration,
     /// The attributes of routes to this peer, unless the pool or Service sets others.
     pub attributes: RouteAttributes,
-    /// `families`: IPv4 and IPv6 VIPs. Default: the family of the address.
+    /// `families`: whether IPv4 and IPv6 VIPs are announced to the peer. Default: the family of its address.
     pub families: [bool; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Checks `announce` against the other sections: peers must be reachable, and paths must fit.
+//! Checks `announce` against the other sections: peers must be reachable, and the socket's path must not be too long.
 
 use std::net::IpAddr;
 
@@ -49,7 +49,7 @@ pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
     }
 }
 
-/// A family needs an address of the gateway as its next hop, and so does the session.
+/// Each announced family needs an address of the gateway as the next hop, and the session needs one of its own family.
 fn check_families(peer: &Peer, own: &[IpNet], error: impl Fn(String)) {
     let has = |is_v4: bool| own.iter().map(IpNet::addr).any(|ip: IpAddr| ip.is_ipv4() == is_v4);
     for (name, is_v4, wanted) in [

@@ -1,6 +1,6 @@
 //! `service.beta.kubernetes.io/aws-load-balancer-*`, with the ranges and defaults of AWS.
 //!
-//! Pure functions of a value, and of other annotations where one depends on another.
+//! Pure functions of a value, and of other annotations if its meaning depends on them.
 
 use std::time::Duration;
 
@@ -46,8 +46,8 @@ pub(super) const CROSS_ZONE: &str = key_of!("cross-zone-load-balancing-enabled")
 const INTERVAL: u32 = 10;
 const TIMEOUT: u32 = 5;
 
-/// Sets the defaults of AWS if the Service has one of its health-check annotations: a check every 10 s with a timeout
-/// of 5 s, 2 successes to restore a target, and 6 failures to remove it.
+/// Sets the defaults of AWS if the Service has any of the AWS health-check annotations: a check every 10 s with a
+/// timeout of 5 s, 2 successes to restore a target, and 6 failures to remove it.
 pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) {
     let any = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     if !any.iter().any(|key| annotations.contains_key(*key)) {
@@ -65,9 +65,9 @@ pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) 
 pub(in super::super) const ALL_HEALTH_CHECKS: &str = "each of aws-load-balancer-healthcheck-interval, -timeout, \
     -healthy-threshold and -unhealthy-threshold, or none of them";
 
-/// If a `type` of network load balancer is given with some but not all of the health-check annotations: the
-/// annotation, and the note that the defaults of a Classic Load Balancer apply. The defaults of AWS network load
-/// balancers differ.
+/// For a Service with a `type` of network load balancer and some but not all of the health-check annotations: the key
+/// of `type`, and a note that the defaults of a Classic Load Balancer apply, which differ from those of a network load
+/// balancer.
 pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'static str, String)> {
     let all = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     let written = all.iter().filter(|key| annotations.contains_key(**key)).count();
@@ -138,7 +138,7 @@ fn attribute<'a>(attribute: &'a str, value: &'a str, is_sticky: bool) -> AliasVa
     }
 }
 
-/// Reads the ports whose backends receive a PROXY protocol header, if it is not for all ports.
+/// Refuses to limit the PROXY protocol to some ports, unless `tidegate.dev/proxy-protocol` is given.
 pub(super) fn proxy_ports<'a>(_: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     if annotations.contains_key(key::PROXY_PROTOCOL) {
         return AliasValue::Nothing;

@@ -21,7 +21,8 @@ use crate::reconcile::view::{PortRefusal, RefusalReason};
 use crate::reconcile::{announce_options, service_limits, tunnel_options};
 
 impl Reader<'_> {
-    /// Applies the annotations of other load balancers. Returns the one that requests an internal address, if any.
+    /// Applies the annotations of other load balancers. Returns the annotation that requests an internal address, if
+    /// any.
     pub(super) fn aliases<'a>(
         &mut self,
         options: &mut Options,
@@ -93,7 +94,7 @@ impl Reader<'_> {
         internal
     }
 
-    /// Applies the value of one of our annotations, which was written as `annotation` (possibly an alias).
+    /// Applies our annotation `ours`. `annotation` is its name as written, which may be an alias.
     pub(super) fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         let value = value.trim();
         match ours {
@@ -173,7 +174,7 @@ impl Reader<'_> {
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
             key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
                 Some(selector) => options.backends.node_selector = Some(selector),
-                // All nodes would be more than were selected.
+                // The default, all nodes, would include nodes that the Service excludes.
                 None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
             },
             key::TABLE_SIZE => match config::table_size(value) {
@@ -266,7 +267,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The value of a word. Reports an error if it has none.
+    /// Returns the value of a known word, and reports any other word as invalid.
     fn word<T>(&mut self, annotation: &str, value: &str, word: Word<T>, accepted: &str) -> Option<T> {
         match word {
             Word::Known(known) => return Some(known),
@@ -305,7 +306,7 @@ impl Reader<'_> {
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    /// Reports a valid request that can't be granted, and without which no port may be programmed.
+    /// Reports a valid request that can't be granted. No port may be programmed without it.
     pub(super) fn refuse(&mut self, options: &mut Options, annotation: &str, why: &str, accepted: &str) {
         let message = format!("annotation {annotation} is not supported: {why}");
         self.not_supported(annotation, format!("{message}; no port is programmed"), accepted);

@@ -1,10 +1,10 @@
 //! Parses the annotations of a Service into options; the configuration has the defaults.
 //!
-//! One pass over the annotations of our prefix and over the aliases of others. An invalid value is an error that
-//! names the key, the value and the accepted values, and the default is used instead. A valid request that can't be
-//! served is recorded in [`Options::refused`]: then no port of the Service is programmed, because serving it
-//! differently from the request (without its rate limit, to nodes that it excludes) is worse. `apply` handles single
-//! annotations, and this file what follows from several of them.
+//! One pass over the annotations of our prefix and over the aliases of others. An invalid value is an error that names
+//! the key, the value and the accepted values, and the default is used instead. A valid request that can't be served is
+//! recorded in [`Options::refused`]: then no port of the Service is programmed, because serving it differently from the
+//! request (without its rate limit, to nodes that it excludes) is worse. `apply` handles single annotations; this file
+//! handles combinations of them.
 
 mod apply;
 
@@ -46,7 +46,7 @@ const WEEK: Duration = Duration::from_secs(7 * 86_400);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) mode: ForwardingMode,
-    /// The choices within the mode, if it is a tunnel.
+    /// The parameters of the tunnel, if the mode is a tunnel.
     pub(super) tunnel: TunnelOptions,
     mode_is_set: bool,
     pub(super) backends: BackendOptions,
@@ -63,7 +63,7 @@ pub(super) struct Options {
     /// The attributes of the routes to its addresses.
     pub(super) bgp: RouteAttributes,
     pub(super) addresses: AddressRequest,
-    /// Why no port is programmed, if that is so.
+    /// Why no port is programmed; empty if ports can be programmed.
     pub(super) refused: Vec<PortRefusal>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Handshake {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct IdleTimeouts {
-    /// `None`: by the `appProtocol` of the port.
+    /// `None` if the `appProtocol` of the port decides.
     pub(super) tcp: Option<Duration>,
     pub(super) udp: Duration,
     pub(super) sctp: Duration,

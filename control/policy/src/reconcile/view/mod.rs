@@ -44,7 +44,8 @@ pub struct ServiceView {
     pub warnings: Vec<String>,
     /// One entry for each port on each VIP.
     pub ports: Vec<PortView>,
-    /// The forwarding mode of its ports, which have it in JSON; `None` for a Service that is refused as a whole.
+    /// The forwarding mode of its ports (in JSON, each port contains it); `None` for a Service that is refused as a
+    /// whole.
     #[serde(skip)]
     pub mode: Option<ForwardingMode>,
     /// The attributes of the routes to its addresses, from its annotations.
@@ -113,7 +114,7 @@ impl ServiceView {
     /// Whether some programmed port has no active backend.
     #[must_use]
     pub fn lacks_backends(&self) -> bool {
-        // Per port, over all of its addresses.
+        // A port counts once, over all of its addresses.
         let mut up: BTreeMap<(u16, _), bool> = BTreeMap::new();
         for port in self.ports.iter().filter(|port| port.refused.is_none()) {
             *up.entry((port.port, port.protocol)).or_default() |= port.count(BackendViewState::Active) > 0;
@@ -347,7 +348,7 @@ pub enum BackendWhy {
     NotReady,
     /// Its health check fails.
     Unhealthy,
-    /// Its health check fails like all others, so none is excluded.
+    /// Its health check fails, as do all others, so no backend is excluded.
     FailOpen,
     /// Drained by the operator.
     Drained,
