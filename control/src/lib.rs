@@ -4,8 +4,8 @@
 //! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], and what `explain` computes. It does not
 //! process packets.
 //!
-//! May depend on: all other crates, except `tidegate-netlab` and `test-apiserver` (tests only) and the benches. It is
-//! the only one, except for benches, that may use `tidegate-dataplane`.
+//! May depend on: all other crates, except `tidegate-netlab` and `test-apiserver` (tests only) and the benches. Apart
+//! from the benches, only this crate may use `tidegate-dataplane`.
 
 pub mod admin;
 pub mod assemble;

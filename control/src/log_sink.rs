@@ -47,7 +47,7 @@ impl LogSink {
         self.lost_in_total
     }
 
-    /// How many lines are lost and since when, unless there is space again.
+    /// How many lines were lost and since when; `None` if they could be reported.
     pub(crate) fn trouble(&mut self) -> Option<(u64, Timestamp)> {
         if self.report_lost() { None } else { self.lost }
     }

@@ -122,7 +122,7 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
 
 /// The filter for this value of `RUST_LOG`, or why it is invalid.
 fn filter(written: &str) -> Result<EnvFilter, String> {
-    // `EnvFilter` treats a blank before or after a level as a part of it, and then reads a target.
+    // `EnvFilter` treats a blank before or after a level as a part of it, and so takes the level for a target.
     let directives: Vec<&str> =
         written.split(',').map(str::trim).filter(|directive| !directive.is_empty()).collect();
     // An empty filter would log nothing, not even why the configuration is refused.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct AnnounceStatus {
     /// The number of announced VIPs: those sent to a BGP peer or present in the kernel's table.
     pub announced: usize,
-    /// The number of VIPs that should be announced and are in neither place yet.
+    /// The number of VIPs that should be announced but are neither sent nor in the kernel's table yet.
     #[serde(default)]
     pub unsent: usize,
     /// The number of announced prefixes. An aggregate counts once.

@@ -6,7 +6,7 @@ use tidegate_policy::reconcile::Finding;
 /// The reason of the finding that the latest configuration has errors.
 pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";
 
-/// Requests of objects that were not granted.
+/// A request of an object that was not granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FindingView {

@@ -134,7 +134,7 @@ impl fmt::Display for BackendName {
     }
 }
 
-/// A number of flows.
+/// The maximum number of flows to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub usize);
 

@@ -69,9 +69,9 @@ pub struct PortStatus {
 pub struct LinkStatus {
     /// `up`, `down`, `no-carrier` or `gone`.
     pub state: String,
-    /// The start of the state, RFC 3339.
+    /// When the state began, RFC 3339.
     pub since: String,
-    /// How often the state has changed since the start.
+    /// How often the state has changed since the daemon's start.
     pub transitions: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct TapStatus {
     pub link: LinkStatus,
 }
 
-/// The usage of the neighbour table. If `used` is `max`, there is no capacity for another next hop.
+/// The usage of the neighbour table. If `next_hops` is `next_hops_max`, there is no capacity for another next hop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NeighborsStatus {
@@ -93,7 +93,7 @@ pub struct NeighborsStatus {
     pub next_hops: usize,
     /// The maximum number of these.
     pub next_hops_max: usize,
-    /// Neighbours that only packets need.
+    /// Neighbours that are resolved only because packets need them.
     pub on_demand: usize,
     /// The maximum number of these.
     pub on_demand_max: usize,

@@ -43,7 +43,7 @@ pub struct BackendRow {
     pub vip: IpAddr,
     /// Port number on the VIP.
     pub service_port: u16,
-    /// `TCP` or `UDP`.
+    /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// The backend.
     pub backend: BackendView,

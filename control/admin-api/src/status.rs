@@ -62,7 +62,7 @@ pub struct Status {
     pub layer2: BTreeMap<String, String>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
-    /// Durations in the parts of the gateway.
+    /// Durations recorded by each part of the gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<LatencyStatus>,
     /// The ports.
@@ -94,7 +94,7 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoredStatus {
-    /// Whether all workers have restored theirs.
+    /// Whether all workers have restored their flows.
     pub done: bool,
     /// Flows that continue.
     pub flows: u64,
@@ -118,7 +118,7 @@ pub struct SourceStatus {
     /// Whether it answers; always true for a directory. While it does not, the last objects are kept.
     #[serde(default)]
     pub connected: bool,
-    /// Since when it has or has not answered, RFC 3339.
+    /// When it started or stopped answering, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
     /// When the objects were last known to be up to date, RFC 3339.

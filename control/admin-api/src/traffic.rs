@@ -34,12 +34,12 @@ pub struct ServiceTraffic {
     pub connections: u64,
 }
 
-/// The frames counted for one reason.
+/// A count for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// The reason, as in metrics.
     pub reason: String,
-    /// Their number.
+    /// The number of frames or flows.
     pub count: u64,
 }
 

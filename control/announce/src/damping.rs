@@ -1,7 +1,7 @@
 //! Delays the announcement of flapping VIPs. Routers pay for each change, and may suppress a prefix that changes often
 //! (RFC 2439) for much longer than this module does.
 //!
-//! The first withdrawal costs nothing. Each further one within [`STABLE`] doubles the time until the VIP may be
+//! The first withdrawal causes no delay. Each further one within [`STABLE`] doubles the time until the VIP may be
 //! announced again. Withdrawals are never delayed.
 //!
 //! Invariant: nothing here reads a clock; `now` is an argument.
@@ -20,9 +20,9 @@ pub const DELAY_MAX: Duration = Duration::from_secs(64);
 #[derive(Debug, Clone, Copy)]
 struct Flaps {
     count: u32,
-    /// When it was announced or withdrawn.
+    /// When the VIP was last announced or withdrawn.
     changed: Instant,
-    /// When it may be announced again.
+    /// When the VIP may be announced again.
     until: Instant,
 }
 

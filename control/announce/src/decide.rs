@@ -131,7 +131,7 @@ pub struct Vip {
     pub attributes: RouteAttributes,
 }
 
-/// Decides about every VIP from a pool that a Service has.
+/// Decides about every VIP that a Service has from a pool.
 #[must_use]
 pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();

@@ -5,7 +5,7 @@
 //! appear, disappear and reappear, and each change moves flows. So after each start of BIRD, a peer gets routes only
 //! once BFD has been up: by then, the peer has seen its old session end.
 //!
-//! Invariant: a peer that gets routes does not lose them because of this while BIRD runs.
+//! Invariant: while BIRD runs, a peer that gets routes does not lose them because of this module.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -43,8 +43,8 @@ impl FirstBfd {
         }
     }
 
-    /// The peers that get no routes yet. A peer with graceful restart keeps the old routes until the session has sent
-    /// all of them. It need not wait, and an empty table would remove its routes.
+    /// The peers that get no routes yet. A peer with graceful restart need not wait: it keeps its old routes until the
+    /// session has sent all new ones, and an empty table would remove them.
     pub(crate) fn waiting(&self, bgp: &BgpConfig) -> BTreeSet<IpAddr> {
         let waits = bgp.peers.iter().filter(|peer| peer.bfd && !peer.graceful_restart);
         waits.map(|peer| peer.address).filter(|address| !self.ready.contains(address)).collect()

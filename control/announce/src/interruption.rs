@@ -1,8 +1,8 @@
 //! Which peers still have the routes from before the gateway was interrupted.
 //!
 //! After an interruption, the gateway must import the flows of other gateways before it receives their packets. A BGP
-//! peer whose session survived the interruption sends packets anyway, so its routes stay. One whose session ended has
-//! sent its packets to other gateways since, so it gets the routes only when this gateway has caught up.
+//! peer whose session survived the interruption sends packets anyway, so its routes stay. A peer whose session ended
+//! has sent its packets to other gateways since, so it gets the routes only when this gateway has caught up.
 //!
 //! Invariant: nothing here reads a clock.
 
@@ -31,7 +31,7 @@ impl Interruption {
         self.since.is_some()
     }
 
-    /// Whether the peer's session has been up since before the interruption; true if there is none.
+    /// Whether the peer's session has been up since before the interruption; true without an interruption.
     pub(crate) fn keeps(&self, peer: &PeerStatus) -> bool {
         self.since.is_none_or(|since| peer.is_up() && peer.since_instant <= since)
     }

@@ -99,7 +99,7 @@ impl Table {
             }
             self.installed = found;
         }
-        // Withdrawals come first because they are urgent. An error does not stop the rest, and the first one is
+        // Withdrawals come first because they are urgent. An error does not stop the rest, and the first error is
         // reported.
         let mut result = Ok(());
         let stale: Vec<IpNet> =

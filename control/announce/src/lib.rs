@@ -1,9 +1,9 @@
 //! Announces the VIPs of this gateway to routers.
 //!
 //! [`decide`] decides which VIPs to announce and why the others are withheld, [`damping`] delays flapping VIPs,
-//! [`routes`] derives prefixes from VIPs, and [`snat`] adds SNAT addresses. [`bird`], a BIRD 2 that this crate starts
-//! and monitors, and [`kernel`], which manages routes in a kernel table, pass the prefixes on to the network.
-//! [`announcer`] is the thread that runs all of this, and [`status`] is what it reports.
+//! [`routes`] derives prefixes from VIPs, and [`snat`] adds SNAT addresses. [`bird`] runs and monitors a BIRD 2 that
+//! announces the prefixes, and [`kernel`] adds them as routes to a kernel table. [`announcer`] is the thread that runs
+//! all of this, and [`status`] is what it reports.
 //!
 //! May depend on: `tidegate-model` (the configuration) and `tidegate-policy` (the Services). May not: the dataplane, an
 //! API server. The daemon reports whether the gateway forwards.

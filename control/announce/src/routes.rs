@@ -16,8 +16,8 @@ use crate::decide::Vip;
 /// Prefixes with their attributes.
 pub type Routes = BTreeMap<IpNet, RouteAttributes>;
 
-/// The configured aggregates that are not announced because they contain no address of any pool. The router would send
-/// us traffic that belongs to other hosts.
+/// The configured aggregates that are not announced because they contain no address of any pool. They would attract
+/// traffic that belongs to other hosts.
 #[must_use]
 pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeSet<IpNet> {
     let is_outside = |net: &&IpNet| {

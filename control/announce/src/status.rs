@@ -11,10 +11,10 @@ use jiff::{SignedDuration, Timestamp};
 use crate::bird::replies::{Protocols, Session, SessionState};
 use crate::decide::{Vip, Withheld};
 
-/// After this time, an unanswered connection attempt counts as unanswered. An error explains a state only if the state
-/// began at most this long after it.
+/// A connection attempt counts as unanswered after this time. An error explains a state only if the state began at most
+/// this long after the error.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// BIRD's times are in whole seconds, and clocks are slewed.
+/// The tolerance for BIRD's times, which are in whole seconds, and for slewed clocks.
 const SINCE_TOLERANCE: Duration = Duration::from_secs(2);
 
 /// The state of the announcements.
@@ -26,7 +26,7 @@ pub struct Status {
     pub prefixes: usize,
     /// The number of announced VIPs: those sent to a BGP peer or present in the kernel's table.
     pub announced: usize,
-    /// The number of VIPs that should be announced and are in neither place yet.
+    /// The number of VIPs that should be announced but are neither sent nor in the kernel's table yet.
     pub unsent: usize,
     /// The VIPs that are withheld.
     pub withheld: BTreeMap<IpAddr, Withheld>,
@@ -71,7 +71,7 @@ pub struct PeerStatus {
     pub asn: u32,
     /// The session.
     pub session: Session,
-    /// Since when the session is in its state.
+    /// When the session entered its current state.
     pub since: Timestamp,
     /// Like `since`, but independent of changes of the clock.
     pub since_instant: Instant,
@@ -190,7 +190,7 @@ impl PeerStatus {
     }
 }
 
-/// The families, IPv4 and IPv6, whose routes were sent to a peer or are all in the kernel.
+/// For IPv4 and IPv6: whether routes were sent to a peer, or all routes are in the kernel.
 pub(crate) fn reached(peers: &[PeerStatus], kernel_has_all: bool) -> [bool; 2] {
     [0, 1].map(|family| {
         kernel_has_all || peers.iter().any(|peer| peer.is_up() && peer.session.sent[family] > 0)

@@ -81,7 +81,7 @@ pub struct SocketArg {
 }
 
 impl SocketArg {
-    /// The API server, if that is to be queried. A kubectl plugin also queries it if no gateway runs on this machine.
+    /// The API server, if the query goes there. A kubectl plugin also queries it if no gateway runs on this machine.
     fn cluster(&self) -> Option<Server> {
         let Self { socket, kubeconfig, context } = self;
         let program = std::env::args_os().next();
@@ -438,14 +438,14 @@ async fn pools(named: &Named, out: &mut impl Write) -> Result<(), Failure> {
 }
 
 impl Named {
-    /// The query of the API server, if it is to be queried.
+    /// The query, if it goes to the API server.
     fn query(&self) -> Result<Option<Query<'_>>, Failure> {
         self.cluster.query(&self.common, &self.names, None)
     }
 }
 
 impl ClusterArgs {
-    /// The query of the API server, if it is to be queried.
+    /// The query, if it goes to the API server.
     fn query<'a>(
         &'a self,
         common: &Common,

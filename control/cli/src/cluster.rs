@@ -105,7 +105,7 @@ impl Query<'_> {
         }
     }
 
-    /// Prints each change after a version, until the API server no longer has what followed it.
+    /// Prints each change after a version, until the API server no longer has the history since then.
     async fn follow<T: Shown>(
         &self,
         (client, server): (&Client, &str),
@@ -175,7 +175,7 @@ fn refused(server: &str, error: kube::Error) -> Failure {
     })
 }
 
-/// Warns on standard error if the definition of AddressPool is being deleted: its discovery lacks the verb `create` then.
+/// Warns on standard error if the definition of AddressPool is being deleted: discovery then lacks its verb `create`.
 async fn warn_of_deleted_definition(client: &kube::Client) {
     let version = AddressPool::api_version(&());
     // Without the right to read the definition, there is no warning.

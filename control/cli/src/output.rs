@@ -169,8 +169,8 @@ impl Table {
     }
 }
 
-/// Escapes control characters. Whoever may write objects chooses some of the text, and a terminal would interpret these
-/// characters.
+/// Escapes control characters. Users who may write objects choose some of the text, and a terminal would interpret
+/// these characters.
 fn printable(text: String) -> String {
     if !text.contains(char::is_control) {
         return text;

@@ -112,7 +112,7 @@ fn state_of(service: &ServiceView) -> &'static str {
     }
 }
 
-/// Whether no worker has a backend that should serve.
+/// Whether a backend should serve but no worker has it.
 fn has_no_next_hop(service: &ServiceView) -> bool {
     service.ports.iter().flat_map(|port| &port.backends).any(|one| one.why == BackendWhy::NoNextHop)
 }

@@ -17,7 +17,7 @@ use tidegate_wire::sctp::{self, Kind, chunk};
 use tokio::net::UdpSocket;
 
 /// The first local port. The kernel assigns none for raw sockets, so checks use consecutive ports from here on, and two
-/// that run at the same time have different ones.
+/// checks that run at the same time have different ports.
 const PORT_MIN: u16 = 1 << 15;
 /// Packets of a check are shorter, and the tags are at the beginning of the answer.
 const ANSWER_MAX: usize = 2048;
@@ -34,7 +34,7 @@ pub(crate) enum Reply {
 /// A socket with the ports and the tag of one check.
 #[derive(Debug)]
 pub(crate) struct Init {
-    /// A raw socket. It is used like one of UDP: connect, send and receive are the same system calls.
+    /// A raw socket. It is used like a UDP socket: connect, send and receive are the same system calls.
     socket: UdpSocket,
     local: IpAddr,
     local_port: u16,
@@ -82,7 +82,7 @@ impl Init {
     /// Sends the INIT to this address and waits for the answer, without a time limit.
     ///
     /// # Errors
-    /// Those of the socket, such as an ICMP error about the INIT.
+    /// An error of the socket, such as an ICMP error about the INIT.
     pub(crate) async fn send_init(&self, remote: IpAddr) -> io::Result<Reply> {
         // Connected, so that the kernel delivers only packets of this peer, and its ICMP errors.
         SockRef::from(&self.socket).connect(&SocketAddr::new(remote, 0).into())?;

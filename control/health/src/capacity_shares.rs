@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// The factor by which a namespace's checks in progress may exceed the free capacity.
+/// How many times the free capacity a namespace's checks in progress may reach.
 const SHARE_OF_FREE: usize = 4;
 /// One part in this many of the capacity is reserved for namespaces without a check in progress.
 const RESERVED_FRACTION: usize = 16;
@@ -52,7 +52,7 @@ pub(super) struct Shares<E> {
 struct Share<E> {
     name: Option<Arc<str>>,
     targets: usize,
-    /// The number without stretching.
+    /// The number of checks an hour without stretching.
     checks_an_hour: u64,
     stretch: u32,
     waiting: [VecDeque<E>; 2],

@@ -24,7 +24,7 @@ pub enum CheckResult {
     Success,
     /// The target, or the network towards it, has a fault.
     Failure(Failure),
-    /// The gateway itself has a fault, so the result is no information about the target.
+    /// The gateway itself has a fault, so the result says nothing about the target.
     Inconclusive,
 }
 

@@ -146,7 +146,7 @@ struct Fault {
 }
 
 impl Fault {
-    /// A fault of this host, which is no information about the target.
+    /// A fault of this host, which says nothing about the target.
     const OURS: Self = Self { result: CheckResult::Inconclusive, weight: None };
 }
 

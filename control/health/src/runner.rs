@@ -182,7 +182,8 @@ impl Checker {
     }
 
     /// Replaces the targets. Targets that remain keep their state and their time in the interval. A target whose probe
-    /// changed keeps the verdict on its address until the new probe has one. The cost is that of the differences.
+    /// changed keeps the verdict on its address until the new probe has one. The cost is proportional to the number of
+    /// changes.
     pub fn set_targets(&self, targets: Targets) {
         self.targets.send_if_modified(|now| {
             let changed = !now.is_same(&targets);
@@ -326,7 +327,7 @@ async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) ->
         // The target answered at the VIP, which is also what clients see.
         Some(answer) if !is_good || answer.result.is_from_target() => answer,
         _ if is_good => CheckResult::Failure(Failure::NotOnVip).into(),
-        // Otherwise the result at its own address counts, if there is one.
+        // Otherwise the result at the endpoint's own address counts, if there is one.
         _ => at_own.unwrap_or(CheckResult::Failure(Failure::Timeout).into()),
     }
 }

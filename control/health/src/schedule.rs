@@ -6,9 +6,9 @@
 //! have different seeds, so they check the same backend at different times.
 //!
 //! Checks in progress (separately for TLS, which costs the most) and checks per second are limited, both in fair shares
-//! for each namespace ([`Shares`]). Memory is limited to half a kilobyte per target. A target is in progress, waiting,
-//! or scheduled, and only one of these. So nothing accumulates if all checks time out: each target is still checked,
-//! only late.
+//! for each namespace ([`Shares`]). Memory is limited to half a kilobyte per target. A target is always in exactly one
+//! state: scheduled, waiting, or in progress. So nothing accumulates if all checks time out: each target is still
+//! checked, only late.
 //!
 //! Invariant: nothing here reads a clock, sends a request or generates random numbers: `now` and the seed are
 //! arguments.
@@ -111,9 +111,9 @@ impl Schedule {
         }
     }
 
-    /// Replaces the targets. Returns those whose state changed. Targets that stay keep everything. A new target at an
-    /// address that was already checked in a different way starts with the known state of that address: failing if all
-    /// of its checks fail.
+    /// Replaces the targets. Returns those whose state changed. Targets that stay keep their state and their schedule.
+    /// A new target at an address that was already checked in a different way starts with the known state of that
+    /// address: failing if all of its checks fail.
     pub(super) fn replace(&mut self, wanted: &Targets, now: Duration) -> Vec<Change> {
         let old = std::mem::replace(&mut self.wanted, wanted.clone());
         let (mut come, mut gone) = (Vec::new(), BTreeSet::new());
@@ -318,8 +318,8 @@ impl Schedule {
         Cadence::new(position(self.seed, target.address), period)
     }
 
-    /// The known state of a new target's address in its namespace, or, if `among` is given, of these targets with the
-    /// same IP: a failure if all of them fail. `None` if there are none.
+    /// The known state of the targets in a new target's namespace that have its address, or if `among` is given, of the
+    /// targets in `among` that have its IP. A failure if all of them fail; `None` if there are none.
     fn known_near(&self, new: &Target, among: Option<&BTreeSet<&Target>>) -> Option<Option<Failure>> {
         let (address, namespace) = (new.address, &new.probe.namespace);
         let from = if among.is_none() { address } else { SocketAddr::new(address.ip(), 0) };

@@ -27,9 +27,9 @@ pub struct Tally {
     against: u32,
     /// The number of results so far; it wraps.
     results: u32,
-    /// The results at which the last changes happened, oldest first.
+    /// The numbers of the results at which the last changes happened, oldest first.
     changed_at: [u32; CHANGES_MAX],
-    /// The result at which the state or the level last changed.
+    /// The number of the result at which the state or the level last changed.
     stable_since: u32,
 }
 

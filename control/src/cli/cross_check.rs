@@ -1,4 +1,4 @@
-//! Faults that show only when the configuration is compared with the objects, and that nothing else reports.
+//! Faults that show only when the configuration is compared with the objects.
 //!
 //! Only `check` reports them: most of these states are normal for a while, such as a Service without endpoints, and a
 //! running gateway reports them in `status` and conditions. No I/O: `load` passes what it has read.
@@ -90,7 +90,7 @@ fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec
     faults
 }
 
-/// Services whose class is not that of this gateway.
+/// Services that have a different class than this gateway.
 fn of_other_classes(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let own = config.source.load_balancer_class();
     let other = |service: &&Service| other_class(service, own).is_some();
@@ -110,7 +110,7 @@ fn other_class<'a>(service: &'a Service, own: &str) -> Option<&'a str> {
     class.filter(|_| service.service_type == ServiceType::LoadBalancer)
 }
 
-/// With an API server, Services of other classes are normal, so this reports only that all are.
+/// With an API server, Services of other classes are normal, so this warns only if no Service has the gateway's class.
 fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<Diagnostic> {
     let (own, takes_all) = (config.source.load_balancer_class(), config.source.claims_classless());
     let is_ours =

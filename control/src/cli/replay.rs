@@ -108,8 +108,8 @@ fn is_same_file(input: &File, output: &Path) -> bool {
 }
 
 /// Sets the MAC address of each interface that has no `mac` in the configuration. A running gateway uses the MAC
-/// address of the device, which is not available offline. The replay uses the first unicast destination address of a
-/// frame that the capture has for that interface. The replay itself reports faults of the capture.
+/// address of the device, which is not available offline. The replay uses the first unicast destination address among
+/// the capture's frames for that interface. The replay itself reports faults of the capture.
 fn take_over_stations(config: &GatewayConfig, spec: &mut SnapshotSpec, capture: &Path) {
     let configured = config.dataplane.network.interfaces.iter().map(|i| i.mac.is_some());
     let mut open: Vec<bool> = configured.map(|has| !has).collect();

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::state_file;
 
-/// The version of the format of lines. Lines of another version are ignored, like damaged ones.
+/// The version of the line format. Lines of other versions are ignored, like damaged ones.
 const FORMAT: u32 = 1;
 /// How long a round waits for the disk. A slower disk does not delay the publication further.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -61,7 +61,7 @@ struct Line {
     namespace: String,
     name: String,
     uid: String,
-    /// Whether its Service no longer exists. It is kept in case the Service returns.
+    /// Whether the Service no longer exists. The line is kept in case the Service returns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
     #[serde(rename = "held")]

@@ -20,8 +20,8 @@ use super::state::State;
 
 /// The longest wait for the withdrawal at shutdown. BIRD needs about 20 ms for 10,000 routes.
 const WITHDRAW_MAX: Duration = Duration::from_millis(800);
-/// An older state means that the announcer thread hangs or has failed. A BIRD that does not answer delays it by some
-/// seconds.
+/// If the announcer's state is older than this, its thread hangs or has failed. A BIRD that does not answer delays it
+/// by some seconds.
 const AGE_MAX: Duration = Duration::from_secs(15);
 
 /// Starts the announcer of this gateway.

@@ -39,7 +39,7 @@ pub(super) struct CatchUp {
     absent: Duration,
     /// When the gateway could first use the flows of peers.
     began: Option<Duration>,
-    /// Since when it has been waiting, including all interruptions while it forwarded.
+    /// Since when it has been waiting; interruptions restart this only if the gateway didn't forward.
     since: Option<Duration>,
     /// Messages that had reached the workers at the last observation.
     passed_on: u64,

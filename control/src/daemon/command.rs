@@ -18,7 +18,8 @@ pub(super) enum Command {
     Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
     /// Drain the gateway itself. The answer is why a restart would lose the drain.
     DrainGateway(oneshot::Sender<Option<String>>),
-    /// Undrain the gateway itself. The answer is like that of a drain, or `None` if the command did not drain it.
+    /// Undrain the gateway itself. The answer is why a restart would lose this change, or `None` if the command had not
+    /// drained the gateway.
     UndrainGateway(oneshot::Sender<Option<Option<String>>>),
     /// Reload the configuration.
     Reload(oneshot::Sender<ReloadAnswer>),

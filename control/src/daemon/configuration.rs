@@ -18,7 +18,7 @@ use super::reload::fixed_parts_that_differ;
 use crate::assemble;
 use crate::logging;
 
-/// A reload is answered after this time at the latest, whether or not the files have been read. A million prefixes take
+/// The longest time until a reload is answered, even if the files have not been read by then. A million prefixes take
 /// about a second.
 const READ_BOUND: Duration = Duration::from_secs(20);
 
@@ -104,7 +104,7 @@ pub(super) struct Reader {
     reading: Option<oneshot::Receiver<Loaded>>,
     /// The requests that the current read answers.
     waiting: Vec<Request>,
-    /// The requests that arrived after the read started, which may have missed their changes.
+    /// The requests that arrived after the read started: it may have missed their changes.
     later: Vec<Request>,
 }
 
@@ -191,7 +191,7 @@ impl Reader {
             };
             let requests = std::mem::take(&mut self.waiting);
             self.begin();
-            // Nobody waits for a read that took too long, and the next one is newer.
+            // If nobody waits for this read any more, its result is ignored: the next read is newer.
             if !requests.is_empty() {
                 return Read { loaded, answers: requests.into_iter().filter_map(|one| one.answer).collect() };
             }

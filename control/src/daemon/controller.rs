@@ -118,7 +118,7 @@ impl Controller {
         tokio::task::spawn_blocking(move || copies.save(&lists.read, &named));
     }
 
-    /// Changes when a health-check node port cannot be bound, or can be again.
+    /// Changes when a health-check node port can no longer be bound, or can be bound again.
     pub(super) fn unbound(&self) -> watch::Receiver<Vec<BindFailure>> {
         self.reporter.node_ports.failures()
     }
@@ -176,7 +176,7 @@ impl Controller {
         self.gatherer.verdicts = verdicts;
     }
 
-    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, as far as that is known.
+    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, if that is known.
     pub(super) fn set_drain_annotation(&mut self, annotation: &DrainAnnotation) {
         let is_requested = match annotation {
             DrainAnnotation::Unknown => return,

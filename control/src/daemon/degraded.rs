@@ -1,5 +1,5 @@
-//! Everything that is wrong with the running gateway, one line each: `DEGRADED` of `tidegate status`, and their number
-//! in metrics.
+//! Lists what is wrong with the running gateway. `tidegate status` shows the lines as `DEGRADED`, and metrics their
+//! number.
 //!
 //! Each module describes its own faults; here they are only collected.
 

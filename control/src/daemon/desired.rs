@@ -1,5 +1,5 @@
-//! Computes the desired state of each round incrementally from that of the last one, and periodically compares it with
-//! one computed from scratch.
+//! Computes the desired state of each round incrementally from the previous state, and periodically compares it with a
+//! state computed from scratch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct Desired {
     reconciler: Reconciler,
     /// Addresses and draining flows.
     pub(super) memory: Memory,
-    /// The backends of the last process, until a round has Services: its flows are restored with these.
+    /// The backends of the previous process, until a round has Services, with which that process's flows are restored.
     pub(super) earlier: Option<Drains>,
     self_check: SelfCheck,
     started: Instant,
@@ -77,7 +77,7 @@ impl Desired {
             let allocations = Arc::make_mut(&mut self.memory.allocations);
             if let Some(holdings) = allocations.of_removed.remove(service) {
                 allocations.by_service.insert(service.clone(), holdings);
-                // It caches the addresses of its last round.
+                // The old reconciler caches the addresses of its last round.
                 self.reconciler = Reconciler::default();
             }
         }

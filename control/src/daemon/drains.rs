@@ -1,5 +1,5 @@
-//! What operators have drained, saved in a file: backends and nodes, so that they get no new flows after a restart, and
-//! the gateway itself, so that it does not announce its addresses after one.
+//! Saves in a file what operators have drained. After a restart, drained backends and nodes still get no new flows, and
+//! a drained gateway still announces nothing.
 //!
 //! The file has one target per line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway itself and cannot be
 //! names of targets. The second one counts only until the API server reports the current annotation. The file is
@@ -39,7 +39,7 @@ pub(super) struct Drains {
     targets: BTreeSet<DrainTarget>,
     /// Whether the command drains the gateway itself.
     gateway: bool,
-    /// Whether the annotation does.
+    /// Whether the annotation drains the gateway itself.
     gateway_annotated: bool,
     path: PathBuf,
     /// The error of the file.
@@ -63,7 +63,7 @@ impl Drains {
         drains
     }
 
-    /// Reads the file, or if it does not exist, the one that an earlier version left at another path.
+    /// Reads the file. If it does not exist, reads the file that an earlier version left at `before`.
     fn moved(path: PathBuf, before: &Path) -> Self {
         if before == path || path.exists() || !before.exists() {
             return Self::read(path);
@@ -73,7 +73,7 @@ impl Drains {
             let written = write(&drains.path, &drains.text());
             drains.written(written.map_err(|error| error.to_string()));
         }
-        // Otherwise, the next start needs it.
+        // If there was an error, the next start needs the old file.
         if drains.trouble.is_none()
             && let Err(error) = fs::remove_file(before)
         {

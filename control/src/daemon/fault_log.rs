@@ -1,9 +1,9 @@
 //! Decides which faults are logged, and how many lines each namespace may have.
 //!
 //! A fault is logged once for as long as it exists. Users who can change objects in a namespace control how many faults
-//! these have and how often they change. So each namespace has a budget of lines: a burst, and then a rate. Further
-//! lines are suppressed and counted, and one line per minute reports their number. Status, events and `tidegate
-//! services` still show all faults.
+//! these objects have and how often the faults change. So each namespace has a budget of lines: a burst, and then a
+//! rate. Further lines are suppressed and counted, and one line per minute reports their number. Status, events and
+//! `tidegate services` still show all faults.
 //!
 //! Faults that belong to no namespace (configuration, pools, the gateway) are the operator's and are never suppressed.
 //!
@@ -38,7 +38,7 @@ pub(super) struct LogLines {
 }
 
 impl FaultLog {
-    /// Records all current faults. Returns those to log, which are new. A fault that was gone is logged again.
+    /// Records all current faults. Returns the new ones, to be logged. A fault that ended and returned is new.
     pub(super) fn update(&mut self, faults: BTreeSet<Fault>, now: Instant) -> LogLines {
         let mut update = LogLines::default();
         for (namespace, diagnostic) in faults.difference(&self.faults) {

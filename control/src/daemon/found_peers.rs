@@ -1,7 +1,7 @@
 //! Discovers the peers of flow sharing by their `GatewayStatus`, and determines which of them should answer.
 //!
-//! The cluster writer lists the gateways. Datagrams of a gateway that is not listed yet are those of a stranger; when
-//! one arrives, the list is read again soon.
+//! The cluster writer lists the gateways. A gateway that is not listed yet is a stranger: when a stranger sends a
+//! datagram, the list is read again soon.
 //!
 //! Invariant: while the API server does not answer, the peers stay as they are.
 

@@ -26,7 +26,7 @@ use super::task_watchdog::Vital;
 
 /// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;
-/// A gateway that finds its name taken within this time after its start exits. A later one has flows and keeps
+/// A gateway exits if it finds its name taken within this time after its start. After this time, it has flows and keeps
 /// forwarding them.
 const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
 /// How long the dataplane threads may take to end. Each of them ends after its loop iteration, unless it hangs.
@@ -48,7 +48,7 @@ pub(super) struct Gateway {
     pub(super) announcer: Arc<Announcer>,
     /// Tasks and threads that must not end.
     pub(super) vital: Vital,
-    /// When the drain that a signal started ends at the latest.
+    /// The latest time when the drain that a signal started may end.
     pub(super) stops_at: Option<Instant>,
 }
 
@@ -189,8 +189,8 @@ impl Gateway {
         });
     }
 
-    /// Handles a shutdown signal. Returns the end, or `None` if the gateway drains first: then the loop continues, so
-    /// that changes of backends still take effect.
+    /// Handles a shutdown signal. Returns how the loop ends, or `None` if the gateway drains first: then the loop
+    /// continues, so that changes of backends still take effect.
     fn begin_stop(&mut self) -> Option<End> {
         let is_taken = self.inputs.cluster.name_taken.borrow().is_some();
         let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
@@ -212,7 +212,7 @@ impl Gateway {
         }
     }
 
-    /// The end, if the drain that a signal started is over.
+    /// How the loop ends, if the drain that a signal started is over.
     fn stops(&self) -> Option<End> {
         let stops_at = self.stops_at?;
         let is_late = Instant::now() >= stops_at;
@@ -235,8 +235,8 @@ impl Gateway {
         // Routers must have another path before this gateway stops forwarding.
         announcements::withdraw(Arc::clone(&self.announcer)).await;
         // Old and new flows are forwarded until the end. No other gateway takes them over until a router has seen that
-        // this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a second
-        // or three later.
+        // this gateway is not ready. If a new flow were refused here, its client would send the next SYN one or three
+        // seconds later.
         let forwarding = async {
             tokio::select! {
                 () = tokio::time::sleep(grace) => {}

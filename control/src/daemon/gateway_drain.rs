@@ -3,7 +3,7 @@
 //! A gateway serves, drains or is drained. While anybody requests a drain (the operator by a command, the annotation of
 //! its `GatewayStatus`, or SIGTERM), it announces nothing and `/readyz` fails, but it forwards everything that still
 //! arrives. It is drained when no packet for a VIP and no reply of a backend has arrived for `drain.quiet`. If packets
-//! arrive again, it is draining again: the state is the current one, not the best so far.
+//! arrive again, it goes back from drained to draining.
 //!
 //! Everything that announces addresses follows [`GatewayDrain::changes`] and announces only in [`Phase::Serving`].
 //!
@@ -35,8 +35,8 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Counts packets for VIPs and replies of backends, as far as an answer or a forwarded frame shows them. Traffic
-    /// that backends originate is not counted, because a drain of this gateway does not move it.
+    /// Counts packets for VIPs and replies of backends that were forwarded or answered. Traffic that backends originate
+    /// is not counted, because a drain of this gateway does not move it.
     pub(super) fn of(stats: &Stats) -> Self {
         let of_vips = stats.transmits.iter().filter(|(why, _)| is_of_a_vip(*why));
         Self {

@@ -55,7 +55,7 @@ pub(super) struct FromCluster {
 }
 
 impl FromCluster {
-    /// The inputs from `writer`. Without one, no other gateway reads the directory.
+    /// The inputs from `writer`. Without a writer, they never change.
     pub(super) fn of(writer: Option<&ClusterWriter>) -> Self {
         match writer {
             Some(writer) => Self {

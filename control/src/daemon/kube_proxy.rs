@@ -22,8 +22,8 @@ const PORT: u16 = 10256;
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped. The checking task
-/// becomes one of `vital`.
+/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped. The task that checks is
+/// added to `vital`.
 pub(super) fn follow(config: &GatewayConfig, vital: &mut Vital) -> watch::Receiver<bool> {
     let (sender, receiver) = watch::channel(false);
     // A gateway that listens on this port itself would detect itself.

@@ -25,8 +25,8 @@ use tokio::task::AbortHandle;
 use super::vrrp::Vrrp;
 use crate::telemetry::Layer2Counts;
 
-/// A Lease lasts this much less than the time within which another gateway takes over, because that gateway checks only
-/// once a second and needs a moment for its first answer.
+/// How much shorter a Lease is than the time within which another gateway takes over: that gateway checks only once a
+/// second, and needs a moment for its first answer.
 const TAKEOVER_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// The keeper of the ownership, if any.

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 /// backends about ten seconds.
 const ITERATION_MAX: Duration = Duration::from_secs(60);
 
-/// Without progress for this time, the loop is hung. This is half the time of the unit in `deploy/systemd`. The
-/// liveness probe in `deploy/kubernetes` adds about as much.
+/// Without progress for this time, the loop is hung. This is half of `WatchdogSec` in `deploy/systemd`. The liveness
+/// probe in `deploy/kubernetes` adds about as much.
 const STANDSTILL_MAX: Duration = Duration::from_secs(45);
 
 /// The current iteration of the loop.
@@ -75,8 +75,8 @@ impl Progress {
         }
     }
 
-    /// Whether both make progress. An API server that does not answer, or a state that cannot be published, stops
-    /// neither.
+    /// Whether the loop and the check for hung threads make progress. An API server that does not answer, or a state
+    /// that cannot be published, stops neither.
     pub(super) fn loop_alive(&self) -> bool {
         self.inner().at.elapsed() <= STANDSTILL_MAX
     }

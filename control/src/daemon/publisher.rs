@@ -18,7 +18,7 @@ use super::state::State;
 /// How long a round waits for the workers to apply its snapshot. Only a hung worker takes longer, and `/healthz` then
 /// reports it.
 const APPLY_MAX: Duration = Duration::from_millis(500);
-/// How long they usually take at most, and how often they are polled meanwhile.
+/// How long the workers usually take at most, and how often they are polled during that time.
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
 /// How often they are polled after that.
@@ -33,7 +33,7 @@ pub(super) struct Publisher {
     /// The round whose spec was last published to the workers.
     published: Option<Arc<Outcome>>,
     generation: u64,
-    /// Since when the workers have had a snapshot that not all of them are known to have applied.
+    /// Since when the workers have had a snapshot that some of them may not have applied yet.
     handed_over: Option<std::time::Instant>,
     /// The last round that every worker has applied.
     applied: Option<Arc<Outcome>>,
@@ -82,8 +82,8 @@ impl Publisher {
         self.retry_at
     }
 
-    /// Whether something did not fit into the neighbour table and now fits. Entries become free only when the workers
-    /// have stopped using an older snapshot, without any other event.
+    /// Whether something did not fit into the neighbour table and now fits. Entries become free when the workers stop
+    /// using an older snapshot, which no event signals.
     fn has_capacity(&mut self) -> bool {
         let Some(at) = &mut self.retry_at else { return false };
         *at = Instant::now() + RETRY;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 
-/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's default sync
-/// period, like kube-proxy.
+/// If the workers have not applied an update after this time, the gateway is unhealthy. This is
+/// kube-proxy's limit: twice its default sync period.
 const UPDATE_MAX: Duration = Duration::from_secs(60);
 
 /// The time-dependent state of the gateway's health.

@@ -4,7 +4,7 @@
 //! A gateway that has just started doesn't know the removed backends that keep their flows. In DSR modes it would also
 //! send flows in flux to other backends.
 //!
-//! Invariant: the controller never waits here for long: it only stores a copy of its memory, which shares its contents.
+//! Invariant: the controller never waits here for long: it only stores a copy of its memory that shares the contents.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(super) struct RecentChanges {
 #[derive(Debug)]
 struct Saved {
     drains: Drains,
-    /// The time of the round, by the clock of the controller and by that of the system.
+    /// The time of the round, on the controller's clock and on the system's.
     at: (Duration, Instant),
 }
 
@@ -35,8 +35,8 @@ impl RecentChanges {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
     }
 
-    /// The changes that still matter, if there was a round since the last call, and the time to which their remaining
-    /// times refer.
+    /// If there was a round since the last call: the changes that still matter, and the time from which their remaining
+    /// times count.
     pub(super) fn take(&self) -> Option<(BackendChanges, Instant)> {
         let saved = self.last.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let (now, at) = saved.at;

@@ -45,7 +45,7 @@ pub(super) fn described(refused: &RefusedObject) -> String {
     format!("{} {} is refused: {}", refused.kind, refused.key, why(refused))
 }
 
-/// All errors of an object in one line, without what would be accepted.
+/// All errors of an object in one line, without the accepted values.
 fn why(refused: &RefusedObject) -> String {
     refused.faults.iter().map(Diagnostic::with_location).collect::<Vec<_>>().join("; ")
 }

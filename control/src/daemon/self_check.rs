@@ -125,7 +125,7 @@ impl SelfCheck {
 
     /// When the next comparison needs a round, even without a change.
     pub(super) fn due(&self, config: &SelfCheckConfig) -> Option<Instant> {
-        // It is unknown when a comparison in progress will end. A panic of one is noticed after the interval.
+        // It is unknown when a comparison in progress will end. If it panics, that is noticed after the interval.
         let last = if self.in_progress.is_some() { Instant::now() } else { self.began };
         config.enabled.then(|| (last + config.interval).max(self.not_before))
     }

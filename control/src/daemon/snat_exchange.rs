@@ -1,8 +1,8 @@
 //! Moves SNAT addresses between the gateways that share flows: collects the inputs of [`SnatOwners`], and applies its
 //! decision to the announcements and to the answers on the links.
 //!
-//! The thread that shares flows calls it. The addresses of other gateways are known from these gateways, and from flows
-//! that this gateway has adopted: after a restart, a gateway still has the flows of one that is gone.
+//! The thread that shares flows calls it. Other gateways report their addresses. Further addresses are known from flows
+//! that this gateway has adopted: after a restart, it still has the flows of gateways that are gone.
 //!
 //! Invariant: nothing here blocks. If the thread stops, the gateway stops answering for addresses of others after
 //! [`GRANT`].
@@ -22,12 +22,12 @@ use super::snat_owners::{Input, SnatOwners, serves};
 
 /// How long the gateway answers for addresses of others after each decision.
 const GRANT: Duration = Duration::from_secs(2);
-/// After this time, live peers have answered since the start, or since a pause of this process.
+/// Live peers answer within this time after the start, or after a pause of this process.
 const STARTING: Duration = Duration::from_secs(1);
 /// How long a gateway keeps its addresses when it starts draining: routers send it new connections until they have
-/// processed the withdrawal, and others don't have flows that are not established.
+/// processed the withdrawal, and other gateways don't have flows that are not established.
 const LEAVING: Duration = Duration::from_secs(2);
-/// After this time without a report of a flow that uses it, an address is unused: reports are more frequent.
+/// An address counts as unused if no flow that uses it is reported within this time; reports are more frequent.
 const USED_MAX: Duration = Duration::from_secs(60);
 /// After this time, missing replies count as lost. It is longer than the time between two walks, because another worker
 /// may get the replies of a flow.

@@ -1,10 +1,10 @@
 //! Which gateway should receive the replies to a SNAT address if gateways share flows: a pure function of what they
 //! report.
 //!
-//! Each gateway serves its own SNAT addresses, unless it is draining or has not received the flows of its peers yet.
-//! Then, or when it is gone, one of the others serves them, since all have its flows. Routers follow the route
+//! Each gateway serves its own SNAT addresses, unless it is draining or has not received the flows of its peers yet. If
+//! it doesn't serve them, or is gone, another gateway does, since all have its flows. Routers follow the route
 //! preferences ([`SnatRoutes`]). On a link, a gateway releases its addresses only to one that has taken them over. If
-//! there are several, the one whose name sorts first does.
+//! several gateways could take them over, the one whose name sorts first does.
 //!
 //! Invariant: nothing here reads a clock.
 
@@ -21,7 +21,7 @@ use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 pub(super) struct Input<'a> {
     /// `metadata.name`.
     pub(super) name: &'a str,
-    /// This gateway.
+    /// The SNAT addresses of this gateway, and whether it serves.
     pub(super) own: &'a Snat,
     /// All peers, whether they answer or not.
     pub(super) peers: &'a [PeerStatus],
@@ -58,8 +58,8 @@ impl SnatOwners {
             return owners;
         }
         let of_peers = peers.iter().flat_map(|peer| &peer.snat.addresses);
-        // An address known only from flows may belong to a live peer: to an interface of it, or to a peer whose
-        // protocol version doesn't report it.
+        // An address known only from flows may belong to an interface of a live peer, or to a live peer whose protocol
+        // version doesn't report addresses.
         let is_up = |peer: &PeerStatus| matches!(peer.state, PeerState::Up | PeerState::Behind);
         let some_do_not_say =
             peers.iter().any(|peer| is_up(peer) && matches!(peer.walk, PeerWalk::Unknown(_)));
@@ -70,8 +70,8 @@ impl SnatOwners {
         });
         let is_first = serving.iter().all(|peer| peer.name.as_deref().is_none_or(|other| name < other));
         for &address in of_peers.chain(used).filter(|address| !own.addresses.contains(address)) {
-            // A peer that sent something recently, or couldn't be because this gateway was cut off or paused, will
-            // answer.
+            // A peer will answer if it sent something recently, or if this gateway couldn't receive because it was cut
+            // off or paused.
             let returns = |peer: &PeerStatus| {
                 let is_near =
                     is_starting || is_cut_off || peer.silent_for.is_some_and(|ago| ago < SILENCE_MAX);

@@ -29,7 +29,7 @@ use crate::telemetry::{self, Listener};
 
 /// The maximum wait for the disk at shutdown.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
-/// If reading a directory of manifests takes longer, it counts as not answering.
+/// A directory of manifests that takes longer to read counts as not answering.
 const READING_MAX: Duration = Duration::from_secs(15);
 /// How often that is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -176,7 +176,7 @@ fn directory_state(
     shown
 }
 
-/// Connects flow sharing to what moves SNAT addresses between gateways.
+/// The connections that flow sharing needs to move SNAT addresses between gateways.
 pub(super) fn snat_links(dataplane: &Arc<Dataplane>, state: &Arc<State>) -> SnatLinks {
     let (own, announce) = (Arc::clone(state), Arc::clone(state));
     SnatLinks {

@@ -249,7 +249,7 @@ impl State {
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.catches_up)
     }
 
-    /// Whether it is catching up although other gateways may have served its VIPs since its start or the interruption.
+    /// Whether it is catching up, and other gateways may have served its VIPs since its start or the interruption.
     pub(super) fn is_cut_off(&self) -> bool {
         let shown = self.joined.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.is_cut_off)
@@ -353,7 +353,7 @@ impl State {
         self.publications.timings().observe_publication(took);
     }
 
-    /// Durations in the parts of the gateway.
+    /// Durations recorded by each part of the gateway.
     pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
         Latencies::merge(stats, &self.checks.round_trips(), &self.publications.timings().publications())
     }
@@ -363,7 +363,7 @@ impl State {
         self.rounds.last()
     }
 
-    /// The parts that the dataplane ignores since the last round.
+    /// The parts of the last round that the dataplane ignores.
     pub(super) fn problems(&self) -> Vec<Problem> {
         self.last().map(|round| round.problems.clone()).unwrap_or_default()
     }
@@ -446,7 +446,7 @@ impl State {
         with_times(self.dataplane.links().route_fault().into_iter().collect())
     }
 
-    /// Hung workers and the slow path if it hangs, as text for display.
+    /// Hung workers, and the slow path if it hangs, as text for display.
     pub(super) fn hung(&self) -> Vec<String> {
         with_times(self.dataplane.hung())
     }

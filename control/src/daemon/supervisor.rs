@@ -126,8 +126,8 @@ impl Supervisor {
         if status != self.status {
             message.push_str(&format!("STATUS={}\n", status.replace('\n', " ")));
         }
-        // A message that it did not accept is sent again at the next check: without `READY=1` it would kill the
-        // gateway.
+        // A message that the supervisor did not accept is sent again at the next check: without `READY=1`, the
+        // supervisor would kill the gateway.
         let is_taken = self.send(&message);
         if is_taken {
             (self.is_ready, self.status) = (is_ready, status);
@@ -154,7 +154,7 @@ impl Supervisor {
         self.send("STOPPING=1\nSTATUS=stopping\n");
     }
 
-    /// Sends a message. Returns false if the supervisor must first process others.
+    /// Sends a message. Returns false if the supervisor's queue is full.
     fn send(&self, message: &str) -> bool {
         let Some((socket, to)) = self.socket.as_ref().filter(|_| !message.is_empty()) else { return true };
         match socket.send_to_addr(message.as_bytes(), to) {

@@ -15,9 +15,9 @@ use tidegate_spec::{Problem, ServiceKey};
 
 /// The findings of the last outcome that had conflicts.
 struct Findings {
-    /// Those of reconcile.
+    /// The findings of reconcile.
     of_services: Arc<[Finding]>,
-    /// Including those about conflicts.
+    /// The findings of reconcile and about conflicts.
     all: Arc<[Finding]>,
 }
 
@@ -46,7 +46,7 @@ impl Completion {
         mark(&mut services, problems);
         for conflict in conflicts {
             let key = (&conflict.service.namespace, &conflict.service.name);
-            // They are sorted.
+            // Services are sorted.
             if let Ok(at) = services.binary_search_by(|view| (&view.namespace, &view.name).cmp(&key)) {
                 Arc::make_mut(&mut services[at]).warnings.push(conflict.to_string());
             }

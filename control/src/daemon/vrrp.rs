@@ -11,8 +11,8 @@
 //! not know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the states and reports
 //! them.
 //!
-//! A gateway that was cut off does not take over a group before it has the flows of its peers: while keepalived has
-//! none of its groups as master or backup, its checks fail until then. If keepalived already considers it healthy,
+//! A gateway that was cut off does not take over a group before it has the flows of its peers: while keepalived has no
+//! group in state master or backup, the gateway's checks fail until then. If keepalived already considers it healthy,
 //! checks keep passing.
 //!
 //! Invariant: lines that were written before a check started are applied before that check.

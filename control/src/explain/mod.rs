@@ -178,7 +178,7 @@ fn unserved(
     let gateways_alone = matches!(kind, Some(AddressKind::Vip | AddressKind::Snat));
     match snapshot.source_fault(src) {
         None | Some(SourceFault::Router) => {}
-        // Hosts without an address send packets to the kernel.
+        // Packets of hosts that have no address yet go to the kernel.
         Some(SourceFault::NotOneHost) if !gateways_alone => {}
         Some(fault) if !to_group => {
             draft.step("source", text::source_fault(src, fault));

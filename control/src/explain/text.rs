@@ -369,7 +369,7 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
     }
 }
 
-/// Whether the gateway answers the SYN of a new connection itself; nothing without SYN cookies.
+/// Whether the gateway answers the SYN of a new connection itself; `None` without SYN cookies.
 pub(super) fn syn_cookie(cookies: SynCookies) -> Option<String> {
     let when = match cookies {
         SynCookies::Off => return None,

@@ -3,8 +3,8 @@
 //! Writers count in the histogram buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR
 //! histogram, which provides quantiles for `status -o wide` and cumulative counts for `/metrics`.
 //!
-//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by the
-//! resolution of the recorder, 1/128 by that of the histogram. Counts and sums are exact.
+//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: the recorder's
+//! resolution is 1/32, the histogram's 1/128. Counts and sums are exact.
 
 use std::time::Duration;
 

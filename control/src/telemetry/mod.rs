@@ -4,8 +4,8 @@
 //! Only [`Timings`] persist between scrapes. Names and labels are an interface: a change needs a line in the
 //! CHANGELOG.
 //!
-//! Counters count from the start of the daemon; those of a Service count from the time its ports are served. The
-//! series of a removed Service disappear. If a Service loses a VIP, its counters fall by that VIP's share, which
+//! Counters start with the daemon; the counters of a Service start when its ports are first served. The series of a
+//! removed Service disappear. If a Service loses a VIP, its counters fall by that VIP's share, which
 //! `rate()` reads as a reset.
 //!
 //! Invariant: [`render`] is a pure function, and no series is written twice: Services are summed over their VIPs.

@@ -113,7 +113,7 @@ pub struct DataplaneSample<'a> {
     pub stats: &'a Stats,
     /// The counters of the services of the published snapshot.
     pub services: &'a [ServiceStats],
-    /// Its Services with limits.
+    /// The Services of the published snapshot that have limits.
     pub limited: &'a [LimitedService],
     /// Local ports of `fullnat` in use, by SNAT address and backend.
     pub snat_ports: &'a [SnatPortStats],
@@ -165,7 +165,7 @@ pub struct Layer2Counts {
     pub owned: u64,
     /// Groups that it may own.
     pub groups: u64,
-    /// How often it has become the owner of a group by a Lease.
+    /// How often this gateway has become the owner of a group by a Lease.
     pub taken: u64,
     /// Failed requests for Leases.
     pub failures: u64,

@@ -52,8 +52,8 @@ impl<'a> WithoutSeries<'a> {
         without
     }
 
-    /// Whether this Service has no series per backend: it has too many backends, or it was removed and only keeps its
-    /// flows.
+    /// Whether this Service has no series per backend: it or its namespace has too many backends, or it was removed and
+    /// only keeps its flows.
     pub(super) fn has(&self, namespace: &str, name: &str) -> bool {
         !self.with_series.contains(&(namespace, name))
     }
@@ -64,7 +64,7 @@ impl<'a> WithoutSeries<'a> {
     }
 }
 
-/// The maximum for each of these, so that all together have at most `max`.
+/// The equal share that limits each of these sizes, so that their sum is at most `max`.
 fn share(mut sizes: Vec<usize>, max: usize) -> usize {
     sizes.sort_unstable();
     let (mut remaining, mut others) = (max, sizes.len());

@@ -270,7 +270,7 @@ fn first_of(own: &[Vec<IpNet>], is_v4: bool, local: IpAddr) -> Option<IpAddr> {
     addresses.into_iter().find(|ip| ip.is_ipv4() == is_v4)
 }
 
-/// Writing to a `String` cannot fail.
+/// Appends formatted text. Writing to a `String` cannot fail.
 fn push(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(what);
 }

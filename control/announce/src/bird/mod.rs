@@ -141,7 +141,7 @@ impl Bird {
         if !self.is_written && !reads && self.may_start(now) {
             if let Err(error) = self.write() {
                 self.fail(format!("cannot write the configuration of BIRD: {error}"));
-                // The running one would keep announcing withdrawn routes.
+                // The running BIRD would keep announcing withdrawn routes.
                 self.kill(now);
                 return false;
             }
@@ -228,7 +228,7 @@ impl Bird {
                 self.kill(now);
             }
             Ok(None) => {
-                // If nothing is to be announced, killing a BIRD that may still be announcing something is what we want.
+                // If nothing is to be announced, a BIRD that may still be announcing something must be killed.
                 let may_announce = running.applied.has_routes() || reading.files.has_routes();
                 let is_to_end = may_announce && !self.wanted.has_routes();
                 let limit = if is_to_end { ANSWER_MAX } else { READ_MAX };
@@ -299,25 +299,25 @@ impl Bird {
         Ok(protocols)
     }
 
-    /// Whether it runs and has answered.
+    /// Whether BIRD runs and has answered.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.is_up)
     }
 
-    /// How often it was restarted.
+    /// How often BIRD was restarted.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// Why it does not work, if it does not.
+    /// Why BIRD does not work, if it does not.
     #[must_use]
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
 
-    /// Stops it. It closes the sessions with a notification, so peers withdraw all routes at once.
+    /// Stops BIRD, which closes the sessions with a notification, so that peers withdraw all routes at once.
     pub fn stop(&mut self) {
         if let Some(running) = self.running.take() {
             running.process.stop();
@@ -327,7 +327,7 @@ impl Bird {
         self.starts = 0;
         (self.wanted, self.is_written) = (Files::default(), false);
         for name in config::NAMES {
-            // It contains the passwords of the sessions.
+            // The main file contains the passwords of the sessions.
             let _ = fs::remove_file(self.directory.join(name));
         }
     }
@@ -341,7 +341,7 @@ impl Bird {
 
     fn terminated(&mut self, now: Instant) {
         self.running = None;
-        // The files may be missing because somebody removed them, so the next one gets new ones.
+        // The files may be missing because somebody removed them, so the next BIRD gets new files.
         self.is_written = false;
         let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);

@@ -1,7 +1,7 @@
 //! Starts BIRD as a child of this thread, reads its output, and stops it.
 //!
 //! `setpriv --pdeathsig` (util-linux) makes the kernel kill BIRD when this thread ends, however the daemon exits;
-//! otherwise its routes would never be withdrawn. A daemon that dies just while it starts BIRD escapes this, so a new
+//! otherwise its routes would never be withdrawn. This fails if the daemon dies just while it starts BIRD, so a new
 //! daemon also kills the BIRD of its own pid file ([`end_old`]).
 //!
 //! Invariant: only a process whose command line names our own configuration file is killed.
@@ -51,7 +51,7 @@ impl Process {
     /// If it cannot be started.
     pub fn start(program: &Path, directory: &Path, recovers: bool) -> io::Result<Self> {
         let program = find(program)?;
-        // A leftover socket would look like that of the new BIRD.
+        // A leftover socket would look like the new BIRD's.
         match fs::remove_file(directory.join(SOCKET)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -64,7 +64,7 @@ fn complete(mut answer: HttpResponse, now: Timestamp) -> HttpResponse {
     let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&now);
     let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
     let headers = answer.headers_mut();
-    // If there is none, the server would add its own.
+    // If the date could not be formatted, the server adds its own.
     headers.extend(date.map(|date| (DATE, date)));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     answer

@@ -1,11 +1,12 @@
 //! Opens, keeps, retries and closes the listeners of health-check node ports, as Services require.
 //!
 //! One task owns all of them. A new endpoint count changes only the answer, not the socket. A port that another process
-//! uses is reported and retried every [`RETRY`]. A listener that ended because of a bug is reopened then.
+//! uses is reported and retried every [`RETRY`]. A listener that ended because of a bug is reopened after the same
+//! time.
 //!
 //! Users decide how many ports there are, and anyone who reaches the host can connect to each. So the connections of
-//! all ports together are limited ([`CONNECTIONS_MAX`]): the more ports, the fewer connections each may have. Otherwise
-//! they could use up the file descriptors of the process.
+//! all ports together are limited ([`CONNECTIONS_MAX`]): the more ports, the fewer connections each may have. Without a
+//! limit, they could use up the file descriptors of the process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,8 +47,8 @@ pub enum Bind {
 }
 
 impl Bind {
-    /// Selects the addresses according to `services.nodePortAddresses`: all if it is empty, otherwise those of the
-    /// gateway's addresses that are in one of the networks.
+    /// Selects the addresses according to `services.nodePortAddresses`: all if it is empty, otherwise the gateway's
+    /// addresses that are in one of the networks.
     pub fn new(networks: &[IpNet], own: impl IntoIterator<Item = IpAddr>) -> Self {
         if networks.is_empty() {
             return Self::All;

@@ -36,7 +36,7 @@ pub struct HealthReport {
     pub loop_alive: bool,
     /// Why the gateway cannot carry packets although it works, such as links that are down. For display.
     pub degraded: Vec<String>,
-    /// Whether the node is not marked for deletion; true for an appliance outside of a cluster.
+    /// False if the node is marked for deletion; true for an appliance outside of a cluster.
     pub node_eligible: bool,
     /// When the daemon started.
     pub started: Timestamp,

@@ -19,13 +19,13 @@ pub(super) struct Interruptions {
     was_up: bool,
     /// Whether the gateway may have missed messages since the state was last shown.
     pub(super) was_interrupted: bool,
-    /// Whether the process was paused since then.
+    /// Whether the process was paused since the state was last shown.
     pub(super) was_paused: bool,
 }
 
 impl Interruptions {
     /// Detects a pause of the process, and the loss of the last session. Sessions that peers ended during a pause are
-    /// ended here before anything is received.
+    /// ended on this side before anything is received.
     pub(super) fn notice(&mut self, hub: &mut Hub, now: Duration) {
         let paused = now.saturating_sub(std::mem::replace(&mut self.last_iteration, now));
         hub.end_silent(now);

@@ -5,8 +5,8 @@
 //! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
 //! thread waits for datagrams for at most [`RECEIVE_WAIT_MAX`], and then serves both sides.
 //!
-//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as without
-//! sharing, and the status reports it.
+//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded but not shared,
+//! and the status reports the failure.
 
 mod interruptions;
 mod received_changes;
@@ -65,9 +65,9 @@ pub(super) struct FlowExchange {
 
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `can_import` returns
-    /// whether the workers have the Services: until then, messages of peers wait. `changes` are the controller's changes,
-    /// and `apply` passes it those of peers. `found` will contain the gateways of the cluster if peers are discovered.
-    /// `snat` are the connections to whatever moves SNAT addresses.
+    /// whether the workers have the Services: until then, messages of peers wait. `changes` come from the controller,
+    /// and `apply` passes it the changes of peers. `found` will contain the gateways of the cluster if peers are
+    /// discovered. `snat` connects the thread to what moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
@@ -167,7 +167,7 @@ pub(super) fn keys(config: &FlowSharingConfig) -> Option<Keys> {
 struct Ability {
     /// Whether the workers have the Services.
     can_import: Box<dyn Fn() -> bool + Send>,
-    /// Whether they have had them before: they keep them from then on.
+    /// Whether the workers have ever had the Services, which they then keep.
     could_import: bool,
 }
 
@@ -241,7 +241,7 @@ impl Exchange {
             hub.request_refresh();
         }
         if self.ability.begins() {
-            // This reports which SNAT addresses the restored flows use.
+            // The refresh reports which SNAT addresses the restored flows use.
             hub.request_refresh();
         }
         if self.ability.could_import {
@@ -250,7 +250,7 @@ impl Exchange {
             hub.deliver(|message| match message {
                 // Flows wait until the changes of their backends are applied.
                 Message::Flow(update) => !received.is_pending() && sharing.import(update),
-                // This gateway has already sent flows based on what it knew, and keeps to that.
+                // This gateway has already forwarded flows by the weights that it knew, and keeps using these.
                 Message::Change(_, BackendChange::WeightChanged(_)) if has_caught_up => true,
                 Message::Change(service, change) => received.add(*service, *change),
                 // The hub has processed it.

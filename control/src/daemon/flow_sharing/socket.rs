@@ -24,7 +24,7 @@ impl FlowSocket {
         Ok(Self { socket: open(listen)?, is_v6: listen.is_ipv6() })
     }
 
-    /// Waits for a datagram, less than a second.
+    /// Waits for a datagram for at most `wait`, which must be less than a second.
     pub(super) fn wait(&self, wait: Duration) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
         // A signal or an error only makes the iteration shorter.

@@ -34,7 +34,7 @@ pub(crate) struct Shown {
     pub(crate) trouble: Option<String>,
     /// Whether this gateway lacks flows of its peers.
     pub(crate) gap: Gap,
-    /// SNAT addresses of other gateways that flows use here although no replies to them arrive.
+    /// SNAT addresses of other gateways that flows on this gateway use although no replies arrive.
     pub(crate) without_replies: Vec<IpAddr>,
 }
 

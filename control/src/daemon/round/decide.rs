@@ -21,7 +21,7 @@ pub(in crate::daemon) struct Decider {
     desired: Desired,
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
-    /// Whether a comparison has found a difference in the snapshot, so that the next one is compiled from scratch.
+    /// Whether a comparison has found a difference in the snapshot, so that the next snapshot is compiled from scratch.
     recompiles: bool,
     state: Arc<State>,
 }
@@ -44,7 +44,7 @@ impl Decider {
         Self { desired, addresses: None, recompiles: false, state }
     }
 
-    /// Keeps these backends of the last process until the first Services.
+    /// Keeps these backends of the previous process until the first Services arrive.
     pub(in crate::daemon) fn keep_earlier(&mut self, earlier: Drains) {
         self.desired.earlier = Some(earlier);
     }

@@ -4,8 +4,8 @@
 //! private field, so only its phase can create one.
 //!
 //! Invariant: the compiler checks the order of the phases. No worker gets a state before its addresses are saved. A
-//! state is reported only after it was published to the workers or that failed; only changes of backends are available
-//! to other gateways earlier.
+//! state is reported only after it was published to the workers, or publishing it failed. Only changes of backends are
+//! available to other gateways earlier.
 
 mod decide;
 mod gather;

@@ -1,6 +1,6 @@
 //! The third phase of a round: publishes the desired state to the workers.
 //!
-//! Its result is the outcome, with which parts no worker has; only the compiler of the snapshot knows that.
+//! Its result is the outcome, including which parts no worker has. Only the compiler of the snapshot knows these parts.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The last phase of a round: reports what the workers have to everything else.
+//! The last phase of a round: reports the published state to everything except the workers.
 //!
 //! The health checks get their targets and the health-check node ports are opened. The log, the cluster writer, the
 //! owners on layer 2, the announcer and [`State`] get the round.
@@ -102,7 +102,7 @@ impl Reporter {
         self.reconciled = manifests.revision;
         self.checker.set_targets(outcome.targets.clone());
         self.node_ports.set(&outcome.health_check_node_ports);
-        // An API server has every Node; a directory need not.
+        // An API server lists every Node; a directory of manifests may omit some.
         let eligible = manifests.objects.is_eligible(settings.node.as_deref(), cluster.is_used());
         self.state.set_node_eligible(eligible);
         let own_findings = self.own_findings(&manifests.objects);
