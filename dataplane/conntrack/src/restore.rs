@@ -22,7 +22,7 @@ use super::stream::{Stream, splice_at, stream_at};
 use super::table::{ADDR, Entry, IDLE_MASK, OWNER, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 
 /// The format of the stored words. A change of the sizes of entries or of the meaning of their words requires a new
-/// one.
+/// form.
 pub const STORED_FORM: &str = "1: dsr-v4 5/3/16, dsr-v6 8/2/16, nat-v4 8/2/16, nat-v6 16/2/32";
 
 /// The arrays of a stored table.
@@ -96,7 +96,7 @@ pub enum NotRestored {
     ServiceGone,
     /// Its backend is unknown or no longer exists.
     BackendGone,
-    /// Its service port has another forwarding mode.
+    /// Its service port now has another forwarding mode.
     ModeChanged,
     /// Its client is no longer admitted.
     Denied,
@@ -109,7 +109,7 @@ pub enum NotRestored {
 }
 
 impl NotRestored {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::Damaged,
         Self::Expired,
@@ -305,8 +305,8 @@ impl FlowTables {
 
     /// Inserts a flow of another process, with the states and ages that it had there.
     ///
-    /// # Errors
-    /// [`NotRestored::Known`] if a flow has its key or its reply key; [`NotRestored::Full`].
+    /// # Errors [`NotRestored::Known`] if another flow already has its key or reply key; [`NotRestored::Full`] if no
+    /// flow can be evicted for it.
     pub fn restore(&mut self, flow: &StoredFlow, to: &Successor, now: Now) -> Result<(), NotRestored> {
         let (service, client) = (to.service, flow.client);
         let key = match flow.kind {

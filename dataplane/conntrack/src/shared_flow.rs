@@ -19,7 +19,7 @@ impl SideState {
         self.0 as u8
     }
 
-    /// The state with a number; `None` if there is none.
+    /// The state with this number, if there is one.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         State::from_bits(u32::from(number)).map(Self)

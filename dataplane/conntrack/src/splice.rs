@@ -27,14 +27,14 @@ impl Splice {
         Self { backend: Some(backend), ..self }
     }
 
-    /// The number that the client knows for a sequence number of the backend.
+    /// Translates a sequence number of the backend for the client.
     #[inline]
     #[must_use]
     pub fn to_client(&self, seq: u32) -> u32 {
         seq.wrapping_add(self.difference())
     }
 
-    /// The backend's number for a sequence number that the client knows.
+    /// Translates a sequence number that the client knows for the backend.
     #[inline]
     #[must_use]
     pub fn to_backend(&self, seq: u32) -> u32 {
@@ -52,7 +52,7 @@ impl Splice {
         [u32::from(self.window) << 16 | joined | 1, self.cookie, self.isn, self.backend.unwrap_or(0)]
     }
 
-    /// The splice of four words; `None` if they are not those of [`Self::packed`].
+    /// Reverses [`Self::packed`]; `None` if no splice has these words.
     #[must_use]
     pub fn unpacked([first, cookie, isn, backend]: [u32; 4]) -> Option<Self> {
         let backend = (first & 2 != 0).then_some(backend);

@@ -2,7 +2,7 @@
 //! fast path of the pipeline uses both.
 //!
 //! Invariant: look-ups find the same entries as [`DsrTable`](super::DsrTable) and [`NatTable`](super::NatTable), and
-//! update them equally.
+//! update them in the same way.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;
@@ -101,7 +101,7 @@ pub trait SteadyTables<const A: usize> {
     ) -> bool;
 
     /// The backend of an established flow in use, if its entry is in this hash bucket. Records a plain packet; `tcp` is
-    /// whether it is a TCP segment.
+    /// true if it is a TCP segment.
     fn steady_dsr(
         &mut self,
         key: &SteadyKey<A>,
@@ -111,7 +111,7 @@ pub trait SteadyTables<const A: usize> {
         now: Now,
     ) -> First<BackendId>;
 
-    /// The entry of an established NAT flow, under the same conditions.
+    /// The entry of an established NAT flow, under the conditions of [`Self::steady_dsr`].
     fn steady_nat(
         &mut self,
         key: &SteadyKey<A>,

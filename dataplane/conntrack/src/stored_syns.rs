@@ -1,7 +1,7 @@
 //! The latest SYNs of a worker, so that it can offer a refused connection to another backend.
 //!
 //! A SYN is stored as it was received, in the set that the hash of its flow selects, and overwrites the oldest SYN of
-//! the set. An answer arrives long before the table has been overwritten. A lost SYN costs only time, because its
+//! the set. A backend normally answers long before its SYN is overwritten. A lost SYN costs only time, because its
 //! client repeats it.
 //!
 //! Invariant: fixed memory, and nothing is allocated after construction.

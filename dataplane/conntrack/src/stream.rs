@@ -57,7 +57,7 @@ impl Stream {
         Self { first, version, tlvs, header_len, sent: false, acknowledged: false, aged: false }
     }
 
-    /// The difference between the backend's and the client's numbers of the client's stream.
+    /// The difference between the sequence numbers of the client's stream at the backend and at the client.
     fn shift(&self) -> u32 {
         match self.version {
             ProxyVersion::V1 | ProxyVersion::V2 => u32::from(self.header_len),
@@ -65,8 +65,9 @@ impl Stream {
         }
     }
 
-    /// The placement of a client's segment. `carries` is false for a RST, which must not get data: it must have the
-    /// next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was sent.
+    /// The placement of a client's segment. `carries` is false for a RST, which must not carry data. It must have the
+    /// next number that the backend expects (RFC 9293 section 3.10.7.4), so it is placed after a header that was
+    /// already sent.
     ///
     /// Every segment gets the option until the backend has acknowledged a byte, because any of them can complete the
     /// handshake.
@@ -126,7 +127,7 @@ impl Stream {
         u64::from(self.first) << 32 | form | u64::from(self.header_len) << 8 | state | 1
     }
 
-    /// The stream of a word; `None` if it is not one of [`Self::packed`].
+    /// Reverses [`Self::packed`]; `None` if no stream has this word.
     #[must_use]
     pub fn unpacked(word: u64) -> Option<Self> {
         Some(Self {
@@ -162,7 +163,7 @@ impl Streams {
         Self { words, splices: provide(Part::Splices, entries * 4), used: false, spliced: false }
     }
 
-    /// The words of both.
+    /// The words of the streams and of the splices.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn words(&self) -> [&[u32]; 2] {
         [&self.words, &self.splices]
@@ -213,7 +214,7 @@ impl Streams {
         }
     }
 
-    /// Follows an entry that moves.
+    /// Moves the stream and the splice with their entry.
     #[inline]
     pub(super) fn relocate(&mut self, from: usize, to: usize) {
         if self.used {

@@ -148,7 +148,7 @@ pub struct Tags {
 }
 
 impl Tags {
-    /// A table for the tags of `flows` associations, 32 bytes each. The memory stays untouched until it is used.
+    /// A table for the tags of `flows` associations, 32 bytes each. Memory is used only once tags are stored.
     pub(super) fn new(flows: usize) -> Self {
         let sets = flows.div_ceil(ENTRIES_PER_SET).max(1);
         Self { words: vec![0; sets * SET].into_boxed_slice(), sets: sets as u64 }

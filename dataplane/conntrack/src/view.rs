@@ -21,11 +21,11 @@ pub struct FlowView {
     pub backend: BackendId,
     /// The kind of the flow, which determines its table.
     pub kind: FlowKind,
-    /// Its phase; of both sides together for NAT.
+    /// Its phase; for NAT, that of both sides together.
     pub phase: Phase,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// It has expired and has not been aged out yet.
+    /// Whether it has expired but has not been aged out yet.
     pub expired: bool,
 }
 

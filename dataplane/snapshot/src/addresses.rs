@@ -109,8 +109,8 @@ impl Networks {
 }
 
 impl Addresses {
-    /// The table of the VIPs and of the other addresses with their meanings. Of several meanings of another address,
-    /// the first counts.
+    /// The table of the VIPs and of the other addresses with their meanings. If one of the other addresses has several
+    /// meanings, the first counts.
     pub(crate) fn build(
         vips: impl Iterator<Item = Addr>,
         others: impl Iterator<Item = (Addr, Meaning)>,
@@ -140,7 +140,7 @@ impl Addresses {
         }
     }
 
-    /// A copy in which these addresses are VIPs, or no longer are.
+    /// A copy after these addresses became VIPs (true) or stopped being VIPs (false).
     pub(crate) fn revised(&self, vips: &[(Addr, bool)]) -> Self {
         let mut free = Vec::clone(&self.free);
         let (mut gone, mut new, mut set, mut moves) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -189,7 +189,7 @@ impl Addresses {
         Some(self.records[at].1)
     }
 
-    /// False if an address certainly has no meaning. It has the form of [`usual::Usual`].
+    /// False if an address certainly has no meaning. The address has the form of [`usual::Usual`].
     #[inline(always)]
     pub(crate) fn may_have_meaning<const A: usize>(&self, addr: &[u32; A]) -> bool {
         self.networks.may_contain(addr)

@@ -97,7 +97,7 @@ impl Backends {
         Self { records }
     }
 
-    /// All of them, in the order of their indices.
+    /// All backends, in the order of their indices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Backend> {
         self.records.iter().flatten()
     }
@@ -189,7 +189,7 @@ impl Endpoints {
         }
     }
 
-    /// A copy for `indices` indices and with these revisions, which are in the order of their keys.
+    /// A copy for `indices` indices and with these revisions, which are sorted by key.
     pub(crate) fn revised(&self, indices: usize, revisions: &[Revision]) -> Self {
         if revisions.is_empty() {
             return self.clone();
@@ -239,7 +239,7 @@ impl Endpoints {
         (&self.records, self.by_key.iter().collect::<Vec<_>>(), &self.uses)
     }
 
-    /// All of them, in the order of their keys.
+    /// All endpoints, in the order of their keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(EndpointKey, EndpointId)> {
         self.by_key.iter()
     }

@@ -115,7 +115,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both of them, in the order of their numbers.
+    /// Both directions, in numerical order.
     pub const ALL: [Self; 2] = [Self::Request, Self::Reply];
 
     /// The name in metrics.

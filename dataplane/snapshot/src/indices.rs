@@ -39,7 +39,7 @@ impl Kind {
         self.generations.iter().copied().enumerate()
     }
 
-    /// A copy without the owners in `gone` and with `new` further ones, with the index and generation of each new one.
+    /// A copy without the owners in `gone` and with `new` more owners; also the index and generation of each new owner.
     pub(super) fn revised(&self, gone: impl Iterator<Item = usize>, new: usize) -> (Self, Vec<(usize, u32)>) {
         let mut free = Arc::clone(&self.free);
         for index in gone {

@@ -29,7 +29,7 @@ pub(super) struct Network {
     pub(super) tunnel_source_v6: Option<TunnelPrefix>,
     /// The next hops of routes.
     pub(super) routers: Arc<[NeighborId]>,
-    /// The addresses of these, sorted. Each belongs to another host, whatever else the spec uses it for.
+    /// The addresses of `routers`, sorted. Each belongs to another host, whatever else the spec uses it for.
     pub(super) router_addresses: Arc<[Addr]>,
     /// The next hops of default routes.
     pub(super) default_routers: Arc<[NeighborId]>,
@@ -44,7 +44,7 @@ pub(super) struct Network {
 pub struct Transit {
     /// The networks of backends.
     pub sources: SourceRanges,
-    /// Whether it is forwarded by the routes, or refused.
+    /// Whether their traffic is forwarded by the routes; otherwise it is refused.
     pub forward: bool,
     /// The sources whose traffic leaves with a SNAT address, if it is forwarded.
     pub masquerade: SourceRanges,

@@ -11,8 +11,8 @@
 //! first. `pipeline::tunnel_errors` decides which errors are accepted; this table only stores the result.
 //!
 //! Orderings. Each entry is a sequence lock: its version is odd while it is being written, and a reader that sees an
-//! odd or a changed version treats the entry as absent. Writers exclude each other by a flag without waiting: a
-//! writer that finds it set does not write, and the next packet causes the next error.
+//! odd or a changed version treats the entry as absent. Writers exclude each other by a flag without waiting: a writer
+//! that finds the flag set does not write, and a later packet will cause another error.
 //!
 //! Invariant: readers and writers never wait, and a reader never sees the MTU of another address.
 
@@ -103,7 +103,7 @@ impl PathMtus {
         live.next().map(|entry| entry.mtu)
     }
 
-    /// Records a path MTU. Returns whether that changed anything: not if an MTU at most as large is known, or if
+    /// Records a path MTU. Returns false if nothing has changed, because an MTU that is no larger is already known or
     /// another worker is writing.
     pub fn record(&self, backend: Addr, mtu: u16, now: Now) -> bool {
         if self.writing.compare_exchange(false, true, Acquire, Relaxed).is_err() {

@@ -45,7 +45,7 @@ pub struct Service {
     pub limited: LimitFlags,
     /// The port, in host order.
     pub port: u16,
-    /// The largest segment size in SYNs, if the path allows it; 0 leaves them as they are. See
+    /// The limit for the segment size in SYNs, which the path may lower; with 0, SYNs stay as they are. See
     /// [`MssClamp`](tidegate_spec::MssClamp).
     pub mss_limit: u16,
     /// Transport protocol.
@@ -202,7 +202,7 @@ pub struct BackendInfo {
     pub state: BackendState,
 }
 
-/// Services with the other VIPs of their Service.
+/// Service ports, each with the other VIPs of its Service.
 pub(crate) type FurtherVips = Arc<[(ServiceId, Box<[Addr]>)]>;
 
 /// All service ports of a snapshot.
@@ -341,7 +341,7 @@ impl Services {
     }
 }
 
-/// A raw id that never occurs at `index`, because it has the index of a neighbour.
+/// A raw id that never occurs at `index`, because it contains an adjacent index.
 pub(crate) fn vacant_raw(index: usize) -> u32 {
     BackendId::new(index ^ 1, 0).raw()
 }

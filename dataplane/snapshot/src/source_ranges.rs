@@ -3,7 +3,7 @@
 //! Packets only need to know whether any prefix contains the client. So the prefixes are merged into disjoint
 //! intervals, whose ends form a static B-tree (`ranks`): a client is inside if the number of ends up to its address is
 //! odd. With 10,000 IPv4 prefixes a look-up reads four cache lines, the first of which stays in the cache; 16 ends take
-//! one line. Snapshot compilation builds one for all services with equal prefixes, and keeps it from snapshot to
+//! one line. Snapshot compilation builds one tree for all services with equal prefixes, and keeps it from snapshot to
 //! snapshot. [`SourceRanges::longest`] returns the prefix, for display.
 //!
 //! Invariant: immutable, and `admits` returns the result of a scan of all prefixes (a property test).

@@ -2,12 +2,12 @@
 //!
 //! All workers share one table of token buckets, which only packets that begin a flow read. So the limit of a source
 //! doesn't depend on how RSS distributes its connections. The table has a fixed size, [`SOURCE_RATES_MAX`] prefixes. A
-//! secret hash selects a set of four entries for a prefix. If others use all four, it replaces the prefix that has used
-//! least of its rate; a prefix without an entry has its full burst. So a flood from many prefixes neither displaces the
-//! one that floods most nor gets other prefixes refused.
+//! secret hash selects a set of four entries for a prefix. If others use all four, the new prefix replaces the one that
+//! has used least of its rate; a prefix without an entry has its full burst. So a flood from many prefixes neither
+//! displaces the one that floods most nor gets other prefixes refused.
 //!
-//! Concurrent workers count all flows of one prefix. Only a prefix that is inserted into an entry concurrently with
-//! another prefix may be counted once too few or too many.
+//! Concurrent workers count all flows of one prefix. Only if two prefixes are inserted into one entry concurrently, one
+//! flow too few or too many may be counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -64,7 +64,7 @@ impl SourceRates {
 }
 
 impl Bucket {
-    /// The entry of a prefix. Without one, it replaces the prefix that has spent least.
+    /// The entry of a prefix. A prefix without an entry replaces the one that has spent least.
     fn entry(&self, tag: u64) -> usize {
         if let Some(known) = self.tags.iter().position(|known| known.load(Ordering::Relaxed) == tag) {
             return known;

@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub(super) policy: Policy,
     pub(super) source_ranges: Sets,
     pub(super) limited: LimitedServices,
-    /// The lists of sources, if they have an entry.
+    /// The lists of sources, if they aren't empty.
     pub(super) sources: Option<Arc<SourceLists>>,
     pub(super) source_rates: Option<Arc<SourceRates>>,
     /// The generation in which a service's source ranges, or the lists of sources, last changed.
@@ -88,8 +88,8 @@ impl Snapshot {
         self.services.by_id(id)
     }
 
-    /// Whether the gateway's lists and the source ranges of a service admit a client. Costs two comparisons without
-    /// either, otherwise some cache lines ([`source_lists`](tidegate_spec::source_lists),
+    /// Whether the gateway's lists and the source ranges of a service admit a client. Costs two comparisons if there
+    /// are neither lists nor ranges, otherwise some cache lines ([`source_lists`](tidegate_spec::source_lists),
     /// [`source_ranges`](crate::source_ranges)).
     #[inline]
     #[must_use]
@@ -104,7 +104,7 @@ impl Snapshot {
         self.sources.as_ref().is_some_and(|lists| lists.denies(source))
     }
 
-    /// The gateway's own lists of sources, if they have an entry.
+    /// The gateway's own lists of sources, if they aren't empty.
     #[must_use]
     pub fn source_lists(&self) -> Option<&SourceLists> {
         self.sources.as_deref()
@@ -148,7 +148,7 @@ impl Snapshot {
     }
 
     /// The generation in which the admission of clients last changed. A worker that has checked [`Self::admits`] for
-    /// all its flows since then doesn't have to repeat that.
+    /// all its flows since then need not check them again.
     #[inline]
     #[must_use]
     pub fn admission(&self) -> u64 {
@@ -272,7 +272,7 @@ impl Snapshot {
             && !tunnel.is_some_and(|tunnel| tunnel.contains_v4(src))
     }
 
-    /// False if an address is certainly neither a VIP nor another address of the gateway. It has the form of
+    /// False if an address is certainly neither a VIP nor another address of the gateway. The argument has the form of
     /// [`Usual`](tidegate_wire::usual::Usual).
     #[inline(always)]
     pub fn may_be_ours<const A: usize>(&self, addr: &[u32; A]) -> bool {

@@ -14,10 +14,10 @@ pub struct EarlierPort {
     pub owner: u32,
     /// Its backends, including those that only kept their flows.
     pub backends: Vec<SocketAddr>,
-    /// The weights of its backends, sorted by backend; empty if it didn't track them, or if it isn't known when it
-    /// ended.
+    /// The weights of its backends, sorted by backend; empty if the process didn't track them, or if the time of its
+    /// end is unknown.
     pub seats: Vec<EarlierWeight>,
-    /// How long ago it ended.
+    /// How long ago the process ended.
     pub ended: Duration,
 }
 

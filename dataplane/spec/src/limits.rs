@@ -146,10 +146,10 @@ pub const SNAT_CURSORS: usize = 1 << 16;
 pub const RETRIES_MAX: u8 = 3;
 
 /// SYNs that a worker stores, so that it can offer a connection to another backend: 128 KiB, and at most as much for
-/// notes. At 1,000,000 new connections a second a SYN stays for about a millisecond.
+/// their metadata. At 1,000,000 new connections a second a SYN stays for about a millisecond.
 pub const STORED_SYNS: usize = 1024;
 
-/// Slots of a Maglev table, or positions of a ring, that are examined for a backend that was not tried and is not set
+/// Slots of a Maglev table, or positions of a ring, that are examined to find a backend that was neither tried nor set
 /// aside. If half of the backends are set aside, the search fails once in 2^64 times.
 pub const MAGLEV_TRIES: u32 = 64;
 
@@ -167,9 +167,9 @@ pub const FAILING_BACKENDS_MAX: usize = 1024;
 /// Failures of a backend that are further apart than this, in milliseconds, are not consecutive.
 pub const FAILURES_WITHIN_MS: u32 = 60_000;
 
-/// Milliseconds before failures of the client (an IPv4 address or a /64) that failed last count for the same backend
-/// again. So a client that the backend refuses, for example by a network policy, doesn't set it aside with a burst of
-/// connections.
+/// If the client (an IPv4 address or a /64) that failed last fails again with the same backend within this time, in
+/// milliseconds, that failure isn't counted. So a client that a backend refuses, for example by a network policy, can't
+/// get the backend set aside with a burst of connections.
 pub const FAILURE_OF_SOURCE_MS: u32 = 1_000;
 
 /// The idle time after which an unanswered opening flow releases its port to another `nat` flow. Before that, a genuine
@@ -187,7 +187,7 @@ pub const COOKIES_TABLE_SHARE: usize = 8;
 /// established.
 pub const COOKIES_MIN_MS: u32 = 10_000;
 
-/// Services of one worker that use SYN cookies at the same time. Further ones continue without.
+/// Services of one worker that use SYN cookies at the same time. Further Services continue without cookies.
 pub const COOKIES_SERVICES_MAX: usize = 64;
 
 /// Counters for the opening entries of clients' networks, for each table: 16 KiB.
@@ -204,7 +204,7 @@ pub const OPENING_NETWORK_MIN: u32 = 64;
 pub const OPENING_SERVICE_SHARE: u32 = 8;
 
 /// A table above its bound uses free entries before it evicts an opening flow that has been idle for less than this: a
-/// backend in the same data centre answers within it.
+/// backend in the same data centre answers within this time.
 pub const OPENING_FRESH_MS: u32 = 10;
 
 /// Additional hash buckets that are searched for a flow to evict, if the two hash buckets of the new flow contain only
@@ -212,14 +212,14 @@ pub const OPENING_FRESH_MS: u32 = 10;
 pub const EVICTION_SAMPLE: u32 = 8;
 
 /// Additional hash buckets that are searched for a flow of a service that has its share of a full table. With the
-/// default share, every third entry is one; with a share of 5 %, all but one of 50 such searches find one.
+/// default share, every third entry is such a flow; with a share of 5 %, 49 of 50 searches find one.
 pub const SHARE_SAMPLE: u32 = 64;
 
 /// A flow that only one side has closed or reset is evicted only after this idle time: a half-closed connection that
-/// still carries data has more packets.
+/// still carries data isn't idle for so long.
 pub const HALF_CLOSED_IDLE_MIN_MS: u32 = 1_000;
 
-/// An established flow is evicted for a new one only after this idle time, and only if no other flow can be.
+/// An established flow is evicted for a new one only after this idle time, and only if no other flow can be evicted.
 pub const ESTABLISHED_IDLE_MIN_MS: u32 = 10_000;
 
 /// (percentage, divisor): from this percentage of its bound on, a flow table is under memory pressure and divides the
@@ -257,7 +257,7 @@ pub const SNAT_PORT_MIN: u16 = 1024;
 /// header and a tag, or an ICMPv6 error with its own headers. DPDK's default headroom is 128.
 pub const HEADROOM_MIN: usize = 112;
 
-/// The fast path pays off if it handles one in this many frames of a burst.
+/// The fast path pays off if it handles at least one in this many frames of a burst.
 pub const FAST_PATH_SHARE: usize = 4;
 
 /// After a burst in which the fast path did not pay off, this many bursts skip it.
@@ -289,8 +289,9 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Takes a token. A token bucket is stored as the time up to which its tokens are spent, in nanoseconds: `spent`
-    /// before, the result after. `None` if there is no token now. A rate or burst of 0 counts as 1.
+    /// Takes a token. A token bucket is stored as the time up to which its tokens are spent, in nanoseconds. `spent` is
+    /// that time before the call, the result is the time after it. `None` if there is no token now. A rate or burst of
+    /// 0 counts as 1.
     pub fn spend(self, spent: u64, now: Now) -> Option<u64> {
         let cost = 1_000_000_000 / u64::from(self.per_second.max(1));
         let saved_max = cost.saturating_mul(u64::from(self.burst.max(1)));
@@ -338,9 +339,9 @@ pub const FRAGMENTS_PER_SET: usize = 16;
 /// that expires first is replaced.
 pub const PATH_MTUS_MAX: usize = 16_384;
 
-/// IPv4 packets that a worker fragments because they don't fit their link. Fragmenting costs about as much as ten other
-/// packets, so a flood of such packets takes at most a tenth of a worker's time. The others are answered with
-/// "fragmentation needed", as if they had DF.
+/// The rate at which a worker fragments IPv4 packets that don't fit their link. Fragmenting costs about as much as ten
+/// other packets, so a flood of such packets takes at most a tenth of a worker's time. Packets beyond the rate are
+/// answered with "fragmentation needed", as if they had DF.
 pub const FRAGMENTED: Rate = Rate { per_second: 100_000, burst: 10_000 };
 
 /// How often a worker lets an ICMP error change a path MTU. This bounds the cost of a flood of forged errors.

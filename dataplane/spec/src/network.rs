@@ -114,8 +114,8 @@ impl NetworkSpec {
         edges.filter(|(ip, net)| is_narrowest(*ip, net)).collect()
     }
 
-    /// The gateway's own addresses: of interfaces, for SNAT, and of tunnels. No Service may have them. A tunnel source
-    /// of 256 addresses or more, an IPv6 prefix, is left out: the configuration checks its overlaps.
+    /// The gateway's own addresses: of interfaces, for SNAT, and of tunnels. No Service may have them. Tunnel sources
+    /// of 256 addresses or more (IPv6 prefixes) are left out; the configuration checks their overlaps.
     #[must_use]
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         const LISTED_MAX: u32 = 255;
@@ -200,13 +200,13 @@ impl SynCookies {
 pub struct InterfaceSpec {
     /// The name in the configuration (`uplink`).
     pub name: String,
-    /// Source address of all frames sent, and the destination expected of unicast frames received.
+    /// Source address of all sent frames, and the expected destination of received unicast frames.
     pub mac: MacAddr,
     /// The largest IP packet in bytes, without Ethernet header and tag.
     pub mtu: u16,
     /// The 802.1Q tag of every frame on this interface, 1..=4094.
     pub vlan: Option<u16>,
-    /// Its own addresses with their on-link prefixes. Packets to them are punted, unless a service has them.
+    /// Its own addresses with their on-link prefixes. Packets to them are punted, unless a service uses the address.
     pub addresses: Vec<IpNet>,
 }
 

@@ -1,17 +1,17 @@
 //! The VIPs for which the gateway answers ARP and neighbour solicitations, if several gateways are on one link.
 //!
-//! A snapshot contains a [`Layer2`] for each VIP. If one of several gateways has to answer, it is an [`OwnerKey`],
-//! which stands for a group of VIPs. [`Ownership`] stores the time until which this gateway owns each key. The control
-//! plane writes it, and the answering path reads it for each request. So a gateway stops answering when its time is
-//! over, whatever its control plane does, even if the process was stopped meanwhile.
+//! A snapshot contains a [`Layer2`] for each VIP. If only one of several gateways may answer, it contains an
+//! [`OwnerKey`], which stands for a group of VIPs. [`Ownership`] stores the time until which this gateway owns each
+//! key. The control plane writes it, and the answering path reads it for each request. So a gateway stops answering
+//! when its time is over, whatever its control plane does, even if the process was stopped meanwhile.
 //!
 //! SNAT addresses work similarly. A gateway answers for its own ones, unless it has released them to other gateways
-//! that have its flows ([`Ownership::release_snat`]). It also answers for those of gateways that are gone
-//! ([`Ownership::take_over`]), which are in no snapshot.
+//! that have its flows ([`Ownership::release_snat`]). It also answers for the SNAT addresses of gateways that are gone
+//! ([`Ownership::take_over`]). Those are in no snapshot.
 //!
 //! Times are in [`BootTime`], a clock that includes suspension of the machine. The creator of the table passes the
-//! function that reads it, so this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts as owned:
-//! `replay` and `explain` show what an owner does.
+//! function that reads it, so this crate reads no clock. Without a clock ([`Ownership::of_all`]) every key counts as
+//! owned: `replay` and `explain` show what an owner does.
 //!
 //! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key has an
 //! entry from a grant until its time is set to 0; readers check the key before and after reading the time.
@@ -69,9 +69,9 @@ impl OwnerKey {
 pub enum Layer2 {
     /// The gateway answers requests, and announces the VIP when it is new.
     Always,
-    /// Both, while the gateway owns the key.
+    /// Like `Always`, while the gateway owns the key.
     Owned(OwnerKey),
-    /// Neither.
+    /// The gateway neither answers nor announces.
     Silent,
     /// The gateway answers requests but announces nothing, because routes lead to the VIP.
     Answered,
@@ -140,7 +140,7 @@ impl Ownership {
     #[must_use]
     pub fn owns(&self, key: OwnerKey) -> bool {
         let Some(clock) = self.clock else { return true };
-        // The deadline is read first, so the time is at least as new.
+        // The deadline is read before the clock, so that the time isn't outdated when they are compared.
         let until = self.until(key);
         clock() < until
     }
@@ -217,8 +217,8 @@ impl Ownership {
         true
     }
 
-    /// Frees an entry whose time is 0. If the next entry ends searches, this one and the released ones before it do so
-    /// again.
+    /// Frees an entry whose time is 0. If searches end at the next entry anyway, they can also end at this one and at
+    /// released ones before it.
     fn release(&self, at: usize) {
         let len = self.entries.len();
         let key = |at: usize| &self.entries[at].key;

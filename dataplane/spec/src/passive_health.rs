@@ -6,7 +6,8 @@ use std::time::Duration;
 /// pass through the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PassiveHealth {
-    /// How many consecutive connections a backend refuses or ignores before it is set aside. 0 sets none aside.
+    /// The number of consecutive connections that a backend refuses or ignores before it is set aside; with 0, none is
+    /// set aside.
     pub failures: u8,
     /// How many other backends are tried for a connection that a backend refuses, at most
     /// [`limits::RETRIES_MAX`](crate::limits::RETRIES_MAX).

@@ -158,7 +158,7 @@ impl ForwardingMode {
         matches!(self, Self::DsrIpip | Self::DsrGue | Self::DsrGre | Self::DsrGeneve)
     }
 
-    /// The headers behind the outer IP header; `None` for a mode without one.
+    /// The headers behind the outer IP header; `None` for a mode without an outer header.
     #[must_use]
     pub fn encapsulation(self, options: &TunnelOptions) -> Option<Encapsulation> {
         match self {
@@ -223,7 +223,7 @@ pub enum NoEndpoints {
     Reject,
     /// No answer. This also applies to `externalTrafficPolicy: Local` if all endpoints are on other nodes.
     Drop,
-    /// The answer to a port that isn't served: the Service was removed, and only its known flows continue. Its VIP is
+    /// Answered like a port that isn't served: the Service was removed, and only its known flows continue. Its VIP is
     /// not an address of the gateway.
     Unserved,
 }
@@ -320,7 +320,7 @@ pub struct Warming {
 /// How the gateway limits the maximum segment size that a SYN names (`mssClamp`, RFC 6691).
 ///
 /// It applies to the client's SYN in tunnel and NAT modes, and to the backend's SYN ACK in NAT modes. Option values
-/// that are no larger stay, and a SYN without the option gets none.
+/// within the limit stay, and a SYN without the option gets none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MssClamp {
     /// SYNs stay as they are.
@@ -328,7 +328,7 @@ pub enum MssClamp {
     Off,
     /// To fit the link on which the SYN arrived and the path on which it leaves.
     Path,
-    /// To this number of bytes, and to what `Path` allows if that is less.
+    /// To this number of bytes, or to what `Path` allows if that is less.
     AtMost(u16),
 }
 
@@ -350,15 +350,15 @@ impl MssClamp {
 /// tracked always.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum FlowTracking {
-    /// All of them.
+    /// All flows.
     #[default]
     Always,
-    /// Those whose owner changed recently. The list contains the backends with a recently changed weight, by address
+    /// Flows whose owner changed recently. The list contains the backends with a recently changed weight, by address
     /// and port.
     OnChange(Arc<[FormerWeight]>),
-    /// All of them, but a flow that began before a recent change may have no entry here, and its first packet goes to
-    /// its former owner. Either the tracking was `OnChange` until recently, or another gateway has the flow and shares
-    /// only newer ones.
+    /// All flows, but one that began before a recent change may have no entry here, and its first packet goes to its
+    /// former owner. Either the tracking was `OnChange` until recently, or another gateway has the flow and shares only
+    /// newer ones.
     AlwaysAfter(Arc<[FormerWeight]>),
 }
 
@@ -412,7 +412,7 @@ pub struct ServiceSpec {
     pub port_name: String,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
-    /// Options of the mode, if it is a tunnel.
+    /// Options of the mode, if it is a tunnel or `dsr-dscp`.
     pub tunnel: TunnelOptions,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,

@@ -3,8 +3,8 @@
 //! The longest prefix that contains a source decides; of two equal prefixes, the one that admits. So the prefixes are
 //! converted to disjoint intervals of addresses, each with the list and the length of its longest prefix. The starts of
 //! the intervals form a static B-tree (`ranks`). A million IPv4 prefixes that don't touch have two million starts, six
-//! levels and 13 MB; the upper four levels, 35 kB, stay in the cache. Reading the configuration builds it, off the
-//! workers, and snapshots share it.
+//! levels and 13 MB; the upper four levels, 35 kB, stay in the cache. The tree is built when the configuration is read,
+//! not by workers, and snapshots share it.
 //!
 //! Only packets that begin a flow or belong to none are looked up. When the lists change, known flows of sources that
 //! are no longer admitted end, as with source ranges.

@@ -34,7 +34,7 @@ macro_rules! reasons {
         pub enum $name { $($(#[$vdoc])* $variant,)+ }
 
         impl $name {
-            /// Every reason, in the order of their numbers.
+            /// All reasons, in numerical order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             /// The number of reasons.
@@ -104,7 +104,7 @@ reasons! {
 reasons! {
     /// Why a frame goes to the kernel.
     PuntReason {
-        /// Not IP and not ARP for an address of ours.
+        /// Neither IP nor ARP for an address of the gateway.
         NotIp => "not_ip",
         /// To an address of the gateway itself, to a group, or to everyone.
         Local => "local",
@@ -221,11 +221,12 @@ reasons! {
         IcmpUnsupported => "icmp_unsupported",
         /// The headroom of the frame is too small for the headers to add.
         NoHeadroom => "no_headroom",
-        /// A tunnel packet of a peer that is a fragment.
+        /// A fragment of a tunnel packet from a peer.
         TunnelFragment => "tunnel_fragment",
-        /// A tunnel packet of a peer whose headers cannot be read.
+        /// A tunnel packet from a peer, with headers that cannot be read.
         TunnelHeaders => "tunnel_headers",
-        /// A tunnel packet of a peer that reports congestion, around a packet without ECN (RFC 6040 section 4.2).
+        /// A tunnel packet from a peer whose outer header reports congestion although the inner packet doesn't use ECN
+        /// (RFC 6040 section 4.2).
         TunnelCongestion => "tunnel_congestion",
         /// In the tunnel of a peer, but neither to a service nor from a backend.
         TunnelUnserved => "tunnel_unserved",

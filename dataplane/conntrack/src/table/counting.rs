@@ -89,8 +89,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Counts a flow that is no longer opening, or is opening again. Out of line, because most packets don't change
-    /// that.
+    /// Counts a flow that is no longer opening, or is opening again. Out of line, because few packets cause that.
     #[cold]
     #[inline(never)]
     pub(super) fn recount_opening(&mut self, position: Position, was: bool) {
@@ -165,7 +164,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Counts the entries of backends in up to `buckets` more hash buckets. Returns whether all are counted. `exists`
-    /// is whether an id is one of the snapshot in use.
+    /// returns whether the snapshot in use has this id.
     pub(crate) fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
         let all = self.start(self.buckets);
         if self.live == 0 {

@@ -1,7 +1,7 @@
 //! Expiry of flows, and the walk that removes expired ones.
 //!
-//! The idle timeout depends on the state of the flow, in tables of pairs on both entries. In a table under memory
-//! pressure, opening flows have shorter timeouts ([`Table::pressure_divisor`]).
+//! The idle timeout depends on the state of the flow; in tables of pairs, on the states of both entries. In a table
+//! under memory pressure, opening flows have shorter timeouts ([`Table::pressure_divisor`]).
 //!
 //! Invariant: [`Table::is_expired`] is exact; [`Table::expiry_reason`] is exact for at least one entry of a pair. Only
 //! [`Table::age`] removes flows.
@@ -13,7 +13,7 @@ use super::{Position, SEEN, Table};
 use crate::eviction_reason::EvictionReason;
 use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, State};
 
-/// The status of a flow, and how long it has been idle, from both entries in tables of pairs.
+/// The status and the idle time of a flow. In tables of pairs, both entries count.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FlowAge {
     pub(crate) status: FlowStatus,
@@ -53,7 +53,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if age > u32::MAX / 2 { 0 } else { age }
     }
 
-    /// The status and the idle time of the flow, from both entries in tables of pairs.
+    /// The status and the idle time of the flow. In tables of pairs, both entries count.
     pub(crate) fn flow_age(&self, position: Position, now: Now) -> Option<FlowAge> {
         let (own, idle) = (self.state(position)?, self.idle_timeout(position));
         let own_idle_ms = self.own_idle_ms(position, now);

@@ -42,7 +42,7 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     /// The first word of the first hash bucket.
     first: usize,
     pub(super) buckets: u32,
-    /// The number of entries up to which none is evicted.
+    /// The number of entries above which flows are evicted even if positions are free.
     pub(super) bound: usize,
     pub(super) live: usize,
     counts: Counts,
@@ -337,7 +337,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.find(&key, self.hash_of(&key))
     }
 
-    /// The idle timeout of the flow's service when it began.
+    /// The idle timeout of the service at the time when the flow began.
     #[inline]
     fn idle_timeout(&self, position: Position) -> IdleTimeout {
         IdleTimeout::from_bits(self.entry(position)[TAG] & IDLE_MASK)
@@ -365,7 +365,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         !(self.is_empty(position) || self.is_reply(position))
     }
 
-    /// The phase of a flow.
+    /// The phase of a flow as shown by this entry.
     #[inline]
     pub(super) fn phase(&self, position: Position) -> Phase {
         self.state(position).map_or(Phase::Closed, State::phase)

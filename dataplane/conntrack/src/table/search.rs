@@ -59,7 +59,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             // This also leaves the memory of an unused table untouched.
             return None;
         }
-        // Not `or_else`: the compiler would call its closure.
+        // Not `or_else`: the compiler wouldn't inline its closure.
         match self.find_in(self.primary(hash), key) {
             Some(position) => Some(position),
             None => self.find_in(self.secondary(hash), key),

@@ -32,7 +32,7 @@ pub(super) struct Changes<'a> {
     pub(super) services: Vec<Change<'a>>,
     /// Whether services were added or removed. Then both specs list them in the order of their keys.
     pub(super) is_structural: bool,
-    /// The addresses that became VIPs (true) or no longer are.
+    /// The addresses that became VIPs (true) or stopped being VIPs (false).
     pub(super) vips: Vec<(Addr, bool)>,
     /// The number of all backends of the spec.
     pub(super) backends: usize,

@@ -14,7 +14,8 @@ pub(super) fn limited_services<'a>(
     indices: usize,
 ) -> LimitedServices {
     let limited = ports.filter(|(service, _)| !service.limits.is_none());
-    // The limits of the last port count. A port that remains only for its flows may have outdated ones, so it is first.
+    // The limits of the last port count. A port that remains only for its flows may have outdated limits, so such ports
+    // come first.
     let (left, served): (Vec<_>, Vec<_>) =
         limited.partition(|(service, _)| service.no_endpoints == NoEndpoints::Unserved);
     let ports = left

@@ -1,6 +1,6 @@
 //! Compiles a spec to a snapshot: checks it, programs all valid parts, keeps ids, builds tables.
 //!
-//! Runs on a control thread. A fault that concerns everything refuses the spec; a fault of one part becomes a
+//! Runs on a control thread. If a fault concerns the whole spec, the spec is refused; a fault of one part becomes a
 //! [`Problem`], and that part is left out. Everything is sorted by identity first, so the order of the spec doesn't
 //! matter. The only side effects are on the neighbour table: next hops get entries, and fixed ones their link
 //! addresses.
@@ -61,7 +61,7 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// Compiles everything from scratch. Only ids, and Maglev tables of equal backends, are those of `previous`.
+    /// Compiles everything from scratch. Only ids and the Maglev tables of equal backends are taken from `previous`.
     ///
     /// # Errors
     /// As for [`Self::compile`].
@@ -87,7 +87,7 @@ pub(super) fn from_scratch(
 
     let mut references = neighbors.references();
     let network = Network::build(spec, &services, interfaces, &mut references, &mut problems.network);
-    // Before the backends, which must not take their entries.
+    // Fixed neighbours come before backends, which must not take their entries.
     let static_neighbors = network.set_static(spec, previous, &mut references, &mut problems.neighbors);
     let mut of_backends = neighbors.references();
     let mut programmed = program(&network, &services, &mut of_backends, &mut problems);

@@ -239,7 +239,7 @@ fn no_clients<'a>(
 }
 
 /// The networks of the interfaces' addresses. If there is only one interface, they include the network of IPv6
-/// link-local addresses, which routers have: a route does not name an interface.
+/// link-local addresses, so that routers may have such an address. With several, it wouldn't determine the interface.
 fn connected(interfaces: &[Interface]) -> Vec<Route> {
     let on = |interface| NextHop { interface, via: None, neighbor: None };
     let mut list: Vec<Route> = (0..)

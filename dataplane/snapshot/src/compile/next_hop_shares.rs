@@ -1,8 +1,8 @@
 //! Divides the capacity of the neighbour table among namespaces, if backends need more next hops than it has.
 //!
-//! Namespaces have equal shares. What a namespace doesn't need of its share goes to the others, and so do next hops
-//! that an earlier namespace has already. So a namespace within its share loses nothing, whatever the others do. Within
-//! a namespace, ports are served in the order of their keys.
+//! Namespaces have equal shares. What a namespace doesn't need of its share goes to the others. A next hop that another
+//! namespace already has uses no further capacity. So a namespace within its share loses nothing, whatever the others
+//! do. Within a namespace, ports are served in the order of their keys.
 //!
 //! Invariant: the result depends only on the spec, not on which entries are currently free.
 
@@ -18,14 +18,14 @@ use crate::network::Network;
 /// The address of a next hop on its link.
 type Hop = (InterfaceIndex, Addr);
 
-/// The next hops that backends may have, given the capacity besides routers and fixed neighbours.
+/// The next hops that backends may have, given the capacity that routers and fixed neighbours leave.
 pub(super) fn granted(
     spec: &SnapshotSpec,
     network: &Network,
     services: &[Sorted<'_>],
     capacity: usize,
 ) -> HashSet<Hop> {
-    // These have their entries already.
+    // Routers and fixed neighbours already have their entries.
     let own = spec.network.routes.iter().map(|route| route.via);
     let own = own.chain(spec.network.neighbors.iter().map(|neighbor| neighbor.ip)).map(Addr::from);
     let own: HashSet<Hop> =

@@ -28,8 +28,8 @@ use crate::service_limits::LimitFlags;
 use crate::source_ranges::SourceRanges;
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
-/// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges (from 1, 0 for
-/// none) and the ranges.
+/// any. Appends the records of its backends to `hot`. `ranges` are its source ranges, after their position counted from
+/// 1 (0 for none).
 pub(super) fn finish(
     service: &Programmed<'_>,
     id: ServiceId,
@@ -171,7 +171,7 @@ fn loads(candidates: &[&BackendInfo], steps: &[(BackendId, u8)], rule: LoadRule)
     Selector::Loads(Arc::new(LoadSelector { rule, members: members.collect() }))
 }
 
-/// The problem that the weights of a service were divided, if they were.
+/// The problem to report if the weights of a service were divided.
 fn divided(
     service: &Programmed<'_>,
     candidates: &[&BackendInfo],

@@ -13,7 +13,7 @@
 //! between, so a reader that missed a moving element detects that and searches again. State and link address are one
 //! word.
 //!
-//! Invariant: readers never wait, and never see an address that was not received for the next hop that they look up.
+//! Invariant: readers never wait, and see only link addresses of the next hop that they look up.
 
 mod references;
 #[cfg(test)]
@@ -114,7 +114,7 @@ pub struct NeighborTable {
     writers: Arc<Mutex<Writers>>,
     /// Stored here because it has the same users as the table.
     path_mtus: Arc<PathMtus>,
-    /// Also stored here because of its users.
+    /// Also stored here because it has the same users.
     ownership: Arc<Ownership>,
 }
 
@@ -157,7 +157,7 @@ impl NeighborTable {
         }
     }
 
-    /// With an [`Ownership`] in which nothing is owned until it is granted.
+    /// Adds an [`Ownership`] in which no key is owned until it is granted.
     #[must_use]
     pub fn with_ownership(self, clock: fn() -> BootTime) -> Self {
         Self { ownership: Arc::new(Ownership::by(clock)), ..self }

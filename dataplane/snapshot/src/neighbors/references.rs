@@ -16,7 +16,7 @@ use tidegate_wire::Addr;
 use super::writers::{RefCounts, RefKind, Usage, Writers};
 use super::{NeighborId, NeighborTable, TableFull, words};
 
-/// References to the entries that one snapshot added to those of its predecessors. Dropping this value releases them.
+/// The references that one snapshot adds to those of its predecessors. Dropping this value releases them.
 #[derive(Debug)]
 pub struct References {
     table: NeighborTable,

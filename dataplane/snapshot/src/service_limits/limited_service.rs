@@ -53,7 +53,7 @@ pub enum LimitDrop {
 }
 
 impl LimitDrop {
-    /// All of them, in the order of [`Self::index`].
+    /// All limits, in the order of [`Self::index`].
     pub const ALL: [Self; 3] = [Self::Connections, Self::ConnectionRate, Self::Bandwidth];
 
     /// A number below 3.
@@ -93,7 +93,7 @@ pub struct LimitedService {
     ports: Arc<[ServiceId]>,
     /// Its index in the tables of workers, fixed for as long as the shared state exists.
     pub(super) table_index: u32,
-    /// Differs from that of the Service that had the index before.
+    /// Differs from the value of the Service that had `table_index` before.
     pub(super) since: u32,
     pub(super) shared: Arc<SharedState>,
 }
@@ -123,7 +123,7 @@ impl LimitedService {
         &self.ports
     }
 
-    /// The current flows of all workers. Counted only if they are limited.
+    /// The current flows of all workers. Flows are counted only if there is a limit on them.
     #[must_use]
     pub fn connections(&self) -> u64 {
         u64::try_from(self.shared.connections.load(Ordering::Relaxed)).unwrap_or(0)
@@ -173,8 +173,8 @@ pub(crate) struct LimitedServices {
 pub(crate) type LimitedPort<'a> = (ServiceId, (&'a str, &'a str), ServiceLimits);
 
 impl LimitedServices {
-    /// The Services of these ports. `indices` is the number of ids, `generation` that of the spec. A Service in
-    /// `previous` keeps its state. If the ports of a Service differ, the limits of the last one count.
+    /// The Services of these ports. `indices` is the number of ids, `generation` is the spec's. A Service in `previous`
+    /// keeps its state. If the limits of a Service's ports differ, those of the last port count.
     pub(crate) fn build<'a>(
         ports: impl Iterator<Item = LimitedPort<'a>>,
         indices: usize,

@@ -1,5 +1,5 @@
-//! Effects of changed services on other state: lists that are built from all services, limits, next hops and
-//! announcements.
+//! Effects of changed services on other state: limits, next hops, announcements, and lists that are built from all
+//! services.
 //!
 //! Invariant: pure functions of the changes and the network.
 
@@ -61,7 +61,7 @@ fn limits(service: &ServiceSpec) -> Option<(ServiceLimits, &str, &str)> {
     (!service.limits.is_none()).then_some((service.limits, &service.namespace, &service.name))
 }
 
-/// Whether the service does not make its VIP an address of the gateway.
+/// Whether the service was removed and keeps only its flows, so its VIP is not an address of the gateway.
 fn leaves(service: &ServiceSpec) -> bool {
     service.no_endpoints == NoEndpoints::Unserved
 }

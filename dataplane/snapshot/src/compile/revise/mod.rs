@@ -245,10 +245,10 @@ fn records(
     let mut services = Vec::with_capacity(revised.len());
     for Revised { service, kept, before } in revised {
         let id = before.map(|(record, _)| record.id).or_else(|| unused_ids.next());
-        let id = id.expect("one for each that is new");
+        let id = id.expect("there is an id for each new service");
         let ids: Vec<BackendId> = kept
             .iter()
-            .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
+            .map(|kept| kept.unwrap_or_else(|| unused.next().expect("there is an id for each new backend")))
             .collect();
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
         let ranges =
@@ -260,7 +260,7 @@ fn records(
     (services, hot)
 }
 
-/// Replaces the snapshot's references by those to the neighbours that it names.
+/// Replaces the snapshot's references by one set for the neighbours that it names.
 fn renew_references(snapshot: &mut Snapshot) {
     let next_hops = snapshot.next_hops();
     let others = snapshot.reusable.static_neighbors.iter().chain(&*snapshot.network.default_routers);
