@@ -40,7 +40,7 @@ pub enum Fault {
     /// The two lengths of a pcapng block differ.
     #[error("block length {0} at the start, {1} at the end")]
     BlockLengths(u32, u32),
-    /// A packet of an interface that was not described.
+    /// A packet's interface was not described.
     #[error("packet of interface {0}, which no block before it describes")]
     UnknownInterface(u32),
     /// The file could not be read.

@@ -1,14 +1,15 @@
 //! Reads and writes captures in pcap and pcapng. `replay` reads users' files, and `capture` writes files.
 //!
-//! Reads pcap in both byte orders, with microseconds or nanoseconds, and pcapng with any number of interfaces. Only
-//! Ethernet captures: the pipeline starts at the Ethernet header. An error contains the offset of the faulty record,
-//! and a truncated file yields its whole packets first. Writing is deterministic: equal packets give equal bytes.
+//! Reads pcap in both byte orders, with microseconds or nanoseconds, and pcapng with any number of interfaces. It reads
+//! only Ethernet captures, since the pipeline starts at the Ethernet header. An error contains the offset of the faulty
+//! record, and a truncated file yields its complete packets before the error. Writing is deterministic: equal packets
+//! give equal bytes.
 //!
 //! Invariant: no input causes a panic, or an allocation beyond [`BLOCK_LEN_MAX`] at a time.
 //!
-//! Written by hand: of the existing crates, pcap-file 2.0 ignores `if_tsresol`, its pre-release 3.0.0-rc.3 rejects
-//! interface names that are not UTF-8, and pcap-parser 0.17 refuses every binary `if_tsresol` and reads `if_tsoffset`
-//! as little endian in files of either byte order.
+//! This isn't based on an existing crate, because pcap-file 2.0 ignores `if_tsresol`, its pre-release 3.0.0-rc.3
+//! rejects interface names that are not UTF-8, and pcap-parser 0.17 refuses every binary `if_tsresol` and reads
+//! `if_tsoffset` as little endian in files of either byte order.
 //!
 //! May depend on: nothing of Tidegate.
 #![deny(unsafe_code)]

@@ -3,9 +3,10 @@
 /// One packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Nanoseconds since the epoch. A pcapng simple packet has no time and gets that of the previous packet.
+    /// Nanoseconds since the epoch. A pcapng simple packet has no timestamp, so it gets the one of the previous packet.
     pub timestamp_ns: u64,
-    /// The index of its interface in [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which has only one.
+    /// The index of the packet's interface in [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which has
+    /// only one.
     pub interface: u32,
     /// The length on the wire in bytes. It exceeds `data.len()` if the capture truncated the packet.
     pub original_len: u32,
@@ -18,7 +19,7 @@ pub struct Packet {
 pub struct Interface {
     /// `if_name` of pcapng.
     pub name: Option<String>,
-    /// The resolution of its timestamps.
+    /// The resolution of timestamps on this interface.
     pub(super) resolution: Resolution,
     /// Seconds to add to each timestamp (`if_tsoffset` of pcapng).
     pub(super) offset_s: i64,

@@ -40,17 +40,17 @@ fn section_header<R: Read>(source: &mut Source<R>) -> Result<Endian, PcapError> 
     let len = block_len(endian.u32(len), 28, source)?;
     let body = block_body(endian, len, 12, source)?;
     let (major, minor) = (endian.u16([body[0], body[1]]), endian.u16([body[2], body[3]]));
-    // The draft says that some programs wrote 1.2, which is to be read as 1.0.
+    // The draft says that some programs wrote version 1.2, which must be read as 1.0.
     if major != 1 || !matches!(minor, 0 | 2) {
         return Err(source.fail(Fault::Version(major, minor)));
     }
     Ok(endian)
 }
 
-/// Checks the length of a block, which is at least `min`.
+/// Checks the length of a block, which must be at least `min`.
 fn block_len<R: Read>(len: u32, min: u32, source: &Source<R>) -> Result<u32, PcapError> {
     if len < min || len > BLOCK_LEN_MAX || !len.is_multiple_of(4) {
-        let accepted = "a multiple of 4, that covers the fixed part, at most 16 MiB";
+        let accepted = "a multiple of 4 that covers the fixed part, at most 16 MiB";
         return Err(source.fail(Fault::Length { what: "block", len, accepted }));
     }
     Ok(len)
@@ -130,7 +130,7 @@ impl PcapNg {
         self.endian.u32([body[at], body[at + 1], body[at + 2], body[at + 3]])
     }
 
-    /// `body` has at least the 8 bytes of the fixed part.
+    /// Reads an interface description. `body` has at least the 8 bytes of the fixed part.
     fn interface_description<R: Read>(
         &self,
         body: &[u8],
@@ -174,7 +174,7 @@ impl PcapNg {
         Ok(interface)
     }
 
-    /// An enhanced or old packet block. They differ in the first word. `body` has at least 20 bytes.
+    /// Reads an enhanced or old packet block, which differ in the first word. `body` has at least 20 bytes.
     fn timed_packet<R: Read>(
         &mut self,
         body: &[u8],
@@ -193,7 +193,7 @@ impl PcapNg {
         Ok(Packet { timestamp_ns, interface, original_len: self.word(body, 16), data })
     }
 
-    /// A simple packet block, which always belongs to interface 0. `body` has at least 4 bytes.
+    /// Reads a simple packet block, which always belongs to interface 0. `body` has at least 4 bytes.
     fn simple_packet<R: Read>(&self, body: &[u8], source: &Source<R>) -> Result<Packet, PcapError> {
         let Some(description) = self.interfaces.first() else {
             return Err(source.fail(Fault::UnknownInterface(0)));

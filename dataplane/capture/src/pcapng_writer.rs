@@ -29,21 +29,21 @@ pub enum Direction {
 /// One packet of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Captured<'a> {
-    /// The index of its interface in the list passed to the writer.
+    /// The index of the packet's interface in the list passed to the writer.
     pub interface: u32,
     /// Nanoseconds since 1970-01-01 00:00 UTC.
     pub timestamp_ns: u64,
-    /// Whether it was received or sent.
+    /// Whether the packet was received or sent.
     pub direction: Direction,
     /// The first bytes of the frame, at most [`PACKET_LEN_MAX`].
     pub bytes: &'a [u8],
     /// The length of the whole frame.
     pub len: u32,
-    /// A comment for people; empty for none.
+    /// A comment for readers; empty for none.
     pub comment: &'a str,
 }
 
-/// Writes pcapng with nanoseconds, little endian, Ethernet.
+/// Writes Ethernet frames as little-endian pcapng with nanosecond timestamps.
 #[derive(Debug)]
 pub struct PcapngWriter<W> {
     inner: W,
@@ -95,7 +95,7 @@ impl<W: Write> PcapngWriter<W> {
             .ok_or_else(|| refuse("the frame exceeds the maximum length in a capture"))?;
         let mut body = Vec::with_capacity(packet.bytes.len() + packet.comment.len() + 64);
         let time = packet.timestamp_ns;
-        // The upper half of the time comes first.
+        // The upper half of the timestamp comes first.
         for word in [packet.interface, (time >> 32) as u32, time as u32, len, packet.len.max(len)] {
             body.extend(word.to_le_bytes());
         }
@@ -147,7 +147,7 @@ fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
     pad(body);
 }
 
-/// Everything in a block is aligned to four bytes.
+/// Pads to four bytes, the alignment of everything in a block.
 fn pad(body: &mut Vec<u8>) {
     body.resize(body.len().next_multiple_of(4), 0);
 }

@@ -1,4 +1,4 @@
-//! Reads captures of either format.
+//! Reads captures in either format.
 
 use core::fmt;
 use std::io::Read;

@@ -6,7 +6,7 @@ use super::error::{Fault, PcapError};
 
 /// The maximum length of a packet, as in tcpdump and Wireshark for Ethernet.
 pub const PACKET_LEN_MAX: u32 = 262_144;
-/// The maximum length of a pcapng block. Packet blocks are far shorter; those with statistics or secrets may be long.
+/// The maximum length of a pcapng block. Packet blocks are far shorter; blocks with statistics or secrets may be long.
 pub const BLOCK_LEN_MAX: u32 = 16 << 20;
 
 /// The link type of Ethernet in both formats.
@@ -54,12 +54,12 @@ impl<R: Read> Source<R> {
         Self { inner, next: 0, record: 0 }
     }
 
-    /// An error in the current record.
+    /// The error `fault` in the current record.
     pub(super) fn fail(&self, fault: Fault) -> PcapError {
         PcapError { offset: self.record, fault }
     }
 
-    /// Fills `buf`. Returns the number of bytes read, which is smaller only at the end of the file.
+    /// Fills `buf`. Returns the number of bytes read, which is less than `buf.len()` only at the end of the file.
     fn fill(&mut self, buf: &mut [u8]) -> Result<usize, PcapError> {
         let mut done = 0;
         while done < buf.len() {
@@ -74,7 +74,7 @@ impl<R: Read> Source<R> {
         Ok(done)
     }
 
-    /// Reads the start of a record. `None` if the file ends before its first byte.
+    /// Reads the start of a record. `None` if the file ends before the record.
     pub(super) fn record_start<const N: usize>(
         &mut self,
         what: &'static str,
@@ -98,7 +98,7 @@ impl<R: Read> Source<R> {
         if self.fill(&mut buf)? == buf.len() { Ok(buf) } else { Err(self.fail(Fault::Truncated(what))) }
     }
 
-    /// Refuses a packet of more than [`PACKET_LEN_MAX`] bytes.
+    /// Returns an error for a packet of more than [`PACKET_LEN_MAX`] bytes.
     pub(super) fn check_packet_len(&self, len: u32) -> Result<(), PcapError> {
         if len > PACKET_LEN_MAX {
             let fault = Fault::Length { what: "packet", len, accepted: "at most 262144" };

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::source::{LINK_TYPE_ETHERNET, PACKET_LEN_MAX};
 
-/// Writes pcap with nanoseconds, little endian, Ethernet.
+/// Writes Ethernet frames as little-endian pcap with nanosecond timestamps.
 #[derive(Debug)]
 pub struct Writer<W> {
     inner: W,
@@ -40,7 +40,7 @@ impl<W: Write> Writer<W> {
             .ok()
             .filter(|len| *len <= PACKET_LEN_MAX)
             .ok_or_else(|| refuse("the frame exceeds the maximum length in a capture"))?;
-        // Exact, because the remainder is below 10^9.
+        // The conversion is exact, because the remainder is below 10^9.
         let nanoseconds = (timestamp_ns % 1_000_000_000) as u32;
         let mut header = [0; 16];
         for (at, word) in [seconds, nanoseconds, len, len].into_iter().enumerate() {

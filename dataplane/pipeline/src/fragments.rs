@@ -1,15 +1,15 @@
 //! Stores the decision for the first fragment of a datagram for its later fragments, which have no ports.
 //!
-//! The key is source, destination and identification, in IPv4 also the protocol (RFC 791 section
-//! 3.2). In IPv6 the fragments of one datagram may name different next headers (RFC 8200 section
-//! 4.5), so the protocol isn't part of the key.
+//! The key consists of source, destination and identification, and in IPv4 also of the protocol (RFC 791 section 3.2).
+//! In IPv6 the fragments of one datagram may name different next headers (RFC 8200 section 4.5), so the protocol isn't
+//! part of the key.
 //!
-//! The table is set-associative: a hash with the worker's secret selects a set of [`FRAGMENTS_PER_SET`] positions. A new
-//! datagram gets a free or expired position, otherwise it evicts the oldest datagram without a later fragment,
-//! otherwise the oldest datagram. So spoofed first fragments evict each other, and never a datagram whose later
-//! fragments arrive. A datagram that still waits for its second fragment is evicted by 4,096 spoofed ones in 2 of 10^14
-//! cases, and by 20,000 in 5 of 100,000. Decisions expire after [`LIFETIME`]: few hosts wait longer for the rest of a
-//! datagram, and identifications are reused.
+//! The table is set-associative: a hash with the worker's secret selects a set of [`FRAGMENTS_PER_SET`] positions. A
+//! new datagram gets a free or expired position. If there is none, it evicts the oldest datagram without a later
+//! fragment or, failing that, the oldest datagram. So spoofed first fragments evict each other rather than a datagram
+//! whose later fragments arrive. A datagram that still waits for its second fragment is evicted by 4,096 spoofed ones
+//! in 2 of 10^14 cases, and by 20,000 in 5 of 100,000. Decisions expire after [`LIFETIME`]: few hosts wait longer for
+//! the rest of a datagram, and identifications are reused.
 //!
 //! Invariant: at most [`FRAGMENTS_MAX`] entries. Memory is reserved at the start and touched on first use.
 
@@ -26,7 +26,7 @@ use tidegate_wire::{Addr, Family, Fragment, Headers};
 /// How long a decision is valid.
 pub const LIFETIME: Duration = Duration::from_secs(15);
 
-/// What was decided for the first fragment.
+/// The decision for a first fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// Sent to a backend. If the mode is `fullnat`, `local` is the source.
@@ -121,7 +121,7 @@ struct Entry {
     key: FragmentKey,
     decision: Decision,
     since: Now,
-    /// Whether a later fragment has used it.
+    /// Whether a later fragment has used the decision.
     followed: bool,
 }
 
@@ -132,10 +132,10 @@ const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENTS_PER_SET == FRAG
 #[derive(Debug)]
 pub struct Fragments {
     secret: [u64; 5],
-    /// The sets one after another. The low half of a word is the index of an entry plus one, the
-    /// high half is a part of the hash. 0 is a free position.
+    /// The positions, set by set. The low half of a word is the index of an entry plus one, the high half is a part of
+    /// the hash. 0 is a free position.
     tagged_indices: Vec<u64>,
-    /// It grows to its capacity; then entries are reused.
+    /// The list grows to its capacity; then entries are reused.
     entries: Vec<Entry>,
 }
 
@@ -204,7 +204,8 @@ impl Fragments {
         Some(entry.decision)
     }
 
-    /// The lowest class is evicted first: no entry, expired, without a later fragment; then the oldest.
+    /// The lowest class is evicted first: no entry, then expired, then without a later fragment. Within a class, the
+    /// oldest is.
     fn eviction_class(&self, position: usize, now: Now) -> (u8, Now) {
         match entry_of(self.tagged_indices[position]).map(|index| &self.entries[index]) {
             None => (0, Now(0)),

@@ -1,7 +1,7 @@
 //! The interface between the pipeline and a frame's memory: bytes with headroom.
 //!
-//! Drivers implement it: a DPDK mbuf, or a plain buffer for memory, captures and tests. Each input
-//! frame becomes at most one output frame, rewritten in place.
+//! Drivers implement it: a DPDK mbuf, or a plain buffer for captures and tests. Each input frame becomes at most one
+//! output frame, rewritten in place.
 
 /// One received frame, Ethernet header first, contiguous in memory.
 pub trait Frame {
@@ -17,8 +17,7 @@ pub trait Frame {
 
     /// Removes `count` bytes from the front.
     ///
-    /// # Panics
-    /// May panic if the frame is shorter: the pipeline checks that before.
+    /// # Panics May panic if the frame is shorter than `count`: the pipeline checks that first.
     fn shrink_front(&mut self, count: usize);
 
     /// Sets the length of the frame to `len`: cuts the tail, or adds bytes of undefined contents if

@@ -1,9 +1,9 @@
 //! The packet path of Tidegate: bytes in, verdict out.
 //!
-//! The pipeline checks headers, looks up flows and chooses backends for a burst of frames; the
-//! forwarding modes rewrite the frames. There is no DPDK, thread, clock, I/O, tokio, Kubernetes or
-//! `unsafe` here. Callers are the workers of `tidegate-dataplane`, `replay`, `explain` and the
-//! benches. The feature `testing` adds what tests, benches and fuzz runs share.
+//! The pipeline checks headers, looks up flows and chooses backends for a burst of frames; the forwarding modes rewrite
+//! the frames. There is no DPDK, thread, clock, I/O, tokio, Kubernetes or `unsafe` here. Callers are the workers of
+//! `tidegate-dataplane`, `replay`, `explain` and the benches. The feature `testing` adds code that tests, benches and
+//! fuzz runs share.
 //!
 //! May depend on: `tidegate-capture` (in tests), `tidegate-conntrack`, `tidegate-select`, `tidegate-snapshot`,
 //! `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.

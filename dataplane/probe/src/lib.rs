@@ -1,5 +1,5 @@
-//! Health probes of DSR backends at the VIP: connections of the kernel to a VIP, each sent to one chosen backend in the
-//! same way as client packets (link address or tunnel).
+//! Health probes of DSR backends at the VIP: connections from the kernel to a VIP. The packets of each connection reach
+//! a chosen backend in the same way as client packets (link address or tunnel).
 //!
 //! A health check opens a socket between two addresses that only this host knows, [`Ends::near`] and [`Ends::far`], on
 //! a dedicated device (`probe_device` of `tidegate-dataplane`). The slow path reads the kernel's packets from that
@@ -7,15 +7,16 @@
 //! Packets from the VIP take the reverse path. The near port identifies the connection. So the kernel needs no route to
 //! a VIP, and host rules for VIPs (such as those of kube-proxy) don't affect a check.
 //!
-//! Workers are not involved, except that they pass packets from a VIP to one of the gateway's own addresses to the slow
-//! path if they answer a packet of the host.
+//! Workers only pass packets to the slow path that come from a VIP, go to one of the gateway's own addresses and answer
+//! a packet of the host.
 //!
 //! May depend on: `tidegate-pipeline`, `tidegate-snapshot`, `tidegate-spec`, `tidegate-wire`.
 //!
-//! Health checks open flows here, and the slow path of `tidegate-dataplane` moves their packets; neither depends on the
-//! other.
+//! Health checks open flows here, and the slow path of `tidegate-dataplane` forwards their packets; health checks and
+//! slow path don't depend on each other.
 //!
-//! Invariant: the only packets sent to a VIP or received from one belong to an open [`Flow`].
+//! Invariant: all packets that this crate sends to a VIP or accepts from one belong to a [`Flow`] that is open or was
+//! closed recently.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -53,7 +54,7 @@ pub struct Ends {
 
 impl Ends {
     /// The ends of a family. The IPv4 addresses are in a network that never leaves a host (RFC 7335), the IPv6
-    /// addresses in a unique local one (RFC 4193).
+    /// addresses in a unique local network (RFC 4193).
     #[must_use]
     pub fn of(family: Family) -> Self {
         let v6 = |last| IpAddr::from(Ipv6Addr::new(0xfd74, 0x6964, 0x6567, 0x6174, 0, 0, 0, last));
@@ -66,7 +67,7 @@ impl Ends {
     }
 }
 
-/// The path from an own address to a VIP on one backend.
+/// The path from one of the gateway's own addresses to a VIP on one backend.
 #[derive(Debug, Clone)]
 pub struct ProbePath {
     vip: IpAddr,
@@ -77,7 +78,7 @@ pub struct ProbePath {
     source_mac: MacAddr,
     vlan: Option<VlanId>,
     tunnel: Option<(TunnelPrefix, Encapsulation)>,
-    /// The DSCP of `dsr-dscp`.
+    /// The DSCP that marks packets in mode `dsr-dscp`.
     mark: Option<u8>,
 }
 
@@ -125,7 +126,7 @@ pub struct Probes {
     next_id: AtomicU64,
 }
 
-/// An open probe. Its packets are forwarded until shortly after it is dropped.
+/// An open probe. Its packets are forwarded until shortly after this value is dropped.
 #[derive(Debug)]
 pub struct Flow<'p> {
     probes: &'p Probes,
@@ -152,8 +153,8 @@ impl Probes {
         *lock(&self.net) = Arc::new(net);
     }
 
-    /// The path to a VIP on a backend in a DSR mode, with these tunnel options. `None` without a route, an own address
-    /// of the VIP's family for the answers, or a tunnel source, and if the mode isn't a DSR mode.
+    /// The path to a VIP on a backend in a DSR mode, with these tunnel options. `None` if the mode isn't a DSR mode, or
+    /// if there is no route, no tunnel source, or no own address of the VIP's family for the answers.
     #[must_use]
     pub fn path(
         &self,
@@ -173,7 +174,7 @@ impl Probes {
             None if mode == ForwardingMode::DsrDscp && options.dscp != 0 => None,
             None => return None,
         };
-        // Prefers an own address on the backend's link, because the backend certainly has a route to it.
+        // Prefer an own address on the backend's link, because the backend certainly has a route to it.
         let fits = |address: &IpAddr| address.is_ipv4() == vip.is_ipv4();
         let of = |spec: &InterfaceSpec| spec.addresses.iter().map(IpNet::addr).find(fits);
         let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(IpNet::addr);
@@ -203,14 +204,14 @@ impl Probes {
         Flow { probes: self, key, id }
     }
 
-    /// Whether any probe is open.
+    /// Whether any probe is open or was closed recently.
     pub fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Rewrites a packet of the kernel, in a frame with any link addresses, to a packet to the VIP. Returns its egress
-    /// interface. `mac` returns the link address of a next hop. `None` if the packet belongs to no probe or its next
-    /// hop is unknown.
+    /// Rewrites a packet of the kernel to a packet to the VIP, and returns its egress interface. The link addresses of
+    /// the frame don't matter. `mac` returns the link address of a next hop. `None` if the packet belongs to no probe
+    /// or its next hop is unknown.
     pub fn outward<F: Frame>(
         &self,
         frame: &mut F,
@@ -247,9 +248,9 @@ impl Probes {
         Some(path.interface)
     }
 
-    /// Rewrites a frame from the wire that answers a probe, or is an ICMP error about one, to a packet for the probe's
-    /// socket. Returns the packet without the Ethernet header. `None` if the frame belongs to no probe; it is then
-    /// unchanged.
+    /// Rewrites a frame from the wire that answers a probe, or is an ICMP error about a probe, to a packet for the
+    /// probe's socket. Returns the packet without the Ethernet header. `None` if the frame belongs to no probe; the
+    /// frame is then unchanged.
     pub fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
         let Ok(Parsed::Ip(mut h)) = tidegate_wire::parse(frame.bytes()) else { return None };
         let quoted = quote::parse(frame.bytes(), &h).ok()?;

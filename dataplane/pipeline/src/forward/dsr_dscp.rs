@@ -1,8 +1,8 @@
 //! `dsr-dscp`: the backend becomes the destination of the packet, and a DSCP (RFC 2474 section 3)
 //! identifies the VIP. The backend restores the VIP, and answers the client from it.
 //!
-//! The packet doesn't grow, and routers may be in between. The client's own DSCP is lost, the ECN bits (RFC 3168) stay.
-//! Checksums are updated by difference (RFC 1624), so a damaged packet stays damaged.
+//! The packet doesn't grow, and there may be routers between gateway and backend. The client's own DSCP is lost, but
+//! the ECN bits (RFC 3168) stay. Checksums are updated by difference (RFC 1624), so a damaged packet stays damaged.
 
 use tidegate_wire::headers::L4Checksum;
 use tidegate_wire::rewrite::{self, Endpoint};
@@ -11,7 +11,7 @@ use tidegate_wire::{Addr, Headers};
 use super::{Link, NoHeadroom, dsr_l2};
 use crate::frame::Frame;
 
-/// Rewrites a packet to a backend of its family. `dscp` is below 64. Returns the new headers.
+/// Rewrites a packet to a backend of the same address family. `dscp` must be below 64. Returns the new headers.
 ///
 /// # Errors
 /// [`NoHeadroom`]; the frame is then unchanged.

@@ -8,7 +8,7 @@ use super::nat;
 use super::{Link, NoHeadroom};
 use crate::frame::Frame;
 
-/// Replaces the source of a packet of a backend. Not for SCTP.
+/// Replaces the source of a backend's packet, which must not be SCTP.
 ///
 /// # Errors
 /// [`NoHeadroom`]; the frame is then unchanged.
@@ -21,7 +21,7 @@ pub fn outward<F: Frame>(
     nat::send(frame, h, link, Some(local), None)
 }
 
-/// Replaces the destination of an answer by the backend. Not for SCTP.
+/// Replaces the destination of an answer, which must not be SCTP, by the backend.
 ///
 /// # Errors
 /// [`NoHeadroom`]; the frame is then unchanged.

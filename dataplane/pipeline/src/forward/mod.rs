@@ -1,8 +1,8 @@
 //! The forwarding modes: they rewrite a frame whose destination is known.
 //!
-//! Each mode has a file with a few pure functions from (frame, headers, destination) to the frame
-//! as sent. There are no look-ups, verdicts, policy or state here: the pipeline has found the
-//! backend and the link, and has checked hop limit and size.
+//! Each mode has a file with a few pure functions, which take (frame, headers, destination) and produce the frame to
+//! send. There are no look-ups, verdicts, policy or state here: the pipeline has found the backend and the link, and
+//! has checked hop limit and size.
 //!
 //! Invariant: when one of these functions returns [`NoHeadroom`], the frame is unchanged.
 
@@ -29,8 +29,8 @@ use crate::frame::Frame;
 #[error("the headroom of the frame is too small")]
 pub struct NoHeadroom;
 
-/// Cuts the bytes behind the packet in a frame, which may make the frame longer than the link
-/// accepts. The padding of a short frame stays, since the next sender would have to add it again.
+/// Cuts the bytes behind the packet in a frame, which may make the frame longer than the link accepts. The padding of a
+/// short frame stays, since it would have to be added again for sending.
 #[cold]
 pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
     if frame.bytes().len() > ethernet::FRAME_LEN_MIN.max(end) {
@@ -39,14 +39,14 @@ pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
     }
 }
 
-/// The link that a frame leaves by.
+/// The link on which a frame leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// The gateway's link address there.
+    /// The gateway's link address on this link.
     pub source: MacAddr,
     /// The link address of the next hop.
     pub destination: MacAddr,
-    /// The VLAN tag of frames there.
+    /// The VLAN tag of frames on this link.
     pub vlan: Option<VlanId>,
 }
 

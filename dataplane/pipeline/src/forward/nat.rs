@@ -1,4 +1,4 @@
-//! `nat`: the destination becomes the backend, and the client's address stays. The backend's route to clients must
+//! `nat`: the destination becomes the backend, and the source stays the client. The backend's route to clients must
 //! lead through the gateway, which changes the source of replies back to the VIP.
 //!
 //! [`send`] is also the last step of every translated packet of `fullnat`.
@@ -38,8 +38,8 @@ pub fn to_client<F: Frame>(
     send(frame, h, link, Some(vip), None)
 }
 
-/// Whether the checksum of this packet can be updated when its ports or parameters change. The CRC of a fragmented SCTP
-/// packet covers bytes of other fragments, so it can't. It doesn't cover addresses.
+/// Whether the checksum of this packet can be updated when its ports or parameters change. It can't for a fragmented
+/// SCTP packet, whose CRC covers bytes of other fragments. The CRC doesn't cover addresses.
 #[inline]
 #[must_use]
 pub fn can_translate(h: &Headers) -> bool {

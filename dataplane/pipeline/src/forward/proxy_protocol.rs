@@ -15,7 +15,7 @@ use tidegate_wire::{Family, Headers, L4Checksum, ipv4, quote};
 use super::NoHeadroom;
 use crate::frame::Frame;
 
-/// The smallest maximum segment size that a SYN ACK is changed to.
+/// The lowest value to which the maximum segment size in a SYN ACK is reduced.
 const MSS_MIN: u16 = 64;
 
 /// The identifier of Fast Open at the beginning of an experimental option: Fast Open had no kind of
@@ -29,7 +29,7 @@ pub fn sequence(frame: &[u8], h: &Headers) -> u32 {
     word(frame, usize::from(h.l4) + 4)
 }
 
-/// The acknowledgement number of a checked TCP packet. It has no meaning without ACK.
+/// The acknowledgement number of a checked TCP packet. It has no meaning if the ACK flag is clear.
 #[inline]
 #[must_use]
 pub fn acknowledgement(frame: &[u8], h: &Headers) -> u32 {
@@ -60,7 +60,7 @@ pub fn insert<F: Frame>(
         return Err(NoHeadroom);
     }
     frame.shrink_front(spare);
-    // Ethernet padding would follow the longer packet.
+    // Cut Ethernet padding, which would otherwise follow the longer packet.
     let cut = frame.resize(count + end);
     debug_assert!(cut, "a frame can always be cut to its packet");
     let bytes = frame.bytes_mut();
@@ -90,7 +90,7 @@ pub fn insert<F: Frame>(
             let u: &mut [u8; udp::HEADER_LEN] =
                 bytes[l4..].first_chunk_mut().expect("parse saw a whole UDP header");
             let old = u16::from_be_bytes([u[4], u[5]]);
-            // It's below the length of the IP packet, which was checked.
+            // The sum is below the length of the IP packet, which was checked.
             let new = old.saturating_add(count as u16);
             u[4..6].copy_from_slice(&new.to_be_bytes());
             if h.l4_checksum == L4Checksum::Udp {
@@ -139,7 +139,7 @@ pub fn trim_syn<F: Frame>(frame: &mut F, h: &mut Headers) {
     debug_assert!(cut, "a frame can always be cut");
 }
 
-/// Changes the backend's acknowledgements to the numbers that the client knows: the acknowledgement number and the
+/// Changes the numbers that the backend acknowledges to those that the client knows: the acknowledgement number and the
 /// blocks of selective acknowledgements (RFC 2018, RFC 2883). Empty blocks are removed.
 pub fn to_client(frame: &mut [u8], h: &Headers, stream: &Stream) {
     if h.tcp_flags & flags::ACK == 0 {
@@ -210,7 +210,7 @@ fn unshift_blocks(option: &mut [u8], stream: &Stream) {
             kept += 8;
         }
     }
-    // The length is 40 bytes at most. Without a block, the option itself is removed.
+    // The length is at most 40 bytes. If no block is left, the option itself is removed.
     option[1] = kept as u8;
     let unused = if kept == 2 { 0 } else { kept };
     option[unused..].fill(kind::NOP);
@@ -245,7 +245,7 @@ pub(super) fn l4_header_len(frame: &[u8], h: &Headers) -> usize {
     }
 }
 
-/// The offset one past the data that the checksum covers. UDP options (RFC 9868) follow a datagram.
+/// The offset just behind the data that the checksum covers. UDP options (RFC 9868) follow a datagram.
 fn covered_end(frame: &[u8], h: &Headers) -> usize {
     let (l4, end) = (usize::from(h.l4), usize::from(h.ip_end));
     match h.l4_checksum {

@@ -1,6 +1,6 @@
 //! Addresses that the gateway adds to the INIT ACK of a backend: further VIPs at which a client reaches the association.
 //!
-//! The addresses that the backend lists itself were overwritten when the packet was translated
+//! The addresses that the backend itself lists were overwritten when the packet was translated
 //! ([`sctp_parameters::hide`](tidegate_wire::sctp_parameters::hide)).
 
 use arrayvec::ArrayVec;
@@ -15,11 +15,11 @@ use crate::frame::Frame;
 /// Bytes of the longest address parameter.
 const PARAMETER_MAX: usize = 20;
 
-/// Adds addresses to the list of an INIT ACK, at most [`FURTHER_VIPS_MAX`]. Returns false, and leaves the frame
+/// Adds at most [`FURTHER_VIPS_MAX`] addresses to the list of an INIT ACK. Returns false, and leaves the frame
 /// unchanged, if the packet is damaged or a fragment, has more than one chunk, or would exceed `mtu` or the tailroom.
 pub fn append<F: Frame>(frame: &mut F, h: &Headers, addresses: &[Addr], mtu: usize) -> bool {
     let (l4, end) = (usize::from(h.l4), usize::from(h.ip_end));
-    // The checksum of a damaged packet must not become correct, and that of a fragment covers other fragments.
+    // The checksum of a damaged packet must not become correct, and the checksum of a fragment covers other fragments.
     if h.is_fragment() || !sctp::checksum_ok(frame.bytes(), h) {
         return false;
     }

@@ -1,11 +1,11 @@
-//! Local ports of FullNAT flows: their order of assignment, and which of them return replies to the
+//! Local ports of FullNAT flows: the order in which they are assigned, and which of them make replies arrive at the
 //! worker that owns the flow.
 //!
-//! There is no list of free ports: the worker's flow table shows which flow has a port. A port
-//! belongs to one flow per SNAT address, backend and protocol. So each pair of a SNAT address and a
-//! backend has 64,512 ports, which workers share if ports are split. [`SnatPorts`] assigns them in
-//! rotation, in an order that spreads over the range. The next port is the one assigned longest
-//! ago: its last flow has had the most time to end, and the backend the most time to forget it.
+//! There is no list of free ports: the worker's flow table shows which flow has a port. A port belongs to one flow per
+//! SNAT address, backend and protocol. So each pair of a SNAT address and a backend has 64,512 ports, which workers
+//! share if ports are split. [`SnatPorts`] assigns them in rotation, in an order that keeps consecutive ports far
+//! apart. The next port is the one assigned longest ago: its last flow has had the most time to end, and the backend
+//! the most time to forget it.
 //!
 //! [`Steering`] describes how replies reach their worker. If the NIC hashes by RSS, the port is
 //! chosen so that the Toeplitz hash of the reply selects this worker's queue. Otherwise ports are
@@ -27,7 +27,7 @@ pub enum Steering {
     Rss(Box<Rss>),
 }
 
-/// The receive-side scaling of a port, with the RSS hash type "IP addresses and L4 ports".
+/// The receive-side scaling of a NIC port, with the RSS hash type "IP addresses and L4 ports".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rss {
     /// The Toeplitz key, 40 or 52 bytes.
@@ -39,7 +39,7 @@ pub struct Rss {
 }
 
 impl Rss {
-    /// The queue that a packet from `src` to `dst` arrives at.
+    /// The queue at which a packet from `src` to `dst` arrives.
     #[must_use]
     pub fn queue(&self, src: (&Addr, u16), dst: (&Addr, u16)) -> WorkerIndex {
         let hash = toeplitz(&self.key, src, dst);
@@ -66,13 +66,13 @@ pub struct SnatPorts {
     stride: u16,
     /// The number of ports of this worker.
     count: u32,
-    /// Port `n` of the rotation is `first + n * step`, modulo the count, which is coprime to `step`.
+    /// The index of port `n` of the rotation is `first + n * step` modulo `count`; `step` is coprime to `count`.
     first: u32,
     step: u32,
     /// The next index in the rotation of each pair of a SNAT address and a backend, by the pair's hash.
     cursors: Box<[u16]>,
-    /// The contribution of each bit of a reply's destination port to its RSS hash, for IPv4 and
-    /// IPv6. It's constant because the Toeplitz hash is linear.
+    /// The contribution of each bit of a reply's destination port to its RSS hash, for IPv4 and IPv6. The contribution
+    /// is constant because the Toeplitz hash is linear.
     of_bit: [[u32; 16]; 2],
 }
 
@@ -139,11 +139,11 @@ impl SnatPorts {
         Pair { v4: local.is_v4(), cursor: cursor as usize % SNAT_CURSORS, rss_hash }
     }
 
-    /// The port of a pair that was assigned longest ago and whose replies reach this worker, with
-    /// its position. `None` if no examined port does; the next call continues the search.
+    /// The port of a pair that was assigned longest ago and whose replies reach this worker, with its position. `None`
+    /// if no examined port fits; the next call continues the search.
     pub fn next(&mut self, pair: &Pair) -> Option<(u16, RingPosition)> {
-        // With RSS, a random one in `workers` ports returns to this worker. In 98 % of the cases
-        // four times as many ports include one.
+        // With RSS, on average one in `workers` ports returns to this worker. Four times as many ports include such a
+        // port in 98 % of the cases.
         (0..4 * u32::from(self.workers)).find_map(|_| {
             let position = RingPosition { cursor: pair.cursor, index: self.cursors[pair.cursor] };
             self.resume_after(position);
@@ -169,7 +169,7 @@ impl SnatPorts {
 
     /// The port at an index of the rotation.
     fn port_at(&self, index: u16) -> u16 {
-        // All three are below the count, at most 64,512, so the sum is below 2^32.
+        // All three are below `count`, which is at most 64,512, so the sum is below 2^32.
         let at = (self.first + u32::from(index) * self.step) % self.count;
         // The position is below the count, so the port is at most 65,535.
         self.lowest + at as u16 * self.stride

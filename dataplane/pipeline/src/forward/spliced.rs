@@ -10,8 +10,8 @@ use tidegate_wire::{Headers, quote};
 
 use super::proxy_protocol::{edit_tcp, set_word};
 
-/// Changes the acknowledgements of a client's segment to the numbers of the backend: the acknowledgement number and the
-/// blocks of selective acknowledgements (RFC 2018).
+/// Changes the numbers that a client acknowledges to those of the backend: the acknowledgement number and the blocks of
+/// selective acknowledgements (RFC 2018).
 pub fn to_backend(frame: &mut [u8], h: &Headers, splice: &Splice) {
     if h.tcp_flags & flags::ACK == 0 {
         return;
@@ -33,7 +33,7 @@ pub fn to_client(frame: &mut [u8], h: &Headers, splice: &Splice) {
     edit_tcp(frame, h, |tcp| set_word(tcp, 4, |seq| splice.to_client(seq)));
 }
 
-/// Changes an ICMP error about a backend's segment to the sequence number that the backend sent.
+/// Changes the sequence number in an ICMP error about a backend's segment to the one that the backend sent.
 #[cold]
 pub fn error_to_backend(frame: &mut [u8], h: &Headers, splice: &Splice) {
     quote::set_sequence(frame, h, |seq| splice.to_backend(seq));

@@ -1,9 +1,9 @@
 //! Puts the TOA option, which carries the client's address and port to a backend, in front of a
 //! client's TCP options (`fullnat`).
 //!
-//! A backend's kernel module reads the first such option of the segment that ends the handshake.
-//! The client's own TOA options are removed, so that it can't claim another address. Sequence
-//! numbers stay. The checksum is updated by difference.
+//! A backend's kernel module reads the first such option of the segment that ends the handshake. TOA options from the
+//! client itself are removed, so that it can't claim another address. Sequence numbers stay. The checksum is updated by
+//! difference.
 
 use arrayvec::ArrayVec;
 use tidegate_wire::Headers;
@@ -40,14 +40,14 @@ pub fn insert<F: Frame>(
         return Err(NoHeadroom);
     }
     frame.shrink_front(spare);
-    // Ethernet padding would follow the longer packet.
+    // Cut Ethernet padding, which would otherwise follow the longer packet.
     let cut = frame.resize(count + end);
     debug_assert!(cut, "a frame can always be cut to its packet");
     let bytes = frame.bytes_mut();
     let before = Sum::new().bytes(&bytes[count + l4..count + data]);
     bytes.copy_within(count..count + fixed, 0);
     bytes[fixed..grown].copy_from_slice(&options);
-    // At most 15 words.
+    // The header has at most 15 words.
     let words = ((grown - l4) / 4) as u8;
     bytes[l4 + 12] = words << 4 | bytes[l4 + 12] & 0x0f;
     let after = Sum::new().bytes(&bytes[l4..grown]);
@@ -58,7 +58,8 @@ pub fn insert<F: Frame>(
     Ok(())
 }
 
-/// `option`, followed by the options of a segment: at least as many bytes as before, and a multiple of 4.
+/// `option`, followed by the options of a segment. The result isn't shorter than `old`, and its length is a multiple of
+/// 4.
 fn with_option(option: &[u8], old: &[u8]) -> ArrayVec<u8, OPTIONS_LEN_MAX> {
     let mut options = ArrayVec::new();
     let mut put = |bytes: &[u8]| {

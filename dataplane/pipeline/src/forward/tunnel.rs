@@ -1,14 +1,14 @@
 //! `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`: the packet travels inside another IP packet to the backend. The
-//! backend removes the outer headers, has the VIP on its loopback, and answers the client itself. Inner and outer
-//! packet may have different families. The headers between the outer IP header and the packet are an [`Encapsulation`];
-//! with the constant [`Encapsulation::Ip`] their code is optimized away.
+//! backend removes the outer headers, has the VIP on its loopback, and answers the client itself. The inner and the
+//! outer packet may have different families. The headers between the outer IP header and the packet are an
+//! [`Encapsulation`]; with the constant [`Encapsulation::Ip`] their code is optimized away.
 //!
 //! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set, so that
 //! no router fragments and the identification has no meaning (RFC 6864). The exception is an IPv6 packet of at most
 //! 1280 bytes that doesn't fit the tunnel: its sender needn't make it smaller, so the outer packet is fragmented
-//! ([`forward_to_be_cut`]), and the backend reassembles it. Three fields spread flows over the backend's receive
-//! queues: the source, if `tunnelSource` is a prefix, in IPv6 the flow label (RFC 6438), and the source port of UDP.
-//! [`flow_hash`] determines them.
+//! ([`forward_to_be_cut`]), and the backend reassembles it. Three fields depend on [`flow_hash`], to spread flows over
+//! the backend's receive queues: the source address if `tunnelSource` is a prefix, the IPv6 flow label (RFC 6438), and
+//! the UDP source port.
 
 use tidegate_spec::ids::WorkerIndex;
 use tidegate_structures::hash::{outer_hash, selection_hash};
@@ -43,7 +43,7 @@ pub struct Tunnel {
 #[derive(Debug, Clone)]
 pub struct Identifications {
     worker: u32,
-    /// The number of bits of the counter, of 16.
+    /// How many of the lower 16 bits are the counter.
     bits: u32,
     count: u32,
 }
@@ -66,7 +66,7 @@ impl Identifications {
 }
 
 /// A hash of the flow of a packet, equal for all packets that must take the same path to the backend. Fragments are
-/// hashed without ports, since later fragments have none. An ICMP error has the hash of the flow that it quotes.
+/// hashed without ports, since later fragments have none. An ICMP error gets the hash of the flow that it quotes.
 #[inline]
 #[must_use]
 pub fn flow_hash(frame: &[u8], h: &Headers) -> u64 {
@@ -106,9 +106,9 @@ pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link, tunnel: &Tunne
     wrap(frame, h, link, tunnel, 0)
 }
 
-/// Like [`forward`], but the outer packet may be fragmented: it has no DF, or in IPv6 a Fragment header for a whole
-/// packet (RFC 8200 section 4.5), as [`Cut`](tidegate_wire::cut::Cut) requires. No other recent packet between these
-/// ends may have the same `identification` (RFC 6864, RFC 8200 section 4.5); IPv4 uses its lower 16 bits.
+/// Like [`forward`], but the outer packet may be fragmented: DF is clear in IPv4, and IPv6 gets a Fragment header for a
+/// whole packet (RFC 8200 section 4.5), as [`Cut`](tidegate_wire::cut::Cut) requires. No other recent packet between
+/// these ends may have the same `identification` (RFC 6864, RFC 8200 section 4.5); IPv4 uses its lower 16 bits.
 ///
 /// # Errors
 /// [`NoHeadroom`]; the frame is then unchanged.
@@ -131,7 +131,7 @@ pub fn forward_to_be_cut<F: Frame>(
     Ok(())
 }
 
-/// Adds the outer headers. Behind the IP header, `gap` bytes are not written.
+/// Adds the outer headers. Leaves `gap` bytes behind the outer IP header unwritten.
 #[inline(always)]
 fn wrap<F: Frame>(
     frame: &mut F,

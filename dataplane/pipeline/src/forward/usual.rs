@@ -1,5 +1,5 @@
-//! Rewrites usual packets ([`tidegate_wire::usual`]) in the fast path. The result equals that of
-//! the forwarding modes, in fewer steps. Frames are untagged on arrival and on departure.
+//! Rewrites usual packets ([`tidegate_wire::usual`]) in the fast path. The result is the same as in the forwarding
+//! modes, with fewer steps. Frames are untagged on arrival and on departure.
 //!
 //! Invariant: each function produces the bytes of its mode (`pipeline/tests/fast_path.rs`).
 
@@ -29,7 +29,7 @@ pub struct LinkHead {
 }
 
 impl LinkHead {
-    /// From the link addresses in the form of [`station_bits`](tidegate_wire::usual::station_bits).
+    /// Takes the link addresses in the form of [`station_bits`](tidegate_wire::usual::station_bits).
     #[inline(always)]
     #[must_use]
     pub fn new(destination: u64, source: u64) -> Self {
@@ -43,7 +43,7 @@ impl LinkHead {
     }
 }
 
-/// `dsr-l2`, for addresses of `A` words.
+/// Rewrites a packet for `dsr-l2`, with addresses of `A` words.
 #[inline(always)]
 pub fn send_on_link<F: Frame, const A: usize>(frame: &mut F, ip_len: u16, head: LinkHead) {
     let bytes = frame.bytes_mut();
@@ -70,7 +70,7 @@ pub struct Translation<const A: usize> {
 }
 
 impl<const A: usize> Translation<A> {
-    /// From the new source and destination: addresses in the form of [`Usual`], ports in host order.
+    /// Takes the new source and destination: addresses in the form of [`Usual`], ports in host order.
     #[inline(always)]
     #[must_use]
     pub fn new((src, src_port): ([u32; A], u16), (dst, dst_port): ([u32; A], u16)) -> Self {
@@ -79,7 +79,8 @@ impl<const A: usize> Translation<A> {
     }
 }
 
-/// `nat` and `fullnat`, in both directions. An address or port that stays has its old value in `new`.
+/// Rewrites a packet for `nat` or `fullnat`, in either direction. `new` has the old value of an address or port that
+/// stays.
 #[inline(always)]
 pub fn translate<F: Frame, const A: usize>(
     frame: &mut F,
@@ -100,7 +101,7 @@ pub fn translate<F: Frame, const A: usize>(
         let front: &mut [u8; HEAD] = bytes.first_chunk_mut().expect(there);
         head.write(front);
         front[L3 + 8] = front[L3 + 8].wrapping_sub(1);
-        // 0xfffe is the difference that the hop limit makes, as the low byte of its word.
+        // 0xfffe is the checksum difference for a hop limit lowered by 1, in the low byte of its word.
         let check = u16::from_le_bytes([front[L3 + 10], front[L3 + 11]]);
         let check = !folded(u64::from(!check) + 0xfffe + addresses);
         front[L3 + 10..L3 + 12].copy_from_slice(&check.to_le_bytes());
@@ -135,17 +136,17 @@ pub fn translate<F: Frame, const A: usize>(
 /// The outer IPv4 header of a packet in a tunnel.
 #[derive(Debug, Clone, Copy)]
 pub struct OuterV4 {
-    /// What follows it.
+    /// The headers behind the outer IPv4 header.
     pub encapsulation: Encapsulation,
-    /// The ends, in the form of [`Usual`].
+    /// The source address, in the form of [`Usual`].
     pub source: u32,
-    /// The backend.
+    /// The backend's address, in the form of [`Usual`].
     pub destination: u32,
-    /// The low bits of the hash of the flow, for headers with a field for it.
+    /// The low bits of the flow's hash, for headers that have a field for them.
     pub flow_hash: u32,
 }
 
-/// A tunnel over IPv4: [`tunnel::forward`](super::tunnel::forward) for a packet that fits.
+/// Wraps a packet for a tunnel over IPv4, like [`tunnel::forward`](super::tunnel::forward), if it fits.
 ///
 /// # Errors
 /// [`NoHeadroom`]; the frame is then unchanged.
@@ -159,7 +160,7 @@ pub fn wrap_in_ipv4<F: Frame, const A: usize>(
     let there = "a checked packet has its headers";
     let shim = outer.encapsulation.header_len();
     let front = HEAD + shim;
-    // Only a bare IP header, and UDP without checksum, are written here.
+    // This writes only a bare IP header, or one with a UDP header without checksum.
     let udp_port = match outer.encapsulation {
         Encapsulation::Gue { variant: GueVariant::Direct, port } => Some(port),
         _ => None,
@@ -226,7 +227,7 @@ fn decrement_hop_limit(b: &mut [u8; HEAD]) {
     b[L3 + 10..L3 + 12].copy_from_slice(&check.to_be_bytes());
 }
 
-/// Cuts the bytes behind the packet, except for the padding of a short frame.
+/// Cuts the bytes behind the packet, but keeps the padding of a short frame.
 #[inline(always)]
 fn cut<F: Frame>(frame: &mut F, len: usize, end: usize) {
     if len > ethernet::FRAME_LEN_MIN && len > end {

@@ -12,8 +12,8 @@ use tidegate_snapshot::Snapshot;
 use tidegate_spec::limits::RECHECK_BUCKETS_PER_ITERATION;
 use tidegate_spec::now::Now;
 
-/// Walks through the tables for one change. New flows may move other flows between their two hash buckets, past the
-/// walk, so one walk is not enough. A flow that is moved past both walks stays until the next change.
+/// The number of walks through the tables for one change. One walk is not enough, because new flows may move other
+/// flows between their two hash buckets, past the walk. A flow that both walks miss stays until the next change.
 const WALKS: u8 = 2;
 
 /// How far the flows of a worker have been checked.

@@ -35,8 +35,8 @@ use super::state::Pipeline;
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// The tags and chunks of an SCTP packet, and the packet's kind as far as its verification tag proves it. `flow`
-    /// is the hash of the client's key.
+    /// The tags and chunks of an SCTP packet, and the packet's kind if its verification tag proves it. `flow` is the
+    /// hash of the client's key.
     fn verify_tag<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -52,8 +52,8 @@ impl Pipeline {
         (shown, kind)
     }
 
-    /// Looks up the flow of a packet of a client and records the packet in it. A further path of a known association
-    /// gets a flow.
+    /// Looks up the flow of a client's packet and records the packet in it. Creates the flow if the packet is on a
+    /// further path of a known association.
     #[cold]
     #[inline(never)]
     pub(super) fn look_up_association<F: Frame>(
@@ -72,7 +72,7 @@ impl Pipeline {
         let mut known = self.look_up_as(burst.view.snapshot, request, kind, burst.now);
         if known.is_none() {
             self.create_path(burst, request, &shown)?;
-            // The flow has the tags of the association now.
+            // The new flow has the tags of the association.
             (_, kind) = self.verify_tag(burst, request.packet, request.flow_hash, side);
             known = self.look_up_as(burst.view.snapshot, request, kind, burst.now);
         }
@@ -88,7 +88,7 @@ impl Pipeline {
         Some(known)
     }
 
-    /// Restores the tags of an earlier INIT ACK if a COOKIE ECHO uses it, and returns whether it does. A server
+    /// Restores the tags of an earlier INIT ACK if a COOKIE ECHO refers to it, and returns whether it does. A server
     /// answers a repeated INIT with another tag, and the client uses the answer that arrives first (RFC 9260 sections
     /// 5.1 and 5.2.3).
     fn restore_offer(&mut self, request: &Request<'_>, shown: &PacketTags, now: Now) -> bool {
@@ -138,7 +138,7 @@ impl Pipeline {
         let find = |key| self.associations.find(&key, now);
         match shown.kind {
             Kind::Init if is_dsr => find(AssociationKey::init(ports, shown.initiate)),
-            // With both directions seen, the tag of the INIT ACK identifies the handshake.
+            // If both directions were seen, the tag of the INIT ACK identifies the handshake.
             Kind::Init => None,
             Kind::CookieEcho if is_dsr => find(AssociationKey::to_server(ports, shown.tag))
                 .or_else(|| find(AssociationKey::of_address(ports, h.src))),
@@ -176,7 +176,8 @@ impl Pipeline {
         {
             return None;
         }
-        // Paths of a confirmed association are limited by their number. Anyone may have created an unconfirmed one.
+        // A confirmed association can only have a limited number of paths. Anyone may have created an unconfirmed
+        // association.
         if !association.confirmed && (service.limited.of_new_flows() || snapshot.limits_sources()) {
             self.admit(snapshot, request, &h.src, now).ok()?;
         }
@@ -205,7 +206,7 @@ impl Pipeline {
     ) -> Option<(Addr, u16)> {
         let (local, port) = association.local;
         let local = match service.mode {
-            // With another port, or behind an address of the gateway, the backend knows one address only.
+            // If the client's source is translated, the backend knows only one address.
             ForwardingMode::Nat if port != h.src_port || backend.address == h.src => return None,
             ForwardingMode::Nat => h.src,
             // The association was created in a mode without translation.
@@ -242,15 +243,15 @@ impl Pipeline {
         let (reply, idle) = ((&reply.0, reply.1), request.service.idle);
         let bound = self.flows.nat.insert_pair(flow, reply, backend.id, first, idle, now).ok();
         if let (None, Some((former, backend))) = (bound, moved) {
-            // There is no capacity for the new path. Restore the former one, so that the association survives.
+            // The table has no capacity for the new path. Restore the former one, so that the association survives.
             let _ = self.flows.nat.insert_pair((&former.0, former.1), reply, backend, first, idle, now);
             let _ = self.flows.nat.lookup(&former.0, former.1, Packet::Sctp(Kind::CookieEcho), now);
         }
         bound
     }
 
-    /// Records the INIT of a new association: its tag, and in DSR modes what identifies packets of the handshake on
-    /// other paths.
+    /// Records the INIT of a new association: the initiate tag and, in DSR modes, what identifies packets of the
+    /// handshake on other paths.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_association<F: Frame>(
@@ -309,12 +310,12 @@ impl Pipeline {
         self.store_association(service, snapshot, &association, now);
         let path = Path { service: service.id, client: client.0, worker: self.worker };
         let ports = (client.1, service.port);
-        // The number of paths limits further ones only.
+        // The limit on paths applies only to further paths.
         let _ = self.associations.add_path(ports, tags.server, &path, now);
     }
 
-    /// Records the tags of a flow of another gateway, so that this one recognises the end of its association and
-    /// further paths. Tags from packets are newer and stay.
+    /// Records the tags that another gateway reported for a flow, so that this gateway recognises further paths and the
+    /// end of the association. Tags from packets are newer and aren't replaced.
     #[cold]
     pub(super) fn adopt_association(
         &mut self,
@@ -365,7 +366,7 @@ impl Pipeline {
         }
     }
 
-    /// Ends the flows of all other paths of an association. The packet has proved its end.
+    /// Ends the flows of all other paths of an association, after a packet has proved that the association ended.
     fn end_paths<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -379,8 +380,8 @@ impl Pipeline {
         let ports = (key.port(), service.port);
         let to_server = AssociationKey::to_server(ports, tags.server);
         if is_shutdown {
-            // In DSR modes the server's last packet isn't seen. Until then the client may repeat its own on another
-            // path.
+            // In DSR modes the server's last packet isn't seen. Until the client gets it, it may repeat its own packet
+            // on another path.
             self.associations.unconfirm(&to_server, now);
         } else if let Some(ended) = self.associations.find(&to_server, now) {
             self.associations.forget(&to_server);
@@ -409,12 +410,12 @@ impl Pipeline {
     pub fn end_path(&mut self, ended: &EndedPath, now: Now) {
         let hash = self.flows.hash(&ended.key);
         let kind = Packet::Sctp(if ended.is_shutdown { Kind::Shutdown } else { Kind::End });
-        // The mode of its service determines which of the tables has the key.
+        // The mode of the service determines which of the tables has the key.
         let _ = self.flows.dsr.lookup(&ended.key, hash, kind, now);
         let _ = self.flows.nat.lookup(&ended.key, hash, kind, now);
     }
 
-    /// Takes the paths of ended associations whose flows other workers own, since the last call.
+    /// Takes the paths of associations that have ended since the last call and whose flows other workers own.
     #[inline]
     pub fn take_ended_paths(&mut self) -> impl Iterator<Item = EndedPath> {
         std::mem::take(&mut self.ended_paths).into_iter()
@@ -427,7 +428,7 @@ impl Pipeline {
         !self.ended_paths.is_empty()
     }
 
-    /// The worker that owns the flow of an association in `fullnat`, if it's another one.
+    /// The worker that owns the flow of an association in `fullnat`, if it's not this worker.
     #[cold]
     pub(super) fn worker_of_association<F: Frame>(
         &self,
@@ -445,8 +446,8 @@ impl Pipeline {
         (association.worker != self.worker && association.worker < self.workers).then_some(association.worker)
     }
 
-    /// Looks up the flow of a packet of a backend and records the packet in it. In `nat` a further path of a known
-    /// association gets a flow.
+    /// Looks up the flow of a backend's packet and records the packet in it. In `nat`, creates the flow if the packet
+    /// is on a further path of a known association.
     #[cold]
     #[inline(never)]
     pub(super) fn reply_of_association<F: Frame>(
@@ -524,8 +525,7 @@ impl Pipeline {
     }
 }
 
-/// The key that identifies the association of a backend's packet on a path without a flow, in the mode that has such
-/// paths.
+/// The key that identifies the association of a backend's packet on a path without a flow, which exists only in `nat`.
 fn key_from_server(
     service: &Service,
     snapshot: &Snapshot,
@@ -544,8 +544,7 @@ fn shown<F: Frame>(burst: &Burst<'_, '_, F>, packet: u8) -> PacketTags {
     PacketTags { kind, tag, initiate, reflected }
 }
 
-/// The backend of a service port that is the endpoint of `id`, a backend of a port of the same Service with another
-/// VIP.
+/// The backend of `service` with the same endpoint as `id`, which is a backend of the same Service port at another VIP.
 fn equivalent_backend<'s>(snapshot: &'s Snapshot, service: &Service, id: BackendId) -> Option<&'s Backend> {
     let backend = snapshot.backend(id)?;
     if backend.service == service.id {

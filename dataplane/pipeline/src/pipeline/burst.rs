@@ -67,7 +67,7 @@ pub(super) struct OwnedByOther {
 }
 
 /// Whether an earlier packet of a burst may have created the flow of a later one: a Bloom filter of 256 bits with one
-/// bit per flow. It saves nearly every new flow a second look-up.
+/// bit per flow. Nearly every new flow is spared a second look-up.
 #[derive(Default)]
 pub(super) struct SeenFlows([u64; 4]);
 
@@ -97,11 +97,11 @@ pub(super) struct Burst<'s, 'o, F> {
     pub(super) later_fragments: ArrayVec<u8, BURST>,
     /// The unknown flows for which a packet of this burst needed a backend.
     pub(super) seen_flows: SeenFlows,
-    /// The packets of flows that other workers own, of which this worker may have copies.
+    /// The packets of flows that other workers own. This worker may have copies of these flows.
     pub(super) owned_by_others: ArrayVec<OwnedByOther, BURST>,
-    /// The frames with a tunnel packet of a peer.
+    /// The frames with a tunnel packet from a peer.
     pub(super) of_peers: ArrayVec<u8, BURST>,
-    /// Whether the frames were in tunnels of peers.
+    /// Whether the packets were decapsulated from tunnels of peers.
     pub(super) opened: bool,
     pub(super) out: &'o mut BurstOutput,
 }
@@ -116,7 +116,7 @@ impl<F: Frame> Burst<'_, '_, F> {
     pub(super) fn admit(&mut self, at: usize, headers: Headers) {
         let (snapshot, interface) = (self.view.snapshot, self.interface);
         if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, headers) {
-            // The call has set the verdict.
+            // `is_to_group` has set the verdict.
         } else if headers.vlan != interface.vlan {
             self.set(at, Refusal::VlanMismatch);
         } else {
@@ -127,8 +127,8 @@ impl<F: Frame> Burst<'_, '_, F> {
     }
 
     /// Whether a frame that is not addressed to us is accepted because it has a link-layer group address and contains a
-    /// packet to a group or to everyone on a network. If not, this sets its verdict. The reverse, a packet to a group
-    /// in a frame to us alone, is legal (RFC 6085).
+    /// packet to a group or to all hosts on a network. If not, this sets its verdict. A packet to a group in a frame to
+    /// us alone is legal (RFC 6085).
     #[cold]
     #[inline(never)]
     fn is_to_group(&mut self, at: usize, h: Headers) -> bool {

@@ -3,16 +3,16 @@
 //!
 //! 1. A SYN to a service under flood becomes a SYN ACK in place. Nothing is stored.
 //! 2. The client's next segment returns the cookie. The flow is created: a backend is chosen, the limits count the
-//!    flow, and the segment is replaced by the client's SYN and sent to the backend. Its data is dropped; the client
-//!    sends it again.
+//!    flow, and the segment is replaced by the client's SYN and sent to the backend. The segment's data is dropped; the
+//!    client retransmits it.
 //! 3. Until the backend answers, that SYN replaces every segment of the client, so the client's retransmissions also
 //!    repair the loss of the SYN. No timer and no buffer is needed.
 //! 4. The backend's SYN ACK becomes its acknowledgement in place, and determines the offset between both sides
-//!    ([`Splice`]). A repeated one is acknowledged again.
+//!    ([`Splice`]). A retransmitted SYN ACK is acknowledged again.
 //! 5. From then on, [`forward::spliced`] translates the sequence numbers of the backend's side.
 //!
-//! A flood is detected for each service and worker by the entries of flows that are not established, which the flow
-//! table counts anyway. Both packets of a client arrive at one worker (`owners`), so workers needn't share this.
+//! Each worker detects a flood of a service by its number of flow entries that are not established, which the flow
+//! table counts anyway. Both packets of a client arrive at one worker (`owners`), so workers needn't share this state.
 //!
 //! [`forward::spliced`]: crate::forward::spliced
 
@@ -49,8 +49,8 @@ impl Pipeline {
         self.cookies.counts
     }
 
-    /// Reports the services that use SYN cookies on this worker because they are under flood to `tallies`, and returns
-    /// their number. Call it several times a second: it detects the end of a flood even if no more SYN arrives.
+    /// Writes to `tallies` which services are under flood on this worker and so use SYN cookies, and returns their
+    /// number. Call it several times a second: it detects the end of a flood even if no more SYNs arrive.
     pub fn report_floods(&mut self, snapshot: &Snapshot, tallies: &Tallies, now: Now) -> usize {
         for at in (0..self.cookies.flooded.len()).rev() {
             let id = self.cookies.flooded[at].0;
@@ -116,8 +116,8 @@ impl Pipeline {
 
     /// Creates the flow of a segment of an unknown connection that returns a cookie.
     ///
-    /// # Errors
-    /// [`Refusal::NoFlow`] without a valid cookie, otherwise why there can be no new flow.
+    /// # Errors [`Refusal::NoFlow`] if the cookie is missing or invalid, otherwise the reason why no flow can be
+    /// created.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_by_cookie<'s, F: Frame>(
@@ -140,7 +140,7 @@ impl Pipeline {
         Ok(chosen)
     }
 
-    /// The splice of a segment that returns a cookie.
+    /// The splice for a segment that returns a cookie; `None` if the cookie is missing or invalid.
     fn returned_cookie(&mut self, frame: &[u8], h: &Headers, now: Now) -> Option<Splice> {
         if h.proto != proto::TCP || !self.cookies.may_return(now) {
             return None;
@@ -216,7 +216,7 @@ impl Pipeline {
                 ControlFlow::Break(())
             }
             Some(_) => ControlFlow::Continue(Some(splice)),
-            // The backend refuses. The client expects the sequence number after the cookie.
+            // The backend refuses the connection. The client expects the sequence number after the cookie.
             None if h.tcp_flags & flags::RST != 0 => {
                 ControlFlow::Continue(Some(splice.join(seq.wrapping_sub(1))))
             }
@@ -229,7 +229,7 @@ impl Pipeline {
     }
 
     /// Rewrites a backend's SYN ACK into its acknowledgement, with the PROXY protocol header or TOA option if the
-    /// backend gets one: this is the first segment of the client's data. Returns whether it is sent.
+    /// backend gets one, since the client's data starts here. Returns whether the acknowledgement is sent.
     fn acknowledge<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -267,7 +267,7 @@ impl Pipeline {
         if let Some(header) = header
             && let Ok(Parsed::Ip(mut sent)) = parse(frame.bytes())
         {
-            // Without headroom, the client's first data carries the header.
+            // Without headroom, the client's first data segment carries the header.
             let _ = match is_option {
                 true => toa::insert(frame, &mut sent, &header, 0),
                 false => proxy_protocol::insert(frame, &mut sent, &header, 0),
@@ -289,13 +289,13 @@ impl Pipeline {
     }
 }
 
-/// When new connections of a service are answered with cookies.
+/// The setting for SYN cookies that applies to a service.
 #[inline]
 fn chosen(snapshot: &Snapshot, service: &Service) -> SynCookies {
     service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies)
 }
 
-/// Sends the client's SYN to the backend instead of a segment of the client.
+/// Replaces a client's segment by the client's SYN, and sends that to the backend.
 fn send_syn<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     at: usize,
@@ -335,8 +335,8 @@ fn send_syn<F: Frame>(
     finish_translated(burst, at, &sent, destination, &hop, usize::from(h.ip_len()));
 }
 
-/// The segment size that is announced to a client before its backend is chosen: it fits every link of the gateway and
-/// the limit of the service, and leaves space for the header that the backend gets.
+/// The segment size announced to a client whose backend isn't chosen yet: it fits every link of the gateway and the
+/// limit of the service, and leaves space for the header that the backend gets.
 fn announced<F>(burst: &Burst<'_, '_, F>, h: &Headers, service: &Service) -> u16 {
     let mtu = burst.view.snapshot.interfaces().iter().map(|interface| usize::from(interface.mtu)).min();
     let limit = if service.mss_limit > 0 { service.mss_limit } else { u16::MAX };

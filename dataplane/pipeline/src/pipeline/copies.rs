@@ -1,5 +1,5 @@
-//! Packets of NAT flows that another worker owns: sent by this worker's copy of the flow if there is one, else handed
-//! over. The owner gives copies to the workers that hand packets over, and confirms them
+//! Packets of NAT flows that another worker owns: they are sent by this worker's copy of the flow if it has one,
+//! otherwise handed over. The owner gives copies to the workers that hand packets over, and confirms them
 //! ([`flow_copies`](tidegate_conntrack::flow_copies) has the rules).
 
 use tidegate_conntrack::flow_copies::{COPIED_IDLE_MIN_MS, Copied, FlowCopy, FlowUse};
@@ -39,7 +39,7 @@ impl Pipeline {
         }
     }
 
-    /// Like [`Self::hand_over_request`], for a packet whose flow has this key in its direction. Prefetches the copy.
+    /// Like [`Self::hand_over_request`], for a reply; `key` is the flow's key in that direction. Prefetches the copy.
     #[inline(never)]
     pub(super) fn hand_over_reply<F: Frame>(
         &mut self,
@@ -71,7 +71,7 @@ impl Pipeline {
                 Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known };
             self.send_by_copy(burst, packet, &destination);
             if used.must_report {
-                // There is at most one for each packet, so the list has capacity.
+                // There is at most one entry for each packet, so the list has capacity.
                 let _ =
                     burst.out.flow_uses.try_push((owner, FlowUse { user: self.worker, key, packet: kind }));
             }
@@ -98,17 +98,17 @@ impl Pipeline {
         });
         for (kind, key, hash) in requests.chain(replies) {
             let copies = &mut burst.out.flow_copies;
-            // Packets of one flow often follow each other.
+            // Successive packets often belong to the same flow.
             if copies.last().is_none_or(|last| last.key != key)
                 && let Some(copied) = self.copy(snapshot, &key, hash, kind, now)
             {
-                // There is at most one for each packet, so the list has capacity.
+                // There is at most one entry for each packet, so the list has capacity.
                 let _ = copies.try_push(FlowCopy { key, copied: Some(copied) });
             }
         }
     }
 
-    /// What another worker needs to forward plain packets of this direction; `None` if it must hand them over.
+    /// What another worker needs to forward plain packets in this direction; `None` if it must hand them over.
     fn copy(
         &self,
         snapshot: &Snapshot,
@@ -154,7 +154,7 @@ impl Pipeline {
     }
 }
 
-/// Whether the flows of a service are copied: their packets need only translation.
+/// Whether the flows of a service are copied, because their packets need only translation.
 pub(super) fn is_copied(service: &Service) -> bool {
     service.is_plain && service.mode.changes_addresses()
 }

@@ -1,13 +1,13 @@
 //! Forwards fragments: the decision for the first fragment of a datagram applies to its later fragments, which have
 //! no ports.
 //!
-//! Off the fast path, and the last stage: the fragments of a datagram mostly arrive together, and the decision for
-//! the first is known only after it is forwarded. [`crate::fragments`] is the table.
+//! Off the fast path, and the last stage: the fragments of a datagram mostly arrive in one burst, and the decision for
+//! the first fragment is known only after it is forwarded. [`crate::fragments`] is the table.
 //!
-//! With several workers, a first fragment goes to the worker that owns its flow, like any packet with ports. The
-//! worker that received it sends the later fragments there, too. A worker that receives a later fragment without
-//! having seen the first hands it over to the datagram's gatherer: the worker that the hash of the key selects, which
-//! is informed of every first fragment. So a later fragment is handed over at most twice, and stays behind the first.
+//! With several workers, a first fragment goes to the worker that owns its flow, like any packet with ports. The worker
+//! that received it sends the later fragments there, too. A worker that receives a later fragment without having seen
+//! the first hands it over to the datagram's gatherer: the worker that the hash of the key selects, which is informed
+//! of every first fragment. So a later fragment is handed over at most twice, and doesn't overtake the first.
 //!
 //! A later fragment whose first fragment is unknown gets the verdict of an unmatched packet, and is listed in
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may queue it and process it again.
@@ -26,7 +26,7 @@ use super::state::Pipeline;
 use crate::fragments::{Decision, FragmentKey};
 use crate::frame::Frame;
 
-/// The hand-overs that a later fragment may need: to the gatherer, and to the worker that owns the flow.
+/// The maximum number of hand-overs of a later fragment: to the gatherer, and to the worker that owns the flow.
 const HAND_OVERS_MAX: u8 = 2;
 
 impl Pipeline {
@@ -90,7 +90,7 @@ impl Pipeline {
                     burst.set(at, Verdict::HandOver(owner));
                 }
                 Some(decision) => match stored(burst.view.snapshot, decision) {
-                    // The lists and ranges may have changed since the first fragment.
+                    // The deny lists and source ranges may have changed since the first fragment.
                     Some(Destination::Backend { .. }) if burst.view.snapshot.denies(&h.src) => {
                         burst.set(at, Refusal::SourceDenied);
                     }

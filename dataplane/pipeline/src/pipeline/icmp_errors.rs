@@ -6,8 +6,9 @@
 //! whether the error is admitted, not the error's source, which may be any router (`docs/kubernetes.md`, section 3).
 //!
 //! With several workers, the quote also identifies the worker that owns the flow ([`super::owners`]). With DSR and a
-//! port with an unknown distribution it doesn't: then each worker is tried, and the last one decides by the hash. An
-//! error takes `workers - 1` hand-overs at most. `deliver` rewrites the quote together with the error's own addresses.
+//! NIC port with an unknown distribution it doesn't: then the workers are tried in turn, with at most `workers - 1`
+//! hand-overs, and the last one decides by the hash. `deliver` rewrites the quote together with the error's own
+//! addresses.
 
 use tidegate_conntrack::FlowKey;
 use tidegate_snapshot::Snapshot;
@@ -25,11 +26,11 @@ use super::request::local_of;
 use super::state::Pipeline;
 use crate::frame::Frame;
 
-/// The destination of an error, with its note; or the verdict that hands it over or refuses it.
+/// The destination of an error and its note, or the verdict that hands the error over or refuses it.
 type Found<'s> = Result<(Destination<'s>, Note), Verdict>;
 
 impl Pipeline {
-    /// Forwards an ICMP error to the other end of its flow. False if it is about no flow of ours.
+    /// Forwards an ICMP error to the other end of its flow. Returns false if it is about no flow of ours.
     #[cold]
     pub(super) fn icmp_error<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8) -> bool {
         let at = burst.frame_of(packet);
@@ -105,7 +106,7 @@ impl Pipeline {
         }
         let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
         let choice = || snapshot.choice_hash(service, client, vip, quoted.proto);
-        // If the backend of the flow changed recently, the error is about a packet of the former one.
+        // If the backend of the flow changed recently, the error is about a packet of the former backend.
         let chosen = || {
             let hash = choice();
             let former = service.selector().former(hash).flatten();

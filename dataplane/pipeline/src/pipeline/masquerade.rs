@@ -4,14 +4,14 @@
 //! Off the fast path: [`super::transit`] calls it for packets of backends' networks, and [`super::local`] for packets to a
 //! SNAT address that belong to no flow of a Service. It masquerades TCP, UDP and ICMP echo, and ICMP errors about them.
 //!
-//! Local ports are those of `fullnat` ([`SnatPorts`](crate::forward::snat_ports::SnatPorts)), so that answers reach
-//! the worker that owns the flow. Echo identifiers are always split among workers by remainder. A source keeps its
-//! SNAT address as long as the list of addresses doesn't change (RFC 4787 REQ-2).
+//! Local ports come from the same rotation as for `fullnat` ([`SnatPorts`](crate::forward::snat_ports::SnatPorts)), so
+//! that answers reach the worker that owns the flow. Echo identifiers are always split among workers by remainder. A
+//! source keeps its SNAT address as long as the list of addresses doesn't change (RFC 4787 REQ-2).
 //!
 //! A masqueraded flow never takes a port from a flow of a Service to the same endpoint, but a `fullnat` flow without
 //! a free port evicts a masqueraded flow.
 //!
-//! A flow ends when its source is no longer masqueraded, or its SNAT address is no longer one of the gateway's.
+//! A flow ends when its source is no longer masqueraded or the gateway loses its SNAT address.
 
 use tidegate_conntrack::{FlowKey, IdleTimeout, Masquerade, Packet, ReplyKey};
 use tidegate_snapshot::backend::Backend;
@@ -50,7 +50,7 @@ pub(super) enum Leg {
     },
     /// To the backend.
     Inward {
-        /// Its own address and port.
+        /// The backend's own address and port.
         source: Endpoint,
     },
 }
@@ -107,8 +107,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends an answer to a SNAT address to the backend of the masqueraded flow. False if there is none; the packet
-    /// then has no verdict yet.
+    /// Sends an answer to a SNAT address to the backend of the masqueraded flow. Returns false if there is no such
+    /// flow; the packet then has no verdict yet.
     #[cold]
     pub(super) fn returns_to_backend<F: Frame>(
         &mut self,
@@ -142,7 +142,7 @@ impl Pipeline {
         true
     }
 
-    /// Forwards an ICMP error about a packet of a masqueraded flow. False if it is about none.
+    /// Forwards an ICMP error about a packet of a masqueraded flow. Returns false if it is about no masqueraded flow.
     #[cold]
     pub(super) fn about_masquerade<F: Frame>(
         &mut self,
@@ -165,7 +165,7 @@ impl Pipeline {
             Endpoint { addr: quoted.dst, port: quoted.dst_port },
         );
         if is_icmp(quoted.proto) {
-            // An echo identifier belongs to our end.
+            // An echo identifier counts as the port of our end only.
             (if inward { &mut to } else { &mut from }).port = 0;
         }
         let owner = if inward {
@@ -232,7 +232,7 @@ impl Pipeline {
             Ok(hop) => hop,
             Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
-        // It would return to the station that sent it, and might loop.
+        // The packet would return to the station that sent it, and might loop.
         if matches!(leg, Leg::Outward { .. }) && returns_to_sender(burst, at, &hop) {
             return self.not_routed(burst, at, before, Problem::NoRoute);
         }
@@ -288,7 +288,7 @@ impl Pipeline {
     }
 
     /// The state of a reply key for a Service's new flow: `found`, unless a masqueraded flow to the same endpoint has
-    /// the address and port. The new flow may evict that one, but prefers another port.
+    /// the address and port. The new flow may evict that masqueraded flow, but prefers another port.
     #[inline]
     pub(super) fn or_masqueraded(
         &self,
@@ -312,8 +312,8 @@ impl Pipeline {
         }
     }
 
-    /// The best of some local ports towards a peer: one that no flow has, or else one whose flow has ended or is not
-    /// established.
+    /// The best of several local ports towards a peer: a port without a flow, or else one whose flow has ended or is
+    /// not established.
     fn free_port<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
@@ -342,7 +342,7 @@ impl Pipeline {
             }
         }
         let (local, position) = best.1?;
-        // The ports after it were only examined, so the rotation continues with them.
+        // The ports after the chosen one were only examined, so the rotation continues with them.
         self.snat_ports.resume_after(position);
         Some(local)
     }
@@ -373,7 +373,7 @@ impl Pipeline {
         best.1
     }
 
-    /// The worker that owns the flow of a backend's packets; `None` if it is the one that receives them. A packet
+    /// The worker that owns the flow of a backend's packets; `None` if it is the worker that receives them. A packet
     /// that may belong to a flow of a Service goes to the worker of that flow ([`super::reply_flows`]).
     fn owner_outward(
         &self,

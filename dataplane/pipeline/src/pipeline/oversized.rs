@@ -1,6 +1,6 @@
 //! Packets that don't fit the path to their destination, or whose hop limit ends here: they are fragmented or answered.
 //!
-//! Off the fast path. Promises: a packet that may pass is unchanged; any other has its verdict.
+//! Off the fast path. Promises: a packet that may pass is unchanged; any other packet has its verdict.
 
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::counters::Direction;
@@ -21,7 +21,7 @@ use crate::forward::tunnel::{self, Tunnel};
 use crate::frame::Frame;
 
 impl Pipeline {
-    /// Whether a packet whose hop limit or size needs a further check fits the path to its backend, or may be
+    /// For a packet whose hop limit or size needs a further check: whether it fits the path to its backend, or may be
     /// fragmented. If not, this sets its verdict: the packet is answered, or its outer packet is fragmented.
     #[cold]
     #[inline(never)]
@@ -48,9 +48,9 @@ impl Pipeline {
         self.passes_in_fragments(burst, at, h, overhead, &hop)
     }
 
-    /// Sends an IPv6 packet that every link must take whole (RFC 8200 section 5) through a tunnel that it does not
-    /// fit: the outer packet is fragmented (RFC 2473 section 7.1, RFC 4213 section 3.2). Routers may fragment an
-    /// outer IPv4 packet further; fragments of an outer IPv6 packet are small enough for every path.
+    /// Sends an IPv6 packet of at most 1280 bytes, which every link must take whole (RFC 8200 section 5), through a
+    /// tunnel that it doesn't fit: the outer packet is fragmented (RFC 2473 section 7.1, RFC 4213 section 3.2). Routers
+    /// may fragment an outer IPv4 packet further; fragments of an outer IPv6 packet are small enough for every path.
     #[cold]
     fn send_outer_in_fragments<F: Frame>(
         &mut self,
@@ -86,8 +86,8 @@ impl Pipeline {
         burst.set(at, Verdict::Transmit { interface: hop.interface, why });
     }
 
-    /// Whether a packet that doesn't fit the path may be forwarded in fragments: DF is clear (RFC 791), and policy and
-    /// rate limit of fragmented packets allow it. Otherwise it is answered, as is a packet whose hop limit ends here.
+    /// Whether a packet that doesn't fit the path may be forwarded in fragments: DF is clear (RFC 791), and the policy
+    /// and the rate limit for fragmenting allow it. Otherwise it is answered, as is a packet whose hop limit ends here.
     #[cold]
     pub(super) fn passes_in_fragments<F: Frame>(
         &mut self,
@@ -124,7 +124,7 @@ impl Pipeline {
             let answered = self.refuse(burst, at, h, Problem::TimeExceeded);
             return burst.answer_or(at, answered, TransmitReason::TtlExceeded, Refusal::TtlExceeded);
         }
-        // The difference of such numbers is at most 65,535, and 0 for a tunnel over a link that is too small for it.
+        // The difference fits 16 bits, and is 0 for a tunnel over a link that is too small for it.
         let mtu = (mtu.saturating_sub(overhead) as u16).max(match h.family {
             Family::V4 => 0,
             // Hosts ignore a smaller value (RFC 8201 section 4).

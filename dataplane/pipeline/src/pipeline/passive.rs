@@ -2,7 +2,7 @@
 //! backends aside.
 //!
 //! - A reset or an ICMP "unreachable" that answers a client's first SYN is not forwarded while another backend can be
-//!   tried: the SYN, stored in [`StoredSyns`], goes to the next one instead. If the SYN is no longer stored, the
+//!   tried: the SYN, stored in [`StoredSyns`], goes to the next backend instead. If the SYN is no longer stored, the
 //!   refusal is dropped, and the client's next SYN goes to the next backend ([`super::retries`]).
 //! - A SYN that its client repeats because the backend didn't answer goes to the next backend
 //!   ([`super::next_backend`]).
@@ -29,7 +29,7 @@ use crate::set_aside::SetAside;
 pub(super) struct Passive {
     pub(super) aside: SetAside,
     pub(super) syns: StoredSyns,
-    /// The backend of the next new flow, if it was chosen because others have failed.
+    /// The backend chosen for the current new flow because other backends have failed.
     pub(super) next: Option<BackendId>,
     /// The backends that are reported as set aside in the tallies.
     reported: Vec<BackendId>,
@@ -41,7 +41,7 @@ impl Passive {
         Self { aside: SetAside::new(), syns: StoredSyns::default(), next: None, reported }
     }
 
-    /// Whether no backend has failed. Then every choice is the usual one.
+    /// Whether no backend has failed, so that every flow gets its usual backend.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.aside.is_empty() & self.next.is_none()
@@ -59,13 +59,12 @@ impl Passive {
         self.next = None;
     }
 
-    /// Reports the backends that are set aside, and removes those that needn't be any more.
+    /// Reports the backends that are set aside, and forgets those that needn't be set aside any more.
     pub(super) fn report(&mut self, snapshot: &Snapshot, tallies: &Tallies) {
         let Self { aside, reported, .. } = self;
         for at in (0..aside.marked().len()).rev() {
             let Some(&id) = aside.marked().get(at) else { continue };
-            // A backend that is down is left to the active checks. It starts without failures when they find it up
-            // again.
+            // A backend that is down is left to the active checks. It has no failures when they find it up again.
             let backend = snapshot.backend(id).filter(|backend| backend.state == BackendState::Active);
             let service = backend.and_then(|backend| snapshot.service_by_id(backend.service));
             if !service.is_some_and(|service| service.passive) {
@@ -93,9 +92,9 @@ impl Passive {
 pub(super) enum Syn {
     /// The packet isn't a SYN, or has no special meaning.
     No,
-    /// It opens a new connection with the same addresses and ports.
+    /// The SYN opens a new connection with the same addresses and ports.
     Reopens,
-    /// Its client repeats it because the backend hasn't answered.
+    /// The client repeats the SYN because the backend hasn't answered.
     Repeats,
 }
 
@@ -109,7 +108,7 @@ impl Syn {
     }
 }
 
-/// Whether a packet of a backend refuses a connection, if it answers a SYN.
+/// Whether a backend's packet refuses the connection, provided that it answers a SYN.
 #[inline]
 pub(super) fn may_refuse(kind: Packet) -> bool {
     const REFUSAL: u8 = flags::RST | flags::ACK;

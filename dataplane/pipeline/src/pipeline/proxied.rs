@@ -1,12 +1,12 @@
 //! The last stage of `nat` and `fullnat` for services whose backends get a PROXY protocol header or a TOA option:
-//! inserts it, and shifts sequence numbers.
+//! inserts the header or option, and shifts sequence numbers.
 //!
-//! A stream starts with the backend's SYN ACK. Until the backend has acknowledged the whole header, every segment
-//! that starts at the client's first byte carries it, even one without data: the last segment of the handshake, a
+//! A stream starts with the backend's SYN ACK. Until the backend has acknowledged the whole header, every segment that
+//! starts at the client's first byte carries the header, with or without data: the last segment of the handshake, a
 //! retransmission, a FIN. So the client's retransmissions also repair the loss of the header, without a timer or
 //! buffer. Each datagram has its own header.
 //!
-//! When the service changes or disables its header, existing flows continue with or without theirs.
+//! When a service changes or disables headers, its existing flows continue as they began.
 
 use core::ops::ControlFlow;
 
@@ -45,9 +45,10 @@ pub(super) enum Change {
     SynAck(Stream),
     /// Translates a backend's acknowledgements to the client's stream.
     ToClient(Stream),
-    /// Restores the sequence number that an ICMP error to a client quotes, and reduces its MTU by the header.
+    /// Restores the sequence number that an ICMP error to a client quotes, and reduces the error's MTU by the header's
+    /// length.
     Quote(Stream),
-    /// Reduces the MTU in an ICMP error to a client by a datagram's header of this length.
+    /// Reduces the MTU in an ICMP error to a client by this length of a datagram's header.
     QuoteDatagram(u16),
 }
 
@@ -59,8 +60,8 @@ impl Change {
         }
     }
 
-    /// Makes the insertions, and ensures headroom for `spare` more bytes of the new link. A frame with too little
-    /// headroom stays unchanged.
+    /// Inserts the header or option, and ensures headroom for `spare` more bytes of the new link. A frame with too
+    /// little headroom stays unchanged.
     fn insert<F: Frame>(&self, frame: &mut F, h: &mut Headers, spare: usize) -> Result<(), NoHeadroom> {
         match self {
             Self::Insert(header) => proxy_protocol::insert(frame, h, header, spare),
@@ -91,8 +92,8 @@ impl Change {
 }
 
 impl Pipeline {
-    /// Sends a packet of a service with headers, or any translated packet if some flows have headers or began with a
-    /// SYN cookie.
+    /// Sends a packet of a service that uses headers, or any translated packet while some flows have headers or began
+    /// with a SYN cookie.
     #[cold]
     #[inline(never)]
     pub(super) fn send_proxied<F: Frame>(
@@ -114,7 +115,7 @@ impl Pipeline {
         };
         let ip_len = usize::from(h.ip_len());
         if h.ttl <= 1 || ip_len + change.growth() > hop.mtu {
-            // The sender gets the MTU without the insertion.
+            // The MTU reported to the sender excludes the inserted bytes.
             let mtu = hop.mtu.saturating_sub(change.growth());
             let hop = NextHop { interface: hop.interface, link: hop.link, mtu };
             if !self.passes_in_fragments(burst, at, &h, 0, &hop) {
@@ -154,7 +155,7 @@ impl Pipeline {
         finish_translated(burst, at, &h, destination, &hop, ip_len);
     }
 
-    /// The change of a packet. Updates the state of its stream.
+    /// Determines the change of a packet, and updates the state of its stream.
     fn change_of(
         &mut self,
         snapshot: &Snapshot,
@@ -182,7 +183,7 @@ impl Pipeline {
     fn change_of_error(&self, service: &Service, client: Endpoint) -> Change {
         match service.protocol {
             Protocol::Udp if service.proxy_protocol == Some(ProxyVersion::V2) => {
-                // At most `LEN_MAX`.
+                // The length is at most `LEN_MAX`.
                 let len = header_len(service, client, ProxyVersion::V2, service.proxy_tlvs);
                 Change::QuoteDatagram(len as u16)
             }
@@ -234,13 +235,13 @@ impl Pipeline {
         let known = self.stream(service, client);
         if h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN | flags::ACK {
             return match (known, service.proxy_protocol) {
-                // A repeated SYN ACK.
+                // The SYN ACK is a retransmission.
                 (Some((stream, _)), _) if stream.first == ack => Change::SynAck(stream),
                 (_, Some(version)) => {
                     let stream = self.begin_stream(service, client, ack, version, service.proxy_tlvs);
                     Change::SynAck(stream)
                 }
-                // The service no longer uses headers, so the next connection of the ports has none.
+                // The service no longer uses headers, so the next connection with these ports has none.
                 (Some((_, hash)), None) => {
                     self.flows.nat.forget_stream(&key_of(service, client), hash);
                     Change::Nothing
@@ -322,13 +323,13 @@ fn datagram(snapshot: &Snapshot, h: &Headers, service: &Service) -> Result<Chang
     Ok(Change::Insert(datagram_header(snapshot, service, Endpoint { addr: h.src, port: h.src_port })))
 }
 
-/// Bytes of a client's header.
+/// The length of a client's header.
 fn header_len(service: &Service, client: Endpoint, version: ProxyVersion, tlvs: ProxyTlvs) -> usize {
     let vip = Endpoint { addr: service.vip, port: service.port };
     proxy_header(version, service.protocol.number(), client, vip).len() + tlvs.len()
 }
 
-/// The text of [`ProxyTlvs::VPCE_ID`].
+/// The value of the TLV [`ProxyTlvs::VPCE_ID`].
 fn vpce_id(snapshot: &Snapshot, service: &Service) -> VpceId {
     snapshot.service_info(service.id).map_or_else(VpceId::default, |info| info.vpce_id)
 }

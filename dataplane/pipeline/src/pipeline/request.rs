@@ -26,7 +26,7 @@ pub(super) struct Request<'s> {
     pub(super) key: FlowKey,
     pub(super) kind: Packet,
     pub(super) flow_hash: FlowHash,
-    /// The hash for the choice of a backend, equal on every gateway.
+    /// The hash for the choice of a backend, which is the same on every gateway.
     pub(super) choice_hash: u64,
     pub(super) found: Found,
 }
@@ -36,9 +36,9 @@ pub(super) struct Request<'s> {
 pub(super) enum Found {
     /// The flow is not known.
     Unknown,
-    /// It has an entry.
+    /// The flow has an entry.
     Known(Known),
-    /// It needs no entry: its hash selects this backend, and the flow isn't in flux (`flowTracking: on-change`).
+    /// The flow needs no entry: its hash selects this backend, and it isn't in flux (`flowTracking: on-change`).
     Stable(BackendId),
 }
 
@@ -94,8 +94,8 @@ impl Known {
     }
 }
 
-/// The source of a known flow's packets, if it is not the client's own: always with `fullnat`, and with `nat` for a
-/// backend that is its own client, or if another flow has the client's port towards this backend.
+/// The source of a known flow's packets, if it is not the client's own. It never is with `fullnat`. With `nat` it isn't
+/// if the backend is its own client, or if another flow has the client's port towards this backend.
 #[inline]
 pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: u16) -> Option<Endpoint> {
     let local = Endpoint { addr: hit.source, port: hit.source_port };
@@ -104,7 +104,7 @@ pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: 
 }
 
 impl<'s> Request<'s> {
-    /// The SYN of a flow that has `backend` and gets another one.
+    /// The SYN of a flow that is moved from `backend` to another one.
     pub(super) fn again(
         service: &'s Service,
         packet: u8,
@@ -120,7 +120,7 @@ impl<'s> Request<'s> {
         Self { kind: Packet::Tcp(flags::SYN), ..*self }
     }
 
-    /// The position of its packet.
+    /// The index of its packet in the burst.
     pub(super) fn index(&self) -> usize {
         usize::from(self.packet)
     }
@@ -128,7 +128,7 @@ impl<'s> Request<'s> {
     #[inline(always)]
     pub(super) fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
         match self.found {
-            // It wasn't computed for a known flow.
+            // The hash isn't computed in advance for a known flow.
             Found::Known(_) => choice_hash(snapshot, self.service, h),
             Found::Unknown | Found::Stable(_) => self.choice_hash,
         }

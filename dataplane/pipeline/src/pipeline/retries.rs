@@ -27,7 +27,7 @@ use crate::frame::Frame;
 const REFUSAL_LEN: usize = 256;
 
 impl Pipeline {
-    /// Whether another backend is tried instead of forwarding a backend's reset that answers a SYN. Then the packet
+    /// Whether another backend is tried instead of forwarding a backend's reset that answers a SYN. If so, the packet
     /// has its verdict.
     #[inline]
     pub(super) fn is_retried_after_reset<F: Frame>(
@@ -76,7 +76,7 @@ impl Pipeline {
     ) -> bool {
         let h = &burst.packets[usize::from(packet)].headers;
         let is_unreachable = match h.family {
-            // All but "fragmentation needed".
+            // Every "destination unreachable" except "fragmentation needed".
             Family::V4 => h.icmp_type == 3 && h.icmp_code != 4,
             Family::V6 => h.icmp_type == 1,
         };
@@ -88,7 +88,7 @@ impl Pipeline {
         is_unreachable && self.is_retried(burst, packet, service, client, u32::from_be_bytes(sequence))
     }
 
-    /// Whether another backend is tried, or the refusal dropped, for a SYN with this sequence number.
+    /// Whether the refusal of a SYN with this sequence number is dropped, or replaced by a try of another backend.
     fn is_retried<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -158,7 +158,7 @@ impl Pipeline {
     ) -> bool {
         let snapshot = burst.view.snapshot;
         let Some(backend) = snapshot.backend(next) else { return false };
-        // Without a next hop the caller would queue the frame, which isn't the client's.
+        // Without a resolved next hop the caller would queue the frame, which isn't the client's.
         if next_hop_of(&burst.view, &Destination::Backend { service, backend, local: None }).is_err() {
             return false;
         }
@@ -172,7 +172,7 @@ impl Pipeline {
             return false;
         }
         let headers = std::mem::replace(&mut burst.packets[usize::from(packet)].headers, taken.headers);
-        // The segment size that the SYN may announce depends on the link that it arrived on.
+        // The segment size that the SYN may announce depends on the link on which the SYN arrived.
         let arrived_by = std::mem::replace(&mut burst.interface, interface);
         self.passive.next = Some(next);
         let request = Request::again(service, packet, (key, hash), refused_by.id);

@@ -1,12 +1,12 @@
 //! The state of one worker for schedulers whose choice depends on the worker: `wrr`, `lc`, `sed` and `nq`.
 //!
-//! With `wrr` it is the position in the ring of each service. For the others it is the load of each backend: the flow
-//! tables count that of this worker exactly, and workers exchange their loads. Every [`LOADS_SHARED_MS`], each worker
-//! writes the loads of its backends to its own tallies and reads those of the others, a few backends in each loop
-//! iteration. So choosing a backend touches no shared memory and no lock, and the loads of other workers are at most
-//! two intervals and one walk old.
+//! For `wrr` the state is the position in the ring of each service. For the others it is the load of each backend: the
+//! flow tables count this worker's load exactly, and workers exchange their loads. Every [`LOADS_SHARED_MS`], each
+//! worker writes the loads of its backends to its own tallies and reads those of the others, a few backends in each
+//! loop iteration. So choosing a backend touches no shared memory and no lock, and the loads of other workers are at
+//! most two intervals and one walk old.
 //!
-//! Invariant: without a service that compares loads, the only cost is one comparison in each iteration.
+//! Invariant: without a service that chooses by load, the only cost is one comparison in each iteration.
 
 use std::sync::Arc;
 
@@ -30,9 +30,9 @@ pub(super) struct Schedule {
     workers: u8,
     /// The next ring position of each service, by index of its id.
     next: Box<[u32]>,
-    /// The loads of backends at the other workers ([`Load::word`]), by index of their ids.
+    /// The loads of backends by the flows of other workers ([`Load::word`]), by index of the backend's id.
     remote: Box<[u64]>,
-    /// Changes with each choice by load.
+    /// A random number, replaced with each choice by load.
     random: u64,
     /// Whether the flow tables count the loads of all flows.
     is_counted: bool,
@@ -42,9 +42,9 @@ pub(super) struct Schedule {
 /// The walk over the backends whose loads are shared.
 #[derive(Debug, Default)]
 struct Walk {
-    /// When the walk in progress began.
+    /// When the current walk began.
     began: u32,
-    /// The index of the service among those that compare loads, and of the backend among its members.
+    /// The index of the service among those that choose by load, and of the backend among the service's members.
     service: usize,
     member: usize,
     is_over: bool,
@@ -55,7 +55,7 @@ impl Schedule {
         Self {
             worker,
             workers: workers.max(1),
-            // Zeroed memory that is never touched costs nothing.
+            // Zeroed pages that are never touched cost no memory.
             next: vec![0; SERVICES_MAX].into_boxed_slice(),
             remote: vec![0; BACKENDS_MAX].into_boxed_slice(),
             random: mix(seed ^ u64::from(worker)),
@@ -75,7 +75,7 @@ impl Schedule {
         round_robin.owner(position + start)
     }
 
-    /// The backend with the lowest load for its weight.
+    /// The backend with the lowest load relative to its weight.
     pub(super) fn least(
         &mut self,
         service: &Service,
@@ -95,14 +95,14 @@ impl Schedule {
         allowed: impl Fn(BackendId) -> bool,
     ) -> Option<BackendId> {
         if !self.is_counted {
-            // Empty tables are counted from now on. Others are walked between packets.
+            // If the tables are empty, counting starts now. Otherwise they are walked through between packets.
             self.is_counted = flows.count_loads(0, |_| true);
         }
         self.random = mix(self.random);
         let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
         let remote = |id: BackendId| self.remote.get(id.index()).map_or(0, |&word| word);
         let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(remote(id)));
-        // With this load, all others precede a backend.
+        // A backend with this load comes after all others.
         let most = Load { active: u32::MAX, ended: u32::MAX };
         let load = |id: BackendId| if allowed(id) { load(id) } else { most };
         loaded.least(self.random, if is_dsr { 1 } else { 2 }, load).filter(|&id| allowed(id))

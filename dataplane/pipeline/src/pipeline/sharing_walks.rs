@@ -3,7 +3,7 @@
 //!
 //! [`flow_replication`](super::flow_replication) uses it.
 //!
-//! Invariant: a walk that is requested while another one is in progress starts after it.
+//! Invariant: a walk that is requested while another walk is in progress starts after that walk.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::FlowKey;
@@ -25,10 +25,10 @@ pub enum SharedFlows {
 pub(super) struct Sharing {
     pub(super) flows: Option<SharedFlows>,
     pub(super) walk: Option<Walk>,
-    /// Flows of which another gateway has an earlier connection of the same client port. They are sent in the next
-    /// iteration.
+    /// Flows for which another gateway has an earlier connection of the same client port. They are exported in the next
+    /// loop iteration.
     pub(super) contradicted: ArrayVec<FlowKey, SHARING_CORRECTIONS_MAX>,
-    /// The walks that are done or in progress.
+    /// The requested walks that are done or in progress.
     done: Walks,
     /// The complete walks that have ended.
     walked: u64,
@@ -40,7 +40,7 @@ pub(super) struct Sharing {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Walk {
     pub(super) cursor: u64,
-    /// Only DSR tables, after a change of backends.
+    /// Whether it walks only through the DSR tables, after a change of backends.
     pub(super) only_dsr: bool,
     /// Whether it includes flows of other gateways.
     pub(super) is_complete: bool,
@@ -52,7 +52,8 @@ impl Sharing {
         Self { flows, done: walks, walked: walks.complete, ..Self::default() }
     }
 
-    /// Queues a flow for the next iteration. If the queue is full, the next walk of the other gateway queues it again.
+    /// Queues a flow for the next iteration. If the queue is full, the other gateway's next walk causes it to be queued
+    /// again.
     pub(super) fn contradict(&mut self, key: FlowKey) {
         let _ = self.contradicted.try_push(key);
     }
@@ -69,7 +70,7 @@ impl Sharing {
         }
     }
 
-    /// The walk that is due.
+    /// The walk that is due, if any.
     pub(super) fn next_walk(&mut self, snapshot: &Snapshot, walks: Walks) -> Option<Walk> {
         let is_complete = walks.complete != self.done.complete;
         if is_complete || walks.refreshing != self.done.refreshing {

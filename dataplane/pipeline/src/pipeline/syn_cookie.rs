@@ -20,15 +20,15 @@ use tidegate_wire::mss;
 use tidegate_wire::tcp::{self, HEADER_LEN, flags};
 use tidegate_wire::tcp_options::{kind, next_option};
 
-/// The segment sizes that a cookie can encode, in ascending order: of the smallest IPv4 and IPv6 packets, of usual
-/// tunnels, of Ethernet, and of jumbo frames.
+/// The segment sizes that a cookie can encode, in ascending order: for the smallest IPv4 and IPv6 packets, usual
+/// tunnels, Ethernet, and jumbo frames.
 const SIZES: [u16; 8] = [536, 1220, 1340, 1380, 1400, 1440, 1460, 8940];
 
-/// The lower bits of a cookie that are data.
+/// The bits of a cookie that are data.
 const DATA: u32 = 0xf;
 const SACK: u32 = 0x8;
 
-/// A period of the hash, in nanoseconds: 64 s. A cookie is valid in its period and the next.
+/// A cookie period in nanoseconds: 64 s. A cookie is valid in its own period and the next.
 const PERIOD_NS: u64 = 64_000_000_000;
 
 /// The options of a handshake that a cookie stores.
@@ -41,7 +41,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// The options of a client's SYN. Without the MSS option, segments have the size that every host accepts.
+    /// The options of a client's SYN. Without an MSS option, this assumes the size that every host accepts.
     ///
     /// # Panics
     /// If `h` does not belong to this frame, or is not TCP.
@@ -79,7 +79,7 @@ impl Offer {
     }
 }
 
-/// The cookie for the SYN with these addresses and ports, whose sequence number is `isn`, at `now_ns`.
+/// The cookie at `now_ns` for the SYN with these addresses and ports and the sequence number `isn`.
 #[must_use]
 pub(super) fn cookie(key: &SelectionKey, h: &Headers, isn: u32, offer: Offer, now_ns: u64) -> u32 {
     hashed(key, h, isn, offer.bits(), now_ns / PERIOD_NS)
@@ -172,7 +172,7 @@ fn write(
     tcp[2..4].copy_from_slice(&dst_port.to_be_bytes());
     tcp[4..8].copy_from_slice(&numbers.seq.to_be_bytes());
     tcp[8..12].copy_from_slice(&numbers.ack.to_be_bytes());
-    // The header has 20, 24 or 28 bytes, in words of 4.
+    // The header has 20, 24 or 28 bytes; the field counts 4-byte words.
     tcp[12] = ((len / 4) as u8) << 4;
     tcp[13] = numbers.flags;
     tcp[14..16].copy_from_slice(&numbers.window.to_be_bytes());
@@ -192,7 +192,7 @@ fn write(
     let l2 = EthernetHeader { dst: to_mac, src: from_mac, vlan: h.vlan, ether_type }.write(&mut out);
     let l3 = match h.family {
         Family::V4 => Ipv4Header {
-            // 48 at most.
+            // The sum is at most 48.
             total_len: 20 + len as u16,
             tos: 0,
             id: 0,
