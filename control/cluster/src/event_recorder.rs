@@ -11,7 +11,7 @@
 //!
 //! An event is written only once while its cause lasts. If the API server temporarily doesn't accept it (429, 5xx,
 //! timeout), it is retried ([`Retries`]) for as long as an API server would keep it. Retries are fair, too: when there
-//! are too many, the namespace with the most loses its last due event.
+//! are too many, the namespace with the most loses the event that is due last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -163,8 +163,8 @@ impl Limits {
         budget.take(now).is_ok()
     }
 
-    /// Whether another object of the namespace can be remembered. The namespace with the most objects loses one if
-    /// necessary.
+    /// Whether another object of the namespace can be remembered. If necessary, another namespace, the one with the
+    /// most objects, loses one.
     fn has_space(&mut self, namespace: &str, now: Instant) -> bool {
         if self.count < OBJECTS_MAX {
             return true;
@@ -247,7 +247,7 @@ impl Retries {
     }
 
     /// Schedules a retry of a failed event after at least `wait`, unless the event is too old. Returns false if an
-    /// event was lost: this one, or the last due event of the largest namespace, because too many were waiting.
+    /// event was lost: this one, or, because too many were waiting, the one that is due last in the largest namespace.
     fn schedule(&mut self, due: Due, wait: Duration, now: Instant) -> bool {
         if now.duration_since(due.since) >= RETRY_FOR {
             return false;

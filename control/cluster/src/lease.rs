@@ -116,7 +116,7 @@ impl Election {
     }
 
     /// Records that the API server accepted our request. The leadership counts from `started`, the start of the
-    /// attempt.
+    /// request.
     pub fn granted(&mut self, lease: Lease, started: Instant) {
         self.leads_until = Some(started + RENEW_DEADLINE);
         self.seen = Some((lease, started));

@@ -1,7 +1,7 @@
 //! Polls the GatewayStatus objects of the other gateways.
 //!
 //! [`PeerPoll`] schedules the polls and stores the last result; `writer` sends the requests in the background. It polls
-//! every ten seconds, and every second while something waits for other gateways.
+//! every ten seconds, and every second until the first poll succeeds and while something waits for other gateways.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const INTERVAL_WAITING: Duration = Duration::from_secs(1);
 /// The maximum number of attempts to report a duplicate name.
 const REPORTS_MAX: usize = 3;
-/// The maximum number of objects of removed gateways that are deleted per poll.
+/// The maximum number of objects of silent gateways that are marked, and of removed ones that are deleted, per poll.
 const GONE_MAX: usize = 8;
 
 /// The polls of the other gateways.

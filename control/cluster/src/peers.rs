@@ -97,7 +97,7 @@ impl Peers {
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
         let applied = live.map(|(_, one)| {
             let version = one.status.as_ref().map(|status| status.applied_resource_version.as_str());
-            // A gateway that reports no version may have applied any.
+            // A gateway that reports no version may have applied any version.
             version.and_then(|version| version.parse().ok()).unwrap_or(0)
         });
         applied.chain([self.own_applied]).min().unwrap_or(0)

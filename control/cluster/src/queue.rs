@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// While responses arrive within [`QUICK`], the interval shrinks to this, 500 writes a second. It returns to the
 /// initial value as soon as the API server is slow, refuses (429) or fails.
 const INTERVAL_MIN: Duration = Duration::from_millis(2);
-/// The fraction of the interval by which each quick response shortens it.
+/// Each quick response shortens the interval by one part in this many.
 const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
 /// The maximum number of requests in progress.

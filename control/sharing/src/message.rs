@@ -5,7 +5,7 @@
 //! A message about a flow has: flags, protocol, VIP and client (each an address and a port). Unless the flow is gone,
 //! these follow: the backend's endpoint, the state of the client's side, the translation of a NAT flow, the
 //! verification tags of an SCTP flow (zeros if unknown), and the age. Client port 0 means the backend that session
-//! affinity assigns to the client. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP.
+//! affinity assigns to the client. An IPv4 flow takes 25 bytes, and up to 31 more with NAT and 8 more with SCTP.
 //!
 //! Other messages use combinations of flags that no flow has. A changed weight has: flags, protocol, VIP, backend, the
 //! previous weight, and for how many milliseconds the change is still relevant. A removed backend has the mark of its

@@ -39,7 +39,7 @@ impl Receiver {
         }
     }
 
-    /// Whether no datagram with this number has been received.
+    /// Whether a datagram with this number may be accepted: it is not too old, and was not received before.
     pub(crate) fn is_new(&self, number: u64) -> bool {
         let (word, bit) = word_and_bit(number);
         number >= self.above || self.above - number <= REORDERED && self.seen[word] & bit == 0

@@ -232,7 +232,7 @@ impl Task {
         }
     }
 
-    /// Polls the Leases, with the writes before and after the poll.
+    /// Sends the writes that are due, polls the Leases, and sends the writes that are due after that.
     async fn iterate(&mut self, wanted: &Wanted) {
         // A claim on a group that is no longer wanted stays only until our Lease is released.
         self.claims.retain(|group, claim| wanted.groups.contains_key(group) || claim.until > BootTime(0));
@@ -282,7 +282,7 @@ impl Task {
         Ok(within_max(list).await?.items.into_iter().filter_map(named).collect())
     }
 
-    /// Sends the writes that are due, and grants their results. Returns an error if any failed.
+    /// Sends the writes that are due, and grants the resulting ownership. Returns an error if any failed.
     async fn write(&mut self, wanted: &Wanted) -> Option<String> {
         let mut writes: JoinSet<Written> = JoinSet::new();
         let (mut error, wall) = (None, Timestamp::now());

@@ -3,7 +3,7 @@
 //! If another field manager has replaced the addresses in a status that we wrote, the status is contested and left
 //! unchanged. After a minute it is written once more, and each time it is overwritten again the wait doubles, up to an
 //! hour. After the other controller is turned off, the status therefore recovers by itself; a controller that stays on
-//! sees a few writes a day. An edit of the Service's spec is a new decision of its owner and ends the wait.
+//! sees one write an hour. An edit of the Service's spec is a new decision of its owner and ends the wait.
 
 use std::collections::BTreeMap;
 

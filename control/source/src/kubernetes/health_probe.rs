@@ -75,8 +75,7 @@ async fn probe(connector: Arc<Connector>, times: ProbeTimes, lost: watch::Sender
             lost.send_replace(connection.serial);
             unanswered = 0;
         } else if !is_answered {
-            // A request that failed early is followed by an extra pause of up to half a second, one that timed out is
-            // not.
+            // A request that failed early is followed by an extra pause of up to half a second.
             sleep(Duration::from_millis(500).saturating_sub(started.elapsed())).await;
         }
     }

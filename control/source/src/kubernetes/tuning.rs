@@ -37,8 +37,8 @@ pub(super) struct Tuning {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProbeTimes {
     pub(super) interval: Duration,
-    /// The response timeout of such a request. The API server counts as lost after two timeouts and the pauses, 20 s in
-    /// total.
+    /// The response timeout of such a request. The API server counts as lost after two timeouts and the pauses, less
+    /// than 20 s in total.
     pub(super) response: Duration,
 }
 

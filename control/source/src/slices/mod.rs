@@ -7,7 +7,7 @@
 //! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints, because it is refused anyway;
 //! 2. if the others together are larger than `bytes_max`: each namespace may keep slices up to a level, which is the
 //!    same for all namespaces and as high as possible. A namespace below the level loses nothing. In a namespace above
-//!    it, the Services with the newest slices lose theirs, until the rest fits.
+//!    it, the newest Services (by their oldest slice) lose theirs, until the rest fits.
 //!
 //! A Service loses all of its slices or none. For a slice that is left out, the gateway records only that it exists and
 //! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be repeated.
@@ -82,7 +82,7 @@ impl OfService {
         if self.is_too_large() { 0 } else { self.bytes }
     }
 
-    /// The age of its oldest slice, for sorting. A slice without a creation time counts as the newest.
+    /// The age of its oldest slice, for sorting. A Service whose slices have no creation time counts as the newest.
     fn seniority(&self) -> (bool, Option<Timestamp>) {
         let oldest = self.slices.values().filter_map(|charge| charge.created).min();
         (oldest.is_none(), oldest)

@@ -84,7 +84,8 @@ pub struct Connector {
 #[derive(Debug, Default)]
 struct State {
     current: Option<Current>,
-    /// Whether the API server rejected the credentials, or the client's connections are dead.
+    /// Whether the current client must not be used: the API server rejected its credentials, or its connections are
+    /// dead.
     given_up: bool,
     plugin: Option<Plugin>,
     /// When the credentials were last rejected.

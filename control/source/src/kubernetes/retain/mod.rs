@@ -8,8 +8,8 @@
 //! objects in such a list are used immediately.
 //!
 //! If a list continues the known history ([`Continuity`]; usually after a watch that expired on a healthy API server),
-//! missing objects count as deleted, unless most of them are missing. In the first list after a start that is newer
-//! than the disk, all missing objects count as deleted.
+//! missing objects count as deleted, unless most objects are missing or any is older than before. In the first list
+//! after a start that is newer than the disk, all missing objects count as deleted.
 //!
 //! Versions are `metadata.resourceVersion`, compared as numbers (KEP-5504). 0 stands for a version that isn't a number,
 //! and counts as newer than any other. Versions also detect events that arrive twice or out of order. Versions from
@@ -182,7 +182,7 @@ impl<T: Clone + PartialEq> Retain<T> {
             let kept = Some(Kept { item: current, until });
             self.entries.insert(key, Entry { server: Server::Lacks(version), kept });
         }
-        // At the start, nothing else proves that objects that a list lacks ever existed on this API server.
+        // After a start, nothing proves that the missing objects ever existed on this API server.
         self.missed = (now, if continuity == Continuity::Continues { missed } else { Vec::new() });
         relisted
     }
