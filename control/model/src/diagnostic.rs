@@ -125,8 +125,8 @@ impl Diagnostic {
     }
 }
 
-/// The number of characters that are kept at the beginning and at the end of a longer text. A message says what a
-/// value is before it, and what is wrong after it.
+/// The number of characters that are kept at the beginning and at the end of a longer text. A message names the value
+/// before it quotes it, and says what is wrong afterwards.
 const KEPT_CHARS: usize = 1000;
 
 /// Removes the middle of a long text. A line of a file may have 64 MiB.

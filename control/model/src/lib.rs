@@ -7,8 +7,8 @@
 //! agree, and [`time`] formats points in time.
 //!
 //! May depend on: `tidegate-spec`, `tidegate-wire`, `tidegate-structures`, `tidegate-select`, for values such as
-//! forwarding modes, MAC addresses, the selection key, and sizes of Maglev tables. May not: a Kubernetes client, the
-//! dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with
+//! forwarding modes, MAC addresses, the selection key, and sizes of Maglev tables. May not use a Kubernetes client, the
+//! dataplane, another crate of the control plane, sockets or threads. Only [`config::load`] reads files, with
 //! [`bounded_file`], which the directory source uses as well.
 
 pub mod bounded_file;

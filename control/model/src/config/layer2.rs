@@ -27,7 +27,7 @@ pub enum Layer2Mode {
     Off,
     /// The owner of a Lease at the API server answers for a group of VIPs.
     Lease,
-    /// The master of a VRRP group answers for it. keepalived determines the master.
+    /// The master of a VRRP group answers for the VIPs of the group. keepalived determines the master.
     Vrrp,
 }
 
@@ -49,7 +49,7 @@ pub struct VrrpConfig {
     pub fifo: PathBuf,
     /// `groups`: the names of the VRRP instances or sync groups over which VIPs are spread. Default `tidegate` alone.
     pub groups: Vec<String>,
-    /// `heartbeatTimeout`: without `tidegate vrrp-check` for this time, this gateway owns no VIP. Default 3 s.
+    /// `heartbeatTimeout`: if `tidegate vrrp-check` has not run for this time, this gateway owns no VIP. Default 3 s.
     pub heartbeat_timeout: Duration,
 }
 
@@ -71,7 +71,7 @@ impl Default for Layer2Config {
     }
 }
 
-/// A Lease has a resolution of whole seconds, and the gateway needs two of them to detect an expired Lease and to
+/// A Lease has a resolution of whole seconds, and the gateway needs two seconds to detect an expired Lease and to
 /// answer.
 const TAKEOVER: RangeInclusive<Duration> = Duration::from_secs(5)..=Duration::from_secs(300);
 const HAND_BACK_DELAY: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);

@@ -1,4 +1,4 @@
-//! `pools`: the addresses that Services can get, and the rules that decide which Services may.
+//! `pools`: the addresses that Services can get, and the rules that decide which Services may get them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,12 +12,11 @@ use crate::yaml::{Field, Fields, Unknown, text};
 /// (assign to Services that name no pool; default true), `externalIPs` (honour `spec.externalIPs` in it; default
 /// false), `disabled` (assign no new addresses; default false), `namespaceSelector` and `serviceSelector`
 /// (`matchLabels`, `matchExpressions`; default all), `quotaPerNamespace` (the number of addresses that one namespace
-/// may use; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address if
-/// their sharing keys are equal; default false), `forceRelease` (take back addresses that the pool would no longer
-/// assign;
+/// may use; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address if their
+/// sharing keys are equal; default false), `forceRelease` (take back addresses that the pool would no longer assign;
 /// default false: a Service keeps its addresses), `labels` (annotations use them to choose pools: `scope: internal`;
-/// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all),
-/// `announce` (how: `l2`, `bgp`; default both), `bgp` (route attributes, and aggregation; default nothing).
+/// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all), `announce`
+/// (how they announce: `l2`, `bgp`; default both), `bgp` (route attributes, and aggregation; default nothing).
 pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
@@ -150,7 +149,7 @@ fn read_selector(field: &Field<'_>) -> Selector {
     Selector { match_labels, match_expressions }
 }
 
-/// Reads labels, and reports an error for each that no object can have.
+/// Reads labels, and reports an error for each label that no object can have.
 pub(super) fn valid_labels(field: &Field<'_>) -> Labels {
     let labels = field.labels();
     for (key, value) in &labels {

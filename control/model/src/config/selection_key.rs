@@ -51,7 +51,7 @@ fn key_of_file(field: &Field<'_>, files: &Files<'_>) -> Option<SelectionKey> {
     let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
     files.keep_secret(field, &path);
     let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
-        // What is not UTF-8 is not a key, and is reported as such.
+        // Text that is not UTF-8 is not a key, and is reported as such.
         Ok(bytes) => key(field, &String::from_utf8_lossy(&bytes)),
         Err(error) => {
             field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());

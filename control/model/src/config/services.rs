@@ -122,7 +122,7 @@ impl Default for ServicesConfig {
     }
 }
 
-/// The destination of packets.
+/// Whether packets are sent to endpoints or to nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The endpoint.
@@ -138,7 +138,7 @@ pub enum Scheduler {
     Rendezvous,
     /// The table of the Maglev paper, of a fixed size.
     Maglev,
-    /// Weighted round robin of each worker.
+    /// Weighted round robin, separately on each worker.
     WeightedRoundRobin,
     /// By the loads of the backends.
     Loads(LoadRule),
@@ -174,11 +174,11 @@ impl Scheduler {
 pub enum FlowTracking {
     /// All.
     Always,
-    /// Those whose backend would change, for some time after a change of the backends.
+    /// Flows whose backend would change, for some time after a change of the backends.
     OnChange,
 }
 
-/// How to treat the family that source ranges do not contain.
+/// How clients are treated whose address family has no source range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherFamily {
     /// No client is admitted.

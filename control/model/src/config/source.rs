@@ -74,8 +74,8 @@ pub struct KubernetesConfig {
     /// `stateDirectory`: where the latest objects are saved, for a start while the API server is down; `""` for
     /// nowhere. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
-    /// `leaseNamespace`: the namespace of the Lease `tidegate`, with which the gateways elect the one that writes to
-    /// the cluster. It must be the same for all of them. Default `tidegate-system`.
+    /// `leaseNamespace`: the namespace of the Lease `tidegate`, with which the gateways elect the leader, which writes
+    /// to the cluster. All gateways must use the same namespace. Default `tidegate-system`.
     pub lease_namespace: String,
     /// `endpointSlicesMiB`: memory for the EndpointSlices of all namespaces together, in MiB, 1 to 65536. If it is
     /// exceeded, namespaces get equal shares. Default 512.

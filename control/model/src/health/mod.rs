@@ -1,7 +1,7 @@
 //! Values of health checks: the targets ([`Target`], [`Targets`]), the results ([`Verdicts`]), and the answers to
 //! upstream load balancers ([`HealthCheckNodePort`]).
 //!
-//! `reconcile` creates targets and reads verdicts. The checks and the rule of thresholds are in `tidegate-health`.
+//! `reconcile` creates targets and reads verdicts. The checks and thresholds are implemented in `tidegate-health`.
 //!
 //! Invariant: a target that was never checked passes.
 

@@ -56,12 +56,12 @@ impl Default for Rules {
 pub enum Check {
     /// A TCP connection that must be accepted.
     Tcp,
-    /// A `GET` by HTTP/1.1 that must be answered with 200 to 399. Redirections are not followed.
+    /// A `GET` over HTTP/1.1 that must be answered with 200 to 399. Redirects are not followed.
     Http {
         /// Path and query.
         path: Arc<str>,
     },
-    /// Like [`Self::Http`], by TLS. The certificate is not verified: as with the kubelet's probes, the target is an
+    /// Like [`Self::Http`], over TLS. The certificate is not verified: as with the kubelet's probes, the target is an
     /// address and not a name.
     Https {
         /// Path and query.

@@ -52,7 +52,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The state of one target. The default is that of a target that was never checked.
+/// The state of one target. The default is the state of a target that was never checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HealthStatus {
     /// Why it fails, if it does.
@@ -60,8 +60,8 @@ pub struct HealthStatus {
     /// How often its thresholds were raised because it flaps, 0 to 3.
     pub damping: u8,
     /// The last value that a node's health-check node port reported: its number of ready endpoints of the Service, at
-    /// most 65535. It is known from the first answer on, even if that is a failure (503 with weight 0 after the last
-    /// endpoint was removed).
+    /// most 65535. It is known from the first answer on, even if that answer is a failure (503 with weight 0 after the
+    /// last endpoint was removed).
     pub weight: Option<u16>,
 }
 

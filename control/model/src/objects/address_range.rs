@@ -91,7 +91,7 @@ impl AddressRange {
     }
 }
 
-/// The address after one that is not the last of its family.
+/// The next address. `ip` must not be the last of its family.
 fn successor(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(v4) => IpAddr::V4((u32::from(v4).wrapping_add(1)).into()),

@@ -5,7 +5,7 @@
 
 use super::{ResolvedEndpoint, TrafficPolicy};
 
-/// The node and zone of the chooser.
+/// The node and the zone from which endpoints are chosen.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Viewpoint<'a> {
     /// The node whose endpoints are local and whose topology hints apply: the gateway's own, or the target node.
@@ -41,8 +41,8 @@ impl<'a> Choice<'a> {
 
 /// Chooses among the endpoints of one service port.
 ///
-/// Policy Cluster: all ready endpoints, filtered by topology hints ([`hinted`]), or if there are none, those that
-/// serve and terminate. Policy Local: the same without hints, among the endpoints on the viewpoint's node.
+/// Policy Cluster: all ready endpoints, filtered by topology hints ([`hinted`]), otherwise the terminating endpoints
+/// that still serve. Policy Local: likewise, but without hints and only among the endpoints on the viewpoint's node.
 pub fn choose<'a>(
     endpoints: &'a [ResolvedEndpoint],
     policy: TrafficPolicy,
@@ -64,7 +64,7 @@ pub fn choose<'a>(
     }
 }
 
-/// The ready endpoints, or if there are none, those that serve while they terminate.
+/// The ready endpoints, otherwise the terminating endpoints that still serve.
 fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> Choice<'a> {
     let ready: Vec<_> = endpoints.clone().filter(|e| e.ready).collect();
     if !ready.is_empty() {
@@ -74,10 +74,10 @@ fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> 
     if terminating.is_empty() { Choice::Nobody } else { Choice::Terminating(terminating) }
 }
 
-/// Applies topology hints like kube-proxy. If every ready endpoint has node hints and at least one names our node,
-/// the result is those that name our node (`trafficDistribution: PreferSameNode`). Otherwise, if every one has zone
-/// hints and at least one names our zone, it is those that name our zone. Otherwise it is all of them. So hints
-/// either apply to all endpoints or to none.
+/// Applies topology hints like kube-proxy. If every ready endpoint has node hints and at least one of them names our
+/// node, only the endpoints whose hints name our node remain (`trafficDistribution: PreferSameNode`). Otherwise this
+/// rule applies to zone hints and our zone. Otherwise all endpoints remain. So hints apply either to all endpoints or
+/// to none.
 fn hinted<'a>(ready: Vec<&'a ResolvedEndpoint>, viewpoint: Viewpoint<'_>) -> Vec<&'a ResolvedEndpoint> {
     let of_node = named(&ready, |e| &e.hint_nodes, viewpoint.node);
     of_node.or_else(|| named(&ready, |e| &e.hint_zones, viewpoint.zone)).unwrap_or(ready)

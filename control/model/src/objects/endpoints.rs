@@ -43,19 +43,19 @@ pub enum NotKept {
     TooManyEndpoints,
     /// The slices of its namespace exceed the namespace's share, and its Service is among the newest.
     NamespaceShare,
-    /// They fit again, but the source has not read them yet.
+    /// The endpoints fit again, but the source has not read them yet.
     Awaited,
 }
 
-/// The bytes that a slice, a port and an endpoint take in memory without their texts, both decoded and as the JSON
-/// that a source keeps in addition. A text counts twice.
+/// The bytes that a slice, a port and an endpoint take in memory without their texts, decoded and as JSON together,
+/// because a source keeps both. So each text counts twice.
 const SLICE_BYTES: usize = 1024;
 const PORT_BYTES: usize = 192;
 const ENDPOINT_BYTES: usize = 512;
 const HINT_BYTES: usize = 64;
 const FAULT_BYTES: usize = 512;
-/// The ports of a slice without its endpoints are kept up to this size, so that the demand of the Service can be
-/// counted.
+/// If the endpoints of a slice are not kept, its ports are kept up to this size, so that the demand of the Service can
+/// be counted.
 const LEFT_OUT_PORTS_BYTES_MAX: usize = 4096;
 
 impl EndpointSlice {
@@ -64,7 +64,7 @@ impl EndpointSlice {
         self.left_out.map_or(self.endpoints.len(), |left_out| left_out.endpoints)
     }
 
-    /// The estimated size of the whole slice in memory, in bytes. It is equal for equal slices of every source.
+    /// The estimated size of the whole slice in memory, in bytes. Equal slices have equal sizes, whatever their source.
     pub fn size(&self) -> usize {
         if let Some(left_out) = self.left_out {
             return left_out.bytes;
@@ -165,7 +165,7 @@ pub struct EndpointPort {
 /// One endpoint of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses[0]`, the only one that is used; `None` in slices of names.
+    /// `addresses[0]`, the only address that is used; `None` in slices of names.
     pub address: Option<IpAddr>,
     /// `conditions` as written.
     pub conditions: Conditions,

@@ -1,8 +1,8 @@
 //! The desired state as Kubernetes objects, in the form that every source produces.
 //!
-//! A source (the directory or the API server) decodes, defaults and validates, so values here are valid: a port is
-//! not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see only these types and
-//! don't know the source. No Kubernetes client types, no I/O, no clock.
+//! A source (the directory or the API server) decodes objects, applies defaults and validates the result, so values
+//! here are valid: a port is not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see
+//! only these types and don't know the source. No Kubernetes client types, no I/O, no clock.
 //!
 //! Invariant: [`Objects`] is keyed by name, so the order in which objects arrive has no effect. Invariant:
 //! comparisons of objects ignore where an object was written ([`Origin`]).
@@ -101,9 +101,9 @@ pub struct Metadata {
     pub labels: Labels,
     /// Annotations.
     pub annotations: Labels,
-    /// The parts of the object that cannot be used, each with its field. A Service, an EndpointSlice or a Node from
-    /// an API server may have some if it was stored under laxer rules. Among the objects of files, only an
-    /// EndpointSlice can have any; others would have been refused.
+    /// The parts of the object that cannot be used, each with its field. A Service, an EndpointSlice or a Node from an
+    /// API server may have some if it was stored under laxer rules. Of the objects in files, only EndpointSlices can
+    /// have faults; other objects with faults are refused.
     pub faults: Vec<Diagnostic>,
     /// Where it was written.
     pub origin: Origin,
@@ -140,16 +140,16 @@ pub struct Objects {
     pub services: SharedMap<ObjectKey, Arc<Service>>,
     /// EndpointSlices by their own namespace and name (not their Service's).
     pub endpoint_slices: SharedMap<ObjectKey, Arc<EndpointSlice>>,
-    /// Legacy Endpoints. The key is that of their Service.
+    /// Legacy Endpoints, by the key of their Service.
     pub endpoints: SharedMap<ObjectKey, Arc<Endpoints>>,
     /// Pods.
     pub pods: SharedMap<ObjectKey, Arc<Pod>>,
-    /// Namespaces by name. A namespace that has objects but no object of its own is not included: see
+    /// Namespaces by name. A namespace that contains objects but has no Namespace object is not included: see
     /// [`Objects::namespace_labels`].
     pub namespaces: SharedMap<String, Arc<Namespace>>,
     /// Nodes by name.
     pub nodes: SharedMap<String, Arc<Node>>,
-    /// AddressPools by name, without those of the configuration.
+    /// AddressPools by name, without the pools of the configuration.
     pub address_pools: SharedMap<String, Arc<AddressPool>>,
     /// ServiceCIDRs by name.
     pub service_cidrs: SharedMap<String, Arc<ServiceCidr>>,
@@ -172,7 +172,7 @@ impl Objects {
     }
 
     /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not if the node is marked for
-    /// deletion or deleted. An appliance without a node is eligible. If the source need not contain Nodes
+    /// deletion or deleted. An appliance without a node is eligible. If the source doesn't have to contain Nodes
     /// (`lists_nodes` is false: a directory) and contains none, a gateway on an unknown node is eligible too.
     pub fn is_eligible(&self, own_node: Option<&str>, lists_nodes: bool) -> bool {
         own_node.is_none_or(|node| match self.nodes.get(node) {

@@ -25,7 +25,7 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
     /// `spec.podCIDRs` (or `podCIDR`): the networks of its Pods.
     pub pod_cidrs: Vec<IpNet>,
-    /// `spec.taints` has `ToBeDeletedByClusterAutoscaler`.
+    /// Whether `spec.taints` contains `ToBeDeletedByClusterAutoscaler`.
     pub to_be_deleted: bool,
 }
 

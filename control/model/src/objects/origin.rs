@@ -1,13 +1,13 @@
 //! Where each field of an object was written, so that later stages can report its location.
 //!
-//! A source creates one for each object. `reconcile`, `pools` and annotation parsing look up the location of a field
-//! path such as `spec.ports[1].protocol` or `metadata.annotations[tidegate.dev/forwarding]`. For a path that was not
-//! written (a default), the result is the location of its nearest written parent.
+//! A source creates an [`Origin`] for each object. `reconcile`, `pools` and annotation parsing look up the location of
+//! a field path such as `spec.ports[1].protocol` or `metadata.annotations[tidegate.dev/forwarding]`. For a path that
+//! was not written (a default), the result is the location of its nearest written parent.
 //!
-//! Positions are stored by a 64-bit hash of the path, with 16 bytes each: 100,000 endpoints need about 20 MB. A
-//! collision would show a wrong line in a message and has no other effect.
+//! Positions are stored by a 64-bit hash of the path, with 16 bytes each: 100,000 endpoints need about 20 MB. The only
+//! effect of a collision is a wrong line in a message.
 //!
-//! Invariant: all origins are equal to each other, so moving an object within its file does not change the snapshot.
+//! Invariant: all origins compare as equal, so moving an object within its file does not change the snapshot.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -19,7 +19,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// The limit for all Services together: the number of service ports that the tables can hold, three quarters of the
+    /// The limit for all Services together: as many service ports as fit into the tables, three quarters of the
     /// backends (the rest is for removed backends that keep their flows), 256 MiB of Maglev tables beyond those of the
     /// configuration, and the maximum source ranges of 32 Services.
     pub const MAX: Self = Self {

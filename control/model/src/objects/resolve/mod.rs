@@ -79,7 +79,7 @@ pub struct ResolvedEndpoint {
     pub terminating: bool,
     /// Its node.
     pub node: Option<String>,
-    /// Its zone: the endpoint's own, otherwise that of its node.
+    /// Its zone: the endpoint's own, otherwise its node's.
     pub zone: Option<String>,
     /// The zones that should use it, sorted.
     pub hint_zones: Vec<String>,
@@ -96,9 +96,9 @@ impl ResolvedEndpoint {
         self.ready || self.serving && self.terminating
     }
 
-    /// Whether this entry takes precedence over another one for the same address and port: one that is not
-    /// terminating, then one in the better state. The remaining comparison only makes the result independent of
-    /// order.
+    /// Whether this entry takes precedence over another entry for the same address and port: an entry that is not
+    /// terminating comes first, then a ready one, then a serving one. The remaining comparison only makes the result
+    /// independent of order.
     fn outranks(&self, other: &Self) -> bool {
         let rank = |e: &Self| (!e.terminating, e.ready, e.serving);
         rank(self).cmp(&rank(other)).then_with(|| other.cmp(self)).is_gt()
@@ -253,7 +253,7 @@ impl<'a> EndpointIndex<'a> {
             return ServiceEndpoints { too_many: Some(demand), ..merge.finish() };
         }
         match self.not_kept(service, &merge) {
-            // Some of its slices may not have the Service's ports, but the slices list too much in any case.
+            // Some of its slices may not have the Service's ports, but the slices list too many endpoints in any case.
             Some(NotKept::TooManyEndpoints) => {
                 let listed = self.slices.of(&service.meta.key).iter().map(|slice| slice.endpoint_count());
                 return ServiceEndpoints { too_many: Some(listed.sum()), ..merge.finish() };
@@ -297,7 +297,7 @@ impl<'a> EndpointIndex<'a> {
         self.selected_pods(service).map(|pod| pod.ips.len() * service.ports.len()).sum()
     }
 
-    /// Why endpoints that slices list for ports of the Service are missing, if they are.
+    /// Why the endpoints of slices that serve ports of the Service are not kept; `None` if all are kept.
     fn not_kept(&self, service: &Service, merge: &Merge<'_>) -> Option<NotKept> {
         let slices = self.slices.of(&service.meta.key).iter();
         let requested = slices.filter(|slice| slice.endpoint_count() > 0 && merge.ports_served(slice) > 0);
@@ -446,8 +446,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The Service's ports (by index) for which `ports` of a slice or subset contains a number, because name and
-    /// protocol match.
+    /// The Service's ports (by index) whose name and protocol match one of the `ports` of a slice or subset, each with
+    /// the number there.
     fn matching(&self, ports: &[EndpointPort]) -> Vec<(usize, Port)> {
         let same = |from: &EndpointPort| {
             let at = self.by_name.get(&(from.name.as_str(), from.protocol)).copied();
@@ -456,8 +456,8 @@ impl<'a> Merge<'a> {
         ports.iter().filter_map(same).collect()
     }
 
-    /// The number of ports of the Service that the endpoints of a slice serve. A slice without its endpoints may also
-    /// have lost its ports, and then counts one.
+    /// The number of ports of the Service that the endpoints of a slice serve. A slice whose endpoints are not kept may
+    /// lack its ports too; it then counts as one port.
     fn ports_served(&self, slice: &EndpointSlice) -> usize {
         match slice.left_out {
             Some(_) if slice.ports.is_empty() => 1,

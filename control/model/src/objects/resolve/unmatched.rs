@@ -1,5 +1,5 @@
-//! Reports ports of a Service without endpoints because no slice, Endpoints or Pod has such a port. Usually, a port
-//! name differs between the two.
+//! Reports ports of a Service without endpoints because no slice, Endpoints or Pod has such a port. Usually, the name
+//! of the port differs between the Service and that object.
 
 use std::collections::HashSet;
 use std::sync::Arc;
