@@ -144,8 +144,8 @@ impl Fragments {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
-        // SplitMix64 (Steele, Lea, Flood 2014). The increment differs from that of the flow tables'
-        // hash, so that one secret doesn't reveal the other.
+        // SplitMix64 (Steele, Lea, Flood 2014). The increment differs from the one for the flow tables' hash, so that
+        // one secret doesn't reveal the other.
         let secret = std::array::from_fn(|_| {
             state = state.wrapping_add(0xa076_1d64_78bd_642f);
             let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

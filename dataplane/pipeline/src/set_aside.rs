@@ -16,7 +16,8 @@ use tidegate_spec::now::Now;
 
 #[derive(Debug)]
 pub(crate) struct SetAside {
-    /// By the index of the backend's id. Zeroed pages without marks are never touched, so they cost no memory.
+    /// The marks, by the index of the backend's id. Zeroed pages without marks are never touched, so they cost no
+    /// memory.
     marks: Box<[[u32; 4]]>,
     marked: Vec<BackendId>,
     counts: SetAsideCounts,

@@ -65,7 +65,7 @@ impl Identifications {
     }
 }
 
-/// A hash of the flow of a packet, equal for all packets that must take the same path to the backend. Fragments are
+/// A hash of a packet's flow, which is equal for all packets that must take the same path to the backend. Fragments are
 /// hashed without ports, since later fragments have none. An ICMP error gets the hash of the flow that it quotes.
 #[inline]
 #[must_use]
@@ -153,7 +153,7 @@ fn wrap<F: Frame>(
     let bytes = frame.bytes_mut();
     let (head, inner) = bytes.split_at_mut(front);
     let l2 = link.write(head, outer);
-    // If this overflows, the outer packet is fragmented, and each fragment gets its own length.
+    // If the sum overflows, the outer packet is fragmented, and each fragment gets its own length.
     write_outer(&mut head[l2..], h, ip_len.wrapping_add(shim as u16), tunnel, outer);
     rewrite::take_hop(inner, h);
     let ends = Ends { source: &tunnel.source, destination: &tunnel.destination, flow_hash: tunnel.flow_hash };

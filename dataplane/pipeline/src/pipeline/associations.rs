@@ -1,9 +1,9 @@
 //! SCTP packets off the fast path: checks their verification tags before the flow tables see them, and finds the
 //! association of a path that has no flow yet.
 //!
-//! An association may have several paths: pairs of an address of the client and a VIP of the same Service (RFC 9260
-//! section 6.4). Each path has a flow of its own. Ports and verification tag identify the association of a further
-//! path ([`tidegate_conntrack::associations`]), and the path's flow gets the backend of the association:
+//! An association may have several paths. Each is a pair of a client address and a VIP of the same Service (RFC 9260
+//! section 6.4). Each path has its own flow. Ports and verification tag identify the association of a further path
+//! ([`tidegate_conntrack::associations`]), and the path's flow gets the backend of the association:
 //!
 //! - In DSR modes the gateway gets the server's tag from the client's COOKIE ECHO. The addresses listed in the INIT
 //!   identify a COOKIE ECHO on another path, and the initiate tag identifies an INIT repeated on another path.

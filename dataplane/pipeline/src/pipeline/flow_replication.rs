@@ -1,11 +1,11 @@
 //! Exports flows to other gateways, and imports theirs.
 //!
-//! All gateways choose backends alike, so another gateway finds the backend of most flows by itself. The exceptions
-//! are flows in flux, whose backend is not the one that a gateway without an entry would choose; clients whose
-//! session affinity is in flux; and NAT flows, whose translation is state. A worker exports a flow when its state
-//! changes (`FlowTables::take_changes`). It also walks through its tables, a few hash buckets in each loop iteration:
-//! after a change of backends, which puts flows in flux; periodically, for gateways that missed updates; and for a
-//! gateway that has lost its tables.
+//! All gateways choose backends alike, so another gateway finds the backend of most flows by itself. The exceptions are
+//! flows in flux, for which a gateway without an entry would choose another backend; clients whose session affinity is
+//! in flux; and NAT flows, whose translation is state. A worker exports a flow when its state changes
+//! (`FlowTables::take_changes`). It also walks through its tables, a few hash buckets in each loop iteration: after a
+//! change of backends, which puts flows in flux; periodically, for gateways that missed updates; and for a gateway that
+//! has lost its tables.
 //!
 //! Invariant: nothing here blocks. Without sharing, the only cost is one comparison in each iteration of the worker's
 //! loop.

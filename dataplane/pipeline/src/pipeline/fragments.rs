@@ -1,8 +1,8 @@
 //! Forwards fragments: the decision for the first fragment of a datagram applies to its later fragments, which have
 //! no ports.
 //!
-//! Off the fast path, and the last stage: the fragments of a datagram mostly arrive in one burst, and the decision for
-//! the first fragment is known only after it is forwarded. [`crate::fragments`] is the table.
+//! This is the last stage, and off the fast path: the fragments of a datagram mostly arrive in one burst, and the
+//! decision for the first fragment is known only after it is forwarded. [`crate::fragments`] is the table.
 //!
 //! With several workers, a first fragment goes to the worker that owns its flow, like any packet with ports. The worker
 //! that received it sends the later fragments there, too. A worker that receives a later fragment without having seen

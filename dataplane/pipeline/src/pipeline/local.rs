@@ -1,8 +1,8 @@
 //! Packets that are not for a service port: ARP, neighbour discovery, pings, unmatched packets, and packets for the
 //! kernel.
 //!
-//! Off the fast path. It sets the verdict of ARP packets and of IP packets that match no service. Replies of backends
-//! never get here (`reply_flows`).
+//! This module is off the fast path. It sets the verdict of ARP packets and of IP packets that match no service.
+//! Replies of backends never get here (`reply_flows`).
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::addresses::{AddressKind, SourceFault};
@@ -164,8 +164,8 @@ fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
 }
 
 /// Whether a packet to an address of the gateway itself may be a backend's answer to a health check at the VIP: a DSR
-/// backend answers from the VIP, or reports by ICMP that it isn't listening. The path to the kernel decides whether
-/// there was such a check.
+/// backend answers from the VIP, or reports by ICMP that it isn't listening. The slow path decides whether there was
+/// such a check.
 fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let has_ports = may_be_reply(h);
     (has_ports || h.is_icmp_error()) && burst.view.snapshot.address(&h.src) == Some(AddressKind::Vip)

@@ -15,7 +15,7 @@ use super::view::View;
 use crate::forward::Link;
 use crate::frame::Frame;
 
-/// A next hop whose link address is known, and the limits of packets to it.
+/// A next hop whose link address is known, and the limits on packets to it.
 pub(super) struct NextHop {
     pub(super) interface: InterfaceIndex,
     pub(super) link: Link,

@@ -29,7 +29,7 @@ use crate::frame::Frame;
 /// The decision on a packet without an entry.
 pub(super) struct Untracked<'s> {
     pub(super) backend: &'s Backend,
-    /// If an entry must be created: its first packet.
+    /// The first packet of the entry, if an entry must be created.
     pub(super) to_insert: Option<Packet>,
 }
 

@@ -23,12 +23,12 @@ pub struct Note {
 /// Whether a packet's flow was known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FlowNote {
-    /// It belongs to no flow.
+    /// The packet belongs to no flow.
     #[default]
     None,
-    /// It created a flow.
+    /// The packet created a flow.
     New,
-    /// It belongs to a known flow.
+    /// The packet belongs to a known flow.
     Known,
 }
 
@@ -64,8 +64,8 @@ pub enum NeighborEvent {
     },
 }
 
-/// The kind of packet in which a neighbour sent its link address, which determines how far it is trusted (RFC 826,
-/// RFC 4861 7.2.3 and 7.2.5).
+/// The kind of packet in which a neighbour sent its link address. It determines how far the address is trusted (RFC
+/// 826, RFC 4861 7.2.3 and 7.2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sighting {
     /// An answer to a request: an ARP reply to our address, or a solicited advertisement.

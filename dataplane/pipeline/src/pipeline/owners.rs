@@ -108,7 +108,7 @@ impl Owners<'_> {
                 Steering::Single | Steering::Rss(_) => None,
             };
         }
-        // Packets to the gateway itself, like those of the kernel's connections, may be processed by any worker.
+        // Any worker may process packets to the gateway itself, for example packets of the kernel's connections.
         snapshot.address(to.0).is_none().then(|| owner_of_client(to, proto, self.workers))
     }
 }

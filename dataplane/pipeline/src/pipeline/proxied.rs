@@ -279,7 +279,7 @@ impl Pipeline {
         stream
     }
 
-    /// The header of a stream. Every call returns the same bytes, unless the text of the Service changes.
+    /// The header of a stream. Every call returns the same bytes, unless the Service's TLV value changes.
     pub(super) fn stream_header(
         &self,
         snapshot: &Snapshot,

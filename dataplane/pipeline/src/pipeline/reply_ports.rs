@@ -1,7 +1,7 @@
 //! The address and port to which a backend sends the replies of a new NAT flow.
 //!
 //! A `fullnat` flow gets an address and port of the gateway. A `nat` flow keeps its client's own port, unless another
-//! flow to the endpoint has it.
+//! flow to the endpoint has that port.
 //!
 //! Promises: replies arrive at this worker, reply keys are unique, and an established flow keeps its port.
 

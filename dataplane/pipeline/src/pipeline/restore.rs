@@ -36,7 +36,7 @@ impl RestoreCounts {
     }
 }
 
-/// The ids of an earlier process, and those of the same objects in the current snapshot.
+/// The ids of an earlier process, and the ids that the same objects have in the current snapshot.
 #[derive(Debug, Default)]
 pub struct KnownIds {
     /// By the index of the earlier id: that id, and the service's current id, if any.

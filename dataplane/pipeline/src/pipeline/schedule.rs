@@ -2,9 +2,9 @@
 //!
 //! For `wrr` the state is the position in the ring of each service. For the others it is the load of each backend: the
 //! flow tables count this worker's load exactly, and workers exchange their loads. Every [`LOADS_SHARED_MS`], each
-//! worker writes the loads of its backends to its own tallies and reads those of the others, a few backends in each
-//! loop iteration. So choosing a backend touches no shared memory and no lock, and the loads of other workers are at
-//! most two intervals and one walk old.
+//! worker writes the loads of its backends to its own tallies and reads the other workers' loads, a few backends in
+//! each loop iteration. So choosing a backend touches no shared memory and no lock, and the loads of other workers are
+//! at most two intervals and one walk old.
 //!
 //! Invariant: without a service that chooses by load, the only cost is one comparison in each iteration.
 

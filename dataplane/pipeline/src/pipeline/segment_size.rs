@@ -1,6 +1,6 @@
 //! Limits the segment size in SYNs of services with `mssClamp` to what fits the path in both directions.
 //!
-//! The last stage calls [`limit`] for SYNs only, after the packet is rewritten. Both the link on which the SYN arrived
+//! The last stage calls `limit` for SYNs only, after the packet is rewritten. Both the link on which the SYN arrived
 //! and the path to its destination count, because answers in a NAT mode cross both in the other direction.
 
 use tidegate_wire::tcp::flags;

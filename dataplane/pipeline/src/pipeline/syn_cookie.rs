@@ -63,7 +63,7 @@ impl Offer {
     }
 
     fn bits(self) -> u32 {
-        // Sizes below the first one are rounded up to it, which every host must accept (RFC 9293 section 3.7.1).
+        // Smaller sizes are rounded up to the first one, which every host must accept (RFC 9293 section 3.7.1).
         let size = SIZES.iter().rposition(|&size| size <= self.mss).unwrap_or(0);
         size as u32 | if self.sack { SACK } else { 0 }
     }

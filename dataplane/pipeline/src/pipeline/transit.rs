@@ -1,8 +1,8 @@
 //! Traffic that backends themselves originate, if their default route leads to the gateway (`dataplane.gateway`).
 //!
-//! Off the fast path: the packets match no service and no flow. They are forwarded by the routes of the
-//! configuration, or refused with an answer. Only packets from the configured networks are forwarded, and only if
-//! they arrive on the interface that leads to their source, so that the gateway is no open relay. Packets *to* these
+//! This is off the fast path: the packets match no service and no flow. They are forwarded by the routes of the
+//! configuration, or refused with an answer. Only packets from the configured networks are forwarded, and only if they
+//! arrive on the interface that leads to their source, so that the gateway is no open relay. Packets *to* these
 //! networks from elsewhere are not forwarded.
 //!
 //! The pipeline has checked before that neither address is one of ours, and that the destination is a single host.

@@ -95,7 +95,7 @@ impl Pipeline {
         if let Err(no_headroom) = translate(&mut burst.frames[at], &mut h, destination, &hop.link) {
             return burst.set(at, Refusal::from(no_headroom));
         }
-        // Only after the translation succeeded: a refused frame must stay unchanged.
+        // This comes after the translation, because a refused frame must stay unchanged.
         if mss_limit > 0 {
             limit_segments(burst, at, &h, mss_limit, &hop);
         }
@@ -158,7 +158,7 @@ pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<
     rewrite::changes_sctp(frame, h, hides_source, ports)
 }
 
-/// Adds the further VIPs of a Service to a translated INIT ACK of its backend. The client then has a path to each;
+/// Adds the further VIPs of a Service to a translated INIT ACK of its backend. The client then has a path to each VIP;
 /// the backend isn't involved.
 #[cold]
 fn list_further_vips<F: Frame>(burst: &mut Burst<'_, '_, F>, packet: u8, service: &Service) {

@@ -1,7 +1,7 @@
 //! Packets that another gateway hands over in a tunnel (`dataplane.tunnelPeers`).
 //!
-//! Off the fast path: such packets go to an address of the gateway itself. The inner packet is processed as if it had
-//! arrived without the tunnel, in a burst of its own after the stages of the current burst. It is forwarded to a
+//! This is off the fast path: such packets go to an address of the gateway itself. The inner packet is processed as if
+//! it had arrived without the tunnel, in a burst of its own after the stages of the current burst. It is forwarded to a
 //! backend or a client, answered, or dropped. It never goes to the kernel or along one of our routes, and nested
 //! tunnels are not opened. A frame that is queued or handed over to another worker keeps its outer headers.
 
@@ -72,7 +72,7 @@ impl Pipeline {
         self.opened = Some(out);
     }
 
-    /// Merges the output for the inner packet into that of the burst.
+    /// Merges the output for the inner packet into the burst's output.
     fn report<F: Frame>(&self, burst: &mut Burst<'_, '_, F>, at: usize, opened: &mut BurstOutput) {
         let frame = at as u8;
         burst.out.notes[at] = opened.notes[0];

@@ -49,21 +49,21 @@ impl<const A: usize> Default for Item<A> {
 /// What the fast path does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Action {
-    /// Defers it to the stages.
+    /// Defers the packet to the stages.
     #[default]
     Stages,
-    /// A SYN to a service with an entry for each flow. If its flow has no entry, it becomes [`Self::Chosen`].
+    /// A SYN to a service with an entry for each flow. If its flow has no entry, the action becomes [`Self::Chosen`].
     Opening,
-    /// Without a flow entry, sends it to the backend that its hash selects. Then it becomes [`Self::Dsr`] or
-    /// [`Self::Binding`].
+    /// If the packet has no flow entry, sends it to the backend that its hash selects. The action then becomes
+    /// [`Self::Dsr`] or [`Self::Binding`].
     Chosen,
-    /// A datagram that creates a `nat` flow. With the entries of the flow, it becomes [`Self::ToBackend`].
+    /// A datagram that creates a `nat` flow. Once the flow has its entries, the action becomes [`Self::ToBackend`].
     Binding,
-    /// Sends it to a backend without translation.
+    /// Sends the packet to a backend without translation.
     Dsr,
-    /// Sends it to the backend of a NAT flow.
+    /// Sends the packet to the backend of a NAT flow.
     ToBackend,
-    /// Sends it from the backend of a NAT flow to its client.
+    /// Sends the packet from the backend of a NAT flow to the client.
     ToClient,
     /// [`Self::ToBackend`] by this worker's copy of a flow that another worker owns.
     ToBackendByCopy,
@@ -84,7 +84,7 @@ pub(super) struct Actions {
     pub(super) binding: bool,
 }
 
-/// The packets of a burst by family. A worker reuses it, so that it needn't be cleared for each burst.
+/// The packets of a burst by family. A worker reuses this value, so that it needn't be cleared for each burst.
 #[derive(Debug, Default)]
 pub(in crate::pipeline) struct Items {
     pub(super) v4: [Item<1>; BURST],
