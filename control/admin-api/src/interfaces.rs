@@ -25,11 +25,11 @@ pub struct InterfaceStatus {
     pub port: PortStatus,
     /// Packets received.
     pub rx_packets: u64,
-    /// Their bytes.
+    /// Bytes received.
     pub rx_bytes: u64,
     /// Packets sent.
     pub tx_packets: u64,
-    /// Their bytes.
+    /// Bytes sent.
     pub tx_bytes: u64,
 }
 

@@ -24,8 +24,8 @@
 //! sender no longer waits. The commands send it, so a gateway that hung does not make a change that its
 //! operator saw fail.
 //!
-//! The field names are those of `-o json` and `-o yaml`, so they are an interface: fields are added, not
-//! renamed. Counters count since the daemon's start.
+//! The field names also appear in `-o json` and `-o yaml`, so they are an interface: fields are added, not renamed.
+//! Counters count since the daemon's start.
 //!
 //! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services), `tidegate-spec`
 //! (protocols, a point in time). May not: DPDK, the dataplane, an API server.

@@ -28,7 +28,7 @@ pub struct ServiceTraffic {
     pub protocol: String,
     /// Forwarded packets.
     pub packets: u64,
-    /// Their bytes.
+    /// Forwarded bytes.
     pub bytes: u64,
     /// New flows that were sent to backends.
     pub connections: u64,

@@ -1,5 +1,5 @@
-//! Delays the announcement of flapping VIPs. Routers pay for each change, and may suppress a prefix that changes often
-//! (RFC 2439) for much longer than this module does.
+//! Delays the announcement of flapping VIPs. Each change costs routers work, and they may suppress a prefix that
+//! changes often (RFC 2439) for much longer than this module does.
 //!
 //! The first withdrawal causes no delay. Each further one within [`STABLE`] doubles the time until the VIP may be
 //! announced again. Withdrawals are never delayed.

@@ -1,7 +1,7 @@
 //! Lists, adds and removes routes of one table by rtnetlink.
 //!
 //! Written by hand because the `rtnetlink` crate needs an async runtime, and the announcer is a plain thread. The
-//! message types are those of `netlink-packet-route`.
+//! message types come from `netlink-packet-route`.
 
 use std::io;
 

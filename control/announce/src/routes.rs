@@ -1,6 +1,6 @@
 //! Derives the announced prefixes from the announced VIPs: host routes, or the aggregates that contain them.
 //!
-//! An aggregate is announced while at least one of its VIPs is. It carries the attributes of its pools but not those of
+//! An aggregate is announced while at least one of its VIPs is. It carries the attributes of its pools but not of
 //! Services, so it does not change with each Service.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! Checks by SCTP: an INIT must be answered by an INIT ACK. An ABORT then ends the exchange.
 //!
 //! It uses a raw socket, so the host's kernel needs no SCTP. A server keeps no state for an INIT until the COOKIE ECHO
-//! (RFC 9260 section 5.1.3), so a check costs it no association, and its application does not see the check.
+//! (RFC 9260 section 5.1.3), so a check creates no association there, and the application does not see the check.
 //!
 //! A kernel with SCTP may send its own ABORT to the INIT ACK. That has no effect on the result.
 
@@ -122,7 +122,7 @@ impl Init {
 
     /// The chunk type and initiate tag of a received packet, if it is an intact answer to this check.
     fn parse(&self, received: &[u8]) -> Option<(Kind, u32)> {
-        // Raw sockets of IPv4 deliver the IP header too (raw(7)), those of IPv6 do not.
+        // IPv4 raw sockets also deliver the IP header (raw(7)); IPv6 raw sockets don't.
         let ip = if self.local.is_ipv4() { usize::from(received.first()? & 0xf) * 4 } else { 0 };
         let packet = received.get(ip..)?;
         let head: &[u8; sctp::HEADER_LEN] = packet.first_chunk()?;

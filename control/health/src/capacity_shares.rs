@@ -123,7 +123,7 @@ impl<E> Shares<E> {
     }
 
     /// The next check to start, among those for which `is_live` is true, if fewer than `max` of the class are in
-    /// progress. It then counts as in progress.
+    /// progress. The check then counts as in progress.
     pub(super) fn begin(
         &mut self,
         class: Class,

@@ -238,7 +238,7 @@ async fn associate(path: Option<(&Probes, ProbePath)>, address: SocketAddr) -> R
     }
 }
 
-/// Sends an empty datagram. The result is success only if one comes back.
+/// Sends an empty datagram. The result is success only if a datagram comes back.
 async fn datagram(address: SocketAddr) -> Result<(), Fault> {
     let any: IpAddr =
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

@@ -136,7 +136,7 @@ pub struct Checker {
     connectivity: Connectivity,
 }
 
-/// Returns whether the gateway itself can forward; yes, if unset.
+/// Returns whether the gateway itself can forward; true if unset.
 #[derive(Clone, Default)]
 struct Connectivity(Arc<OnceLock<Box<dyn Fn() -> bool + Send + Sync>>>);
 

@@ -298,7 +298,7 @@ impl Schedule {
             if is_timed {
                 self.time(entry, &target, interval);
             } else {
-                // Its check counts for the previous interval.
+                // The check that is waiting or in progress counts for the previous interval.
                 self.records[index].interval = interval.saturating_sub(1);
             }
         }

@@ -56,9 +56,9 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     outside.collect()
 }
 
-/// Endpoints with a SNAT or tunnel source address of the gateway, which would receive their traffic instead. This is
-/// checked only for a directory, where the operator also writes the endpoints; with an API server, an endpoint cannot
-/// claim an address of a gateway.
+/// Endpoints whose address is a SNAT or tunnel source address of the gateway, so that the gateway would receive their
+/// traffic. This is checked only for a directory, where the operator also writes the endpoints; with an API server, an
+/// endpoint cannot claim an address of a gateway.
 fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let network = &config.dataplane.network;
     let own: BTreeSet<IpAddr> =

@@ -49,7 +49,7 @@ pub(super) fn offline(path: &Path) -> Offline {
         Some(SourceConfig::Kubernetes(server)) => {
             let gateway = loaded.config.as_ref().map_or("gateway", |config| &config.name);
             let (objects, faults) = kubernetes::load(server, gateway);
-            // Faults of objects name the object; those of the connection name the key of the configuration.
+            // Faults of objects name the object; faults of the connection name the key of the configuration.
             let origin = loaded.config.as_ref().map(|config| &config.origin);
             let place = origin.and_then(|origin| origin.field("source.kubernetes.kubeconfig"));
             let place = place.unwrap_or_else(|| Location::start_of(path.to_string_lossy().as_ref()));

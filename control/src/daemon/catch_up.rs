@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use tidegate_sharing::{PeerState, PeerStatus, PeerWalk};
 
-/// A peer with an earlier version of the protocol doesn't report when it has sent everything, so its session must be at
-/// least this old.
+/// A peer with an earlier version of the protocol doesn't report when it has sent everything, so it can count as
+/// complete only when its session is this old.
 const SESSION: Duration = Duration::from_secs(2);
-/// If more messages than this arrive between two observations, such a peer is still walking through its tables.
+/// If more messages than this arrive between two observations, a peer with an earlier protocol version is still walking
+/// through its tables.
 const WALK_MIN: u64 = 500;
 /// A peer without a session after this time counts as absent.
 const ABSENT: Duration = Duration::from_secs(4);
@@ -51,7 +52,7 @@ pub(super) struct CatchUp {
     /// Whether peers were queried for changes that they may have applied later than this gateway.
     has_rechecked: bool,
     is_done: bool,
-    /// Whether it was complete at any time before.
+    /// Whether the gateway has ever caught up.
     was_done: bool,
 }
 
@@ -83,10 +84,10 @@ impl Observation<'_> {
 pub(super) enum Step {
     /// Wait.
     Wait,
-    /// The gateway has started to forward: connect to the peers that have no session. After an interruption, also query
-    /// the others for changes of backends, and to report when they have sent everything.
+    /// The gateway has started to forward: connect to the peers that have no session. After an interruption, also
+    /// request from the others the changes of backends, and a report when they have sent everything.
     Connect,
-    /// Query the peers for changes of backends, and to report when they have sent everything.
+    /// Request from the peers the changes of backends, and a report when they have sent everything.
     Recheck,
     /// Query the peers for everything again.
     Requery,

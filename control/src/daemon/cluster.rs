@@ -76,7 +76,7 @@ impl Cluster {
         generations: Generations,
         observation: impl FnOnce(bool, Option<u64>) -> Observation,
     ) {
-        // This also runs without a writer, because the status of the Services depends on it.
+        // The round is checked again even without a writer, because the status of the Services depends on that.
         let is_behind = generations.applied < generations.desired;
         self.offer_at = is_behind.then(|| Instant::now() + APPLY_AGAIN);
         if let Some(writer) = &self.writer {

@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use super::recent_changes::BackendChanges;
 
-/// A request that changes the desired state, from the operator or another thread. The answer is sent when it is
-/// decided.
+/// A request that changes the desired state, from the operator or another thread. The answer is sent when the request
+/// is decided.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Drain a backend, or all backends of a node. The answer is the list of everything that is drained.

@@ -1,8 +1,8 @@
 //! Keeps the latest inputs of the control loop and runs its rounds.
 //!
-//! The daemon's loop owns it; nothing else changes the desired state. Each [`Controller::apply`] is one round, in the
-//! phases of [`round`](super::round): it collects the inputs ([`Gatherer`]), computes the desired state ([`Decider`]),
-//! publishes it if it has changed ([`Publication`]), and passes it to everybody else ([`Reporter`]).
+//! The daemon's loop owns the [`Controller`]; nothing else changes the desired state. Each [`Controller::apply`] is one
+//! round, in the phases of [`round`](super::round): it collects the inputs ([`Gatherer`]), computes the desired state
+//! ([`Decider`]), publishes it if it has changed ([`Publication`]), and passes it to everybody else ([`Reporter`]).
 //!
 //! Invariant: a round that fails changes nothing; the last good state stays in use.
 
@@ -67,7 +67,7 @@ impl Controller {
         let health = Arc::clone(&state);
         let copies = Arc::new(ListCopies::of(config));
         let drained = Drains::open(config);
-        // This must come before the first announcement.
+        // A saved drain must be requested before the first announcement.
         state.request_drain(DrainRequester::Command, drained.gateway());
         state.request_drain(DrainRequester::Annotation, drained.gateway_annotated());
         let receivers = Receivers {
@@ -269,7 +269,7 @@ impl Controller {
         let decided = self.decider.decide(gathered, self.publication.next_generation()).await;
         let published = self.publication.publish(decided).await;
         let subject = self.reporter.report(published, &mut self.cluster);
-        // This comes last because nothing waits for it.
+        // The comparison starts last because nothing waits for it.
         if let Some(subject) = subject {
             self.decider.compare(subject);
         }

@@ -1,4 +1,4 @@
-//! Logs which Services are under a SYN flood, when it starts and when it has been over for a while.
+//! Logs which Services are under a SYN flood: when the flood starts, and when it has been over for a while.
 //!
 //! Workers answer such a flood with SYN cookies and write no log. No action is needed, but the owner of the Service and
 //! the operator should know. A flood that pauses for less than [`QUIET`] is one flood, and each update names at most

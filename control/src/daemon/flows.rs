@@ -1,6 +1,6 @@
 //! Lists flows: converts the query to the dataplane's types, and the result to names and addresses.
 //!
-//! It waits for workers up to a time limit, so it is called on a separate thread. Flows of Services that are removed
+//! A listing waits for workers up to a time limit, so it runs on a separate thread. Flows of Services that are removed
 //! meanwhile are omitted.
 
 use std::net::SocketAddr;

@@ -52,7 +52,7 @@ pub(super) struct Gateway {
     pub(super) stops_at: Option<Instant>,
 }
 
-/// What runs until it is dropped.
+/// What ends when it is dropped.
 pub(super) struct Guards {
     _listeners: Listeners,
     _flow_exchange: Option<FlowExchange>,

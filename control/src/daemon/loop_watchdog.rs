@@ -11,12 +11,12 @@ use jiff::Timestamp;
 use tidegate_model::time::whole_seconds;
 use tokio::time::Instant;
 
-/// An iteration that takes longer is hung. Each wait for a disk may take 2 s, and the first round with millions of
-/// backends about ten seconds.
+/// An iteration that takes longer counts as hung. Each wait for a disk may take 2 s, and the first round with millions
+/// of backends about ten seconds.
 const ITERATION_MAX: Duration = Duration::from_secs(60);
 
-/// Without progress for this time, the loop is hung. This is half of `WatchdogSec` in `deploy/systemd`. The liveness
-/// probe in `deploy/kubernetes` adds about as much.
+/// Without progress for this time, the loop counts as hung. This is half of `WatchdogSec` in `deploy/systemd`. The
+/// liveness probe in `deploy/kubernetes` adds about as much.
 const STANDSTILL_MAX: Duration = Duration::from_secs(45);
 
 /// The current iteration of the loop.

@@ -35,7 +35,7 @@ pub(super) fn follow(state: &Arc<State>) -> (watch::Receiver<Arc<Symptoms>>, Abo
     (receiver, following.abort_handle())
 }
 
-/// Logs what has started and what is over. Findings are logged with those of the round.
+/// Logs symptoms that have started or ended. Findings are logged with the findings of the round.
 fn log(before: &[String], now: &[String]) {
     for what in now.iter().filter(|what| !before.contains(what)) {
         tracing::warn!("{what}");

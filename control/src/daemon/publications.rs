@@ -63,8 +63,8 @@ impl Publications {
         self.failure.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a different reason
-    /// than the last one.
+    /// Records that a publication failed. Returns whether the failure is new: the first in a row, or with another
+    /// reason than the last.
     pub(super) fn failed(&self, why: &str) -> bool {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +74,7 @@ impl Publications {
         is_new
     }
 
-    /// Records that the latest desired state is published. Returns whether that failed before.
+    /// Records that the latest desired state is published. Returns whether publishing failed before.
     pub(super) fn succeeded(&self) -> bool {
         if self.failure().is_none() {
             return false;

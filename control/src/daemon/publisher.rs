@@ -195,8 +195,8 @@ async fn wait_until(is_done: impl Fn() -> bool + Send + 'static) {
     let _ = tokio::task::spawn_blocking(polling).await;
 }
 
-/// The Services whose latest state the workers have not applied yet: their service ports differ from those of the last
-/// applied round.
+/// The Services whose latest state the workers have not applied yet: their service ports differ from the last applied
+/// round.
 fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey> {
     let before = applied.map_or(&[][..], |outcome| &outcome.spec.services);
     let now = &newest.spec.services[..];

@@ -1,8 +1,8 @@
 //! Moves SNAT addresses between the gateways that share flows: collects the inputs of [`SnatOwners`], and applies its
 //! decision to the announcements and to the answers on the links.
 //!
-//! The thread that shares flows calls it. Other gateways report their addresses. Further addresses are known from flows
-//! that this gateway has adopted: after a restart, it still has the flows of gateways that are gone.
+//! The thread that shares flows calls this module. Other gateways report their addresses. Further addresses are known
+//! from flows that this gateway has adopted: after a restart, it still has the flows of gateways that are gone.
 //!
 //! Invariant: nothing here blocks. If the thread stops, the gateway stops answering for addresses of others after
 //! [`GRANT`].
@@ -29,8 +29,8 @@ const STARTING: Duration = Duration::from_secs(1);
 const LEAVING: Duration = Duration::from_secs(2);
 /// An address counts as unused if no flow that uses it is reported within this time; reports are more frequent.
 const USED_MAX: Duration = Duration::from_secs(60);
-/// After this time, missing replies count as lost. It is longer than the time between two walks, because another worker
-/// may get the replies of a flow.
+/// After this time, missing replies count as lost. This is longer than the time between two walks, because another
+/// worker may get the replies of a flow.
 const REPLIES_AFTER: Duration = Duration::from_secs(30);
 
 /// The connections to the rest of the daemon.

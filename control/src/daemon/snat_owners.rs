@@ -89,7 +89,7 @@ impl SnatOwners {
     }
 }
 
-/// Whether this peer should receive the replies to its addresses, and can take over those of others.
+/// Whether this peer should receive the replies to its addresses, and can take over other gateways' addresses.
 pub(super) fn serves(peer: &PeerStatus) -> bool {
     matches!(peer.state, PeerState::Up | PeerState::Behind) && peer.snat.serves
 }

@@ -311,14 +311,14 @@ impl State {
         ]
     }
 
-    /// Records that a publication failed. Returns whether this is the first failure in a row, or has a different reason
-    /// than the last one.
+    /// Records that a publication failed. Returns whether the failure is new: the first in a row, or with another
+    /// reason than the last.
     pub(super) fn publish_failed(&self, why: &str) -> bool {
         self.readiness.update_queued();
         self.publications.failed(why)
     }
 
-    /// Records that the latest desired state is published. Returns whether that failed before.
+    /// Records that the latest desired state is published. Returns whether publishing failed before.
     pub(super) fn published(&self) -> bool {
         self.publications.succeeded()
     }

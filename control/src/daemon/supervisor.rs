@@ -9,7 +9,7 @@
 //! check for hung threads make progress. A hung loop would keep dead backends in use while packets are forwarded, so
 //! the supervisor kills and restarts such a gateway.
 //!
-//! The daemon's loop calls it after each round and while it waits. Without `NOTIFY_SOCKET` it does nothing.
+//! The daemon's loop calls this module after each round and while it waits. Without `NOTIFY_SOCKET`, nothing is sent.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -22,8 +22,8 @@ const READY_MAX: Duration = Duration::from_secs(60);
 /// How often their arrival is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After a crash, a supervisor restarts the process as soon as connections need it. A start that fails would be
-/// repeated several times a second, so it takes at least this long.
+/// After a crash, the supervisor restarts the process at once because connections depend on it. A failing start would
+/// be repeated several times a second, so it takes at least this long.
 const FAILED_START_MIN: Duration = Duration::from_secs(2);
 
 /// Delays the exit of a process whose start has just failed and that a supervisor will restart.

@@ -2,7 +2,7 @@
 //!
 //! A task that panics affects nothing else: without health checks, for example, the last results would stay in use
 //! forever, and every health check would still pass. So the daemon's loop checks here every second, and exits the
-//! process if one has ended, like for a worker. The dataplane's threads report their failures themselves.
+//! process if one has ended, as it does for a worker. The dataplane's threads report their failures themselves.
 //!
 //! Nothing here ends or starts a task. Monitoring stops at shutdown.
 
@@ -40,7 +40,7 @@ impl Vital {
         self.0.push(One { what, has_ended: Box::new(has_ended) });
     }
 
-    /// The purpose of the first one that has ended, if any.
+    /// The purpose of the first task or thread that has ended, if any.
     pub(super) fn ended(&self) -> Option<&'static str> {
         self.0.iter().find(|one| (one.has_ended)()).map(|one| one.what)
     }

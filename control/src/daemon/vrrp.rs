@@ -4,7 +4,7 @@
 //! keepalived writes a line for each change of a group to a FIFO (`notify_fifo`): `INSTANCE "name" MASTER 100`, or
 //! `GROUP` instead of `INSTANCE`. It also runs `tidegate vrrp-check` at least once a second (`vrrp_script`). Each check
 //! extends the gateway's ownership by the heartbeat timeout, counted from the time when the command was started. So the
-//! gateway owns nothing if keepalived is not running, or after the gateway itself was stopped; and keepalived releases
+//! gateway owns nothing if keepalived is not running, or after the gateway itself was paused; and keepalived releases
 //! its groups when the gateway cannot forward, because the check then fails.
 //!
 //! keepalived reports only changes. A gateway that has just started, or whose keepalived has reopened the FIFO, does
@@ -40,7 +40,7 @@ const UNKNOWN_MAX: Duration = Duration::from_secs(5);
 const LINE_MAX: usize = 1024;
 /// The start of a line about a `vrrp_instance`.
 const INSTANCE: &str = "INSTANCE ";
-/// How many instances of others are remembered.
+/// How many `vrrp_instance`s that are not in our configuration are remembered.
 const STRANGERS_MAX: usize = 16;
 /// The pause before retrying a FIFO that cannot be opened.
 const RETRY: Duration = Duration::from_secs(1);

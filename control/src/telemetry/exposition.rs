@@ -1,4 +1,4 @@
-//! Writes the Prometheus text exposition format 0.0.4. It does not know any metric.
+//! Writes the Prometheus text exposition format 0.0.4. No metric is defined here.
 //!
 //! Format: <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
 //!

@@ -17,19 +17,21 @@ use super::timings::Reading;
 /// The number of decimal digits that the histogram distinguishes; the recorder distinguishes fewer.
 const DIGITS: u8 = 2;
 
-/// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes milliseconds.
+/// Bounds in seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes
+/// milliseconds.
 pub(super) const WORKER_ITERATION: &[f64] =
     &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1];
 
-/// Seconds. The slow path sleeps up to 4 ms.
+/// Bounds in seconds. The slow path sleeps up to 4 ms.
 pub(super) const PUNT_QUEUE: &[f64] =
     &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0];
 
-/// Seconds. Timeouts are from 100 ms to a minute.
+/// Bounds in seconds. Timeouts are from 100 ms to a minute.
 pub(super) const HEALTH_CHECK: &[f64] =
     &[1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 
-/// Seconds. A worker under load applies a snapshot within one loop iteration, a sleeping one within a millisecond.
+/// Bounds in seconds. A worker under load applies a snapshot within one loop iteration, a sleeping one within a
+/// millisecond.
 pub(super) const PUBLICATION: &[f64] =
     &[5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0, 5.0];
 

@@ -1,6 +1,6 @@
 //! The `process_*` metrics that every dashboard has, as the kernel reports them.
 //!
-//! Only this file of telemetry reads data from outside the process. The daemon calls it for each scrape.
+//! No other file of telemetry reads data from outside the process. The daemon calls it for each scrape.
 
 use procfs::process::{LimitValue, Process as Proc};
 use procfs::{ProcError, WithCurrentSystemInfo as _};

@@ -141,7 +141,7 @@ pub struct RoundSample<'a> {
 /// Publications of desired states.
 #[derive(Debug, Clone, Copy)]
 pub struct PublicationSample<'a> {
-    /// Generation of the latest snapshot, and the one that every worker has applied.
+    /// The generations of the latest snapshot, and of the one that every worker has applied.
     pub generations: Generations,
     /// Desired states that could not be published.
     pub failures: u64,

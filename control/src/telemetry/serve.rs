@@ -78,7 +78,7 @@ async fn answer<R: Fn() -> String + Send + Sync + 'static>(
     }
     match tokio::task::spawn_blocking(move || render()).await {
         Ok(page) => tidegate_http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
-        // It panicked. The scrape shows that, and forwarding continues.
+        // `render` panicked. The scrape fails, and forwarding continues.
         Err(_) => {
             tidegate_http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be rendered\n")
         }

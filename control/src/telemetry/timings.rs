@@ -19,10 +19,10 @@ pub struct Timings {
     pub(super) programming: Histogram,
 }
 
-/// Seconds. A sync is computation: well below a millisecond for 10 services, up to seconds for 100,000 endpoints.
+/// Bounds in seconds. A sync takes well below a millisecond for 10 services, and up to seconds for 100,000 endpoints.
 const SYNC: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 
-/// Seconds, including the debounce of 10 ms to 1 s. The bounds are dense around the target values, 20 and 50 ms.
+/// Bounds in seconds, dense around the target values of 20 and 50 ms. Durations include the debounce of 10 ms to 1 s.
 const PROGRAMMING: &[f64] =
     &[0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 

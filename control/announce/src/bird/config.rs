@@ -210,7 +210,7 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, ini
     text.push_str("}\n");
 }
 
-/// The export filter of a peer. Attributes of the route take precedence over those of the peer.
+/// The export filter of a peer. Attributes of the route take precedence over the peer's.
 fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer, initial: Option<InitialExport>) {
     let defaults = &peer.attributes;
     push(text, format_args!("filter to_{symbol} {{\n  if source != RTS_STATIC then reject;\n"));

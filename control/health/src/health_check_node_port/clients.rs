@@ -1,4 +1,4 @@
-//! The clients that a listener serves: everybody, or those of some networks.
+//! The clients that a listener serves: everybody, or only clients in some networks.
 //!
 //! The connection of any other client is closed before anything is read from it. Clients at loopback addresses are
 //! always served, for example a supervisor or a kubelet that probes there.

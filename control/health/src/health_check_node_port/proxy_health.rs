@@ -72,7 +72,7 @@ impl ProxyHealth {
         self.state().workers_run = run;
     }
 
-    /// Sets whether the node accepts traffic. It does not if it is marked for deletion.
+    /// Sets whether the node accepts traffic: false if it is marked for deletion.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }

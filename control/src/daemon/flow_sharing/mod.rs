@@ -2,8 +2,8 @@
 //! workers' queues of messages about flows, and the controller, which imports changes of backends that this gateway has
 //! not seen.
 //!
-//! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
-//! thread waits for datagrams for at most [`RECEIVE_WAIT_MAX`], and then serves both sides.
+//! The socket belongs to the kernel: its packets pass through the tap, like any other program's packets. The thread
+//! waits for datagrams for at most [`RECEIVE_WAIT_MAX`], and then serves both sides.
 //!
 //! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded but not shared,
 //! and the status reports the failure.
@@ -395,7 +395,7 @@ impl Exchange {
 struct Known {
     /// Whether all of them are known.
     is_complete: bool,
-    /// Those that need not answer.
+    /// Gateways that need not answer.
     absent: BTreeSet<SocketAddr>,
     /// Why others cannot be peers, as text for display.
     faults: Vec<String>,

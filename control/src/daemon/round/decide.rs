@@ -112,7 +112,7 @@ impl Decider {
         );
         self.desired.publish_changes(&self.state.recent_changes);
         if let Some(addresses) = &mut self.addresses {
-            // This must come before anybody can use one of them, so that a restart assigns them to the same Services.
+            // Addresses are saved before anybody can use them, so that a restart assigns them to the same Services.
             addresses.save(&self.desired.memory.allocations).await;
         }
         self.show_unsaved(inputs);

@@ -59,7 +59,7 @@ pub(in crate::daemon) struct Gathered<'a> {
 }
 
 impl Gatherer {
-    /// The inputs before the first objects.
+    /// The inputs before the first objects arrive.
     pub(in crate::daemon) fn new(
         configuration: Configuration,
         copies: Arc<ListCopies>,

@@ -3,7 +3,7 @@
 //!
 //! Every [`EVERY`], the [`observer`](super::observer) passes the dataplane's counters, which are compared with the
 //! previous ones, and the observations of the neighbour resolver. Symptoms of Services become findings, which `status`,
-//! events, the log and metrics show like those of reconcile; symptoms of the gateway as a whole become lines of
+//! events, the log and metrics show like the findings of reconcile; symptoms of the gateway as a whole become lines of
 //! `DEGRADED`.
 //!
 //! Invariant: texts contain no counts or times, so that a lasting symptom is one finding and one log line.
