@@ -92,7 +92,8 @@ impl DsrTable {
 
     /// Searches only the first of the key's hash buckets, where most flows are, and prefetches the second if the flow
     /// is not in it. A plain packet of an established flow is recorded and goes to the returned backend. Call it for
-    /// the whole burst, with other work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
+    /// the whole burst, some time after [`Self::prefetch`]; then call [`Self::lookup`] for the packets that it didn't
+    /// record.
     #[inline(always)]
     pub fn lookup_first(
         &mut self,

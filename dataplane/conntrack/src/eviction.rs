@@ -185,7 +185,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             self.remove(position, EvictionReason::ServiceShare);
             return Ok(position);
         }
-        // The service has much of the table, so other hash buckets contain a flow of it that can be evicted.
+        // The service owns much of the table, so other hash buckets contain one of its flows that can be evicted.
         let is_own =
             |table: &Self, position| table.service_of(position) == flow.owner && *flow != table.key(position);
         let Some((_, position)) = self.lowest_in(self.sample(hash, SHARE_SAMPLE), now, is_own) else {
@@ -288,8 +288,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         NewFlow { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
     }
 
-    /// The lowest ranked flow of a sample of the table and `home`, if it can be evicted, and whether it is `home`: the
-    /// lowest ranked flow of the new flow's own hash buckets.
+    /// The lowest ranked flow among `home` and a sample of the table, if it can be evicted, and whether it is `home`.
+    /// `home` is the lowest ranked flow of the new flow's own hash buckets.
     fn lowest_in_sample(
         &self,
         home: Option<(Rank, Position)>,

@@ -8,10 +8,10 @@
 //! that begin or end a connection (SYN, FIN, RST) are always handed over, and the worker that hands them over removes
 //! its copy. So the owner makes all decisions about a flow.
 //!
-//! A copy is valid for as long as the flow cannot be removed, change its backend, or lose its SNAT port: it is used for
-//! at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout ([`COPIED_IDLE_MIN_MS`])
-//! are copied. When an operator removes a flow (a drain, changed source ranges), packets may use its copy until the
-//! next report, a second later.
+//! A copy is valid for as long as the flow cannot be removed, change its backend, or lose its SNAT port. So it is used
+//! for at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout
+//! ([`COPIED_IDLE_MIN_MS`]) are copied. When an operator removes a flow (a drain, changed source ranges), packets may
+//! use its copy until the next report, a second later.
 //!
 //! The table belongs to one worker. It is a cache: a missing or displaced copy costs hand-overs.
 //!
@@ -54,7 +54,7 @@ pub enum Copied {
     },
 }
 
-/// A message from the owner of a flow to a worker that receives packets of it.
+/// A message from the owner of a flow to a worker that receives packets of the flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowCopy {
     /// The key of the direction.

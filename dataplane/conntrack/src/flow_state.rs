@@ -365,8 +365,8 @@ impl State {
     }
 }
 
-/// An idle timeout in 12 bits of an entry: whole seconds, exact up to 255 s, rounded up by less than 0.8 % above that,
-/// at least 1 s and at most 2,000,000 s.
+/// An idle timeout in 12 bits of an entry: whole seconds, from 1 s to 2,000,000 s. It is exact up to 255 s, and rounded
+/// up by less than 0.8 % above that.
 ///
 /// Each entry stores it, so that ageing never reads the snapshot. A changed timeout applies to flows that begin after
 /// the change.

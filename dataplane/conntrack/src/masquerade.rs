@@ -5,10 +5,10 @@
 //! The separate table also means that they never displace a Service's flow. They don't use the fast path: a packet
 //! reads two or three cache lines without prefetching.
 //!
-//! States and timeouts are those of NAT flows ([`State::of_both`]). A table has a fixed capacity, and one source (an
-//! IPv4 address, or a /64) may use a quarter of it. Beyond either limit, a few entries are examined, and a new flow
-//! replaces one that has ended or was never established. If its source has reached its share, only flows of that source
-//! are replaced. An established flow is never replaced.
+//! Masqueraded flows have the states and timeouts of NAT flows ([`State::of_both`]). A table has a fixed capacity, of
+//! which one source (an IPv4 address, or a /64) may use a quarter. Beyond either limit, a few entries are examined, and
+//! a new flow replaces one that has ended or was never established. If its source has reached its share, only flows of
+//! that source are replaced. An established flow is never replaced.
 //!
 //! Invariant: no two flows have the same replies, or the same packets of the source. Memory is reserved at the start,
 //! and touched only when used.

@@ -2,11 +2,11 @@
 //!
 //! [`StoredTables::scan`] reads and validates the entries: the process may have ended in the middle of a change, and
 //! the file may be damaged. [`FlowTables::restore`] inserts a flow into the tables of this process, as if its packets
-//! had passed here. So nothing depends on the ids, the secret or the size of the other tables: the caller maps services
-//! and backends to those of the current snapshot.
+//! had passed here. So nothing depends on the ids, the secret or the size of the stored tables: the caller maps
+//! services and backends to the current snapshot.
 //!
 //! Invariant: nothing here panics, whatever the words. An entry counts only if it is in a hash bucket of its key and
-//! its state exists; a NAT flow only if both entries refer to each other and to the same backend.
+//! its state exists. A NAT flow counts only if both entries refer to each other and to the same backend.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;

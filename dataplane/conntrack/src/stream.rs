@@ -16,8 +16,8 @@ use tidegate_wire::proxy_tlvs::ProxyTlvs;
 use super::memory::{Part, Words};
 use super::splice::Splice;
 
-/// Sequence numbers of a stream with this many bytes or more are no longer compared with its first byte: half the range
-/// in which they can be compared (RFC 9293 section 3.4).
+/// Once a stream has this many bytes, its sequence numbers are no longer compared with the first one. This is half the
+/// range in which they can be compared (RFC 9293 section 3.4).
 const AGED_FROM: u32 = 1 << 30;
 
 /// A TCP stream with a header in front.
@@ -95,7 +95,7 @@ impl Stream {
         seq.wrapping_add(self.shift())
     }
 
-    /// Translates a sequence number of the backend for the client. A number within the header becomes that of the
+    /// Translates a sequence number of the backend for the client. A number within the header becomes the number of the
     /// client's first byte.
     #[inline]
     #[must_use]

@@ -158,7 +158,7 @@ impl Tags {
         size_of_val(&*self.words)
     }
 
-    /// Records the INIT that begins a flow. `hash` is that of the client's flow key.
+    /// Records the INIT that begins a flow. `hash` is the hash of the client's flow key.
     pub fn begin(&mut self, hash: FlowHash, initiate: u32, now: Now) {
         let offered = TagPair { client: initiate, server: 0 };
         self.store(
@@ -229,7 +229,7 @@ impl Tags {
         }
     }
 
-    /// The kind of a packet of a flow, if its tag proves it. Stores the tags of a handshake. `hash` is that of the
+    /// The kind of a packet of a flow, if its tag proves it. Stores the tags of a handshake. `hash` is the hash of the
     /// client's flow key.
     #[must_use]
     pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &PacketTags, now: Now) -> Kind {

@@ -21,7 +21,7 @@ pub struct FlowView {
     pub backend: BackendId,
     /// The kind of the flow, which determines its table.
     pub kind: FlowKind,
-    /// Its phase; for NAT, that of both sides together.
+    /// Its phase; for NAT, the phase of both sides together.
     pub phase: Phase,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,

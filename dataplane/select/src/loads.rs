@@ -68,7 +68,8 @@ pub const LOADS_COMPARED: usize = 64;
 
 impl LoadSelector {
     /// The backend with the lowest cost for its weight; `None` without backends. `random` selects the first backend to
-    /// compare. The first of equal ones wins, so workers and gateways don't all choose the same backend.
+    /// compare. Of equal backends the first one wins; because of the random start, workers and gateways don't all
+    /// choose the same.
     #[inline]
     pub fn least(&self, random: u64, unit: u32, load: impl Fn(BackendId) -> Load) -> Option<BackendId> {
         let count = self.members.len();

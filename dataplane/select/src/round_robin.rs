@@ -4,7 +4,7 @@
 //! spread evenly. A worker remembers only its current position, so a choice costs the same for any number of backends
 //! and any weights. All workers share the ring and start at different positions.
 //!
-//! Invariant: equal (identities, weights up to a common factor) give equal rings, in whatever order they are listed.
+//! Invariant: equal (identities, weights up to a common factor) give equal rings, regardless of their order.
 
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::WRR_RING_MAX;

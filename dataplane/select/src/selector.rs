@@ -1,7 +1,8 @@
 //! Chooses the backend of a new flow of a service port: by seat rendezvous, Maglev table, round robin or load.
 //!
-//! Snapshot compilation builds it from the backends that take new flows. Backends that drain or are down are local
-//! history and have no influence. Each variant returns the id of the backend, so no further look-up is needed.
+//! Snapshot compilation builds it from the backends that take new flows. Backends that drain or are down have no
+//! influence, because they differ between gateways. Each variant returns the id of the backend, so no further look-up
+//! is needed.
 //!
 //! Invariant: with seats or a Maglev table, gateways with the same desired state choose the same backend, whatever
 //! their history. Round robin and load depend on the worker, whose state is in `pipeline/schedule.rs`.
@@ -40,7 +41,7 @@ pub enum Selector {
 pub struct SeatsInFlux {
     /// The owners of new flows.
     pub present: Rendezvous,
-    /// The owners of flows that began before.
+    /// The owners of flows that began before the changes.
     pub former: Rendezvous,
 }
 

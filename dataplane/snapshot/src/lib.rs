@@ -7,8 +7,8 @@
 //! except functions for display. Link addresses change independently, so they are in the
 //! [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
 //!
-//! Invariant: a snapshot names no backend that it does not contain; an id from an older snapshot finds the same object
-//! or nothing. Equal specs compile to snapshots that make the same decisions, in whatever order they list services and
+//! Invariant: a snapshot refers only to backends that it contains; an id from an older snapshot finds the same object
+//! or nothing. Equal specs compile to snapshots that make the same decisions, regardless of the order of services and
 //! backends.
 //!
 //! May depend on: `tidegate-conntrack`, `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.

@@ -57,7 +57,7 @@ pub struct Fresh {
     pub backends: Box<[BackendId]>,
 }
 
-/// Problems by the objects that they concern, so that those of unchanged objects are kept.
+/// Problems by the objects that they concern, so that the problems of unchanged objects are kept.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Problems {
     pub(super) network: Vec<Problem>,

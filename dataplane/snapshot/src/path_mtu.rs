@@ -28,8 +28,8 @@ use tidegate_wire::{Addr, Family};
 /// The lifetime of a path MTU (RFC 1191 section 6.3).
 pub const LIFETIME: Duration = Duration::from_secs(600);
 
-/// The smallest path MTU of a tunnel that is accepted: the size that every IPv4 host must be able to receive (RFC 791
-/// section 3.2), and the minimum MTU of IPv6 (RFC 8200 section 5).
+/// The smallest accepted path MTU of a tunnel: the size that every IPv4 host must be able to receive (RFC 791 section
+/// 3.2), and the minimum MTU of IPv6 (RFC 8200 section 5).
 #[inline]
 #[must_use]
 pub const fn minimum(outer: Family) -> u16 {

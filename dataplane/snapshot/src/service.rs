@@ -279,8 +279,8 @@ impl Services {
         compared.map(|(service, _)| service.id).collect()
     }
 
-    /// The other VIPs of each SCTP service in a mode that translates: those of its family with the same port of the
-    /// same Service, at most [`FURTHER_VIPS_MAX`]. Services without other VIPs are not listed. In the order of ids.
+    /// For each SCTP service port in a mode that translates, the other VIPs of its Service with the same family and
+    /// port, at most [`FURTHER_VIPS_MAX`]. Service ports without other VIPs are not listed. In the order of ids.
     pub(crate) fn further_vips(&self) -> FurtherVips {
         let concerns = |service: &Service| {
             service.protocol == Protocol::Sctp

@@ -4,7 +4,7 @@
 //! doesn't depend on how RSS distributes its connections. The table has a fixed size, [`SOURCE_RATES_MAX`] prefixes. A
 //! secret hash selects a set of four entries for a prefix. If others use all four, the new prefix replaces the one that
 //! has used least of its rate; a prefix without an entry has its full burst. So a flood from many prefixes neither
-//! displaces the one that floods most nor gets other prefixes refused.
+//! displaces the prefix that floods most nor causes refusals for other prefixes.
 //!
 //! Concurrent workers count all flows of one prefix. Only if two prefixes are inserted into one entry concurrently, one
 //! flow too few or too many may be counted.

@@ -119,8 +119,7 @@ pub const MASQUERADE_TABLE_SHARE: usize = 8;
 /// The minimum capacity of a worker for masqueraded flows.
 pub const MASQUERADE_FLOWS_MIN: usize = 64;
 
-/// The masqueraded flows of one source (an IPv4 address, or a /64) are at most those of a worker divided by this
-/// number.
+/// One source (an IPv4 address, or a /64) may have at most a worker's masqueraded flows divided by this number.
 pub const MASQUERADE_SHARE: usize = 4;
 
 /// Counters of the masqueraded flows of sources. Sources that share a counter share its bound.
@@ -203,7 +202,7 @@ pub const OPENING_NETWORK_MIN: u32 = 64;
 /// A service floods a table if it has more than `1 / OPENING_SERVICE_SHARE` of all opening entries.
 pub const OPENING_SERVICE_SHARE: u32 = 8;
 
-/// A table above its bound uses free entries before it evicts an opening flow that has been idle for less than this: a
+/// A table above its bound uses free entries before it evicts an opening flow that has been idle for less than this. A
 /// backend in the same data centre answers within this time.
 pub const OPENING_FRESH_MS: u32 = 10;
 

@@ -153,7 +153,8 @@ pub struct Policy {
     pub fragment_ipv4: bool,
     /// When new connections of services that translate are answered with SYN cookies.
     pub syn_cookies: SynCookies,
-    /// The secret by which backends are chosen, equal on all gateways. Without one, clients can choose their backends.
+    /// The secret by which backends are chosen, equal on all gateways. Without a secret, clients can choose their
+    /// backends.
     pub selection_key: Option<SelectionKey>,
 }
 

@@ -63,8 +63,8 @@ impl OwnerKey {
     }
 }
 
-/// How the link address of a VIP is answered and announced. If several service ports with one VIP differ, the smallest
-/// one applies.
+/// Whether the gateway answers requests for the link address of a VIP, and announces the VIP. If service ports of one
+/// VIP differ, the smallest variant applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer2 {
     /// The gateway answers requests, and announces the VIP when it is new.

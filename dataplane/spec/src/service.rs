@@ -4,7 +4,7 @@
 //! `Snapshot::compile` (crate `tidegate-snapshot`) compiles it to tables. The packet path doesn't read it.
 //!
 //! Invariant: the same set of services and backends gives an equal spec. Equal specs compile to tables that make the
-//! same decisions, in whatever order they list services and backends: `compile` sorts by stable identity.
+//! same decisions, regardless of the order of services and backends: `compile` sorts by stable identity.
 
 use std::net::IpAddr;
 use std::sync::Arc;

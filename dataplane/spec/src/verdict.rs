@@ -144,7 +144,7 @@ reasons! {
         /// A unicast packet in a multicast or broadcast frame (RFC 1812 5.3.4, RFC 1122 3.3.6). If it were answered,
         /// every station of the group would answer.
         GroupFrame => "group_frame",
-        /// The 802.1Q tag differs from that of the interface.
+        /// The 802.1Q tag differs from the interface's.
         VlanMismatch => "vlan_mismatch",
         /// To a VIP, but to a port that it does not serve, and no answer may be sent.
         NoService => "no_service",

@@ -5,7 +5,7 @@
 //! key of the other, so a packet of either direction touches only its own line. Ageing, eviction and a SYN on a known
 //! flow read both. NAT doesn't cross families.
 //!
-//! Invariant: the two entries of a flow are created and removed together, and each names the other.
+//! Invariant: the two entries of a flow are created and removed together, and each contains the key of the other.
 
 mod hits;
 mod pair;
@@ -67,8 +67,8 @@ impl NatTable {
     }
 
     /// Searches only the first of the key's hash buckets, where most flows are, and prefetches the second if the flow
-    /// is not in it. A plain packet of an established flow is recorded. Call it for the whole burst, with other work
-    /// after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
+    /// is not in it. A plain packet of an established flow is recorded. Call it for the whole burst, some time after
+    /// [`Self::prefetch`]; then call [`Self::lookup`] for the packets that it didn't record.
     #[inline]
     pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
@@ -178,7 +178,7 @@ impl NatTable {
         })
     }
 
-    /// Whether the client of this flow has sent only SYNs or INITs, and the server nothing. The key may be that of
+    /// Whether the client of this flow has sent only SYNs or INITs, and the server nothing. `key` may be the key of
     /// either side.
     #[must_use]
     pub fn awaits_answer(&self, key: &FlowKey, hash: FlowHash, now: Now) -> bool {

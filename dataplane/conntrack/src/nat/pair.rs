@@ -1,6 +1,6 @@
 //! The two entries of a NAT flow in the table of its family: how they are inserted, read, and updated by a packet.
 //!
-//! Invariant: both entries are created together or not at all, and each names the other.
+//! Invariant: both entries are created together or not at all, and each contains the key of the other.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::limits::SYN_REPEATED_MS;
@@ -134,7 +134,7 @@ pub(super) fn insert_pair<const A: usize, const W: usize, const K: usize, const 
     reply_state: State,
     now: Now,
 ) -> Result<(), PairError> {
-    let reply_key = flow.peer.expect("a flow of a pair names its reply");
+    let reply_key = flow.peer.expect("a flow of a pair has a reply key");
     debug_assert!(
         is_known
             || table.find(&flow.key, flow_hash).is_none() && table.find(&reply_key, reply_hash).is_none(),

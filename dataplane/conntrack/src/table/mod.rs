@@ -4,9 +4,8 @@
 //!
 //! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs also the
 //! key of the other entry. A hash bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries, and each
-//! key has two hash buckets. The memory is an array of plain words, and the first hash bucket starts at the first
-//! aligned one: the system zeroes plain words lazily, while a type aligned to the cache line would be written in full
-//! at the start.
+//! key has two hash buckets. The memory is an array of plain words, which the system zeroes lazily; a type aligned to
+//! the cache line would be written in full at the start. The first hash bucket starts at the first aligned word.
 //!
 //! The memory may outlive the process (`memory.rs`), so an entry with a state is always complete (`changes.rs`).
 //!

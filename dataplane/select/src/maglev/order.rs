@@ -5,7 +5,7 @@
 //! comes first. All picks that a table can need are listed as words and sorted by distribution: with 1,000 different
 //! weights a heap took four times as long as filling the table. Only [`fill`](super::fill) calls it.
 //!
-//! Invariant: the order is that of the exact fractions (tested against a model that compares them).
+//! Invariant: picks are in the order of their exact fractions (tested against a model that compares them).
 
 /// The backends of one weight, which pick together.
 #[derive(Debug, Clone, Copy)]

@@ -114,7 +114,7 @@ pub(super) fn from_scratch(
     Ok((snapshot, problems))
 }
 
-/// The backends that can be reached, with the reasons for the others in `problems`.
+/// The backends that can be reached. The reasons why others can't are added to `problems`.
 fn program<'a>(
     network: &Network,
     services: &[Sorted<'a>],

@@ -28,8 +28,8 @@ use crate::service_limits::LimitFlags;
 use crate::source_ranges::SourceRanges;
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
-/// any. Appends the records of its backends to `hot`. `ranges` are its source ranges, after their position counted from
-/// 1 (0 for none).
+/// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges, counted from 1 (0
+/// if it has none), and the ranges.
 pub(super) fn finish(
     service: &Programmed<'_>,
     id: ServiceId,

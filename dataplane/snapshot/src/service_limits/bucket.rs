@@ -14,8 +14,8 @@ pub(crate) struct Refill {
 }
 
 impl Refill {
-    /// The units that a worker takes at once: those of a millisecond. So each worker accesses the shared token bucket
-    /// at most a thousand times a second.
+    /// The units that a worker takes at once: the units of one millisecond. So each worker accesses the shared token
+    /// bucket at most a thousand times a second.
     pub(crate) fn share(self) -> u64 {
         (self.per_second / 1_000).max(1)
     }

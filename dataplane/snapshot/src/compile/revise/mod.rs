@@ -325,7 +325,7 @@ impl Numbers {
         Self { services, fresh_services, backends, fresh, gone: gone_backends, endpoints, revisions }
     }
 
-    /// The ids in use, and those of them that are new.
+    /// The ids in use, and which of them are new.
     fn into_ids(self) -> (Generations, Fresh) {
         let fresh = Fresh { services: self.fresh_services.into(), backends: self.fresh.into() };
         let Self { services, backends, endpoints, .. } = self;
