@@ -305,8 +305,9 @@ impl FlowTables {
 
     /// Inserts a flow of another process, with the states and ages that it had there.
     ///
-    /// # Errors [`NotRestored::Known`] if another flow already has its key or reply key; [`NotRestored::Full`] if no
-    /// flow can be evicted for it.
+    /// # Errors
+    /// [`NotRestored::Known`] if another flow already has its key or reply key; [`NotRestored::Full`] if no flow can be
+    /// evicted for it.
     pub fn restore(&mut self, flow: &StoredFlow, to: &Successor, now: Now) -> Result<(), NotRestored> {
         let (service, client) = (to.service, flow.client);
         let key = match flow.kind {

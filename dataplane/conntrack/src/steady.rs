@@ -154,7 +154,7 @@ macro_rules! tables {
                 idle: IdleTimeout,
                 now: Now,
             ) -> Result<(), Full> {
-                debug_assert_eq!(hash, self.steady_hash(key), "the hash is that of the key");
+                debug_assert_eq!(hash, self.steady_hash(key), "the hash belongs to the key");
                 dsr::create(&mut self.dsr.$table, (key.0, FlowHash(hash)), backend, packet, idle, now)
             }
 
@@ -167,7 +167,7 @@ macro_rules! tables {
                 idle: IdleTimeout,
                 now: Now,
             ) -> bool {
-                debug_assert_eq!(hash, self.steady_hash(flow), "the hash is that of the key");
+                debug_assert_eq!(hash, self.steady_hash(flow), "the hash belongs to the key");
                 let flow = (flow.0, FlowHash(hash));
                 nat::create(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
             }
