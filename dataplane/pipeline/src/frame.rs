@@ -17,7 +17,8 @@ pub trait Frame {
 
     /// Removes `count` bytes from the front.
     ///
-    /// # Panics May panic if the frame is shorter than `count`: the pipeline checks that first.
+    /// # Panics
+    /// May panic if the frame is shorter than `count`: the pipeline checks that first.
     fn shrink_front(&mut self, count: usize);
 
     /// Sets the length of the frame to `len`: cuts the tail, or adds bytes of undefined contents if

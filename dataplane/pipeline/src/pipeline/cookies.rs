@@ -116,8 +116,8 @@ impl Pipeline {
 
     /// Creates the flow of a segment of an unknown connection that returns a cookie.
     ///
-    /// # Errors [`Refusal::NoFlow`] if the cookie is missing or invalid, otherwise the reason why no flow can be
-    /// created.
+    /// # Errors
+    /// [`Refusal::NoFlow`] if the cookie is missing or invalid, otherwise the reason why no flow can be created.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_by_cookie<'s, F: Frame>(

@@ -10,7 +10,7 @@
 //!   the NIC distributes differently are handed over: fragments, packets with extension headers, and SCTP if the NIC
 //!   doesn't hash its ports. The Toeplitz hash determines the worker that receives the other packets of the flow.
 //! - `fullnat` and a NIC port with an unknown distribution: a hash of the client, as for `nat`. Only one in `workers`
-//!   packets of clients arrives at its owner; the others, like replies, are handed over. Otherwise, whole and
+//!   packets of clients arrives at its owner; the others, like replies, are handed over. Without the hash, whole and
 //!   fragmented datagrams of a flow would reach different workers and get two SNAT ports.
 //!
 //! With DSR all workers choose the same backend, so packets stay on the worker that receives them. The exception is

@@ -94,8 +94,8 @@ impl Known {
     }
 }
 
-/// The source of a known flow's packets, if it is not the client's own. It never is with `fullnat`. With `nat` it isn't
-/// if the backend is its own client, or if another flow has the client's port towards this backend.
+/// The source of a known flow's packets; `None` if it is the client's own. It always differs with `fullnat`. With `nat`
+/// it differs if the backend is its own client, or if another flow has the client's port towards this backend.
 #[inline]
 pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: u16) -> Option<Endpoint> {
     let local = Endpoint { addr: hit.source, port: hit.source_port };
