@@ -26,7 +26,7 @@ pub struct FlowSharingConfig {
     pub mode: FlowSharing,
     /// `listen`: the address of the socket. Default `0.0.0.0:10358`.
     pub listen: SocketAddr,
-    /// `peers`: the sockets of the other gateways. One of them may be this gateway itself. Default none: with an API
+    /// `peers`: the sockets of the other gateways. The list may contain this gateway itself. Default none: with an API
     /// server, gateways discover each other by their `GatewayStatus`.
     pub peers: Vec<SocketAddr>,
     /// `key`: 32 bytes that all gateways of the fleet use. Always set unless the mode is none.

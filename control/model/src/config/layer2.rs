@@ -36,7 +36,7 @@ pub enum Layer2Mode {
 pub struct LeaseConfig {
     /// `namespace` of the Leases. Default `tidegate-system`.
     pub namespace: String,
-    /// `takeover`: within this time, another gateway takes over the VIPs of one that failed. Default 10 s.
+    /// `takeover`: within this time, another gateway takes over the VIPs of a failed gateway. Default 10 s.
     pub takeover: Duration,
     /// `handBackDelay`: a returning gateway gets its VIPs back after it has been live for this time. Default 30 s.
     pub hand_back_delay: Duration,

@@ -39,7 +39,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
 /// ranges so far with their locations; an overlap is a warning. The caller reads the labels, which an object has in
 /// its metadata.
 ///
-/// An invalid value grants less than any valid one, because an `AddressPool` that an older API server accepted must
+/// An invalid value grants less than any valid value, because an `AddressPool` that an older API server accepted must
 /// not grant more than intended.
 pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
     let flag = |key, absent, broken| fields.get(key).map_or(absent, |f| f.boolean().unwrap_or(broken));
@@ -128,7 +128,8 @@ const LABEL_KEY: &str =
     "a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/";
 const LABEL_VALUE: &str = "up to 63 letters, digits, -, _ and ., a letter or digit at both ends";
 
-/// `{matchLabels, matchExpressions}`. An absent selector selects everything, and one with a fault selects nothing.
+/// `{matchLabels, matchExpressions}`. An absent selector selects everything, and a selector with a fault selects
+/// nothing.
 fn selector(field: Option<Field<'_>>) -> Selector {
     let Some(field) = field else { return Selector::default() };
     let before = field.sheet.errors();

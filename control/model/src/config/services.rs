@@ -397,7 +397,7 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
     }
 }
 
-/// Reads a word, with a separate error for one that is not supported yet.
+/// Reads a word, with a separate error for a word that is not supported yet.
 fn word<T>(field: Option<Field<'_>>, read: impl Fn(&str) -> Word<T>, accepted: &str) -> Option<T> {
     let field = field?;
     let written = field.string()?;

@@ -6,7 +6,7 @@
 //! kube-proxy's `/healthz` (policy Cluster).
 //!
 //! Invariant: equal targets are checked once, however many Services need them. Targets of two namespaces are never
-//! equal, so one namespace cannot influence when and how endpoints of another are checked.
+//! equal, so one namespace cannot influence when and how endpoints of another namespace are checked.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

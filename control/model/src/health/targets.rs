@@ -1,8 +1,8 @@
 //! The set of all targets at one moment: `reconcile` computes it, and the checker reads it.
 //!
 //! A clone costs one pointer. The cost of [`Targets::changes`] depends on the difference between two sets, so a change
-//! of one endpoint needs no walk over all targets. Services that need the same check share a target, which exists
-//! until the last of them releases it.
+//! of one endpoint needs no walk over all targets. Services that need the same check share a target, which exists until
+//! the last Service releases it.
 
 use super::Target;
 use crate::shared_map::{Iter, SharedMap};

@@ -1,7 +1,7 @@
 //! The results of health checks as `reconcile` reads them: which targets fail and why, which flap, and the weights
 //! that nodes report.
 //!
-//! An immutable value behind an `Arc`. The runner creates a new one when the state of a target changes, not after
+//! An immutable value behind an `Arc`. The runner creates a new value when the state of a target changes, not after
 //! every check. It contains only targets that fail, flap or report a weight.
 //!
 //! Invariant: a target that is not listed passes, or was never checked.

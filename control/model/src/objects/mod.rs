@@ -158,7 +158,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// The labels that a `namespaceSelector` matches: those of the Namespace object, if there is one, and always
+    /// The labels that a `namespaceSelector` matches: the labels of the Namespace object, if there is one, and always
     /// `kubernetes.io/metadata.name`, which an API server sets on every namespace.
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let mut labels = self.namespaces.get(name).map(|n| n.meta.labels.clone()).unwrap_or_default();

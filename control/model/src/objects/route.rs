@@ -131,9 +131,9 @@ impl RouteAttributes {
         }
     }
 
-    /// The attributes of a route that two requests share. Of each value, the one that attracts less traffic is used,
-    /// so that the result doesn't depend on the order. The communities of both are used, or only those of the first
-    /// if there are more than [`ROUTE_COMMUNITIES_MAX`].
+    /// The attributes of a route that two requests share. For each attribute, the value that attracts less traffic is
+    /// used, so that the result doesn't depend on the order. The communities of both are used, or only `self`'s if
+    /// there are more than [`ROUTE_COMMUNITIES_MAX`].
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         let least = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
@@ -169,7 +169,7 @@ fn union(a: &[Community], b: &[Community]) -> Vec<Community> {
 /// Reads a list of communities from an annotation, separated by commas or white space.
 ///
 /// # Errors
-/// The first part that is not a community, or that is one too many.
+/// The first part that is not a community or exceeds [`COMMUNITIES_MAX`].
 pub fn communities(text: &str) -> Result<Vec<Community>, String> {
     let parts = text.split([',', ' ', '\t', '\n']).filter(|part| !part.is_empty());
     let mut read: Vec<Community> = Vec::new();

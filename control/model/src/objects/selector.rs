@@ -1,13 +1,13 @@
 //! Label selectors in the two forms of Kubernetes: `matchLabels` and `matchExpressions`.
 //!
-//! Pools use them to select the Services that may get addresses. Annotations select nodes with their text form. Pure.
+//! Pools use them to select the Services that may get addresses. Annotations use the text form to select nodes. Pure.
 
 use std::fmt;
 
 use super::Labels;
 use crate::yaml::text;
 
-/// A label selector. All requirements must be met. The empty one selects everything.
+/// A label selector. All requirements must be met. The empty selector selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
     /// Labels that must exist with exactly these values.
@@ -39,7 +39,7 @@ pub enum Operator {
 }
 
 impl Selector {
-    /// A selector that matches nothing, which replaces an invalid one.
+    /// A selector that matches nothing, which replaces an invalid selector.
     #[must_use]
     pub fn none() -> Self {
         let nothing = Expression { key: String::new(), operator: Operator::In(Vec::new()) };

@@ -11,8 +11,8 @@ use ipnet::IpNet;
 
 use super::{Labels, Metadata, Port, Stored};
 
-/// A Service of any type. Its fields are flat, like those of Kubernetes' `ServiceSpec`, so that readers find each one
-/// by the name in the API documentation.
+/// A Service of any type. Its fields are flat, like those of Kubernetes' `ServiceSpec`, so that readers find each field
+/// by its name in the API documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Name, labels, annotations, origin.
@@ -88,7 +88,7 @@ impl Service {
         }
     }
 
-    /// Why no proxy serves this Service, or `None` if one does. It is ExternalName, headless, or assigned to another
+    /// Why proxies don't serve this Service, or `None` if they do: it is ExternalName, headless, or assigned to another
     /// proxy by the label `service.kubernetes.io/service-proxy-name`.
     pub fn not_for_proxies(&self) -> Option<&'static str> {
         if self.service_type == ServiceType::ExternalName {

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 /// Our finalizer. It is not the standard `service.kubernetes.io/load-balancer-cleanup`, because cloud controllers
-/// remove that one regardless of the class.
+/// remove the standard one regardless of the class.
 pub const FINALIZER: &str = "tidegate.dev/cleanup";
 
 /// The parts of a Service that controllers write.

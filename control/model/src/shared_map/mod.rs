@@ -1,10 +1,10 @@
 //! A sorted map whose copies share unchanged parts.
 //!
-//! Sources keep their objects in one and publish a copy with every change. `reconcile` compares the copy with the
-//! previous one. The cost of both depends on the change, not on the size of the map: pairs are in sorted chunks
-//! behind [`Arc`]s, a copy costs one pointer, an edit of a shared map copies one chunk and the list of chunks, and
-//! [`SharedMap::diff`] skips the chunks that both maps share. At 10,000 keys an edit copies about 100 pairs, and a
-//! lookup compares about 14.
+//! Sources keep their objects in such maps and publish a copy with every change. `reconcile` compares the copy with the
+//! previous one. The costs of publishing and comparing depend on the change, not on the size of the map: pairs are in
+//! sorted chunks behind [`Arc`]s, a copy costs one pointer, an edit of a shared map copies one chunk and the list of
+//! chunks, and [`SharedMap::diff`] skips the chunks that both maps share. At 10,000 keys an edit copies about 100
+//! pairs, and a lookup compares about 14 keys.
 //!
 //! No interior mutability, no insertion order: maps with equal contents are equal, however they are divided into
 //! chunks.
@@ -42,12 +42,12 @@ pub struct SharedMap<K, V> {
     len: usize,
 }
 
-/// A key whose value differs between two maps, or that one of them does not contain.
+/// A key whose value differs between two maps, or that only one of them contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference<'a, K, V> {
     /// The key.
     pub key: &'a K,
-    /// Its value in the map on which the method was called.
+    /// Its value in the map on which [`SharedMap::diff`] was called.
     pub before: Option<&'a V>,
     /// Its value in the other map.
     pub after: Option<&'a V>,
@@ -146,7 +146,7 @@ impl<K: Ord, V> SharedMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
-    /// Sets the value of a key. Returns the previous one.
+    /// Sets the value of a key. Returns the previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(found) = self.find(&key) else {
             self.chunks = Arc::new(vec![Arc::new(vec![(key, value)])]);
@@ -220,7 +220,8 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
     }
 }
 
-/// Joins a short chunk to the next one, or the last chunk to the previous one, if both fit in one.
+/// Joins a short chunk to the next chunk, or the last chunk to the previous one, if both together fill at most half a
+/// chunk.
 fn join<K: Clone, V: Clone>(chunks: &mut Vec<Chunk<K, V>>, chunk: usize) {
     let first = if chunk + 1 < chunks.len() { chunk } else { chunk.saturating_sub(1) };
     if first + 1 >= chunks.len() || chunks[first].len() + chunks[first + 1].len() > CHUNK_MAX / 2 {
@@ -258,7 +259,7 @@ impl<K: Ord, V: PartialEq> PartialEq for SharedMap<K, V> {
 impl<K: Ord, V: Eq> Eq for SharedMap<K, V> {}
 
 impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
-    /// If keys are equal, the last one is kept, as with other maps.
+    /// Of pairs with equal keys, the last is kept, as with other maps.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
         let mut pairs: Vec<(K, V)> = pairs.into_iter().collect();
         // The sort is stable, so the later of two equal keys replaces the earlier one.
@@ -274,7 +275,7 @@ impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
         let mut chunks = Vec::with_capacity(len.div_ceil(CHUNK_MAX));
         let mut pairs = pairs.into_iter().peekable();
         while pairs.peek().is_some() {
-            // Three quarters full, which leaves space for some keys in between.
+            // Chunks start three quarters full, which leaves space for some keys in between.
             chunks.push(Arc::new(pairs.by_ref().take(CHUNK_MAX * 3 / 4).collect()));
         }
         Self { chunks: Arc::new(chunks), len }

@@ -22,7 +22,7 @@ use crate::objects::{Labels, Origin, Port};
 pub struct Sheet {
     file: Arc<str>,
     report: RefCell<Report>,
-    /// Errors in the order found, without those that were taken out.
+    /// Errors in the order found, without the errors that [`Sheet::take_errors_since`] took out.
     errors: RefCell<Vec<Diagnostic>>,
     is_stored: bool,
 }
@@ -39,7 +39,7 @@ impl Sheet {
     }
 
     /// Whether the input was stored by an API server. The server accepted it, perhaps in an older version with laxer
-    /// rules, so each field is read separately: an invalid one does not affect the rest of the object. Unknown keys
+    /// rules, so each field is read separately: an invalid field does not affect the rest of the object. Unknown keys
     /// cause no warning, because the API server may be newer than the gateway.
     pub fn is_stored(&self) -> bool {
         self.is_stored
@@ -50,7 +50,7 @@ impl Sheet {
         self.documents_with_flaws(text, |_, _| true).into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Like [`Self::documents`], also with whether each document's text has a fault, such as a duplicate key.
+    /// Like [`Self::documents`], but also returns whether each document's text has a fault, such as a duplicate key.
     /// `is_read` returns whether the part of a document at a position is read at all. A fault elsewhere is only a
     /// warning.
     pub fn documents_with_flaws(
@@ -112,8 +112,8 @@ impl Sheet {
         self.errors.borrow().iter().skip(before).cloned().collect()
     }
 
-    /// Takes out the errors after the first `before`. They stay in the report, but [`Self::errors`] no longer counts
-    /// them: the part with these errors is left out, and what contains it stays valid.
+    /// Takes out the errors since [`Self::errors`] returned `before`. They stay in the report, but [`Self::errors`] no
+    /// longer counts them: the part with these errors is left out, and what contains it stays valid.
     pub fn take_errors_since(&self, before: usize) -> Vec<Diagnostic> {
         let mut errors = self.errors.borrow_mut();
         let before = before.min(errors.len());
@@ -397,7 +397,7 @@ impl<'a> Fields<'a> {
         self.get(key).map(|f| f.list()).unwrap_or_default()
     }
 
-    /// Marks keys as known that the reader does not use.
+    /// Marks keys that the reader does not use as known.
     pub fn allow(&self, keys: &[&'static str]) {
         self.known_keys.borrow_mut().extend_from_slice(keys);
     }

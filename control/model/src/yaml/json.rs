@@ -1,11 +1,11 @@
 //! Converts JSON to the same tree as YAML, so that the readers of manifests also decode objects of an API server.
 //!
-//! Values have no position (line 0); the decoder names the object instead. A tree is written as JSON again to be
-//! saved on disk. A manifest in JSON is read as YAML, for its positions: [`values`] separates consecutive values, and
+//! Values have no position (line 0); the decoder names the object instead. To save a tree on disk, it is written as
+//! JSON again. A manifest in JSON is read as YAML, for its positions: [`values`] separates consecutive values, and
 //! [`as_yaml`] replaces JSON escapes that YAML does not have.
 //!
-//! Invariant: a value that is nested too deeply affects nothing else. API servers store such values in
-//! `managedFields`, which users write, and otherwise the parser would refuse a whole list of objects for one of them.
+//! Invariant: a value that is nested too deeply affects nothing else. API servers store such values in `managedFields`,
+//! which users write, and otherwise the parser would refuse a whole list of objects because of one such value.
 
 use std::borrow::Cow;
 
@@ -20,9 +20,9 @@ const NOWHERE: Position = Position { line: 0, column: 0 };
 /// The white space of JSON.
 const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 
-/// The parts of a text that are documents without a separator, each with its offset: consecutive JSON values, as in
-/// JSON lines, which `kubectl` reads too. YAML needs a separator between documents. Whatever doesn't continue such a
-/// sequence belongs to the last part, so any other text is one part.
+/// Splits consecutive JSON values, as in JSON lines, into parts with their offsets, each of which is a document. YAML
+/// needs a separator between documents, but `kubectl` reads JSON without one. The text after the last value belongs to
+/// the last part, so any other text is one part.
 pub(super) fn values(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_begin = move |from: usize| text[from..].trim_start_matches(BLANKS).starts_with(['{', '[']);
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
@@ -124,7 +124,7 @@ struct Json {
 }
 
 impl Json {
-    /// For the values inside this one.
+    /// The reader for the values inside this one.
     fn below(self) -> Self {
         Self { depth: self.depth + 1 }
     }

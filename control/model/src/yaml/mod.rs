@@ -133,8 +133,8 @@ impl Node {
 
 /// Adds every field below `node`: the hash of its path, and its position. `hash` and `key` belong to the node itself.
 ///
-/// In a mapping, the position of a collection is that of its key, where readers look for it, and the position of a
-/// scalar is that of its value.
+/// In a mapping, a collection has the position of its key, where readers look for it, and a scalar has the position of
+/// its value.
 fn hash_fields(node: &Node, hash: u64, key: &str, fields: &mut Vec<(u64, u32, u32)>) {
     match &node.value {
         Value::Scalar(_) => {}

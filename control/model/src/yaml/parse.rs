@@ -14,7 +14,7 @@ use super::{
     DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value, json,
 };
 
-/// Up to this number of keys of a mapping, a scan is cheaper than a set.
+/// Up to this number of keys in a mapping, a scan is cheaper than a set.
 const SCANNED_KEYS_MAX: usize = 16;
 
 /// The number of syntax errors after which the rest of a text is not read.
@@ -109,7 +109,7 @@ enum Open {
     Mapping { anchor: usize, at: Position, entries: Entries, key: Option<(String, Position)> },
 }
 
-/// The entries of a mapping with distinct keys, each found in constant time for any number of entries.
+/// The entries of a mapping, with distinct keys. A lookup takes constant time for any number of entries.
 #[derive(Default)]
 struct Entries {
     list: Vec<Entry>,
@@ -147,7 +147,7 @@ impl Entries {
 
 /// Why parsing stopped.
 enum Stop {
-    /// At its end.
+    /// The end of the text.
     End,
     /// A limit was exceeded.
     Limit,
@@ -385,7 +385,7 @@ impl Builder {
                     continue;
                 };
                 for entry in more {
-                    // An existing key takes precedence over a merged one.
+                    // An existing key takes precedence over a merged key.
                     let _ = all.insert(entry);
                 }
             }

@@ -94,8 +94,8 @@ pub fn cidr(text: &str) -> Option<IpNet> {
     text.parse().ok()
 }
 
-/// Converts a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) to the IPv4 network. Others stay as they
-/// are.
+/// Converts a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) to the IPv4 network. Other networks are
+/// returned unchanged.
 pub fn unmapped(net: IpNet) -> IpNet {
     let IpNet::V6(v6) = net else { return net };
     let (Some(addr), Some(len)) = (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) else {
@@ -172,8 +172,8 @@ fn is_part_of_subdomain(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// A name of a named port (IANA_SVC_NAME, RFC 6335): 1 to 15 of `a-z`, `0-9`, `-`, with a letter, no `--`,
-/// alphanumeric at both ends.
+/// The name of a port (IANA_SVC_NAME, RFC 6335): 1 to 15 of `a-z`, `0-9`, `-`, with a letter, no `--`, alphanumeric at
+/// both ends.
 pub fn is_port_name(text: &str) -> bool {
     text.len() <= 15
         && is_rfc1123_label(text)
@@ -199,8 +199,8 @@ pub fn is_label_value(text: &str) -> bool {
     bytes.len() <= 63 && bytes.iter().all(|b| inner(*b)) && end(bytes.first()) && end(bytes.last())
 }
 
-/// The known words closest to `word`, for "did you mean": at most three, within a third of its length (at least one
-/// typo), or with the same beginning.
+/// The known words closest to `word`, for "did you mean": at most three, with an edit distance of at most a third of
+/// its length (but at least 2).
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     let lower = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(2);

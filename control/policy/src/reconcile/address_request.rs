@@ -78,7 +78,7 @@ impl AddressRequest {
 
     /// Reads `spec.loadBalancerIP`, which applies if no annotation requests an address, and must not contradict an
     /// annotation. If the field is unreadable, which the source reports, no new address is assigned, because a wrong
-    /// one is worse than none.
+    /// address is worse than none.
     pub(super) fn read_deprecated(&mut self, service: &Service, read: &mut Reader<'_>) {
         const FIELD: &str = "spec.loadBalancerIP";
         if service.unreadable_load_balancer_ip && self.addresses.is_empty() && self.no_allocation.is_none() {

@@ -1,4 +1,4 @@
-//! The pools of the configuration and those of `AddressPool` objects as one list, with their faults.
+//! The pools of the configuration and of `AddressPool` objects as one list, with their faults.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{AddressRange, ObjectKey, Pool};
@@ -7,7 +7,7 @@ use super::finding::{Finding, ObjectKind, Reason};
 use super::input::Input;
 use crate::pools::{self, PoolFault};
 
-/// All pools; those of the configuration come first.
+/// All pools; the configured pools come first.
 pub(super) fn all_pools(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Pool> {
     let objects = &input.objects.address_pools;
     let (mut pools, faults) = pools::merge(&input.settings.pools, objects);

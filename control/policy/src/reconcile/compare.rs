@@ -1,6 +1,6 @@
 //! [`Round`]: one round of a [`Reconciler`] with its inputs, for comparison with a round computed from scratch.
 //!
-//! The daemon creates one at intervals and compares it in the background. This is cheap: inputs and outcome share
+//! The daemon creates a round at intervals and compares it in the background. This is cheap: inputs and outcome share
 //! their contents with the reconciler, which copies what it changes while a round exists.
 //!
 //! Invariant: without a missed dependency, a round has no difference (tested over random histories).
@@ -96,8 +96,8 @@ fn allocation((outcome, granted): (&Outcome, &Grants), scratch: (&Outcome, &Gran
     or_unequal(found, is_same)
 }
 
-/// The rest of an outcome, without the parts that [`allocation`] compares. The pattern lists every field, so that a
-/// new one can't be forgotten.
+/// The rest of an outcome, without the parts that [`allocation`] compares. The pattern lists every field, so that a new
+/// field can't be forgotten.
 fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
     let Outcome {
         spec,

@@ -11,8 +11,8 @@ pub struct Demand {
     pub frontends: usize,
     /// Backends, counted on each service port.
     pub backends: usize,
-    /// Slots of Maglev tables that Services request by annotation, beyond those of the configuration. A slot takes
-    /// two bytes, and about ten nanoseconds at each change of backends.
+    /// Slots of Maglev tables that Services request by annotation, beyond the configured tables. A slot takes two
+    /// bytes, and about ten nanoseconds at each change of backends.
     pub slots: usize,
     /// Source ranges. The ports of a Service share them.
     pub ranges: usize,
@@ -20,8 +20,8 @@ pub struct Demand {
 
 impl Demand {
     /// The limit for all Services together: as many service ports as fit into the tables, three quarters of the
-    /// backends (the rest is for removed backends that keep their flows), 256 MiB of Maglev tables beyond those of the
-    /// configuration, and the maximum source ranges of 32 Services.
+    /// backends (the rest is for removed backends that keep their flows), 256 MiB of Maglev tables beyond the
+    /// configured ones, and the maximum source ranges of 32 Services.
     pub const MAX: Self = Self {
         frontends: limits::SERVICES_MAX,
         backends: limits::BACKENDS_MAX / 4 * 3,

@@ -21,7 +21,7 @@ use tidegate_spec::{
 
 use super::warm_up::WarmUps;
 
-/// The last known backends of each service port, passed from one reconcile to the next.
+/// The last known backends of each service port, passed from one call to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
     ports: SharedMap<ServiceKey, Arc<PortMemory>>,

@@ -2,7 +2,7 @@
 //!
 //! Users decide how many annotations, ports, external IPs and endpoints a Service has, and each of them may have a
 //! fault. Findings are kept in memory, logged, shown and written as events, and a round compares all of them. So only
-//! the first findings of each reason are kept, and one more reports their total.
+//! the first findings of each reason are kept, and one more finding reports their total.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ const KEPT_MAX: usize = DESCRIBED_MAX;
 /// The number of problems of a reason for which no finding was created, with the worst severity of the reason.
 pub(super) type NotMade = (Reason, usize, Severity);
 
-/// At most [`KEPT_MAX`] findings of a Service for each reason, and one with the total for each reason that has more.
-/// `not_made` are the problems for which no finding was created.
+/// At most [`KEPT_MAX`] findings of a Service for each reason, and a finding with the total for each reason that has
+/// more. `not_made` are the problems for which no finding was created.
 pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
     if findings.len() <= KEPT_MAX && not_made.is_empty() {
         return findings;

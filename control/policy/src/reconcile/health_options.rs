@@ -227,7 +227,7 @@ pub(super) struct Checks {
     stream: Option<Arc<Probe>>,
     /// The check of the TCP port that clients use: `stream`, with a PROXY protocol header if endpoints expect one.
     stream_of_own_port: Option<Arc<Probe>>,
-    /// The check of UDP ports, if they have one of their own.
+    /// The check of UDP ports, if they have their own.
     datagram: Option<Arc<Probe>>,
     /// The check of SCTP ports, if any.
     association: Option<Arc<Probe>>,

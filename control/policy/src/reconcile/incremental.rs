@@ -1,7 +1,7 @@
 //! [`Reconciler`]: [`reconcile`](super::reconcile) with a cached result for each Service. It recomputes only the
 //! Services whose inputs changed.
 //!
-//! Changes are found by comparing the inputs with those of the last call:
+//! Changes are found by comparing the inputs with the inputs of the last call:
 //! [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff) skips everything that both states of the objects
 //! share. A change of a Service, of its slices or of its addresses affects that Service. A change of a node, a Pod, a
 //! verdict or a drain affects the Services whose results depend on it (`affected`). A change of a namespace's labels

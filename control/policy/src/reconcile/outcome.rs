@@ -27,7 +27,7 @@ pub struct Outcome {
     pub targets: Targets,
     /// The health-check node ports to listen on, sorted by port. The slice is shared as long as nothing changes.
     pub health_check_node_ports: Arc<[HealthCheckNodePort]>,
-    /// The usage of the pools: those of the configuration, then AddressPools by name.
+    /// The usage of the pools: first the configured pools, then AddressPools by name.
     pub pools: Vec<PoolUsage>,
     /// Services whose LoadBalancer address this gateway assigns.
     pub claimed: SharedMap<ObjectKey, ()>,

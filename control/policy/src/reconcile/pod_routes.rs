@@ -20,7 +20,7 @@ use super::settings::Settings;
 /// What is accepted if the table is full.
 const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";
 
-/// The routes to Pods beyond those of the configuration, sorted by prefix.
+/// The routes to Pods, without the configured routes, sorted by prefix.
 pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
     if settings.services.pod_routes == PodRoutes::Route {
         return Vec::new();

@@ -63,8 +63,8 @@ impl Capacity {
 }
 
 impl RemovedPorts {
-    /// The next state when these ports are programmed. `is_here` returns whether a Service is one of ours; `drains`
-    /// is the memory of the last call; `limits` are those of all Services together.
+    /// The next state when these ports are programmed. `is_here` returns whether a Service is one of ours; `drains` is
+    /// the memory of the last call; `limits` are the limits for all Services together.
     pub(super) fn step(
         &self,
         programmed: &SharedMap<ServiceKey, SharedService>,

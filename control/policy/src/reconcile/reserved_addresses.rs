@@ -55,7 +55,7 @@ pub(super) fn api_server() -> ObjectKey {
 }
 
 /// The addresses of the Service `kubernetes` in namespace `default` and of its endpoints. The address at which the
-/// gateway itself reaches the API server is included too, because it may be a different one.
+/// gateway itself reaches the API server is included too, because it may be a different address.
 fn api_servers(objects: &Objects, slices: &SliceIndex) -> Vec<IpAddr> {
     let key = api_server();
     let mut addresses: Vec<IpAddr> = objects.api_servers.iter().copied().collect();

@@ -48,8 +48,8 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Replaces values that equal the previous ones with the previous ones, so that later comparisons by pointer find
-    /// them unchanged.
+    /// Replaces each value that equals the previous value with the previous value, so that later comparisons by pointer
+    /// find them unchanged.
     pub(super) fn share(&mut self, before: &Self) {
         if self.view == before.view {
             self.view = Arc::clone(&before.view);

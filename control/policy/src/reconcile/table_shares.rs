@@ -24,8 +24,8 @@ use super::size_limits::{BACKENDS_MAX, BACKENDS_PER_PORT_MAX, TooLarge, is_local
 use super::source_ranges;
 use crate::largest_first::LargestFirst;
 
-/// The maximum number of slots of Maglev tables that one Service may request by annotation, beyond those of the
-/// configuration: 128 tables of the default size, or 12 of the largest.
+/// The maximum number of slots of Maglev tables that one Service may request by annotation, beyond the configured
+/// tables: 128 tables of the default size, or 12 of the largest.
 const SLOTS_MAX: usize = 1 << 23;
 
 /// The demands of all Services, and the refused Services.

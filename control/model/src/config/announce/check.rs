@@ -49,7 +49,8 @@ pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
     }
 }
 
-/// Each announced family needs an address of the gateway as the next hop, and the session needs one of its own family.
+/// Each announced family needs an address of the gateway as the next hop, and the session needs an address of its own
+/// family.
 fn check_families(peer: &Peer, own: &[IpNet], error: impl Fn(String)) {
     let has = |is_v4: bool| own.iter().map(IpNet::addr).any(|ip: IpAddr| ip.is_ipv4() == is_v4);
     for (name, is_v4, wanted) in [

@@ -56,7 +56,7 @@ pub struct PortEndpoints {
 }
 
 impl PortEndpoints {
-    /// Distinct addresses of ready endpoints, for health-check node ports: only those on `node` if it is given,
+    /// Distinct addresses of ready endpoints, for health-check node ports: only endpoints on `node` if it is given,
     /// otherwise all.
     pub fn ready_addresses(&self, node: Option<&str>) -> BTreeSet<IpAddr> {
         let here = |e: &&ResolvedEndpoint| node.is_none() || e.node.as_deref() == node;

@@ -136,8 +136,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     let annotations = &service.meta.annotations;
     let mut options = defaults(settings);
     let mut read = Reader { meta: &service.meta, findings, written: None };
-    // Aliases come first, so that an annotation of ours overrides an alias. If the Service requests only node ports
-    // and cluster IPs from us, its load balancer is another one, whose annotations don't concern us.
+    // Aliases come first, so that an annotation of ours overrides an alias. If the Service requests only node ports and
+    // cluster IPs from us, its aliases are meant for another load balancer.
     let is_ours = settings.claims(service) || !service.external_ips.is_empty();
     let internal =
         if is_ours { read.aliases(&mut options, annotations, &settings.services.compat) } else { None };
