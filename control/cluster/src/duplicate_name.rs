@@ -67,7 +67,7 @@ impl DuplicateName {
         matches!(self.state, State::Unknown | State::Suspect { .. })
     }
 
-    /// The gateway that owns the name, if it is another one.
+    /// The other gateway, if it owns the name.
     pub(super) fn taken(&self) -> Option<&str> {
         match &self.state {
             State::Taken { who } => Some(who),
@@ -101,7 +101,7 @@ impl DuplicateName {
         let who = |status: &GatewayStatusStatus| described(&status.instance, &status.node, &status.addresses);
         match (&self.state, other) {
             (State::Taken { .. }, _) => {}
-            // Both gateways found no object. One of them keeps the name, whichever reads first.
+            // Both gateways found no object. The smaller instance keeps the name, whichever gateway reads first.
             (State::Free, Some(status)) if wrote && status.instance < self.instance => {
                 self.state = State::Taken { who: who(status) };
             }

@@ -19,7 +19,7 @@ pub(super) struct FailureLog {
 /// Whether a failure is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Log it, with the number of lines of its namespace left out before, if any.
+    /// Log it, with the number of earlier lines of its namespace that were left out, if any.
     Logged(Option<u64>),
     LeftOut,
 }

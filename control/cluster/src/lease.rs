@@ -1,14 +1,14 @@
 //! Leader election: the gateway that holds a Lease (coordination.k8s.io/v1) and renews it is the one that writes.
 //!
-//! [`Election`] is a pure state machine: its input is the API server's Lease and the time, its output the next request.
-//! `elect` sends the requests.
+//! [`Election`] is a pure state machine: its inputs are the API server's Lease and the time, its output is the next
+//! request, which `elect` sends.
 //!
 //! The rules and durations are those of client-go's leader election. A gateway acquires the Lease if its holder has not
 //! renewed it for 15 s by the gateway's own clock. The holder renews it every 2 s, and stops leading as soon as no
 //! renewal that started within the last 10 s has succeeded. This leaves 5 s between the last write of one leader and
 //! the first write of the next, whatever their clocks show.
 //!
-//! Invariant: nothing here compares the clock of one machine with that of another.
+//! Invariant: nothing here compares the clocks of two machines.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 //! writes at a bounded rate; `request` sends them; `event_recorder` writes the [`event`]s.
 //!
 //! `elect` acquires the [`lease`]. `peer_poll` reads the status of the other gateways (`peers`, `sharing_peers`),
-//! `own_status` writes that of this one, and `duplicate_name` detects another gateway with the same name.
+//! `own_status` writes the status of this one, and `duplicate_name` detects another gateway with the same name.
 //! [`ReleaseTracker`] withholds addresses that other gateways may still serve. [`reasons`] lists all names that
 //! programs match. [`crd`] defines the gateway's own kinds. [`uninstall`] removes everything that was written.
 //!

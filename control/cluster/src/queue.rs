@@ -31,7 +31,8 @@ const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
 /// The maximum number of requests in progress.
 const IN_PROGRESS_MAX: usize = 16;
-/// The maximum number per namespace: if a webhook slows down the writes of one namespace, those of others continue.
+/// The maximum number per namespace: if a webhook slows down the writes of one namespace, the writes of others
+/// continue.
 const IN_PROGRESS_PER_NAMESPACE_MAX: usize = IN_PROGRESS_MAX / 4 * 3;
 /// The minimum pause between two writes of a pool's status, whose counts change with each new Service.
 const POOL_PAUSE: Duration = Duration::from_secs(3);

@@ -43,8 +43,8 @@ pub struct ClusterWriter {
 
 impl ClusterWriter {
     /// Starts to take part in the election and to write, on the runtime of the caller. `name` is the gateway's name,
-    /// `namespace` that of the Lease. `source` shows whether the API server is connected, and `refresh` requests a new
-    /// list of the Services.
+    /// `namespace` the namespace of the Lease. `source` shows whether the API server is connected, and `refresh`
+    /// requests a new list of the Services.
     ///
     /// # Panics
     /// Outside of a Tokio runtime with time and I/O.

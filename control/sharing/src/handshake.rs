@@ -35,7 +35,7 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    /// Returns the datagram. `salt` must not be used for another one.
+    /// Returns the datagram. `salt` must not be used for another datagram.
     pub(crate) fn seal(&self, key: &SharedKey, salt: &Random) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(128);
         datagram.extend(MAGIC);

@@ -12,7 +12,7 @@ pub const PEERS_MAX: usize = 64;
 /// The maximum number of messages queued for one peer. A full queue drops its oldest message and counts it; a table
 /// walk repeats it.
 pub const QUEUE_MAX: usize = 65_536;
-/// The maximum number of weight changes sent to a peer when a session starts or when it requests them. Any further ones
+/// The maximum number of weight changes sent to a peer when a session starts or when it requests them. Further changes
 /// are not sent.
 pub const WEIGHT_CHANGES_MAX: usize = 16_384;
 /// The maximum number of removed backends sent with the weight changes. The queue has space for both once.

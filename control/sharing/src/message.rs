@@ -57,7 +57,7 @@ pub enum Walk {
     Complete,
     /// A request to send everything again: the sender can now use messages that it had refused.
     Again,
-    /// A request to send the changes of backends again, and [`Walk::Complete`] after everything queued until then.
+    /// A request to send the changes of backends again, and [`Walk::Complete`] after everything that is queued by then.
     Check,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Peer {
     pub(crate) challenge: Random,
     pub(crate) hello_sent: Option<Duration>,
     pub(crate) last_seen: Option<Duration>,
-    /// The last call of `Hub::reconnect`. From then on, handshake messages are sent as often as to a recently lost
+    /// When `Hub::reconnect` was last called. From then on, handshake messages are sent as often as to a recently lost
     /// peer.
     pub(crate) reconnecting_since: Option<Duration>,
     pub(crate) hellos: RateLimit,

@@ -1,5 +1,5 @@
-//! A session with one peer. It lasts from the moment at which both sides have proved that they have the key until one
-//! of them restarts or is silent for too long.
+//! A session with one peer. It starts once both sides have proved that they have the key, and ends when one of them
+//! restarts or is silent for too long.
 //!
 //! A datagram consists of magic, kind, version, two zero bytes, the number of the session and the number of the
 //! datagram, then the sealed part: an optional acknowledgement and an optional batch.

@@ -97,7 +97,7 @@ pub struct SourceState {
     /// The number of unreadable files with stored objects since the start.
     pub corrupt_files: u64,
     /// Why the newest objects are not on disk although they should be: a restart without the API server would use older
-    /// ones.
+    /// objects.
     pub unsaved: Option<String>,
 }
 

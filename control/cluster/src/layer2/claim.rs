@@ -1,7 +1,7 @@
 //! One Lease for a group of VIPs from the point of view of one gateway: when it acquires, renews and releases the
 //! Lease, and until when it owns the VIPs.
 //!
-//! Pure: its inputs are the API server's Lease and the time, its output the next write. `keeper` sends it.
+//! Pure: its inputs are the API server's Lease and the time, its output is the next write, which `keeper` sends.
 //!
 //! Why two owners can't overlap: a Lease states a duration D. Its holder owns the VIPs until D minus [`MARGIN`] after
 //! the start of its last successful write, by a clock that also advances while the process or the machine is suspended.
@@ -15,7 +15,7 @@
 //! The clocks must only run at about the same rate: over D, they must drift apart by less than [`MARGIN`]. A holder
 //! that releases a Lease stops answering first.
 //!
-//! Invariant: nothing here compares the clock of one machine with that of another.
+//! Invariant: nothing here compares the clocks of two machines.
 
 use std::time::Duration;
 

@@ -9,8 +9,8 @@ use tidegate_structures::difference::{self, Difference};
 
 use super::{Memory, Plan, Situation, plan};
 
-/// Computes a [`plan`]. If the plan, or the memory for the next one, differs from a plan that skips no Service, returns
-/// the latter and the differences. This costs the additional time of a plan of all Services, and the memory of another
+/// Computes a [`plan`], and compares it and the memory for the next one with a plan that skips no Service. If they
+/// differ, returns the latter plan and the differences. This costs the time of a plan of all Services, and another
 /// [`Memory`].
 #[must_use]
 pub fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, Vec<Difference>) {

@@ -15,13 +15,13 @@ use super::situation::{LeaseHolders, Situation};
 pub(super) struct Owners {
     /// Who owns each address, and why; empty if no address has an owner.
     pub(super) shown: String,
-    /// Why no gateway answers for some of them.
+    /// Why no gateway answers for some of the addresses.
     pub(super) lacking: Option<String>,
 }
 
 impl Owners {
-    /// The owners for a Service, with the other live gateways of its group. `is_member`: whether this gateway is one of
-    /// them.
+    /// The owners for a Service, with the other live gateways of its group. `is_member`: whether this gateway belongs
+    /// to the group.
     pub(super) fn new(
         situation: &Situation<'_>,
         view: &ServiceView,

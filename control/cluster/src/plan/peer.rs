@@ -171,7 +171,7 @@ pub(super) fn requests(service: &Service) -> u64 {
     };
     let spec = Service { stored: tidegate_model::objects::Stored::default(), ..spec };
     let mut hasher = DefaultHasher::new();
-    // The debug text has every field of the spec, including those of later versions.
+    // The debug text has every field of the spec, including fields that later versions add.
     format!("{spec:?}").hash(&mut hasher);
     let configures = |key: &str| key.contains('/') && !key.starts_with("kubectl.kubernetes.io/");
     for (key, value) in meta.annotations.iter().filter(|(key, _)| configures(key)) {

@@ -221,7 +221,7 @@ impl Notifier {
         self.watching = identity.and_then(|identity| Some((self.watch(path)?, identity)));
     }
 
-    /// `None` if the directory can't be watched. The periodic refresh continues, and retries this.
+    /// `None` if the directory can't be watched. The periodic refresh continues, and tries again.
     fn watch(&self, path: &Path) -> Option<notify::RecommendedWatcher> {
         let wake = self.wake.clone();
         let handler = move |event: notify::Result<notify::Event>| {

@@ -41,7 +41,7 @@ pub(super) struct Disk {
 pub(super) struct Saved {
     /// The API server that the objects came from.
     pub(super) server: String,
-    /// When they were last known to match it.
+    /// When the objects were last known to match the API server.
     pub(super) confirmed: SystemTime,
     /// The last known point of each kind, and how long ago it was received.
     pub(super) points: Vec<(KindIndex, Point, Duration)>,
@@ -62,7 +62,7 @@ pub(super) struct SavedObject {
 pub(super) struct Contents {
     /// The API server that the objects came from.
     pub(super) server: String,
-    /// When they were last known to match it.
+    /// When the objects were last known to match the API server.
     pub(super) confirmed: SystemTime,
     /// As in [`Saved::points`].
     pub(super) points: Vec<(KindIndex, Point, Duration)>,

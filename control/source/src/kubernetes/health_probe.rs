@@ -81,7 +81,7 @@ async fn probe(connector: Arc<Connector>, times: ProbeTimes, lost: watch::Sender
     }
 }
 
-/// Whether the clock of this machine differs from that of the API server.
+/// Whether this machine's clock differs from the API server's.
 #[derive(Debug, Default)]
 struct Clock {
     is_off: bool,

@@ -23,7 +23,7 @@ pub(super) struct Kind {
     /// Whether the gateway continues if the API server doesn't have the kind (404: there are no objects, unless there
     /// were some before), or doesn't allow the gateway to read it (403: the known objects stay).
     pub(super) optional: bool,
-    /// Selects the objects to keep, if labels can't express it. Only the metadata of these kinds is requested.
+    /// Selects the objects to keep, if labels can't express it. Only the metadata of such kinds is requested.
     pub(super) only: Option<fn(&Node) -> bool>,
     /// Stores the object in its map.
     pub(super) put: fn(&mut Objects, &ObjectKey, &Object),

@@ -58,7 +58,7 @@ impl Content {
         }
     }
 
-    /// The EndpointSlice, if it is one.
+    /// The object, if it is an EndpointSlice.
     pub(super) fn slice(&self) -> Option<&EndpointSlice> {
         match self.object() {
             Some(Object::EndpointSlice(slice)) => Some(slice),

@@ -10,8 +10,8 @@
 //! doesn't pause between two watches, but the checks for a restored or different cluster need both. Its errors also
 //! omit `Retry-After`.
 //!
-//! Invariant: every wait has a limit, and no loop runs without a pause: one follows each failed request, and each watch
-//! that ended immediately.
+//! Invariant: every wait has a limit, and no loop runs without a pause: each failed request and each watch that ended
+//! immediately is followed by a pause.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -196,7 +196,7 @@ fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, Stri
     let fields = item.fields()?;
     let name = match fields.get("name").filter(|f| !meta::is_empty(f)) {
         Some(f) if f.sheet.is_stored() => f.string().unwrap_or_default(),
-        // Without its name it would be the unnamed port, which is a different one.
+        // Without its name, it would count as the unnamed port, which is a different port.
         Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
         None => "",
     };

@@ -83,7 +83,7 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     Metadata { key, uid, creation_time, deletion_time, labels, annotations, faults: Vec::new(), origin }
 }
 
-/// Labels, with keys and values checked by their rules; those of a stored object are not checked.
+/// Labels. Their keys and values are checked, except in a stored object.
 pub(super) fn labels(field: &Field<'_>) -> Labels {
     let labels = keyed(field, text::is_qualified_name);
     for (key, value) in &labels {

@@ -71,7 +71,7 @@ pub(super) fn first_faults<'a>(
 }
 
 impl Object {
-    /// Converts the object to a refused one.
+    /// The object as a refused one, with the reason.
     pub(crate) fn refuse(&self, why: Diagnostic) -> RefusedObject {
         let (kind, meta) = (self.kind(), self.meta());
         let service = service_of(kind, meta);

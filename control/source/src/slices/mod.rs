@@ -273,7 +273,7 @@ impl SliceBudget {
     }
 }
 
-/// Removes the slices that are not kept from the objects, and reports it. Returns their number.
+/// Removes the endpoints of slices that are not kept, and reports that. Returns the number of these slices.
 pub(crate) fn leave_out(objects: &mut Objects, mib: u32, report: &mut Report) -> usize {
     let budget = SliceBudget::of(mib, objects);
     let not_kept = |(key, slice): (&ObjectKey, &Arc<EndpointSlice>)| {

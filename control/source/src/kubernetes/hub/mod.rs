@@ -291,8 +291,8 @@ impl Hub {
         self.update_state(None);
     }
 
-    /// Records that the API server doesn't have the kind. If no object of it is known, it has none. Otherwise the
-    /// definition was removed without deleting the objects one by one: they stay until it is back.
+    /// Records that the API server doesn't have the kind. If no object of the kind is known, there are none. Otherwise
+    /// the definition was removed without deleting the objects one by one: they stay until it is back.
     fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
         let store = &self.stores[index];
         if store.retain.all().next().is_none() {

@@ -295,7 +295,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
-    /// Replaces the value with the result of `edit`, in the published version and in that of the API server.
+    /// Replaces the value with the result of `edit`, both in the published object and in the API server's.
     pub(super) fn edit(&mut self, key: &ObjectKey, edit: impl Fn(&T) -> T) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         if let Server::Has(item) = &mut entry.server {

@@ -31,7 +31,7 @@ pub(in crate::kubernetes) enum Fault {
     /// The watch reported a version before its start.
     #[error("the API server went back in time: version {now} after {before}")]
     VersionDecreased { before: u64, now: u64 },
-    /// The history lacks a change that a watch reported, whatever its version is.
+    /// The history lacks a change that a watch reported, even if its current version is higher.
     #[error("the API server went back in time: it lacks version {version} of {key}")]
     MissingChange { key: String, version: u64 },
     /// The API server has the history of another cluster, so versions can't be compared.

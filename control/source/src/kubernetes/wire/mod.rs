@@ -39,7 +39,7 @@ const STATUS_BYTES_MAX: usize = 64 << 10;
 
 pub(super) const JSON: &str = "application/json";
 /// The accepted types for kinds of which only the metadata is needed. No other type is accepted, because a gateway must
-/// not see the rest of a Pod. API servers support this since Kubernetes 1.15.
+/// not see the rest of a Pod. API servers have supported this since Kubernetes 1.15.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
@@ -60,7 +60,7 @@ pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration
 }
 
 /// Like [`version`], and also the version of one object if the API server has it. A list restricted to one name needs
-/// the permissions of an unrestricted list.
+/// no other permission than a full list.
 pub(super) async fn version_of(
     connection: &Connection,
     kind: &Kind,
