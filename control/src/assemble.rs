@@ -55,7 +55,7 @@ fn interface_config(interface: &Interface) -> gateway::InterfaceConfig {
 pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
     let spec = |(n, interface): (usize, &Interface)| InterfaceSpec {
         name: interface.name.clone(),
-        // There are at most `limits::INTERFACES_MAX`.
+        // There are at most `limits::INTERFACES_MAX` interfaces, so `n` fits.
         mac: interface.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, n as u8])),
         mtu: interface.mtu,
         vlan: interface.vlan,

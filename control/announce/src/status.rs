@@ -79,7 +79,7 @@ pub struct PeerStatus {
     pub established: u64,
     /// The BFD state, if configured: `Up`, `Down`, `Init` or `AdminDown`.
     pub bfd: Option<String>,
-    /// When the session's last error happened, as far as can be derived.
+    /// When the session's last error happened, if that can be derived.
     error_at: Option<Instant>,
     /// When BIRD was last queried, by both clocks.
     queried: (Timestamp, Instant),

@@ -288,7 +288,7 @@ pub(super) fn run(command: AdminCommand) -> anyhow::Result<ExitCode> {
             }
             AdminCommand::VrrpCheck(socket) => {
                 socket.require_gateway("VRRP groups")?;
-                // The time when this process started: it may wait for a gateway that is stopped.
+                // The time when this process started: the request may wait for a gateway that is paused.
                 let began = tidegate_admin_api::boot_time();
                 let checked = tokio::time::timeout(VRRP_CHECK_MAX, client(&socket).vrrp_check(began)).await;
                 let late = || ClientError::Timeout { path: socket.socket.clone() };

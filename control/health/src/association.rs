@@ -97,7 +97,7 @@ impl Init {
             let Some((kind, initiate)) = self.parse(&bytes[..len]) else { continue };
             match kind {
                 Kind::InitAck => {
-                    // If this is lost, nothing happens: the server keeps no association for the INIT.
+                    // If the ABORT is lost, nothing happens: the server keeps no association for the INIT.
                     let _ = self.socket.try_send(&self.packet(initiate, chunk::ABORT, &[]));
                     return Ok(Reply::Accepted);
                 }

@@ -168,7 +168,7 @@ fn header_without_client(version: ProxyVersion) -> &'static [u8] {
         ProxyVersion::V1 => b"PROXY UNKNOWN\r\n",
         // Command LOCAL, no family, no addresses.
         ProxyVersion::V2 => b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0",
-        // Version `none` has no header.
+        // The TOA option replaces the header.
         ProxyVersion::Toa => b"",
     }
 }
@@ -176,7 +176,7 @@ fn header_without_client(version: ProxyVersion) -> &'static [u8] {
 /// A TCP handshake.
 async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
     let stream = TcpStream::connect(address).await?;
-    // Best effort: without it, the connection is closed in the usual way.
+    // If this fails, the connection is closed with FIN instead of RST.
     let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     Ok(stream)
 }

@@ -110,7 +110,7 @@ pub(super) struct Reader {
 
 /// A request to reload.
 struct Request {
-    /// Where to send the answer; `None` for a signal, which gets none.
+    /// Where to send the answer; `None` for a signal, which gets no answer.
     answer: Option<oneshot::Sender<ReloadAnswer>>,
     /// When the answer is due.
     until: Instant,

@@ -108,7 +108,7 @@ impl Gateway {
     }
 }
 
-/// The state that other tasks read. From now on, checks fail only while the gateway can forward.
+/// The state that other tasks read. From now on, health checks count failures only while the gateway can forward.
 fn state(
     config: &GatewayConfig,
     dataplane: &Arc<Dataplane>,

@@ -1,6 +1,6 @@
 //! Everything that the daemon's loop waits for.
 //!
-//! Invariant: cancelling a wait loses nothing; the next one sees what has arrived meanwhile.
+//! Invariant: cancelling a wait loses nothing; the next wait sees what has arrived meanwhile.
 
 use std::sync::Arc;
 

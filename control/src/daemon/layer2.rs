@@ -1,7 +1,7 @@
 //! Which VIPs this gateway answers for on layer 2, where several gateways are on one link: by Leases, or by VRRP.
 //!
-//! The controller passes each round; `announce.l2.mode` selects what updates the ownership of the dataplane. With
-//! `always` and `off` nothing does, because no VIP has an owner.
+//! The controller passes each round; `announce.l2.mode` selects what updates the ownership in the dataplane. With
+//! `always` and `off`, nothing updates it, because no VIP has an owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -44,7 +44,7 @@ pub(super) enum Layer2 {
 pub(super) struct Unable(BTreeMap<IpAddr, String>);
 
 impl Unable {
-    /// Logs the changes of a round. With Leases, another gateway answers instead.
+    /// Logs the changes of a round. With Leases, another gateway answers for these VIPs instead.
     pub(super) fn log(&mut self, outcome: &Outcome, mode: Layer2Mode) {
         let mut able: BTreeSet<IpAddr> = BTreeSet::new();
         let mut unable: BTreeMap<IpAddr, String> = BTreeMap::new();

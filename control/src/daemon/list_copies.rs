@@ -21,7 +21,7 @@ pub(super) struct Lists {
 /// The copies of the lists of one gateway.
 #[derive(Debug)]
 pub(super) struct ListCopies {
-    /// Where they are; `None` if the gateway saves nothing.
+    /// The directory of the copies; `None` if the gateway saves nothing.
     directory: Option<PathBuf>,
     /// Serialises saves, which write the same files.
     saving: Mutex<()>,

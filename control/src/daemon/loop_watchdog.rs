@@ -1,8 +1,8 @@
 //! Detects a hung daemon loop.
 //!
-//! While it hangs, workers keep forwarding and nothing else changes: no update of an endpoint, no result of a health
-//! check, no drain. Other tasks continue, and every health check would still pass. [`Iteration`] is for people;
-//! [`Progress`] is for whatever restarts the gateway.
+//! While the loop hangs, workers keep forwarding, but nothing changes any more: no update of an endpoint, no result of
+//! a health check, no drain. Other tasks continue, and every health check would still pass. [`Iteration`] is for
+//! people; [`Progress`] is for whatever restarts the gateway.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -75,8 +75,8 @@ const REFUSED: u8 = 2;
 /// Exit code if only files that the configuration names are refused: other programs write them, so a later start may
 /// succeed.
 const FILES_REFUSED: u8 = 4;
-/// How long everything except the dataplane may take to end, after the grace period. Each step has its own limit, some
-/// seconds in total, unless the kernel does not let a thread or BIRD end.
+/// How long everything except the dataplane may take to end, after the grace period. The limits of its steps add up to
+/// some seconds, but the kernel may not let a thread or BIRD end.
 const CONTROL_ENDS: Duration = Duration::from_secs(20);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.

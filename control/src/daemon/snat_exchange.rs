@@ -141,7 +141,7 @@ impl SnatExchange {
     ) -> Vec<IpAddr> {
         let (own, stays) = (self.links.own)();
         self.stays = stays;
-        // Except at the start, it still has the flows of its own addresses while it catches up.
+        // Except at the start, the gateway still has the flows of its own addresses while it catches up.
         let serves = own.serves && (!catches_up || self.served.is_some());
         if serves {
             self.served = Some(now);

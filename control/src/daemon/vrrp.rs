@@ -121,7 +121,7 @@ impl Groups {
         not_ready: Option<String>,
         is_cut_off: bool,
     ) -> Option<String> {
-        // A later time would be an error of the caller; an earlier one is a check that waited.
+        // `began` is earlier than `now` if the check waited; a later time would be an error of the caller.
         let began = began.min(now);
         if self.last_check > BootTime(0) && began > self.last_check.plus(self.timeout) {
             self.paused = Some(began);

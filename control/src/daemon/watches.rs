@@ -32,7 +32,7 @@ use super::flows::{backend_ids, service_ids};
 const MEMORY: usize = 4 << 20;
 /// The maximum number of packets that a watch buffers per worker.
 const RECORDS_MAX: usize = 4_096;
-/// Packets of each worker in one answer.
+/// The maximum number of packets of each worker in one answer.
 const ANSWER_MAX: usize = 512;
 /// How long a request waits for a packet.
 const WAIT: Duration = Duration::from_secs(1);

@@ -100,13 +100,13 @@ impl Latency {
         self.histogram.len()
     }
 
-    /// The duration that this fraction of all records does not exceed; 0 if there are none. `part` is from 0 to 1.
+    /// The duration that this fraction of all records does not exceed; 0 without records. `part` is from 0 to 1.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Duration {
         Duration::from_nanos(self.histogram.value_at_quantile(part))
     }
 
-    /// The longest duration; 0 if there are none.
+    /// The longest duration; 0 without records.
     #[must_use]
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.histogram.max())

@@ -67,7 +67,7 @@ impl Process {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         // BFD must send a packet every few hundred milliseconds, even if other programs use the CPU. Without the
-        // capability to raise it, the priority stays as it is.
+        // capability to raise the priority, it stays as it is.
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             let _ = setpriority_process(Some(pid), PRIORITY);
         }

@@ -49,7 +49,7 @@ impl ReceivedChanges {
         let (answer, applied) = oneshot::channel();
         match (self.apply)(std::mem::take(&mut self.waiting), answer) {
             None => self.applied = Some(applied),
-            // Retried in the next loop iteration.
+            // They are sent again in the next loop iteration.
             Some(refused) => self.waiting = refused,
         }
     }

@@ -41,9 +41,9 @@ pub(crate) struct Shown {
 /// The fingerprints of the keys of `flowSharing`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fingerprints {
-    /// Of `flowSharing.key`.
+    /// The fingerprint of `flowSharing.key`.
     pub(crate) own: String,
-    /// Of `flowSharing.acceptKey`.
+    /// The fingerprint of `flowSharing.acceptKey`.
     pub(crate) accepted: Option<String>,
 }
 

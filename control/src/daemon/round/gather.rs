@@ -42,7 +42,7 @@ pub(in crate::daemon) struct Gatherer {
 /// The addresses that Services have before the round.
 pub(in crate::daemon) struct Given<'a> {
     pub(super) allocations: &'a Arc<Allocations>,
-    /// Whether a file of this gateway stores them, in which case this gateway decides on addresses.
+    /// Whether a file of this gateway stores them: then this gateway decides on addresses.
     pub(super) are_kept_here: bool,
 }
 
