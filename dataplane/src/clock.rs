@@ -1,7 +1,7 @@
 //! Time for workers: nanoseconds derived from the time stamp counter, without a system call.
 //!
 //! A [`Clock`] is created once and copied to every worker, so that all agree. The counter runs at the same rate on all
-//! cores (`constant_tsc`), as on every machine that DPDK supports.
+//! cores (`constant_tsc`); every machine that DPDK supports has such a counter.
 //!
 //! Invariant: time never goes back for a worker: [`Clock::now`] is a monotonic function of the counter.
 

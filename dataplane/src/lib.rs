@@ -6,7 +6,7 @@
 //!
 //! May depend on: the crates below `dataplane/`: `tidegate-pipeline` (decisions on packets), `tidegate-snapshot`,
 //! `tidegate-conntrack`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`, `tidegate-capture`, `tidegate-probe`
-//! (connections of health checks); and `dpdk`. May not: the control plane.
+//! (connections of health checks); and `dpdk`. May not depend on: the control plane.
 //!
 //! Invariant: workers share nothing except bounded queues. A worker's loop takes no lock and allocates nothing, and the
 //! control plane never waits for a worker without a limit.

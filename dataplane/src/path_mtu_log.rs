@@ -1,7 +1,7 @@
 //! Logs the path MTUs of tunnels that were reduced or have expired.
 //!
 //! Workers record them ([`tidegate_snapshot::path_mtu`]) but write no log. The slow path compares the table with its
-//! previous state: at once after a change, and then not again for [`PAUSE`], so that routers, or an attacker who forges
+//! previous state immediately after a change, and then not again for [`PAUSE`]. So routers, or an attacker who forges
 //! their errors, can't fill the log. Changes that are undone within the pause are not logged.
 
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ impl PathMtuLog {
             paths.known(now).map(|path| (path.backend.ip(), (path.mtu, path.ends))).collect();
         let is_new = |&(backend, found): &(&IpAddr, &(u16, Now))| self.logged.get(backend) != Some(found);
         let new = known.iter().filter(is_new).map(|(&backend, &(mtu, _))| Change::Reduced { backend, mtu });
-        // An evicted entry has not expired, and is recorded again when needed.
+        // An evicted entry has not expired; a later ICMP error records it again.
         let is_over =
             |&(backend, &(_, end)): &(&IpAddr, &(u16, Now))| end <= now && !known.contains_key(backend);
         let over = self.logged.iter().filter(is_over).map(|(&backend, _)| Change::Expired { backend });

@@ -1,4 +1,4 @@
-//! The TUN device of this process that probe sockets use, with the near addresses.
+//! The TUN device through which this process sends probes. It has the near addresses of [`Ends`].
 //!
 //! Invariant: not persistent. The device, its addresses and routes disappear with the process.
 
@@ -113,7 +113,8 @@ impl ProbeDevice {
         self.device.send(packet).map(drop)
     }
 
-    /// Reads a packet that the kernel sends, after an Ethernet header without addresses. `None` if there is none.
+    /// Reads a packet that the kernel sends, and puts an Ethernet header without addresses in front. `None` if no
+    /// packet is waiting.
     ///
     /// # Errors
     /// If the device is gone.

@@ -12,7 +12,7 @@
 //!
 //! Checked by loom (`tests/loom_publish.rs`), which models the order of atomics and of whole queue operations. It can't
 //! see inside the queues: under loom, they are mutex-protected one-entry boxes. We rely on crossbeam's lock-free queues
-//! to behave alike; `tests/publish.rs` exercises them with real threads.
+//! to behave like these boxes; `tests/publish.rs` exercises them with real threads.
 
 use crossbeam::utils::CachePadded;
 
@@ -21,7 +21,7 @@ use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
 /// Capacity of an outbox. Two values can arrive between two calls of the publisher.
 const OUTBOX_CAPACITY: usize = 4;
 
-/// The side that creates values. Owned by one thread, or behind the control plane's own lock.
+/// The side that creates values. One thread owns it, or the control plane's lock protects it.
 #[derive(Debug)]
 pub struct Publisher<T> {
     current: Arc<T>,
@@ -95,8 +95,8 @@ impl<T> Publisher<T> {
         &self.current
     }
 
-    /// The value published last, to be kept for longer. The last owner drops it, which is never a worker: a worker
-    /// returns its reference to the publisher.
+    /// The value published last, to be kept for longer. A worker is never its last owner, because it returns its
+    /// reference to the publisher.
     #[must_use]
     pub fn share(&self) -> Arc<T> {
         Arc::clone(&self.current)
@@ -110,10 +110,9 @@ impl<T> Publisher<T> {
 
     /// Passes `value` to every live reader. Returns at once; see [`Self::applied_generation`].
     ///
-    /// # Panics
-    /// If `generation` doesn't exceed the last one: readers distinguish values by it.
+    /// # Panics If `generation` doesn't exceed the previous one: readers distinguish values by generation.
     pub fn publish(&mut self, generation: u64, value: T) {
-        assert!(generation > self.generation(), "generations of published values grow");
+        assert!(generation > self.generation(), "generations of published values increase");
         self.reclaim();
         self.current = Arc::new(value);
         for channel in self.live() {
@@ -184,7 +183,7 @@ impl<T> Reader<T> {
     #[cold]
     fn take(&mut self) -> bool {
         if self.channel.outbox.is_full() {
-            // The publisher hasn't emptied the outbox for a long time. The value in use stays until it has.
+            // The outbox is full. The value in use stays until the publisher empties it.
             return false;
         }
         // Empty if the value was taken together with an earlier one, before its generation was stored.
@@ -208,8 +207,8 @@ impl<T> Drop for Reader<T> {
 }
 
 impl<T> Channel<T> {
-    /// Returns a value to the publisher, which drops it. If the outbox is full when the worker ends, it is dropped
-    /// here.
+    /// Returns a value to the publisher, which drops it. If the outbox is full when the worker ends, the value is
+    /// dropped here.
     fn give_back(&self, value: Arc<T>) {
         drop(self.outbox.push(value));
     }

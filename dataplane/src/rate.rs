@@ -1,9 +1,9 @@
 //! A token bucket for the work of one thread: frames that it sends or hands over.
 //!
-//! Pure: the time is an argument. The state is a single time, up to which tokens are spent.
+//! Pure: the time is an argument. The state is a single point in time: all tokens that accrued before it are spent.
 //!
-//! Invariant: in any time t, at most `burst + t * per_second` pass. If one call takes more than the burst, its tokens
-//! count instead of the burst.
+//! Invariant: in any time t, at most `burst + t * per_second` pass. If one call takes more than the burst, the bound is
+//! the tokens of that call plus `t * per_second`.
 
 use tidegate_spec::now::Now;
 
@@ -32,21 +32,21 @@ impl TokenBucket {
         Self { cost_ns, saved_ns_max: cost_ns * u64::from(burst.max(1)), paid_until: 0 }
     }
 
-    /// Spends one token if available. Returns whether it was.
+    /// Spends one token if available. Returns whether it did.
     #[inline]
     pub fn take(&mut self, now: Now) -> bool {
         self.take_many(now, 1)
     }
 
-    /// Spends this many tokens if available. Returns whether they were. More than the burst is available after a long
-    /// enough pause.
+    /// Spends this many tokens if available. Returns whether it did. After a long enough pause, more tokens than the
+    /// burst are available.
     #[inline]
     pub fn take_many(&mut self, now: Now, tokens: u32) -> bool {
         let cost = self.cost_ns.saturating_mul(u64::from(tokens));
         let saved_max = self.saved_ns_max.max(cost);
         let floor = now.0.saturating_sub(saved_max);
         let paid = self.paid_until.max(floor).saturating_add(cost);
-        // A new token bucket has its burst and no more.
+        // A new token bucket has exactly its burst.
         let allowed = paid <= now.0.max(self.saved_ns_max);
         if allowed {
             self.paid_until = paid;

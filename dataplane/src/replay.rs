@@ -1,8 +1,8 @@
 //! Runs the real pipeline over a capture: what would the gateway do with these packets? Needs no ports, root or DPDK.
 //!
 //! One worker processes the packets in the order of the file, with the capture's timestamps as its clock and static
-//! neighbours only. Flows expire as the clock advances. A fragment that precedes the first one of its datagram waits
-//! for it, as in the worker: its result is reported in the order of the capture, and frames sent because of it are
+//! neighbours only. Flows expire as the clock advances. A fragment that precedes the first fragment of its datagram
+//! waits for it, as in the worker. Its result is reported in the order of the capture. Frames sent because of it are
 //! written when they are sent, with the timestamp of the packet that ended the wait. `tidegate replay` and tests use
 //! this module.
 //!
@@ -218,9 +218,9 @@ impl Replay {
         Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }
 
-    /// Processes one packet. A timestamp before that of the previous packet counts as the latter. Returns its result,
-    /// and those of packets that waited for it or whose wait has timed out. If the packet itself must wait for its
-    /// first fragment, its result is not included.
+    /// Processes one packet. If `now` is before the previous packet's timestamp, that timestamp is used. Returns its
+    /// result, and the results of packets that waited for it or whose wait has timed out. If the packet itself must
+    /// wait for its first fragment, its result is not included.
     ///
     /// # Panics
     /// If the spec has no such interface.
@@ -230,8 +230,8 @@ impl Replay {
         self.clock = before.max(now);
         // A new replay has no flows, so the time before its first packet costs nothing.
         self.pipeline.age_between(before, self.clock);
-        // As a worker does in each loop iteration. From the first packet on, so the tables count the loads of all
-        // flows.
+        // A worker does this in each loop iteration. Starting with the first packet lets the tables count the loads of
+        // all flows.
         self.pipeline.share_loads(&self.snapshot, &self.tallies, self.clock);
         let expired: Vec<PendingPacket> = std::iter::from_fn(|| self.fragments.expire(self.clock)).collect();
         let mut done: Vec<Replayed> = expired.into_iter().map(|packet| packet.replayed).collect();
@@ -294,7 +294,7 @@ impl Replay {
     }
 }
 
-/// The frames as sent: the whole frame, or its fragments that fit the link.
+/// The frames as sent: the whole frame, or fragments of it that fit the link.
 fn sent(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
     let cut = oversized.and_then(|one| Cut::new(frame, usize::from(one.packet), usize::from(one.mtu)));
     let Some(cut) = cut else { return vec![frame.to_vec()] };

@@ -1,7 +1,7 @@
 //! Requests to the kernel through rtnetlink: one request, one answer or a list, no state.
 //!
-//! Written by hand because the `rtnetlink` crate needs an async runtime, which the dataplane doesn't have. Messages are
-//! from `netlink-packet-route`.
+//! Written by hand because the `rtnetlink` crate needs an async runtime, which the dataplane doesn't have. The message
+//! types are those of `netlink-packet-route`.
 
 use std::io;
 
@@ -42,7 +42,7 @@ impl Connection {
         self.send(message, flags)?;
         loop {
             let answer = self.receive()?;
-            // An answer that could not be read in time may still be in the socket.
+            // The socket may still contain an answer to an earlier request, which could not be read in time.
             if answer.header.sequence_number == self.sequence {
                 return Self::read(answer.payload);
             }

@@ -69,13 +69,13 @@ pub struct SlowPathCounters {
     pub to_kernel: Counter,
     /// Frames that the kernel refused, or that arrived on an interface without a tap.
     pub to_kernel_dropped: Counter,
-    /// Frames of the kernel passed to a worker.
+    /// Frames from the kernel passed to a worker.
     pub from_kernel: Counter,
-    /// Frames of the kernel dropped because memory or the worker's queue was exhausted.
+    /// Frames from the kernel dropped because no memory or no space in the worker's queue was left.
     pub from_kernel_dropped: Counter,
     /// Requests, probes and announcements sent.
     pub neighbor_frames: Counter,
-    /// Requests, probes and announcements dropped because memory or the worker's queue was exhausted.
+    /// Requests, probes and announcements dropped because no memory or no space in the worker's queue was left.
     pub neighbor_frames_dropped: Counter,
     /// On-demand neighbours that were refused because all entries of the link and family are in use.
     pub neighbors_refused: Gauge,
@@ -104,7 +104,7 @@ impl SlowPathState {
     }
 
     /// Removes the next hops that the snapshot left out of a full table. They have no table entries, and must not take
-    /// those of neighbours that packets need.
+    /// entries from neighbours that packets need.
     #[must_use]
     pub fn without_left_out(mut self, spec: &SnapshotSpec, problems: &[Problem]) -> Self {
         for problem in problems.iter().filter(|problem| problem.is_neighbor_table_full()) {
@@ -313,7 +313,7 @@ impl<S: FrameSource> SlowPath<S> {
         let mac = |interface, next_hop: &_| {
             let mac = self.table.resolve(interface, next_hop);
             if mac.is_none() {
-                // As a worker does. The kernel retransmits the packet.
+                // Like a worker, request the next hop. The kernel retransmits the packet.
                 self.exchange.neighbor_reports.report(NeighborEvent::Wanted { interface, addr: *next_hop });
             }
             mac
@@ -334,7 +334,7 @@ impl<S: FrameSource> SlowPath<S> {
         self.links.set_tap(n, LinkState::Gone);
         let Some(tap) = &mut self.taps[n] else { return };
         match tap.recreate() {
-            // This state change causes the routes to be added again.
+            // The new state of the tap causes the routes to be added again.
             Ok(()) => {
                 self.links.set_tap(n, LinkState::Up);
                 self.links.note_recreated(n);
@@ -376,7 +376,7 @@ impl<S: FrameSource> SlowPath<S> {
                     let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
                     memory.routes.lost(interface);
                 }
-                // A tap that is gone or down is reported and restored elsewhere.
+                // Another function reports and restores a tap that is gone or down.
                 Err(error) => tracing::debug!(%error, "an address of the tap is missing"),
             }
         }
@@ -427,8 +427,8 @@ impl<S: FrameSource> SlowPath<S> {
         Ok(true)
     }
 
-    /// Answers a request of the kernel for a neighbour whose link address is known here, instead of sending it on the
-    /// wire, where a flood could cause the loss of request or answer and make health checks fail.
+    /// Answers a request of the kernel for a neighbour whose link address is known here. On the wire, a flood could
+    /// cause the loss of the request or the answer, and health checks would fail.
     fn answer_kernel(&self, interface: InterfaceIndex, frame: &[u8]) -> Option<SmallFrame> {
         let mac_of = |target: Addr| self.table.resolve(interface, &target);
         match tidegate_wire::parse(frame).ok()? {
@@ -544,7 +544,7 @@ impl<S: FrameSource> SlowPath<S> {
             .collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
-            // Only an error is reported: another program deleted the device. Sleep instead of spinning.
+            // `poll` reports only an error because another program deleted the device. Sleep instead of spinning.
             Ok(1..) if fds.iter().all(|fd| !fd.revents().contains(PollFlags::IN)) => std::thread::sleep(time),
             // A signal for the process only ends the wait early.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -130,7 +130,7 @@ pub enum TopologyError {
     },
 }
 
-/// Places one worker on each of `cores`.
+/// Assigns one worker to each of `cores`.
 ///
 /// # Errors
 /// All errors, not only the first.
@@ -201,7 +201,7 @@ fn queue_errors(port: &PortOffer, workers: usize) -> impl Iterator<Item = Topolo
         })
 }
 
-/// Memory of another node costs about twice the latency per cache miss.
+/// A cache miss to the memory of another node takes about twice as long.
 fn far(placement: &WorkerPlacement, port: &PortOffer) -> Option<String> {
     match (placement.numa, port.numa) {
         (Some(core), Some(device)) if core != device => Some(format!(
@@ -229,7 +229,7 @@ impl Machine {
     }
 }
 
-/// Reads the NUMA node from `/sys/devices/system/cpu/cpuN/nodeM`, which the pure part doesn't do.
+/// Reads the NUMA node from `/sys/devices/system/cpu/cpuN/nodeM`, which [`plan`] must not do itself.
 fn numa_from_sysfs(cpu: usize) -> Option<u16> {
     let directory = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}"));
     std::fs::read_dir(directory)

@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Swaps the Ethernet and IPv4 addresses until the time is over, and prints what it received.
+/// Swaps the Ethernet and IPv4 addresses of received frames until the time is over, and prints what it received.
 fn reflect(mut rx: RxQueue, mut tx: TxQueue, until: Instant) {
     let mut burst = Burst::<32>::new();
     let (mut received, mut sent, mut tagged, mut longest) = (0, 0, 0, 0);

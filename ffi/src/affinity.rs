@@ -39,19 +39,20 @@ impl Affinity {
 
     pub(crate) fn of_this_thread() -> Self {
         let mut affinity = Self::none();
-        // SAFETY: pid 0 is this thread; the pointer and the size are those of a whole cpu_set_t. It can fail only
-        // where the kernel has more than CPU_SETSIZE CPUs; the set stays empty then.
+        // SAFETY: pid 0 is this thread; pointer and size describe a whole cpu_set_t. The call can fail only if the
+        // kernel has more than CPU_SETSIZE CPUs; the set then stays empty.
         unsafe { libc::sched_getaffinity(0, mem::size_of::<libc::cpu_set_t>(), &mut affinity.0) };
         affinity
     }
 
     pub(crate) fn restore(&self) {
-        // The set was read from this thread a moment ago, so the kernel accepts it. Nothing can be done about an error.
+        // The set was read from this thread a moment ago, so the kernel should accept it. An error couldn't be handled
+        // anyway.
         let _ = self.apply();
     }
 
     fn apply(&self) -> std::io::Result<()> {
-        // SAFETY: pid 0 is this thread; the pointer and the size are those of a whole cpu_set_t.
+        // SAFETY: pid 0 is this thread; pointer and size describe a whole cpu_set_t.
         let result = unsafe { libc::sched_setaffinity(0, mem::size_of::<libc::cpu_set_t>(), &self.0) };
         if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }

@@ -1,9 +1,9 @@
 //! A burst: frames that a worker processes together.
 //!
-//! [`Burst`] is a fixed array of owned mbufs, without heap memory. It dereferences to `[Mbuf]`. A worker has one per
-//! queue: RX appends to it, TX takes from its front.
+//! [`Burst`] is a fixed array of owned mbufs, without heap memory. It dereferences to `[Mbuf]`. A worker has one burst
+//! per queue: RX appends to it, TX takes from its front.
 //!
-//! Invariant: a burst owns its mbufs. Those that TX refuses stay in it, in order; dropping it frees them.
+//! Invariant: a burst owns its mbufs. Mbufs that TX refuses stay in it, in order; dropping the burst frees them.
 
 use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -92,8 +92,8 @@ impl<const N: usize> Burst<N> {
     #[inline]
     pub fn clear(&mut self) {
         let count = u32::try_from(self.0.len()).expect("a burst is small");
-        // SAFETY: length 0 is always right, and leaves the first `count` pointers to us alone; they are owned mbufs,
-        // which rte_pktmbuf_free_bulk consumes.
+        // SAFETY: length 0 is always valid, and nothing else then refers to the first `count` pointers; they are owned
+        // mbufs, which rte_pktmbuf_free_bulk consumes.
         unsafe {
             self.0.set_len(0);
             if count > 0 {
@@ -106,8 +106,7 @@ impl<const N: usize> Burst<N> {
     #[inline]
     pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<Mbuf>] {
         let len = self.0.len();
-        // SAFETY: the array has N places, of which `len` are in use; the rest need no initialisation to be seen as
-        // MaybeUninit.
+        // SAFETY: the array has N entries, of which `len` are in use; MaybeUninit allows the rest to be uninitialised.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().add(len).cast(), N - len) }
     }
 
@@ -120,7 +119,7 @@ impl<const N: usize> Burst<N> {
     /// If `count` exceeds the number of unused entries.
     #[inline]
     pub(crate) unsafe fn assume_filled(&mut self, count: usize) {
-        assert!(count <= self.remaining(), "C filled no more entries than it was given");
+        assert!(count <= self.remaining(), "C filled at most the unused entries");
         // SAFETY: by the precondition, and `count` fits.
         unsafe { self.0.set_len(self.0.len() + count) };
     }
@@ -135,9 +134,9 @@ impl<const N: usize> Burst<N> {
     #[inline]
     pub(crate) unsafe fn assume_taken(&mut self, count: usize) {
         let len = self.0.len();
-        assert!(count <= len, "C took no more than it was given");
+        assert!(count <= len, "C took at most the mbufs of the burst");
         // SAFETY: the range is inside the array. The first `count` are forgotten, not dropped; the others are moved,
-        // and the new length does not count their old places.
+        // and the new length excludes their old entries.
         unsafe {
             self.0.set_len(0);
             let start = self.0.as_mut_ptr();

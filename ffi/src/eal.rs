@@ -1,8 +1,8 @@
 //! DPDK's EAL: typed configuration, a single initialization, and clean-up when the last handle is dropped.
 //!
-//! Every pool, port and ring owns an [`Eal`] handle, so they are removed before the clean-up. The EAL is started in
-//! such a way that it creates no files (`--in-memory`, or `--no-shconf` without hugepages) and no socket: nothing
-//! remains, however the process ends.
+//! Every pool, port and ring owns an [`Eal`] handle, so they are removed before the clean-up. The options with which
+//! the EAL is started keep it from creating files or sockets (`--in-memory`, or `--no-shconf` without hugepages):
+//! nothing remains, however the process ends.
 //!
 //! Invariant: the calling thread keeps its CPU affinity. `rte_eal_init` would pin it, and with it all threads that it
 //! starts later.
@@ -42,7 +42,7 @@ pub struct EalConfig {
     /// Virtual devices to create at the start, in the syntax of `--vdev`. [`crate::Port::attach`] can also create them
     /// later.
     pub vdevs: Vec<String>,
-    /// The lowest level of messages that DPDK logs to standard error and syslog.
+    /// The minimum severity of messages that DPDK logs to standard error and syslog.
     pub log_level: LogLevel,
     /// `--file-prefix`. Only relevant if several DPDK processes share a run directory.
     pub file_prefix: Option<String>,
@@ -74,7 +74,7 @@ pub enum Pci {
 
 /// DPDK's log levels, `RTE_LOG_*` of rte_log.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum LogLevel {
     Critical = 3,
     Error = 4,
@@ -155,7 +155,7 @@ struct Initialised;
 impl Drop for Initialised {
     fn drop(&mut self) {
         // SAFETY: initialised, and no other handle exists: no pool, port, ring or registered lcore is left, because
-        // each of them owns one. Nothing can be done about a failure.
+        // each of them owns a handle. A failure can't be handled.
         unsafe { sys::rte_eal_cleanup() };
         remove_empty_run_directory();
     }
@@ -178,8 +178,8 @@ impl EalConfig {
                 arguments.push("--in-memory".to_owned());
                 mib
             }
-            // `--no-huge` implies the legacy memory mode, which excludes `--in-memory`. `--no-shconf` covers the rest
-            // of what that does.
+            // `--no-huge` implies the legacy memory mode, which excludes `--in-memory`. `--no-shconf` has the other
+            // effects of `--in-memory`.
             Memory::NoHuge { mib } => {
                 arguments.extend(["--no-huge".to_owned(), "--no-shconf".to_owned()]);
                 mib
@@ -187,7 +187,7 @@ impl EalConfig {
         };
         arguments.extend(["-m".to_owned(), mib.to_string()]);
         match &self.pci {
-            // Without PCI devices, physical addresses are not needed, and virtual ones don't require root.
+            // Without PCI devices, virtual addresses suffice, which don't require root.
             Pci::None => arguments.extend(["--no-pci".to_owned(), "--iova-mode=va".to_owned()]),
             Pci::Allow(list) => {
                 for address in list {
@@ -219,11 +219,11 @@ impl EalConfig {
 
 /// The EAL creates its run directory (`/var/run/dpdk/PREFIX`) even in memory-only mode, and leaves it empty.
 fn remove_empty_run_directory() {
-    // SAFETY: returns a static buffer, NUL-terminated, that is written once in rte_eal_init and only read after.
+    // SAFETY: returns a NUL-terminated static buffer that is written once in rte_eal_init and only read afterwards.
     let path = unsafe { std::ffi::CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
     let Ok(path) = path.to_str() else { return };
     let path = Path::new(path);
-    // `remove_dir` fails if the directory is not empty, so those of other DPDK processes stay.
+    // `remove_dir` fails if the directory is not empty, so the directories of other DPDK processes stay.
     if !path.as_os_str().is_empty()
         && std::fs::remove_dir(path).is_ok()
         && let Some(parent) = path.parent()

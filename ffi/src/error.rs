@@ -67,7 +67,7 @@ pub enum EalError {
     /// `rte_eal_init` failed.
     #[error("the EAL did not start: {source}; arguments: {arguments}{hint}")]
     Init {
-        /// The command line, to try it by hand (`dpdk-testpmd ARGUMENTS`).
+        /// The arguments, which can be tried by hand (`dpdk-testpmd ARGUMENTS`).
         arguments: String,
         /// A likely remedy, or empty.
         hint: &'static str,
@@ -139,7 +139,7 @@ pub enum PortError {
         /// The error of the bus or the driver.
         source: Errno,
     },
-    /// The device exists but has not created an Ethernet port of that name.
+    /// The device exists but has not created an Ethernet port with its name.
     #[error("device {0:?} was attached but has no Ethernet port")]
     NoPort(String),
     /// Another [`crate::Port`] uses it.

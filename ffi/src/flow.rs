@@ -71,11 +71,11 @@ impl BitAnd for RssHash {
 /// The requested RSS. A NIC ignores what it doesn't support; [`crate::Port::rss`] returns the actual setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssConfig {
-    /// The hash key, as long as that of the NIC ([`crate::PortInfo::rss_key_len`]). `None` uses the driver's own.
+    /// The hash key, as long as the NIC requires ([`crate::PortInfo::rss_key_len`]). `None` uses the driver's own.
     pub key: Option<Vec<u8>>,
     /// The headers to hash.
     pub hash: RssHash,
-    /// The redirection table, repeated to fill that of the NIC. `None` uses the driver's own.
+    /// The redirection table, repeated to fill the NIC's table. `None` uses the driver's own.
     pub table: Option<Vec<u16>>,
 }
 

@@ -1,7 +1,7 @@
 //! Threads registered with DPDK: a thread pins itself to a CPU, registers itself and gets an lcore number.
 //!
-//! A mempool has a cache per lcore, so workers allocate and free mbufs without touching shared memory. An unregistered
-//! thread uses the shared ring each time. Each worker registers first.
+//! A mempool has a cache per lcore, so registered threads such as workers allocate and free mbufs without touching
+//! shared memory. An unregistered thread uses the shared ring each time.
 //!
 //! Invariant: an [`Lcore`] never leaves the thread that created it.
 
@@ -52,8 +52,7 @@ impl Lcore {
 
     /// Calls [`pin`] and [`Lcore::register`].
     ///
-    /// # Errors
-    /// Those of the two functions.
+    /// # Errors The errors of both functions.
     pub fn register_on(eal: &Eal, cpu: usize) -> Result<Self, LcoreError> {
         pin(cpu)?;
         Self::register(eal)

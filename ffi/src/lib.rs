@@ -1,8 +1,7 @@
 //! Safe DPDK: the EAL, packet memory, ports and their queues, for one process that owns them all.
 //!
 //! Contains all `unsafe` code of the project except the cache prefetch of `tidegate-structures`; each block says why it
-//! is sound. Knows nothing of VIPs, flows or Kubernetes, only what DPDK knows. Used by the dataplane's `dpdk` driver,
-//! and by tests.
+//! is sound. Not here: VIPs, flows or Kubernetes. Used by the dataplane's `dpdk` driver, and by tests.
 //!
 //! May depend on: `dpdk-sys`.
 //!

@@ -35,9 +35,9 @@ use crate::error::NoSpace;
 #[repr(transparent)]
 pub struct Mbuf(NonNull<sys::rte_mbuf>);
 
-// SAFETY: an mbuf belongs to its owner, whatever thread that is on; giving it back to a pool works on any thread.
+// SAFETY: an mbuf belongs to its owner, on whatever thread; it can be returned to its pool on any thread.
 unsafe impl Send for Mbuf {}
-// SAFETY: through `&Mbuf` everything is only read.
+// SAFETY: `&Mbuf` only allows reading.
 unsafe impl Sync for Mbuf {}
 
 /// The NIC's verdict on a checksum (`RTE_MBUF_F_RX_*_CKSUM_*`).
@@ -49,13 +49,13 @@ pub enum Checksum {
     Good,
     /// It is wrong.
     Bad,
-    /// It is not in the packet, but the data are known to be intact, for example because they come from a virtual
+    /// The packet has no checksum, but its data are known to be intact, for example because they come from a virtual
     /// machine.
     Absent,
 }
 
 impl Mbuf {
-    /// The bytes of the frame: all of them if [`Mbuf::is_contiguous`], otherwise those of the first segment.
+    /// The bytes of the frame: all of them if [`Mbuf::is_contiguous`], otherwise only the first segment.
     #[inline]
     #[must_use]
     pub fn data(&self) -> &[u8] {
@@ -68,7 +68,7 @@ impl Mbuf {
     #[inline]
     #[must_use]
     pub fn data_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `data`; and `&mut self` on the one owner makes it exclusive.
+        // SAFETY: as in `data`; `&mut self` makes the access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start(), usize::from(self.data_len())) }
     }
 
@@ -77,7 +77,7 @@ impl Mbuf {
     #[inline]
     pub fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint, which may be given for any address.
+        // SAFETY: a prefetch is a hint and is allowed for any address.
         unsafe {
             core::arch::x86_64::_mm_prefetch(self.start().cast(), core::arch::x86_64::_MM_HINT_T0);
         }
@@ -107,7 +107,7 @@ impl Mbuf {
         if self.is_contiguous() {
             return Ok(());
         }
-        // SAFETY: a valid mbuf that we own, as are its further segments, which it frees.
+        // SAFETY: we own this valid mbuf and its further segments, which the call frees.
         if unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } == 0 { Ok(()) } else { Err(NoSpace) }
     }
 
@@ -147,8 +147,7 @@ impl Mbuf {
 
     /// Removes `count` bytes from the front.
     ///
-    /// # Errors
-    /// If the first segment has fewer.
+    /// # Errors If the first segment has fewer bytes.
     #[inline]
     pub fn trim_front(&mut self, count: usize) -> Result<(), NoSpace> {
         let data_len = self.data_len();
@@ -265,10 +264,9 @@ impl Mbuf {
 
     /// A pointer to the field at `offset` bytes.
     ///
-    /// # Safety
-    /// `offset` is one of the `DPDK_SYS_MBUF_*` constants, which C took with offsetof of this very struct, and `T` is
-    /// that field's type. The mbuf is valid because we own it, so the pointer may be read, and with the mbuf borrowed
-    /// mutably, written.
+    /// # Safety `offset` is one of the `DPDK_SYS_MBUF_*` constants, which C computed with offsetof for this struct, and
+    /// `T` is the type of that field. The mbuf is valid because we own it, so the pointer may be read, and also written
+    /// while the mbuf is borrowed mutably.
     #[inline]
     unsafe fn field<T>(&self, offset: u32) -> *mut T {
         // SAFETY: by the precondition the result lies inside the mbuf.
@@ -327,7 +325,7 @@ impl Mbuf {
 impl Drop for Mbuf {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: we are the one owner; the pool lives while any mbuf of it is out (see `mempool`).
+        // SAFETY: we are the only owner; the pool lives while any of its mbufs is in use (see `mempool`).
         unsafe { sys::rte_pktmbuf_free(self.0.as_ptr()) };
     }
 }
@@ -338,8 +336,8 @@ impl fmt::Debug for Mbuf {
     }
 }
 
-/// Defines a newtype of [`Mbuf`] for a crate that implements a foreign trait for it, with safe conversions between
-/// slices of the two.
+/// Defines a newtype of [`Mbuf`], with safe conversions between slices of both types, so that a crate can implement a
+/// foreign trait for it.
 ///
 /// ```
 /// dpdk::mbuf_newtype! {

@@ -4,7 +4,7 @@
 //! one pool per NUMA node at the start; workers allocate mbufs for packets that they create.
 //!
 //! Invariant: the memory of a pool is freed only when every mbuf has returned and no lcore can still be returning one.
-//! Until then the pool waits in a list, so an [`Mbuf`] may outlive every [`PktPool`] handle.
+//! Until then, a pool without handles waits in a list, so an [`Mbuf`] may outlive every [`PktPool`] handle.
 
 use std::ffi::CString;
 use std::fmt;
@@ -119,15 +119,14 @@ impl PktPool {
         }
     }
 
-    /// Allocates as many mbufs as fit the burst, all or none, and appends them.
+    /// Fills the burst: allocates as many mbufs as fit and appends them, or allocates none.
     ///
-    /// # Errors
-    /// If fewer are left; the burst is then unchanged.
+    /// # Errors If the pool has fewer; the burst is then unchanged.
     pub fn fill<const N: usize>(&self, burst: &mut Burst<N>) -> Result<(), PoolExhausted> {
         let spare = burst.spare();
         let places = spare.len();
         let count = u32::try_from(places).expect("a burst is small");
-        // SAFETY: the pool lives as long as this handle; `spare` has place for `count` pointers. All or none: on 0
+        // SAFETY: the pool lives as long as this handle; `spare` has space for `count` pointers. If the call returns 0,
         // all of them are valid, fresh and ours.
         unsafe {
             if sys::rte_pktmbuf_alloc_bulk(self.0.raw.as_ptr(), spare.as_mut_ptr().cast(), count) != 0 {
@@ -158,7 +157,7 @@ impl PktPool {
         self.0.data_room
     }
 
-    /// A guarantee that every mbuf of this process is from this pool, as long as the result exists. `None` if there is
+    /// Guarantees that every mbuf of this process is from this pool as long as the result exists. `None` if there is
     /// another pool.
     pub(crate) fn only_pool(&self) -> Option<OnlyPool> {
         free_what_waits();
@@ -206,7 +205,7 @@ struct Pool {
 }
 
 // SAFETY: a mempool made by rte_pktmbuf_pool_create with the default flags may be used from any thread at once: the
-// shared ring is multi-producer multi-consumer, and caches belong to lcores, that is to one thread each.
+// shared ring is multi-producer multi-consumer, and each cache belongs to an lcore, which is a single thread.
 unsafe impl Send for Pool {}
 // SAFETY: as for Send.
 unsafe impl Sync for Pool {}
@@ -257,23 +256,23 @@ struct Parked {
     _eal: Eal,
 }
 
-// SAFETY: as for Pool; and nothing takes from it any more.
+// SAFETY: as for Pool; and nothing allocates from it any more.
 unsafe impl Send for Parked {}
 
 impl Parked {
     /// Whether every mbuf has been returned and no thread can be in the middle of returning one.
     ///
     /// rte_mempool counts an object as cached before it has written the pointer to the cache, so the count alone
-    /// doesn't show that the lcore has finished. It has if the cache belongs to this thread, or if its lcore has no
-    /// thread.
+    /// doesn't show that the lcore has finished. It has finished if the cache belongs to this thread, or if its lcore
+    /// has no thread.
     fn is_quiet(&self) -> bool {
         let own = lcore::current();
-        // SAFETY: the pool lives, for only `free_what_waits` frees it, and takes it off the list with that.
+        // SAFETY: the pool lives, because only `free_what_waits` frees it, and then removes it from the list.
         if unsafe { sys::rte_mempool_avail_count(self.raw.as_ptr()) } != self.capacity {
             return false;
         }
         (0..sys::RTE_MAX_LCORE).all(|id| {
-            // SAFETY: as above; id is below RTE_MAX_LCORE, as both calls need.
+            // SAFETY: as above; id is below RTE_MAX_LCORE, as both calls require.
             unsafe {
                 sys::dpdk_sys_mempool_cached(self.raw.as_ptr(), id) == 0
                     || own == Some(id)
@@ -290,7 +289,7 @@ fn free_what_waits() {
         waiting.extract_if(.., |parked| parked.is_quiet()).collect()
     };
     for parked in quiet {
-        // SAFETY: quiet and without handles: no pointer into it is left, and it is off the list.
+        // SAFETY: the pool is quiet and has no handles: no pointer into it is left, and it is no longer in the list.
         unsafe { sys::rte_mempool_free(parked.raw.as_ptr()) };
         count().pools -= 1;
     }

@@ -4,7 +4,7 @@
 //! uses it.
 //!
 //! Invariant: a queue has one handle, and `rx` and `tx` borrow it mutably, so two threads never poll one queue, which
-//! DPDK's drivers don't allow. The port can't stop while a handle exists.
+//! DPDK's drivers forbid. The port can't stop while a handle exists.
 
 use std::sync::Arc;
 
@@ -28,19 +28,19 @@ pub struct TxQueue {
 }
 
 impl RxQueue {
-    /// For queues of a started device. Call it once per queue.
+    /// Creates the handle of a queue of a started device. Call it once per queue.
     pub(crate) fn new(device: Arc<Device>, queue: u16) -> Self {
         Self { device, queue }
     }
 
-    /// Appends received frames while the burst has capacity. Returns how many. Never waits.
+    /// Appends received frames while the burst has capacity, and returns their number. Never waits.
     #[inline]
     pub fn rx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let spare = burst.spare();
         let count = u16::try_from(spare.len()).unwrap_or(u16::MAX);
-        // SAFETY: the port is started and has this queue while `device` lives; nobody else polls the queue (one
-        // handle, borrowed mutably); `spare` has place for `count` pointers. The driver fills the first `received`
-        // with mbufs of a PktPool, direct, with one reference, and ours.
+        // SAFETY: the port is started and has this queue while `device` lives; nobody else polls the queue (one handle,
+        // borrowed mutably); `spare` has space for `count` pointers. The driver fills the first `received` with direct
+        // mbufs of a PktPool that have one reference, which is now ours.
         unsafe {
             let received =
                 sys::rte_eth_rx_burst(self.device.id(), self.queue, spare.as_mut_ptr().cast(), count);
@@ -63,22 +63,22 @@ impl RxQueue {
 }
 
 impl TxQueue {
-    /// For queues of a started device. Call it once per queue.
+    /// Creates the handle of a queue of a started device. Call it once per queue.
     pub(crate) fn new(device: Arc<Device>, queue: u16) -> Self {
         Self { device, queue }
     }
 
-    /// Sends frames from the front of the burst until the queue is full. Returns how many. The rest stays in the burst,
-    /// in order, to be sent again or dropped. Never waits.
+    /// Sends frames from the front of the burst until the queue is full, and returns their number. The rest stays in
+    /// the burst, in order, to be sent again or dropped. Never waits.
     #[inline]
     pub fn tx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let count = u16::try_from(burst.len()).unwrap_or(u16::MAX);
         if count == 0 {
             return 0;
         }
-        // SAFETY: the port is started and has this queue while `device` lives; nobody else uses the queue (one
-        // handle, borrowed mutably); the burst contains `count` owned mbufs. The driver owns the first `sent` from then
-        // on and frees them when they are out.
+        // SAFETY: the port is started and has this queue while `device` lives; nobody else uses the queue (one handle,
+        // borrowed mutably); the burst contains `count` owned mbufs. From then on, the driver owns the first `sent` and
+        // frees them once they are sent.
         unsafe {
             let sent = sys::rte_eth_tx_burst(self.device.id(), self.queue, burst.as_raw(), count);
             burst.assume_taken(usize::from(sent));

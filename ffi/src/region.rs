@@ -1,7 +1,7 @@
 //! Large arrays of words outside the heap: on huge pages, or in a file whose contents outlive the process.
 //!
 //! A region is never unmapped, so its words are `'static` and need no owner. It is for memory that a process needs
-//! until its end. Pages are not touched before they are used or [`Region::populate`] is called.
+//! until it ends. Pages are allocated when they are first used or by [`Region::populate`].
 //!
 //! Invariant: the words of a region are handed out once, by the function that maps it.
 
@@ -65,7 +65,7 @@ impl Region {
         if metadata.len() < bytes as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the mapping"));
         }
-        // On hugetlbfs this is the huge page size, of which mappings must be a multiple.
+        // On hugetlbfs this is the huge page size, and the length of a mapping must be a multiple of it.
         let page = usize::try_from(metadata.blksize()).unwrap_or(4096);
         let bytes = if page >= HUGE_PAGE { bytes.next_multiple_of(page) } else { bytes };
         let mapped = map(words, bytes, libc::MAP_SHARED, file.as_raw_fd())?;
@@ -113,7 +113,7 @@ impl Region {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Replaces a file that has no page with zeroed memory at the same address. For a file whose pages can't be
+    /// Replaces a file without pages by zeroed memory at the same address. Use it if the pages of the file can't be
     /// allocated.
     ///
     /// # Errors
@@ -137,8 +137,8 @@ impl Region {
     }
 
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the range is a mapping of this process, and the two advices that are used change no contents:
-        // MADV_HUGEPAGE and MADV_POPULATE_WRITE.
+        // SAFETY: the range is a mapping of this process, and callers pass only MADV_HUGEPAGE and MADV_POPULATE_WRITE,
+        // which change no contents.
         match unsafe { libc::madvise(self.at.as_ptr(), self.bytes, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -162,10 +162,10 @@ fn map(
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    let at = NonNull::new(at).expect("the kernel maps nothing at address zero");
+    let at = NonNull::new(at).expect("the kernel maps no memory at address zero");
     // SAFETY: the mapping is readable and writable, at least this long, aligned to a page, initialised by the kernel
     // (every bit pattern is a `u32`), and is never unmapped. Nobody else has a reference: it is new, and `Region` gives
-    // none. That the file is not changed by others is required of the caller's user, who alone may open it.
+    // none. The operator must ensure that nobody else changes the file: only the process's user may open it.
     let slice = unsafe { std::slice::from_raw_parts_mut(at.as_ptr().cast::<u32>(), words) };
     Ok((slice, Region { at, bytes }))
 }
@@ -202,7 +202,7 @@ impl Reading {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let at = NonNull::new(at.cast()).expect("the kernel maps nothing at address zero");
+        let at = NonNull::new(at.cast()).expect("the kernel maps no memory at address zero");
         Ok(Self { at, words, bytes })
     }
 }

@@ -1,6 +1,6 @@
 //! Passes mbufs from one thread to another: a bounded lock-free ring.
 //!
-//! A single-producer single-consumer `rte_ring` as a pair of ends. Workers use it for frames that another worker must
+//! The two ends of a single-producer single-consumer `rte_ring`. Workers use it for frames that another worker must
 //! process; tests build ports from rings.
 //!
 //! Invariant: each end has one handle, which is borrowed mutably to use it. Mbufs left in the ring when both ends are
@@ -54,8 +54,8 @@ pub struct RingSender(Arc<Ring>);
 pub struct RingReceiver(Arc<Ring>);
 
 impl RingSender {
-    /// Moves mbufs from the front of the burst to the ring until it is full. Returns how many. The rest stays in the
-    /// burst.
+    /// Moves mbufs from the front of the burst to the ring until it is full, and returns their number. The rest stays
+    /// in the burst.
     #[inline]
     pub fn send<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let count = u32::try_from(burst.len()).expect("a burst is small");
@@ -75,7 +75,7 @@ impl RingSender {
 }
 
 impl RingReceiver {
-    /// Moves mbufs from the ring to the burst while the burst has capacity. Returns how many.
+    /// Moves mbufs from the ring to the burst while the burst has capacity, and returns their number.
     #[inline]
     pub fn receive<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         self.0.drain_into(burst)
@@ -89,7 +89,7 @@ pub(crate) struct Ring {
 }
 
 // SAFETY: rte_ring synchronises its two sides with atomics, and each side is used by one thread at a time: through a
-// mutable borrow of its only handle, or by the port that was made of it.
+// mutable borrow of its only handle, or by the port that was built from the ring.
 unsafe impl Send for Ring {}
 // SAFETY: as for Send.
 unsafe impl Sync for Ring {}
@@ -123,8 +123,8 @@ impl Ring {
     fn drain_into<const N: usize>(&self, burst: &mut Burst<N>) -> usize {
         let spare = burst.spare();
         let count = u32::try_from(spare.len()).expect("a burst is small");
-        // SAFETY: the ring lives; the callers are its only consumer at this time; `spare` has place for `count`
-        // pointers, and what a ring gives are mbufs that a burst or a port gave it.
+        // SAFETY: the ring lives; the caller is its only consumer at this time; `spare` has space for `count` pointers;
+        // the ring contains only mbufs that a burst or a port put there.
         unsafe {
             let received = sys::rte_ring_dequeue_burst(
                 self.raw.as_ptr(),
@@ -144,7 +144,7 @@ impl Drop for Ring {
         while self.drain_into(&mut burst) > 0 {
             burst.clear();
         }
-        // SAFETY: both ends are gone, and so is a port made of it (it owns the ring); it is empty.
+        // SAFETY: both ends are gone, and so is any port built from the ring (the port owns it); the ring is empty.
         unsafe { sys::rte_ring_free(self.raw.as_ptr()) };
     }
 }
@@ -152,6 +152,6 @@ impl Drop for Ring {
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: the ring lives; counting is allowed at any time.
-        write!(f, "Ring({} inside)", unsafe { sys::rte_ring_count(self.raw.as_ptr()) })
+        write!(f, "Ring({} mbufs)", unsafe { sys::rte_ring_count(self.raw.as_ptr()) })
     }
 }

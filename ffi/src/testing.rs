@@ -1,6 +1,6 @@
 //! Support for tests of this crate and of its users: one EAL for the process, and ports without NICs.
 //!
-//! Everything is real DPDK, without mocks. Neither root nor hugepages are needed. Tests of one process run on many
+//! Tests use the real DPDK, without mocks, and need neither root nor hugepages. Tests of one process run on many
 //! threads and share the EAL; each creates its own ports and pools.
 //!
 //! Invariant: a test that reads process-wide state must own [`serial`].
@@ -15,8 +15,7 @@ use crate::ring::Ring;
 
 /// The EAL of this process: plain pages, no PCI, only errors logged. The first caller starts it.
 ///
-/// # Panics
-/// If DPDK does not start. A test that needs it then fails with the reason.
+/// # Panics If DPDK does not start; the message contains the reason.
 pub fn eal() -> &'static Eal {
     static EAL: OnceLock<Eal> = OnceLock::new();
     EAL.get_or_init(|| {

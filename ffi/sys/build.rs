@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, process};
 
-/// The oldest supported release, which is that of Debian 12.
+/// The oldest supported release, which Debian 12 has.
 const MINIMUM: &str = "22.11";
 
 const FUNCTIONS: &[&str] = &[
@@ -70,8 +70,8 @@ const CONSTANTS: &[&str] = &[
 ];
 
 /// The shared objects that contain the bound functions. Drivers are not included, since the EAL loads them from the
-/// directory that the distribution has built in. The exception is `rte_net_ring`, whose functions tests use to create
-/// port pairs.
+/// directory that the distribution chose at build time. The exception is `rte_net_ring`, whose functions tests use to
+/// create port pairs.
 const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
 
 /// Libraries that were part of `rte_eal` in 22.11 and are separate in later releases (`rte_log` since 23.11).

@@ -1,9 +1,9 @@
 /*
- * What bindgen sees of DPDK, from 22.11 on, and the few things of it that C can say and bindgen cannot.
+ * The parts of DPDK, from 22.11 on, for which bindgen generates bindings, and what bindgen can't read from C.
  *
- * Layout. `struct rte_mbuf` moved its fields into anonymous unions in 24.03, so Rust reads them by the offsets
- * below, which are the same words in every release. Macros that bindgen cannot evaluate are constants here, and
- * what is a bit-field or a thread-local is read by a one-line function. Nothing here decides anything.
+ * `struct rte_mbuf` moved its fields into anonymous unions in 24.03, so Rust reads them by the offsets below, whose
+ * source text works in every release. Macros that bindgen cannot evaluate are constants here, and one-line functions
+ * read bit-fields and thread-locals. Nothing here decides anything.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -4,10 +4,10 @@
 //! direction.
 //!
 //! `net_af_packet` always joins its sockets to a fanout group with `PACKET_FANOUT_FLAG_DEFRAG`: the kernel reassembles
-//! IPv4 datagrams first, and passes each on as one frame of up to 64 KiB. Such a port receives into its own pool with
-//! buffers of that size ([`Large`]). Frames that exceed the MTU of the link are fragmented again at once, so that the
-//! pipeline, taps and hand-overs see packets as on the wire. All other frames are copied to normal buffers. TCP with DF
-//! is not changed: it was never fragmented, but consists of segments that the kernel merged (GRO).
+//! IPv4 datagrams first, and passes each on as one frame of up to 64 KiB. Such a port receives into a separate pool
+//! with 64 KiB buffers ([`Large`]). Frames that exceed the MTU of the link are fragmented again at once, so that the
+//! pipeline, taps and hand-overs see packets as on the wire. All other frames are copied to normal buffers. A large TCP
+//! packet with DF stays as it is: it was never fragmented, but merged from segments by the kernel (GRO).
 //!
 //! Invariant: a frame passed to the pipeline is contiguous. A frame that arrives in several mbufs is linearized if the
 //! first one has enough tailroom, and dropped otherwise.
@@ -45,7 +45,7 @@ impl Frame for DpdkFrame {
 
     #[inline]
     fn shrink_front(&mut self, count: usize) {
-        self.0.trim_front(count).expect("no more is removed than the frame has");
+        self.0.trim_front(count).expect("the pipeline removes at most the length of the frame");
     }
 
     #[inline]
@@ -207,7 +207,9 @@ impl PortQueue for DpdkQueue {
         }
         let Some((_, tx)) = &mut self.queues else { return 0 };
         for frame in batch.drain(..) {
-            self.sending.push(frame.0).expect("a batch is as long as a burst, which is empty between calls");
+            self.sending
+                .push(frame.0)
+                .expect("`sending` is empty between calls, and a batch has at most a burst");
         }
         let sent = tx.tx(&mut self.sending);
         batch.extend(self.sending.drain(..).map(DpdkFrame));

@@ -1,11 +1,11 @@
 //! Makes a worker release a port's queue and accept a new one, lock-free and without waiting.
 //!
-//! A device can disappear and return while the gateway runs: its port is closed and reopened, which requires that no
-//! worker owns one of its queues. Each queue of each port has one [`Gate`]: the watching thread sets a request, and the
-//! worker sees it at its next burst and responds. Both sides only store and load a byte.
+//! A device can disappear and return while the gateway runs. Its port is then closed and reopened, while no worker may
+//! own one of its queues. Each queue of each port has one [`Gate`]: the watching thread sets a request, and the worker
+//! sees it at its next burst and responds. Both sides only store and load a byte.
 //!
-//! Invariant: only one side leaves each stage. The watching thread leaves `Open`, `Mute` and `Released`; the worker
-//! leaves `Release` and `Offered`.
+//! Invariant: each stage is ended by one side only. The watching thread ends `Open`, `Mute` and `Released`; the worker
+//! ends `Release` and `Offered`.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -111,7 +111,7 @@ impl PortQueue for MemoryQueue {
         let free = self.0.from_worker.capacity() - self.0.from_worker.len();
         let count = free.min(batch.len());
         for frame in batch.drain(..count) {
-            // Only this end pushes, so the capacity is still there.
+            // Only this end pushes, so the queue can't have filled up.
             self.0.from_worker.push(frame).expect("only the worker fills its transmit queue");
         }
         count

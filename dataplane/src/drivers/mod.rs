@@ -25,7 +25,7 @@ pub trait PortQueue: Send {
     /// several buffers that can't be joined) are dropped here, and their number is returned.
     fn rx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
 
-    /// Sends frames from the front of the batch until the queue is full, and returns how many. The rest stays, in
+    /// Sends frames from the front of the batch until the queue is full, and returns their number. The rest stays in
     /// order.
     fn tx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
 

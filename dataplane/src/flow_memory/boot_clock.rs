@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tidegate_spec::now::Now;
 
-/// The kernel's clock, now at `kernel_ms`, minus a worker's clock, in milliseconds modulo 2^32.
+/// The difference between the kernel's clock, now at `kernel_ms`, and a worker's clock, in milliseconds modulo 2^32.
 #[must_use]
 pub(super) fn clock_difference(kernel_ms: u32, now: Now) -> u32 {
     kernel_ms.wrapping_sub(now.millis())

@@ -132,7 +132,7 @@ impl Identities {
         self.log.append(&bytes)
     }
 
-    /// Rewrites the file with the objects of this snapshot only. Flows of other objects are no longer forwarded.
+    /// Rewrites the file with only the objects of this snapshot: flows of other objects are no longer forwarded.
     fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let mut bytes = Vec::new();
         for (service, info) in snapshot.services() {
@@ -149,8 +149,8 @@ fn records(directory: &Path) -> io::Result<(Vec<Record>, bool)> {
     record_log::read(&directory.join(FILE), Record::read)
 }
 
-/// The service ports of an earlier process, which ended this long ago, if known. They include backends that were
-/// leaving and whose index no other backend has reused.
+/// The service ports of an earlier process, which ended this long ago, if known. They include backends that were being
+/// removed, unless another backend has reused their index.
 pub(super) fn ports(directory: &Path, ended: Option<Duration>) -> io::Result<Vec<EarlierPort>> {
     let (records, _) = records(directory)?;
     let of_kind = |kind: u8| records.iter().filter(move |record| record.kind == kind);
@@ -165,7 +165,7 @@ pub(super) fn ports(directory: &Path, ended: Option<Duration>) -> io::Result<Vec
         services.insert(ServiceId::from_raw(record.id).index(), (record.id, port));
         newest.insert(key, record.id);
     }
-    // A removed Service may still have a record with a key that another one uses now.
+    // A removed Service may still have a record whose key another Service uses now.
     services.retain(|_, (id, port)| newest.get(&port.key) == Some(id));
     let backends: BTreeMap<usize, &Record> =
         of_kind(BACKEND).map(|record| (BackendId::from_raw(record.id).index(), record)).collect();
@@ -194,7 +194,7 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
             "the file with Services and backends of an earlier process is damaged: flows of the missing ones are lost"
         );
     }
-    // By index: the whole id and its equivalent. A later record of an index replaces an earlier one.
+    // The ids with their current equivalents, by index. A later record of an index replaces an earlier one.
     let mut services: Vec<Option<(ServiceId, ServiceId)>> = Vec::new();
     for record in records.iter().filter(|record| record.kind == SERVICE) {
         let then = ServiceId::from_raw(record.id);
@@ -211,7 +211,7 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
         let service = services.get(of.index()).copied().flatten().filter(|(id, _)| *id == of);
         let backends = service.and_then(|(_, now)| snapshot.service_info(now)).map(|info| &info.backends);
         let key = (record.addr, record.port);
-        // Backends are in this order.
+        // Backends are sorted by address and port.
         let found = backends.and_then(|all| {
             let at = all.binary_search_by_key(&key, |one| (one.address, one.port)).ok()?;
             Some(all[at].id)

@@ -1,4 +1,4 @@
-//! Places the flow tables of the workers in memory, and allocates their pages in time.
+//! Maps the memory of the workers' flow tables, and allocates its pages before packets need them.
 //!
 //! The tables of a worker are mapped when it starts, near its NUMA node and locked against swapping. They take memory
 //! only when the first Service needs them: [`FlowMemory::prepare`] allocates all pages of a table before workers get
@@ -36,7 +36,7 @@ pub use store::{Shape, Store, StoreError};
 pub enum Pages {
     /// Huge pages reserved by the administrator (`vm.nr_hugepages`).
     Huge,
-    /// Transparent huge pages, as far as the kernel provides them.
+    /// Transparent huge pages, where the kernel provides them.
     Transparent,
     /// Pages of 4 KiB.
     Small,
@@ -82,7 +82,7 @@ pub struct FlowMemory {
     /// Whether the reserved huge pages suffice for the tables of all workers.
     has_huge_pages: bool,
     store: Option<Store>,
-    /// Whether a table is on the heap instead.
+    /// Whether a table is on the heap because its memory could not be mapped.
     is_on_heap: AtomicBool,
     arrays: Mutex<Vec<TableArray>>,
 }
@@ -218,7 +218,7 @@ impl TableArray {
                 worker, table, part, %error,
                 "no space for the file of a flow table: its flows will be lost on a restart"
             );
-            // A file without pages would crash the process at the first flow.
+            // Without free space for its pages, the file would crash the process at the first flow.
             match region.detach_file(backed) {
                 Ok(()) => (*file, *pages) = (None, Pages::Small),
                 Err(error) => {
@@ -246,7 +246,7 @@ impl TableArray {
 
 impl TableMemory for Provider<'_> {
     fn provide(&mut self, table: TableKind, part: Part, words: usize) -> Option<&'static mut [u32]> {
-        // Few flows have streams and splices.
+        // Few flows have streams and splices, so their arrays may be on the heap.
         if part != Part::Entries && self.memory.store.is_none() {
             return None;
         }

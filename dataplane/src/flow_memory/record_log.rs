@@ -27,8 +27,8 @@ impl<const RECORD: usize> RecordLog<RECORD> {
         Ok(Self { path, file, records: 0 })
     }
 
-    /// Whether to rewrite the file instead of appending this many bytes. `needed` counts the records that it would then
-    /// have.
+    /// Whether to rewrite the file instead of appending this many bytes. `needed` counts the records of the rewritten
+    /// file.
     pub(super) fn is_too_long(&self, more: usize, needed: impl FnOnce() -> usize) -> bool {
         let records = self.records + more / RECORD;
         records > SLACK && records > 2 * needed() + SLACK
@@ -55,7 +55,7 @@ impl<const RECORD: usize> RecordLog<RECORD> {
     /// Makes all further writes fail, as on a full file system.
     #[cfg(test)]
     pub(super) fn break_off(&mut self) {
-        self.file = File::open(&self.path).expect("it is there");
+        self.file = File::open(&self.path).expect("the file exists");
     }
 }
 

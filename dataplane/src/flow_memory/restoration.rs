@@ -1,8 +1,8 @@
 //! Restores the flows of earlier processes to the tables of the workers, once the first Services are known.
 //!
 //! The publisher calls [`Restoration::begin`] with the first snapshot that has Services. Each worker calls
-//! [`Restoration::restore`] with that snapshot before it forwards packets by it. A thread collects the counts and then
-//! removes the files.
+//! [`Restoration::restore`] with that snapshot before it forwards the first packet. A thread collects the counts and
+//! then removes the files.
 //!
 //! Invariant: files are removed only after every worker has restored its flows.
 
@@ -27,8 +27,8 @@ use super::store::{Earlier, Shape, remove};
 pub struct Restored {
     /// Flows by result.
     pub counts: RestoreCounts,
-    /// Tables rejected as a whole: each damaged one counts, and a process of another version or from before a reboot
-    /// counts once.
+    /// The number of tables rejected as a whole. Each damaged table counts as one, and so do all tables of a process of
+    /// another version or from before a reboot.
     pub refused_tables: u64,
     /// The longest time that a worker took; it forwarded nothing meanwhile.
     pub took: Duration,
@@ -53,7 +53,7 @@ pub struct Restoration {
 }
 
 impl Restoration {
-    /// Restores the flows of these processes for workers of this shape. The tables of `refused` more were rejected.
+    /// Restores the flows of these processes for workers of this shape. `refused` further tables were rejected.
     /// `on_failure` is called if the thread that removes the files panics.
     ///
     /// # Errors
@@ -168,7 +168,7 @@ impl Restoration {
             took_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
             "restored flows of the earlier process"
         );
-        // Every worker has read them.
+        // Every worker has read the files.
         let earlier = std::mem::take(&mut *self.earlier.write().unwrap_or_else(PoisonError::into_inner));
         earlier.iter().for_each(|one| remove(&one.path));
         drop(earlier);
@@ -183,7 +183,7 @@ fn start(collect: impl FnOnce() + Send + 'static, on_failure: Option<OnFailure>)
     std::thread::Builder::new().name("tg-restored".to_owned()).spawn(body).map(drop)
 }
 
-/// A worker's part in keeping flows across a restart.
+/// What a worker needs to keep flows across a restart.
 #[derive(Debug, Default)]
 pub struct FlowPersistence {
     /// The flows of earlier processes, until the worker has restored its own.

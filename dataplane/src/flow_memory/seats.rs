@@ -1,5 +1,6 @@
 //! The weights of backends, stored beside the flow tables, for Services that follow their seats (`docs/selection.md`,
-//! "Flows in flux"). The next process compares them with the current weights to find the flows that had another owner.
+//! "Flows in flux"). The next process compares them with the current weights to find the flows whose seats had another
+//! owner.
 //!
 //! Invariant: weights are recorded before workers get the snapshot.
 
@@ -30,7 +31,7 @@ type Weights = BTreeMap<SocketAddr, (u16, u16)>;
 /// When the weights of backends changed, by [`kernel_ms`]. Backends without an entry have not changed recently.
 type Changes = BTreeMap<SocketAddr, u32>;
 
-/// The weights of a service port, if its Service follows its seats.
+/// The weights of a service port; empty if its Service doesn't follow its seats.
 fn weights(service: &ServiceSpec) -> Weights {
     let (FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved)) = &service.flow_tracking else {
         return Weights::new();
@@ -44,7 +45,7 @@ fn weights(service: &ServiceSpec) -> Weights {
     all
 }
 
-/// A record. The last one of a backend and port applies.
+/// A record. The last record of a backend and port applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Record {
     key: ServiceKey,
@@ -133,7 +134,7 @@ struct Recorded {
 enum Recorder {
     /// This process, for this service port.
     Own(SharedService),
-    /// An earlier process, which ended at this time by [`kernel_ms`]. They are not in the file.
+    /// An earlier process, which ended at this time by [`kernel_ms`]. The weights are not in this process's file.
     Earlier(u32),
 }
 
@@ -239,7 +240,7 @@ impl Seats {
             }
         }
         self.log.replace(&bytes)?;
-        // Ports of the earlier process may still follow.
+        // Keep ports of the earlier process: snapshots to come may contain them.
         self.recorded.retain(|_, one| matches!(one.by, Recorder::Earlier(_)));
         self.recorded.extend(recorded);
         self.last = snapshot.specs().clone();

@@ -43,12 +43,12 @@ const TITLE: &str = "tidegate flow tables 1";
 /// restored the flows of their predecessors.
 const RUNS_MAX: usize = 4;
 
-/// What determines which worker owns a flow, and where its entry is.
+/// The settings that determine which worker owns a flow, and where its table entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// The number of workers.
     pub workers: usize,
-    /// The number of flows per worker.
+    /// The maximum number of flows per worker.
     pub entries: usize,
     /// How packets find their worker.
     pub steering: Steering,
@@ -99,16 +99,16 @@ pub enum StoreError {
     },
 }
 
-/// The directory of the gateway: the run of this process, and those of earlier ones.
+/// The directory of the gateway, with the runs of this process and of earlier ones.
 #[derive(Debug)]
 pub struct Store {
-    /// The run of this process, or why there is none. Flows of earlier processes are restored without it.
+    /// The run of this process, or why it has none. Flows of earlier processes are restored even without a run.
     own: Result<Own, StoreError>,
     /// Locked while the process lives.
     _lock: File,
     /// The tables of earlier processes, newest first.
     pub(super) earlier: Vec<Earlier>,
-    /// Tables rejected as a whole, one by one or all those of an earlier process.
+    /// The number of tables rejected as a whole. All tables of a rejected process count as one.
     pub(super) refused: u64,
 }
 
@@ -142,8 +142,8 @@ struct EarlierWorker {
 const PARTS: [Part; 3] = [Part::Entries, Part::Streams, Part::Splices];
 
 impl Store {
-    /// Opens the directory of a gateway and creates a run for this process. If only that fails, the flows of earlier
-    /// processes are still read ([`Self::error`]).
+    /// Opens the directory of a gateway and creates a run for this process. If only the new run fails, the flows of
+    /// earlier processes are still read ([`Self::error`]).
     ///
     /// # Errors
     /// [`StoreError`]. Unusable tables of earlier processes are not an error: they are logged and removed.
@@ -294,7 +294,7 @@ impl Earlier {
         let mut refused = 0;
         let mut worker = |worker: u8| {
             let clock = File::open(path.join(clock_name(worker))).and_then(|file| Reading::of_file(&file, 2));
-            // A worker that never ran has no flows. Older versions have no second word.
+            // A worker that never ran has no flows. Older versions don't write the second word.
             let [clock, last] =
                 clock.map_or([None; 2], |words| [0, 1].map(|at| Some(words[at]).filter(|&word| word != 0)));
             let clock = clock.unwrap_or(shape.clock);
@@ -327,19 +327,19 @@ impl Earlier {
         Ok(Some(Self { path: path.to_owned(), shape, workers, refused }))
     }
 
-    /// Whether packets reach the same worker as they did there.
+    /// Whether packets reach the same workers as in that process.
     pub(super) fn is_alike(&self, shape: &Shape) -> bool {
         self.shape.workers == shape.workers && self.shape.steering == fingerprint(&shape.steering)
     }
 
-    /// How long ago it ended, if known.
+    /// How long ago that process ended, if known.
     fn ended(&self) -> Option<Duration> {
         let now = kernel_ms();
         let ago = self.workers.iter().filter_map(|worker| Some(now.wrapping_sub(worker.last?))).min()?;
         Some(Duration::from_millis(ago.into()))
     }
 
-    /// The tables of one of its workers.
+    /// The tables of one worker of that process.
     pub(super) fn tables(&self, worker: usize) -> Option<StoredTables<'_>> {
         let EarlierWorker { parts, clock, last: _ } = self.workers.get(worker)?;
         let tables = parts.each_ref().map(|[entries, streams, splices]| StoredTable {
@@ -351,7 +351,7 @@ impl Earlier {
         Some(StoredTables { tables, entries_per_core: self.shape.entries, seed: self.shape.seed, then_ms })
     }
 
-    /// The number of its workers.
+    /// The number of workers of that process.
     pub(super) fn workers(&self) -> usize {
         self.workers.len()
     }
@@ -428,7 +428,7 @@ impl About {
         Ok(Self {
             form,
             boot: found,
-            // Both are in the ranges above.
+            // The checks above limit both values.
             workers: workers as usize,
             entries: entries as usize,
             steering: number("steering", field("steering")?, 16)?,
@@ -443,7 +443,7 @@ fn fingerprint(steering: &Steering) -> u64 {
     u64::from(crc32c::crc32c(format!("{steering:?}").as_bytes()))
 }
 
-/// Whether a table in the run has been used. A clock file has a page, too, but its name is not that of a table.
+/// Whether a table in the run has been used. A clock file also has a page, but it is not named like a table.
 fn has_used_tables(run: &Path) -> bool {
     let is_used = |(worker, table): (u8, TableKind)| {
         let file = fs::metadata(run.join(file_name(worker, table, Part::Entries)));

@@ -25,7 +25,7 @@ pub struct DataplaneConfig {
     pub idle: Idle,
     /// The source of packet memory.
     pub memory: dpdk::Memory,
-    /// The number of flows per worker.
+    /// The maximum number of flows per worker.
     pub flow_entries_per_core: usize,
     /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
@@ -37,8 +37,8 @@ pub struct DataplaneConfig {
     pub routes: Vec<RouteSpec>,
     /// Whether the kernel gets a tap per interface. Without taps, punted frames are dropped.
     pub taps: bool,
-    /// A text that no other gateway of the host has. Taps that an earlier process left with it are removed unless an
-    /// interface still uses them. `None` keeps them.
+    /// Marks the taps of this gateway; unique on the host. Taps that an earlier process left with this mark are removed
+    /// unless an interface still uses them. With `None`, they stay.
     pub tap_mark: Option<String>,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
@@ -49,7 +49,7 @@ pub struct DataplaneConfig {
     pub snat_is_released: bool,
     /// Called when a thread of the gateway ends unexpectedly, or a worker or the slow path hangs for good.
     pub on_failure: Option<OnFailure>,
-    /// Called when readiness may have changed: the state of an interface or its tap, or a thread hangs or recovers.
+    /// Called when readiness may have changed: an interface or its tap changes state, or a thread hangs or recovers.
     pub on_change: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 

@@ -24,9 +24,9 @@ pub(super) const LARGE_DATA_ROOM: u16 = 65_376;
 const LARGE_BLOCK: usize = 32 * (LARGE_DATA_ROOM as usize + 32);
 const _: () = assert!(LARGE_BLOCK.is_multiple_of(4096));
 
-/// `net_af_packet` delivers datagrams that the kernel has reassembled. Unless its arguments set a frame size, its ring
-/// gets frames for the largest of these. The size must be a multiple of 16 bytes. 512 frames per direction take 64 MiB
-/// of kernel memory per queue.
+/// `net_af_packet` delivers datagrams that the kernel has reassembled. Unless the device string sets a frame size, this
+/// makes the ring's frames large enough for any datagram. The size must be a multiple of 16 bytes. 512 frames per
+/// direction take 64 MiB of kernel memory per queue.
 pub(super) fn with_large_frames(device: &str) -> String {
     if takes_large_frames(device) {
         format!("{device},framesz={},blocksz={LARGE_BLOCK}", LARGE_DATA_ROOM + 32)

@@ -19,7 +19,7 @@ pub enum PublishError {
         /// The published generation.
         published: u64,
     },
-    /// The spec has other interfaces than the gateway.
+    /// The interfaces of the spec are not those of the gateway.
     #[error("the spec has {given} interfaces, the gateway {ports}")]
     Interfaces {
         /// The number of interfaces in the spec.

@@ -30,11 +30,11 @@ impl KeptSnapshot {
     /// Compares with a compile of the same spec from scratch: the tables of the workers ([`Snapshot::compare`]), and
     /// the state passed to the slow path.
     ///
-    /// `None` if a neighbour table was full: what was left out then depends on earlier snapshots.
+    /// `None` if a neighbour table was full: which neighbours were left out then depends on earlier snapshots.
     #[must_use]
     pub fn compare(&self, spec: &SnapshotSpec) -> Option<Vec<Difference>> {
         let mut found = self.forwarding.snapshot.compare(spec, &self.neighbors)?;
-        // The configured neighbours for the kernel follow from `context`.
+        // The kernel's configured neighbours are derived from `context`, which is compared below.
         let SlowPathState { context, routes, neighbors: _ } = SlowPathState::of(spec, self.announce);
         found.extend(difference::of("outside.around", &self.slow_path_state.context, &context));
         found.extend(difference::of("outside.routes", &self.slow_path_state.routes, &routes));

@@ -70,8 +70,8 @@ impl Ledger {
         present.filter(|tallies| tallies.is_set_aside(id.index())).count()
     }
 
-    /// Sampled packets to a service port with a partial checksum. They may include packets to an earlier service of the
-    /// index, so only the increase is meaningful.
+    /// Sampled packets to a service port with a partial checksum. They may include packets to an earlier service that
+    /// had this index, so only the increase is meaningful.
     pub(super) fn partial(&self, id: ServiceId) -> u64 {
         self.all().map(|tallies| tallies.partial(id.index())).sum()
     }

@@ -4,7 +4,7 @@
 //! the workers; everything else reads. Everything that doesn't depend on DPDK is in [`worker_pool`].
 //!
 //! Invariant: nothing here waits for a worker without a limit, except [`Dataplane::stop`], which waits for one loop
-//! iteration of each worker. After it, or after a failed start, no thread, port, tap or packet memory is left.
+//! iteration of each worker. After a stop or a failed start, no thread, port, tap or packet memory is left.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
@@ -65,7 +65,7 @@ pub use worker_pool::{Published, WorkerPool, WorkerPoolConfig};
 
 /// A running gateway. It dereferences to its [`WorkerPool`].
 ///
-/// On drop, it first stops opening and closing ports, then ends the threads, then closes the ports.
+/// On drop, it ends the thread that closes and reopens ports, then all other threads. The ports close last.
 #[derive(Debug)]
 pub struct Dataplane {
     watch: Option<WatchThread>,
@@ -184,7 +184,7 @@ impl Dataplane {
         &self.main_cpus
     }
 
-    /// The number of all packet buffers, and of free ones.
+    /// The total number of packet buffers, and the number of free ones.
     #[must_use]
     pub fn buffers(&self) -> (u32, u32) {
         (self.pool.capacity(), self.pool.available())
@@ -304,7 +304,7 @@ fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
     }
 }
 
-/// Large mbufs for the ports that need them. A burst of them is filled and emptied at a time; the worker may use a few
+/// Large mbufs for the ports that need them. A worker fills and empties one burst of them at a time, and may use a few
 /// more.
 fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig> {
     let ports = config.interfaces.iter().filter(|one| takes_large_frames(&one.device)).count();
@@ -323,7 +323,7 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let (workers, ports) = (plan.workers.len(), config.interfaces.len());
     let rings = workers * ports * 2 * usize::from(DESCRIPTORS);
     let in_hand = workers * (ports + 2) * BURST;
-    // A cache may contain half as many again before it is flushed.
+    // A cache is flushed only when it exceeds its size by half.
     let cached = workers * defaults.cache as usize * 3 / 2;
     let queued =
         workers * (handed_over_max(workers) + INJECTED_MAX + PARKED_MAX + FRAMES_MAX) + PuntClass::QUEUED_MAX;

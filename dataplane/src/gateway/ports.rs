@@ -4,9 +4,9 @@
 //! The drivers' reports decide: if all of them hash addresses and ports alike, workers can compute where packets arrive
 //! ([`Steering::Rss`]); otherwise they hand packets over.
 //!
-//! Devices, their locks and their loss are in [`crate::links`].
+//! [`crate::links`] manages devices, their locks and their loss.
 //!
-//! Invariant: a driver that refuses the key or the table still starts, with its own.
+//! Invariant: a port whose driver refuses the key or the table still starts, with the driver's own.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ use crate::links::open_port;
 use crate::topology::{Idle, Plan};
 use crate::worker::idle::sleep_for_ring;
 
-/// The RSS key of every port; a port uses as many bytes as its key has. The hash of two IPv6 addresses and two ports
-/// uses only the first 40 bytes. The key is constant, so that a restarted gateway computes the same workers. The first
-/// 40 bytes are those of Microsoft's RSS verification suite, and the rest repeats them.
+/// The RSS key of every port; a port with a shorter key uses only the first bytes. The hash of two IPv6 addresses and
+/// two ports uses only the first 40 bytes. The key is constant, so that a restarted gateway computes the same worker
+/// for each flow. The first 40 bytes are those of Microsoft's RSS verification suite, and the rest repeats them.
 const RSS_KEY: [u8; 64] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
     0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
@@ -177,7 +177,7 @@ fn key_of(len: usize) -> Option<Vec<u8>> {
     (RSS_KEY_USED..=RSS_KEY.len()).contains(&len).then(|| RSS_KEY[..len].to_vec())
 }
 
-/// A table for all ports: that of the port with the shortest, which fits a whole number of times into the others.
+/// A table for all ports, as long as the shortest one. Longer tables repeat it a whole number of times.
 fn common_table(lens: impl Iterator<Item = u16>, queues: u16) -> Option<Vec<u16>> {
     let len = lens.filter(|&len| len > 0).min()?;
     (queues > 1 && len.is_power_of_two() && len >= queues).then(|| (0..len).map(|n| n % queues).collect())
@@ -201,7 +201,7 @@ fn report(queues: u16, rss: Option<&dpdk::Rss>) -> RssReport {
 enum RssConflict {
     /// The driver doesn't report how it distributes packets.
     Unknown,
-    /// The ports of TCP or UDP are not hashed.
+    /// TCP or UDP ports are not hashed.
     Fields,
     /// Key or table differ from those of the first interface.
     Differs,

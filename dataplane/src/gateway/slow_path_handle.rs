@@ -24,7 +24,7 @@ pub(super) struct SlowPathHandle {
     is_alive: Arc<AtomicBool>,
     health: Arc<ThreadHealth>,
     counters: Arc<SlowPathCounters>,
-    /// The newest forwarding state, as far as the slow path needs it.
+    /// The part of the newest forwarding state that the slow path needs.
     slow_path_state: Arc<ArrayQueue<SlowPathState>>,
 }
 
@@ -63,7 +63,8 @@ impl SlowPathHandle {
         self.slow_path_state.force_push(slow_path_state);
     }
 
-    /// Starts the thread on these CPUs; on any if there are none. `on_failure` is called if it ends unexpectedly.
+    /// Starts the thread on these CPUs, or on any CPU if the list is empty. `on_failure` is called if it ends
+    /// unexpectedly.
     pub(super) fn start<S>(
         &mut self,
         mut slow_path: SlowPath<S>,
@@ -103,7 +104,7 @@ impl SlowPathHandle {
         self.is_alive.load(Ordering::Acquire) && !self.health.is_hung()
     }
 
-    /// When it started to hang, if it does.
+    /// When it started to hang; `None` if it doesn't hang.
     pub(super) fn hung_since(&self) -> Option<SystemTime> {
         self.health.hung_since()
     }

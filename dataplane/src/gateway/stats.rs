@@ -1,7 +1,7 @@
 //! The counters of a gateway, summed over its workers, as plain values for metrics and tables.
 //!
-//! Any thread may read them at any time; only the control plane's ledger is locked. Each value was correct a moment
-//! ago, but not all at the same moment.
+//! Any thread may read them at any time; only the control plane's ledger is locked. All values are recent, but not all
+//! are from the same moment.
 
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -89,7 +89,7 @@ pub struct InterfaceStats {
     pub address_conflicts: u64,
     /// Sampled packets whose transport checksum was checked.
     pub checksums_sampled: u64,
-    /// Sampled packets whose sender left the checksum to its NIC, and no NIC completed it.
+    /// Sampled packets with a partial checksum: the sender left it to its NIC, but no NIC completed it.
     pub checksums_partial: u64,
 }
 
@@ -111,9 +111,9 @@ pub struct SlowPathStats {
     pub to_kernel: u64,
     /// Frames that the kernel refused.
     pub to_kernel_dropped: u64,
-    /// Frames of the kernel passed to workers.
+    /// Frames from the kernel passed to workers.
     pub from_kernel: u64,
-    /// Frames of the kernel dropped because memory or queue capacity was exhausted.
+    /// Frames from the kernel dropped because memory or queue capacity was exhausted.
     pub from_kernel_dropped: u64,
     /// Requests, probes and announcements sent.
     pub neighbor_frames: u64,
@@ -121,9 +121,9 @@ pub struct SlowPathStats {
     pub neighbors_refused: u64,
     /// On-demand neighbours that were evicted for newer ones.
     pub neighbors_evicted: u64,
-    /// Frames of the kernel and of the resolver that workers sent.
+    /// Frames from the kernel and the resolver that workers sent.
     pub injected: u64,
-    /// Frames of the kernel and of the resolver dropped because the transmit queue was full.
+    /// Frames from the kernel and the resolver dropped because the transmit queue was full.
     pub injected_dropped: u64,
     /// Whether its thread runs and doesn't hang.
     pub is_healthy: bool,
@@ -148,7 +148,7 @@ pub struct ServiceStats {
     pub mode: ForwardingMode,
     /// Traffic, by [`Direction`](tidegate_snapshot::counters::Direction).
     pub traffic: [Traffic; 2],
-    /// Sampled packets to it whose sender left the checksum to its NIC.
+    /// Sampled packets to it with a partial checksum, which the sender left to its NIC.
     pub partial_checksums: u64,
     /// Its backends.
     pub backends: Vec<BackendStats>,

@@ -16,7 +16,7 @@ use super::threads::{OnFailure, WorkerFailure, confine, guarded};
 
 /// Interval between two checks.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
-/// A worker without progress in this many checks hangs. It runs an iteration at least every few milliseconds, and even
+/// A worker hangs if this many checks find no progress. It runs an iteration at least every few milliseconds, and even
 /// a busy machine schedules it many times in this period.
 pub(super) const WORKER_HANGS: u32 = 4;
 /// The limit for a worker that the kernel doesn't run because others use its core. It forwards too little then, but
@@ -24,7 +24,7 @@ pub(super) const WORKER_HANGS: u32 = 4;
 const STARVED_HANGS: u32 = 20;
 /// The limit for the slow path, which may wait while the kernel installs thousands of routes.
 pub(super) const SLOW_PATH_HANGS: u32 = 30;
-/// A thread without progress in this many checks is given up, unless it waits for a core.
+/// A thread is given up if this many checks find no progress, unless it waits for a core.
 const GIVEN_UP: u32 = 50;
 
 /// The state of one thread.
@@ -41,7 +41,7 @@ impl ThreadHealth {
         self.since.load(Ordering::Acquire) != 0
     }
 
-    /// When it started to hang, if it does.
+    /// When it started to hang; `None` if it doesn't hang.
     pub(super) fn hung_since(&self) -> Option<SystemTime> {
         let since = self.since.load(Ordering::Acquire);
         (since != 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(since))
@@ -64,7 +64,7 @@ pub(super) struct Watched {
     pub(super) thread: Arc<AtomicU32>,
     /// It hangs after this many checks without progress.
     pub(super) hangs_after: u32,
-    /// Called with whether it hangs, when that changes.
+    /// Called with true when it starts to hang, and with false when it recovers.
     pub(super) notify: Box<dyn Fn(bool) + Send>,
 }
 
@@ -81,8 +81,8 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the watchdog on these CPUs; on any if there are none. `on_failure` is called if a monitored thread is
-    /// given up, or if the watchdog itself panics.
+    /// Starts the watchdog on these CPUs, or on any CPU if the list is empty. `on_failure` is called if a monitored
+    /// thread is given up, or if the watchdog itself panics.
     ///
     /// # Errors
     /// If the thread can't be created.
@@ -148,7 +148,7 @@ struct Check {
     iterations: Option<u64>,
     /// Checks since it made progress.
     stalled: u32,
-    /// Its CPU time at the first of them.
+    /// Its CPU time at the first of those checks.
     cpu_time: Option<Duration>,
     is_hung: bool,
     is_given_up: bool,
@@ -195,7 +195,7 @@ impl Check {
         Found::Nothing
     }
 
-    /// Whether it only lacks a core.
+    /// Whether it doesn't run because it gets no core.
     fn is_starved(&self) -> bool {
         let usage = usage(self.of.thread.load(Ordering::Relaxed));
         let Some((before, (time, is_runnable))) = self.cpu_time.zip(usage) else { return false };

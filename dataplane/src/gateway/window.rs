@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Readings of a worker's cycles. Ratios cover a period that is long enough to be meaningful and short enough to be
-/// current. The most frequent reader determines it.
+/// current. The most frequent reader determines the period.
 #[derive(Debug, Default)]
 pub(super) struct Window(Mutex<Option<(Reading, Reading)>>);
 

@@ -118,12 +118,13 @@ impl WorkerHandle {
         Ok((handle, Readiness { worker: placement.worker, answer }))
     }
 
-    /// What the watchdog needs. `notify` is called with whether the worker hangs, when that changes.
+    /// What the watchdog needs. It calls `notify` with true when the worker starts to hang, and with false when it
+    /// recovers.
     pub(super) fn watched(&self, notify: Box<dyn Fn(bool) + Send>) -> Watched {
         let (state, shared) = (Arc::clone(&self.state), Arc::clone(&self.shared));
         let iterations = move || {
             let is_in_loop = state.load(Ordering::Acquire) == WorkerState::Running as u8;
-            // Restoring millions of flows takes one iteration.
+            // All flows are restored in a single iteration, however long that takes.
             let is_expected = is_in_loop && shared.loop_counters.restoring.value() == 0;
             is_expected.then(|| shared.loop_counters.iterations.value())
         };
@@ -137,7 +138,7 @@ impl WorkerHandle {
         }
     }
 
-    /// When it started to hang, if it does.
+    /// When it started to hang; `None` if it doesn't hang.
     pub(super) fn hung_since(&self) -> Option<SystemTime> {
         self.health.hung_since()
     }

@@ -69,14 +69,14 @@ impl Record {
         kept
     }
 
-    /// Writes the file. If that fails (a read-only `/run`), a crash leaves the sysctls changed for good.
+    /// Writes the file. If that fails (a read-only `/run`), a crash leaves the sysctls changed permanently.
     pub fn write(&self, kept: &RecordContents) {
         let mut text = kept.pid.map(|pid| format!("pid {pid}\n")).unwrap_or_default();
         for (path, value) in &kept.sysctls {
             text.push_str(&format!("{} {}\n", path.display(), value.trim()));
         }
         // Appends the suffix instead of replacing an extension, because the PCI addresses of two functions of a NIC
-        // differ only there.
+        // differ only in what follows the last dot.
         let mut new = self.path.clone().into_os_string();
         new.push(".new");
         let written = self

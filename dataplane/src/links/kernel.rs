@@ -18,7 +18,7 @@ use crate::rtnetlink::Connection;
 /// One interface of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelLink {
-    /// Its name, which differs from the queried one if that is an alternative name.
+    /// Its name, which differs from the queried name if that is an alternative name.
     pub name: String,
     /// Its index. An interface recreated under the same name has a different one.
     pub index: u32,

@@ -79,7 +79,7 @@ pub struct LinkStatus {
     pub transitions: u64,
 }
 
-/// How long a tap that was deleted and recreated is reported.
+/// How long [`Links::recreated_taps`] reports a tap.
 const RECREATED_SHOWN: Duration = Duration::from_secs(600);
 
 /// One interface.
@@ -495,12 +495,12 @@ impl Links {
         );
     }
 
-    /// Whether this interface's link has come up since the last call.
+    /// Whether this interface's link has come up since the previous call.
     pub(crate) fn wants_announcement(&self, interface: InterfaceIndex) -> bool {
         self.wants.get(usize::from(interface)).is_some_and(|wants| take(&wants.announce))
     }
 
-    /// Whether this interface's tap has come up since the last call.
+    /// Whether this interface's tap has come up since the previous call.
     pub(crate) fn wants_tap(&self, interface: InterfaceIndex) -> bool {
         self.wants.get(usize::from(interface)).is_some_and(|wants| take(&wants.tap))
     }

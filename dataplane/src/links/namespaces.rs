@@ -1,4 +1,4 @@
-//! Determines which network namespaces no longer exist, as far as a process can know.
+//! Determines which network namespaces are certain to be gone.
 //!
 //! The kernel has no list of network namespaces. One exists while a thread is in it, a file descriptor refers to it, or
 //! a mount refers to it (`ip netns add`). [`gone`] examines all three in `/proc`, for every process. It reports a
@@ -33,7 +33,7 @@ pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
             break;
         }
         match search.process(&process) {
-            // Some sandboxes hide it even from root.
+            // Some sandboxes hide process 1 even from root.
             Err(error) if process == first && error.kind() == io::ErrorKind::PermissionDenied => {}
             looked => looked?,
         }
@@ -93,7 +93,7 @@ impl Search {
     }
 }
 
-/// The result for `path`; `None` if it no longer exists, for which the kernel has several errors.
+/// The result for `path`; `None` if it no longer exists, which the kernel reports by several errors.
 fn if_exists<T>(path: &Path, found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -1,14 +1,14 @@
 //! A port that is closed when its device disappears and reopened when the device is back.
 //!
 //! A packet socket is bound to the interface on which it was opened, not to its name: an interface that is deleted and
-//! recreated needs a new socket. So the port is closed as soon as its interface no longer exists or another one has the
-//! name, and reopened with the settings of the start (queues, address, MTU, kernel settings). In between, workers
+//! recreated needs a new socket. So the port is closed as soon as its interface no longer exists or its name belongs to
+//! another one. It is reopened with its initial settings (queues, address, MTU, kernel settings). Meanwhile, workers
 //! release their queues through their [`Gate`]s; flows, services and neighbours stay. Only devices that are kernel
-//! interfaces are reopened. For others, only the link is read from the driver. While the interface is merely renamed,
-//! the port stays open.
+//! interfaces are reopened; for others, the driver only reports the link. If the interface is merely renamed, the port
+//! stays open.
 //!
-//! Invariant: nothing here waits for a worker. A check does what is possible, and returns whether it should be repeated
-//! soon.
+//! Invariant: nothing here waits for a worker. A check does what is possible at once, and returns whether it should be
+//! repeated soon.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -185,7 +185,7 @@ impl WatchedPort {
         let (found, is_renamed) = match self.find(kernel) {
             Ok(found) => found,
             Err(error) => {
-                // The last state stays until the kernel answers again.
+                // The last known state applies until the kernel answers again.
                 tracing::debug!(%error, "cannot read the state of an interface from the kernel");
                 return false;
             }
@@ -237,7 +237,7 @@ impl WatchedPort {
         }
     }
 
-    /// Reads the counters of an open port from its driver. If that fails, the last ones stay.
+    /// Reads the counters of an open port from its driver. If that fails, the previous values stay.
     pub(crate) fn read_counters(&self, interface: usize, links: &Links) {
         let Stage::Open(port) = &self.stage else { return };
         match port.extended_stats() {
@@ -256,11 +256,11 @@ impl WatchedPort {
         }
     }
 
-    /// The device's kernel interface, and whether it was renamed. The outer `None` is for a device that has none, the
-    /// inner one if no interface has the name.
+    /// The device's kernel interface, and whether it was renamed. The outer `None` means that the device has no kernel
+    /// interface, the inner `None` that no interface has its name.
     ///
-    /// A renamed interface counts only while the port is open on it, because opening a port needs the name. The
-    /// interface of `net_tap` doesn't count at all, because its driver recreates it.
+    /// A renamed interface is found only while the port is open on it, because opening a port needs the name. A renamed
+    /// interface of `net_tap` is never found, because its driver recreates it.
     fn find(&self, kernel: &mut Kernel) -> io::Result<(Option<Option<KernelLink>>, bool)> {
         let Some(name) = self.device.kernel_name() else { return Ok((None, false)) };
         let found = kernel.link(name)?;
@@ -294,8 +294,8 @@ impl WatchedPort {
         Ok(())
     }
 
-    /// Restores the sysctls of the interface that the port was open on, under its current name, or forgets them if it
-    /// no longer exists.
+    /// Restores the sysctls of the interface that the port was open on, under its current name. If the interface no
+    /// longer exists, forgets them.
     fn release_sysctls(&mut self, kernel: &mut Kernel) {
         let link = self.bound.and_then(|index| kernel.link_at(index).ok().flatten());
         match (self.sysctl_guard.take(), link) {
@@ -384,7 +384,7 @@ impl WatchedPort {
         }
     }
 
-    /// The MTU of the device, if it is smaller than the one in use and can't be restored: the kernel then silently
+    /// The MTU of the device, if it is smaller than the MTU in use and can't be restored: the kernel then silently
     /// drops larger packets. A configured MTU is set on the device, as at the start.
     fn short_mtu(
         &self,
@@ -408,8 +408,8 @@ impl WatchedPort {
         Some((short, self.mtu))
     }
 
-    /// The MAC address of the device, if it is not the one in use and can't be restored: the device then ignores frames
-    /// to the gateway. A configured address is set on the device, as at the start.
+    /// The MAC address of the device, if it is not the address in use and can't be restored: the device then ignores
+    /// frames to the gateway. A configured address is set on the device, as at the start.
     ///
     /// The gateway doesn't adopt the new address, because neighbours, the tap and the forwarding state have the old
     /// one. The interface of `net_tap` is not checked: it is the other end of a link, with its own address.
@@ -425,7 +425,7 @@ impl WatchedPort {
         let other = |link: &KernelLink| link.mac.filter(|mac| *mac != self.mac);
         other(found)?;
         let query = |kernel: &mut Kernel| kernel.link_at(found.index).ok().flatten().as_ref().and_then(other);
-        // `found` may be older than the port, and opening the port has set the address.
+        // `found` may have been read before the port was opened, which has set the address.
         let device = query(kernel)?;
         if self.config.mac.is_some() && port.set_mac(self.mac.0).is_ok() && query(kernel).is_none() {
             links.mac_restored(interface, device, self.mac);

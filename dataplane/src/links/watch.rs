@@ -3,8 +3,8 @@
 //! It sleeps until the kernel reports an interface change, or for half a second (for drivers that must be polled, and
 //! for retries), and then checks everything.
 //!
-//! Invariant: it owns all ports while it runs, and returns them at its end, even after a panic: nothing else opens or
-//! closes a port, and workers may still use their queues.
+//! Invariant: it owns all ports while it runs, so nothing else opens or closes one. It returns them when it ends, even
+//! after a panic, because workers may still use their queues.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,7 @@ use super::port::{PortResources, WatchedPort};
 use super::{LinkState, Links};
 use crate::gateway::threads::{OnFailure, confine, guarded};
 
-/// The longest sleep. After a lost link is detected, announcements are withdrawn a moment later.
+/// The longest sleep. It limits the time until a lost link is detected and its announcements are withdrawn.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How often driver counters and sysctls are read.
 const COUNTERS_EVERY: Duration = Duration::from_secs(1);

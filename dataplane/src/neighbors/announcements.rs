@@ -10,7 +10,7 @@ use tidegate_spec::now::Now;
 use super::action::Action;
 use super::resolver_context::ResolverContext;
 
-/// How often a new address is announced, and the interval (RFC 5227 section 1.1).
+/// The number of announcements of a new address, and the interval between them (RFC 5227 section 1.1).
 const COUNT: u8 = 3;
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -19,8 +19,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 pub(super) struct Announcements(BTreeMap<(Now, InterfaceIndex, IpAddr), u8>);
 
 impl Announcements {
-    /// Drops announcements of addresses that are no longer ours, and adds those of addresses that are in `context` but
-    /// not in `before`.
+    /// Drops announcements of addresses that are no longer ours, and adds announcements of addresses that are in
+    /// `context` but not in `before`.
     pub(super) fn of_new(&mut self, now: Now, before: &BTreeSet<IpAddr>, context: &ResolverContext) {
         self.0.retain(|(_, _, address), _| context.owned.contains(address));
         for &address in context.owned.difference(before) {

@@ -1,14 +1,15 @@
-//! Other stations that claim one of our addresses: when to defend it, and when to log the claim (RFC 5227 section 2.4).
+//! Decides when to defend an address of ours that another station claims, and when to log the claim (RFC 5227 section
+//! 2.4).
 //!
-//! Each claim is counted where it is received. This module decides which one is answered by an announcement and which
-//! one is logged: at most one of each per address in [`DEFEND_INTERVAL`]. Two gateways that announce the same VIP on
-//! one link therefore don't answer each other forever.
+//! Each claim is counted where it is received. For each address, at most one claim in [`DEFEND_INTERVAL`] is answered
+//! by an announcement, and at most one is logged. Two gateways that announce the same VIP on one link therefore don't
+//! answer each other forever.
 //!
 //! A station that claims many addresses, such as a router with proxy ARP for a whole network, must not hide the claims
 //! of others. So each of our addresses has an entry per link, and each station has a quota of log lines.
 //!
-//! Invariant: memory is bounded. While [`REMEMBERED_MAX`] addresses are disputed on a link, further ones are only
-//! counted.
+//! Invariant: memory is bounded. While [`REMEMBERED_MAX`] addresses are disputed on a link, claims on further addresses
+//! are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +24,7 @@ use super::key::Key;
 /// The minimum interval between two defences of an address (RFC 5227 section 1.1).
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of disputed addresses remembered per link, some 6 MB. Only our addresses are recorded, so a gateway
-/// with fewer addresses never reaches it.
+/// with fewer addresses never reaches the maximum.
 pub(super) const REMEMBERED_MAX: usize = 65_536;
 /// Maximum number of logged claims per station in [`DEFEND_INTERVAL`].
 pub(super) const LOGGED_PER_STATION: usize = 16;
@@ -34,7 +35,7 @@ pub(super) const LOGGED_MAX: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Logged {
     Yes,
-    /// It is logged, and further claims of its station or link are not.
+    /// It is logged, but further claims of its station or on its link are not.
     Last,
     /// Not logged: the quota of its station or link is used up.
     No,
@@ -45,8 +46,8 @@ pub(super) enum Logged {
 pub(super) struct Conflicts(BTreeMap<InterfaceIndex, Disputes>);
 
 impl Conflicts {
-    /// Whether this is the first claim on the address in its interval. If so, it is answered, and logged as the result
-    /// says.
+    /// If this is the first claim on the address in its interval, returns whether it is logged; it is then also
+    /// answered.
     pub(super) fn first(
         &mut self,
         now: Now,

@@ -66,7 +66,7 @@ pub(super) enum State {
         tries: u8,
     },
     Reachable,
-    /// Known, but not confirmed recently.
+    /// Its link address is known, but was not confirmed recently.
     Stale,
     Probing {
         tries: u8,
@@ -131,7 +131,8 @@ impl Entries {
         self.timer_queues.resize_with(REQUESTED + interfaces * 2, || TimerQueue::new(REQUESTED_RATE));
     }
 
-    /// Inserts or replaces an entry with its timer and list position. Only this and [`Self::take`] change them.
+    /// Inserts or replaces an entry with its timer and list position. Only this function and [`Self::take`] change
+    /// timers and list positions.
     pub(super) fn put(&mut self, key: Key, entry: Entry) {
         self.take(key);
         if let Some((list, since)) = entry.lru {

@@ -1,8 +1,8 @@
 //! Contradictions between the configuration and the link: other stations that use our addresses, and configured
 //! neighbours with another link address.
 //!
-//! A fault lasts while it is observed, and [`REPORTED_FOR`] longer. Forwarding doesn't change: the operator decides
-//! which side is right.
+//! A fault is reported while it is observed, and for [`REPORTED_FOR`] afterwards. Forwarding doesn't change: the
+//! operator decides which side is right.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ pub enum NeighborFault {
         address: IpAddr,
         /// The claimant, if known.
         mac: Option<MacAddr>,
-        /// A neighbour with this link address.
+        /// A neighbour that is known to have the claimant's link address.
         neighbor: Option<IpAddr>,
     },
 }

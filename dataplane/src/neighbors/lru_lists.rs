@@ -1,4 +1,4 @@
-//! Neighbours needed only by packets, in bounded shares, and which of them is evicted for another.
+//! Keeps the neighbours that only packets need in bounded shares, and decides which of them is evicted for another.
 //!
 //! Each interface has one share per family, so a flood on one doesn't affect the others. Each share has four LRU lists,
 //! each with its own capacity: addresses waiting for their first request; requested addresses that have not answered;
@@ -27,7 +27,7 @@ pub(super) enum LruList {
     Pending,
     /// Requested, no answer so far.
     Requested,
-    /// It sent its link address in a request for ours, and has not been used yet.
+    /// It sent its link address in a request for one of our addresses, and has not been used yet.
     Unused,
     /// Packets were sent to it, or it has answered.
     Used,

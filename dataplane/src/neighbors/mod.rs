@@ -4,7 +4,7 @@
 //! The state machine is [`resolver`]; the slow path drives it. This module converts a [`SnapshotSpec`] to its
 //! [`ResolverContext`], and writes resolved link addresses to the table that workers read.
 //!
-//! Invariant: only the slow path writes link addresses, and only it and the snapshot compiler create entries.
+//! Invariant: only the slow path writes link addresses; only the slow path and the snapshot compiler create entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -46,7 +46,7 @@ pub fn resolver_context_of(spec: &SnapshotSpec, announce: bool) -> ResolverConte
         let layer2 = vips.entry(service.key.vip).or_insert(service.layer2);
         *layer2 = service.layer2.min(*layer2);
     }
-    // Most backends are Pods behind routers. They are skipped here because each remaining one costs a look-up.
+    // Most backends are Pods behind routers. They are skipped here, which saves a look-up for each.
     let networks: Vec<IpNet> = network.interface_addresses().copied().collect();
     let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
     let own = |address: &IpAddr| network.interface_addresses().any(|net| net.addr() == *address);
@@ -85,7 +85,7 @@ pub fn tap_routes(spec: &SnapshotSpec, context: &ResolverContext) -> punt::route
 }
 
 /// The configured neighbours of a forwarding state with their interface, for the kernel's taps, so that health checks
-/// use the same link address as packets, even a wrong one.
+/// use the same link addresses as packets, even wrong ones.
 #[must_use]
 pub fn tap_neighbors(context: &ResolverContext) -> punt::fixed_neighbors::FixedNeighbors {
     let fixed = context.fixed.iter();

@@ -1,5 +1,5 @@
-//! Which addresses the gateway currently answers for: addresses of the forwarding state that are always its own, those
-//! whose key it owns, its SNAT addresses unless released, and those taken over from other gateways.
+//! Which addresses the gateway currently answers for: addresses of the forwarding state that are always its own,
+//! addresses whose key it owns, its SNAT addresses unless released, and addresses taken over from other gateways.
 //!
 //! The slow path checks this before each round of announcements, so a gateway whose ownership has expired stops
 //! announcing. Pure, except that [`Ownership`] reads its clock.

@@ -1,12 +1,11 @@
 //! The neighbour state machine: which link addresses are requested, refreshed, accepted and removed.
 //!
 //! Pure: `now` is an argument; frames to send and table changes are returned as [`Action`]s. The thread that drives it
-//! is in [`super`]. The states are those of RFC 4861 section 7.3, for ARP too, and the transitions those of section
-//! 7.2.5: only an answer to our own request makes an entry reachable, and an advertisement without the override flag
-//! replaces nothing.
+//! is in [`super`]. The states follow RFC 4861 section 7.3, also for ARP, and the transitions section 7.2.5: only an
+//! answer to our own request makes an entry reachable, and an advertisement without the override flag replaces nothing.
 //!
 //! Next hops of routes and backends are pinned: they are requested before any packet needs them, and never evicted.
-//! Next hops needed only by packets have their own shares ([`lru_lists`](super::lru_lists)). Each kind has its own
+//! Next hops that only packets need have their own shares ([`lru_lists`](super::lru_lists)). Each kind has its own
 //! frame budget, so none delays another.
 //!
 //! Invariant: information about unneeded addresses from unknown stations changes nothing, unless the station requests
@@ -49,8 +48,8 @@ pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of unicast probes, followed by as many broadcast probes, after which an unused entry is removed (RFC 4861
 /// MAX_UNICAST_SOLICIT). An entry in use stays, and is probed less and less often, down to once in [`RETRY_MAX`].
 pub const PROBES: u8 = 3;
-/// The number of requests after which an address that packets no longer need is removed. Needed ones are requested less
-/// and less often, without an end.
+/// The number of requests after which an address that packets no longer need is removed. An address that packets need
+/// is requested less and less often, but never removed.
 const TRIES_FOR_TRAFFIC: u8 = 5;
 /// Maximum number of frames of each kind per tick, so that a large change doesn't fill the inject queue.
 pub const FRAMES_PER_TICK: usize = 64;
@@ -59,7 +58,7 @@ const TIMERS_PER_TICK: usize = 512;
 /// Maximum number of entries examined to find one to evict.
 const EVICTION_TRIES: usize = 8;
 
-/// Whether packets were sent to a neighbour since the last call.
+/// Whether packets were sent to a neighbour since the previous call.
 pub type Uses<'a> = &'a dyn Fn(InterfaceIndex, IpAddr) -> bool;
 
 /// The needed neighbours and their states.
@@ -179,7 +178,8 @@ impl Resolver {
         self.faults.claimed(now, (interface, address), mac);
         let Some(logged) = self.conflicts.first(now, (interface, address), mac) else { return Vec::new() };
         let announced = self.context.owned.contains(&address);
-        // A gateway that took over a SNAT address by mistake is silent by then, and announces nothing when it stops.
+        // A gateway that took over a SNAT address by mistake has stopped claiming it by then, and doesn't announce that
+        // it stops.
         if announced && self.context.snat.contains(&address) {
             self.announcements.later(now.plus(DEFEND_INTERVAL), interface, address);
         }
@@ -191,8 +191,8 @@ impl Resolver {
         send.into_iter().chain((logged != Logged::No).then_some(said)).collect()
     }
 
-    /// Handles a link that is up again, possibly a different one: announces our addresses and requests all its
-    /// neighbours again. Known link addresses stay in use meanwhile.
+    /// Handles an interface that is up again, possibly on a different link: announces our addresses and requests all
+    /// its neighbours again. Known link addresses stay in use meanwhile.
     pub fn link_up(&mut self, now: Now, interface: InterfaceIndex) {
         self.announcements.again(now, interface, &self.context);
         let entries: Vec<(Key, Entry)> = self
@@ -221,7 +221,7 @@ impl Resolver {
         self.run_timer_queue(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
         self.run_timer_queue(now, USED, FRAMES_PER_TICK, uses, &mut actions);
         for n in 0..shares {
-            // Shares are served round-robin. Together they send no more than one of the other queues.
+            // Shares are served round-robin. Together they send no more frames than one of the other queues.
             let queue = REQUESTED + (self.ticks + n) % shares;
             self.run_timer_queue(now, queue, (FRAMES_PER_TICK / shares).max(1), uses, &mut actions);
         }
@@ -257,8 +257,8 @@ impl Resolver {
         self.entries.iter().filter(|(_, entry)| entry.mac.is_none()).map(|(&key, _)| key)
     }
 
-    /// The numbers of neighbours refused because all entries of their share are in use, and of those evicted, since the
-    /// start.
+    /// The number of neighbours refused because all entries of their share are in use, and the number of evicted ones,
+    /// since the start.
     #[must_use]
     pub fn refused_and_evicted(&self) -> (u64, u64) {
         (self.refused, self.evicted)
@@ -368,8 +368,8 @@ impl Resolver {
         }
     }
 
-    /// The LRU list of an entry whose link address is being requested. `None` if it was requested before and too many
-    /// others wait for their first request.
+    /// The LRU list of an entry whose link address is being requested. `None` if this address was requested before and
+    /// too many others wait for their first request.
     fn list_when_requested(
         &mut self,
         now: Now,
@@ -456,7 +456,7 @@ impl Resolver {
     fn expire(&mut self, now: Now, key: Key, uses: Uses<'_>, actions: &mut Vec<Action>) -> bool {
         let Some(entry) = self.entries.get(&key) else { return false };
         match entry.state {
-            // Its link address stays, but the operator should know if it uses another one.
+            // The configured link address stays, but the operator should know if the neighbour uses another one.
             State::Fixed => {
                 self.send_request(key, None, actions);
                 self.put(
@@ -484,7 +484,7 @@ impl Resolver {
             }
             State::Reachable | State::Stale => self.check_use(now, key, entry, uses, actions),
             // A flood causes answers to be lost, so a good link address stays in use while packets are sent there.
-            // Health checks decide whether a backend is alive, and one that has moved answers a broadcast probe.
+            // Health checks decide whether a backend is alive, and a backend that has moved answers a broadcast probe.
             State::Probing { tries } if tries < 2 * PROBES || entry.is_pinned() || uses(key.0, key.1) => {
                 self.probe(now, key, entry, tries, actions)
             }

@@ -19,9 +19,9 @@ pub struct ResolverContext {
     pub next_hops: BTreeSet<IpAddr>,
     /// SNAT addresses, and VIPs that the gateway currently answers for. New ones are announced.
     pub owned: BTreeSet<IpAddr>,
-    /// The SNAT addresses among them. The driver removes them while the gateway has released them.
+    /// The SNAT addresses in `owned`. The driver removes them from `owned` while the gateway has released them.
     pub snat: BTreeSet<IpAddr>,
-    /// VIPs that backends have too (DSR). While they are in `owned`, the gateway checks that no backend answers for
+    /// VIPs that backends also have (DSR). While they are in `owned`, the gateway checks that no backend answers for
     /// them.
     pub probed: BTreeSet<IpAddr>,
     /// VIPs that the gateway answers for while it owns their key. The driver adds them to `owned`.
@@ -86,8 +86,8 @@ impl ResolverContext {
         })
     }
 
-    /// The links on which one of our addresses is announced: its own link, or all links if the address is on none and
-    /// routed to us. Stations that have cached it update their entry.
+    /// The links on which one of our addresses is announced: its own link, or all links if it is on none and routed to
+    /// us. Stations that have cached the address update their entry.
     pub(super) fn announced_on(&self, address: IpAddr) -> Vec<InterfaceIndex> {
         match self.interface_of(address) {
             Some(interface) => vec![interface],
@@ -97,8 +97,8 @@ impl ResolverContext {
 }
 
 impl Link {
-    /// Our address in the target's prefix, or any of ours on this link. Without any, the request becomes an ARP probe
-    /// (RFC 5227 2.1.1).
+    /// Our address in the target's prefix, or any of our addresses on this link. Without any, the request becomes an
+    /// ARP probe (RFC 5227 2.1.1).
     fn source_v4(&self, target: Ipv4Addr) -> Ipv4Addr {
         self.source(IpAddr::V4(target))
             .and_then(|source| if let IpAddr::V4(source) = source { Some(source) } else { None })
@@ -106,7 +106,7 @@ impl Link {
     }
 
     /// Like [`Self::source_v4`]. For link-local targets, or without another address, it is the link-local address
-    /// derived from the MAC (RFC 4291 appendix A), which the kernel's side of the tap has too.
+    /// derived from the MAC (RFC 4291 appendix A), which the kernel's side of the tap also has.
     fn source_v6(&self, target: Ipv6Addr) -> Ipv6Addr {
         let link_local = || link_local(self.mac);
         if target.is_unicast_link_local() {

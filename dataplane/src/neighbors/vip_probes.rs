@@ -1,8 +1,9 @@
 //! Probes for our own VIPs: does another station answer for one of them?
 //!
-//! In the DSR modes each backend has the VIP too, but must not answer for it. One that does hijacks the clients of its
-//! link, and nothing else reveals that. So the gateway sends a request for each such VIP, one after another (RFC 5227
-//! section 2.1.1), as a station does that checks for a conflict. An answer counts as a claim on our address.
+//! In the DSR modes each backend also has the VIP, but must not answer for it. A backend that answers hijacks the
+//! clients of its link, and nothing else reveals that. So the gateway sends a request for each such VIP, one after
+//! another, like a station that checks for a conflict (RFC 5227 section 2.1.1). An answer counts as a claim on our
+//! address.
 //!
 //! Invariant: one address at a time, at most every [`PAUSE_MIN`], however many VIPs there are.
 
@@ -48,7 +49,7 @@ impl VipProbes {
         }
     }
 
-    /// When [`Self::send`] has the next one.
+    /// When the next probe is due.
     pub(super) fn due(&self, context: &ResolverContext) -> Option<Now> {
         (!context.probed.is_empty()).then_some(self.due)
     }

@@ -4,9 +4,9 @@
 //! [`PuntClass::ALL`], a bounded number of frames from each per loop iteration.
 //!
 //! Invariant: an attacker's frames are in the classes of unsolicited traffic ([`PuntClass::Neighbor`],
-//! [`PuntClass::Other`] and [`PuntClass::Routing`]) unless they answer requests of the host ([`HostConnections`]). A
-//! backend under health checks, or many of them, can send such answers at any rate. So sessions with routers have their
-//! own class, and a sender that exceeds its quota of an answer class gets only what others leave ([`PuntRates`]).
+//! [`PuntClass::Other`] and [`PuntClass::Routing`]) unless they answer requests of the host ([`HostConnections`]).
+//! Backends under health checks can send such answers at any rate. So sessions with routers have their own class, and a
+//! sender that exceeds its quota of an answer class gets only what other senders leave ([`PuntRates`]).
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -197,21 +197,23 @@ impl<F> Punts<F> {
     }
 }
 
-/// The number of hash buckets for senders. A sender collides with a flood with a probability of one in this number.
+/// The number of hash buckets for senders. The probability that a sender shares its hash bucket with a flooding one is
+/// 1 in this number.
 const SENDERS: usize = 4096;
 /// A sender may use this fraction of the rate of [`PuntClass::Session`] regardless of others; less if many senders use
 /// their quotas ([`Price`]).
 const SENDER_QUOTA: u32 = 16;
-/// How often the price of a class changes. The half of a class that is reserved for quotas lasts tens of milliseconds.
+/// How often the price of a class changes. A flood needs tens of milliseconds to use up the half of a class that is
+/// reserved for quotas.
 const PRICE_EVERY: Duration = Duration::from_millis(5);
 /// The highest price. At this price, the quotas of all [`SENDERS`] add up to the rate of [`PuntClass::Session`].
 const PRICE_MAX: u32 = SENDERS as u32 / SENDER_QUOTA;
 
 /// The number of tokens that a sender pays for a frame of one class.
 ///
-/// The price doubles while at most a quarter of the class is free and that doesn't increase: senders within their
-/// quotas send more than the class can take. It falls slowly while more is free and that doesn't decrease. So all of
-/// them have the same quota, whatever their number, and a sender that needs less loses nothing.
+/// The price doubles while at most a quarter of the class is free and the free part doesn't grow: senders within their
+/// quotas then send more than the class can take. It falls slowly while more is free and the free part doesn't shrink.
+/// So all senders have equal quotas, whatever their number, and a sender that needs less loses nothing.
 #[derive(Debug, Clone, Copy)]
 struct Price {
     tokens: u32,
@@ -278,7 +280,7 @@ impl PuntRates {
         if matches!(class, PuntClass::Session | PuntClass::Answer)
             && let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame)
         {
-            // An ICMP error may come from any address, so it counts for the host that it is about.
+            // An ICMP error may come from any address, so it is charged to the host that it is about.
             let sender = match quote::parse(frame, &h) {
                 Ok(Some(quoted)) => quoted.dst,
                 _ => h.src,

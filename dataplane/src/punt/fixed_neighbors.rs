@@ -1,4 +1,4 @@
-//! The gateway's configured neighbours, as permanent neighbours of the kernel on the taps.
+//! Writes the gateway's configured neighbours to the kernel, as permanent neighbours on the taps.
 //!
 //! Otherwise the kernel would resolve them itself, and a health check would pass for a backend that no packet reaches
 //! because `dataplane.neighbors` has a wrong link address for it.
@@ -56,7 +56,7 @@ impl TapNeighbors {
             }
         };
         for (interface, address) in std::mem::take(&mut self.gone) {
-            // If it is missing, the tap was recreated, or another program has removed the neighbour.
+            // An error means that the neighbour is gone: the tap was recreated, or another program removed it.
             let _ = index(taps, interface).and_then(|index| netlink.remove_neighbor(index, address));
         }
         let from = self.written.take().map_or(Bound::Unbounded, Bound::Excluded);

@@ -3,12 +3,12 @@
 //!
 //! The slow path records the frames that the kernel sends, and workers look up each frame for the kernel. A connection
 //! is recorded when the host opens it and kept while the host sends on it. The host's answers to other hosts are not
-//! recorded, because a flood of SYNs to an open port would then raise its own class. The exception is a BGP session,
-//! which either side may open and which carries data only after a handshake. BFD is recorded by its port, because each
-//! side sends from its own port; a BFD daemon sends only to configured peers.
+//! recorded, because a flood of SYNs to an open port would then raise its own class. BGP sessions are an exception:
+//! either side may open one, and it carries data only after a handshake. BFD is recorded by its port, because each side
+//! sends from its own port; a BFD daemon sends only to configured peers.
 //!
-//! Invariant: one writer, lock-free readers, a fixed size. A connection whose record is lost still works: its packets
-//! are merely in a class with more traffic.
+//! Invariant: one writer, lock-free readers, a fixed size. A connection whose record is lost still works, but its
+//! packets share a class with unsolicited traffic.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -99,7 +99,7 @@ impl HostConnections {
             proto::UDP if BFD_PORTS.contains(&h.dst_port) => {
                 self.keep(now, (proto::UDP, h.dst, 0, h.dst_port), OPENING);
             }
-            // A health check sends one INIT, and one ABORT after the answer.
+            // An SCTP health check sends one INIT, and one ABORT after the answer.
             proto::SCTP => self.keep(now, endpoints, OPENING),
             proto::UDP
                 if h.src_port >= EPHEMERAL_MIN
@@ -120,7 +120,8 @@ impl HostConnections {
             return self.knows(now, (quoted.proto, quoted.dst, quoted.dst_port, quoted.src_port));
         }
         if h.proto == proto::UDP && BFD_PORTS.contains(&h.dst_port) {
-            // A peer on the link sends with this hop limit (RFC 5881 section 5), which nobody farther away can do.
+            // A peer on the link sends with this hop limit (RFC 5881 section 5). Packets from farther away can't have
+            // it.
             let is_near = h.dst_port != BFD_PORTS[0] || h.ttl == 255;
             return is_near && self.knows(now, (proto::UDP, h.src, 0, h.dst_port));
         }
@@ -154,7 +155,7 @@ impl HostConnections {
         let cells = &self.cells[set];
         let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let same = cells.iter().find(|cell| load(cell) >> 32 == tag);
-        // Otherwise the cell that expires first or already has.
+        // Otherwise, use the cell that expires first or has already expired.
         let first = || cells.iter().min_by_key(|cell| load(cell) & u64::from(u32::MAX));
         if let Some(cell) = same.or_else(first) {
             cell.store(tag << 32 | until, Ordering::Relaxed);

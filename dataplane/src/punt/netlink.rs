@@ -1,7 +1,7 @@
 //! The alias, addresses, routes and permanent neighbours of a tap, set through rtnetlink.
 //!
 //! Called at the start and with a new forwarding state, never per packet. Addresses carry [`PROTOCOL`], by which the
-//! next process recognizes those that this one left on the tap.
+//! next process recognizes addresses that this one left on the tap.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,8 +23,8 @@ use tidegate_wire::MacAddr;
 
 use crate::rtnetlink::Connection;
 
-/// Metric of routes through a tap. It is higher than distributions use, so that the host's own routes take precedence
-/// (its management network may have the default route).
+/// Metric of routes through a tap. It is higher than the metrics that distributions use, so that the host's own routes
+/// take precedence (its management network may have the default route).
 pub const ROUTE_METRIC: u32 = 4096;
 
 /// The protocol number of addresses added by a gateway (`IFA_PROTO`, Linux 5.18).
@@ -52,7 +52,8 @@ impl Netlink {
         self.request(address(if_index, net), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Adds an address if it is missing. Returns whether it was. If it exists, no change notification is sent.
+    /// Adds an address if it is missing. Returns whether it was missing. If it exists, the kernel sends no
+    /// notification.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -123,8 +124,8 @@ impl Netlink {
         self.request(RouteNetlinkMessage::DelLink(link(if_index)), 0)
     }
 
-    /// Adds a route like [`Self::add_route`] unless there is one to this prefix with [`ROUTE_METRIC`]. Returns whether
-    /// it was added.
+    /// Adds a route like [`Self::add_route`] unless a route to this prefix with [`ROUTE_METRIC`] exists. Returns
+    /// whether it was added.
     ///
     /// # Errors
     /// The error of the kernel.

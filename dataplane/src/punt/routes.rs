@@ -6,7 +6,7 @@
 //! made, for example because the process is out of file descriptors, the changes stay pending and [`TapRoutes::fault`]
 //! returns the reason.
 //!
-//! Invariant: only routes created here are removed; those of the host are not touched (`netlink::ROUTE_METRIC`).
+//! Invariant: only routes created here are removed; the host's own routes are not touched (`netlink::ROUTE_METRIC`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +27,7 @@ pub type RouteTarget = (InterfaceIndex, IpAddr);
 /// Routes by prefix (without host bits).
 pub type Routes = BTreeMap<IpNet, RouteTarget>;
 
-/// The number of changes per loop iteration: some 5 ms.
+/// The number of changes per loop iteration: they take some 5 ms.
 const CHANGES_PER_ITERATION: usize = 256;
 /// Interval between attempts while the system lacks resources.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ impl TapRoutes {
     /// Sets the routes that the kernel should have.
     pub fn want(&mut self, wanted: &Routes) {
         self.pending = changes(&self.have, wanted);
-        // Changes are taken from the end.
+        // `apply` takes changes from the end.
         self.pending.reverse();
     }
 
@@ -66,7 +66,7 @@ impl TapRoutes {
         let lost: Vec<_> = lost.map(|(&to, &target)| (to, target)).collect();
         for (to, target) in lost {
             self.have.remove(&to);
-            // These changes come before the pending ones, which may be newer.
+            // These changes are applied before the pending ones, which may be newer.
             self.pending.push(Change::Put(to, target));
         }
     }
@@ -107,7 +107,7 @@ impl TapRoutes {
         }
     }
 
-    /// Applies some of the pending changes. Returns whether it tried to.
+    /// Applies some of the pending changes. Returns whether it tried to apply any.
     pub fn apply(&mut self, taps: &[Option<Tap>], now: Now) -> bool {
         if self.pending.is_empty() || now < self.retry_at {
             return false;

@@ -11,7 +11,7 @@
 //! name ([`SysctlGuard::follow`]).
 //!
 //! Invariant: the sysctls are restored on drop. Until then their original values are in the device's [`Record`], so
-//! that after a kill the next process restores those instead of the values that it finds.
+//! that after a kill the next process restores the original values instead of the ones that it finds.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -19,8 +19,8 @@ use std::{io, mem};
 
 use crate::links::device_state::{Record, RecordContents};
 
-/// The sysctls to set, below `/proc/sys/net`. For the filters, the larger of the interface's value and that of `all`
-/// applies.
+/// The sysctls to set, below `/proc/sys/net`. For the filters, the kernel applies the larger of the values of the
+/// interface and of `all`.
 const SYSCTLS: [(&str, &str, &str); 4] = [
     ("ipv4", "rp_filter", "1"),
     ("ipv4", "arp_ignore", "8"),
@@ -52,7 +52,7 @@ pub struct SysctlGuard {
     /// Family, name and original value, in the order in which they were changed.
     before: Vec<(&'static str, &'static str, String)>,
     record: Record,
-    /// Whether it was logged that another program changes them, which may happen every second.
+    /// Whether a change by another program has been logged: changes may happen every second.
     has_logged: Cell<bool>,
 }
 
@@ -65,9 +65,8 @@ impl SysctlGuard {
 
     /// Silences the interface in this thread's network namespace. `record` is the record of its device.
     ///
-    /// # Errors
-    /// If a sysctl can't be written (no root, a read-only /proc). A sysctl that the kernel lacks, such as those of IPv6
-    /// if that is compiled out, is skipped.
+    /// # Errors If a sysctl can't be written (no root, a read-only /proc). A sysctl that the kernel lacks is skipped,
+    /// such as those of IPv6 in a kernel without it.
     pub fn begin(interface: &str, record: &Record) -> Result<Self, SysctlGuardError> {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());
@@ -78,7 +77,7 @@ impl SysctlGuard {
                 before.push((family, name, found.trim().to_owned()));
                 changes.push((path, value));
             } else if let Some((_, original)) = left.iter().find(|(changed, _)| *changed == path) {
-                // A process that was killed had changed it.
+                // A killed process changed it, so restore the recorded value.
                 before.push((family, name, original.clone()));
             }
         }
@@ -103,7 +102,7 @@ impl SysctlGuard {
         Ok(guard)
     }
 
-    /// Sets sysctls again that another program has changed.
+    /// Restores sysctls that another program has changed.
     pub fn restore_changed(&self) {
         for (family, name, value) in SYSCTLS {
             let path = path(&self.interface, family, name);
@@ -132,7 +131,7 @@ impl SysctlGuard {
         interface.clone_into(&mut self.interface);
         let left = mem::replace(&mut self.record, record.clone());
         self.remember();
-        // Another interface may get the former name.
+        // Another interface may get the former name, so its record must not contain these values.
         left.write(&RecordContents { pid: Some(std::process::id()), sysctls: Vec::new() });
     }
 

@@ -41,7 +41,7 @@ pub struct TapConfig {
     pub vlan: Option<VlanId>,
     /// Its own addresses with their prefixes.
     pub addresses: Vec<IpNet>,
-    /// A text that only this gateway of the host gives its taps.
+    /// The mark of this gateway's taps, which no other gateway of the host uses.
     pub mark: Option<String>,
 }
 
@@ -87,8 +87,8 @@ pub fn tap_name(interface: &str) -> String {
     format!("tg-{interface}").chars().filter(char::is_ascii).take(NAME_MAX).collect()
 }
 
-/// That name, followed by alternatives if it is taken: `tg-uplink-2` to `tg-uplink-10`. Another gateway in this network
-/// namespace may use the same interface names.
+/// [`tap_name`], followed by alternatives in case it is taken: `tg-uplink-2` to `tg-uplink-10`. Another gateway in this
+/// network namespace may have an interface with the same name.
 fn tap_names(interface: &str) -> impl Iterator<Item = String> {
     let name = tap_name(interface);
     let numbered = {
@@ -114,9 +114,9 @@ pub fn remove_stale(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
         if kept.contains(&name.as_str()) {
             continue;
         }
-        // Only one process can have it open, so no other one starts using it meanwhile.
+        // Only one process can have a tap open, so no other process can start using this one meanwhile.
         let Ok(device) = builder(&name).build_sync() else { continue };
-        // Another program may have renamed it. Then this is a new device, which is deleted when it is dropped.
+        // If another program renamed the tap, this is a new device, which is deleted when `device` is dropped.
         if device.if_index().is_ok_and(|opened| opened == index) {
             match netlink.remove_link(index) {
                 Ok(()) => removed.push(name),
@@ -129,7 +129,7 @@ pub fn remove_stale(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
     Ok(removed)
 }
 
-/// Describes a device. If it exists, it stays up or down as it is.
+/// A builder for a device. If the device exists, it stays up or down as it is.
 fn builder(name: &str) -> DeviceBuilder {
     DeviceBuilder::new().name(name).layer(Layer::L2).packet_information(false).inherit_enable_state()
 }
@@ -163,7 +163,8 @@ impl Tap {
                 Err(source) => return Err(TapError::Create { name, source }),
             }
         }
-        let source = taken.expect("a name was tried, and every other end returns");
+        let source =
+            taken.expect("at least one name was tried, and the loop only ends without a device on an error");
         Err(TapError::Create { name: tap_name(&config.interface), source })
     }
 
@@ -178,7 +179,7 @@ impl Tap {
         self.add_addresses()
     }
 
-    /// Removes addresses of an earlier process that are no longer configured. Those added by other programs stay.
+    /// Removes addresses of an earlier process that are no longer configured. Addresses added by other programs stay.
     fn remove_stale_addresses(&self) -> Result<(), TapError> {
         let failed = |source| self.failed("remove the addresses of an earlier process".into(), source);
         let index = self.device.if_index().map_err(failed)?;
@@ -256,8 +257,8 @@ impl Tap {
         Ok(found)
     }
 
-    /// Kernels before Linux 6.2 rename a device only while it is down. It then loses routes and IPv6 addresses, which
-    /// are restored as soon as it is up again under its name.
+    /// Kernels before Linux 6.2 rename a device only while it is down. A device that is down loses routes and IPv6
+    /// addresses, which are restored once it is up again under its old name.
     fn rename_back(&self) -> io::Result<()> {
         match self.device.set_name(&self.name) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
@@ -271,17 +272,17 @@ impl Tap {
     }
 
     /// Sets the sysctls of the device if they have other values, because it is new or another program has changed them.
-    /// udev applies those of the host to a new device after this process has set them, so a change is harmless. With a
-    /// read-only `/proc`, the host's settings stay.
+    /// udev may apply the host's sysctls to a new device after this process has set them, so other values are normal.
+    /// With a read-only `/proc`, the host's settings stay.
     ///
     /// Packets of clients may arrive through the tap although the return route uses another interface, so `rp_filter`
-    /// is off. The larger of its value and that of `conf/all` applies, and the operator controls the latter.
+    /// is off. The kernel applies the larger of this value and the one in `conf/all`, which the operator controls.
     pub fn restore_sysctls(&self) {
         let has_v6 = self.config.addresses.iter().any(|net| net.addr().is_ipv6());
         let sysctls = [
             ("ipv4", "rp_filter", "0", true),
             ("ipv6", "disable_ipv6", "0", has_v6),
-            // Otherwise, removing one of our addresses would remove those of other programs in the same network.
+            // Otherwise, removing one of our addresses would also remove other programs' addresses in the same network.
             ("ipv4", "promote_secondaries", "1", true),
             ("ipv4", "ignore_routes_with_linkdown", "1", true),
             ("ipv6", "ignore_routes_with_linkdown", "1", has_v6),
@@ -339,7 +340,7 @@ impl Tap {
         self.device.if_index()
     }
 
-    /// Writes a frame from the wire to the kernel, without its tag.
+    /// Writes a frame from the wire to the kernel, without its 802.1Q tag.
     ///
     /// # Errors
     /// `WouldBlock` when the kernel's queue is full; others when the device is down.
@@ -348,7 +349,7 @@ impl Tap {
         self.device.send(frame).map(drop)
     }
 
-    /// Reads a frame that the kernel sends, and adds the tag that it needs on the wire. `None` if there is none.
+    /// Reads a frame that the kernel sends, and adds the tag that it needs on the wire. `None` if no frame is waiting.
     ///
     /// # Errors
     /// If the device is gone.

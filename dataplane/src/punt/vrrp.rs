@@ -24,7 +24,7 @@ const TOGETHER: Duration = Duration::from_secs(5);
 pub struct Advertised {
     /// Its number (VRID).
     pub router: u8,
-    /// The time since the last one of another station, and its address.
+    /// The time since the last advertisement of another station, and the address of that station.
     pub received: Option<(Duration, IpAddr)>,
     /// For how long both another station and the host have been sending them.
     pub contested: Option<Duration>,
@@ -38,7 +38,7 @@ pub struct Advertisements(Mutex<BTreeMap<u8, Router>>);
 struct Router {
     received: Option<(Now, IpAddr)>,
     sent: Option<Now>,
-    /// Since when both have been sending.
+    /// Since when both another station and the host have been sending.
     contested: Option<Now>,
 }
 

@@ -1,4 +1,4 @@
-//! Frames that are not sent: handed to the slow path within its limits, or counted as dropped.
+//! Handles frames that are not sent: hands them to the slow path within its limits, or counts them as dropped.
 
 use tidegate_pipeline::frame::Frame;
 use tidegate_spec::ids::InterfaceIndex;
@@ -56,7 +56,7 @@ pub(super) fn punt<Q: PortQueue>(
         counters.rate_limited.add(1);
         return Err(Refusal::PuntRateLimited);
     }
-    // Not the time of the iteration: the burst may have taken a while.
+    // The clock is read again because the burst may have taken a while.
     let punted = Punted { interface, frame, queued: parts.clock.now() };
     if parts.exchange.punts.push(class, punted).is_err() {
         counters.queue_full.add(1);

@@ -24,7 +24,7 @@ const SPINS: u32 = 200;
 /// Empty iterations spent yielding after that.
 const YIELDS: u32 = 50;
 
-/// The highest packet rate that one worker can process. A ring needs no slack beyond it, however fast the link is.
+/// The highest packet rate that one worker can process. A faster link doesn't shorten the sleeps further.
 const RATE_MAX: u64 = 10_000_000;
 /// Bits on the wire of the shortest Ethernet frame, with preamble and gap (IEEE 802.3).
 const SHORTEST_PACKET_BITS: u64 = 84 * 8;

@@ -295,7 +295,7 @@ impl<Q: PortQueue> Worker<Q> {
                     continue;
                 }
             };
-            // A burst has one arrival.
+            // All frames of a burst have the same arrival.
             while let Some((arrival, frame)) = frames.next() {
                 self.received.push(frame);
                 while let Some((_, frame)) = frames.next_if(|(next, _)| *next == arrival) {
@@ -307,7 +307,7 @@ impl<Q: PortQueue> Worker<Q> {
         any
     }
 
-    /// Sends up to a burst of frames of the kernel and the resolver.
+    /// Sends up to a burst of frames from the kernel and the resolver.
     fn send_injected(&mut self) {
         for _ in 0..BURST {
             let Some((interface, frame)) = self.mailbox().next_injected() else { break };

@@ -1,5 +1,5 @@
-//! Keeps fragments that arrive before the first fragment of their datagram, which alone shows the destination.
-//! Fragments that take different paths through a network arrive in any order, so they are kept for a short time.
+//! Keeps fragments that arrive before the first fragment of their datagram: only that one has the ports. Fragments that
+//! take different paths through a network arrive in any order, so they are kept for a short time.
 //!
 //! The pipeline leaves such a frame unchanged. It is processed again once the first fragment has arrived; if that takes
 //! too long, its original verdict applies. Workers and `replay` use this module.
@@ -22,10 +22,10 @@ pub const FRAMES_MAX: usize = 4_096;
 pub const FRAMES_PER_DATAGRAM: usize = 64;
 /// A source with this many frames evicts its own when the buffer is full.
 pub const SOURCE_SHARE: usize = FRAMES_MAX / 8;
-/// The longest time that a frame is kept: delays of the paths through one network differ by less.
+/// The longest time that a frame is kept. The delays of different paths through a network differ by less.
 pub const WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// The number of lists of datagrams, and of sources.
+/// The number of datagram lists, and of source lists.
 const LISTS: usize = 4_096;
 
 /// The buffered fragments. `W` is a frame with the data that its owner needs to process it again.
@@ -35,7 +35,7 @@ pub struct FragmentBuffer<W> {
     entries: Vec<Option<Entry<W>>>,
     /// Free indices of `entries`.
     free: Vec<u16>,
-    /// All frames, and those of each datagram hash and source hash, in the order of arrival.
+    /// Three views of the frames, each in the order of arrival: all frames, by datagram hash and by source hash.
     all: List,
     datagrams: Box<[List]>,
     sources: Box<[List]>,
@@ -46,13 +46,13 @@ struct Entry<W> {
     key: FragmentKey,
     until: Now,
     what: W,
-    /// The lists of its datagram and its source.
+    /// The indices of its datagram list and its source list.
     lists: [u16; 2],
-    /// Its neighbours in the list of all frames, of its datagram and of its source.
+    /// Its neighbours in the list of all frames, in its datagram list and in its source list.
     links: [Links; 3],
 }
 
-/// The frames before and after one.
+/// The previous and the next frame of a list.
 #[derive(Debug, Clone, Copy, Default)]
 struct Links {
     before: Option<u16>,

@@ -28,7 +28,7 @@ pub const NEIGHBORS_MAX: usize = 64;
 pub const FRAMES_PER_NEIGHBOR: usize = 16;
 /// Maximum number of waiting frames per worker.
 pub const PARKED_MAX: usize = NEIGHBORS_MAX * FRAMES_PER_NEIGHBOR;
-/// The longest wait: two or three requests of the resolver, and TCP's initial retransmission timeout.
+/// The longest wait: the resolver sends two or three requests in that time, and TCP starts to retransmit after it.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 /// A neighbour may be evicted after this time if the queue is full: on a link, answers take milliseconds.
 const EVICT_AFTER: Duration = Duration::from_millis(100);

@@ -33,7 +33,7 @@ pub const REPORTS_MAX: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingFull;
 
-/// Maximum number of frames queued for one of this number of workers.
+/// Maximum number of frames queued for one worker, with this many workers in total.
 #[must_use]
 pub fn handed_over_max(workers: usize) -> usize {
     workers.saturating_sub(1) * frames_max(workers)
@@ -95,7 +95,7 @@ pub struct HandedOver {
 }
 
 impl<F> Rings<F> {
-    /// The ends for each of `workers` workers.
+    /// The ring ends of each of `workers` workers.
     #[must_use]
     pub fn between(workers: usize) -> Vec<Self> {
         let none = || (0..workers).map(|_| None).collect();
@@ -121,8 +121,8 @@ impl<F> Rings<F> {
         self.from.len()
     }
 
-    /// Adds a frame of the current burst for another worker. `arrival` is the arrival there. Call [`Self::send_next`]
-    /// after the burst, which has at most [`BURST`] frames.
+    /// Adds a frame of the current burst for another worker. `arrival` is the arrival as that worker sees it. Call
+    /// [`Self::send_next`] after the burst, which has at most [`BURST`] frames.
     ///
     /// # Errors
     /// The frame, if there is no such worker or it already has [`BURST`] frames of this burst.

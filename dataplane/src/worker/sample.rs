@@ -15,7 +15,7 @@ use crate::drivers::PortQueue;
 /// One packet in this many bursts is sampled.
 const BURSTS_PER_CHECK: u32 = 64;
 /// In a burst of at most this many packets, the checksum of one packet is always sampled. A worker with little work can
-/// afford it, and it detects senders that leave checksums to a NIC by their first packets.
+/// afford that, and detects senders that leave checksums to a NIC by their first packets.
 const SMALL_BURST: usize = 2;
 
 impl<Q: PortQueue> Worker<Q> {

@@ -2,8 +2,8 @@
 //!
 //! In each loop iteration, a worker exports a few flow updates
 //! ([`Pipeline::share`](tidegate_pipeline::pipeline::Pipeline::share)) and imports a few. The queues are bounded, and
-//! no thread waits. Updates that don't fit the export queue are counted, and a walk of the tables repeats them. A full
-//! import queue delays the peer.
+//! no thread waits. Updates that don't fit the export queue are counted, and a later walk of the tables sends them
+//! again. A full import queue delays the peer.
 //!
 //! Invariant: one thread reads `exports` and writes `imports`; each worker has the other ends of its own queues.
 
@@ -93,7 +93,7 @@ impl Sharing {
     /// Passes an update of a peer to every worker. Returns false, and passes it to none, if a queue is full.
     #[must_use]
     pub fn import(&self, update: &FlowUpdate) -> bool {
-        // Only this thread adds updates, so there is still capacity below.
+        // Only this thread adds updates, so the queues can't fill up before the pushes below.
         if self.workers.iter().any(|queues| queues.imports.is_full()) {
             return false;
         }

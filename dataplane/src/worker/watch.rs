@@ -35,7 +35,7 @@ pub enum VerdictKind {
     Drop,
 }
 
-/// The reason of a verdict. Several kinds share some names.
+/// The reason of a verdict. Reasons of different kinds may have the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerdictReason {
     /// A frame is sent.
@@ -68,7 +68,7 @@ pub struct WatchFilter {
 }
 
 impl WatchFilter {
-    /// Whether a received frame matches, as far as known before it is processed.
+    /// Whether a received frame matches the conditions that can be checked before it is processed.
     fn wants(&self, interface: InterfaceIndex, endpoints: Option<&Endpoints>) -> bool {
         let checks_headers = self.host.is_some() || self.port.is_some() || self.protocol.is_some();
         self.interface.is_none_or(|wanted| wanted == interface)
@@ -84,13 +84,13 @@ impl WatchFilter {
                 }))
     }
 
-    /// Whether a frame whose headers match also matches by its result.
+    /// Whether a frame whose headers match also matches the conditions on the result.
     fn wants_result(&self, verdict: Verdict, note: &Note) -> bool {
         let (kind, why) = match verdict {
             Verdict::Transmit { why, .. } => (VerdictKind::Transmit, VerdictReason::Transmit(why)),
             Verdict::Punt(why) => (VerdictKind::Punt, VerdictReason::Punt(why)),
             Verdict::Drop(why) => (VerdictKind::Drop, VerdictReason::Drop(why)),
-            // The other worker processes and records it.
+            // The worker that owns the flow processes and records it.
             Verdict::HandOver(_) => return false,
         };
         self.verdict.is_none_or(|wanted| wanted == kind)
@@ -163,7 +163,7 @@ pub struct WatchedPacket {
     pub received: Vec<u8>,
     /// The length of the frame as received.
     pub received_len: usize,
-    /// The first bytes of the frame as sent; empty if it wasn't.
+    /// The first bytes of the frame as sent; empty if it wasn't sent.
     pub sent: Vec<u8>,
     /// Its length before fragmentation.
     pub sent_len: usize,
@@ -263,7 +263,7 @@ struct Pending {
 }
 
 impl Watches {
-    /// Adds a watch. A watch beyond [`WATCHES_MAX`] ends at once: callers must keep count.
+    /// Adds a watch. Callers must keep count: a watch beyond [`WATCHES_MAX`] ends at once.
     #[cold]
     pub(super) fn add(&mut self, watch: Arc<Watch>) {
         self.active.retain(|watch| !watch.has_ended());

@@ -1,7 +1,7 @@
 //! `Addr`: an IPv4 or IPv6 address in 16 bytes, compared and hashed without a branch on the family.
 //!
 //! IPv4 is stored IPv4-mapped (`::ffff:a.b.c.d`). The header checks refuse mapped addresses in IPv6 packets, so the
-//! mapping is one to one. The whole packet path uses it; std's address types are used at the edges.
+//! mapping is one to one. The whole packet path uses `Addr`; std's address types are used at its edges.
 //!
 //! Invariant: an `Addr` from an IPv6 header is never IPv4-mapped.
 
@@ -50,7 +50,7 @@ impl Addr {
         &self.0
     }
 
-    /// The address in the standard library's type.
+    /// The address as the standard library's type.
     pub fn ip(&self) -> IpAddr {
         if self.is_v4() {
             IpAddr::V4(Ipv4Addr::from(self.v4_bytes()))

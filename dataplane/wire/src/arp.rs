@@ -64,7 +64,7 @@ pub fn parse(packet: &[u8], vlan: Option<VlanId>) -> Result<ArpPacket, Malformed
 }
 
 impl ArpPacket {
-    /// The frame with this packet, addressed to `to`, from the sender.
+    /// The frame with this packet, from `sender_mac` to `to`.
     pub fn frame(&self, to: MacAddr) -> SmallFrame {
         let ethernet =
             EthernetHeader { dst: to, src: self.sender_mac, vlan: self.vlan, ether_type: ether_type::ARP };
@@ -86,8 +86,8 @@ impl ArpPacket {
     }
 }
 
-/// The answer to a request for one of our addresses, which is at `mac`. The caller has checked that the packet is a
-/// request and that `request.target_ip` is ours.
+/// The answer that one of our addresses is at `mac`. The caller has checked that the packet is a request and that
+/// `request.target_ip` is ours.
 pub fn reply(request: &ArpPacket, mac: MacAddr) -> SmallFrame {
     let answer = ArpPacket {
         operation: ArpOperation::Reply,

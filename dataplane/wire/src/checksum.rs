@@ -1,8 +1,8 @@
 //! The Internet checksum: in full (RFC 1071) and by difference (RFC 1624).
 //!
-//! Both keep a 64-bit running sum of big-endian words and fold once at the end. The difference form uses equation 3 of
-//! RFC 1624, `HC' = ~(~HC + ~m + m')`, which handles the two representations of zero: the result is 0xffff only if the
-//! full sum would be. Used by header writers, rewrites and reply builders.
+//! Both keep a 64-bit running sum of big-endian words and fold it once at the end. Updates by difference use equation 3
+//! of RFC 1624, `HC' = ~(~HC + ~m + m')`, which handles the two representations of zero: the result is 0xffff only if
+//! the full sum would be. Used by header writers, rewrites and reply builders.
 //!
 //! Invariant: a sum is over whole 16-bit words; only the last slice added may have an odd length.
 
@@ -49,7 +49,7 @@ impl Sum {
     #[inline]
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Sum {
-        // Words in native order vectorize; one swap after folding gives an equal sum (RFC 1071, 2 (B)).
+        // Sums of words in native order can be vectorized; one swap after folding gives an equal sum (RFC 1071, 2 (B)).
         let (words, tail) = bytes.as_chunks::<4>();
         let mut sum: u64 = 0;
         for word in words {
@@ -89,25 +89,25 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::new().bytes(bytes).finish()
 }
 
-/// A set of replaced words, to be applied to any number of checksums that cover them.
+/// The effect of replaced words on any checksum that covers them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Delta(u64);
 
 impl Delta {
-    /// A delta without changes.
+    /// A delta of no changes.
     #[inline]
     pub const fn new() -> Delta {
         Delta(0)
     }
 
-    /// The delta of one replaced word.
+    /// Adds the replacement of one word.
     #[inline]
     #[must_use]
     pub const fn u16(self, old: u16, new: u16) -> Delta {
         Delta(self.0 + !old as u64 + new as u64)
     }
 
-    /// The delta of two replaced words.
+    /// Adds the replacement of two words.
     #[inline]
     #[must_use]
     pub const fn u32(self, old: u32, new: u32) -> Delta {
@@ -127,7 +127,7 @@ impl Delta {
         delta
     }
 
-    /// The delta of a replaced region with known folded sums before and after.
+    /// Adds the replacement of a region whose sums before and after are known.
     #[inline]
     #[must_use]
     pub const fn sums(self, old: Sum, new: Sum) -> Delta {

@@ -1,12 +1,12 @@
 //! Fragments a packet (RFC 791 section 3.2, RFC 8200 section 4.5) that exceeds the MTU of its link.
 //!
 //! An IPv6 packet is fragmented only if it starts with a Fragment header, which the gateway writes to outer packets
-//! that may be fragmented. If an IPv4 packet in a tunnel may be fragmented, the inner packet is, and each fragment gets
-//! the tunnel's header: the receiver of the inner packet reassembles it, and routers on the path see whole packets (RFC
-//! 4459 section 3.3 compares the methods). If it may not, the outer packet is fragmented, and the end of the tunnel
-//! reassembles it. A fragment may be fragmented again. Identification and DF are kept. Options that must not be copied
-//! are only in the first fragment, and no-operations replace them in the others. The driver side calls it because it
-//! has the memory for the fragments; the pipeline decides whether a packet may be fragmented.
+//! that may be fragmented. If the IPv4 packet in a tunnel may be fragmented, the gateway fragments it and gives each
+//! fragment the tunnel's header: the receiver of the inner packet reassembles it, and routers on the path see whole
+//! packets (RFC 4459 section 3.3 compares the methods). Otherwise it fragments the outer packet, and the end of the
+//! tunnel reassembles that one. A fragment may be fragmented again. Identification and DF are kept. Options that must
+//! not be copied are only in the first fragment, and no-operations replace them in the others. Drivers call this module
+//! because they have the memory for the fragments; the pipeline decides whether a packet may be fragmented.
 //!
 //! Invariant: the fragments contain each byte of the packet's data once, at its offset.
 
@@ -29,9 +29,9 @@ pub struct Cut {
     l3: usize,
     /// Offset of the header of the packet to fragment. Without a tunnel it equals `l3`.
     packet: usize,
-    /// Offset of its data.
+    /// Offset of the data of that packet.
     data: usize,
-    /// Offset of its end.
+    /// Offset of the end of that packet.
     end: usize,
     /// Bytes of data in all fragments except the last.
     step: usize,
@@ -135,7 +135,8 @@ impl Cut {
 
     /// Sets the length and the fragment fields in the headers of an IPv6 fragment.
     fn write_ipv6(&self, header: &mut [u8], start: usize, end: usize) {
-        // The length is below that of the whole packet, which fits in 16 bits, as do its offset and length together.
+        // The length is below the length of the whole packet, which fits in 16 bits. So does the sum of its offset and
+        // length.
         let payload_len = (ipv6::FRAGMENT_HEADER_LEN + (end - start)) as u16;
         header[4..6].copy_from_slice(&payload_len.to_be_bytes());
         let field = &mut header[ipv6::HEADER_LEN + 2..ipv6::HEADER_LEN + 4];

@@ -7,7 +7,7 @@
 //! | GRE | with and without a key; no checksum, no sequence numbers | RFC 2784, RFC 2890 |
 //! | Geneve, port 6081 | options that are not critical are skipped | RFC 8926 |
 //!
-//! The caller decides whose packets are decapsulated.
+//! The caller decides from which senders packets are decapsulated.
 
 use super::checksum::{Delta, Sum};
 use super::encapsulation::{GENEVE_PORT, GUE_PORT};
@@ -70,7 +70,7 @@ pub fn inner(frame: &[u8], h: &Headers) -> Result<(usize, Family), Closed> {
     Ok((l4 + headers, found))
 }
 
-/// Propagates congestion that the outer packet reports. `packet` is the inner one.
+/// Propagates congestion that the outer packet reports to `packet`, the inner one.
 ///
 /// # Errors
 /// [`Closed::Congestion`]; the packet is then unchanged.
@@ -123,7 +123,7 @@ type Inner = (usize, Option<Family>);
 
 fn gue(behind: &[u8]) -> Result<Inner, Closed> {
     match behind.first_chunk::<4>().ok_or(Closed::Headers)? {
-        // Variant 1: the first bits are those of an IP version.
+        // Variant 1: the first bits are an IP version.
         [first, ..] if first >> 6 == 1 => Ok((0, None)),
         // Variant 0, no control message, no optional fields, no flags.
         [0, proto::IPIP, 0, 0] => Ok((4, Some(Family::V4))),

@@ -11,10 +11,11 @@
 //! The UDP source port depends on the flow and is in the ephemeral range (draft-ietf-intarea-gue-09 section 5.6.1, RFC
 //! 6335).
 //!
-//! UDP over IPv4 has no checksum (RFC 768). UDP over IPv6 has one: otherwise the receiver would have to be configured
-//! to accept its absence (RFC 6935), and a wrong outer address would go undetected (RFC 6936). The sum of a TCP, UDP or
-//! ICMP packet with a correct checksum follows from its pseudo header, so the payload is not read. If the packet's own
-//! checksum is wrong, so is the outer one, and the receiver drops the packet at the outer header instead of the inner.
+//! UDP over IPv4 has no checksum (RFC 768). UDP over IPv6 has a checksum: otherwise the receiver would have to be
+//! configured to accept packets without one (RFC 6935), and a wrong outer address would go undetected (RFC 6936). The
+//! sum of a TCP, UDP or ICMP packet with a correct checksum follows from its pseudo header, so the payload is not read.
+//! If the packet's own checksum is wrong, the outer checksum is wrong too, and the receiver drops the packet at the
+//! outer header instead of the inner one.
 //!
 //! The encapsulation and the destination are chosen elsewhere.
 
@@ -123,7 +124,7 @@ impl Vni {
 
 /// The identity of a Service in the option of Geneve: the 64-bit FNV-1a hash of `NAMESPACE/NAME`.
 ///
-/// It depends only on the name, so every gateway computes the same one, even after a restart, and so can a backend.
+/// It depends only on the name, so every gateway and every backend computes the same identity, even after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ServiceIdentity([u8; 8]);
 
@@ -151,7 +152,7 @@ impl std::fmt::Display for ServiceIdentity {
     }
 }
 
-/// What the headers of a packet depend on.
+/// The outer addresses and the flow hash, on which the headers depend.
 #[derive(Debug, Clone, Copy)]
 pub struct Ends<'a> {
     /// The outer source.
@@ -296,7 +297,7 @@ fn sum_of(packet: &[u8], h: &Headers) -> u16 {
     match h.l4_checksum {
         _ if h.is_fragment() => {}
         L4Checksum::Tcp | L4Checksum::Icmpv6 => return headers().u16(!pseudo()).folded(),
-        // UDP options may follow the datagram, and its checksum does not include them.
+        // UDP options may follow the datagram; its checksum does not cover them.
         L4Checksum::Udp if usize::from(u16::from_be_bytes([packet[l4 + 4], packet[l4 + 5]])) == len - l4 => {
             return headers().u16(!pseudo()).folded();
         }
@@ -306,7 +307,7 @@ fn sum_of(packet: &[u8], h: &Headers) -> u16 {
     Sum::new().bytes(&packet[..len]).folded()
 }
 
-/// The headers after an outer IP header, as far as a quote includes them.
+/// The part of the headers after an outer IP header that a quote includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read {
     /// Bytes of the headers. The packet follows.

@@ -9,7 +9,7 @@ use core::str::FromStr;
 /// A small frame that is built here rather than forwarded: ARP, neighbour discovery, RST.
 pub type SmallFrame = arrayvec::ArrayVec<u8, 128>;
 
-/// Bytes of the shortest frame, without check sequence. The sender pads shorter ones.
+/// Bytes of the shortest frame, without the check sequence. The sender pads shorter frames.
 pub const FRAME_LEN_MIN: usize = 60;
 /// Bytes of an untagged header.
 pub const HEADER_LEN: usize = 14;
@@ -18,7 +18,7 @@ pub const HEADER_LEN_MAX: usize = HEADER_LEN + TAG_LEN;
 
 /// Ethertypes.
 pub mod ether_type {
-    #![allow(missing_docs, reason = "the names say it")]
+    #![allow(missing_docs, reason = "the names are self-explanatory")]
     pub const IPV4: u16 = 0x0800;
     pub const ARP: u16 = 0x0806;
     pub const VLAN: u16 = 0x8100;
@@ -41,7 +41,7 @@ impl MacAddr {
         self.0[0] & 1 != 0
     }
 
-    /// True when the address can be one station's: not a group address and not all zero.
+    /// True when the address can belong to a single station: not a group address and not all zero.
     #[inline]
     pub fn is_unicast(&self) -> bool {
         !self.is_multicast() && *self != MacAddr::ZERO
@@ -108,7 +108,7 @@ pub fn source(frame: &[u8]) -> MacAddr {
     MacAddr(*frame[6..].first_chunk().expect("a parsed frame has an Ethernet header"))
 }
 
-/// Overwrites both addresses, and does not change tag and ethertype.
+/// Overwrites both addresses. Tag and ethertype stay.
 ///
 /// # Panics
 /// When the frame is shorter than 12 bytes, and so was not parsed.

@@ -1,6 +1,6 @@
 //! `Headers`: the result of the header checks for one frame, in one cache line, so that later stages don't parse again.
 //!
-//! Offsets count from the first byte of the frame. Ports and lengths are in host order. Only `parse` writes it; every
+//! Offsets count from the first byte of the frame. Ports and lengths are in host order. `parse` creates it, and every
 //! stage reads it. Nothing here reads a frame.
 //!
 //! Invariant: for the frame it was parsed from, `l3 < l4 <= ip_end <= frame.len()`, and the transport header that
@@ -77,7 +77,7 @@ pub enum L4Checksum {
     Udp,
     /// UDP sent without a checksum (RFC 768; RFC 6936 for IPv6): zero stays zero.
     UdpZero,
-    /// SCTP: CRC32c at offset 8, over ports but no pseudo header.
+    /// SCTP: CRC32c at offset 8, which covers the ports but no pseudo header.
     Sctp,
     /// ICMP: at offset 2, no pseudo header.
     Icmp,
@@ -116,7 +116,7 @@ pub struct Headers {
     pub src_port: u16,
     /// Destination port, or the identifier of an ICMP echo; 0 if there is none.
     pub dst_port: u16,
-    /// The final next header, which starts at `l4`. In a later fragment: the one that its fragment header names.
+    /// The protocol of the header at `l4`. In a later fragment: the protocol that its fragment header names.
     pub proto: u8,
     /// TCP flags (`tcp::flags`); for SCTP the number of its `sctp::Kind`; 0 for other protocols.
     pub tcp_flags: u8,

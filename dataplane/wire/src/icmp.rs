@@ -1,7 +1,7 @@
 //! ICMP (RFC 792) and ICMPv6 (RFC 4443): errors that answer a packet, and echo replies built in place.
 //!
-//! An error is returned as the bytes to put before the quoted packet, so that the caller trims its frame and prepends,
-//! and copies nothing. The caller applies rate limits and selects the source address.
+//! An error is returned as the bytes to put before the quoted packet, so that the caller can trim its frame and prepend
+//! them without copying the packet. The caller applies rate limits and selects the source address.
 //!
 //! Invariant: [`error`] is called only after [`may_answer_with_icmp`] returned true.
 
@@ -61,9 +61,9 @@ impl Problem {
 }
 
 /// Whether an ICMP error may answer this packet (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443 2.4 (e)). It may not if the
-/// packet is an ICMP error, a redirect or a later fragment, if its source is not a single host, or if either layer is
-/// addressed to a group. The exception for groups is packet-too-big in IPv6, which path MTU discovery of multicast
-/// needs. The caller must check directed broadcasts, since only it knows the prefixes.
+/// packet is an ICMP error, a redirect or a later fragment, if its source is not a single host, or if its link or IP
+/// destination is a group. Only packet-too-big in IPv6 may answer packets to groups, because path MTU discovery of
+/// multicast needs it. The caller must check directed broadcasts, since only it knows the prefixes.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -85,7 +85,7 @@ pub struct ErrorReply {
     pub quote: Range<usize>,
 }
 
-/// Builds the error that answers `frame`: from `from` at `mac`, to the station that sent the frame.
+/// Builds the error that answers `frame`. It is sent from `from` at `mac` to the station that sent the frame.
 ///
 /// # Panics
 /// When `h` does not belong to this frame, or `from` has the other family.
@@ -169,16 +169,16 @@ pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     };
     let icmp: &mut [u8; 8] = frame[usize::from(h.l4)..].first_chunk_mut().expect("parse saw 8 bytes of ICMP");
     icmp[0] = new;
-    // If the difference gives 0, this writes 0xffff. That is correct for every message, and 0 would be wrong for a
-    // reply of zeros only.
+    // If the difference gives 0, this writes 0xffff, which is correct for every message. 0 would be wrong for a reply
+    // that consists of zeros.
     let check =
         Delta::new().u16(old << 8, u16::from(new) << 8).apply_udp(u16::from_be_bytes([icmp[2], icmp[3]]));
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
     true
 }
 
-/// Converts a later fragment of an echo request to that fragment of its reply, as [`echo_reply`] does with the first.
-/// Data and identification stay.
+/// Converts a later fragment of an echo request to the corresponding fragment of the reply, as [`echo_reply`] does with
+/// the first. Data and identification stay.
 ///
 /// Returns false and changes nothing if it is not a later fragment, or its source or destination is not a single host.
 ///
@@ -232,7 +232,7 @@ pub fn checksum_ok(frame: &[u8], h: &Headers) -> bool {
 }
 
 /// The MTU that a fragmentation-needed or packet-too-big error reports; `None` for other packets. An IPv4 router older
-/// than RFC 1191 reports 0. Values above 65,535 are reduced to it.
+/// than RFC 1191 reports 0. Larger values than 65,535 are reported as 65,535.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.

@@ -20,8 +20,7 @@ const OFFSET_MASK: u16 = 0x1fff;
 
 /// Checks the packet that follows an Ethernet header of `l3` bytes.
 ///
-/// # Errors
-/// `Ipv4*`, `Fragment*`, and those of the transport header.
+/// # Errors `Ipv4*`, `Fragment*`, and the errors of the transport header.
 #[inline(always)]
 pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
     let p: &[u8; HEADER_LEN] = packet.first_chunk().ok_or(Malformed::Ipv4Truncated)?;
@@ -84,7 +83,7 @@ pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Mal
     })
 }
 
-/// Checks that options end within the header and that none of them is a source route. Other options are not checked.
+/// Checks that options end within the header and that none of them is a source route. Their contents are not checked.
 #[cold]
 fn options(mut left: &[u8]) -> Result<(), Malformed> {
     const END: u8 = 0;
@@ -124,8 +123,8 @@ pub(super) fn dont_fragment(p: &[u8; HEADER_LEN]) -> bool {
 pub(super) fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
     let (words, _) = p.as_chunks::<4>();
     let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
-    // The remainder of 0xffff is equivalent to end-around carries, and takes fewer steps than folding to 16 bits. The
-    // sum is zero only for a header of zeros, whose version is wrong.
+    // Division by 0xffff is equivalent to end-around carries, and takes fewer steps than folding to 16 bits. The sum is
+    // zero only for a header of zeros, whose version is wrong.
     sum.is_multiple_of(0xffff)
 }
 

@@ -1,9 +1,9 @@
 //! IPv6 (RFC 8200): the header check with a bounded walk over extension headers, and writing an outer header.
 //!
 //! The walk covers hop-by-hop, routing, destination options, fragment and authentication headers. ESP, no-next-header
-//! and anything unknown end the walk and are the packet's protocol. Options are not checked: they are for the nodes
-//! that they are addressed to. A routing header with segments left is refused. Jumbograms (RFC 2675) don't fit Ethernet
-//! and fail the length check.
+//! and anything unknown end the walk and are the packet's protocol. Options are not checked: only their addressees
+//! interpret them. A routing header with segments left is refused. Jumbograms (RFC 2675) don't fit Ethernet and fail
+//! the length check.
 //!
 //! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet contains.
 
@@ -40,8 +40,7 @@ pub fn write_fragment_header(packet: &mut [u8], identification: u32) {
 
 /// Checks the packet that follows an Ethernet header of `l3` bytes.
 ///
-/// # Errors
-/// `Ipv6*`, `Fragment*`, and those of the transport header.
+/// # Errors `Ipv6*`, `Fragment*`, and the errors of the transport header.
 #[inline(always)]
 pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
     let (p, rest) = packet.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Ipv6Truncated)?;
@@ -133,8 +132,8 @@ pub struct Walk {
     pub fragment: Fragment,
 }
 
-/// Like [`walk`], for a packet that an ICMP error quotes and may truncate. A chain beyond the end is a truncated quote,
-/// and lengths of fragments are not checked.
+/// Like [`walk`], for a packet that an ICMP error quotes and may truncate. A chain that ends beyond the packet counts
+/// as a truncated quote, and lengths of fragments are not checked.
 pub(crate) fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
     walk_headers(next, payload, true).map_err(|reason| match reason {
         Malformed::Ipv6ExtensionTruncated => Malformed::QuoteTruncated,

@@ -5,9 +5,9 @@
 //! [`ipv6`], [`ethernet`]) or convert a frame to its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]). Policy,
 //! look-ups and counters are elsewhere. Used by the pipeline and the forwarding modes.
 //!
-//! `parse` refuses frames that no receiver could use, and source routes, which none should follow. It checks the IPv4
-//! header checksum. Transport checksums are left to the end host: rewrites are incremental, so a wrong checksum stays
-//! wrong and is detected there.
+//! `parse` refuses frames that no receiver could use, and source routes, which no receiver should follow. It checks the
+//! IPv4 header checksum. Only end hosts check transport checksums: rewrites are incremental, so a wrong checksum stays
+//! wrong.
 //!
 //! Invariant: no allocation, and no panic for any input. Functions that take a frame with its `Headers` panic only if
 //! the two don't belong together, which is a bug of the caller.
@@ -71,8 +71,7 @@ pub enum Parsed {
 /// Always inlined into its few callers, so that the `Headers` are written once, where the caller keeps them. A call and
 /// a copy double the time (see `transport`). About 12 ns for a TCP or UDP packet of either family in cache.
 ///
-/// # Errors
-/// The first reason, from the outermost header inwards, why the frame can't be used.
+/// # Errors The first error found, from the outermost header inwards.
 ///
 /// # Examples
 /// ```

@@ -1,8 +1,8 @@
 //! Every reason why the header checks refuse a frame, one variant each.
 //!
 //! Users see the names (`drops_total{reason}`, `replay --json`), so they are stable snake_case. Packets that are valid
-//! but unwanted (an unknown service, a port of zero) are refused by policy and have no variant here. Source routes have
-//! one, because no node should follow them.
+//! but unwanted (an unknown service, a port of zero) are refused by policy and have no variant here. Source routes do
+//! have a variant, because no node should follow them.
 //!
 //! Invariant: each variant is produced by at least one test (`tests/checks.rs`).
 
@@ -70,12 +70,12 @@ malformed! {
     Ipv6ExtensionChain = "ipv6_extension_chain",
     /// Hop-by-hop options anywhere but directly after the IPv6 header (RFC 8200, 4.1).
     Ipv6HopByHopPosition = "ipv6_hop_by_hop_position",
-    /// A fragment that is not the last and is not a positive multiple of 8 bytes (RFC 791, RFC 8200 4.5).
+    /// A fragment other than the last one whose length is not a positive multiple of 8 bytes (RFC 791, RFC 8200 4.5).
     FragmentLength = "fragment_length",
     /// The fragment ends beyond byte 65,535 of the packet it belongs to.
     FragmentBeyondEnd = "fragment_beyond_end",
-    /// A later fragment starts within a TCP or SCTP header, all of which is in the first fragment: it could overwrite
-    /// the flags (RFC 1858 section 3, RFC 3128).
+    /// A later fragment starts within the TCP or SCTP header. The first fragment contains all of that header, so the
+    /// later one could overwrite the flags (RFC 1858 section 3, RFC 3128).
     FragmentInHeader = "fragment_in_header",
     /// Fewer than 20 bytes of TCP.
     TcpTruncated = "tcp_truncated",

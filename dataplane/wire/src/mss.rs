@@ -2,7 +2,8 @@
 //!
 //! The option contains the largest segment that the sender of the SYN accepts, without IP and TCP headers and without
 //! options. A gateway may lower it so that segments fit a path whose "packet too big" messages get lost. It never
-//! raises it and adds no option: without one, the other end sends segments that fit every path (536 and 1,220 bytes).
+//! raises the value or adds the option: without the option, the other end sends segments that fit every path (536 and
+//! 1,220 bytes).
 //!
 //! Invariant: only the up to 40 bytes of options are read, a malformed option ends the search, and the checksum is
 //! updated by difference.
@@ -15,8 +16,8 @@ use super::{ipv4, ipv6, tcp};
 /// Kind, length and a number of 16 bits.
 const OPTION_LEN: usize = 4;
 
-/// The smallest limit that [`largest`] returns: the segment of the smallest IPv4 packet that every host accepts (RFC
-/// 9293 section 3.7.1), and that of the smallest IPv6 MTU (RFC 8200 section 5).
+/// The smallest limit that [`largest`] returns: the segment that fits the IPv4 packet that every host accepts (RFC 9293
+/// section 3.7.1), or the smallest IPv6 MTU (RFC 8200 section 5).
 #[must_use]
 pub const fn smallest(family: Family) -> u16 {
     match family {
@@ -37,7 +38,7 @@ pub fn largest(family: Family, mtu: usize) -> u16 {
     u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).max(smallest(family))
 }
 
-/// The limit of a service whose own limit is `limit`, on a path for packets of at most `mtu` bytes.
+/// The limit for a service that sets `limit`, on a path for packets of at most `mtu` bytes.
 #[must_use]
 pub fn most(family: Family, mtu: usize, limit: u16) -> u16 {
     limit.min(largest(family, mtu)).max(smallest(family))
@@ -60,7 +61,7 @@ pub fn lower(segment: &mut [u8], most: u16) -> bool {
         let old = u16::from_be_bytes([header[value], header[value + 1]]);
         if old > most {
             header[value..value + 2].copy_from_slice(&most.to_be_bytes());
-            // At an odd offset the bytes are in two words, with swapped positions.
+            // At an odd offset, the value's bytes are in two words of the checksum, with swapped positions.
             let [old, new] = [old, most].map(|n| if value.is_multiple_of(2) { n } else { n.swap_bytes() });
             delta = delta.u16(old, new);
             changed = true;

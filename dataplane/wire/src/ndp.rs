@@ -59,7 +59,7 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Ndp>, Malformed> {
     if h.ttl != 255 || h.icmp_code != 0 || h.is_fragment() || !icmp::checksum_ok(frame, h) {
         return Err(Malformed::NdpInvalid);
     }
-    // RFC 4291 2.7: a group is never a source. An answer to a group would flood the link.
+    // RFC 4291 2.7: a multicast address is never a source. An answer to it would flood the link.
     if h.src != Addr::UNSPECIFIED && !h.src.is_single_host() {
         return Err(Malformed::NdpInvalid);
     }
@@ -71,8 +71,8 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Ndp>, Malformed> {
     }
     if h.icmp_type == SOLICITATION {
         let source_mac = link_layer_option(options, OPTION_SOURCE)?;
-        // Duplicate address detection: the source is ::, the destination is the solicited-node group, and our option is
-        // absent.
+        // In duplicate address detection, the source is ::, the destination is the solicited-node group, and the
+        // link-layer address option is absent.
         if h.src == Addr::UNSPECIFIED && (source_mac.is_some() || !is_solicited_node(&h.dst)) {
             return Err(Malformed::NdpInvalid);
         }

@@ -1,14 +1,15 @@
 //! Detects packets whose sender left the transport checksum to its NIC, although no NIC completed it.
 //!
 //! A kernel that relies on checksum offload writes only the sum of the pseudo header into the field (Linux calls the
-//! packet `CHECKSUM_PARTIAL`). On a veth pair or a virtual switch, no hardware completes it. The receiving kernel knows
-//! from a flag in the packet's metadata; a poll-mode driver that reads from a packet socket doesn't pass that flag on,
-//! and a backend silently drops the packet. One valid packet in 65,536 looks alike, so callers compare counts.
+//! packet `CHECKSUM_PARTIAL`). On a veth pair or a virtual switch, no hardware completes it. A receiving kernel knows
+//! this from a flag in the packet's metadata. A poll-mode driver that reads from a packet socket doesn't pass the flag
+//! on, and the backend silently drops the packet. One valid packet in 65,536 looks like a partial one, so callers
+//! compare counts.
 
 use super::checksum::Sum;
 use super::{Headers, L4Checksum, proto};
 
-/// Offsets of the checksums in the headers of TCP and UDP.
+/// Offset of the checksum in the headers of TCP and UDP.
 const OF_TCP: usize = 16;
 const OF_UDP: usize = 6;
 

@@ -13,7 +13,7 @@ use super::headers::proto;
 use super::rewrite::Endpoint;
 use super::tcp_options::kind;
 
-/// Bytes of the longest header: version 2 for IPv6 with all TLVs. The longest of version 1 has 104.
+/// Bytes of the longest header: version 2 for IPv6 with all TLVs. The longest header of version 1 has 104.
 pub const LEN_MAX: usize = 107;
 
 /// A header as it is sent.
@@ -58,7 +58,7 @@ impl fmt::Display for ProxyVersion {
 /// The first 12 bytes of a header of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
-/// Bytes of the option TOA. Both are multiples of 4.
+/// Bytes of the option TOA for IPv4 and IPv6, both multiples of 4.
 const TOA_LEN_V4: u8 = 8;
 const TOA_LEN_V6: u8 = 20;
 

@@ -27,8 +27,8 @@ const CRC32C_LEN: usize = 4;
 /// Bytes before the addresses: signature, version and command, family and transport, length.
 const FIXED_LEN: usize = 16;
 
-/// Maximum length of a [`VpceId`], that of an AWS identifier. The longest header then still has
-/// [`LEN_MAX`](super::proxy_header::LEN_MAX) bytes.
+/// Maximum length of a [`VpceId`]: the length of an AWS identifier, on which [`LEN_MAX`](super::proxy_header::LEN_MAX)
+/// is based.
 pub const VPCE_ID_MAX: usize = 22;
 
 /// The text of the TLV for a VPC endpoint, such as `vpce-08d2bf15fac5001c9`.
@@ -36,7 +36,7 @@ pub const VPCE_ID_MAX: usize = 22;
 pub struct VpceId(ArrayString<VPCE_ID_MAX>);
 
 impl VpceId {
-    /// A text of 1 to [`VPCE_ID_MAX`] visible ASCII characters; `None` for any other.
+    /// A text of 1 to [`VPCE_ID_MAX`] visible ASCII characters; `None` for other texts.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let is_sound = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -68,7 +68,7 @@ impl ProxyTlvs {
     /// the total length is constant.
     pub const VPCE_ID: Self = Self(4);
 
-    /// The TLVs of both.
+    /// The TLVs of `self` and `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -92,7 +92,7 @@ impl ProxyTlvs {
         self.0
     }
 
-    /// The TLVs of the byte that [`Self::bits`] returned. Unknown bits are ignored.
+    /// The TLVs encoded by [`Self::bits`]. Unknown bits are ignored.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & (Self::UNIQUE_ID.0 | Self::CRC32C.0 | Self::VPCE_ID.0))
@@ -113,7 +113,7 @@ impl ProxyTlvs {
         id + vpce + sum
     }
 
-    /// Whether there is none.
+    /// Whether there are no TLVs.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self == Self::NONE

@@ -12,8 +12,7 @@ use super::ipv6;
 use super::malformed::Malformed;
 use super::rewrite::Endpoint;
 
-/// The packet that an ICMP error quotes. `src` and `dst` are those of the quoted packet, which travelled in the
-/// opposite direction of the error.
+/// The packet that an ICMP error quotes. It travelled in the opposite direction of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     /// Source of the quoted packet.
@@ -32,14 +31,13 @@ pub struct Quote {
     pub dst_port: u16,
     /// IP version of both the quote and the error.
     pub family: Family,
-    /// The quoted packet's final next header.
+    /// The protocol of the quoted packet, after all extension headers.
     pub proto: u8,
 }
 
 /// Reads the quote of an ICMP error; `Ok(None)` if the packet is not an ICMP error.
 ///
-/// # Errors
-/// `QuoteTruncated`, `QuoteHeader`, and for IPv6 those of the extension headers.
+/// # Errors `QuoteTruncated`, `QuoteHeader`, and for IPv6 the errors of the extension headers.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -66,7 +64,7 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Quote>, Malformed> {
 /// The contents of a quoted tunnel packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnelled {
-    /// Bytes of the quoted packet, including the outer header, consistent in all headers.
+    /// Bytes of the quoted packet, including the outer header.
     pub ip_len: u16,
     /// The headers after the outer IP header.
     pub between: encapsulation::Read,
@@ -75,8 +73,8 @@ pub struct Tunnelled {
     pub inner: Option<Quote>,
 }
 
-/// Reads the quote of a packet in a tunnel: no options, no extension headers, no fragment, in IPv4 with DF set, and
-/// consistent lengths in all headers. `None` for other packets.
+/// Reads the quote of a tunnel packet without options or extension headers that is not a fragment, has DF set in IPv4,
+/// and has consistent lengths in all headers. `None` for other packets.
 ///
 /// # Panics
 /// When `h` and `q` do not belong to this frame.
@@ -102,8 +100,8 @@ pub fn tunnelled(frame: &[u8], h: &Headers, q: &Quote) -> Option<Tunnelled> {
     Some(Tunnelled { ip_len, between, inner })
 }
 
-/// The packet of this family and length in a tunnel, if the quote includes its ports. The outer `None` if the quote
-/// shows that it isn't such a packet.
+/// The packet of this family and length in a tunnel. The outer `None` means that the quote shows another packet, the
+/// inner `None` that the quote doesn't include the ports.
 fn inner_packet(packet: &[u8], family: Family, len: u16) -> Option<Option<Quote>> {
     let word = |at: usize| packet.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
     let (version, inner_len) = match family {
@@ -220,8 +218,8 @@ pub fn translate(frame: &mut [u8], h: &Headers, q: &mut Quote, src: Option<Endpo
     *check = Delta::new().sums(before, after).apply(u16::from_be_bytes(*check)).to_be_bytes();
 }
 
-/// Changes the sequence number of a quoted TCP segment that is not a later fragment, and updates the error's own
-/// checksum and, if the quote includes it, the quoted checksum. Other errors stay unchanged.
+/// Changes the sequence number of a quoted TCP segment that is not a later fragment. Updates the error's own checksum
+/// and, if the quote includes it, the quoted one. Other errors stay unchanged.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.

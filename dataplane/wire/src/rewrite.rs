@@ -21,22 +21,23 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// A first fragment of an SCTP packet whose ports or parameters would change: the CRC covers bytes in other fragments.
+/// The packet is the first fragment of an SCTP packet whose ports or parameters would change. The gateway can't update
+/// the CRC, because it also covers bytes in other fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the checksum of a fragmented SCTP packet cannot be kept when the packet changes")]
 pub struct SctpFragment;
 
 /// Replaces source and/or destination in the IP header and in TCP, UDP and SCTP ports. In later fragments it replaces
-/// only the addresses. An INIT or INIT ACK whose source is replaced no longer lists addresses, and none offers address
-/// changes ([`sctp_parameters::hide`]). In an ICMP echo request `src.port` becomes the identifier, in a reply
-/// `dst.port` does.
+/// only the addresses. An INIT or INIT ACK loses its offer of address changes, and also its list of addresses if its
+/// source is replaced ([`sctp_parameters::hide`]). In an ICMP echo request `src.port` becomes the identifier, in a
+/// reply `dst.port` does.
 ///
 /// # Errors
 /// [`SctpFragment`]; nothing has changed then.
 ///
 /// # Panics
 /// When `h` does not belong to this frame, or an endpoint has the other family.
-// Inlined because a call per packet of the NAT modes cost 12 instructions.
+// Inlined because a call per packet would cost the NAT modes 12 instructions.
 #[inline(always)]
 pub fn translate(
     frame: &mut [u8],
@@ -102,8 +103,8 @@ fn replace_v4(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<
     delta
 }
 
-/// Replaces IPv6 addresses. Returns the delta for the pseudo header. With segments left in a routing header, the pseudo
-/// header would contain its last address instead (RFC 8200 8.1), but such packets are addressed to a router on the
+/// Replaces IPv6 addresses. Returns the delta for the pseudo header. If a routing header has segments left, the pseudo
+/// header should contain its last address instead (RFC 8200 8.1), but such packets are addressed to a router on the
 /// path, never to a service.
 #[inline]
 fn replace_v6(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<Addr>) -> Delta {
@@ -135,7 +136,7 @@ fn replace_ports(delta: Delta, ports: &mut [u8], h: &mut Headers, src: u16, dst:
     delta
 }
 
-/// Whether bytes of an SCTP packet change when it gets these ports (source, destination).
+/// Whether the bytes of an SCTP packet change if it gets these ports (source, destination).
 #[cold]
 #[inline(never)]
 #[must_use]
@@ -218,8 +219,8 @@ pub fn set_dscp(frame: &mut [u8], h: &Headers, dscp: u8) {
     }
 }
 
-/// Decrements TTL or hop limit of the packet at the start of `packet`, whatever its offset in `h`. `h` doesn't change.
-/// The hop limit must be above 1.
+/// Decrements the TTL or hop limit, which must be above 1, of the packet that `packet` starts with. The offsets in `h`
+/// are ignored, and `h` doesn't change.
 ///
 /// # Panics
 /// When the packet is shorter than `h` requires.

@@ -1,6 +1,7 @@
 //! SCTP (RFC 9260): the kind of a packet by its chunks, its tags, and its CRC32c. `transport` reads the common header.
 //!
-//! Only the first few chunks are read. A packet with malformed chunks counts as an ordinary one: the endpoint decides.
+//! Only the first few chunks are read. A packet with malformed chunks counts as [`Kind::Plain`]: the endpoint decides
+//! what to do with it.
 //!
 //! The CRC covers the ports but no pseudo header: it stays correct when addresses change, and needs a pass over the
 //! packet when ports change. Prefer forwarding modes that keep the ports.
@@ -10,8 +11,8 @@ use super::headers::{Headers, L4Checksum};
 /// Bytes of the common header.
 pub const HEADER_LEN: usize = 12;
 
-/// The checksum as 4 bytes in the order of the header, over a packet whose checksum field counts as zero (RFC 9260 6.8
-/// and appendix A: CRC32c, transmitted least significant byte first).
+/// The CRC32c of a packet whose checksum field counts as zero, as the 4 bytes of that field: least significant byte
+/// first (RFC 9260 6.8 and appendix A).
 pub fn crc32c(packet: &[u8]) -> [u8; 4] {
     let head = &packet[..packet.len().min(8)];
     let tail = packet.get(HEADER_LEN..).unwrap_or(&[]);
@@ -73,7 +74,8 @@ pub mod chunk {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
-/// Chunks examined for an ABORT or SHUTDOWN after others. DATA never precedes these (RFC 9260 section 6.10).
+/// The number of chunks examined to find an ABORT or SHUTDOWN behind others. DATA never precedes them (RFC 9260 section
+/// 6.10).
 const CHUNKS_MAX: usize = 4;
 
 /// The length of an INIT or INIT ACK without parameters (RFC 9260 section 3.3.2).

@@ -26,7 +26,7 @@ mod parameter {
     pub(super) const SET_PRIMARY: u16 = 0xc004;
     /// Supported Extensions (RFC 5061 section 4.2.7): a list of chunk types.
     pub(super) const EXTENSIONS: u16 = 0x8008;
-    /// Padding (RFC 4820 section 4). The upper bits of its type make a receiver that doesn't know it skip it silently
+    /// Padding (RFC 4820 section 4). A receiver that doesn't know the type skips it silently, because of its upper bits
     /// (RFC 9260 section 3.2.1).
     pub(super) const PADDING: u16 = 0x8005;
 }
@@ -53,7 +53,7 @@ fn parameters(packet: &[u8]) -> impl Iterator<Item = Parameter> + use<> {
         }
         _ => 0,
     };
-    // The headers of the parameters, so that the iterator doesn't borrow the packet.
+    // The positions are collected first, so that the iterator doesn't borrow the packet.
     let mut found = arrayvec::ArrayVec::<Parameter, PARAMETERS_MAX>::new();
     let mut at = HEADER_LEN + FIXED_LEN;
     while let Some(&[k, l, a, b]) = packet.get(..end).and_then(|p| p.get(at..)).and_then(<[u8]>::first_chunk)
@@ -105,9 +105,9 @@ pub fn would_hide(packet: &[u8], addresses: bool) -> bool {
     })
 }
 
-/// Overwrites the sender's addresses in an INIT or INIT ACK, if `addresses`, and in any case its support for address
-/// changes (RFC 5061): those messages contain addresses and are authenticated, so the gateway can't translate them. The
-/// length stays. A parameter with an address becomes a Padding parameter.
+/// If `addresses`, overwrites the sender's addresses in an INIT or INIT ACK: each such parameter becomes a Padding
+/// parameter. In any case, overwrites the sender's support for address changes (RFC 5061): their messages contain
+/// addresses and are authenticated, so the gateway can't translate them. The length stays.
 pub fn hide(packet: &mut [u8], addresses: bool) {
     for one in parameters(packet) {
         match one.kind {

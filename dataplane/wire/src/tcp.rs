@@ -1,4 +1,4 @@
-//! TCP (RFC 9293): flags, a typed view of a segment, and the reset that answers one.
+//! TCP (RFC 9293): flags, a typed view of a segment, and the reset that answers a segment.
 
 use super::checksum::Sum;
 use super::ethernet::{self, EthernetHeader, MacAddr, SmallFrame, ether_type};

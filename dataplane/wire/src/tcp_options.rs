@@ -29,8 +29,8 @@ pub struct TcpOption {
     pub range: Range<usize>,
 }
 
-/// The next option at or after `at` in `options`, the bytes between the first 20 of the header and the data. Padding is
-/// skipped. `None` at the end, or if the next length is invalid. Continue at the end of its range.
+/// The next option at or after `at` in `options`, which contains the header's bytes after the first 20. Padding is
+/// skipped. `None` at the end, or if the length of the option is invalid. Pass the end of its range as the next `at`.
 #[must_use]
 pub fn next_option(options: &[u8], mut at: usize) -> Option<TcpOption> {
     while *options.get(at)? == kind::NOP {

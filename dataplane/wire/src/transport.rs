@@ -33,7 +33,7 @@ impl Transport {
 ///
 /// Always inlined, so that each header field is written once, at its final address. A value that is built in parts in
 /// memory and then copied, such as a `Result` with a struct, stalls: the wide loads of the copy wait for the narrow
-/// stores. That took half of the time of `parse`.
+/// stores. Such stalls took half of the time of `parse`.
 #[inline(always)]
 pub(crate) fn parse(
     t: &mut Transport,
@@ -56,8 +56,8 @@ pub(crate) fn parse(
         (proto::UDP, _) => {
             let b: &[u8; 8] = payload.first_chunk().ok_or(Malformed::UdpTruncated)?;
             let len = usize::from(u16::from_be_bytes([b[4], b[5]]));
-            // A first fragment has the length of the whole datagram. A length below that of the IP payload is valid:
-            // UDP options (RFC 9868) follow the datagram.
+            // A first fragment has the length of the whole datagram. A length shorter than the IP payload is valid: UDP
+            // options (RFC 9868) follow the datagram.
             if len < 8 || (len > payload.len() && whole) {
                 return Err(Malformed::UdpLength);
             }

@@ -1,9 +1,9 @@
-//! A fast path of the header checks for untagged, unfragmented IPv4 packets without options that carry TCP or UDP, and
-//! for such IPv6 packets without extension headers ([`check_v6`]).
+//! A fast path of the header checks for untagged, unfragmented TCP and UDP packets: IPv4 without options, and IPv6
+//! without extension headers ([`check_v6`]).
 //!
 //! Nearly every packet matches. Its headers are at fixed offsets, so the checks of [`super::parse`] need no branch that
-//! traffic could mispredict (TCP and UDP may alternate). It takes a third of the instructions of the full parser, which
-//! handles all other packets and all errors. The pipeline calls it.
+//! traffic could mispredict (TCP and UDP may alternate). They take a third of the instructions of the full parser,
+//! which handles all other packets and all errors.
 //!
 //! Invariant: if this returns `Some`, `parse` returns the same headers (a property in `tests/checks.rs`).
 
@@ -39,8 +39,8 @@ pub fn parse(frame: &[u8]) -> Option<Headers> {
         return None;
     }
     let total_len = be16(L3 + 2);
-    // The data offset of TCP and the length of UDP are at least the length of their header and within the packet. So
-    // the header, and all that is read here, is within the packet.
+    // The data offset of TCP and the length of UDP are at least the length of the header, and at most that of the
+    // payload. So everything that is read here is within the packet.
     let tcp_len = u32::from(b[L4 + 12] >> 4) * 4;
     let len = select_unpredictable(is_tcp, tcp_len, u32::from(be16(L4 + 4)));
     let len_min = select_unpredictable(is_tcp, 20, 8);
@@ -159,8 +159,7 @@ impl<const A: usize> Usual<A> {
 
     /// The headers of the packet, from the frame in which it was checked. DF is not read: it counts as set.
     ///
-    /// # Panics
-    /// If the frame is another one and is shorter.
+    /// # Panics If the frame is another, shorter one.
     #[inline(always)]
     #[must_use]
     pub fn headers(&self, frame: &[u8]) -> Headers {
@@ -191,8 +190,8 @@ impl<const A: usize> Usual<A> {
     }
 }
 
-/// A usual packet in a frame to the station whose link address is this number ([`station_bits`]), with a hop limit
-/// above 1. `None` doesn't mean that the frame is invalid.
+/// A usual packet with a hop limit above 1, in a frame to the station with this link address ([`station_bits`]). `None`
+/// doesn't mean that the frame is invalid.
 ///
 /// It accepts a subset of the frames that [`parse`] accepts, for the same reasons (a property in `tests/checks.rs`),
 /// and keeps only what the fast path needs.
@@ -244,7 +243,7 @@ pub fn check_v6(frame: &[u8], station: u64) -> Option<Usual<4>> {
     }
     let (proto, hop_limit) = (b[L3 + 6], b[L3 + 7]);
     let is_tcp = proto == proto::TCP;
-    // The data offset and flags of TCP, or the length of UDP. A UDP frame may end before the former.
+    // The data offset and flags of TCP, or the length of UDP. A UDP frame may be too short for the TCP fields.
     let at = select_unpredictable(is_tcp, L4_V6 + 12, L4_V6 + 4);
     let &[first, second] = frame.get(at..)?.first_chunk()?;
     // As in `parse`.

@@ -11,8 +11,8 @@ pub struct PortConfig {
     pub rx_descriptors: u16,
     /// Descriptors in each transmit ring, adjusted to the limits of the device.
     pub tx_descriptors: u16,
-    /// The MTU in bytes of an IP packet. `None` leaves it unchanged: for a vdev on a kernel interface, that of the
-    /// interface.
+    /// The MTU in bytes of an IP packet. `None` leaves it unchanged; a vdev on a kernel interface then has the
+    /// interface's MTU.
     pub mtu: Option<u16>,
     /// The address to set, if the device supports it.
     pub mac: Option<[u8; 6]>,
@@ -26,11 +26,11 @@ pub struct PortConfig {
     pub verify_checksums: bool,
     /// Whether the device removes 802.1Q tags if it can ([`crate::Mbuf::stripped_vlan`]).
     pub strip_vlan: bool,
-    /// Whether frames of several segments can be sent ([`crate::Mbuf::is_contiguous`]). Without it, some drivers send
+    /// Whether frames of several segments can be sent ([`crate::Mbuf::is_contiguous`]). If false, some drivers send
     /// faster, but may send only the first segment of such a frame.
     pub send_segments: bool,
     /// Whether the device returns sent mbufs to the pool of the port without checking each (`MBUF_FAST_FREE`), if it
-    /// can. It is granted only while there is no other pool in the process, and prevents others from being created.
+    /// can. This is used only while the process has no other pool, and no other pool can then be created.
     pub fast_free: bool,
 }
 

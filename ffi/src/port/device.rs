@@ -1,6 +1,6 @@
 //! A device of the EAL: how it is attached, configured and removed.
 //!
-//! Contains the ethdev control calls that change something, and the state that determines which of them are allowed.
+//! Contains the ethdev control calls that change a device, and the state that determines which of them are allowed.
 //! Only [`super::Port`] calls them; queues own the [`Device`] so that it is not removed.
 //!
 //! Invariant: a `Device` is the only one for its port number; dropping it stops, closes and detaches the device.
@@ -41,10 +41,10 @@ pub(crate) struct Device {
     _eal: Eal,
 }
 
-// SAFETY: ethdev's calls may come from any thread. `Device` offers the calls that change something only through
-// `&mut self`, except for the address, where the caller has mutable access to the port.
+// SAFETY: ethdev's calls may come from any thread. Calls that change the device need `&mut self`, except for setting
+// the address, for which the caller has mutable access to the port.
 unsafe impl Send for Device {}
-// SAFETY: as for Send; through `&self` there are only reads, and the burst functions with one thread per queue.
+// SAFETY: as for Send; `&self` only allows reads, and the burst functions with one thread per queue.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -55,8 +55,8 @@ impl Device {
         let name = device.name.clone();
         if port_named(&name).is_none() {
             let devargs = CString::new(device.devargs.as_str()).expect("DeviceString has no NUL byte");
-            // SAFETY: the EAL is initialised (`eal`), and the lock makes this the only thread that plugs; the string
-            // is copied.
+            // SAFETY: the EAL is initialised (`eal`), and the lock makes this the only thread that attaches or detaches
+            // devices; the string is copied.
             let result = unsafe { sys::rte_dev_probe(devargs.as_ptr()) };
             if let Err(source) = Errno::check(result) {
                 return Err(PortError::Attach { device: device.devargs, hint: device.hint, source });
@@ -74,8 +74,8 @@ impl Device {
         let pointers = |rings: &[Arc<Ring>]| rings.iter().map(|ring| ring.as_ptr()).collect::<Vec<_>>();
         let (rx_raw, tx_raw) = (pointers(rx), pointers(tx));
         let count = |rings: &[Arc<Ring>]| u32::try_from(rings.len()).expect("a few rings");
-        // SAFETY: the EAL is initialised (`eal`); the arrays have as many rings as is said, which live until the port
-        // is closed (`rings` below); name and arrays are copied.
+        // SAFETY: the EAL is initialised (`eal`); the arrays contain the given numbers of rings, which live until the
+        // port is closed (`rings` below); name and arrays are copied.
         let id = unsafe {
             sys::rte_eth_from_rings(
                 c_name.as_ptr(),
@@ -107,7 +107,7 @@ impl Device {
         let driver = if info.driver_name.is_null() {
             String::new()
         } else {
-            // SAFETY: not null, so a NUL-terminated constant of the driver.
+            // SAFETY: not null, so it is a NUL-terminated constant of the driver.
             unsafe { CStr::from_ptr(info.driver_name) }.to_string_lossy().into_owned()
         };
         claimed.push(id);
@@ -186,8 +186,8 @@ impl Device {
         rx_conf.offloads = conf.rxmode.offloads;
         let mut tx_conf = info.default_txconf;
         tx_conf.offloads = conf.txmode.offloads;
-        // SAFETY: the port is attached and stopped, and no queue handle is out (`&mut self`). `conf` and the key
-        // outlive the call, and are copied. The pool lives until the queues are set up anew or closed (`self.pool`).
+        // SAFETY: the port is attached and stopped, and no queue handle exists (`&mut self`). `conf` and the key
+        // outlive the call, and are copied. The pool lives until the queues are set up again or closed (`self.pool`).
         unsafe {
             self.check(
                 "configure",
@@ -198,7 +198,7 @@ impl Device {
                 sys::rte_eth_dev_adjust_nb_rx_tx_desc(self.id, &mut rx_descriptors, &mut tx_descriptors),
             )?;
             self.descriptors = (rx_descriptors, tx_descriptors);
-            // The old pool is released only after the queues have the new one.
+            // The old pool is released only after the queues use the new one.
             let _old = self.pool.replace(pool.clone());
             for queue in 0..config.queues {
                 self.check(
@@ -219,7 +219,7 @@ impl Device {
             }
         }
         if let Some(mtu) = config.mtu {
-            // SAFETY: attached and stopped. Drivers without that call took the MTU with the configuration.
+            // SAFETY: attached and stopped. Drivers without this call have taken the MTU from the configuration.
             self.check_if_supported("set the MTU", unsafe { sys::rte_eth_dev_set_mtu(self.id, mtu) })?;
         }
         match config.mac {
@@ -263,7 +263,7 @@ impl Device {
         self.check_if_supported("set the RSS key", result)
     }
 
-    /// Sets the RSS table, if the length of the device's table is a multiple of that of the given one.
+    /// Sets the RSS table, if the length of the device's table is a multiple of its length.
     fn set_rss_table(&self, config: &PortConfig) -> Result<(), PortError> {
         let info = self.raw_info()?;
         let Some(table) = config.rss.table.as_ref().filter(|table| !table.is_empty() && config.queues > 1)
@@ -280,7 +280,7 @@ impl Device {
             groups[n / group].mask |= 1 << (n % group);
             groups[n / group].reta[n % group] = queue;
         }
-        // SAFETY: attached and started; the table has an entry for each of `reta_size`, outlives the call, and is copied.
+        // SAFETY: attached and started; the table has `reta_size` entries, outlives the call, and is copied.
         let result =
             unsafe { sys::rte_eth_dev_rss_reta_update(self.id, groups.as_mut_ptr(), info.reta_size) };
         self.check_if_supported("set the RSS table", result)
@@ -330,7 +330,7 @@ impl Device {
         if self.driver == "net_ring" && self.rings.is_empty() {
             self.free_ring_contents(queues);
         }
-        // SAFETY: attached and running; no thread is in a burst function, for no queue handle is out.
+        // SAFETY: attached and running; no thread is in a burst function, because no queue handle exists.
         self.check("stop", unsafe { sys::rte_eth_dev_stop(self.id) }).map(drop)
     }
 
@@ -341,8 +341,8 @@ impl Device {
             loop {
                 let mut burst = Burst::<32>::new();
                 let spare = burst.spare();
-                // SAFETY: the port runs and has this queue, which nobody else polls, for no handle is out; there is
-                // place for 32 pointers; what is received is ours.
+                // SAFETY: the port runs and has this queue, which nobody else polls, because no handle exists; there is
+                // space for 32 pointers; the received mbufs are ours.
                 unsafe {
                     let received = sys::rte_eth_rx_burst(self.id, queue, spare.as_mut_ptr().cast(), 32);
                     burst.assume_filled(usize::from(received));
@@ -361,8 +361,8 @@ impl Drop for Device {
         let _ = self.stop();
         let mut claimed = claimed();
         claimed.retain(|&id| id != self.id);
-        // SAFETY: attached, stopped, and no handle is out. The bus device is unplugged only if this was its only port.
-        // The bus device still exists, because only the close of its last port unplugs it.
+        // SAFETY: attached, stopped, and no handle exists. The bus device is unplugged only if this was its last port,
+        // so it still exists.
         unsafe {
             sys::rte_eth_dev_close(self.id);
             if !self.bus_device.is_null() && !ports().any(|id| bus_device(id) == self.bus_device) {
@@ -378,7 +378,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Rejects addresses that a single device can't have.
+/// Rejects addresses that can't belong to a single device.
 pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     if mac[0] & 1 == 0 && mac != [0; 6] {
         return Ok(());
@@ -391,7 +391,7 @@ pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     })
 }
 
-/// A counter for the names of devices without one.
+/// A counter for the names of devices without a number.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// The ports that belong to a [`Device`]. Its lock also protects attaching and detaching.
@@ -445,7 +445,7 @@ impl DeviceString {
     }
 }
 
-/// The name of a vdev needs a number at its end, to distinguish it from others of the driver.
+/// The name of a vdev needs a number at its end, to distinguish it from other vdevs of the driver.
 fn numbered(name: &str) -> String {
     if name.ends_with(|c: char| c.is_ascii_digit()) {
         return name.to_owned();
@@ -458,7 +458,7 @@ fn numbered(name: &str) -> String {
     }
 }
 
-/// Accepts `DDDD:BB:DD.F`, with or without the domain, and returns the form with it.
+/// Accepts `DDDD:BB:DD.F`, with or without the domain, and returns it with the domain.
 fn pci_address(text: &str) -> Option<String> {
     let is_hex = |part: &str, len| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());
     let (rest, function) = text.rsplit_once('.')?;
@@ -483,7 +483,7 @@ fn port_named(name: &str) -> Option<u16> {
 
 fn port_name(id: u16) -> Option<String> {
     let mut name = [0 as c_char; sys::RTE_ETH_NAME_MAX_LEN as usize];
-    // SAFETY: the buffer has the size that the call is documented to need; it leaves a NUL-terminated name there.
+    // SAFETY: the buffer has the documented size; the call writes a NUL-terminated name.
     unsafe {
         (sys::rte_eth_dev_get_name_by_port(id, name.as_mut_ptr()) == 0)
             .then(|| CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
@@ -492,7 +492,7 @@ fn port_name(id: u16) -> Option<String> {
 
 /// All attached ports.
 fn ports() -> impl Iterator<Item = u16> {
-    // SAFETY: looks an index up in a static array, which it checks.
+    // SAFETY: the call checks the index before it looks it up in a static array.
     (0..sys::RTE_MAX_ETHPORTS as u16).filter(|&id| unsafe { sys::rte_eth_dev_is_valid_port(id) } != 0)
 }
 

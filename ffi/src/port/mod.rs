@@ -1,11 +1,11 @@
 //! Ports: NICs, and the virtual devices that replace them.
 //!
 //! [`Port`] attaches, configures and starts a device, and reports its properties and counters. `config` contains the
-//! settings, `device` the calls into ethdev, [`crate::queue`] the packet path. The driver uses it on the control
-//! thread; workers only get the queues.
+//! settings, `device` the calls into ethdev, and [`crate::queue`] the packet path. The control thread uses ports;
+//! workers only get the queues.
 //!
 //! Invariant: a port is reconfigured or stopped only when no queue handle is left, so no worker can be in a burst
-//! function meanwhile. It is detached when the [`Port`] and all its queues are dropped.
+//! function at that time. It is detached when the [`Port`] and all its queues are dropped.
 
 mod config;
 mod device;
@@ -50,7 +50,7 @@ pub struct Port {
 /// The capabilities of a port as its driver reports them.
 #[derive(Clone, Debug)]
 pub struct PortInfo {
-    /// Its name: that of the vdev, or the PCI address.
+    /// The name of the vdev, or the PCI address.
     pub name: String,
     /// The driver's name, such as `net_af_packet`.
     pub driver: String,
@@ -106,7 +106,7 @@ pub struct Negotiated {
 pub const EXTENDED_STATS_MAX: usize = 512;
 
 impl Port {
-    /// Takes a device: attaches it, or uses it if the EAL found it when starting.
+    /// Takes ownership of a device. Attaches it unless the EAL already did so when starting.
     ///
     /// `device` is a vdev with its arguments (`net_af_packet0,iface=eth1,qpairs=2`; without a number it gets a free
     /// one) or a PCI address (`0000:03:00.0`), which must be in [`crate::Pci::Allow`].
@@ -132,7 +132,8 @@ impl Port {
             tx_queues_max: raw.max_tx_queues,
             mtu: mtu_range(&raw),
             rss_key_len: match raw.hash_key_size {
-                // If a driver doesn't report a length, ethdev assumes the usual one and copies that many bytes.
+                // If a driver doesn't report the key length, ethdev assumes the usual length and copies that many
+                // bytes.
                 0 if raw.flow_type_rss_offloads != 0 => USUAL_RSS_KEY_LEN,
                 len => usize::from(len),
             },
@@ -251,7 +252,7 @@ impl Port {
         Ok(Negotiated {
             rx_descriptors,
             tx_descriptors,
-            // SAFETY: both calls look a bit up in a static table, and return a static string.
+            // SAFETY: both calls look up a bit in a static table and return a static string.
             rx_offloads: names_of_bits(conf.rxmode.offloads, |bit| unsafe {
                 sys::rte_eth_dev_rx_offload_name(bit)
             }),
@@ -262,8 +263,8 @@ impl Port {
         })
     }
 
-    /// Its extended counters by name: what the driver counts, and those of single queues, at most
-    /// [`EXTENDED_STATS_MAX`]. It allocates, and some drivers wait for their device.
+    /// Its extended counters by name, including those of single queues; at most [`EXTENDED_STATS_MAX`]. Allocates, and
+    /// some drivers wait for their device.
     ///
     /// # Errors
     /// If the driver fails to report them.
@@ -330,7 +331,7 @@ impl Port {
         let mut key = vec![0u8; key_len];
         let mut conf = sys::rte_eth_rss_conf {
             rss_key: key.as_mut_ptr(),
-            rss_key_len: u8::try_from(key_len).expect("the device gave it as u8"),
+            rss_key_len: u8::try_from(key_len).expect("the device reports the length as u8"),
             ..Default::default()
         };
         let group = sys::RTE_ETH_RETA_GROUP_SIZE as usize;
@@ -338,8 +339,8 @@ impl Port {
         for group in &mut groups {
             group.mask = u64::MAX;
         }
-        // SAFETY: the port is ours and attached. The key's buffer has the length that the device said and outlives
-        // the call; so does the table, which has an entry for each of `rss_table_len`.
+        // SAFETY: the port is ours and attached. The key buffer has the length that the device reported, and the table
+        // has `rss_table_len` entries. Both outlive the calls.
         unsafe {
             self.device
                 .check("read the RSS key", sys::rte_eth_dev_rss_hash_conf_get(self.id(), &mut conf))?;
@@ -411,9 +412,9 @@ const USUAL_RSS_KEY_LEN: usize = 40;
 /// Ethernet header and one 802.1Q tag. The FCS is never in memory.
 const FRAME_OVERHEAD: u16 = 14 + 4;
 
-/// The MTUs that rte_eth_dev_configure accepts: within the driver's own bounds, and such that the frame with header and
-/// FCS is neither longer than the driver's longest frame (which gives 1,500 for net_af_packet of 22.11) nor shorter
-/// than the shortest Ethernet frame.
+/// The MTUs that rte_eth_dev_configure accepts: within the driver's own bounds, and such that a frame with header and
+/// FCS is at most the driver's longest frame (this gives 1,500 for net_af_packet of 22.11) and at least the shortest
+/// Ethernet frame.
 fn mtu_range(info: &sys::rte_eth_dev_info) -> RangeInclusive<u16> {
     let overhead = match info.max_rx_pktlen.checked_sub(u32::from(info.max_mtu)) {
         Some(overhead) if overhead > 0 && info.max_mtu != u16::MAX => overhead,

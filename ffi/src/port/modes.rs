@@ -6,8 +6,8 @@ use dpdk_sys as sys;
 
 use super::config::PortConfig;
 
-/// The configuration for a device with these capabilities, except for what only exists during the call: the RSS key,
-/// and the offload that depends on the pool.
+/// The configuration for a device with these capabilities, without the RSS key and the offload that depends on the
+/// pool, which only exist during the call that configures the device.
 pub(super) fn modes(config: &PortConfig, info: &sys::rte_eth_dev_info) -> sys::rte_eth_conf {
     let mut conf = sys::rte_eth_conf::default();
     let rss = config.rss.hash.bits() & info.flow_type_rss_offloads;

@@ -13,7 +13,7 @@ pub struct WorkerPoolConfig {
     pub placements: Vec<WorkerPlacement>,
     /// How workers wait.
     pub idle: Idle,
-    /// The number of flows per worker.
+    /// The maximum number of flows per worker.
     pub flow_entries: usize,
     /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
@@ -27,7 +27,7 @@ pub struct WorkerPoolConfig {
     pub seed: u64,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// Whether other gateways answer for the SNAT addresses at first.
+    /// Whether other gateways answer for the SNAT addresses after the start.
     pub snat_is_released: bool,
     /// The CPUs of the slow path, off the workers' cores. If empty, the slow path is not pinned.
     pub main_cpus: Vec<usize>,

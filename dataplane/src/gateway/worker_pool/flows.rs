@@ -65,8 +65,8 @@ impl Flows {
         }
     }
 
-    /// Prepares the memory of flow tables for a snapshot, and restoring the flows that its Services had in an earlier
-    /// process.
+    /// Prepares the memory of flow tables for a snapshot, and starts restoring the flows that its Services had in an
+    /// earlier process.
     pub(super) fn prepare(&self, snapshot: &Snapshot) {
         self.memory.prepare(snapshot);
         if let Some(restoration) = &self.restoration {
@@ -94,7 +94,7 @@ impl Flows {
         ))
     }
 
-    /// The backend that a client last got at any worker, if the workers share that.
+    /// The backend that a client last got at any worker; `None` if affinities are not shared.
     pub(super) fn affinity(
         &self,
         service: ServiceId,
@@ -106,8 +106,8 @@ impl Flows {
     }
 }
 
-/// Opens the directory of flow tables, or returns why it can't be used: flows then don't survive a restart. A gateway
-/// whose directory is not in memory is meant to work like that.
+/// Opens the directory of flow tables. If it can't be used, for example because it is not in memory, returns why: flows
+/// then don't survive a restart.
 fn store(directory: &Path, shape: &Shape, now: Now) -> (Option<Store>, Option<String>) {
     match Store::open(directory, shape, now) {
         Ok(store) => {

@@ -153,7 +153,7 @@ impl<F> WorkerPool<F> {
     }
 
     /// Takes the service ports of earlier processes whose flows are being restored, with their backends. A backend that
-    /// was removed needs an index in the first snapshot with Services, or its flows end.
+    /// has been removed since needs an index in the first snapshot with Services, or its flows end.
     #[must_use]
     pub fn take_earlier_ports(&self) -> Vec<EarlierPort> {
         self.flows.take_earlier_ports()
@@ -171,8 +171,8 @@ impl<F> WorkerPool<F> {
         self.flows.restoration.as_deref()
     }
 
-    /// The backend that a client last got at any worker by `sessionAffinity: ClientIP` with this timeout; `None` if
-    /// only a single worker remembers it.
+    /// The backend that a client last got at any worker by `sessionAffinity: ClientIP` with this timeout; `None` if the
+    /// gateway has a single worker, which remembers it itself.
     #[must_use]
     pub fn shared_affinity(&self, service: ServiceId, client: Addr, timeout_ms: u32) -> Option<BackendId> {
         self.flows.affinity(service, client, timeout_ms, self.now())

@@ -1,6 +1,6 @@
 //! Starts the threads of a gateway.
 //!
-//! Promises: if one thread doesn't start, those already started have ended when the error is returned.
+//! Promises: if a thread doesn't start, the threads started before it are ended before the error is returned.
 
 use std::sync::{Arc, Mutex};
 
@@ -39,8 +39,7 @@ impl<F> WorkerPool<F> {
     /// state. Each worker's thread first calls `enter` (to pin and register itself) and keeps the result until the
     /// worker ends.
     ///
-    /// # Errors
-    /// [`WorkerPoolError`]; threads that were already started have ended then.
+    /// # Errors [`WorkerPoolError`]; threads that were already started have been ended.
     ///
     /// # Panics
     /// If there is not one list of queues per placement, or the lists have different lengths.
@@ -158,7 +157,7 @@ impl<F> WorkerPool<F> {
         };
         let (handle, readiness) =
             WorkerHandle::start(placement, shared, move || enter(&placement), make, stop, on_failure)?;
-        // Added before the start is confirmed, so that stopping the pool always waits for it.
+        // Added before the thread confirms its start, so that stopping the pool always waits for it.
         self.handles.push(handle);
         readiness.wait()
     }
