@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// Yields items in the order in which they are dropped: each time the last item of the group whose remaining items
-/// have the largest total size. If two groups are equal, the one with the later name loses.
+/// Yields items in the order in which they are dropped: repeatedly the last item of the group whose remaining items
+/// have the largest total size. Of two groups with equal size, the group with the later name loses an item.
 pub(crate) struct LargestFirst<G, T> {
     /// The total size of each group, and its items with their sizes.
     groups: BTreeMap<G, (usize, Vec<(usize, T)>)>,

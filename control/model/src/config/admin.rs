@@ -15,7 +15,8 @@ pub struct AdminConfig {
     pub socket: PathBuf,
     /// `listen`: address of `/metrics`; `""` disables it. Default `127.0.0.1:9469`.
     pub listen: Option<SocketAddr>,
-    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` disables it. Default `0.0.0.0:10356`.
+    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` disables them. Default
+    /// `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
     /// `healthzNetworks`: the networks whose hosts get answers from `healthz`, in addition to loopback addresses. If
     /// empty (the default), all hosts do.

@@ -236,8 +236,8 @@ impl Check<'_> {
         );
     }
 
-    /// Warns if no address is in these networks: nothing would listen, and no Service would report why. Skipped if
-    /// there are errors, because addresses with a fault are missing.
+    /// Warns if no address is in `services.nodePortAddresses`: nothing would listen, and no Service would report why.
+    /// Skipped if there are errors, because addresses with a fault are missing.
     fn node_ports(&self) {
         let networks = &self.config.services.node_port_addresses;
         let interfaces = &self.config.dataplane.network.interfaces;

@@ -47,7 +47,7 @@ pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, Str
     let sheet = fields.itself().sheet;
     let before = sheet.errors();
     let routes = announce::of_pool(fields);
-    // A missing community may be the one that keeps a route within a network.
+    // A missing community may be what keeps a route within a network.
     let is_readable = sheet.errors() == before;
     Pool {
         name,

@@ -127,7 +127,7 @@ impl Default for ServicesConfig {
 pub enum Target {
     /// The endpoint.
     Pod,
-    /// The node of the endpoint.
+    /// The nodes of the cluster, whose proxies forward to the endpoints.
     Node,
 }
 

@@ -1,7 +1,7 @@
 //! A sorted map whose copies share unchanged parts.
 //!
 //! Sources keep their objects in such maps and publish a copy with every change. `reconcile` compares the copy with the
-//! previous one. The costs of publishing and comparing depend on the change, not on the size of the map: pairs are in
+//! previous copy. The costs of publishing and comparing depend on the change, not on the size of the map: pairs are in
 //! sorted chunks behind [`Arc`]s, a copy costs one pointer, an edit of a shared map copies one chunk and the list of
 //! chunks, and [`SharedMap::diff`] skips the chunks that both maps share. At 10,000 keys an edit copies about 100
 //! pairs, and a lookup compares about 14 keys.

@@ -1,7 +1,7 @@
 //! Assigns addresses to Services in three passes.
 //!
-//! 1. Each Service keeps the addresses that it has: those of the previous call, otherwise those in its status
-//!    (`keep`).
+//! 1. Each Service keeps the addresses that it has: the addresses of the previous call, otherwise the addresses in its
+//!    status (`keep`).
 //! 2. New ports on kept addresses, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
 //!    `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
@@ -131,7 +131,7 @@ pub(super) struct Allocation {
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     pub(super) claims: BTreeSet<IpAddr>,
-    /// The pools of those of its addresses that count towards its namespace's quota, one entry for each address.
+    /// The pool of each of its addresses that counts towards its namespace's quota.
     counted: Vec<usize>,
     pub(super) releasing: Vec<OwnedAddress>,
     /// Whether other Services can change its result without touching an address that it claimed.
@@ -242,7 +242,7 @@ impl Allocation {
         self.is_dependent.set(true);
     }
 
-    /// Grants a claim, unless another one conflicts with it.
+    /// Grants a claim, unless another claim conflicts with it.
     pub(super) fn try_claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), ClaimConflict> {
         let is_new = !self.ledger.is_owned(ip);
         self.ledger.claim(ip, claim).inspect_err(|_| self.is_dependent.set(true))?;
@@ -379,8 +379,8 @@ impl Allocation {
         format!("namespace {} has reached its quota of {quota} in pool {name}", applicant.key().namespace)
     }
 
-    /// The families that the Service should have: those in its spec, otherwise those of the addresses that it
-    /// requests, otherwise those of the pools. IPv4 comes first.
+    /// The families that the Service should have: from its spec, otherwise from the addresses that it requests or has,
+    /// otherwise from the pools. IPv4 comes first.
     pub(super) fn families(&self, applicant: &Applicant<'_>) -> Vec<IpFamily> {
         let service = applicant.service;
         if service.ip_family_policy != IpFamilyPolicy::SingleStack {

@@ -1,8 +1,8 @@
 //! [`Allocator`]: which Service has which address, updated incrementally.
 //!
-//! Addresses are assigned in three passes (`allocate`) over all Services that take part. When some Services change,
-//! the passes run again only for those that the change can affect:
-//! - Services that changed, or whose previous addresses differ from those of their last computation;
+//! Addresses are assigned in three passes (`allocate`) over all Services that take part. When some Services change, the
+//! passes run again only for Services that the change can affect:
+//! - Services that changed, or whose previous addresses have changed since their last computation;
 //! - Services whose result depends on others: they were refused because of another Service, or their address was
 //!   chosen freely and other Services may now take precedence, or they have a sharing key and no Service to share
 //!   with;
@@ -12,8 +12,8 @@
 //! All other Services got addresses in the first two passes that no other Service requests. Their result doesn't depend
 //! on the order of Services.
 //!
-//! Invariant: the result equals that of a new allocator with the same Services and previous addresses (tested over
-//! random histories, here and in `reconcile`).
+//! Invariant: a new allocator with the same Services and previous addresses has the same result (tested over random
+//! histories, here and in `reconcile`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -46,14 +46,14 @@ pub struct Allocator {
     users: Users,
     /// Services whose result depends on others.
     dependent: BTreeSet<ObjectKey>,
-    /// Services whose previous addresses differ from those of their last computation.
+    /// Services whose previous addresses have changed since their last computation.
     stale: BTreeSet<ObjectKey>,
 }
 
 impl Allocator {
-    /// An allocator without Services. No Service gets one of the `reserved` addresses (such as those of gateways, nodes
-    /// and API servers), even if a pool contains it. A Service keeps an address that it had before, for example, a node
-    /// got it.
+    /// An allocator without Services. No Service gets one of the `reserved` addresses (of gateways, nodes, API servers
+    /// and others), even if a pool contains it. A Service that already has one as its LoadBalancer address keeps it,
+    /// unless it is this gateway's own address.
     #[must_use]
     pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, ReservedBy>, authority: Authority) -> Self {
         Self {
@@ -350,7 +350,7 @@ impl Allocator {
     }
 }
 
-/// Forgets removed Services until [`REMOVED_MAX`] are left, each time one from the namespace with the most.
+/// Forgets removed Services until [`REMOVED_MAX`] are left, repeatedly one from the namespace with the most.
 fn forget_surplus(removed: &mut SharedMap<ObjectKey, Holdings>) {
     let surplus = removed.len().saturating_sub(REMOVED_MAX);
     let all: Vec<_> = removed.keys().map(|key| (key.namespace.clone(), 1, key.clone())).collect();

@@ -217,7 +217,7 @@ impl Allocation {
             let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
                 continue;
             };
-            // If the Service could share this address now, it merely keeps the one that it has: nothing to report.
+            // If the Service could share this address now, it merely keeps its own address: nothing to report.
             let taken = self.admits(pool, ip, applicant).err()?;
             let is_senior = |other: &Service| other.meta.seniority() < applicant.service.meta.seniority();
             if refused.is_none() && service(taken.owner()).is_some_and(is_senior) {

@@ -33,7 +33,7 @@ pub fn without_cluster_ips(pool: &mut Pool, networks: &[AddressRange]) -> Vec<Ad
     removed
 }
 
-/// The address before (-1) or after (1) another one of the same range.
+/// The address before (-1) or after (1) `ip`, within the same range.
 fn neighbor(ip: IpAddr, step: i128) -> IpAddr {
     address(IpFamily::of(ip), number(ip).checked_add_signed(step).expect("the range continues there"))
 }

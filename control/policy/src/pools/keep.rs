@@ -75,7 +75,7 @@ impl Allocation {
         }
     }
 
-    /// The given ports, without those that another Service owns on the address.
+    /// The given ports, without ports that another Service owns on the address.
     fn not_of_others(
         &self,
         applicant: &Applicant<'_>,

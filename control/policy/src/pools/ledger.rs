@@ -58,7 +58,7 @@ pub enum ClaimConflict {
         owner: ObjectKey,
         /// Whether this Service has a sharing key.
         has_key: bool,
-        /// Whether the other one has a sharing key.
+        /// Whether the owner has a sharing key.
         owner_has_key: bool,
     },
     /// The sharing keys match, but the namespaces differ, and the pool does not share across namespaces.

@@ -6,15 +6,15 @@
 //! so the order in which files are read has no effect. [`Allocator`] keeps the result and recomputes only what a
 //! change can affect. `reconcile` calls it, and adds locations to the [`Problem`]s of refused requests.
 //!
-//! The addresses of a Service are remembered port by port ([`OwnedAddress`]). They survive restarts in the status of the
-//! Service or, with a directory source, in a file of the daemon. A change of a pool never takes an address from a
+//! The addresses of a Service are remembered port by port ([`OwnedAddress`]). They survive restarts in the Service's
+//! status or, with a directory source, in a file of the daemon. A change of a pool never takes an address from a
 //! Service, unless the pool has `forceRelease` (`keep`).
 //!
 //! All addresses of a CIDR can be assigned, including the first and the last: a VIP is a host route, not a subnet.
 //!
 //! Invariant: two Services never own the same (address, port, protocol). Invariant: a Service that has an (address,
-//! port, protocol) and still requests it never loses it to a later request. Invariant: without previous addresses,
-//! the choice depends on a Service's name, so a new Service changes the address of another one only if their hashes
+//! port, protocol) and still requests it never loses it to a later request. Invariant: without previous addresses, the
+//! choice depends on a Service's name, so a new Service changes the address of another Service only if their hashes
 //! collide.
 
 mod allocate;

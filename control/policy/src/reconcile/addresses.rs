@@ -3,7 +3,7 @@
 //!
 //! `incremental` passes the changes and receives the Services that the result affects.
 //!
-//! Invariant: the state equals that of a new instance with the same plans, memory and inputs.
+//! Invariant: a new instance with the same plans, memory and inputs has the same state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -213,7 +213,7 @@ fn applicant<'a>(
         let request = &plan.options.addresses;
         let mut requested = request.addresses.clone();
         if request.no_allocation.is_some() {
-            // The request is invalid: the Service keeps its addresses, and gets no new ones.
+            // The request is invalid: the Service keeps its addresses, but gets no new addresses.
             let has_any = previous.status_is_ours || !previous.confirmed.is_empty();
             let kept = previous.load_balancer().filter(|_| has_any);
             requested = kept.map(|ip| (ip, "status.loadBalancer.ingress".to_owned())).collect();

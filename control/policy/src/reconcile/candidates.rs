@@ -118,8 +118,8 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, ForwardingErr
 }
 
 /// Removes candidates that are VIPs or addresses of the gateway, because packets to them would return to the gateway.
-/// Also removes network and broadcast addresses of the gateway's links: no host has the former, and every neighbour
-/// would answer for the latter.
+/// Also removes network and broadcast addresses of the gateway's links: no host has a network address, and every
+/// neighbour would answer for a broadcast address.
 fn usable<'a>(
     collector: &mut Collector<'_>,
     candidates: Cow<'a, [ResolvedEndpoint]>,

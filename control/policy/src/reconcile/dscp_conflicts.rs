@@ -14,7 +14,7 @@ use tidegate_spec::{ForwardingMode, SharedService};
 use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};
 
-/// A VIP that some backend cannot distinguish from another one.
+/// A VIP that some backend cannot distinguish from another VIP.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DscpConflict {
     /// The Service of the VIP.

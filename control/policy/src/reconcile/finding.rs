@@ -11,7 +11,7 @@ use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
 use crate::pools::{Problem, ProblemKind};
 
-/// Why a request was not granted. The names are those of events that Kubernetes users know.
+/// Why a request was not granted. The names are the event reasons that Kubernetes users know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// No LoadBalancer address.
@@ -24,7 +24,7 @@ pub enum Reason {
     Conflict,
     /// The Service does not share an address with others that have the same sharing key.
     AddressNotShared,
-    /// A backend cannot distinguish the VIP from another one with the same DSCP.
+    /// A backend cannot distinguish the VIP from another VIP with the same DSCP.
     DscpConflict,
     /// An invalid value: the default is used, or no port is programmed.
     InvalidValue,

@@ -6,8 +6,8 @@
 //! share. A change of a Service, of its slices or of its addresses affects that Service. A change of a node, a Pod, a
 //! verdict or a drain affects the Services whose results depend on it (`affected`). A change of a namespace's labels
 //! affects its Services, if a pool's selector distinguishes them. Everything is recomputed only if the settings change
-//! (except which gateway decides on addresses), or if the memory is not the one that the last call returned. The state
-//! that Services share (`sums`, `addresses`) is updated.
+//! (except which gateway decides on addresses), or if the memory is not what the last call returned. The state that
+//! Services share (`sums`, `addresses`) is updated.
 //!
 //! Invariant: equal inputs give an equal [`Outcome`], whatever the previous calls were (tested over random
 //! histories).

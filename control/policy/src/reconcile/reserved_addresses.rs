@@ -1,5 +1,5 @@
-//! Addresses that no Service may get: those of gateways, nodes, API servers and routers, and of Services that another
-//! load balancer serves (`docs/kubernetes.md`, sections 6 and 7).
+//! Addresses that no Service may get: the addresses of gateways, nodes, API servers, routers and peers, and of Services
+//! that another load balancer serves (`docs/kubernetes.md`, sections 6 and 7).
 //!
 //! A Service that took over one of these with `spec.externalIPs` would receive other hosts' traffic. Pure.
 

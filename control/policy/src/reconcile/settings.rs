@@ -38,7 +38,8 @@ pub struct Settings {
     pub claims: Claims,
     /// Whether endpoints belong to the operator, as with the directory source. They are then checked in all networks.
     pub endpoints_of_operator: bool,
-    /// Which gateway decides on LoadBalancer addresses: this one, unless another one is the leader at the API server.
+    /// Which gateway decides on LoadBalancer addresses: this gateway, unless another gateway is the leader at the API
+    /// server.
     pub authority: Authority,
     /// The limit on the shared tables for all Services together; [`Demand::MAX`] except in tests.
     pub limits: Demand,

@@ -74,7 +74,7 @@ pub(super) struct TooLarge {
 }
 
 impl TooLarge {
-    /// All Services together request more than `max`, and those of this namespace request the most.
+    /// All Services together request more than `max`, and the Services of this namespace request the most.
     pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
         let Demand { frontends, backends, slots, ranges } = max;
         Self {

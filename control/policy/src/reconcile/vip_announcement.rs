@@ -25,7 +25,7 @@ use super::view::{EdgeView, ServiceView, VipKind};
 /// The VIPs of a group of gateways are spread over this number of Leases. All gateways must use the same number.
 const LEASES: u64 = 16;
 
-/// How this gateway announces an address of a pool; `None` for a pool that no longer exists. `has_own_lease`: whether the
+/// How this gateway announces an address of a pool (`None`: the pool no longer exists). `has_own_lease`: whether the
 /// address has a separate Lease.
 pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, has_own_lease: bool) -> EdgeView {
     let serves = pool.is_none_or(|pool| pool.gateway_selector.matches(&settings.labels));

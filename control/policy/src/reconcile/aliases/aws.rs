@@ -66,8 +66,8 @@ pub(in super::super) const ALL_HEALTH_CHECKS: &str = "each of aws-load-balancer-
     -healthy-threshold and -unhealthy-threshold, or none of them";
 
 /// For a Service with a `type` of network load balancer and some but not all of the health-check annotations: the key
-/// of `type`, and a note that the defaults of a Classic Load Balancer apply, which differ from those of a network load
-/// balancer.
+/// of `type`, and a note that the defaults of a Classic Load Balancer apply, although a network load balancer of AWS
+/// has other defaults.
 pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'static str, String)> {
     let all = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     let written = all.iter().filter(|key| annotations.contains_key(**key)).count();

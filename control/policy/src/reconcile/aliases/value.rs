@@ -25,7 +25,7 @@ pub(in super::super) enum AliasValue<'a> {
     Invalid(Cow<'static, str>),
     /// Invalid, and the default would be unsafe: no port is programmed.
     InvalidPort(Cow<'static, str>),
-    /// Invalid, and an address chosen without it could be the wrong one: no address is assigned.
+    /// Invalid, and an address that is chosen without it could be wrong: no address is assigned.
     InvalidAddress(Cow<'static, str>),
 }
 

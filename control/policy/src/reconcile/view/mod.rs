@@ -81,7 +81,7 @@ pub struct EdgeView {
     /// arrive, but announces nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub outside_group: bool,
-    /// Whether the address is announced with ARP and neighbour discovery, by this gateway or another one of the
+    /// Whether the address is announced with ARP and neighbour discovery, by this gateway or another gateway of the
     /// group.
     pub layer2: bool,
     /// Whether this gateway announces it by BGP, if BGP is configured.
