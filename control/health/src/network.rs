@@ -82,7 +82,7 @@ impl NetworkProber {
         if target.probe.check == Check::Sctp {
             return associate(path, address).await.map(|()| None);
         }
-        // Declared first and so dropped after the connection, because the end of the connection must also reach the
+        // A flow that was dropped is forwarded for another few seconds, so that the end of the connection reaches the
         // backend.
         let (mut stream, _flow) = match path {
             Some((probes, path)) => connect_at_vip(probes, path, address.port()).await?,
