@@ -110,7 +110,8 @@ impl<T> Publisher<T> {
 
     /// Passes `value` to every live reader. Returns at once; see [`Self::applied_generation`].
     ///
-    /// # Panics If `generation` doesn't exceed the previous one: readers distinguish values by generation.
+    /// # Panics
+    /// If `generation` doesn't exceed the previous one: readers distinguish values by generation.
     pub fn publish(&mut self, generation: u64, value: T) {
         assert!(generation > self.generation(), "generations of published values increase");
         self.reclaim();

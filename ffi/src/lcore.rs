@@ -52,7 +52,8 @@ impl Lcore {
 
     /// Calls [`pin`] and [`Lcore::register`].
     ///
-    /// # Errors The errors of both functions.
+    /// # Errors
+    /// The errors of both functions.
     pub fn register_on(eal: &Eal, cpu: usize) -> Result<Self, LcoreError> {
         pin(cpu)?;
         Self::register(eal)

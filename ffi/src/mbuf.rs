@@ -147,7 +147,8 @@ impl Mbuf {
 
     /// Removes `count` bytes from the front.
     ///
-    /// # Errors If the first segment has fewer bytes.
+    /// # Errors
+    /// If the first segment has fewer bytes.
     #[inline]
     pub fn trim_front(&mut self, count: usize) -> Result<(), NoSpace> {
         let data_len = self.data_len();
@@ -264,9 +265,10 @@ impl Mbuf {
 
     /// A pointer to the field at `offset` bytes.
     ///
-    /// # Safety `offset` is one of the `DPDK_SYS_MBUF_*` constants, which C computed with offsetof for this struct, and
-    /// `T` is the type of that field. The mbuf is valid because we own it, so the pointer may be read, and also written
-    /// while the mbuf is borrowed mutably.
+    /// # Safety
+    /// `offset` is one of the `DPDK_SYS_MBUF_*` constants, which C computed with offsetof for this struct, and `T` is
+    /// the type of that field. The mbuf is valid because we own it, so the pointer may be read, and also written while
+    /// the mbuf is borrowed mutably.
     #[inline]
     unsafe fn field<T>(&self, offset: u32) -> *mut T {
         // SAFETY: by the precondition the result lies inside the mbuf.

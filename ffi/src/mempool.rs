@@ -121,7 +121,8 @@ impl PktPool {
 
     /// Fills the burst: allocates as many mbufs as fit and appends them, or allocates none.
     ///
-    /// # Errors If the pool has fewer; the burst is then unchanged.
+    /// # Errors
+    /// If the pool has fewer; the burst is then unchanged.
     pub fn fill<const N: usize>(&self, burst: &mut Burst<N>) -> Result<(), PoolExhausted> {
         let spare = burst.spare();
         let places = spare.len();

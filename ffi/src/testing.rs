@@ -15,7 +15,8 @@ use crate::ring::Ring;
 
 /// The EAL of this process: plain pages, no PCI, only errors logged. The first caller starts it.
 ///
-/// # Panics If DPDK does not start; the message contains the reason.
+/// # Panics
+/// If DPDK does not start; the message contains the reason.
 pub fn eal() -> &'static Eal {
     static EAL: OnceLock<Eal> = OnceLock::new();
     EAL.get_or_init(|| {

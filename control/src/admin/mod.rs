@@ -82,11 +82,13 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn drain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
     /// Cancels a drain of the gateway that [`Self::drain_gateway`] started.
     ///
-    /// # Errors If there is no such drain, or something else also drains the gateway.
+    /// # Errors
+    /// If there is no such drain, or something else also drains the gateway.
     fn undrain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
     /// Records a check of keepalived that started at this time.
     ///
-    /// # Errors If the check fails, with the reason. keepalived then releases its groups.
+    /// # Errors
+    /// If the check fails, with the reason. keepalived then releases its groups.
     fn vrrp_check(&self, began: BootTime) -> Result<(), AdminError> {
         let _ = began;
         Err(AdminError::Unavailable("the gateway does not use VRRP".to_owned()))

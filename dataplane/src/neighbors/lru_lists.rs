@@ -1,4 +1,5 @@
-//! Keeps the neighbours that only packets need in bounded shares, and decides which of them is evicted for another.
+//! Keeps on-demand neighbours (needed only by packets) in bounded shares, and decides which of them is evicted for
+//! another.
 //!
 //! Each interface has one share per family, so a flood on one doesn't affect the others. Each share has four LRU lists,
 //! each with its own capacity: addresses waiting for their first request; requested addresses that have not answered;

@@ -65,8 +65,9 @@ impl SysctlGuard {
 
     /// Silences the interface in this thread's network namespace. `record` is the record of its device.
     ///
-    /// # Errors If a sysctl can't be written (no root, a read-only /proc). A sysctl that the kernel lacks is skipped,
-    /// such as those of IPv6 in a kernel without it.
+    /// # Errors
+    /// If a sysctl can't be written (no root, a read-only /proc). A sysctl that the kernel lacks is skipped, such as
+    /// those of IPv6 in a kernel without it.
     pub fn begin(interface: &str, record: &Record) -> Result<Self, SysctlGuardError> {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());

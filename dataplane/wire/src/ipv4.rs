@@ -20,7 +20,8 @@ const OFFSET_MASK: u16 = 0x1fff;
 
 /// Checks the packet that follows an Ethernet header of `l3` bytes.
 ///
-/// # Errors `Ipv4*`, `Fragment*`, and the errors of the transport header.
+/// # Errors
+/// `Ipv4*`, `Fragment*`, and the errors of the transport header.
 #[inline(always)]
 pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
     let p: &[u8; HEADER_LEN] = packet.first_chunk().ok_or(Malformed::Ipv4Truncated)?;

@@ -40,7 +40,8 @@ pub fn write_fragment_header(packet: &mut [u8], identification: u32) {
 
 /// Checks the packet that follows an Ethernet header of `l3` bytes.
 ///
-/// # Errors `Ipv6*`, `Fragment*`, and the errors of the transport header.
+/// # Errors
+/// `Ipv6*`, `Fragment*`, and the errors of the transport header.
 #[inline(always)]
 pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
     let (p, rest) = packet.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Ipv6Truncated)?;

@@ -71,7 +71,8 @@ pub enum Parsed {
 /// Always inlined into its few callers, so that the `Headers` are written once, where the caller keeps them. A call and
 /// a copy double the time (see `transport`). About 12 ns for a TCP or UDP packet of either family in cache.
 ///
-/// # Errors The first error found, from the outermost header inwards.
+/// # Errors
+/// The first error found, from the outermost header inwards.
 ///
 /// # Examples
 /// ```

@@ -37,7 +37,8 @@ pub struct Quote {
 
 /// Reads the quote of an ICMP error; `Ok(None)` if the packet is not an ICMP error.
 ///
-/// # Errors `QuoteTruncated`, `QuoteHeader`, and for IPv6 the errors of the extension headers.
+/// # Errors
+/// `QuoteTruncated`, `QuoteHeader`, and for IPv6 the errors of the extension headers.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.

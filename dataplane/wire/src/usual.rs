@@ -159,7 +159,8 @@ impl<const A: usize> Usual<A> {
 
     /// The headers of the packet, from the frame in which it was checked. DF is not read: it counts as set.
     ///
-    /// # Panics If the frame is another, shorter one.
+    /// # Panics
+    /// If the frame is another, shorter one.
     #[inline(always)]
     #[must_use]
     pub fn headers(&self, frame: &[u8]) -> Headers {

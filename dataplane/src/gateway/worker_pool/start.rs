@@ -39,7 +39,8 @@ impl<F> WorkerPool<F> {
     /// state. Each worker's thread first calls `enter` (to pin and register itself) and keeps the result until the
     /// worker ends.
     ///
-    /// # Errors [`WorkerPoolError`]; threads that were already started have been ended.
+    /// # Errors
+    /// [`WorkerPoolError`]; threads that were already started have been ended.
     ///
     /// # Panics
     /// If there is not one list of queues per placement, or the lists have different lengths.
