@@ -135,8 +135,8 @@ impl Allocation {
         if has_family || !self.families(applicant).contains(&family) || (requests_other && !requested) {
             return None;
         }
-        // A Service loses an address only to this gateway itself. The claim of another gateway doesn't count, because
-        // that gateway's account may be stolen.
+        // Of the reserved addresses, a Service loses only this gateway's own. The claim of another gateway doesn't
+        // count, because that gateway's account may be stolen.
         if self.reserved.get(&owned.address) == Some(&ReservedBy::Gateway) {
             return None;
         }
