@@ -15,8 +15,8 @@
 //!    ([`fragments`]).
 //!
 //! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All
-//! branching is here; [`crate::forward`] and [`answered_frames`] change bytes, [`tidegate_conntrack`] and [`tidegate_snapshot`]
-//! contain the tables.
+//! branching is here; [`crate::forward`] and [`answered_frames`] change bytes, [`tidegate_conntrack`] and
+//! [`tidegate_snapshot`] contain the tables.
 //!
 //! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is unchanged, so
 //! that the kernel, another worker or a later attempt sees the original.

@@ -1,5 +1,5 @@
-//! `dsr-gue`, `dsr-gre` and `dsr-geneve`: the bytes in front of the packet, by their RFCs, in all combinations of families; and the
-//! fields by which receivers spread flows.
+//! `dsr-gue`, `dsr-gre` and `dsr-geneve`: the bytes in front of the packet, by their RFCs, in all combinations of
+//! families; and the fields by which receivers spread flows.
 
 use std::collections::BTreeSet;
 

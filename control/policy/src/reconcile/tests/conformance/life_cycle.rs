@@ -1,8 +1,8 @@
 //! Section 5, as far as it depends on objects: classes, requested addresses, families, node ports, released addresses,
 //! nodes.
 //!
-//! The conformance tests of `control/cluster/src/plan/tests/` cover the writes to an API server (status, conditions, events,
-//! finalizer).
+//! The conformance tests of `control/cluster/src/plan/tests/` cover the writes to an API server (status, conditions,
+//! events, finalizer).
 
 use super::*;
 use crate::pools::Authority;
