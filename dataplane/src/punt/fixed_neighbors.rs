@@ -56,7 +56,7 @@ impl TapNeighbors {
             }
         };
         for (interface, address) in std::mem::take(&mut self.gone) {
-            // An error means that the neighbour is gone: the tap was recreated, or another program removed it.
+            // The neighbour may already be gone because the tap was recreated or another program removed it.
             let _ = index(taps, interface).and_then(|index| netlink.remove_neighbor(index, address));
         }
         let from = self.written.take().map_or(Bound::Unbounded, Bound::Excluded);

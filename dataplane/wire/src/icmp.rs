@@ -232,7 +232,7 @@ pub fn checksum_ok(frame: &[u8], h: &Headers) -> bool {
 }
 
 /// The MTU that a fragmentation-needed or packet-too-big error reports; `None` for other packets. An IPv4 router older
-/// than RFC 1191 reports 0. Larger values than 65,535 are reported as 65,535.
+/// than RFC 1191 reports 0. Values above 65,535 are returned as 65,535.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.

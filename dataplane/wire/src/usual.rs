@@ -39,8 +39,8 @@ pub fn parse(frame: &[u8]) -> Option<Headers> {
         return None;
     }
     let total_len = be16(L3 + 2);
-    // The data offset of TCP and the length of UDP are at least the length of the header, and at most that of the
-    // payload. So everything that is read here is within the packet.
+    // The data offset of TCP and the length of UDP are at least the length of the header and at most the length of the
+    // IP payload. So everything that is read here is within the packet.
     let tcp_len = u32::from(b[L4 + 12] >> 4) * 4;
     let len = select_unpredictable(is_tcp, tcp_len, u32::from(be16(L4 + 4)));
     let len_min = select_unpredictable(is_tcp, 20, 8);
