@@ -8,8 +8,8 @@
 //! `tidegate-conntrack`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`, `tidegate-capture`, `tidegate-probe`
 //! (connections of health checks); and `dpdk`. May not depend on: the control plane.
 //!
-//! Invariant: workers share nothing except bounded queues. A worker's loop takes no lock and allocates nothing, and the
-//! control plane never waits for a worker without a limit.
+//! Invariant: workers share only snapshots, bounded queues and atomics. A worker's loop takes no lock and allocates
+//! nothing, and the control plane never waits indefinitely for a worker.
 #![forbid(unsafe_code)]
 
 pub mod clock;

@@ -29,7 +29,7 @@ pub struct WatchQuery {
     pub port: Option<u16>,
     /// The protocol.
     pub protocol: Option<Transport>,
-    /// The interface that received it, by its name in the configuration.
+    /// The interface that received the packet, by its name in the configuration.
     pub interface: Option<String>,
     /// Packets of this Service.
     pub service: Option<ServiceName>,

@@ -316,7 +316,7 @@ impl Worker {
             let lost = self.peers.iter().filter(|peer| !self.interruption.keeps(peer));
             // A peer with graceful restart keeps the old routes; an empty table would remove them.
             let lost = lost.map(|peer| peer.address).filter(|&address| !restarts(address));
-            // If no other gateway is alive, this is the only path for replies to our SNAT addresses.
+            // If no other gateway is alive, last-resort routes are the only path for replies to our SNAT addresses.
             waiting.extend(lost.map(|address| (address, InitialExport::LastResort)));
         }
         waiting
@@ -345,7 +345,8 @@ impl Worker {
         }
     }
 
-    /// Counts what peers and the kernel have received, once the latest change is applied or if nothing receives routes.
+    /// Counts what peers and the kernel have received. While a change is being applied, the previous counts stay,
+    /// unless no routes are received at all.
     fn count_sent(&mut self, is_applied: bool) {
         let reached = status::reached(&self.peers, is_applied && self.table.is_some());
         if is_applied || reached == [false; 2] {

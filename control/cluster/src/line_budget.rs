@@ -42,7 +42,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// When the next summary is due. The first one is immediate.
+    /// When the next summary is due. `None` before the first, which is due immediately, or if no lines were left out.
     fn due(&self) -> Option<Instant> {
         self.summarized.filter(|_| self.left_out > 0).map(|summarized| summarized + SUMMARY)
     }
@@ -88,7 +88,7 @@ impl LineBudgets {
         summaries
     }
 
-    /// When [`summaries`](Self::summaries) returns the next result.
+    /// When [`summaries`](Self::summaries) next has a result, apart from first summaries, which are due immediately.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.namespaces.values().filter_map(Budget::due).min()

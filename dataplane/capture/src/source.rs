@@ -1,4 +1,4 @@
-//! The bytes of a capture, with byte order, offsets and limits, for both formats.
+//! The bytes of a capture, with byte order, offsets and limits, for pcap and pcapng.
 
 use std::io::{self, Read};
 

@@ -100,8 +100,8 @@ pub trait SteadyTables<const A: usize> {
         now: Now,
     ) -> bool;
 
-    /// The backend of an established flow in use, if its entry is in this hash bucket. Records a plain packet; `tcp` is
-    /// true if it is a TCP segment.
+    /// The backend of an established flow with recent packets, if its entry is in this hash bucket. Records a plain
+    /// packet; `tcp` is true if it is a TCP segment.
     fn steady_dsr(
         &mut self,
         key: &SteadyKey<A>,

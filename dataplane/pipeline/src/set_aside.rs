@@ -296,7 +296,7 @@ mod tests {
         let mut aside = SetAside::new();
         fail(&mut aside, 1, 1, 0);
         fail(&mut aside, 1, 1, 9_999);
-        assert!(!aside.blocks(id(), at(10_000)), "flows from before do not prolong it");
+        assert!(!aside.blocks(id(), at(10_000)), "failures of earlier flows don't extend the time");
         fail(&mut aside, 1, 1, 10_500);
         assert!(aside.blocks(id(), at(20_499)) && !aside.blocks(id(), at(20_500)));
     }
@@ -309,7 +309,7 @@ mod tests {
         }
         assert!(!aside.contains(id()) && !aside.blocks(id(), at(0)));
         fail(&mut aside, 20, 0, 0);
-        assert!(!aside.contains(id()), "0 sets none aside");
+        assert!(!aside.contains(id()), "0 disables setting aside");
     }
 
     #[test]

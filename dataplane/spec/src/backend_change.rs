@@ -22,7 +22,7 @@ impl BackendChange {
         }
     }
 
-    /// The change when this time has passed; `None` if it has expired by then.
+    /// The change after `passed` has elapsed; `None` if it has expired by then.
     #[must_use]
     pub fn after(&self, passed: Duration) -> Option<Self> {
         let remaining = self.remaining().saturating_sub(passed);

@@ -2,7 +2,7 @@
 //!
 //! A device can disappear and return while the gateway runs. Its port is then closed and reopened, while no worker may
 //! own one of its queues. Each queue of each port has one [`Gate`]: the watching thread sets a request, and the worker
-//! sees it at its next burst and responds. Both sides only store and load a byte.
+//! sees it at its next burst and responds. The stage is an atomic byte, so neither side takes a lock.
 //!
 //! Invariant: each stage is ended by one side only. The watching thread ends `Open`, `Mute` and `Released`; the worker
 //! ends `Release` and `Offered`.
@@ -62,7 +62,7 @@ impl<Q> Gate<Q> {
         matches!(self.stage(), Stage::Release | Stage::Offered)
     }
 
-    /// Sets whether the link is up. Does nothing while the worker owns no queue. Called by the watching thread.
+    /// Sets whether the link is up. Does nothing while a queue is being handed over. Called by the watching thread.
     pub fn set_link(&self, up: bool) {
         if matches!(self.stage(), Stage::Open | Stage::Mute) {
             self.set(if up { Stage::Open } else { Stage::Mute });

@@ -112,7 +112,7 @@ const BFD: u16 = 1020;
 fn sessions(reply: &Reply) -> BTreeMap<String, Session> {
     let mut sessions = BTreeMap::new();
     let mut current: Option<(String, Session)> = None;
-    // The channel of the line (an index of `sent`), and whether capabilities are the neighbour's.
+    // The channel of the line (an index of `sent`), and whether the line lists capabilities of the neighbour.
     let (mut channel, mut in_neighbor) = (None, false);
     for (code, line) in &reply.0 {
         if *code == PROTOCOL {

@@ -139,7 +139,7 @@ impl Planner<'_> {
     fn status(&mut self, of: &OfService<'_>, view: &ServiceView) {
         let (service, stored) = (of.service, &of.service.stored);
         let key = &service.meta.key;
-        // The API forbids entries unless the type is LoadBalancer, and they are ours only with our class.
+        // The API allows ingress entries only with type LoadBalancer, and we write them only with our class.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(service, view, knows_ip_mode) } else { Vec::new() };
         let RequestState { what, change, .. } = *self.requests(service);
@@ -199,7 +199,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Polls the other gateways again once they must have confirmed a change.
+    /// Polls the other gateways again once the time for confirming a change is over.
     fn confirm(&mut self, change: Change) {
         let due = change.since + CONFIRM_MAX;
         match due > self.situation.now {
@@ -224,7 +224,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans the events of pending changes. Each is planned until the change is seen, and written once.
+    /// Plans the events of pending changes. An event is planned again until the stored object shows the change, but
+    /// written only once.
     fn record_events(
         &mut self,
         of: &OfService<'_>,
@@ -312,12 +313,13 @@ impl Planner<'_> {
     }
 }
 
-/// Whether its status contains anything that we wrote.
+/// Whether the status of a Service contains anything that we wrote.
 fn is_written(service: &Service) -> bool {
     let stored = &service.stored;
     stored.conditions.iter().any(condition::is_ours)
         || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
+
 /// `status.loadBalancer.ingress`: one entry for each address. Ports are listed if one of them is not served.
 fn ingress(service: &Service, view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
     // dsr-dscp replaces the VIP with the address of the backend.

@@ -3,10 +3,10 @@
 //!
 //! `queue` decides which writes may be sent when; `peer_poll` and `own_status` schedule the other requests. `requests`
 //! sends all of them in the background, and `request_results` handles their results. `planning` schedules the plans,
-//! and `term` provides the version of the Services from which this gateway leads.
+//! and `term` provides the version of the Services with which this gateway's leadership starts.
 //!
 //! Invariant: the leadership is checked before every single write, and the plan of a gateway that doesn't lead has no
-//! writes. A gateway leads only if it knows the other gateways, and the version of the Services from which it leads.
+//! writes. A gateway leads only if it knows the other gateways and the version of the Services with which it starts.
 
 mod planning;
 mod request_results;
@@ -225,7 +225,7 @@ impl Writer {
             && self.holds_lease(now)
     }
 
-    /// Requests the version to lead from, if this gateway holds the Lease and doesn't know the version.
+    /// Requests the version of the Services, if this gateway holds the Lease and doesn't know the version yet.
     fn term(&mut self, now: Instant) {
         if !self.holds_lease(now) {
             self.term.lost();
@@ -286,7 +286,7 @@ impl Writer {
         }
     }
 
-    /// Publishes the state of the other gateways for the rounds. Progress that nothing waits for is not published.
+    /// Publishes the state of the other gateways to reconcile rounds. Progress is published only if something waits.
     fn publish_peer_releases(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
         let leader_since = self.term.version().filter(|_| leads).unwrap_or(0);
         let addresses = self.peer_poll.peers.addresses();

@@ -143,7 +143,7 @@ impl Requests {
         });
     }
 
-    /// Requests the version of the Services that the term with this number leads from.
+    /// Requests the version of the Services with which the term with this number starts.
     pub(super) fn term(&mut self, number: u64) {
         let connector = Arc::clone(&self.connector);
         self.others.spawn(async move { Done::Term(number, peer_poll::services_version(&connector).await) });

@@ -1,4 +1,4 @@
-//! The version of the Services from which this gateway leads.
+//! The version of the Services with which this gateway's leadership starts.
 //!
 //! A gateway that acquires the Lease requests the current version of the Services, and leads only once it knows that
 //! version: no earlier leader has written anything newer.

@@ -95,7 +95,7 @@ pub(super) fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
 }
 
-/// Reports an unknown annotation of our prefix, with the name that was probably meant.
+/// Reports an unknown annotation with our prefix, and suggests the name that was probably meant.
 pub(super) fn unknown(annotation: &str) -> Diagnostic {
     const PREFIX: &str = "tidegate.dev/";
     let what = format!("annotation {annotation} is not known");

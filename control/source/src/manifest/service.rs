@@ -1,7 +1,7 @@
 //! `Service`: defaults and validation of core/v1 (`docs/kubernetes.md`, sections 1 and 3).
 //!
-//! Each fault is reported with its location. The returned object is correct for a stored object, which is used without
-//! the invalid field, port or address. For an invalid object in a file, the caller refuses the object.
+//! Each fault is reported with its location. A stored object is used without its invalid fields, ports and addresses.
+//! An invalid object from a file is refused by the caller.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -410,7 +410,8 @@ fn without_annotated_source_ranges(service: &Service, sheet: &Sheet) {
 }
 
 /// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored. No packet has an IPv4-mapped IPv6
-/// address, so a range of them would admit no client. It is refused, or read as the IPv4 range in a stored object.
+/// address, so a range of them would admit no client. Such a range is refused, but in a stored object it is read as
+/// the IPv4 range.
 fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
     let written = written.trim();
     let net = if sheet.is_stored() {

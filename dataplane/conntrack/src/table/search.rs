@@ -140,9 +140,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         })
     }
 
-    /// Searches one hash bucket of a key. If this direction shows that the flow is established and in use, records the
-    /// time of a plain packet and returns the entry's words; otherwise changes nothing. `tcp` is whether the packet is
-    /// a TCP segment. [`Self::record_first`] handles any packet, in more steps.
+    /// Searches one hash bucket of a key. If this direction shows that the flow is established and had recent packets,
+    /// records the time of a plain packet and returns the entry's words; otherwise changes nothing. `tcp` is whether
+    /// the packet is a TCP segment. [`Self::record_first`] handles any packet, in more steps.
     #[inline(always)]
     pub(crate) fn steady(
         &mut self,

@@ -2,12 +2,13 @@
 //! nearly all packets, and first packets of simple flows. All other frames are deferred unchanged to the stages.
 //!
 //! A packet qualifies if it has all of these: usual headers ([`usual`]), no TCP flag that starts or ends a connection,
-//! an untagged interface, a service without optional features, an entry of an established flow in use or a copy of one
-//! ([`tidegate_conntrack::flow_copies`]), a backend that accepts packets, a resolved next hop, and a length that fits
-//! its path. Such a packet changes only the last-use time of its flow, or nothing if it is sent by a copy. With
-//! `flowTracking: on-change`, any packet of a stable flow without an entry qualifies, whatever its flags. It changes
-//! only the count of new connections. If the hash alone determines the backend, a first datagram qualifies in `nat`,
-//! and a first datagram or SYN in modes without translation ([`choice`]).
+//! an untagged interface, a service without optional features, an entry (or a copy of one,
+//! [`tidegate_conntrack::flow_copies`]) of an established flow with recent packets, a backend that accepts packets, a
+//! resolved next hop, and a length that fits its path. Such a packet changes only the last-use time of its flow, or
+//! nothing if it is sent by a copy. With `flowTracking: on-change`, any packet of a flow without an entry qualifies,
+//! whatever its flags, while no flow of the service is in flux (`docs/selection.md`). It changes only the count of new
+//! connections. If the hash alone determines the backend, a first datagram qualifies in `nat`, and a first datagram or
+//! SYN in modes without translation ([`choice`]).
 //!
 //! Packets of one flow stay in order: after a packet is deferred, later packets of its flow are deferred, too. A frame
 //! that may belong to any flow (a fragment, options, a tag) defers all later ones.
