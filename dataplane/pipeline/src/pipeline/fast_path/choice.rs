@@ -1,10 +1,10 @@
 //! Fast path for packets whose flow has no entry: the hash of a packet selects its backend.
 //!
-//! If the service tracks on change (`flowTracking: on-change`) and none of its flows is in flux, no table is read and no
-//! entry is needed. If the service has an entry for each flow, a datagram or a SYN creates one, unless a limit, affinity
-//! or another rule applies. The entry is written after the packet is sent, so that a deferred packet has none. With
-//! `nat`, a datagram creates a flow under the same conditions, if its client's own port is free and no other flow must
-//! be evicted.
+//! If the service tracks on change (`flowTracking: on-change`) and none of its flows is in flux, no table is read and
+//! no entry is needed. If the service has an entry for each flow, a datagram or a SYN creates one, unless a limit,
+//! affinity or another rule applies. The entry is written after the packet is sent, so that a deferred packet has none.
+//! With `nat`, a datagram creates a flow under the same conditions, if its client's own port is free and no other flow
+//! must be evicted.
 //!
 //! Invariant: [`on_change`](crate::pipeline::on_change) and `Pipeline::choose_and_insert` would decide the same.
 
