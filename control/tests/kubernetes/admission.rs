@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_netlab::wait_for;
 
-use crate::api::{Admin, Needs, Place};
+use crate::api::{Admin, Needs, ObjectPath};
 use crate::needs;
 use crate::tool::kubectl;
 use crate::world::{World, deploy, text};
@@ -89,7 +89,7 @@ fn expect(world: &World, what: &str, expected: Option<&str>, write: impl Fn(&Adm
 /// Writes a Service as the administrator: a merge patch of a stored Service, or a new one.
 fn write_service(admin: &Admin, namespace: &str, name: &str, service: &Value) -> Result<(), String> {
     let is_new = !matches!(name, "plain" | "named" | "cluster-ip");
-    let path = Place::new("v1", "Service", namespace, if is_new { "" } else { name }).path();
+    let path = ObjectPath::new("v1", "Service", namespace, if is_new { "" } else { name }).path();
     let mut object = service.clone();
     let (method, kind) = if is_new {
         object["apiVersion"] = "v1".into();
@@ -232,7 +232,7 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
     check(&cases);
     // Addresses requested earlier stay valid, although the selectors of their pool no longer match.
     let closed = json!({"spec": {"namespaceSelector": {"matchLabels": {"team": "shop"}}}});
-    let path = Place::new(API, "AddressPool", "", "open").path();
+    let path = ObjectPath::new(API, "AddressPool", "", "open").path();
     world
         .api
         .admin()
@@ -456,7 +456,7 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
         ("an account without a gateway", ours, gateway("edge-2"), "/status", heartbeat, None),
     ];
     for (what, user, (version, kind, name), part, patch, expected) in &cases {
-        let path = Place::new(version, kind, "shop", name).path();
+        let path = ObjectPath::new(version, kind, "shop", name).path();
         expect(&world, what, *expected, |admin| {
             let body = Some(("application/merge-patch+json", patch));
             let answer = admin.request_with(user, "PATCH", &format!("{path}{part}?dryRun=All"), body);
@@ -479,7 +479,7 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
         ("a new one of another", edge, &new_gateway, Some(NOT_ITS_OWN)),
     ];
     for (what, user, object, expected) in created {
-        let path = Place::new(&text(&object["apiVersion"]), &text(&object["kind"]), "shop", "").path();
+        let path = ObjectPath::new(&text(&object["apiVersion"]), &text(&object["kind"]), "shop", "").path();
         expect(&world, what, expected, |admin| {
             let body = Some(("application/json", object));
             let answer = admin.request_with(user, "POST", &format!("{path}?dryRun=All"), body);
@@ -490,7 +490,7 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
     let release = json!({"metadata": {"finalizers": null}});
     let services = ["stored", "served", "no-class", "other", "other-served"].map(service);
     for (version, kind, name) in services.into_iter().chain([pool()]) {
-        let path = Place::new(version, kind, "shop", &name).path();
+        let path = ObjectPath::new(version, kind, "shop", &name).path();
         let body = Some(("application/merge-patch+json", &release));
         world.api.admin().request("PATCH", &path, body).expect("legal");
     }

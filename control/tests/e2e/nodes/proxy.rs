@@ -123,6 +123,6 @@ fn ruleset(family: Family, node: u8, ports: &[&ProxyPort]) -> String {
 /// The rule that randomly selects one of the endpoints at these indices of the port's list.
 fn choice(name: &str, indices: &[usize]) -> String {
     let verdicts: Vec<String> =
-        places.iter().enumerate().map(|(n, at)| format!("{n} : goto endpoint-{name}-{at}")).collect();
-    format!("numgen random mod {} vmap {{ {} }}", places.len(), verdicts.join(", "))
+        indices.iter().enumerate().map(|(n, at)| format!("{n} : goto endpoint-{name}-{at}")).collect();
+    format!("numgen random mod {} vmap {{ {} }}", indices.len(), verdicts.join(", "))
 }
