@@ -161,7 +161,7 @@ impl Reader {
                 self.waiting.append(&mut self.later);
             }
             // The requests are answered when their time is up.
-            Err(error) => tracing::error!(%error, "no thread to read the configuration"),
+            Err(error) => tracing::error!(%error, "cannot start a thread to read the configuration"),
         }
     }
 

@@ -76,7 +76,7 @@ impl Operator {
         let key = ObjectKey::new(service.namespace.as_str(), service.name.as_str());
         let unapplied = round.unapplied.contains(&key).then(|| match self.state.publish_failure() {
             Some(failure) => failure.to_string(),
-            None => "the workers have not applied it yet".to_owned(),
+            None => "the workers have not applied the latest state yet".to_owned(),
         });
         let mut shown = api::ServiceView { unapplied, ..service.clone() };
         let own = round.own_findings.iter().filter(|finding| finding.object == key);

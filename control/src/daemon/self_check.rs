@@ -155,7 +155,7 @@ impl SelfCheck {
             Ok(done) => done,
             Err(TryRecvError::Empty) => return Vec::new(),
             Err(TryRecvError::Closed) => {
-                tracing::error!("a comparison of incremental results with ones from scratch ended early");
+                tracing::error!("the thread that compares incremental results ended without a result");
                 Done { took: self.began.elapsed(), different: Vec::new(), snapshot: None }
             }
         };

@@ -146,9 +146,9 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_
     if of.unapplied {
         let why = match context.failure {
             Some(why) => {
-                format!("the newest state cannot be published; the last good state is in use: {why}")
+                format!("the latest state cannot be published: {why}; the last good state is in use")
             }
-            None => "the workers have not applied it yet".to_owned(),
+            None => "the workers have not applied the latest state yet".to_owned(),
         };
         return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
     }

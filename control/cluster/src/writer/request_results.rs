@@ -200,7 +200,7 @@ fn log_marked(name: &str, result: Result<(), RequestError>) {
     match result {
         Ok(()) => tracing::warn!(
             gateway = name,
-            "no heartbeat from the gateway for 40 s; set its conditions to Unknown"
+            "no heartbeat from the gateway for 40 s: its conditions are now Unknown"
         ),
         Err(error) => {
             tracing::debug!(gateway = name, %error, "cannot set the conditions of the gateway to Unknown");

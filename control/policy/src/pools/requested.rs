@@ -97,7 +97,7 @@ impl Allocation {
             ));
         }
         if self.over_quota(pool, applicant, ip, &[]) {
-            let accepted = "a Service that releases an address, or a larger quotaPerNamespace of the pool";
+            let accepted = "fewer addresses for the namespace, or a larger quotaPerNamespace of the pool";
             return Err((self.quota_reached(pool, applicant), Some(accepted.to_owned())));
         }
         self.admits(pool, ip, applicant)

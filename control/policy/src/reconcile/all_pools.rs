@@ -40,7 +40,7 @@ pub(super) fn all_pools(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<P
                     Reason::PoolsOverlap,
                     Diagnostic::warning(format!(
                         "{range} of AddressPool {name} overlaps {other_range} of pool {other}; for an address in \
-                         both, the rules of the first pool apply"
+                         both, the rules of the configuration's pool apply, or else of the first pool by name"
                     ))
                     .accepting("ranges that do not overlap"),
                 ),

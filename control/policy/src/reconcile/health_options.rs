@@ -121,7 +121,7 @@ impl HealthOptions {
         }
         let by_http = matches!(self.protocol, HealthProtocol::Http | HealthProtocol::Https);
         if let Some(annotation) = self.path_annotation.as_deref().filter(|_| !by_http) {
-            let why = format!("checks are by {}", name(self.protocol));
+            let why = format!("checks use {}", name(self.protocol));
             read.ignored(annotation, &why, "tidegate.dev/health-check-protocol http or https");
         }
         let only_for = match self.protocol {

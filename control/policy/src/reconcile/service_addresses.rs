@@ -206,7 +206,7 @@ impl<'a> ServiceAddresses<'a> {
 
 const TAKEN: &str = "another Service has this port on this address";
 const TAKEN_BY_ITSELF: &str = "the Service already uses this port on this address: for another of its ports, as its \
-    healthCheckNodePort, or because its LoadBalancer address is the same";
+    healthCheckNodePort, or because this is its LoadBalancer address";
 
 fn taken() -> PortRefusal {
     PortRefusal::new(RefusalReason::Conflict, TAKEN)

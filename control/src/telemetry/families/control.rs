@@ -109,8 +109,8 @@ fn on_disk(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "1 while the latest configuration, or one of its lists, is refused and the previous one is in use, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.gateway.configuration_refused));
-    let help = "1 while data that a restart needs is not saved, else 0, by state: addresses of Services, what operators have \
-                drained, flows, the lists of `protection`, the last objects.";
+    let help = "1 while data that a restart needs is not saved, else 0, by kind of data: addresses of Services, \
+                what operators have drained, flows, the lists of `protection`, the last objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.gateway.unsaved {
         unsaved.sample([what], usize::from(*is_unsaved));
@@ -188,7 +188,7 @@ pub(in crate::telemetry) fn layer2(page: &mut Exposition, layer2: &Layer2Counts)
     page.gauge("tidegate_layer2_groups", help, ["owner"])
         .sample(["this"], layer2.owned)
         .sample(["other"], layer2.groups.saturating_sub(layer2.owned));
-    let help = "Times that this gateway became the owner of a group of VIPs by a Lease.";
+    let help = "Times that this gateway acquired the Lease of a group of VIPs.";
     page.counter("tidegate_layer2_leases_taken_total", help, []).sample([], layer2.taken);
     let help = "Failed reads and writes of the Leases of VIPs; the gateway stops answering for VIPs when its Leases expire.";
     page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
@@ -231,7 +231,7 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
     for (result, count) in &sharing.results {
         results.sample([*result], *count);
     }
-    let help = "Messages about flows that were lost because a queue was full, at a worker or for a peer; a walk of the flow tables repeats them.";
+    let help = "Messages about flows that were lost because the queue of a worker or a peer was full; a walk of the flow tables repeats them.";
     let mut lost = page.counter("tidegate_flow_sharing_lost_total", help, ["at"]);
     for (at, count) in sharing.lost {
         lost.sample([at], count);

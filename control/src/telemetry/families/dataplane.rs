@@ -204,7 +204,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (worker, one) in &workers {
         gauge.sample([worker], one.flows);
     }
-    let help = "SYN cookies sent to clients and accepted from them, and segments refused because they had none, by result.";
+    let help = "SYN cookies sent to clients and accepted from them, and segments refused because they had no valid one, by result.";
     let mut counter = page.counter("tidegate_syn_cookies_total", help, ["result"]);
     let sum =
         |of: fn(&CookieCounts) -> u64| stats.workers.iter().map(|one| of(&one.syn_cookies)).sum::<u64>();

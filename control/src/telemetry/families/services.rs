@@ -118,7 +118,7 @@ pub(in crate::telemetry) fn backends(
         family.sample([namespace, service, port, protocol, backend], *count);
     }
 
-    let help = "Workers that have set the backend aside because it refused or ignored new connections; only for backends with any.";
+    let help = "Workers that have set the backend aside because it refused or ignored new connections; absent if none has.";
     let mut family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), workers) in &set_aside {
         family.sample([namespace, service, port, protocol, backend], *workers);
@@ -160,7 +160,7 @@ pub(in crate::telemetry) fn snat_ports(
     snat_ports: &[SnatPortStats],
     without_series: &WithoutSeries<'_>,
 ) {
-    let help = "Local ports of one SNAT address towards one backend and protocol, over all workers.";
+    let help = "Local ports available to one SNAT address for one backend and protocol, over all workers.";
     page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
     let detailed = stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name));
     let backends = detailed.flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
@@ -175,8 +175,8 @@ pub(in crate::telemetry) fn snat_ports(
             *ports.entry(key).or_default() += count;
         }
     }
-    let help = "Local ports of the SNAT address in use towards the backend, by the state of their flows; only \
-                established flows keep theirs when a new flow needs one.";
+    let help = "Local ports of the SNAT address in use towards the backend, by the state of their flows; a \
+                new flow may take the port of a flow that is not established.";
     let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
     let mut family = page.gauge("tidegate_snat_ports", help, labels);
     for ((address, [namespace, service, port, protocol], backend, state), count) in &ports {
@@ -201,7 +201,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
         .sample(["passing"], load.targets.saturating_sub(load.failing))
         .sample(["failing"], load.failing)
         .sample(["damped"], load.damped);
-    let help = "Largest factor by which the check intervals of a namespace are stretched to stay within the limit of checks a second; 1 while none is.";
+    let help = "Largest factor by which the check intervals of a namespace are stretched to stay within the limit of checks a second; 1 while none is stretched.";
     page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
 
     let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();

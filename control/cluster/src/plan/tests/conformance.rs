@@ -816,7 +816,7 @@ fn programmed_follows_what_the_workers_have_applied() {
     let mut both = Both::new(&(web("") + ENDPOINT))
         .with(|cluster| cluster.unapplied = Arc::new(BTreeSet::from([key("web")])));
     let events = both.run_until_stable();
-    let message = "False NotApplied: the workers have not applied it yet";
+    let message = "False NotApplied: the workers have not applied the latest state yet";
     assert_eq!(both.condition("web", "Programmed"), message);
     assert!(notes(&events, "EnsuredLoadBalancer").is_empty());
     both.both(|cluster| cluster.unapplied = Arc::default());

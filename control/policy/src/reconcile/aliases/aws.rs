@@ -160,7 +160,7 @@ pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> AliasValue<
 pub(super) fn draining_timeout<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     if annotations.get(DRAINING_ENABLED).map(|v| v.trim()) != Some("true") {
         let why = "aws-load-balancer-connection-draining-enabled is not \"true\"";
-        return AliasValue::Ignored(why.into(), "the two together");
+        return AliasValue::Ignored(why.into(), "both annotations");
     }
     seconds(key::DRAIN_TIMEOUT, value, 1, 3600)
 }

@@ -773,7 +773,7 @@ fn unsupported_health_checks_are_named_and_others_continue() {
             Reason::NotSupported,
             "\"grpc\" is not supported yet; tcp is used",
         ),
-        (&[(key::HEALTH_PATH, "/z")], Reason::InvalidValue, "has no effect: checks are by tcp"),
+        (&[(key::HEALTH_PATH, "/z")], Reason::InvalidValue, "has no effect: checks use tcp"),
         (
             &[(key::HEALTH_PROTOCOL, "udp")],
             Reason::InvalidValue,

@@ -124,7 +124,7 @@ fn connection_draining_has_a_timeout_if_enabled() {
     let alone = aws(&[("connection-draining-timeout", "60")]).look();
     let (reason, what, accepted) = finding(&alone);
     assert!(what.contains("connection-draining-enabled is not \"true\""), "{what}");
-    assert_eq!((reason, accepted), (Reason::AliasIgnored, "the two together"));
+    assert_eq!((reason, accepted), (Reason::AliasIgnored, "both annotations"));
 }
 
 #[test]
