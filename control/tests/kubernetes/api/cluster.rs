@@ -254,7 +254,7 @@ mod tests {
         // Process 1 always runs, and no process has a number above 2^22.
         mark(1);
         let refused = Reservation::take(admin()).expect_err("it lives");
-        assert!(refused.contains("another run"), "{refused}");
+        assert!(refused.contains("another test run"), "{refused}");
         assert!(server.get("v1", "Service", "prod", "live").is_some());
         mark(4_999_999);
         drop(Reservation::take(admin()).expect("it died"));
