@@ -57,7 +57,7 @@ fn a_failed_publication_is_reported_and_unhealthy_after_a_minute() {
     let status = |world: &World| world.gateway("edge-1").query("status").unwrap_or_default();
     let why = world.until("it to be in the status", || {
         let degraded = status(&world)["degraded"].as_array().cloned().unwrap_or_default();
-        degraded.iter().map(text).find(|why| why.contains("cannot be published"))
+        degraded.iter().map(text).find(|why| why.contains("has not been published"))
     });
     assert!(why.contains("routes; accepted: at most 65536"), "{why}");
     // The new Service is not forwarded, and its status does not claim it. The old one is still forwarded.
