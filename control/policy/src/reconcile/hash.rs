@@ -42,7 +42,7 @@ pub(super) fn check(read: &mut Reader<'_>, service: &Service, scheduler: Schedul
 
 fn refusal(read: &mut Reader<'_>, why: &str) -> PortRefusal {
     let what =
-        format!("annotation {}: \"client\" cannot be guaranteed: {why}: no port is programmed", key::HASH);
+        format!("annotation {}: \"client\" cannot be guaranteed: {why}; no port is programmed", key::HASH);
     let accepted = "tidegate.dev/scheduler rendezvous, maglev or sh, or sessionAffinity: ClientIP";
     read.invalid_at(&annotation_field(key::HASH), what, accepted);
     PortRefusal::new(RefusalReason::NotProgrammed, format!("{}: client: {why}", key::HASH))

@@ -137,7 +137,7 @@ pub(super) fn demand(
         };
         if candidates > BACKENDS_PER_PORT_MAX {
             return Err(TooLarge {
-                why: format!("port {}/{} has {candidates} endpoints", resolved.port, resolved.protocol),
+                why: format!("port {}/{} has {candidates} backends", resolved.port, resolved.protocol),
                 field: format!("spec.ports[{i}]"),
                 accepted: format!("at most {BACKENDS_PER_PORT_MAX} for one port"),
             });

@@ -71,8 +71,8 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// Pools of addresses.
 fn pools(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Addresses of the pool, by state: assigned to Services, free, reserved because they are the gateway's own, or \
-                outside: assigned to Services although they are no longer in the pool.";
+    let help = "Addresses of the pool, by state: assigned to Services, free, reserved for gateways, nodes and others that use \
+                them, or outside: assigned to Services although they are no longer in the pool.";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
     for one in sample.round.pools {
         pools
@@ -94,7 +94,7 @@ fn condition(page: &mut Exposition, sample: &Sample<'_>) {
     for finding in sample.round.findings.iter().chain(sample.round.own_findings) {
         *findings.entry(finding.reason.as_str()).or_default() += 1;
     }
-    let help = "Findings about objects, by reason: requests that were not granted, and misconfigurations detected in traffic; only reasons that occur.";
+    let help = "Findings about objects, by reason: requests that were not granted, misconfigurations, and failures such as all health checks failing; only reasons that occur.";
     let mut family = page.gauge("tidegate_findings", help, ["reason"]);
     for (reason, count) in &findings {
         family.sample([reason], *count);

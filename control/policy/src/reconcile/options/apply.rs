@@ -289,7 +289,7 @@ impl Reader<'_> {
         let (mode, value) = (options.mode, text::shown(value));
         let why = format!("with forwarding {mode}, replies do not pass the gateway");
         let what =
-            format!("annotation {annotation}: {value:?} cannot be enforced: {why}: no port is programmed");
+            format!("annotation {annotation}: {value:?} cannot be enforced: {why}; no port is programmed");
         let message = format!("{annotation}: {value:?}: {why}");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         let accepted =

@@ -73,7 +73,7 @@ fn a_port_with_too_many_endpoints_refuses_only_its_service() {
     let mut slices = many_endpoints("huge", &[("http", Protocol::Tcp, 8080)], 66_000);
     slices.push(http("other", vec![endpoint("10.200.0.1")]));
     let outcome = World::new(vec![service("huge"), service("other")], slices).look();
-    refused_alone(&outcome, "port 80/TCP has 66000 endpoints");
+    refused_alone(&outcome, "port 80/TCP has 66000 backends");
 }
 
 #[test]

@@ -277,13 +277,16 @@ impl Hub {
         let kind = KINDS[index].name;
         match definition {
             Definition::Present => {
-                tracing::info!(kind, "the definition of this kind is not being deleted anymore");
+                tracing::info!(kind, "the CustomResourceDefinition of this kind is no longer being deleted");
             }
             Definition::Terminating => {
-                tracing::warn!(kind, "the API server is deleting the definition of this kind");
+                tracing::warn!(kind, "the API server is deleting the CustomResourceDefinition of this kind");
             }
             Definition::Removed => {
-                tracing::warn!(kind, "the definition of this kind was deleted, with all objects");
+                tracing::warn!(
+                    kind,
+                    "the CustomResourceDefinition of this kind was deleted, and with it all its objects"
+                );
             }
         }
         self.stores[index].definition = definition;

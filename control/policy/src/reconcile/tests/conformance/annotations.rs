@@ -327,7 +327,7 @@ fn hash_reaches_the_spec_and_client_needs_a_scheduler_that_supports_it() {
         let outcome = requested("client", scheduler);
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!((outcome.spec.services.len(), reason), (0, Reason::InvalidValue));
-        let whole = format!("cannot be guaranteed: scheduler {scheduler} {why}: no port is programmed");
+        let whole = format!("cannot be guaranteed: scheduler {scheduler} {why}; no port is programmed");
         assert!(what.ends_with(&whole), "{what}");
         assert_eq!(accepted, "tidegate.dev/scheduler rendezvous, maglev or sh, or sessionAffinity: ClientIP");
         let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
