@@ -73,17 +73,17 @@ fn datagram(world: &World, outside: IpAddr, timeout: Duration) -> std::io::Resul
     let socket = world.lab.client().enter(|| UdpSocket::bind((outside, 0)))?;
     socket.set_read_timeout(Some(timeout))?;
     let to = socket.local_addr()?;
-    let socket = world.lab.server(1).namespace().enter(|| {
-        let socket = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
-        socket.connect(to)?;
-        socket.set_read_timeout(Some(timeout))?;
-        socket.send(b"question").map(|_| socket)
+    let backend = world.lab.server(1).namespace().enter(|| {
+        let backend = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
+        backend.connect(to)?;
+        backend.set_read_timeout(Some(timeout))?;
+        backend.send(b"question").map(|_| backend)
     })?;
     let mut bytes = [0; 64];
     let (len, seen) = socket.recv_from(&mut bytes)?;
     assert_eq!(&bytes[..len], b"question");
     socket.send_to(b"answer", seen)?;
-    let len = socket.recv(&mut bytes)?;
+    let len = backend.recv(&mut bytes)?;
     assert_eq!(&bytes[..len], b"answer");
     Ok(seen)
 }
