@@ -179,6 +179,7 @@ async fn a_backend_that_lacks_the_vip_and_one_that_is_down_differ_in_reason() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     let reported = failures(&verdicts.borrow());
     assert_eq!(reported, [Some(Failure::NotOnVip), Some(Failure::Refused), Some(Failure::Timeout)]);
+    assert_eq!(reported[0].expect("it fails").to_string(), "answers on its own address, not on the VIP");
     scripted.script().without_vip = false;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(failures(&verdicts.borrow())[0], None);

@@ -90,7 +90,7 @@ fn a_drained_gateway_still_forwards_and_reports_when_traffic_stops() {
     world.gateway_mut().wait_until_ready().expect("ready");
     assert_eq!(state(&world)["state"], "serving");
     let error = world.gateway().query(&["undrain", "--gateway"]).expect_err("it is not drained");
-    assert!(format!("{error:#}").contains("(NotFound)"), "{error:#}");
+    assert!(format!("{error:#}").contains("gateway lab is not drained"), "{error:#}");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_credential_plugin_provides_the_token_and_status_shows_its_failure() {
     world.start_with("edge-1", &setting);
     let gateway = world.gateway("edge-1");
     let why = world.until("the reason", || gateway.source()["lastError"].as_str().map(str::to_owned));
-    assert!(why.contains("the token service is down"), "{why}");
+    assert!(why.contains("login: it failed (exit status: 1): the token service is down"), "{why}");
 
     std::fs::write(directory.join("credential"), credential(&world.api.token())).expect("written");
     serves(&world, "edge-1", "web");

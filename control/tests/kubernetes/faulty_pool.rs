@@ -40,9 +40,15 @@ fn a_faulty_address_pool_reports_it_and_its_services_keep_their_addresses() {
     world.api.apply_past_validation(&pool("203.0.113.5/28")).expect("stored");
     let condition =
         world.until("the pool to report it", || accepted(&world).filter(|(status, _)| status == "False"));
-    assert!(condition.1.contains("spec.addresses[0]: 203.0.113.5/28"), "{condition:?}");
-    let is_reported =
-        |event: &Value| event["regarding"]["kind"] == "AddressPool" && event["reason"] == "PoolNotAccepted";
+    assert!(
+        condition.1.contains("spec.addresses[0]: 203.0.113.5/28 has bits set after its prefix"),
+        "{condition:?}"
+    );
+    let is_reported = |event: &Value| {
+        event["regarding"]["kind"] == "AddressPool"
+            && event["reason"] == "PoolNotAccepted"
+            && text(&event["note"]).contains("has bits set after its prefix")
+    };
     let events = || world.api.list("events.k8s.io/v1", "Event", "");
     world.until("an event of the pool", || events().iter().any(is_reported).then_some(()));
     assert_eq!(gateway.vips("web"), had, "a mistake releases no address");

@@ -58,12 +58,17 @@ fn add_port(world: &World, port: u16) {
 fn until_lagging(world: &World, db: &str) {
     world.until("the gateway to be named", || {
         let condition = programmed(world, "web");
-        (condition.starts_with("False GatewayLagging: ") && condition.contains("edge-2")).then_some(())
+        let is_named = condition.starts_with("False GatewayLagging: ")
+            && condition
+                .contains("on 1 of 2 gateways; not on edge-2, which has not confirmed the last change")
+            && condition.contains("silent for more than ");
+        is_named.then_some(())
     });
     world.until("an event", || {
         let events = world.api.list("v1", "Event", "shop");
         let is_about = |event: &Value| {
-            event["reason"] == "SyncLoadBalancerFailed" && text(&event["message"]).contains("edge-2")
+            event["reason"] == "SyncLoadBalancerFailed"
+                && text(&event["message"]).contains("edge-2, which has not confirmed")
         };
         events.iter().any(is_about).then_some(())
     });

@@ -66,7 +66,7 @@ fn a_failed_publication_is_reported_and_unhealthy_after_a_minute() {
         let (status, message) = condition(&world, "new", "Programmed");
         (status == "False" && message.contains("cannot be published")).then_some(())
     });
-    assert!(!world.gateway("edge-1").service("new")["unapplied"].is_null());
+    assert!(text(&world.gateway("edge-1").service("new")["unapplied"]).contains("has not been published"));
     assert_eq!(condition(&world, "web", "Programmed").0, "True");
     world.until("it to be a condition of the gateway", || {
         let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "Published");
