@@ -246,14 +246,12 @@ pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
 
-    /// A file in memory that is deleted at once.
+    /// A file in memory without a name: `O_TMPFILE` of open(2).
     fn file(bytes: u64) -> File {
-        let path =
-            std::path::Path::new("/dev/shm").join(format!("tidegate-region-{}-{bytes}", std::process::id()));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).open("/dev/shm");
         let file = file.expect("a file in memory");
-        std::fs::remove_file(&path).expect("it was made");
         file.set_len(bytes).expect("there is space");
         file
     }
