@@ -168,7 +168,7 @@ fn open(
     };
     config.rss = RssConfig::default();
     let queues = open_port(port, config, pool)?;
-    tracing::warn!(interface, %error, "the port does not start with the gateway's RSS key, only with its own");
+    tracing::warn!(interface, %error, "the port does not start with the gateway's RSS key: using the driver's default key");
     Ok(queues)
 }
 

@@ -445,7 +445,7 @@ impl Links {
                 "the device was renamed, and is still in use: the gateway cannot start again until the device has its \
                  former name, or dataplane.interfaces[].device has the new one"
             ),
-            None => tracing::info!(interface = name, "the device is no longer used under another name"),
+            None => tracing::info!(interface = name, "the device has the name in the configuration again"),
         }
     }
 

@@ -91,7 +91,8 @@ impl Allocation {
         let what = match is_kept {
             false => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
             true => format!(
-                "external IP {ip} of Service {} gets no additional port and keeps the ports that it has: {why}",
+                "external IP {ip} of Service {} is no longer authorised: {why}; ports that it already has stay, new \
+                 ones are refused",
                 applicant.key()
             ),
         };
@@ -173,8 +174,8 @@ fn not_programmed(
             applicant.key()
         ),
         accepted: Some(
-            "a port that no other Service has on this address; to share an address of type LoadBalancer, the same \
-             tidegate.dev/allow-shared-ip key"
+            "a port that no other Service has on this address; if a Service of type LoadBalancer has the address, \
+             also the same tidegate.dev/allow-shared-ip key on both Services"
                 .to_owned(),
         ),
     }

@@ -47,7 +47,10 @@ impl DscpConflict {
 impl fmt::Display for DscpConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { vip, dscp, other: (other, of), backend, .. } = self;
-        write!(f, "{other} ({of}) also has DSCP {dscp}: backend {backend} cannot distinguish it from {vip}")
+        write!(
+            f,
+            "{vip} and {other} of Service {of} both have DSCP {dscp}: backend {backend} cannot distinguish them"
+        )
     }
 }
 

@@ -55,7 +55,7 @@ fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Fi
         Severity::Error => Diagnostic::error(what),
         Severity::Warning => Diagnostic::warning(what),
     };
-    let accepted = "values that the reported faults describe";
+    let accepted = format!("what the {KEPT_MAX} reported findings name as accepted");
     Finding::at(service, "spec", reason, diagnostic.accepting(accepted))
 }
 

@@ -225,8 +225,7 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
     for (reason, count) in &sharing.rejected {
         rejected.sample([*reason], *count);
     }
-    let help =
-        "Messages about flows from other gateways, by result; counted by each worker that receives one.";
+    let help = "Messages about flows received from other gateways, by result; a message that several workers receive counts once for each.";
     let mut results = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
     for (result, count) in &sharing.results {
         results.sample([*result], *count);

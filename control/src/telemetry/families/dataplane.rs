@@ -134,7 +134,7 @@ pub(in crate::telemetry) fn kernel(page: &mut Exposition, stats: &Stats) {
         .sample(["from_kernel"], slow.from_kernel_dropped);
     let help = "ARP and neighbour discovery requests, probes and announcements that the gateway sent.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
-    let help = "On-demand neighbours that were not added because all such entries of the link and family were in use.";
+    let help = "Neighbours needed only by packets (on_demand) that were not added because all on_demand entries of their link and address family were in use.";
     page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
     let help = "On-demand neighbours that were evicted in favour of newer ones.";
     page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);

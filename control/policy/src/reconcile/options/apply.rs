@@ -55,11 +55,9 @@ impl Reader<'_> {
                     AliasValue::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
                     _ if !enabled => {
                         let why = format!("{} is not in services.compat", alias.vendor);
-                        self.ignored(
-                            annotation,
-                            &why,
-                            "services.compat with it, or annotations of tidegate.dev/",
-                        );
+                        let accepted =
+                            format!("{} in services.compat, or tidegate.dev/ annotations", alias.vendor);
+                        self.ignored(annotation, &why, &accepted);
                     }
                     AliasValue::Ours(ours, translated) if unless_ours(ours) => match applied.get(ours) {
                         Some((first, before)) if *before != translated => {

@@ -431,7 +431,8 @@ impl Hub {
                 kind = kind.name,
                 count = gone.len(),
                 grace = ?self.grace,
-                "apiLossGrace ended and the objects did not return to the API server; using its state"
+                "apiLossGrace ended and these objects are still missing or older in the API server: the gateway now \
+                 uses the API server's state"
             );
             gone.iter().for_each(|key| self.object_changed(index, key, now));
             // The report about kept objects changes even if no object does.

@@ -371,8 +371,8 @@ fn aliases_are_off_by_default() {
         assert_eq!((&outcome.spec, &outcome.targets), (&plain.spec, &plain.targets), "{annotation}");
         if matches!(means, Ours(_) | Internal | Refused) {
             let what = format!("annotation {annotation} has no effect: {vendor} is not in services.compat");
-            let accepted = "services.compat with it, or annotations of tidegate.dev/";
-            assert_eq!(finding(&outcome), (Reason::AliasIgnored, what.as_str(), accepted));
+            let accepted = format!("{vendor} in services.compat, or tidegate.dev/ annotations");
+            assert_eq!(finding(&outcome), (Reason::AliasIgnored, what.as_str(), accepted.as_str()));
         }
     }
 }

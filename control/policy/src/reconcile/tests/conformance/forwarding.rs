@@ -121,8 +121,8 @@ fn dsr_dscp_reports_backends_that_cannot_distinguish_two_vips() {
     assert_eq!(
         among(&services),
         [
-            "default/web: 203.0.113.99 (default/other) also has DSCP 46: backend 10.0.1.1 cannot distinguish it from 203.0.113.12",
-            "default/other: 203.0.113.12 (default/web) also has DSCP 46: backend 10.0.1.1 cannot distinguish it from 203.0.113.99",
+            "default/web: 203.0.113.12 and 203.0.113.99 of Service default/other both have DSCP 46: backend 10.0.1.1 cannot distinguish them",
+            "default/other: 203.0.113.99 and 203.0.113.12 of Service default/web both have DSCP 46: backend 10.0.1.1 cannot distinguish them",
         ]
     );
     let mut apart = services.clone();
