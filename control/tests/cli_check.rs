@@ -178,7 +178,7 @@ fn bytes_that_are_not_utf8_are_reported_with_line_and_column() {
     std::fs::write(site.path("manifests/web.yaml"), &bytes).expect("it can be written");
     let ran = site.check();
     let place = format!(
-        "manifests/web.yaml:{}:12: error: cannot be read: not UTF-8: the byte 0xe9; accepted: UTF-8 text",
+        "manifests/web.yaml:{}:12: error: cannot be read: the byte 0xe9 is not UTF-8; accepted: UTF-8 text",
         line_of(&text, "caf?")
     );
     assert!(ran.code == 2 && ran.out.lines().any(|line| line == place), "{}", ran.out);
@@ -189,7 +189,7 @@ fn bytes_that_are_not_utf8_are_reported_with_line_and_column() {
     let line = GATEWAY.lines().count() + 1;
     assert_eq!(
         (ran.code, ran.out),
-        (2, format!("gateway.yaml:{line}:3: error: not UTF-8: the byte 0xff; accepted: UTF-8 text\n"))
+        (2, format!("gateway.yaml:{line}:3: error: the byte 0xff is not UTF-8; accepted: UTF-8 text\n"))
     );
 }
 

@@ -200,7 +200,7 @@ const MISTAKES: &[Mistake] = &[
         "a VIP outside of the pools",
         &[(WEB, "203.0.113.1", "203.0.114.1")],
         (WEB, "203.0.114.1"),
-        &["203.0.114.1", "it is in no pool", "public (203.0.113.0-203.0.113.15"],
+        &["203.0.114.1", "the address is in no pool", "public (203.0.113.0-203.0.113.15"],
     ),
     refused(
         "a VIP that another gateway has",
@@ -245,7 +245,7 @@ const MISTAKES: &[Mistake] = &[
             (WEB, "    tidegate.dev/load-balancer-ips: \"203.0.113.1\"\n", ""),
         ],
         (WEB, "type: LoadBalancer"),
-        &["pool public is full", "192.0.2.2, an address of the gateway itself"],
+        &["pool public is full", "192.0.2.2, which is an address of the gateway itself"],
     ),
     warned(
         "a slice without the label of its Service",
@@ -315,7 +315,7 @@ const MISTAKES: &[Mistake] = &[
         &[(SLICE, "{name: http, port: 80}", "{name: web, port: 8080}")],
         (SLICE, "ports:"),
         &[
-            "has web/8080, dns/53/UDP, but Service default/web needs http",
+            "has ports [web/8080, dns/53/UDP], but Service default/web needs a port named http",
             "; accepted: a port named http, protocol TCP",
         ],
     ),

@@ -141,7 +141,7 @@ fn shortened(what: String) -> String {
         return what;
     }
     let left_out = what[end_of_head..begin_of_tail].chars().count();
-    format!("{} [{left_out} characters] {}", &what[..end_of_head], &what[begin_of_tail..])
+    format!("{} [{left_out} characters left out] {}", &what[..end_of_head], &what[begin_of_tail..])
 }
 
 impl PartialOrd for Diagnostic {
@@ -265,7 +265,7 @@ mod tests {
             reported.starts_with("\"\u{e9}\u{e9}") && reported.ends_with("\u{e9}\" is not a prefix"),
             "{reported}"
         );
-        assert!(reported.contains(" [98018 characters] "), "{reported}");
+        assert!(reported.contains(" [98018 characters left out] "), "{reported}");
         for kept in ["x".repeat(2000), "\u{e9}".repeat(2000), String::new()] {
             assert_eq!(Diagnostic::warning(kept.as_str()).what, kept);
         }

@@ -52,7 +52,7 @@ impl ArpWatch {
         let name = "arp-watch";
         let tap = namespace.enter(|| {
             let tap = DeviceBuilder::new().name(name).layer(Layer::L2).mtu(1500).build_sync();
-            let tap = tap.context("TAP device of the station")?;
+            let tap = tap.context("cannot create the TAP device of the station")?;
             tap.set_nonblocking(true)?;
             anyhow::Ok(tap)
         })?;

@@ -14,6 +14,6 @@ const NAME: &str = "tidegate-demo";
 pub fn of_tools(tidegate: &Path) -> Result<PathBuf> {
     let own = std::env::current_exe().ok().filter(|own| own.file_name() == Some(OsStr::new(NAME)));
     let binary = own.unwrap_or_else(|| tidegate.with_file_name(NAME));
-    ensure!(binary.is_file(), "no {}: cargo build -p tidegate-netlab", binary.display());
+    ensure!(binary.is_file(), "{} does not exist: run `cargo build -p tidegate-netlab`", binary.display());
     Ok(binary)
 }

@@ -88,8 +88,8 @@ pub fn sweep() {
 /// When the handlers cannot be installed.
 pub fn on_signals() -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals =
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signal handler")?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .context("cannot install the signal handler")?;
     thread::Builder::new().name("netlab-signals".to_owned()).spawn(move || {
         if let Some(signal) = signals.forever().next() {
             eprintln!("\nstopped by signal {signal}, cleaning up");
@@ -120,7 +120,7 @@ pub(super) fn end_processes_in(name: &str) {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    eprintln!("clean-up: processes in {name} do not end");
+    eprintln!("clean-up: processes in namespace {name} are still running after SIGKILL");
 }
 
 /// `tg<pid>-<n>` from the beginning of a name, if no process has that pid.

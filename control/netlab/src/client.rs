@@ -120,15 +120,15 @@ fn iperf(from: &Namespace, server: &Server, to: SocketAddr, options: &[&str]) ->
     let (host, port) = (to.ip().to_string(), to.port().to_string());
     let base = ["-c", &host, "-p", &port, "-t", "1", "-J", "--connect-timeout", "3000"];
     let text = output_of(from.command("timeout").args(["20", "iperf3"]).args(base).args(options))?;
-    let report: serde_json::Value = serde_json::from_str(&text).context("iperf3's report")?;
+    let report: serde_json::Value = serde_json::from_str(&text).context("cannot parse iperf3's report")?;
     if let Some(error) = report["error"].as_str() {
         bail!("iperf3: {error}");
     }
     let end = &report["end"];
     let sum = if end["sum_received"].is_object() { &end["sum_received"] } else { &end["sum"] };
-    let rate = sum["bits_per_second"].as_f64().context("iperf3's report names no rate")?;
+    let rate = sum["bits_per_second"].as_f64().context("iperf3's report contains no rate")?;
     let lost = sum["lost_percent"].as_f64().unwrap_or(0.0);
-    ensure!(rate > 0.0 && lost < 100.0, "iperf3: nothing arrived");
+    ensure!(rate > 0.0 && lost < 100.0, "iperf3: no data arrived");
     Ok(rate * (1.0 - lost / 100.0))
 }
 
@@ -225,8 +225,10 @@ impl EchoConnection {
 pub fn connect_here(timeout: Duration, source: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    socket.bind(&SockAddr::from(source)).with_context(|| format!("source {source}"))?;
-    socket.connect_timeout(&SockAddr::from(to), timeout).with_context(|| format!("{source} to {to}"))?;
+    socket.bind(&SockAddr::from(source)).with_context(|| format!("cannot use source {source}"))?;
+    socket
+        .connect_timeout(&SockAddr::from(to), timeout)
+        .with_context(|| format!("cannot connect from {source} to {to}"))?;
     Ok(TcpStream::from(socket))
 }
 
@@ -301,7 +303,7 @@ fn bind_udp(timeout: Duration, source: SocketAddr) -> Result<UdpSocket> {
             Err(error) if error.kind() == ErrorKind::AddrInUse && begin.elapsed() < timeout => {
                 thread::sleep(Duration::from_millis(5));
             }
-            bound => return bound.with_context(|| format!("source {source}")),
+            bound => return bound.with_context(|| format!("cannot use source {source}")),
         }
     }
 }

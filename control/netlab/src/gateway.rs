@@ -248,7 +248,7 @@ impl Gateway {
     /// # Errors
     /// When it cannot be started.
     pub fn launch_in(namespace: &Namespace, directory: &Path, tidegate: &Path) -> Result<Self> {
-        ensure!(tidegate.is_file(), "no {}: cargo build -p tidegate", tidegate.display());
+        ensure!(tidegate.is_file(), "{} does not exist: run `cargo build -p tidegate`", tidegate.display());
         let config = directory.join("gateway.yaml").display().to_string();
         let process = LabProcess::start(namespace, directory, "gateway", tidegate, &["run", "-c", &config])?;
         let (namespace, tidegate, directory) = (namespace.clone(), tidegate.to_owned(), directory.to_owned());

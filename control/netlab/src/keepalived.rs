@@ -103,7 +103,7 @@ impl Keepalived {
         let options = ["--vrrp", "--dont-fork", "--log-console", "--log-detail"];
         let args = [&files[..], &options].concat();
         let process = LabProcess::start(namespace, directory, "keepalived", "keepalived", &args)
-            .context("keepalived (Debian package keepalived)")?;
+            .context("cannot start keepalived (Debian package keepalived)")?;
         Ok(Self { process })
     }
 

@@ -64,7 +64,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let DemoArgs { keep, no_hugepages, fleet, connections, tidegate } = cli.demo;
     let tidegate = match tidegate {
         Some(path) => path,
-        None => std::env::current_exe().context("the path of this program")?.with_file_name("tidegate"),
+        None => std::env::current_exe()
+            .context("cannot find the path of this program")?
+            .with_file_name("tidegate"),
     };
     let fleet = fleet.then_some(connections);
     Ok(demo::run(&DemoOptions { keep, no_hugepages, fleet, tidegate }))

@@ -18,8 +18,9 @@ pub(super) fn set_vip_by_mark(server: &Namespace, n: u8, vips: &[IpAddr]) -> Res
     if rules.is_empty() {
         return Ok(());
     }
-    let mut nft = server.command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().context("nft")?;
-    nft.stdin.take().context("its input")?.write_all(rules.as_bytes())?;
+    let mut nft =
+        server.command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().context("cannot start nft")?;
+    nft.stdin.take().context("nft has no standard input")?.write_all(rules.as_bytes())?;
     ensure!(nft.wait()?.success(), "nft refuses {rules}");
     Ok(())
 }

@@ -80,7 +80,7 @@ impl Namespace {
         let path = Path::new(NETNS_DIR).join(&self.name);
         let file = File::open(&path).with_context(|| format!("namespace {}", path.display()))?;
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-            .with_context(|| format!("entering namespace {}", self.name))
+            .with_context(|| format!("cannot enter namespace {}", self.name))
     }
 
     /// Runs lines of `ip` in the namespace, as with `ip -batch`. Stops at the first line that fails.

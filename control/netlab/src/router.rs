@@ -53,7 +53,7 @@ impl Frr {
     pub fn missing() -> Option<String> {
         let program = Path::new(FRR).join("bgpd");
         (!program.is_file())
-            .then(|| format!("there is no {}: install the Debian package frr", program.display()))
+            .then(|| format!("{} does not exist: install the Debian package frr", program.display()))
     }
 
     fn start_daemon(&mut self, daemon: &'static str) -> Result<()> {
@@ -81,7 +81,7 @@ impl Frr {
         }
         let program = Path::new(FRR).join(daemon);
         let mut process = LabProcess::start(&self.namespace, &self.directory, daemon, &program, &args)
-            .with_context(|| format!("{} (Debian package frr)", program.display()))?;
+            .with_context(|| format!("cannot start {} (Debian package frr)", program.display()))?;
         let socket = self.directory.join(format!("{daemon}.vty"));
         let started = wait_for(&format!("the socket of {daemon}"), START_BOUND, || {
             (socket.exists() || !process.runs()).then(|| process.runs())
@@ -182,7 +182,7 @@ impl GoBgp {
         fs::write(&path, config)?;
         let args = ["-f".to_owned(), path.display().to_string()];
         let process = LabProcess::start(namespace, lab, "gobgpd", "gobgpd", &args)
-            .context("gobgpd (Debian package gobgpd)")?;
+            .context("cannot start gobgpd (Debian package gobgpd)")?;
         let gobgp = Self { process, namespace: namespace.clone() };
         wait_for("gobgpd to answer", ANSWER_BOUND, || gobgp.query(&["global"]).ok())
             .with_context(|| gobgp.process.log_tail(20))?;
@@ -272,7 +272,7 @@ impl BirdRouter {
                 .chain(["-f".to_owned()])
                 .collect();
         let process = LabProcess::start(namespace, lab.directory(), "router-bird", "/usr/sbin/bird", &args)
-            .context("bird (Debian package bird2)")?;
+            .context("cannot start bird (Debian package bird2)")?;
         let bird = Self { process, socket: path("router-bird.ctl") };
         wait_for("the router's BIRD to answer", ANSWER_BOUND, || bird.query("show status").ok())
             .with_context(|| bird.process.log_tail(20))?;

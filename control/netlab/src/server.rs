@@ -118,7 +118,7 @@ impl Server {
             stream.read_to_string(&mut text)?;
             Ok(text)
         });
-        let text = text.with_context(|| format!("the counts of server {}", self.number))?;
+        let text = text.with_context(|| format!("cannot read the counts of server {}", self.number))?;
         Counts::parse(&text).with_context(|| format!("unexpected counts `{text}`"))
     }
 

@@ -112,7 +112,7 @@ impl Drop for Wire {
 
 fn tap(name: &str) -> Result<SyncDevice> {
     let tap = DeviceBuilder::new().name(name).layer(Layer::L2).mtu(1500).build_sync();
-    let tap = tap.with_context(|| format!("TAP device {name}"))?;
+    let tap = tap.with_context(|| format!("cannot create TAP device {name}"))?;
     tap.set_nonblocking(true)?;
     Ok(tap)
 }

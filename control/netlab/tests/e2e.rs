@@ -99,27 +99,27 @@ fn decapsulation_refuses_and_counts_wrong_outer_headers() {
     }
     // The byte of tunnel headers and inner packet to change, the bits to change there, and the reason.
     let faults: &[(usize, usize, u8, &str)] = &[
-        (0, 0, 0x10, "inner version"),
-        (0, 3, 0x01, "inner header checksum"),
-        (1, 0, 0x80, "UDP source port"),
+        (0, 0, 0x10, "wrong inner version"),
+        (0, 3, 0x01, "wrong inner header checksum"),
+        (1, 0, 0x80, "wrong UDP source port"),
         (1, 3, 0x01, "no tunnel of this lab has this variant, port or key"),
-        (1, 5, 0x01, "UDP length"),
-        (2, 8, 0x01, "GUE control bit or header length"),
-        (2, 8, 0x20, "GUE control bit or header length"),
-        (2, 9, 0x20, "GUE protocol"),
-        (2, 9, 0x2d, "the header announces another family than the packet has"),
-        (2, 11, 0x01, "GUE flags"),
+        (1, 5, 0x01, "wrong UDP length"),
+        (2, 8, 0x01, "wrong GUE control bit or header length"),
+        (2, 8, 0x20, "wrong GUE control bit or header length"),
+        (2, 9, 0x20, "wrong GUE protocol"),
+        (2, 9, 0x2d, "the outer header names another address family than the inner packet has"),
+        (2, 11, 0x01, "wrong GUE flags"),
         (3, 0, 0x20, "no tunnel of this lab has this variant, port or key"),
-        (3, 0, 0x80, "GRE flags or version"),
-        (3, 1, 0x01, "GRE flags or version"),
-        (3, 3, 0x01, "GRE protocol type"),
+        (3, 0, 0x80, "wrong GRE flags or version"),
+        (3, 1, 0x01, "wrong GRE flags or version"),
+        (3, 3, 0x01, "wrong GRE protocol type"),
         (4, 7, 0x01, "no tunnel of this lab has this variant, port or key"),
-        (5, 8, 0x40, "Geneve version or length of options"),
-        (5, 9, 0x40, "Geneve flags or reserved bits"),
-        (5, 10, 0x01, "Geneve protocol type"),
+        (5, 8, 0x40, "wrong Geneve version or length of options"),
+        (5, 9, 0x40, "wrong Geneve flags or reserved bits"),
+        (5, 10, 0x01, "wrong Geneve protocol type"),
         (5, 14, 0x01, "no tunnel of this lab has this variant, port or key"),
-        (5, 18, 0x80, "Geneve option"),
-        (5, 27, 0x01, "Geneve identity of no Service of the lab"),
+        (5, 18, 0x80, "wrong Geneve option"),
+        (5, 27, 0x01, "the Geneve identity belongs to no Service of the lab"),
     ];
     let packet = udp_packet(plan::client(Family::V4, 1), 4000, plan::routed_vip(Family::V4, 2), 9, b"text");
     for (kind, at, bits, reason) in faults {
@@ -131,12 +131,12 @@ fn decapsulation_refuses_and_counts_wrong_outer_headers() {
     let (protocol, header) = &headers(Family::V4)[1];
     let mut with_sum = in_tunnel(&lab, Family::V4, *protocol, header, &packet);
     with_sum[6] = 1;
-    assert_refused(&lab, Family::V4, *protocol, &with_sum, "UDP checksum over IPv4, which has none");
+    assert_refused(&lab, Family::V4, *protocol, &with_sum, "nonzero UDP checksum over IPv4");
     let right = in_tunnel(&lab, Family::V6, *protocol, header, &packet);
     for wrong in [[0, 0], [right[6] ^ 1, right[7]]] {
         let mut changed = right.clone();
         changed[6..8].copy_from_slice(&wrong);
-        assert_refused(&lab, Family::V6, *protocol, &changed, "UDP checksum over IPv6");
+        assert_refused(&lab, Family::V6, *protocol, &changed, "wrong UDP checksum over IPv6");
     }
 }
 

@@ -134,7 +134,7 @@ mod tests {
         let started = config::load_at_start(&path);
         assert_eq!(started.copied, [deny.clone(), allow.clone()]);
         let report = started.report.to_string();
-        assert!(report.contains("deny:3:1: warning: \"nonsense\" is not a prefix"), "{report}");
+        assert!(report.contains("deny:3:1: warning: \"nonsense\" is not an address or a prefix"), "{report}");
         assert!(report.contains("allow cannot be read") && report.contains("the 1 prefixes"), "{report}");
         let config = started.config.unwrap_or_else(|| panic!("{report}"));
         assert!(denied(&config, "192.0.2.8") && !denied(&config, "192.0.2.7"));

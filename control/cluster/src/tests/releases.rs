@@ -38,7 +38,7 @@ async fn an_address_moves_between_services_on_two_gateways() {
     until("the status shows it", || cluster.ingress("old").as_deref() == Some("203.0.113.6")).await;
     cluster.service("new", &json!({"annotations": {"tidegate.dev/load-balancer-ips": x}}));
     let why = || cluster.condition("new", "Allocated")["message"].as_str().unwrap_or_default().to_owned();
-    until("the new one reports why it waits", || why().contains("every gateway must first withdraw it"))
+    until("the new one reports why it waits", || why().contains("not every gateway has withdrawn it yet"))
         .await;
     // The others were polled again, and one of them still serves it.
     polls(&cluster, 3).await;

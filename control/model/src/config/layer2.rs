@@ -78,7 +78,7 @@ const HAND_BACK_DELAY: RangeInclusive<Duration> = Duration::ZERO..=Duration::fro
 const HEARTBEAT_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 const GROUPS_MAX: usize = 16;
 const GROUP: &str =
-    "the name of a vrrp_instance or vrrp_sync_group: 1 to 63 printable characters without spaces and quotes";
+    "the name of a vrrp_instance or vrrp_sync_group: 1 to 63 printable characters without spaces or quotes";
 const PATH: &str = "an absolute path of 1 to 4095 bytes";
 
 pub(super) fn decode(announce: &Fields<'_>) -> Layer2Config {
@@ -144,7 +144,7 @@ fn groups(field: &Field<'_>) -> Vec<String> {
         names.push(name.to_owned());
     }
     if listed.is_empty() || listed.len() > GROUPS_MAX {
-        field.error(format_args!("{} groups", listed.len()), "1 to 16 groups");
+        field.error(format_args!("{} groups are listed", listed.len()), "1 to 16 groups");
     }
     names
 }

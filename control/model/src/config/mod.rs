@@ -190,8 +190,8 @@ fn parse_in(
         None => {
             if sheet.errors() == 0 {
                 sheet.push(
-                    Diagnostic::error("no configuration in the file")
-                        .accepting(format!("apiVersion: {API_VERSION} and kind: {KIND}"))
+                    Diagnostic::error("the file contains no configuration")
+                        .accepting(format!("a document with apiVersion: {API_VERSION} and kind: {KIND}"))
                         .at(Location::start_of(file)),
                 );
             }

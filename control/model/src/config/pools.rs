@@ -125,8 +125,8 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
 }
 
 const LABEL_KEY: &str =
-    "a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/";
-const LABEL_VALUE: &str = "up to 63 letters, digits, -, _ and ., a letter or digit at both ends";
+    "a name of up to 63 letters, digits, '-', '_' and '.', after an optional prefix such as example.org/";
+const LABEL_VALUE: &str = "up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends";
 
 /// `{matchLabels, matchExpressions}`. An absent selector selects everything, and a selector with a fault selects
 /// nothing.
@@ -201,13 +201,13 @@ fn expression(field: &Field<'_>) -> Option<Expression> {
     if let Some(operator) = operator {
         let wanted = operator < 2;
         if wanted && values_field.is_none() {
-            fields.itself().error("values is missing", "at least one value with In and NotIn");
+            fields.itself().error("values is missing", "at least one value for In and NotIn");
         } else if let Some(values_field) = values_field
             && (wanted == values.is_empty())
         {
             values_field.error(
                 "the number of values does not fit the operator",
-                "at least one value with In and NotIn, no values with Exists and DoesNotExist",
+                "at least one value for In and NotIn, no values for Exists and DoesNotExist",
             );
         }
     }

@@ -60,8 +60,8 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> ProtectionConfig
         let allow = list(fields, "allow", files, &mut config.files);
         let count = deny.len() + allow.len();
         if count > LISTED_SOURCES_MAX {
-            let what = format!("{count} prefixes in deny and allow");
-            fields.itself().error(what, format!("at most {LISTED_SOURCES_MAX} together"));
+            let what = format!("deny and allow have {count} prefixes in total");
+            fields.itself().error(what, format!("at most {LISTED_SOURCES_MAX} prefixes in total"));
         } else {
             config.sources = Arc::new(SourceLists::new(&deny, &allow));
         }
@@ -111,8 +111,10 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
         Ok(contents) => match parse(&contents) {
             Ok(nets) => {
                 if contents.last().is_some_and(|byte| *byte != b'\n') {
-                    let what =
-                        format!("{} does not end with a line feed: it may have been cut off", path.display());
+                    let what = format!(
+                        "{} is used, but may have been cut off: it does not end with a line feed",
+                        path.display()
+                    );
                     field.warning(what, "a line feed after the last line");
                 }
                 files.lists.borrow_mut().push(List { path: path.to_owned(), contents });
@@ -125,7 +127,10 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
                     let location = Location::new(Arc::clone(&name), line, 1);
                     Diagnostic::error(fault).accepting(LINE).at(location)
                 });
-                let more = format!("{} has {count} lines with faults", path.display());
+                let more = format!(
+                    "{} has {count} lines with faults: only the first {FAULTS_PER_FILE} are reported",
+                    path.display()
+                );
                 (reported.collect(), (count > FAULTS_PER_FILE).then(|| field.fault(more, LINE)))
             }
         },
@@ -179,7 +184,7 @@ fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
         true => text::cidr(entry),
         false => entry.parse::<std::net::IpAddr>().ok().map(IpNet::from),
     };
-    let net = net.map(text::unmapped).ok_or_else(|| format!("{entry:?} is not a prefix"))?;
+    let net = net.map(text::unmapped).ok_or_else(|| format!("{entry:?} is not an address or a prefix"))?;
     match net.trunc() == net {
         true => Ok(Some(net)),
         false => {

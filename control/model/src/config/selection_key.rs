@@ -21,7 +21,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<Selection
             fields.itself().error("neither value nor file is given", "one of the two");
         }
         if let (Some(_), Some(file)) = (&value, &file) {
-            file.error("value is given too", "one of the two");
+            file.error("both value and file are given", "one of the two");
         }
         match (value, file) {
             (Some(value), _) => {
@@ -40,7 +40,7 @@ fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
     let key = SelectionKey::from_hex(text.trim());
     if key.is_none() {
         let count = text.trim().chars().count();
-        field.error(format_args!("{count} characters are not a key"), ACCEPTED);
+        field.error(format_args!("the text of {count} characters is not a key"), ACCEPTED);
     }
     key
 }

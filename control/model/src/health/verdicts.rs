@@ -45,7 +45,7 @@ impl fmt::Display for Failure {
             Self::Tls => f.write_str("TLS handshake failed"),
             Self::NotHttp => f.write_str("the answer is not HTTP"),
             Self::NotOnVip => f.write_str("answers on its own address, not on the VIP"),
-            Self::Status(code) => write!(f, "status {code}"),
+            Self::Status(code) => write!(f, "HTTP status {code}"),
             Self::System(Some(code)) => std::io::Error::from_raw_os_error(*code).fmt(f),
             Self::System(None) => f.write_str("a system error"),
         }

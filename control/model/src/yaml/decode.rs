@@ -193,7 +193,7 @@ impl<'a> Field<'a> {
     pub fn string(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
-            Value::Scalar(s) => self.refuse(format!("text; put it in quotes: {:?}", s.text)),
+            Value::Scalar(s) => self.refuse(format!("text in quotes: {:?}", s.text)),
             _ => self.refuse("text"),
         }
     }
@@ -325,7 +325,7 @@ impl<'a> Field<'a> {
         let items: Vec<_> = items.iter().enumerate().map(item).collect();
         let (nulls, values): (Vec<_>, Vec<_>) = items.into_iter().partition(|f: &Field<'_>| f.node.is_null());
         for null in nulls {
-            null.error("an empty item is not accepted", "a value; or remove the item");
+            null.error("an empty item is not accepted", "a value, or a list without this item");
         }
         values
     }

@@ -86,7 +86,7 @@ pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
     let column = String::from_utf8_lossy(&text[start..]).chars().count() + 1;
     let from = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let byte = rest.first().copied().unwrap_or_default();
-    Some((Position { line: from(line), column: from(column) }, format!("not UTF-8: the byte 0x{byte:02x}")))
+    Some((Position { line: from(line), column: from(column) }, format!("the byte 0x{byte:02x} is not UTF-8")))
 }
 
 impl Node {

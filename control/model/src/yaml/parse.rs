@@ -264,7 +264,11 @@ impl Builder {
 
     fn open(&mut self, open: Open, at: Position) -> bool {
         if self.open.len() >= DEPTH_MAX {
-            self.fault(at, format!("nested deeper than {DEPTH_MAX} levels"), "a shallower document");
+            self.fault(
+                at,
+                format!("the value is nested deeper than {DEPTH_MAX} levels"),
+                "fewer nested lists and mappings",
+            );
             return false;
         }
         self.open.push(open);
@@ -285,7 +289,11 @@ impl Builder {
     fn alias(&mut self, id: usize, at: Position) -> bool {
         let Some(mut node) = self.anchors.get(&id).cloned() else {
             // The parser refuses unknown names, so this is an alias within its own anchor.
-            self.fault(at, "an alias that contains itself", "an alias outside of the value that it repeats");
+            self.fault(
+                at,
+                "the alias is inside the value that it repeats",
+                "an alias outside of the value that it repeats",
+            );
             return false;
         };
         node.at = at;
@@ -297,7 +305,7 @@ impl Builder {
         self.nodes += 1;
         let fits = self.nodes <= NODES_MAX;
         if !fits {
-            self.fault(at, format!("more than {NODES_MAX} values in one file"), "several smaller files");
+            self.fault(at, format!("the file has more than {NODES_MAX} values"), "several smaller files");
         }
         fits
     }
@@ -349,7 +357,7 @@ impl Builder {
                 None => match &node.value {
                     Value::Scalar(scalar) => *key = Some((scalar.as_key(), node.at)),
                     _ => {
-                        let what = format!("{} as a key", node.describe());
+                        let what = format!("{} is used as a key", node.describe());
                         *key = Some((String::new(), node.at));
                         self.fault(node.at, what, "text as a key");
                     }

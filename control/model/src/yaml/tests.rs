@@ -133,7 +133,7 @@ fn anchors_aliases_and_merge_keys_are_resolved() {
 fn faults_of_the_text_have_a_position() {
     assert_eq!(faults("a: 1\nb: 2\na: 3\n"), ["3:1: duplicate key \"a\""]);
     assert_eq!(faults("x:\n  {c: 1, c: 2}\n"), ["2:10: duplicate key \"c\""]);
-    assert_eq!(faults("? [a]\n: 1\n"), ["1:3: a list as a key"]);
+    assert_eq!(faults("? [a]\n: 1\n"), ["1:3: a list is used as a key"]);
     assert_eq!(faults("<<: 3\n"), ["1:5: << merges something that is not a mapping"]);
     let syntax = faults("ok: 1\n---\na: [1\nb: }\n");
     assert!(syntax.len() == 1 && syntax[0].contains("not YAML"), "{syntax:?}");
@@ -268,14 +268,14 @@ fn decoding_records_every_fault_and_continues() {
             "f.yaml:1:1: error: missing is missing; accepted: a value",
             "f.yaml:1:7: error: port: the number 70000 is not accepted; accepted: a whole number from 1 to 65535",
             "f.yaml:2:8: error: proto: the text \"tpc\" is not accepted; accepted: TCP, UDP",
-            "f.yaml:3:7: error: name: the number 7 is not accepted; accepted: text; put it in quotes: \"7\"",
+            "f.yaml:3:7: error: name: the number 7 is not accepted; accepted: text in quotes: \"7\"",
             "f.yaml:4:5: error: true: the text \"maybe\" is not accepted; accepted: true or false",
             "f.yaml:5:17: error: ips[1]: the text \"10.0.0.999\" is not accepted; accepted: an IPv4 or IPv6 address",
-            "f.yaml:5:29: error: ips[2]: an empty item is not accepted; accepted: a value; or remove the item",
+            "f.yaml:5:29: error: ips[2]: an empty item is not accepted; accepted: a value, or a list without this item",
             "f.yaml:6:6: error: net: 10.0.0.1/8 has bits set after its prefix; accepted: 10.0.0.0/8",
             "f.yaml:7:7: error: wait: the text \"90000s\" is not accepted; accepted: a duration from 1s to 1m",
             "f.yaml:8:6: error: mac: the text \"01:00:00:00:00:01\" is not accepted; accepted: a unicast MAC address such as 02:00:00:00:00:01",
-            "f.yaml:9:13: error: labels[a]: the number 1 is not accepted; accepted: text; put it in quotes: \"1\"",
+            "f.yaml:9:13: error: labels[a]: the number 1 is not accepted; accepted: text in quotes: \"1\"",
             "f.yaml:10:1: error: unknown key \"prot\"; accepted: proto, port",
             "f.yaml:11:1: error: unknown key \"zzz\"; accepted: port, proto, name, true, ips, net, wait, mac, labels, missing",
         ]
@@ -401,7 +401,7 @@ fn only_the_whole_of_a_subdomain_has_a_limit_and_no_part_of_it() {
 #[test]
 fn bytes_that_are_not_utf8_are_found_at_their_line_and_column() {
     let at = |bytes: &[u8]| not_utf8(bytes).map(|(at, what)| (at.line, at.column, what));
-    let byte = |hex: &str| format!("not UTF-8: the byte 0x{hex}");
+    let byte = |hex: &str| format!("the byte 0x{hex} is not UTF-8");
     assert_eq!(at("a: \u{e9}\n".as_bytes()), None);
     assert_eq!(at(b"\xff"), Some((1, 1, byte("ff"))));
     assert_eq!(at(b"a: 1\nb: \xe9t\xe9\n"), Some((2, 4, byte("e9"))));

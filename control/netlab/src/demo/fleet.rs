@@ -119,7 +119,7 @@ fn both(connections: usize, tidegate: &Path) -> Result<usize> {
 /// When the lab cannot be built, or a gateway does not reach an expected state.
 pub fn run(options: &FleetOptions) -> Result<Outcome> {
     let begin = Instant::now();
-    let too_many = || format!("{} connections of each Service are too many", options.connections);
+    let too_many = || format!("{} connections to each Service are too many", options.connections);
     let entries = options.connections.checked_mul(8).and_then(usize::checked_next_power_of_two);
     let entries = entries.with_context(too_many)?.max(65_536);
     let plan = FleetPlan {
@@ -164,7 +164,7 @@ fn steps(fleet: &mut Fleet, options: &FleetOptions, processes: usize) -> Result<
     let dropped = kernel_drops();
     let mut run = Run { shares: fleet.shares(), fleet, connections, broken, dropped, steps: Vec::new() };
     run.open(count)?;
-    run.end_step(format!("{count} connections of each Service open"))?;
+    run.end_step(format!("{count} connections to each Service are open"))?;
     let half = BACKENDS / 2;
     for n in 1..=half {
         run.replace(n, count)?;
@@ -304,8 +304,8 @@ fn client_processes(connections: usize, all: usize, files: usize) -> Result<usiz
         // The largest multiple of a hundred that a server can accept.
         let most = connections * files.saturating_sub(OTHER_FILES) / (needed - OTHER_FILES) / 100 * 100;
         bail!(
-            "--connections {connections}: a server of the lab needs {needed} open files, and a process may have {files} here: \
-             accepted: at most {most} connections, or a higher hard limit (`ulimit -Hn`)"
+            "--connections {connections}: a server of the lab needs {needed} open files, and a process may have \
+             {files} here; accepted: at most {most} connections, or a higher hard limit (`ulimit -Hn`)"
         );
     }
     Ok(all.div_ceil(PER_PROCESS_MAX.min(files.saturating_sub(OTHER_FILES)).max(1)))
@@ -314,11 +314,12 @@ fn client_processes(connections: usize, all: usize, files: usize) -> Result<usiz
 /// Fails if the machine has too little memory for this many connections.
 fn check_memory(all: usize) -> Result<()> {
     let needed = LAB_BYTES + CONNECTION_BYTES * u64::try_from(all).context("too many connections")?;
-    let memory = procfs::Meminfo::current().context("the memory of this machine")?;
+    let memory = procfs::Meminfo::current().context("cannot read the memory size of this machine")?;
     let free = memory.mem_available.unwrap_or(memory.mem_free);
     ensure!(
         free >= needed,
-        "{all} connections in all need {} MiB of memory, and {} MiB are available: accepted: fewer --connections",
+        "{all} connections in all need {} MiB of memory, and {} MiB are available; accepted: a smaller number for \
+         --connections",
         needed >> 20,
         free >> 20
     );
@@ -361,7 +362,7 @@ mod tests {
         let all = |connections: usize| SERVICES.len() * (connections + connections / 20 * 4);
         let error = client_processes(50_000, all(50_000), 20_000).unwrap_err().to_string();
         assert!(
-            error.contains("a process may have 20000 here: accepted: at most 10100 connections"),
+            error.contains("a process may have 20000 here; accepted: at most 10100 connections"),
             "{error}"
         );
         client_processes(10_100, all(10_100), 20_000).expect("the number in the message is accepted");

@@ -72,7 +72,7 @@ pub(super) fn flood(lab: &Lab, gateway: &Gateway, problems: &mut Vec<String>) ->
         sent.rate(),
         sent.time.as_secs_f64(),
     );
-    print_table(&["mode", "family", "under flood", "new conns", "failed", "open ones survive"], &rows);
+    print_table(&["mode", "family", "under flood", "new conns", "failed", "open conns survive"], &rows);
     Ok(())
 }
 
@@ -85,7 +85,12 @@ fn row(watched: Watched, is_attacked: impl Fn(&ModePath) -> bool, problems: &mut
     // With a cookie, also one of the server's kernel, the last segment of the handshake is not retransmitted. If it is
     // lost, a client that waits for the server's first line never gets it.
     if errors.len() > (attempts.len() / 20).max(1) {
-        problems.push(format!("{name}: {} of {}: {}", errors.len(), attempts.len(), errors[0]));
+        problems.push(format!(
+            "{name}: {} of {} attempts failed: {}",
+            errors.len(),
+            attempts.len(),
+            errors[0]
+        ));
     }
     let all = open.len();
     open.retain_mut(|connection| {

@@ -113,7 +113,7 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
 /// Prints how to inspect the lab, and waits for Ctrl-C (which cleans up and ends the process).
 fn stay(lab: &Lab) -> ! {
     let (id, directory) = (lab.id(), lab.directory().display());
-    println!("\nStaying up; Ctrl-C ends. Try:");
+    println!("\nThe lab stays up until Ctrl-C. Try:");
     println!("  ip netns exec {id}-client curl http://{}/", modes::all_paths()[2].http());
     println!("  ip netns exec {id}-s1 tcpdump -ni eth0");
     println!("  tidegate status --socket {directory}/tidegate.sock");

@@ -143,7 +143,11 @@ fn judge(path: ModePath, protocol: &str, source: IpAddr, answers: &Answers, prob
         |what: String| problems.push(format!("{} {} {protocol}: {what}", path.label(), path.family));
     if answers.received.len() != answers.requests {
         let first = answers.errors.lines().next().unwrap_or("no reason given");
-        problem(format!("{} of {} answered ({first})", answers.received.len(), answers.requests));
+        problem(format!(
+            "{} of {} requests were answered (first error: {first})",
+            answers.received.len(),
+            answers.requests
+        ));
     }
     if !answers.received.is_empty() && spread(&answers.received).len() != FIRST_SERVERS.len() {
         problem(format!("not every backend was used: {:?}", spread(&answers.received)));
@@ -178,12 +182,12 @@ fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String
     let rows: Vec<_> = watched.into_iter().map(|one| row(one, problems)).collect();
     let threshold = options.unhealthy_threshold;
     println!(
-        "\nBackend {KILLED} killed under load (health checks every {} ms, out after {threshold} failures), then \
+        "\nBackend {KILLED} killed under load (health checks every {} ms, removed after {threshold} failures), then \
          backend {ADDED} added:",
         options.health_interval.as_millis()
     );
     print_table(
-        &["mode", "family", "new conns", "failed", "out after", "added used after", "others survive"],
+        &["mode", "family", "new conns", "failed", "removed after", "added in use after", "others survive"],
         &rows,
     );
     Ok(())

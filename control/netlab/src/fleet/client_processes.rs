@@ -42,8 +42,8 @@ impl ClientProcess {
         let mut command = client.command(tools);
         command.args(["lab", "tcp-clients"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = changing(|| command.spawn()).context("cannot start tcp-clients")?;
-        let requests = child.stdin.take().context("its standard input")?;
-        let answers = BufReader::new(child.stdout.take().context("its standard output")?);
+        let requests = child.stdin.take().context("tcp-clients has no standard input")?;
+        let answers = BufReader::new(child.stdout.take().context("tcp-clients has no standard output")?);
         Ok(Self { child, requests, answers })
     }
 
@@ -105,7 +105,7 @@ impl ClientProcesses {
         let mut tallies = vec![Tally::default(); services];
         for answer in self.request_all(|_| format!("tally {services}"))? {
             let of_process: Vec<Tally> =
-                serde_json::from_str(&answer).context("the tallies of tcp-clients")?;
+                serde_json::from_str(&answer).context("cannot parse the tallies of tcp-clients")?;
             tallies.iter_mut().zip(of_process).for_each(|(sum, one)| sum.add(one));
         }
         Ok(tallies)

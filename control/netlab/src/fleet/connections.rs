@@ -200,7 +200,7 @@ fn open_here(n: usize, service: usize, to: SocketAddr) -> Result<Connection> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {
         let mut byte = [0];
-        stream.read_exact(&mut byte).with_context(|| format!("the first line from {to}"))?;
+        stream.read_exact(&mut byte).with_context(|| format!("cannot read the first line from {to}"))?;
         line.push(byte[0]);
     }
     let line = String::from_utf8_lossy(&line).into_owned();

@@ -78,7 +78,7 @@ impl Router {
             let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
             if *known != routes {
                 let copied = router.ip_batch(&changes(&known, &routes));
-                copied.unwrap_or_else(|error| eprintln!("the routes of GoBGP: {error:#}"));
+                copied.unwrap_or_else(|error| eprintln!("cannot copy the routes of GoBGP: {error:#}"));
                 known.clone_from(&routes);
             }
             let hops = routes.get(&shared_vip()).cloned().unwrap_or_default();

@@ -102,7 +102,7 @@ impl Attacker {
     pub fn join(lab: &Lab) -> Result<Self> {
         let tap = lab.switch().enter(|| {
             let device = DeviceBuilder::new().name(TAP).layer(Layer::L2).mtu(1500).build_sync();
-            device.with_context(|| format!("TAP device {TAP}"))
+            device.with_context(|| format!("cannot create TAP device {TAP}"))
         })?;
         keep_off_the_gateways_core(lab)?;
         // Frames that the switch sends to the device are not read: the kernel's queue of the device fills up and then
@@ -194,10 +194,10 @@ impl Drop for Flood {
 
 /// Gives the calling thread the lowest priority and keeps it off the gateway's core.
 fn lower_priority() -> Result<()> {
-    setpriority_process(None, NICE).context("the flood's priority")?;
+    setpriority_process(None, NICE).context("cannot set the priority of the flood's thread")?;
     let mut core = CpuSet::new();
     core.set(CORE);
-    sched_setaffinity(None, &core).context("the flood's core")
+    sched_setaffinity(None, &core).context("cannot pin the flood's thread to its core")
 }
 
 fn send(
@@ -207,7 +207,7 @@ fn send(
     limits: Limits,
     stop: &AtomicBool,
 ) -> Result<Sent> {
-    ensure!(!templates.is_empty(), "a flood without a target of its family");
+    ensure!(!templates.is_empty(), "the flood has no target of its family");
     let begin = Instant::now();
     let mut frames = 0;
     while frames < limits.frames && begin.elapsed() < limits.time && !stop.load(Ordering::Relaxed) {
@@ -222,7 +222,7 @@ fn send(
         for template in &mut templates {
             let count = CHUNK.min(limits.frames - frames);
             for n in first..first + count {
-                tap.send(template.fill(n)).context("writing to the TAP device")?;
+                tap.send(template.fill(n)).context("cannot write to the TAP device")?;
             }
             frames += count;
         }
@@ -237,7 +237,7 @@ fn keep_off_the_gateways_core(lab: &Lab) -> Result<()> {
     let steering = "/sys/class/net/p-gateway/queues/rx-0/rps_cpus";
     let mut write = lab.switch().command("sh");
     write.args(["-c", &format!("echo {:x} > {steering}", 1_u32 << CORE)]);
-    output_of(&mut write).context("steering of what the gateway sends").map(drop)
+    output_of(&mut write).context("cannot steer the packets that the gateway sends (RPS)").map(drop)
 }
 
 /// Prepares the servers of `lab` for a flood: they drop packets from spoofed sources when they route them, so the

@@ -93,18 +93,18 @@ pub fn serve(interface: &str, own: &[IpAddr]) -> Result<()> {
         .iter()
         .flat_map(|own| [IPV4, IPV6, UDP, GRE].map(|protocol| receiver(protocol, *own)))
         .collect::<Result<Vec<_>>>()
-        .context("decap: raw sockets")?;
+        .context("decap: cannot open raw sockets")?;
     // These sockets are never read. Without them the kernel would answer each tunnel packet over UDP with "port
     // unreachable".
     let _ports = own.iter().map(|own| bound_ports(*own)).collect::<Result<Vec<_>>>()?;
-    let reporter =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, DECAP_PORT)).context("decap: the port of the counts")?;
+    let reporter = TcpListener::bind((Ipv4Addr::LOCALHOST, DECAP_PORT))
+        .context("decap: cannot bind the port for the counts")?;
     let tun = DeviceBuilder::new()
         .name(interface)
         .layer(Layer::L3)
         .mtu(1500)
         .build_sync()
-        .with_context(|| format!("decap: TUN device {interface}"))?;
+        .with_context(|| format!("decap: cannot create TUN device {interface}"))?;
     let counts = Mutex::new(Counts::default());
     thread::scope(|scope| {
         let (tun, counts) = (&tun, &counts);
@@ -143,8 +143,9 @@ fn tunnel_ports() -> impl Iterator<Item = u16> {
 }
 
 fn bound_ports(own: IpAddr) -> Result<Vec<UdpSocket>> {
-    let bind =
-        |port| UdpSocket::bind((own, port)).with_context(|| format!("decap: UDP port {port} of {own}"));
+    let bind = |port| {
+        UdpSocket::bind((own, port)).with_context(|| format!("decap: cannot bind UDP port {port} of {own}"))
+    };
     tunnel_ports().map(bind).collect()
 }
 
@@ -185,7 +186,7 @@ fn report(listener: &TcpListener, counts: &Mutex<Counts>) {
 fn strip(receiver: &Receiver, tun: &SyncDevice, counts: &Mutex<Counts>) -> Result<()> {
     let mut buffer = vec![0; 65_536];
     loop {
-        let (length, from) = receiver.socket.recv_from(&mut buffer).context("decap: receiving")?;
+        let (length, from) = receiver.socket.recv_from(&mut buffer).context("decap: cannot receive")?;
         let received = &buffer[..length];
         let opened = outer_of(receiver, from.ip(), received).and_then(|outer| outer::open(&outer));
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);

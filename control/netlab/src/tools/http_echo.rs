@@ -14,14 +14,14 @@ use std::thread;
 /// When the port is taken, or accepting fails.
 pub fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-        .with_context(|| format!("http-echo: port {port}"))?;
+        .with_context(|| format!("http-echo: cannot bind port {port}"))?;
     loop {
-        let (stream, _) = listener.accept().context("http-echo: accepting")?;
+        let (stream, _) = listener.accept().context("http-echo: cannot accept a connection")?;
         // If a connection breaks, the client notices it.
         let spawned = thread::Builder::new().stack_size(64 << 10).spawn(move || {
             let _ = answer(&stream);
         });
-        spawned.context("http-echo: a thread for the connection")?;
+        spawned.context("http-echo: cannot start a thread for the connection")?;
     }
 }
 

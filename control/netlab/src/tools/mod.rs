@@ -25,7 +25,9 @@ use std::net::{IpAddr, SocketAddr};
 /// # Errors
 /// On unknown arguments, and when the program cannot continue (a port is in use, no root).
 pub fn run(args: &[String]) -> Result<()> {
-    let Some((tool, options)) = args.split_first() else { bail!("lab: which tool? {TOOLS}") };
+    let Some((tool, options)) = args.split_first() else {
+        bail!("lab: the name of the tool is missing: {TOOLS}")
+    };
     ensure!(options.len().is_multiple_of(2), "lab {tool}: every option takes one value");
     let values = |key: &str| -> Vec<&str> {
         options.chunks_exact(2).filter(|pair| pair[0] == key).map(|pair| pair[1].as_str()).collect()
@@ -52,7 +54,7 @@ pub fn run(args: &[String]) -> Result<()> {
                 values("--own").into_iter().map(str::parse).collect::<Result<_, _>>().context("--own")?;
             decap::serve(value("--tun")?, &own)
         }
-        other => bail!("lab: no tool `{other}`; {TOOLS}"),
+        other => bail!("lab: unknown tool `{other}`: {TOOLS}"),
     }
 }
 

@@ -71,25 +71,25 @@ pub(super) fn open<'a>(outer: &Outer<'a>) -> Result<Opened<'a>, &'static str> {
         IPV6 => (Envelope::Ip, Family::V6, outer.payload),
         UDP => over_udp(outer)?,
         GRE => gre(outer.payload)?,
-        _ => return Err("protocol"),
+        _ => return Err("unknown outer protocol"),
     };
     if !Envelope::ALL.contains(&envelope) {
         return Err("no tunnel of this lab has this variant, port or key");
     }
     let (family, tos, vip) = inner_header(inner)?;
     if family != announced {
-        return Err("the header announces another family than the packet has");
+        return Err("the outer header names another address family than the inner packet has");
     }
     if let Some(header) = outer.header {
         if header.ttl != 64 {
-            return Err("outer TTL");
+            return Err("wrong outer TTL");
         }
         if header.tos != tos {
-            return Err("outer traffic class");
+            return Err("wrong outer traffic class");
         }
         // IPv6 packets of at most 1,280 bytes may have to be fragmented outside.
         if !header.is_df && family == Family::V4 {
-            return Err("outer DF");
+            return Err("the outer header lacks DF");
         }
     }
     Ok(Opened { envelope, vip, inner })
@@ -101,20 +101,20 @@ fn over_udp<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'sta
     let (header, data) = packet.split_at_checked(8).ok_or("UDP header cut off")?;
     let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
     if word(0) < SOURCE_PORT_MIN {
-        return Err("UDP source port");
+        return Err("wrong UDP source port");
     }
     if usize::from(word(4)) != packet.len() {
-        return Err("UDP length");
+        return Err("wrong UDP length");
     }
     match (outer.source, outer.destination) {
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let length = u32::from(word(4)).to_be_bytes();
             let pseudo = [&source.octets()[..], &destination.octets(), &length, &[0, 0, 0, UDP]].concat();
             if word(6) == 0 || sum(&pseudo, sum(packet, 0)) != 0xffff {
-                return Err("UDP checksum over IPv6");
+                return Err("wrong UDP checksum over IPv6");
             }
         }
-        _ if word(6) != 0 => return Err("UDP checksum over IPv4, which has none"),
+        _ if word(6) != 0 => return Err("nonzero UDP checksum over IPv4"),
         _ => {}
     }
     let port = word(2);
@@ -131,19 +131,19 @@ fn over_udp<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'sta
         0 => {
             let (head, inner) = data.split_at_checked(4).ok_or("GUE header cut off")?;
             if head[0] != 0 {
-                return Err("GUE control bit or header length");
+                return Err("wrong GUE control bit or header length");
             }
             let family = match head[1] {
                 IPV4 => Family::V4,
                 IPV6 => Family::V6,
-                _ => return Err("GUE protocol"),
+                _ => return Err("wrong GUE protocol"),
             };
             if head[2..] != [0, 0] {
-                return Err("GUE flags");
+                return Err("wrong GUE flags");
             }
             Ok((Envelope::Gue { variant: 0, port }, family, inner))
         }
-        _ => Err("GUE variant"),
+        _ => Err("wrong GUE variant"),
     }
 }
 
@@ -152,18 +152,18 @@ fn over_udp<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'sta
 fn geneve(port: u16, data: &[u8]) -> Result<(Envelope, Family, &[u8]), &'static str> {
     let (header, inner) = data.split_at_checked(20).ok_or("Geneve header cut off")?;
     if header[0] != 3 {
-        return Err("Geneve version or length of options");
+        return Err("wrong Geneve version or length of options");
     }
     if header[1] != 0 || header[7] != 0 {
-        return Err("Geneve flags or reserved bits");
+        return Err("wrong Geneve flags or reserved bits");
     }
-    let family = ether_type(header[2], header[3]).ok_or("Geneve protocol type")?;
+    let family = ether_type(header[2], header[3]).ok_or("wrong Geneve protocol type")?;
     if header[8..12] != [0xff, 0x54, 1, 2] {
-        return Err("Geneve option");
+        return Err("wrong Geneve option");
     }
     let is_known = geneve_services().any(|service| fnv_1a(service).to_be_bytes() == header[12..]);
     if !is_known {
-        return Err("Geneve identity of no Service of the lab");
+        return Err("the Geneve identity belongs to no Service of the lab");
     }
     let vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
     Ok((Envelope::Geneve { port, vni }, family, inner))
@@ -189,14 +189,14 @@ fn ether_type(high: u8, low: u8) -> Option<Family> {
 /// GRE (RFC 2784) with or without a key (RFC 2890).
 fn gre(packet: &[u8]) -> Result<(Envelope, Family, &[u8]), &'static str> {
     let (header, rest) = packet.split_at_checked(4).ok_or("GRE header cut off")?;
-    let family = ether_type(header[2], header[3]).ok_or("GRE protocol type")?;
+    let family = ether_type(header[2], header[3]).ok_or("wrong GRE protocol type")?;
     match [header[0], header[1]] {
         [0, 0] => Ok((Envelope::Gre { key: None }, family, rest)),
         [0x20, 0] => {
             let (key, inner) = rest.split_first_chunk().ok_or("GRE key cut off")?;
             Ok((Envelope::Gre { key: Some(u32::from_be_bytes(*key)) }, family, inner))
         }
-        _ => Err("GRE flags or version"),
+        _ => Err("wrong GRE flags or version"),
     }
 }
 
@@ -209,7 +209,7 @@ fn inner_header(packet: &[u8]) -> Result<(Family, u8, IpAddr), &'static str> {
         Family::V4 => {
             let header = packet.get(..usize::from(packet[0] & 0x0f) * 4).filter(|header| header.len() >= 20);
             if sum(header.ok_or(cut)?, 0) != 0xffff {
-                return Err("inner header checksum");
+                return Err("wrong inner header checksum");
             }
             (word(2), packet[1], address(packet, 16, 4))
         }
@@ -219,7 +219,7 @@ fn inner_header(packet: &[u8]) -> Result<(Family, u8, IpAddr), &'static str> {
         }
     };
     if usize::from(length.ok_or(cut)?) != packet.len() {
-        return Err("inner length");
+        return Err("wrong inner length");
     }
     Ok((family, tos, destination.ok_or(cut)?))
 }
@@ -228,7 +228,7 @@ fn version(first: u8) -> Result<Family, &'static str> {
     match first >> 4 {
         4 => Ok(Family::V4),
         6 => Ok(Family::V6),
-        _ => Err("inner version"),
+        _ => Err("wrong inner version"),
     }
 }
 

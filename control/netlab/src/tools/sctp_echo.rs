@@ -35,7 +35,7 @@ const AGAIN: Duration = Duration::from_millis(300);
 /// # Errors
 /// Without root, and when an address cannot be bound.
 pub fn serve(name: &str, addresses: &[IpAddr]) -> Result<()> {
-    ensure!(!addresses.is_empty(), "sctp-echo: nothing to bind");
+    ensure!(!addresses.is_empty(), "sctp-echo: no address to bind");
     let sockets =
         addresses.iter().map(|address| open(*address)).collect::<Result<Vec<_>>>().context("sctp-echo")?;
     thread::scope(|scope| {
@@ -57,12 +57,13 @@ pub fn request_here(source: IpAddr, to: SocketAddr, text: &str) -> Result<Backen
     let own_tsn = tag();
     let own_tag = client.own_tag;
     let init = client.request(0, &[init(chunk::INIT, own_tag, own_tsn, &[])], chunk::INIT_ACK)?;
-    let [peer_tag, _, _, peer_tsn] = words(&init).context("a short INIT ACK")?;
+    let [peer_tag, _, _, peer_tsn] = words(&init).context("the INIT ACK is too short")?;
     // The value of the only parameter of this server's INIT ACK.
-    let cookie = init.get(20..).context("an INIT ACK without a cookie")?;
+    let cookie = init.get(20..).context("the INIT ACK has no cookie")?;
     let first = [chunk_of(chunk::COOKIE_ECHO, 0, cookie), data(own_tsn, text.as_bytes())];
     let answer = client.request(peer_tag, &first, chunk::DATA)?;
-    let answer = String::from_utf8_lossy(answer.get(12..).context("a short DATA")?).into_owned();
+    let answer =
+        String::from_utf8_lossy(answer.get(12..).context("the DATA chunk is too short")?).into_owned();
     let shutdown = [sack(peer_tsn), chunk_of(chunk::SHUTDOWN, 0, &peer_tsn.to_be_bytes())];
     client.request(peer_tag, &shutdown, chunk::SHUTDOWN_ACK)?;
     client.send(peer_tag, &[chunk_of(chunk::SHUTDOWN_COMPLETE, 0, &[])])?;
@@ -124,7 +125,7 @@ fn answer(name: &str, mut socket: Socket) -> Result<()> {
         let received = match receive(&mut socket, is_v4) {
             Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => continue,
-            Err(error) => return Err(error).context("sctp-echo: receiving"),
+            Err(error) => return Err(error).context("sctp-echo: cannot receive"),
         };
         if ![SCTP_PORT, SCTP_TARGET_PORT].contains(&received.to) {
             continue;

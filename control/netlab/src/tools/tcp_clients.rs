@@ -44,7 +44,7 @@ fn obey(connections: &Connections, line: &str) -> Result<String> {
         ["expect-loss", backend] => connections.expect_loss(backend),
         ["tally", services] => {
             let tallies = connections.tally(services.parse().context("SERVICES")?);
-            return serde_json::to_string(&tallies).context("the tallies");
+            return serde_json::to_string(&tallies).context("cannot write the tallies as JSON");
         }
         _ => bail!("unknown request `{line}`"),
     }

@@ -35,14 +35,14 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     }
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
-    socket.bind(&SockAddr::from(address)).with_context(|| format!("tcp-echo: {address}"))?;
+    socket.bind(&SockAddr::from(address)).with_context(|| format!("tcp-echo: cannot bind {address}"))?;
     socket.listen(4096)?;
     Ok(TcpListener::from_std(socket.into())?)
 }
 
 async fn accept(name: &str, listener: &TcpListener) -> Result<()> {
     loop {
-        let (stream, client) = listener.accept().await.context("tcp-echo: accepting")?;
+        let (stream, client) = listener.accept().await.context("tcp-echo: cannot accept a connection")?;
         let name = name.to_owned();
         tokio::spawn(async move {
             // If a connection breaks, the client notices it.

@@ -13,10 +13,10 @@ use std::thread;
 /// # Errors
 /// When an address cannot be bound, or a socket fails.
 pub fn serve(name: &str, addresses: &[SocketAddr]) -> Result<()> {
-    ensure!(!addresses.is_empty(), "udp-echo: nothing to bind");
+    ensure!(!addresses.is_empty(), "udp-echo: no address to bind");
     let sockets = addresses
         .iter()
-        .map(|address| UdpSocket::bind(address).with_context(|| format!("udp-echo: {address}")))
+        .map(|address| UdpSocket::bind(address).with_context(|| format!("udp-echo: cannot bind {address}")))
         .collect::<Result<Vec<_>>>()?;
     thread::scope(|scope| {
         let threads: Vec<_> =
@@ -32,7 +32,7 @@ fn answer(name: &str, socket: &UdpSocket) -> Result<()> {
             Ok(received) => received,
             // An ICMP error about an earlier answer concerns only that client.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => continue,
-            Err(error) => return Err(error).context("udp-echo: receiving"),
+            Err(error) => return Err(error).context("udp-echo: cannot receive"),
         };
         let mut reply = format!("{name} client={from} ").into_bytes();
         reply.extend_from_slice(&buffer[..length]);

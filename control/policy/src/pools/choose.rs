@@ -76,7 +76,7 @@ impl Allocation {
                     kind: ProblemKind::FamilyFallback,
                     severity: Severity::Warning,
                     field: "spec.ipFamilyPolicy".to_owned(),
-                    what: format!("Service {} has one family only: {shown}", applicant.key()),
+                    what: format!("Service {} has addresses of only one family: {shown}", applicant.key()),
                     accepted: None,
                 }]);
             }
@@ -96,15 +96,15 @@ impl Allocation {
             RequestedPool::Named(name) => {
                 let name = text::shown(name);
                 let names: Vec<&str> = self.pools.iter().map(|p| p.name.as_str()).collect();
-                let none = "no pool is configured".to_owned();
+                let none = "the name of a pool; no pool is configured".to_owned();
                 (
                     format!("Service {key} requests pool {name:?}, which is not configured"),
                     if names.is_empty() { none } else { names.join(", ") },
                 )
             }
             RequestedPool::Internal => (
-                format!("Service {key} requests {wanted}, but there is none"),
-                "tidegate.dev/address-pool with the name of a pool, or that label on one".to_owned(),
+                format!("Service {key} requests {wanted}, but no pool has this label"),
+                "tidegate.dev/address-pool with the name of a pool, or a pool with this label".to_owned(),
             ),
         }
     }
@@ -125,13 +125,13 @@ impl Allocation {
             }
             let name = &pool.name;
             if !pool.has_family(family) {
-                why.push(format!("pool {name} has none"));
+                why.push(format!("pool {name} has no {family} addresses"));
             } else if pool.disabled {
                 why.push(format!("pool {name} is disabled"));
             } else if !named && !pool.auto_assign {
                 why.push(format!("pool {name} assigns addresses on request only (autoAssign: false)"));
             } else if !pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels) {
-                why.push(format!("the selectors of pool {name} do not match"));
+                why.push(format!("the selectors of pool {name} do not match this Service and its namespace"));
             } else if let Some(ip) = self.shared_address(at, applicant, family) {
                 return Ok((at, ip));
             } else if self.over_quota_by_any(at, applicant, chosen) {
@@ -160,7 +160,7 @@ impl Allocation {
         let first = self.reserved.keys().filter(|_| reserved > 0).find(is_in);
         match first.map(|ip| (ip, &self.reserved[ip])) {
             Some((ip, owner)) => format!(
-                "pool {} is full: {reserved} of its addresses cannot be assigned, such as {ip}, {owner}",
+                "pool {} is full: {reserved} of its addresses cannot be assigned, such as {ip}, which is {owner}",
                 pool.name
             ),
             None => format!("pool {} is full", pool.name),
@@ -230,7 +230,8 @@ impl Allocation {
             severity: Severity::Warning,
             field: "metadata.annotations[tidegate.dev/allow-shared-ip]".to_owned(),
             what: format!(
-                "Service {} has an address of its own and does not share {ip}, which has the same sharing key: {taken}",
+                "Service {} has a separate address, because it cannot share {ip} with the Services of its sharing key: \
+                 {taken}",
                 applicant.key()
             ),
             accepted: Some(taken.remedy(&self.pools[pool].name)),

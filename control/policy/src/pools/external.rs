@@ -91,8 +91,8 @@ impl Allocation {
         let what = match is_kept {
             false => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
             true => format!(
-                "external IP {ip} of Service {} is no longer authorised: {why}; ports that it already has stay, new \
-                 ones are refused",
+                "external IP {ip} of Service {} is no longer authorised: {why}; the Service keeps its ports on \
+                 the address, and new ports are refused",
                 applicant.key()
             ),
         };
@@ -129,10 +129,10 @@ impl Allocation {
             format!("an address of a pool with externalIPs: true: {}", shown.join("; "))
         };
         if let Some(why) = refused_endpoint(ip) {
-            return (format!("a {why} address"), accepted);
+            return (format!("the address is {why}"), accepted);
         }
         if let Some(owner) = self.reserved.get(&ip) {
-            return (owner.to_string(), accepted);
+            return (format!("it is {owner}"), accepted);
         }
         let containing = || self.pools.iter().enumerate().filter(|(_, p)| p.contains(ip));
         let of_pool = containing().filter(|(_, p)| p.external_ips && self.admits_service(p, applicant));
@@ -147,10 +147,10 @@ impl Allocation {
         }
         let why = match containing().find(|(_, p)| p.external_ips).or_else(|| containing().next()) {
             Some((_, p)) if p.external_ips => {
-                format!("the selectors of pool {} do not match this Service and namespace", p.name)
+                format!("the selectors of pool {} do not match this Service and its namespace", p.name)
             }
             Some((_, p)) => format!("pool {} does not authorise external IPs", p.name),
-            None => "it is in no pool".to_owned(),
+            None => "the address is in no pool".to_owned(),
         };
         (why, accepted)
     }

@@ -203,11 +203,11 @@ impl Allocation {
             ),
             ReservedBy::Router => (
                 format!("address {address} belongs to a router or a fixed neighbour of the gateway"),
-                "a pool without the addresses of routers",
+                "a pool without the addresses of routers and neighbours",
             ),
             ReservedBy::OtherLoadBalancer(other) => (
                 format!("another load balancer serves Service {other} with address {address}"),
-                "pools of the two load balancers that do not overlap",
+                "pools that do not overlap with the pools of the other load balancer",
             ),
             ReservedBy::Peer => (
                 format!(

@@ -79,11 +79,13 @@ impl std::fmt::Display for ClaimConflict {
                     (true, true) => "the tidegate.dev/allow-shared-ip keys differ",
                     (true, false) => "that Service has no tidegate.dev/allow-shared-ip key",
                     (false, true) => "only that Service has a tidegate.dev/allow-shared-ip key",
-                    (false, false) => "neither has a tidegate.dev/allow-shared-ip key",
+                    (false, false) => "neither Service has a tidegate.dev/allow-shared-ip key",
                 };
-                write!(f, "it belongs to Service {owner}, and {why}")
+                write!(f, "the address belongs to Service {owner}, and {why}")
             }
-            Self::OtherNamespace { owner } => write!(f, "it belongs to Service {owner} of another namespace"),
+            Self::OtherNamespace { owner } => {
+                write!(f, "the address belongs to Service {owner} of another namespace")
+            }
         }
     }
 }
@@ -103,13 +105,15 @@ impl ClaimConflict {
     #[must_use]
     pub fn remedy(&self, pool: &str) -> String {
         match self {
-            Self::Port { .. } => "a free address, or ports that no other Service has on this one".to_owned(),
+            Self::Port { .. } => {
+                "a free address, or ports that no other Service has on this address".to_owned()
+            }
             Self::NotShared { .. } => {
                 "a free address, or the same tidegate.dev/allow-shared-ip key on both Services".to_owned()
             }
             Self::OtherNamespace { .. } => {
                 format!(
-                    "a free address, or shareAcrossNamespaces: true in pool {pool}, which operators decide on"
+                    "a free address, or shareAcrossNamespaces: true in pool {pool}, which only an operator can set"
                 )
             }
         }

@@ -27,19 +27,22 @@ impl Allocation {
             self.mark_dependent();
             let refused = match by_family.insert(family, *ip) {
                 Some(other) => Err((
-                    format!("{other} is requested as well, and a Service has one {family} address"),
+                    format!("the Service also requests {other}, and can have only one {family} address"),
                     Some("one address for each family".to_owned()),
                 )),
                 None if !families.contains(&family) => {
                     let wanted: Vec<&str> = families.iter().map(|f| f.as_str()).collect();
                     Err((
-                        format!("the Service is not {family}"),
-                        Some(format!("{} (spec.ipFamilies, spec.ipFamilyPolicy)", wanted.join(" and "))),
+                        format!("the Service has no {family} addresses"),
+                        Some(format!(
+                            "an {} address (spec.ipFamilies, spec.ipFamilyPolicy)",
+                            wanted.join(" and ")
+                        )),
                     ))
                 }
                 // The Service will get the address soon, so this is not a fault.
                 None if self.is_withheld(applicant, *ip) => {
-                    let why = "every gateway must first withdraw it from the Service that released it";
+                    let why = "another Service released it, and not every gateway has withdrawn it yet";
                     granted.pending =
                         Some(format!("Service {} waits for address {ip}: {why}", applicant.key()));
                     continue;
@@ -64,29 +67,32 @@ impl Allocation {
         ip: IpAddr,
     ) -> Result<usize, (String, Option<String>)> {
         if let Some(owner) = self.reserved.get(&ip) {
-            return Err((owner.to_string(), Some("a free address of a pool".to_owned())));
+            return Err((format!("it is {owner}"), Some("a free address of a pool".to_owned())));
         }
         let containing = || (0..self.pools.len()).filter(|at| self.pools[*at].contains(ip));
         let Some(first) = containing().next() else {
             let shown: Vec<String> = self.pools.iter().map(describe).collect();
             let accepted = if shown.is_empty() {
-                "an address of a pool; there is none".to_owned()
+                "an address of a pool; no pool is configured".to_owned()
             } else {
                 shown.join("; ")
             };
-            return Err(("it is in no pool".to_owned(), Some(accepted)));
+            return Err(("the address is in no pool".to_owned(), Some(accepted)));
         };
         let usable: Vec<usize> = self.usable_pools(applicant).collect();
         let Some(pool) = containing().find(|at| usable.contains(at)) else {
             let name = &self.pools[first].name;
             return match &applicant.pool {
                 Some(request) if !request.wanted.is(&self.pools[first]) => Err((
-                    format!("it is in pool {name}, but the Service requests {}", request.wanted),
+                    format!("the address is in pool {name}, but the Service requests {}", request.wanted),
                     Some(format!("an address of {}", request.wanted)),
                 )),
                 _ => Err((
-                    format!("the selectors of pool {name} do not match this Service and namespace"),
-                    Some("an address of a pool whose selectors match".to_owned()),
+                    format!("the selectors of pool {name} do not match this Service and its namespace"),
+                    Some(
+                        "an address of a pool whose selectors match this Service and its namespace"
+                            .to_owned(),
+                    ),
                 )),
             };
         };

@@ -29,7 +29,7 @@ pub(super) struct AddressRequest {
 impl AddressRequest {
     /// Applies one of our annotations about addresses. `annotation` is its name as written, which may be an alias.
     pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
-        const SHARING: &str = "any text that the Services sharing an address have in common";
+        const SHARING: &str = "a text, equal on all Services that share an address";
         match ours {
             key::LOAD_BALANCER_IPS => self.read_addresses(read, annotation, value),
             key::ADDRESS_POOL if value.is_empty() => read.invalid(annotation, value, "the name of a pool"),
@@ -44,7 +44,7 @@ impl AddressRequest {
     }
 
     fn read_addresses(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str) {
-        const ACCEPTED: &str = "at most 16 IP addresses separated by commas, one for each family";
+        const ACCEPTED: &str = "one IPv4 address, one IPv6 address, or both separated by a comma";
         let field = annotation_field(annotation);
         let parsed: Result<Vec<IpAddr>, _> =
             value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();
@@ -90,7 +90,10 @@ impl AddressRequest {
                 self.addresses.push((ip, FIELD.to_owned()));
             }
         } else if !self.addresses.iter().any(|(requested, _)| *requested == ip) {
-            let what = format!("{FIELD} {ip} contradicts the annotation {}", key::LOAD_BALANCER_IPS);
+            let what = format!(
+                "{FIELD} {ip} contradicts the annotation {}: no new address is assigned",
+                key::LOAD_BALANCER_IPS
+            );
             let accepted = "one of the two, or the same address in both";
             read.push(FIELD, Reason::AllocationFailed, error(what.clone(), accepted));
             self.no_allocation = Some(what);

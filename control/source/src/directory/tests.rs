@@ -175,7 +175,7 @@ fn text_that_is_not_utf8_is_an_error_of_its_file() {
     fs::write(dir.path().join("a.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     let (_, report) = DirectorySource::load(dir.path());
     assert!(
-        report.to_string().contains("a.yaml:1:1: error: cannot be read: not UTF-8: the byte 0xff"),
+        report.to_string().contains("a.yaml:1:1: error: cannot be read: the byte 0xff is not UTF-8"),
         "{report}"
     );
 }
@@ -673,7 +673,7 @@ fn a_file_that_is_not_utf8_is_reported_and_keeps_its_objects() {
     std::fs::write(&a, b"apiVersion: v1\nkind: Service # caf\xe9\n").unwrap();
     let bad = wait(&watch, "the fault", |u| u.report.has_errors());
     let text = format!(
-        "{}:2:20: error: cannot be read: not UTF-8: the byte 0xe9; accepted: UTF-8 text",
+        "{}:2:20: error: cannot be read: the byte 0xe9 is not UTF-8; accepted: UTF-8 text",
         a.display()
     );
     assert!(bad.report.to_string().contains(&text), "{}", bad.report);

@@ -121,12 +121,11 @@ fn allocation_failed_explains_why_there_is_no_address() {
     assert_eq!(
         shown(&events),
         [
-            "Warning AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: it is in no pool; accepted: \
+            "Warning AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: the address is in no pool; accepted: \
           public (203.0.113.0-203.0.113.15)"
         ]
     );
-    let condition =
-        "False AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: it is in no pool";
+    let condition = "False AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: the address is in no pool";
     assert_eq!(both.condition("web", "Allocated"), condition);
     assert!(both.of("web").stored.ingress.is_empty() && !both.of("web").stored.is_finalized_by_us());
 }
@@ -137,7 +136,9 @@ fn prefer_dual_stack_falls_back_with_an_event() {
     let events = both.run_until_stable();
     assert_eq!(
         notes(&events, "FamilyFallback"),
-        ["Service default/web has one family only: no IPv6 address: pool public has none"]
+        [
+            "Service default/web has addresses of only one family: no IPv6 address: pool public has no IPv6 addresses"
+        ]
     );
     assert_eq!(both.of("web").stored.ingress.len(), 1);
 }
@@ -520,7 +521,7 @@ fn a_denied_external_ip_is_reported_in_conditions_and_events_only() {
                   [192.0.2.1], ports: [{port: 80}]}\n";
     let mut both = Both::new(denied);
     let events = both.run_until_stable();
-    let why = "external IP 192.0.2.1 of Service default/denied is denied: it is in no pool";
+    let why = "external IP 192.0.2.1 of Service default/denied is denied: the address is in no pool";
     assert_eq!(
         shown(&events),
         [format!(

@@ -15,11 +15,11 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "metadata: {labels: {a b: c}}",
-        "8:20: error: metadata.labels: \"a b\" is not a valid label key; accepted: a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/",
+        "8:20: error: metadata.labels: \"a b\" is not a valid label key; accepted: a name of up to 63 letters, digits, '-', '_' and '.', after an optional prefix such as example.org/",
     ),
     (
         "node: {name: 7}",
-        "8:14: error: node.name: the number 7 is not accepted; accepted: text; put it in quotes: \"7\"",
+        "8:14: error: node.name: the number 7 is not accepted; accepted: text in quotes: \"7\"",
     ),
     ("node: []", "8:7: error: node: a list is not accepted; accepted: a mapping of keys to values"),
     ("node: {}\nnode: {}", "9:1: error: duplicate key \"node\"; accepted: each key once"),
@@ -388,7 +388,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], labels: {scope: 1}}]",
-        "8:61: error: pools[0].labels[scope]: the number 1 is not accepted; accepted: text; put it in quotes: \"1\"",
+        "8:61: error: pools[0].labels[scope]: the number 1 is not accepted; accepted: text in quotes: \"1\"",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], serviceSelector: {matchExpressions: [{key: a, operator: Is}]}}]",
@@ -396,11 +396,11 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], serviceSelector: {matchExpressions: [{key: a, operator: In}]}}]",
-        "8:82: error: pools[0].serviceSelector.matchExpressions[0]: values is missing; accepted: at least one value with In and NotIn",
+        "8:82: error: pools[0].serviceSelector.matchExpressions[0]: values is missing; accepted: at least one value for In and NotIn",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], namespaceSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}}]",
-        "8:119: error: pools[0].namespaceSelector.matchExpressions[0].values: the number of values does not fit the operator; accepted: at least one value with In and NotIn, no values with Exists and DoesNotExist",
+        "8:119: error: pools[0].namespaceSelector.matchExpressions[0].values: the number of values does not fit the operator; accepted: at least one value for In and NotIn, no values for Exists and DoesNotExist",
     ),
     (
         "health: {interval: 10ms}",
@@ -563,7 +563,7 @@ fn the_head_of_the_file_is_checked() {
     assert_eq!(
         lines("# nothing\n"),
         [
-            "gateway.yaml:1:1: error: no configuration in the file; accepted: apiVersion: tidegate.dev/v1alpha1 and kind: GatewayConfig"
+            "gateway.yaml:1:1: error: the file contains no configuration; accepted: a document with apiVersion: tidegate.dev/v1alpha1 and kind: GatewayConfig"
         ]
     );
     assert_eq!(

@@ -313,9 +313,12 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     let report = loaded.report.to_string();
     let file = directory.join("deny.txt").display().to_string();
     for expected in [
-        format!("{file}:2:1: error: \"nobody\" is not a prefix; accepted: an address or a CIDR"),
+        format!(
+            "{file}:2:1: error: \"nobody\" is not an address or a prefix; accepted: an address or a CIDR"
+        ),
         format!("{file}:3:1: error: 10.0.0.1/8 has bits set after its prefix: write 10.0.0.0/8"),
-        "selectionKey.file: 4 characters are not a key; accepted: 32 hexadecimal digits".to_owned(),
+        "selectionKey.file: the text of 4 characters is not a key; accepted: 32 hexadecimal digits"
+            .to_owned(),
     ] {
         assert!(report.contains(&expected), "{expected}\n{report}");
     }
@@ -331,7 +334,10 @@ fn a_fault_of_a_key_does_not_repeat_the_key() {
         (format!("selectionKey: {secret}\n"), "selectionKey: the value is not a mapping"),
         (format!("selectionKey: [{secret}]\n"), "selectionKey: the value is not a mapping"),
         (format!("selectionKey: {{value: [{secret}]}}\n"), "selectionKey.value: the value is not text"),
-        (format!("selectionKey: {{value: {secret}0}}\n"), "selectionKey.value: 33 characters are not a key"),
+        (
+            format!("selectionKey: {{value: {secret}0}}\n"),
+            "selectionKey.value: the text of 33 characters is not a key",
+        ),
         (
             format!("flowSharing: {{mode: nat, key: {secret}}}\n"),
             "flowSharing.key: the value is not a mapping",

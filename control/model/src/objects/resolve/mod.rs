@@ -337,7 +337,7 @@ impl<'a> Merge<'a> {
         self.slice_faults.extend(faults.map(|fault| (slice.meta.key.clone(), fault.clone())));
         if slice.address_type == AddressType::Fqdn {
             let what =
-                format!("EndpointSlice {} has addressType FQDN, which is not supported", slice.meta.key);
+                format!("EndpointSlice {} is ignored: addressType FQDN is not supported", slice.meta.key);
             self.finding(&slice.meta, "addressType", &what, Some("addressType IPv4 or IPv6"));
             return;
         }
@@ -374,7 +374,7 @@ impl<'a> Merge<'a> {
         if endpoints.meta.annotations.get(OVER_CAPACITY).is_some_and(|v| v == "truncated") {
             let field = format!("metadata.annotations[{OVER_CAPACITY}]");
             let what = format!(
-                "Endpoints {} is truncated at 1000 addresses; the other addresses get no flows",
+                "Endpoints {} is truncated at 1000 addresses: the other endpoints get no flows",
                 endpoints.meta.key
             );
             self.finding(&endpoints.meta, &field, &what, Some("EndpointSlices, which are never truncated"));
@@ -480,7 +480,7 @@ impl<'a> Merge<'a> {
     fn accepts(&mut self, ip: IpAddr, meta: &Metadata, field: impl FnOnce() -> String) -> bool {
         let Some(why) = refused_endpoint(ip) else { return true };
         let what =
-            format!("endpoint {ip} of service {} is refused: the address is {why}", self.service.meta.key);
+            format!("endpoint {ip} of Service {} is refused: the address is {why}", self.service.meta.key);
         self.finding(meta, &field(), &what, Some("a unicast address that the gateway can send to"));
         false
     }

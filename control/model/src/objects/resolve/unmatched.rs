@@ -25,7 +25,7 @@ impl Merge<'_> {
         slices.sort_unstable_by(|a, b| a.meta.key.cmp(&b.meta.key));
         let Some(first) = slices.first() else { return };
         let all = slices.iter().flat_map(|slice| &slice.ports);
-        let described = format!("EndpointSlice {} has {}", first.meta.key, named(&first.ports));
+        let described = format!("EndpointSlice {} has ports [{}]", first.meta.key, named(&first.ports));
         self.unmatched_by(all, &described, first.meta.origin.field("ports"));
     }
 
@@ -35,7 +35,7 @@ impl Merge<'_> {
         let mut subsets =
             subsets.filter(|(_, s)| !s.addresses.is_empty() || !s.not_ready_addresses.is_empty()).peekable();
         let Some((i, first)) = subsets.peek() else { return };
-        let described = format!("Endpoints {} has {}", endpoints.meta.key, named(&first.ports));
+        let described = format!("Endpoints {} has ports [{}]", endpoints.meta.key, named(&first.ports));
         let location = endpoints.meta.origin.field(&format!("subsets[{i}].ports"));
         self.unmatched_by(subsets.flat_map(|(_, subset)| &subset.ports), &described, location);
     }
@@ -54,7 +54,7 @@ impl Merge<'_> {
         let lacking = service.ports.iter().enumerate().filter(|(_, port)| lacks(port));
         for (i, port) in lacking.take(REPORTED_MAX) {
             let what = format!(
-                "no Pod of Service {} has a container port {} ({}): port {} gets no endpoint",
+                "no Pod of Service {} has a container port named {} ({}): port {} gets no endpoint",
                 service.meta.key,
                 port.target_port,
                 port.protocol,
@@ -87,8 +87,8 @@ impl Merge<'_> {
             let wanted = match (port.name.as_str(), by_name || port.protocol != Protocol::Tcp) {
                 ("", false) => "a port without a name".to_owned(),
                 ("", true) => format!("a port without a name, protocol {}", port.protocol),
-                (name, false) => name.to_owned(),
-                (name, true) => format!("{name}, protocol {}", port.protocol),
+                (name, false) => format!("a port named {name}"),
+                (name, true) => format!("a port named {name}, protocol {}", port.protocol),
             };
             let what = format!(
                 "{described}, but Service {} needs {wanted}: port {} gets no endpoint",
@@ -103,9 +103,11 @@ impl Merge<'_> {
         if lacking.len() > REPORTED_MAX {
             let more = lacking.len() - REPORTED_MAX;
             let what =
-                format!("{described}, and {more} more ports of Service {} get no endpoint", service.meta.key);
+                format!("{described}: {more} more ports of Service {} get no endpoint", service.meta.key);
             self.unmatched.push(
-                Diagnostic::warning(what).accepting("a port for each port of the Service").at(location),
+                Diagnostic::warning(what)
+                    .accepting("a port with the same name and protocol for each port of the Service")
+                    .at(location),
             );
         }
     }
@@ -114,7 +116,7 @@ impl Merge<'_> {
 /// Formats ports as `web/8080, dns/53/UDP`.
 fn named(ports: &[EndpointPort]) -> String {
     if ports.is_empty() {
-        return "no port".to_owned();
+        return "none".to_owned();
     }
     let one = |port: &EndpointPort| {
         let name = if port.name.is_empty() { "(no name)" } else { &port.name };

@@ -153,11 +153,11 @@ fn refused_requests_name_the_reason_and_what_would_be_granted() {
     let pools = [pool("public", &["203.0.113.0/28"]), internal, closed];
     let reserved = BTreeMap::from([(ip("203.0.113.1"), ReservedBy::Gateway)]);
     for (address, why, accepted) in [
-        ("192.0.2.1", "it is in no pool", "public (203.0.113.0-203.0.113.15); "),
-        ("198.51.100.1", "the selectors of pool internal do not match", "whose selectors match"),
+        ("192.0.2.1", "the address is in no pool", "public (203.0.113.0-203.0.113.15); "),
+        ("198.51.100.1", "the selectors of pool internal do not match", "whose selectors match this Service"),
         ("198.51.100.9", "pool closed is disabled", "not disabled"),
         ("203.0.113.1", "an address of the gateway itself", "a free address"),
-        ("2001:db8::1", "it is in no pool", "public"),
+        ("2001:db8::1", "the address is in no pool", "public"),
     ] {
         let allocated = allocate(
             &pools,

@@ -62,7 +62,7 @@ pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) 
 }
 
 /// What to write if the health-check defaults are not the intended ones.
-pub(in super::super) const ALL_HEALTH_CHECKS: &str = "each of aws-load-balancer-healthcheck-interval, -timeout, \
+pub(in super::super) const ALL_HEALTH_CHECKS: &str = "all of aws-load-balancer-healthcheck-interval, -timeout, \
     -healthy-threshold and -unhealthy-threshold, or none of them";
 
 /// For a Service with a `type` of network load balancer and some but not all of the health-check annotations: the key
@@ -76,8 +76,8 @@ pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'stat
         return None;
     }
     let why = format!(
-        "{value:?} does not change the defaults of health checks, which are those of a Classic Load Balancer: a check every \
-         {INTERVAL} s with a timeout of {TIMEOUT} s, 2 successes, 6 failures; a network load balancer of AWS has other defaults"
+        "{value:?} does not change the defaults of health checks: the defaults of a Classic Load Balancer apply \
+         (a check every {INTERVAL} s with a timeout of {TIMEOUT} s, 2 successes, 6 failures)"
     );
     Some((TYPE, why))
 }
@@ -109,14 +109,16 @@ pub(super) fn proxy_protocol<'a>(value: &'a str, annotations: &'a Labels) -> Ali
 pub(super) fn target_group<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let pair = |pair: &'a str| pair.split_once('=').map(|(k, v)| (k.trim(), v.trim()));
     let Some(pairs) = value.split(',').map(pair).collect::<Option<Vec<_>>>() else {
-        return AliasValue::InvalidPort("attributes such as proxy_protocol_v2.enabled=true".into());
+        return AliasValue::InvalidPort(
+            "attributes separated by commas, such as proxy_protocol_v2.enabled=true".into(),
+        );
     };
     let is_sticky = pairs.contains(&("stickiness.enabled", "true"));
     AliasValue::Several(pairs.into_iter().map(|(key, value)| attribute(key, value, is_sticky)).collect())
 }
 
 fn attribute<'a>(attribute: &'a str, value: &'a str, is_sticky: bool) -> AliasValue<'a> {
-    const FLAG: &str = "attributes such as proxy_protocol_v2.enabled=true, each true or false";
+    const FLAG: &str = "true or false, as in proxy_protocol_v2.enabled=true";
     match (attribute, boolean(value)) {
         ("proxy_protocol_v2.enabled", Some(true)) => AliasValue::Ours(key::PROXY_PROTOCOL, "v2".into()),
         ("preserve_client_ip.enabled", Some(true)) => AliasValue::ClientAddress,
@@ -133,7 +135,7 @@ fn attribute<'a>(attribute: &'a str, value: &'a str, is_sticky: bool) -> AliasVa
         ("deregistration_delay.timeout_seconds", _) => seconds(key::DRAIN_TIMEOUT, value, 0, 3600),
         _ => AliasValue::Ignored(
             format!("the attribute {} is not supported", text::shown(attribute)).into(),
-            "annotations of tidegate.dev/",
+            "tidegate.dev/ annotations",
         ),
     }
 }
@@ -145,7 +147,7 @@ pub(super) fn proxy_ports<'a>(_: &'a str, annotations: &'a Labels) -> AliasValue
     }
     AliasValue::Refused(
         "the PROXY protocol applies to all ports of a Service or to none",
-        "tidegate.dev/proxy-protocol, and another Service for the other ports",
+        "tidegate.dev/proxy-protocol, and another Service for the ports without the PROXY protocol",
     )
 }
 
@@ -160,7 +162,7 @@ pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> AliasValue<
 pub(super) fn draining_timeout<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     if annotations.get(DRAINING_ENABLED).map(|v| v.trim()) != Some("true") {
         let why = "aws-load-balancer-connection-draining-enabled is not \"true\"";
-        return AliasValue::Ignored(why.into(), "both annotations");
+        return AliasValue::Ignored(why.into(), "both annotations, or neither");
     }
     seconds(key::DRAIN_TIMEOUT, value, 1, 3600)
 }
@@ -180,7 +182,7 @@ pub(super) fn unhealthy_threshold<'a>(value: &'a str, _: &'a Labels) -> AliasVal
 fn threshold<'a>(ours: &'static str, value: &'a str) -> AliasValue<'a> {
     match number(value, &(2..=10)) {
         Some(_) => AliasValue::Ours(ours, value.into()),
-        None => AliasValue::Invalid("a number, 2 to 10".into()),
+        None => AliasValue::Invalid("a number from 2 to 10".into()),
     }
 }
 
@@ -195,8 +197,7 @@ pub(super) fn health_timeout<'a>(value: &'a str, annotations: &'a Labels) -> Ali
             AliasValue::Ours(key::HEALTH_TIMEOUT, format!("{timeout}s").into())
         }
         _ => AliasValue::Invalid(
-            format!("seconds, 2 to 60, less than the interval of {interval}; the default is {TIMEOUT}")
-                .into(),
+            format!("a number of seconds from 2 to 60, less than the interval of {interval} s").into(),
         ),
     }
 }
@@ -246,7 +247,7 @@ pub(super) fn balancer_type<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a>
 }
 
 pub(super) fn access_log<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    AliasValue::Ignored("a flow log is not supported yet".into(), "no annotation")
+    AliasValue::Ignored("access logs are not supported yet".into(), "a Service without this annotation")
 }
 
 pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
@@ -254,7 +255,7 @@ pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
         // Every ready endpoint takes flows, unless all of them have hints.
         Some(true) => AliasValue::Nothing,
         Some(false) => AliasValue::Ignored(
-            "flows are kept in a zone by the hints of EndpointSlices".into(),
+            "the hints of EndpointSlices decide whether flows stay in a zone".into(),
             "spec.trafficDistribution: PreferClose",
         ),
         None => AliasValue::Invalid("true, false".into()),
@@ -264,6 +265,6 @@ pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
 fn seconds(ours: &'static str, value: &str, min: u32, max: u32) -> AliasValue<'static> {
     match number(value, &(min..=max)) {
         Some(n) => AliasValue::Ours(ours, format!("{n}s").into()),
-        None => AliasValue::Invalid(format!("seconds, {min} to {max}").into()),
+        None => AliasValue::Invalid(format!("a number of seconds from {min} to {max}").into()),
     }
 }

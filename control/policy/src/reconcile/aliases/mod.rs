@@ -162,10 +162,10 @@ fn shared<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
 fn across_namespaces<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ignored(
         "the pool decides whether Services of several namespaces share an address".into(),
-        "shareAcrossNamespaces: true in the pool, and no annotation",
+        "shareAcrossNamespaces: true in the pool, without this annotation",
     )
 }
 
 fn unsupported<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    AliasValue::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
+    AliasValue::Ignored("it is not supported".into(), "tidegate.dev/ annotations")
 }

@@ -10,8 +10,8 @@ use tidegate_model::objects::Labels;
 use super::super::annotations::key;
 use super::value::AliasValue::{self, Nothing, Ours, Refused};
 
-const NO_LIMIT: &str = "spec.loadBalancerSourceRanges instead of the annotation";
-const NO_TLS: &str = "backends that terminate TLS themselves, and no annotation";
+const NO_LIMIT: &str = "spec.loadBalancerSourceRanges instead of this annotation";
+const NO_TLS: &str = "backends that terminate TLS themselves, without this annotation";
 
 /// Looks up a word in a table. Any other word is invalid; the message then lists the words that aren't refused.
 fn one_of<'a>(value: &str, words: &[(&'static str, AliasValue<'a>)]) -> AliasValue<'a> {
@@ -54,7 +54,7 @@ pub(super) fn certificate<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
 }
 
 fn ends_tls() -> AliasValue<'static> {
-    Refused("the gateway forwards TLS to backends, which may expect plain text", NO_TLS)
+    Refused("the gateway does not terminate TLS, and the backends may expect plain text", NO_TLS)
 }
 
 /// AWS: the protocol between the load balancer and the backends.
@@ -82,7 +82,7 @@ pub(super) fn protocol_ports<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a
 pub(super) fn forwarded_for<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let wanted = Refused(
         "the gateway adds no HTTP headers",
-        "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, and no annotation",
+        "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, without this annotation",
     );
     one_of(value, &[("false", Nothing), ("true", wanted)])
 }
@@ -105,7 +105,7 @@ pub(super) fn alibaba_proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> Alias
 pub(super) fn ibm_features<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     let has_feature = value.split(',').any(|feature| feature.trim() == "proxy-protocol");
     if !has_feature {
-        AliasValue::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
+        AliasValue::Ignored("it is not supported".into(), "tidegate.dev/ annotations")
     } else if annotations.contains_key(key::PROXY_PROTOCOL) {
         Nothing
     } else {

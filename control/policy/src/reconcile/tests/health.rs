@@ -327,6 +327,6 @@ fn the_view_shows_failures_and_damping() {
     let outcome = world.look();
     let health: Vec<_> = outcome.services[0].ports[0].backends.iter().map(|b| &b.health).collect();
     assert_eq!(health[0].state, view::HealthState::Failing);
-    assert_eq!((health[0].failure.as_deref(), health[0].damping), (Some("status 503"), 2));
+    assert_eq!((health[0].failure.as_deref(), health[0].damping), (Some("HTTP status 503"), 2));
     assert_eq!(health[1].state, view::HealthState::Passing);
 }

@@ -252,7 +252,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  selector: {app: 1}",
-        "6:19: error: spec.selector[app]: the number 1 is not accepted; accepted: text; put it in quotes: \"1\"",
+        "6:19: error: spec.selector[app]: the number 1 is not accepted; accepted: text in quotes: \"1\"",
     ),
     (
         "  ports: [{port: 80}]\n  selector: {app: -a}",
@@ -444,7 +444,7 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, labels: {a: yes}}\nspec: {clusterIP: None}",
-        "3:35: error: metadata.labels[a]: the boolean true (written yes) is not accepted; accepted: text; put it in quotes: \"yes\"",
+        "3:35: error: metadata.labels[a]: the boolean true (written yes) is not accepted; accepted: text in quotes: \"yes\"",
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {/a: b}}\nspec: {clusterIP: None}",

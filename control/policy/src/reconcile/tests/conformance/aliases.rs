@@ -690,8 +690,8 @@ fn internal_chooses_a_pool_labelled_scope_internal_and_never_another() {
             .with(|world| world.settings.pools.retain(|pool| pool.name != "internal"));
         let outcome = both.look();
         assert!(outcome.services[0].vips.is_empty(), "a public address for an internal Service is unsafe");
-        let what = "Service default/web requests a pool labelled scope: internal, but there is none";
-        let accepted = "tidegate.dev/address-pool with the name of a pool, or that label on one";
+        let what = "Service default/web requests a pool labelled scope: internal, but no pool has this label";
+        let accepted = "tidegate.dev/address-pool with the name of a pool, or a pool with this label";
         assert_eq!(finding(&outcome), (Reason::AllocationFailed, what, accepted));
         let named = [(*annotation, *value), (key::ADDRESS_POOL, "public")];
         let outcome = compat(&named, &[vendor]).look();

@@ -272,7 +272,7 @@ fn a_port_that_no_slice_has_is_reported_with_the_ports_of_both() {
         ("[{name: web, port: 8080}]", "web/8080", "http"),
         ("[{port: 8080}]", "(no name)/8080", "http"),
         ("[{name: http, port: 8080, protocol: UDP}]", "http/8080/UDP", "http"),
-        ("[]", "no port", "http"),
+        ("[]", "none", "http"),
         ("[{name: http}]", "http/(no number)", "http"),
     ] {
         let slice = slice_of_web("s-1", "IPv4", &["addresses: [10.1.0.1]"]);
@@ -280,7 +280,9 @@ fn a_port_that_no_slice_has_is_reported_with_the_ports_of_both() {
         let outcome = Both::new(&(web("") + &slice)).look();
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::NoMatchingPort);
-        let text = format!("EndpointSlice default/s-1 has {has}, but Service default/web needs {wants}");
+        let text = format!(
+            "EndpointSlice default/s-1 has ports [{has}], but Service default/web needs a port named {wants}"
+        );
         assert!(what.starts_with(&text) && what.ends_with(": port 80 gets no endpoint"), "{what}");
         assert_eq!(accepted, "a port named http, protocol TCP");
         assert_eq!(outcome.services[0].warnings, [what]);

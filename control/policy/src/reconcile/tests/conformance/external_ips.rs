@@ -38,7 +38,7 @@ fn external_ips_need_a_pool_that_authorises_them() {
     );
     for (address, why) in [
         ("203.0.113.4", "pool public does not authorise external IPs"),
-        ("192.0.2.66", "it is in no pool"),
+        ("192.0.2.66", "the address is in no pool"),
         ("'2001:db8:1::4'", "pool public does not authorise external IPs"),
     ] {
         let reported = denied(&Both::new(&external(address, "")));
@@ -69,7 +69,7 @@ fn the_selectors_of_the_pool_decide_whose_external_ips_are_honoured() {
     assert_eq!(keys(&of("edge: 'yes'", "net").look()), ["TCP 198.51.100.1:80"]);
     for both in [of("edge: 'no'", "net"), of("edge: 'yes'", "web"), of("", "net")] {
         assert!(
-            denied(&both).ends_with("the selectors of pool edge do not match this Service and namespace")
+            denied(&both).ends_with("the selectors of pool edge do not match this Service and its namespace")
         );
     }
 }
@@ -109,7 +109,7 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
             network.neighbors.push(NeighborSpec { ip: ip("10.0.0.253"), mac: MacAddr([2, 0, 0, 0, 0, 9]) });
         });
         let reported = denied(&both);
-        assert!(reported.ends_with(&format!("is denied: {whose}")), "{address}: {reported}");
+        assert!(reported.ends_with(&format!("is denied: it is {whose}")), "{address}: {reported}");
     }
 }
 
@@ -121,7 +121,7 @@ fn an_api_server_behind_legacy_endpoints_is_one_too() {
     let mut world = World::new(vec![], vec![]);
     world.objects = read(&(external("10.0.2.2", "") + legacy));
     everything_authorised(&mut world);
-    assert!(finding(&world.look()).1.ends_with("is denied: an address of the API server"));
+    assert!(finding(&world.look()).1.ends_with("is denied: it is an address of the API server"));
 }
 
 #[test]

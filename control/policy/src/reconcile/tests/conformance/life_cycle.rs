@@ -48,7 +48,7 @@ fn the_annotation_overrides_load_balancer_ip_and_a_conflict_is_an_error() {
     let outcome = requesting("203.0.113.6", "  loadBalancerIP: 203.0.113.7\n");
     assert!(outcome.spec.services.is_empty(), "neither of the two addresses, nor any other");
     let contradiction = "spec.loadBalancerIP 203.0.113.7 contradicts the annotation \
-                         tidegate.dev/load-balancer-ips";
+                         tidegate.dev/load-balancer-ips: no new address is assigned";
     assert_eq!(
         finding(&outcome),
         (Reason::AllocationFailed, contradiction, "one of the two, or the same address in both")
@@ -65,11 +65,16 @@ fn requested_addresses_are_a_comma_list_with_one_per_family() {
         (
             "203.0.113.6,203.0.113.7",
             "",
-            "203.0.113.6 is requested as well, and a Service has one IPv4",
+            "the Service also requests 203.0.113.6, and can have only one IPv4",
             "one address for each family",
         ),
-        ("203.0.113.6,2001:db8:1::6", "  ipFamilies: [IPv4]\n", "the Service is not IPv6", "IPv4"),
-        ("192.0.2.1", "", "it is in no pool", "public (203.0.113.0-203.0.113.15"),
+        (
+            "203.0.113.6,2001:db8:1::6",
+            "  ipFamilies: [IPv4]\n",
+            "the Service has no IPv6 addresses",
+            "an IPv4 address",
+        ),
+        ("192.0.2.1", "", "the address is in no pool", "public (203.0.113.0-203.0.113.15"),
         ("10.0.0.3", "", "an address of the gateway itself", "a free address of a pool"),
     ] {
         let outcome = requesting(addresses, spec);
@@ -173,7 +178,7 @@ fn an_address_is_reused_only_when_every_gateway_has_withdrawn_it() {
     });
     let outcome = both.step();
     assert!(outcome.spec.services.is_empty());
-    let why = "every gateway must first withdraw it from the Service that released it";
+    let why = "another Service released it, and not every gateway has withdrawn it yet";
     assert!(pending(&outcome, "web").is_some_and(|p| p.contains(why)));
     assert_eq!(messages(&outcome), [] as [String; 0], "that is not a fault of the Service");
     // The address is also not chosen for a Service that accepts any address.

@@ -358,21 +358,25 @@ fn sharing_an_address_needs_the_same_key_and_namespace_or_the_pool() {
         (
             apart,
             second("other", "default"),
-            Some("it belongs to Service default/a, and the tidegate.dev/allow-shared-ip keys differ"),
+            Some(
+                "the address belongs to Service default/a, and the tidegate.dev/allow-shared-ip keys differ",
+            ),
         ),
         (
             apart,
             no_key,
             Some(
-                "it belongs to Service default/a, and only that Service has a tidegate.dev/allow-shared-ip key",
+                "the address belongs to Service default/a, and only that Service has a tidegate.dev/allow-shared-ip key",
             ),
         ),
-        (apart, second("k", "shop"), Some("it belongs to Service default/a of another namespace")),
+        (apart, second("k", "shop"), Some("the address belongs to Service default/a of another namespace")),
         (together, second("k", "shop"), None),
         (
             together,
             second("other", "shop"),
-            Some("it belongs to Service default/a, and the tidegate.dev/allow-shared-ip keys differ"),
+            Some(
+                "the address belongs to Service default/a, and the tidegate.dev/allow-shared-ip keys differ",
+            ),
         ),
     ] {
         let outcome = Pooled::of(keys, &(first.clone() + &second)).step();
