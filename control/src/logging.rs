@@ -31,8 +31,8 @@ use crate::log_sink::LogSink;
 const DEFAULT_FILTER: &str = "info,kube_client=off";
 
 /// The accepted values of `RUST_LOG`.
-const FILTER_ACCEPTED: &str =
-    "error, warn, info, debug, trace or off, also of a target: info,tidegate_source=debug";
+const FILTER_ACCEPTED: &str = "error, warn, info, debug, trace or off, for everything or for single targets: \
+                               info,tidegate_source=debug";
 
 /// Target of errors in the configuration and in manifests.
 const DIAGNOSTICS_TARGET: &str = "tidegate::diagnostics";
@@ -181,13 +181,13 @@ pub(crate) fn lost_lines() -> u64 {
 pub(crate) fn trouble() -> Option<String> {
     let (lines, since) = sink()?.trouble()?;
     Some(format!(
-        "{lines} log lines have been lost since {}: nothing reads standard error",
+        "{lines} log lines have been lost since {}: no program reads standard error",
         whole_seconds(since)
     ))
 }
 
 /// The message of [`SINK`] when lines were lost.
-const LOST: &str = "log lines were lost: nothing read standard error";
+const LOST: &str = "log lines were lost: no program read standard error";
 
 fn lost_as_text(lines: u64) -> String {
     format!("{}  WARN {}: {LOST} lines={lines}\n", Timestamp::now(), module_path!())
@@ -237,7 +237,8 @@ pub(crate) fn suppressed(namespaces: &[(String, u64)]) {
             target: DIAGNOSTICS_TARGET,
             namespace,
             suppressed,
-            "suppressed log lines about objects of this namespace: there were too many; `tidegate services` and events show all"
+            "too many log lines about objects of this namespace: some were suppressed; `tidegate services` and events \
+             show all faults"
         );
     }
 }

@@ -275,7 +275,7 @@ const MISTAKES: &[Mistake] = &[
         "a backend that no route leads to",
         &[(GATEWAY_FILE, "{to: \"0.0.0.0/0\", via: \"192.0.2.1\"}, ", "")],
         (WEB, "name: http"),
-        &["10.0.0.1:80", "no route leads to it"],
+        &["10.0.0.1:80", "no route leads to its address"],
     ),
     warned(
         "a second address of a family in a status",

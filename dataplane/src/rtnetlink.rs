@@ -102,7 +102,10 @@ impl Connection {
                 None => Ok(None),
                 Some(_) => Err(error.to_io()),
             },
-            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an answer: {other:?}"))),
+            other => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the kernel's message is not an answer: {other:?}"),
+            )),
         }
     }
 }

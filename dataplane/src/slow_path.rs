@@ -291,8 +291,8 @@ impl<S: FrameSource> SlowPath<S> {
                         }
                         Err(error) => tracing::warn!(
                             device = device.name(), %error,
-                            "the probe device was deleted and cannot be recreated: DSR backends are checked at \
-                             their own addresses until the gateway restarts"
+                            "the probe device was deleted and cannot be recreated: DSR backends are checked at their \
+                             own addresses instead of the VIPs until the gateway restarts"
                         ),
                     }
                     self.probe_device = anew.ok();
@@ -339,7 +339,9 @@ impl<S: FrameSource> SlowPath<S> {
                 self.links.set_tap(n, LinkState::Up);
                 self.links.note_recreated(n);
             }
-            Err(error) => tracing::warn!(%error, "a tap was deleted and cannot be recreated yet"),
+            Err(error) => {
+                tracing::warn!(%error, "a tap was deleted and cannot be recreated yet: the gateway retries")
+            }
         }
     }
 
@@ -348,7 +350,7 @@ impl<S: FrameSource> SlowPath<S> {
     fn restore(&self, n: usize, memory: &mut Memory) {
         let Some(tap) = &self.taps[n] else { return };
         if let Err(error) = tap.add_addresses() {
-            tracing::warn!(%error, "an address of the tap is missing");
+            tracing::warn!(%error, "cannot restore an address of the tap");
         }
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
     }
@@ -366,7 +368,7 @@ impl<S: FrameSource> SlowPath<S> {
                 Ok(found) => {
                     tracing::warn!(tap = tap.name(), ?found, "settings of the tap were changed: restored");
                 }
-                Err(error) => tracing::debug!(%error, "the settings of the tap may be wrong"),
+                Err(error) => tracing::debug!(%error, "cannot check or restore the settings of the tap"),
             }
             match tap.add_missing_addresses() {
                 Ok(missing) if missing.is_empty() => {}
@@ -377,7 +379,7 @@ impl<S: FrameSource> SlowPath<S> {
                     memory.routes.lost(interface);
                 }
                 // Another function reports and restores a tap that is gone or down.
-                Err(error) => tracing::debug!(%error, "an address of the tap is missing"),
+                Err(error) => tracing::debug!(%error, "cannot restore an address of the tap"),
             }
         }
         if let Some(device) = &self.probe_device {
@@ -387,7 +389,7 @@ impl<S: FrameSource> SlowPath<S> {
                     let device = device.name();
                     tracing::warn!(device, ?missing, "addresses of the probe device were removed: restored");
                 }
-                Err(error) => tracing::debug!(%error, "an address of the probe device is missing"),
+                Err(error) => tracing::debug!(%error, "cannot restore an address of the probe device"),
             }
         }
         memory.routes.restore(&self.taps);
@@ -502,8 +504,8 @@ impl<S: FrameSource> SlowPath<S> {
                         tracing::warn!(
                             interface,
                             mac,
-                            "many addresses of the gateway are claimed: for up to 10 s, further claims of this station or on \
-                             this interface are answered and counted, but not logged"
+                            "other stations claim many addresses of the gateway: for up to 10 s, more claims by this \
+                             station or on this interface are answered and counted, but not logged"
                         );
                     }
                 }

@@ -80,7 +80,9 @@ pub enum Idle {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
     /// At least one worker is required.
-    #[error("dataplane.cores is empty; accepted: a list of CPU numbers such as [1], one worker each")]
+    #[error(
+        "dataplane.cores is empty; accepted: a list of CPU numbers such as [1], with one worker on each CPU"
+    )]
     NoCores,
     /// Worker indices and per-worker tables are bounded.
     #[error("dataplane.cores lists {given} cores; accepted: at most {max}")]
@@ -97,7 +99,9 @@ pub enum TopologyError {
         core: usize,
     },
     /// The CPU doesn't exist, or this process may not use it (cgroup, taskset).
-    #[error("dataplane.cores: there is no core {core} for this process; accepted: any of {usable:?}")]
+    #[error(
+        "dataplane.cores: there is no core {core} that this process may use; accepted: any of {usable:?}"
+    )]
     NoSuchCore {
         /// The requested core.
         core: usize,
@@ -106,8 +110,8 @@ pub enum TopologyError {
     },
     /// Workers that never sleep would leave no core for the control plane.
     #[error(
-        "dataplane.cores takes every core ({cores:?}) and `idle: poll` never yields one; accepted: leave a core out \
-         for everything else, or `idle: adaptive`"
+        "dataplane.cores lists every core ({cores:?}), and workers with `idle: poll` never share theirs; accepted: a \
+         list that leaves out at least one core, or `idle: adaptive`"
     )]
     NoCoreForControl {
         /// All cores.
@@ -115,8 +119,9 @@ pub enum TopologyError {
     },
     /// Every worker needs its own queue on every port.
     #[error(
-        "interface {interface:?} offers {offered} {direction} queues and there are {workers} workers; accepted: at \
-         most {offered} entries in dataplane.cores, or more queues on the device (net_af_packet: `qpairs={workers}`)"
+        "interface {interface:?} offers {offered} {direction} queues, but each of the {workers} workers needs one; \
+         accepted: at most {offered} entries in dataplane.cores, or more queues on the device (net_af_packet: \
+         `qpairs={workers}`)"
     )]
     TooFewQueues {
         /// The interface.
@@ -148,8 +153,10 @@ pub fn plan(
         if idle == Idle::Poll {
             errors.push(TopologyError::NoCoreForControl { cores: cores.to_vec() });
         } else {
-            warnings
-                .push("every core has a worker: the control plane shares them with the workers".to_owned());
+            warnings.push(
+                "dataplane.cores lists every core: the control plane shares the cores with the workers"
+                    .to_owned(),
+            );
             main_cpus = machine.ids().collect();
         }
     }
@@ -205,7 +212,8 @@ fn queue_errors(port: &PortOffer, workers: usize) -> impl Iterator<Item = Topolo
 fn far(placement: &WorkerPlacement, port: &PortOffer) -> Option<String> {
     match (placement.numa, port.numa) {
         (Some(core), Some(device)) if core != device => Some(format!(
-            "worker {} on core {} is on NUMA node {core}, interface {:?} on node {device}",
+            "worker {} on core {} is on NUMA node {core}, but interface {:?} is on node {device}: packets cost the \
+             worker more time",
             placement.worker, placement.core, port.interface
         )),
         _ => None,
@@ -266,7 +274,7 @@ mod tests {
         assert_eq!(errors.len(), 4, "{text:?}");
         assert!(text[0].contains("core 1 twice"));
         assert!(text[1].contains("no core 9") && text[1].contains("[0, 1]"));
-        assert!(text[2].contains("offers 2 receive queues and there are 3 workers"));
+        assert!(text[2].contains("offers 2 receive queues, but each of the 3 workers needs one"));
         assert!(text[3].contains("transmit"));
     }
 
@@ -290,7 +298,7 @@ mod tests {
     fn a_worker_far_from_its_port_is_a_warning() {
         let plan = plan(&[5], Idle::Poll, &machine(8), &[port(1)]).unwrap();
         assert!(
-            plan.warnings[0].contains("NUMA node 1, interface \"uplink\" on node 0"),
+            plan.warnings[0].contains("NUMA node 1, but interface \"uplink\" is on node 0"),
             "{:?}",
             plan.warnings
         );

@@ -91,7 +91,8 @@ pub enum PoolError {
     },
     /// `rte_pktmbuf_pool_create` failed, usually for lack of memory.
     #[error(
-        "mbuf pool of {mbufs} mbufs with {data_room} bytes each: {source}; give the EAL more memory, or request fewer"
+        "cannot create a pool of {mbufs} mbufs with {data_room} bytes each: {source}; give DPDK more memory, or \
+         request fewer mbufs"
     )]
     Create {
         /// The requested number of mbufs.
@@ -102,7 +103,10 @@ pub enum PoolError {
         source: Errno,
     },
     /// A port returns sent mbufs without checking their pool ([`crate::PortConfig::fast_free`]).
-    #[error("mbuf pool: a running port relies on there being no other pool; create all pools first")]
+    #[error(
+        "cannot create another mbuf pool: a running port requires that there is only one; create all pools before \
+         starting ports"
+    )]
     OnlyPool,
 }
 
@@ -146,7 +150,7 @@ pub enum PortError {
     #[error("port {0:?} is in use already")]
     InUse(String),
     /// The port's queues still have handles. Drop them first.
-    #[error("port {0:?}: its queues are still in use")]
+    #[error("port {0:?} cannot change: its queues are still in use")]
     QueuesInUse(String),
     /// A value of the configuration is outside the range of this port.
     #[error("port {port:?}: {what} is {given}; accepted: {accepted}")]
@@ -161,7 +165,7 @@ pub enum PortError {
         accepted: String,
     },
     /// A call on the port failed.
-    #[error("port {port:?}: {what}: {source}")]
+    #[error("port {port:?}: cannot {what}: {source}")]
     Call {
         /// The port.
         port: String,
@@ -174,7 +178,7 @@ pub enum PortError {
 
 /// Why a ring could not be created.
 #[derive(Debug, thiserror::Error)]
-#[error("ring of {capacity} mbufs: {source}")]
+#[error("cannot create a ring of {capacity} mbufs: {source}")]
 pub struct RingError {
     /// The requested capacity in mbufs.
     pub capacity: u32,
@@ -199,6 +203,6 @@ pub enum LcoreError {
     #[error("this thread is lcore {0} already")]
     Registered(u32),
     /// `rte_thread_register` failed: there are no more lcore numbers.
-    #[error("no lcore for this thread: {0}")]
+    #[error("cannot make this thread an lcore of DPDK: {0}")]
     Register(Errno),
 }

@@ -326,8 +326,8 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "mbuf pool of 16777216 mbufs with 2176 bytes each: Cannot allocate memory (error 12); give the EAL \
-             more memory, or request fewer"
+            "cannot create a pool of 16777216 mbufs with 2176 bytes each: Cannot allocate memory (error 12); give \
+             DPDK more memory, or request fewer mbufs"
         );
         let pool =
             PktPool::new(testing::eal(), &PoolConfig { mbufs: 100_000, ..PoolConfig::default() }).unwrap();

@@ -63,7 +63,10 @@ impl Region {
         let metadata = file.metadata()?;
         let bytes = words * 4;
         if metadata.len() < bytes as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the mapping"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the file is shorter than the memory to be mapped",
+            ));
         }
         // On hugetlbfs this is the huge page size, and the length of a mapping must be a multiple of it.
         let page = usize::try_from(metadata.blksize()).unwrap_or(4096);

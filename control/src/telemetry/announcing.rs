@@ -6,7 +6,7 @@ use super::sample::AnnounceSample;
 /// Announced and withheld VIPs, and the sessions.
 pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) {
     let status = sample.status;
-    let help = "Announced VIPs: those sent to a BGP peer or present as kernel routes.";
+    let help = "Announced VIPs: sent to a BGP peer, or present as kernel routes.";
     page.gauge("tidegate_announced_vips", help, []).sample([], status.announced);
     let help = "Announced prefixes; an aggregate counts once.";
     page.gauge("tidegate_announced_prefixes", help, []).sample([], status.prefixes);
@@ -16,7 +16,7 @@ pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) 
         withheld.sample([reason.as_str()], *count);
     }
     if let Some(kernel) = &status.kernel {
-        let help = "Routes of VIPs in the kernel table of `announce.kernelRoutes`.";
+        let help = "Routes to VIPs in the kernel's routing table `announce.kernelRoutes.table`.";
         page.gauge("tidegate_kernel_routes", help, []).sample([], kernel.routes);
     }
     let Some(bgp) = &status.bgp else { return };

@@ -19,10 +19,10 @@ pub enum Fault {
     #[error("not a capture; accepted: pcap and pcapng")]
     NotACapture,
     /// An unsupported version.
-    #[error("version {0}.{1}; accepted: pcap 2.x, pcapng 1.0 and 1.2")]
+    #[error("unsupported version {0}.{1}; accepted: pcap 2.x, pcapng 1.0 and 1.2")]
     Version(u16, u16),
     /// An unsupported link type.
-    #[error("link type {0}; accepted: 1 (Ethernet)")]
+    #[error("unsupported link type {0}; accepted: 1 (Ethernet)")]
     LinkType(u32),
     /// The file ends inside a record.
     #[error("the file ends inside a {0}")]
@@ -38,10 +38,10 @@ pub enum Fault {
         accepted: &'static str,
     },
     /// The two lengths of a pcapng block differ.
-    #[error("block length {0} at the start, {1} at the end")]
+    #[error("the block begins with the length {0} but ends with the length {1}")]
     BlockLengths(u32, u32),
     /// A packet's interface was not described.
-    #[error("packet of interface {0}, which no block before it describes")]
+    #[error("a packet names interface {0}, but no earlier block describes this interface")]
     UnknownInterface(u32),
     /// The file could not be read.
     #[error(transparent)]

@@ -50,7 +50,7 @@ fn section_header<R: Read>(source: &mut Source<R>) -> Result<Endian, PcapError> 
 /// Checks the length of a block, which must be at least `min`.
 fn block_len<R: Read>(len: u32, min: u32, source: &Source<R>) -> Result<u32, PcapError> {
     if len < min || len > BLOCK_LEN_MAX || !len.is_multiple_of(4) {
-        let accepted = "a multiple of 4 that covers the fixed part, at most 16 MiB";
+        let accepted = "a multiple of 4, enough for the fixed fields of the block, at most 16 MiB";
         return Err(source.fail(Fault::Length { what: "block", len, accepted }));
     }
     Ok(len)

@@ -101,7 +101,7 @@ impl<R: Read> Source<R> {
     /// Returns an error for a packet of more than [`PACKET_LEN_MAX`] bytes.
     pub(super) fn check_packet_len(&self, len: u32) -> Result<(), PcapError> {
         if len > PACKET_LEN_MAX {
-            let fault = Fault::Length { what: "packet", len, accepted: "at most 262144" };
+            let fault = Fault::Length { what: "packet", len, accepted: "at most 262144 bytes" };
             return Err(self.fail(fault));
         }
         Ok(())

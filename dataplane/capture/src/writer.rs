@@ -35,7 +35,7 @@ impl<W: Write> Writer<W> {
     pub fn write(&mut self, timestamp_ns: u64, frame: &[u8]) -> io::Result<()> {
         let refuse = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let seconds = u32::try_from(timestamp_ns / 1_000_000_000)
-            .map_err(|_| refuse("pcap has no times past the year 2106"))?;
+            .map_err(|_| refuse("the pcap format cannot store times after the year 2106"))?;
         let len = u32::try_from(frame.len())
             .ok()
             .filter(|len| *len <= PACKET_LEN_MAX)

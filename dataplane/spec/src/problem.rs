@@ -26,7 +26,10 @@ pub enum Problem {
         reason: BackendProblem,
     },
     /// The configured size of a Maglev table is below the number of backends: some get no new flow.
-    #[error("{label} ({service}): a table of {slots} slots is too small for {backends} backends")]
+    #[error(
+        "{label} ({service}): a Maglev table of {slots} slots is too small for {backends} backends: some of them \
+         get no new flows"
+    )]
     TableTooSmall {
         /// The service port.
         service: ServiceKey,
@@ -40,7 +43,8 @@ pub enum Problem {
     /// The weights of a service with seats or a ring sum to more than the maximum. All are divided, so that shares are
     /// about as requested. With seats, a change of the divisor redistributes the flows of the service.
     #[error(
-        "{label} ({service}): the weights of its backends sum to {sum}, above {max}, and are divided by {divisor}"
+        "{label} ({service}): the weights of the backends sum to {sum}, but the maximum is {max}: every weight is \
+         divided by {divisor}"
     )]
     WeightsDivided {
         /// The service port.
@@ -55,7 +59,7 @@ pub enum Problem {
         divisor: u32,
     },
     /// The router of a route is not in a connected network: the route is left out.
-    #[error("route to {to}: {via} is not in a network of any interface")]
+    #[error("route to {to} is left out: its router {via} is not in a network of any interface")]
     RouterOffLink {
         /// Destination prefix.
         to: IpNet,
@@ -63,7 +67,7 @@ pub enum Problem {
         via: IpAddr,
     },
     /// A route to a connected network: the route is left out.
-    #[error("route to {to} via {via}: the network is directly connected")]
+    #[error("route to {to} via {via} is left out: {to} is a directly connected network")]
     RouteShadowed {
         /// Destination prefix.
         to: IpNet,
@@ -71,7 +75,7 @@ pub enum Problem {
         via: IpAddr,
     },
     /// The neighbour table has no free entry for the router of a route: the route is left out.
-    #[error("route to {to} via {via}: the neighbour table is full")]
+    #[error("route to {to} via {via} is left out: the neighbour table is full")]
     RouterTableFull {
         /// Destination prefix.
         to: IpNet,
@@ -79,13 +83,13 @@ pub enum Problem {
         via: IpAddr,
     },
     /// A fixed neighbour is not in a connected network: it is left out.
-    #[error("neighbour {ip}: not in a network of any interface")]
+    #[error("neighbour {ip} is left out: the address is not in a network of any interface")]
     NeighborOffLink {
         /// The neighbour.
         ip: IpAddr,
     },
     /// The neighbour table has no free entry for a fixed neighbour: it is left out.
-    #[error("neighbour {ip}: the neighbour table is full")]
+    #[error("neighbour {ip} is left out: the neighbour table is full")]
     NeighborTableFull {
         /// The neighbour.
         ip: IpAddr,
@@ -109,7 +113,7 @@ impl Problem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum BackendProblem {
     /// No connected network and no route contains it.
-    #[error("no route leads to it")]
+    #[error("no route leads to its address")]
     NoRoute,
     /// `dsr-l2` reaches backends on the same link only.
     #[error("dsr-l2 needs a backend in a network of an interface")]
@@ -125,19 +129,19 @@ pub enum BackendProblem {
         backend_port: u16,
     },
     /// Only modes with an outer header can forward to the other family.
-    #[error("{mode} cannot serve a VIP of one family with a backend of the other")]
+    #[error("{mode} cannot serve a VIP of one address family with a backend of the other")]
     FamilyDiffers {
         /// The mode.
         mode: ForwardingMode,
     },
     /// `fullnat` has no source address of the family.
-    #[error("no snatAddresses entry of its family")]
+    #[error("snatAddresses has no address of its family")]
     NoSnatAddress,
     /// A tunnel has no outer source address of the family.
-    #[error("no tunnelSource entry of its family")]
+    #[error("tunnelSource has no address of its family")]
     NoTunnelSource,
     /// Packets would return to the gateway.
-    #[error("the address is one of the gateway's own")]
+    #[error("its address belongs to the gateway")]
     AddressIsOurs,
     /// Nothing listens on port 0.
     #[error("its port is 0")]
@@ -197,7 +201,7 @@ pub enum CompileError {
         service: ServiceKey,
     },
     /// The configured size of a Maglev table is invalid.
-    #[error("{service}: table size {size}; accepted: a prime, at most {}", limits::MAGLEV_SLOTS_MAX)]
+    #[error("{service}: Maglev table size {size}; accepted: a prime, at most {}", limits::MAGLEV_SLOTS_MAX)]
     TableSize {
         /// The service port.
         service: ServiceKey,

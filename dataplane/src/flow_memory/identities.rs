@@ -191,7 +191,8 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
     if !is_whole {
         tracing::warn!(
             path = %directory.display(), records = records.len(),
-            "the file with Services and backends of an earlier process is damaged: flows of the missing ones are lost"
+            "the file with Services and backends of an earlier process is damaged: flows of the Services and \
+             backends that cannot be read are lost"
         );
     }
     // The ids with their current equivalents, by index. A later record of an index replaces an earlier one.

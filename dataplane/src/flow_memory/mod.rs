@@ -162,7 +162,14 @@ impl FlowMemory {
     /// Two words in which a worker keeps its clock for the next process.
     pub(crate) fn clock(&self, worker: u8) -> Option<&'static mut [u32]> {
         let clock = self.store.as_ref()?.clock(worker)?;
-        clock.inspect_err(|error| tracing::warn!(worker, %error, "the ages of flows will be inexact")).ok()
+        clock
+            .inspect_err(|error| {
+                tracing::warn!(
+                    worker, %error,
+                    "cannot store the clock of a worker: after a restart, the ages of flows will be inexact"
+                );
+            })
+            .ok()
     }
 
     /// Whether a table that should outlive the process doesn't, because its file didn't fit the directory.
@@ -198,7 +205,13 @@ impl FlowMemory {
     ) -> Option<Arc<Restoration>> {
         let store = self.store.as_mut()?;
         let new = Restoration::new(std::mem::take(&mut store.earlier), store.refused, shape, on_failure);
-        new.inspect_err(|error| tracing::warn!(%error, "cannot start the thread that restores flows")).ok()
+        new.inspect_err(|error| {
+            tracing::warn!(
+                %error,
+                "cannot start the thread that restores flows: the flows of earlier processes are lost"
+            );
+        })
+        .ok()
     }
 }
 
@@ -222,7 +235,10 @@ impl TableArray {
             match region.detach_file(backed) {
                 Ok(()) => (*file, *pages) = (None, Pages::Small),
                 Err(error) => {
-                    tracing::error!(worker, table, part, %error, "cannot replace the file with other memory");
+                    tracing::error!(
+                        worker, table, part, %error,
+                        "cannot move the flow table from its file to other memory: the gateway may crash at a new flow"
+                    );
                 }
             }
         }
@@ -254,7 +270,10 @@ impl TableMemory for Provider<'_> {
         let (memory, region, pages, file) = match self.memory.map(worker, table, part, words) {
             Ok(mapped) => mapped,
             Err(error) => {
-                tracing::warn!(worker, table = table.as_str(), %error, "flow table is on the heap");
+                tracing::warn!(
+                    worker, table = table.as_str(), %error,
+                    "cannot map memory for a flow table: the table is on the heap"
+                );
                 self.memory.is_on_heap.store(true, Ordering::Relaxed);
                 return None;
             }

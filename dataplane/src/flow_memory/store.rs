@@ -78,7 +78,8 @@ pub enum StoreError {
     },
     /// Others may write to the directory.
     #[error(
-        "{} belongs to user {owner} with mode {mode:o}; accepted: a directory of this user that nobody else can write to",
+        "{} belongs to user {owner} with mode {mode:o}; accepted: a directory that belongs to the gateway's user and \
+         that nobody else can write to",
         .path.display()
     )]
     Unsafe {
@@ -165,8 +166,11 @@ impl Store {
         let number = runs.first().map_or(1, |(number, _)| number + 1);
         let (mut earlier, mut refused) = (Vec::new(), 0);
         for (at, (_, path)) in runs.drain(..).enumerate() {
-            let opened =
-                if at < RUNS_MAX { Earlier::open(&path) } else { Err("too many restarts since".to_owned()) };
+            let opened = if at < RUNS_MAX {
+                Earlier::open(&path)
+            } else {
+                Err("the gateway has restarted too often since then".to_owned())
+            };
             match opened {
                 Ok(Some(one)) => {
                     refused += one.refused;
@@ -289,7 +293,7 @@ impl Earlier {
         if identities::is_empty(path) && !has_used_tables(path) {
             return Ok(None);
         }
-        let shape = About::read(&text.map_err(|error| format!("about: {error}"))?)?;
+        let shape = About::read(&text.map_err(|error| format!("cannot read the file `about`: {error}"))?)?;
         let wanted = StoredTables::words(shape.entries);
         let mut refused = 0;
         let mut worker = |worker: u8| {
@@ -398,19 +402,20 @@ impl About {
         let mut lines = text.lines();
         let title = lines.next().unwrap_or_default();
         if title != TITLE {
-            return Err(format!("about begins with {title:?}; this version reads {TITLE:?}"));
+            return Err(format!("the file `about` begins with {title:?}; this version reads {TITLE:?}"));
         }
         let (content, last) = text.trim_end().rsplit_once('\n').unwrap_or_default();
         let sum = format!("checksum {:08x}", crc32c::crc32c(format!("{content}\n").as_bytes()));
         if last != sum {
-            return Err("the checksum of about is wrong".to_owned());
+            return Err("the checksum in the file `about` is wrong".to_owned());
         }
         let mut field = |name: &str| {
             let line = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            line.map(str::to_owned).ok_or_else(|| format!("about has no {name}"))
+            line.map(str::to_owned).ok_or_else(|| format!("the file `about` has no field {name}"))
         };
         let number = |name: &str, text: String, radix| {
-            u64::from_str_radix(&text, radix).map_err(|_| format!("about: {name} is {text:?}"))
+            u64::from_str_radix(&text, radix)
+                .map_err(|_| format!("the file `about` has an invalid {name}: {text:?}"))
         };
         let form = field("form")?;
         if form != STORED_FORM {
@@ -423,7 +428,9 @@ impl About {
         let workers = number("workers", field("workers")?, 10)?;
         let entries = number("entries", field("entries")?, 10)?;
         if !(1..=255).contains(&workers) || !(1..=1 << 30).contains(&entries) {
-            return Err(format!("about: {workers} workers, {entries} entries"));
+            return Err(format!(
+                "the file `about` has invalid numbers: {workers} workers, {entries} entries"
+            ));
         }
         Ok(Self {
             form,
@@ -433,7 +440,9 @@ impl About {
             entries: entries as usize,
             steering: number("steering", field("steering")?, 16)?,
             seed: number("seed", field("seed")?, 16)?,
-            clock: number("clock", field("clock")?, 10)?.try_into().map_err(|_| "about: clock".to_owned())?,
+            clock: number("clock", field("clock")?, 10)?
+                .try_into()
+                .map_err(|_| "the file `about` has an invalid clock".to_owned())?,
         })
     }
 }

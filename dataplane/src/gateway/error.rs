@@ -12,7 +12,7 @@ pub enum PublishError {
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// The generation doesn't exceed the published one.
-    #[error("generation {given} is not above the published one, {published}")]
+    #[error("generation {given} is not newer than the published generation {published}")]
     Generation {
         /// The generation of the spec.
         given: u64,
@@ -20,7 +20,7 @@ pub enum PublishError {
         published: u64,
     },
     /// The interfaces of the spec are not those of the gateway.
-    #[error("the spec has {given} interfaces, the gateway {ports}")]
+    #[error("the new state has {given} interfaces, but the gateway has {ports}")]
     Interfaces {
         /// The number of interfaces in the spec.
         given: usize,

@@ -168,7 +168,8 @@ fn open(
     };
     config.rss = RssConfig::default();
     let queues = open_port(port, config, pool)?;
-    tracing::warn!(interface, %error, "the port does not start with the gateway's RSS key: using the driver's default key");
+    tracing::warn!(interface, %error, "the port does not start with the gateway's RSS key and table: using the \
+                                       driver's defaults");
     Ok(queues)
 }
 
@@ -245,11 +246,11 @@ fn is_same_table(one: &[u8], other: &[u8]) -> bool {
 fn warning(one: &InterfaceConfig, why: RssConflict) -> String {
     let why = match why {
         RssConflict::Unknown => "its driver does not report how it distributes packets to queues",
-        RssConflict::Fields => "it does not hash the ports of TCP and UDP",
-        RssConflict::Differs => "its RSS key or table differs from that of the first interface",
+        RssConflict::Fields => "its RSS hash does not include TCP and UDP ports",
+        RssConflict::Differs => "its RSS key or table differs from the one of the first interface",
     };
     format!(
-        "interface {:?}: {why}: workers hand packets of nat and fullnat flows over to each other",
+        "interface {:?}: {why}, so workers hand packets of nat and fullnat flows over to each other, which costs time",
         one.name
     )
 }

@@ -88,7 +88,7 @@ impl SlowPathHandle {
             };
             tracing::error!(
                 message,
-                "the slow path thread ended: no packets are punted and no neighbors are resolved"
+                "the slow path thread ended: the kernel gets no packets, and neighbours are not resolved"
             );
             is_alive.store(false, Ordering::Release);
             if let Some(fail) = on_failure {

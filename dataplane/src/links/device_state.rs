@@ -86,7 +86,8 @@ impl Record {
             .and_then(|()| fs::write(&new, text))
             .and_then(|()| fs::rename(&new, &self.path));
         if let Err(error) = written {
-            tracing::warn!(path = %self.path.display(), %error, "cannot record the device changes: a crash would leave them in place");
+            tracing::warn!(path = %self.path.display(), %error, "cannot record the original sysctls of a device: a \
+                crash would leave the gateway's values in place");
         }
     }
 

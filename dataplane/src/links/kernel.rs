@@ -68,11 +68,15 @@ impl Kernel {
             Ok(Some(RouteNetlinkMessage::NewLink(link))) => {
                 let (index, state) = (link.header.index, state_of(link.header.flags));
                 let (mtu, mac) = (mtu_of(&link.attributes), mac_of(&link.attributes));
-                let name = name_of(&link.attributes)
-                    .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a link without a name"))?;
+                let name = name_of(&link.attributes).ok_or_else(|| {
+                    io::Error::new(io::ErrorKind::InvalidData, "the kernel reported a link without a name")
+                })?;
                 Ok(Some(KernelLink { name, index, state, mtu, mac }))
             }
-            Ok(other) => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
+            Ok(other) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the kernel's answer is not a link: {other:?}"),
+            )),
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(None),
             Err(error) => Err(error),
         }

@@ -22,7 +22,8 @@ pub struct DeviceLock {
 pub enum LockError {
     /// Another process owns the lock.
     #[error(
-        "{device} is in use by {}; accepted: a device that no other gateway in this network namespace has",
+        "{device} is in use by {}; accepted: a device that no other interface and no other gateway in this network \
+         namespace uses",
         owner(*pid)
     )]
     InUse {

@@ -153,15 +153,16 @@ impl InterfaceLink {
         let short = self.short_mtu.map(|ShortMtu { device, used, since }| {
             let name = &self.name;
             let lost = format!(
-                "the device of interface {name:?} has an MTU of {device}, less than the {used} in use: larger packets are lost"
+                "the device of interface {name:?} has an MTU of {device}, but the gateway uses {used}: packets of \
+                 more than {device} bytes are lost"
             );
             (lost, since)
         });
         let other = self.other_mac.map(|OtherMac { device, used, since }| {
             let name = &self.name;
             let lost = format!(
-                "frames to the gateway may be lost until the device of interface {name:?} has the MAC address {used} \
-                 again or the gateway is restarted: the device has {device}"
+                "the device of interface {name:?} has the MAC address {device}, but the gateway uses {used}: frames \
+                 to the gateway may be lost until the device has {used} again or the gateway is restarted"
             );
             (lost, since)
         });
@@ -255,8 +256,8 @@ impl Links {
         let describe = |link: &InterfaceLink| {
             let Renamed { from, to, since } = link.renamed.as_ref()?;
             let what = format!(
-                "packets of interface {:?} still pass, but the gateway cannot start again until its device is renamed \
-                 back to {from}, or dataplane.interfaces[].device has the new name: the device was renamed to {to}",
+                "interface {:?}: the device was renamed to {to}. Packets still pass, but the gateway cannot start \
+                 again until the device is renamed back to {from} or dataplane.interfaces[].device has the new name",
                 link.name
             );
             Some((what, *since))
@@ -295,7 +296,7 @@ impl Links {
         let describe = |(why, since): &(String, SystemTime)| {
             let what = format!(
                 "the gateway cannot change the kernel's routes through its taps, so its health checks may take \
-                 another path than packets; it retries every second: {why}"
+                 another path than forwarded packets; the gateway retries every second: {why}"
             );
             (what, *since)
         };
@@ -310,9 +311,12 @@ impl Links {
         }
         match why {
             Some(why) => {
-                tracing::warn!(why, "cannot change the routes of the taps: the gateway retries");
+                tracing::warn!(
+                    why,
+                    "cannot change the kernel's routes through the taps: the gateway retries"
+                );
             }
-            None => tracing::info!("the routes of the taps can be changed again"),
+            None => tracing::info!("the kernel's routes through the taps can be changed again"),
         }
         let since = fault.as_ref().map_or_else(SystemTime::now, |(_, since)| *since);
         *fault = why.map(|why| (why.to_owned(), since));
@@ -351,7 +355,7 @@ impl Links {
         let Some(link) = table.get_mut(interface) else { return };
         let is_new = fault != link.fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_new) {
-            tracing::warn!(interface = link.name, %fault, "cannot reopen the port yet");
+            tracing::warn!(interface = link.name, %fault, "cannot reopen the port yet: the gateway retries");
         }
         link.fault = fault;
         let name = link.name.clone();
@@ -388,7 +392,8 @@ impl Links {
                 interface = name,
                 device,
                 used,
-                "the MTU of the device is below the MTU in use, larger packets are lost: the gateway is not ready"
+                "the MTU of the device is smaller than the gateway's MTU, so larger packets are lost: the gateway is \
+                 not ready"
             ),
             None => tracing::info!(interface = name, "the MTU of the device is large enough again"),
         }
@@ -418,7 +423,8 @@ impl Links {
                 interface = name,
                 %device,
                 %used,
-                "the device has another MAC address than the gateway uses, frames may be lost: the gateway is not ready"
+                "the MAC address of the device differs from the gateway's, so frames may be lost: the gateway is not \
+                 ready"
             ),
             None => tracing::info!(interface = name, "the device has the MAC address of the gateway again"),
         }
@@ -442,8 +448,8 @@ impl Links {
                 interface = name,
                 from,
                 to,
-                "the device was renamed, and is still in use: the gateway cannot start again until the device has its \
-                 former name, or dataplane.interfaces[].device has the new one"
+                "the device was renamed. It stays in use, but the gateway cannot start again until the device has its \
+                 former name or dataplane.interfaces[].device has the new name"
             ),
             None => tracing::info!(interface = name, "the device has the name in the configuration again"),
         }

@@ -51,7 +51,7 @@ impl TapNeighbors {
         let mut netlink = match Netlink::open() {
             Ok(netlink) => netlink,
             Err(error) => {
-                tracing::debug!(%error, "cannot write the neighbours of the taps now");
+                tracing::debug!(%error, "cannot restore the neighbours of the taps yet");
                 return;
             }
         };

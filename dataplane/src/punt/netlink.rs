@@ -174,9 +174,10 @@ impl Netlink {
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         match self.0.request(message, NLM_F_ACK | flags)? {
             None => Ok(()),
-            Some(other) => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an acknowledgement: {other:?}")))
-            }
+            Some(other) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the kernel's answer is not an acknowledgement: {other:?}"),
+            )),
         }
     }
 }

@@ -157,7 +157,8 @@ impl TapRoutes {
                 (Change::Remove(..), Err(error)) if is_absent(&error) => {}
                 (_, Err(error)) => {
                     let tap = tap.name();
-                    tracing::warn!(%to, %via, tap, %error, "the kernel refused a route change");
+                    tracing::warn!(%to, %via, tap, %error, "the kernel refused a route change: health checks may take \
+                                                            another path than forwarded packets");
                 }
             }
         }

@@ -31,7 +31,7 @@ const SYSCTLS: [(&str, &str, &str); 4] = [
 /// Why the kernel could not be silenced.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{interface}: cannot keep the kernel from answering there too: writing {value:?} to {path}: {source}"
+    "{interface}: cannot keep the kernel from answering on this interface: cannot write {value:?} to {path}: {source}"
 )]
 pub struct SysctlGuardError {
     /// The kernel interface.
@@ -97,7 +97,7 @@ impl SysctlGuard {
         {
             tracing::warn!(
                 interface = guard.interface,
-                "net.ipv4.conf.all.rp_filter is 2: the kernel may also answer on the port; set it to 0"
+                "net.ipv4.conf.all.rp_filter is 2: the kernel may also answer on the interface; set the sysctl to 0"
             );
         }
         Ok(guard)

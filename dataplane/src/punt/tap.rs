@@ -49,7 +49,10 @@ pub struct TapConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The device could not be created.
-    #[error("tap {name}: {source}; it needs /dev/net/tun, CAP_NET_ADMIN, and one of ten names that is free")]
+    #[error(
+        "cannot create tap {name}: {source}; a tap needs /dev/net/tun, CAP_NET_ADMIN, and a free name (the \
+         gateway tries ten)"
+    )]
     Create {
         /// Its name.
         name: String,
@@ -242,10 +245,10 @@ impl Tap {
             found.push(format!("name {name}"));
         }
         let mac =
-            self.device.mac_address().map_err(|source| self.failed("read its address".into(), source))?;
+            self.device.mac_address().map_err(|source| self.failed("read its MAC address".into(), source))?;
         if mac != self.config.mac.0 {
             let set = self.device.set_mac_address(self.config.mac.0);
-            set.map_err(|source| self.failed(format!("set the address {}", self.config.mac), source))?;
+            set.map_err(|source| self.failed(format!("set the MAC address {}", self.config.mac), source))?;
             found.push(format!("MAC address {}", MacAddr(mac)));
         }
         let mtu = self.device.mtu().map_err(|source| self.failed("read its MTU".into(), source))?;
@@ -313,7 +316,8 @@ impl Tap {
         if let Some(mark) = &config.mark {
             let marked = Netlink::open().and_then(|mut netlink| netlink.set_alias(device.if_index()?, mark));
             if let Err(error) = marked {
-                tracing::warn!(tap = name, %error, "cannot mark the tap: it will remain when its interface is removed");
+                tracing::warn!(tap = name, %error, "cannot set the alias of the tap: the tap will remain after its \
+                                                    interface is removed from the configuration");
             }
         }
         device.enabled(true)?;

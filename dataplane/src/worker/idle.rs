@@ -41,7 +41,8 @@ pub fn sleep_for_ring(descriptors: u16, mbps: Option<u32>) -> Duration {
 /// Disables the timer slack of the calling thread.
 pub fn precise_sleeps() {
     if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
-        tracing::warn!(%error, "cannot disable the timer slack of a worker: its sleeps are longer");
+        tracing::warn!(%error, "cannot disable the timer slack of a worker: an idle worker sleeps longer than it \
+                                should");
     }
 }
 

@@ -318,7 +318,7 @@ impl Device {
         let mut address = sys::rte_ether_addr { addr_bytes: mac };
         // SAFETY: attached; the address is copied.
         let result = unsafe { sys::rte_eth_dev_default_mac_addr_set(self.id, &mut address) };
-        self.check("set the address", result).map(drop)
+        self.check("set the MAC address", result).map(drop)
     }
 
     /// Stops it if it is running.
@@ -385,7 +385,7 @@ pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     }
     Err(PortError::Config {
         port: port.to_owned(),
-        what: "address",
+        what: "MAC address (as a decimal number)",
         given: mac.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)),
         accepted: "a unicast address, not all zeroes".to_owned(),
     })
@@ -431,7 +431,8 @@ impl DeviceString {
             }
             None => (
                 numbered(name),
-                "; is the driver installed (librte_net_*), are its arguments right, may this process do that? DPDK's log says more",
+                "; is the driver installed (librte_net_*), are its arguments right, and may this process use the \
+                 device? DPDK's log says more",
             ),
         };
         if name.len() >= sys::RTE_ETH_NAME_MAX_LEN as usize {

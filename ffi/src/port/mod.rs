@@ -189,7 +189,7 @@ impl Port {
         let mut address = sys::rte_ether_addr::default();
         // SAFETY: the port is ours and attached; the address is written, nothing is kept.
         let result = unsafe { sys::rte_eth_macaddr_get(self.id(), &mut address) };
-        self.device.check("read the address", result)?;
+        self.device.check("read the MAC address", result)?;
         Ok(address.addr_bytes)
     }
 
@@ -284,7 +284,7 @@ impl Port {
                 sys::rte_eth_xstats_get(self.id(), values.as_mut_ptr(), capacity),
             )
         };
-        let named = self.device.check("name the extended counters", named)?;
+        let named = self.device.check("read the names of the extended counters", named)?;
         let counted = self.device.check("read the extended counters", counted)?;
         // A number beyond the capacity means that nothing was written.
         let written = |count: i32| usize::try_from(count).ok().filter(|&count| count <= names.len());

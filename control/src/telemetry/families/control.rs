@@ -22,7 +22,8 @@ pub(in crate::telemetry) fn control(page: &mut Exposition, sample: &Sample<'_>) 
     }
     stale_files(page, sample);
     log_lines(page, sample);
-    let help = "EndpointSlices whose endpoints are ignored because a Service lists too many or a namespace exceeds its share.";
+    let help = "EndpointSlices that are ignored because their Service has too many endpoints or their namespace \
+                exceeds its share of memory.";
     page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.round.slices_left_out);
 
     source(page, sample.source);
@@ -45,23 +46,24 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
     for state in GatewayDrainState::ALL {
         states.sample([state.as_str()], usize::from(state == sample.gateway.drain));
     }
-    let help =
-        "Desired states that could not be published to the workers; the last good state keeps forwarding.";
+    let help = "Desired states that could not be published to the workers; the workers keep using the last good state.";
     page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publication.failures);
-    let help = "Comparisons of an incremental result with one computed from scratch, by layer.";
+    let help = "Self-checks that compared an incremental update with a full recomputation, by layer.";
     let mut made = page.counter("tidegate_incremental_comparisons_total", help, ["layer"]);
     for (layer, count, _) in sample.gateway.comparisons {
         made.sample([layer], *count);
     }
-    let help = "Comparisons in which an incremental result differed from the one computed from scratch, by layer; a value above 0 \
-                is a bug in the gateway.";
+    let help = "Self-checks in which an incremental update differed from a full recomputation, by layer; a value \
+                above 0 is a bug in the gateway.";
     let mut differed = page.counter("tidegate_incremental_differences_total", help, ["layer"]);
     for (layer, _, count) in sample.gateway.comparisons {
         differed.sample([layer], *count);
     }
-    let help = "Duration of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
+    let help = "Duration of one reconcile, from reading its inputs until a snapshot was published to the workers or \
+                refused.";
     page.histogram("tidegate_sync_duration_seconds", help, sample.publication.timings.sync.read());
-    let help = "Time from when the source saw a change until every worker had applied it.";
+    let help =
+        "Time from when the gateway saw a change of an object until every worker had applied the change.";
     page.histogram(
         "tidegate_network_programming_duration_seconds",
         help,
@@ -71,8 +73,8 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// Pools of addresses.
 fn pools(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Addresses of the pool, by state: assigned to Services, free, reserved for gateways, nodes and others that use \
-                them, or outside: assigned to Services although they are no longer in the pool.";
+    let help = "Addresses of the pool, by state: assigned to a Service, free, reserved (used by a gateway, a node or \
+                another host), or outside (still assigned to a Service, but no longer in the pool).";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
     for one in sample.round.pools {
         pools
@@ -94,23 +96,26 @@ fn condition(page: &mut Exposition, sample: &Sample<'_>) {
     for finding in sample.round.findings.iter().chain(sample.round.own_findings) {
         *findings.entry(finding.reason.as_str()).or_default() += 1;
     }
-    let help = "Findings about objects, by reason: requests that were not granted, misconfigurations, and failures such as all health checks failing; only reasons that occur.";
+    let help = "Findings about objects, by reason: requests that were not granted, misconfigurations, and failures \
+                such as all health checks failing; absent for a reason without findings.";
     let mut family = page.gauge("tidegate_findings", help, ["reason"]);
     for (reason, count) in &findings {
         family.sample([reason], *count);
     }
     let denied = sample.round.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
-    let help = "External IPs that Services request and that no pool authorises; at most 33 of each Service are counted.";
+    let help =
+        "External IPs that Services request but no pool authorises; at most 33 per Service are counted.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 }
 
 /// The configuration on disk, and the state that a restart needs.
 fn on_disk(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "1 while the latest configuration, or one of its lists, is refused and the previous one is in use, else 0.";
+    let help = "1 while the gateway refuses the latest configuration or a list file of `protection` and uses the last \
+                good one, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.gateway.configuration_refused));
     let help = "1 while data that a restart needs is not saved, else 0, by kind of data: addresses of Services, \
-                what operators have drained, flows, the lists of `protection`, the last objects.";
+                drains by operators, flows, the lists of `protection`, and the last known objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.gateway.unsaved {
         unsaved.sample([what], usize::from(*is_unsaved));
@@ -119,41 +124,45 @@ fn on_disk(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// Files of manifests with errors.
 fn stale_files(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Manifest files with errors whose last good state is kept.";
+    let help = "Manifest files with errors; the gateway keeps using the last good content of each file.";
     page.gauge("tidegate_source_stale_files", help, []).sample([], sample.round.stale_files.len());
     let since = sample.round.stale_files.iter().map(|file| file.since).min();
     let since = since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
-    let help = "Unix time since which a manifest file has had errors, for the file with the oldest errors; 0 while no file has errors.";
+    let help = "Unix time of the oldest error that a manifest file still has; 0 while no file has errors.";
     page.gauge("tidegate_source_stale_timestamp_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 }
 
 /// Suppressed and lost log lines.
 fn log_lines(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Log lines about faults of objects and about failed writes that were suppressed because their namespace had too many.";
+    let help = "Suppressed log lines about faulty objects and about failed writes: there were too many for one \
+                namespace.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log.suppressed);
-    let help = "Log lines that were lost because nothing read standard error.";
+    let help = "Log lines that were lost because no program read standard error.";
     page.counter("tidegate_log_lines_lost_total", help, []).sample([], sample.log.lost);
 }
 
 /// The API server, or the directory.
 fn source(page: &mut Exposition, source: &SourceState) {
-    let help =
-        "1 while the source of objects answers, else 0: the gateway forwards with the last known objects.";
+    let help = "1 while the source of objects (API server or directory) answers; while 0, the gateway forwards with \
+                the last known objects.";
     page.gauge("tidegate_source_connected", help, []).sample([], source.connected);
-    let help = "Unix time at which the source of objects last started or stopped answering.";
+    let help = "Unix time at which the source of objects (API server or directory) last started or stopped answering.";
     page.gauge("tidegate_source_connected_timestamp_seconds", help, [])
         .sample([], seconds(Some(source.since)));
-    let help = "Unix time at which the objects were last known to be up to date with the source; 0 before the first time.";
+    let help = "Unix time at which the objects were last known to match their source (API server or directory); 0 \
+                before the first time.";
     let synced = source.last_sync(Timestamp::now());
     page.gauge("tidegate_source_last_sync_timestamp_seconds", help, []).sample([], seconds(synced));
     let help = "Failed attempts to read from the API server.";
     page.counter("tidegate_source_failures_total", help, []).sample([], source.failures);
-    let help = "1 while the gateway forwards with objects that it read from disk at the start, else 0.";
+    let help = "1 while the gateway forwards with objects that it read from disk at the start, because the API server \
+                has not answered yet; else 0.";
     page.gauge("tidegate_source_from_disk", help, []).sample([], source.from_disk);
-    let help = "Files of objects on disk that could not be used at the start.";
+    let help = "Files with saved objects that could not be used at the start.";
     page.counter("tidegate_source_corrupt_files_total", help, []).sample([], source.corrupt_files);
-    let help = "Objects that vanished from the API server or became older there, and that the gateway keeps for apiLossGrace.";
+    let help = "Objects that vanished from the API server or went back to an older version there; the gateway keeps \
+                its copies for apiLossGrace.";
     let mut kept = page.gauge("tidegate_source_kept_objects", help, ["kind"]);
     for one in &*source.kept {
         kept.sample([one.kind], one.count);
@@ -166,7 +175,7 @@ fn seconds(at: Option<Timestamp>) -> f64 {
 
 /// Writes to the cluster.
 pub(in crate::telemetry) fn cluster(page: &mut Exposition, cluster: &tidegate_cluster::Reading) {
-    let help = "1 while this gateway leads and writes the status of Services, else 0.";
+    let help = "1 while this gateway is the leader, which writes the status of Services, else 0.";
     page.gauge("tidegate_leader", help, []).sample([], cluster.leads);
     let help = "Writes to Services and AddressPools that are waiting to be sent.";
     page.gauge("tidegate_cluster_writes_pending", help, []).sample([], cluster.pending);
@@ -175,7 +184,7 @@ pub(in crate::telemetry) fn cluster(page: &mut Exposition, cluster: &tidegate_cl
     for (result, count) in cluster.writes {
         writes.sample([result], count);
     }
-    let help = "Events about objects of the cluster, by result; dropped ones exceeded their rate limit.";
+    let help = "Kubernetes Events of the gateway, by result; dropped Events exceeded the rate limit.";
     let mut events = page.counter("tidegate_events_total", help, ["result"]);
     for (result, count) in cluster.events {
         events.sample([result], count);
@@ -184,19 +193,22 @@ pub(in crate::telemetry) fn cluster(page: &mut Exposition, cluster: &tidegate_cl
 
 /// Owners of VIPs on layer 2.
 pub(in crate::telemetry) fn layer2(page: &mut Exposition, layer2: &Layer2Counts) {
-    let help = "Groups of VIPs (Leases, or VRRP groups of keepalived) for which only one gateway answers ARP and neighbour discovery, by whether this gateway is the owner.";
+    let help = "Groups of VIPs (one Lease or one VRRP group of keepalived each), by owner: this gateway, or another \
+                one. Only the owner answers ARP and neighbour discovery.";
     page.gauge("tidegate_layer2_groups", help, ["owner"])
         .sample(["this"], layer2.owned)
         .sample(["other"], layer2.groups.saturating_sub(layer2.owned));
     let help = "Times that this gateway acquired the Lease of a group of VIPs.";
     page.counter("tidegate_layer2_leases_taken_total", help, []).sample([], layer2.taken);
-    let help = "Failed reads and writes of the Leases of VIPs; the gateway stops answering for VIPs when its Leases expire.";
+    let help = "Failed reads and writes of the Leases of VIPs; the gateway stops answering ARP and neighbour \
+                discovery for a VIP when the Lease expires.";
     page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
 }
 
 /// Sharing flows with other gateways.
 fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
-    let help = "1 while flows are shared with this peer and nothing was lost, else 0: connections may break if it takes over.";
+    let help = "1 while flows are shared with this peer and nothing was lost; while 0, connections may break if the \
+                peer takes over.";
     let mut up = page.gauge("tidegate_flow_sharing_peer_up", help, ["peer"]);
     for (peer, is_up, ..) in &sharing.peers {
         up.sample([peer], usize::from(*is_up));
@@ -206,7 +218,7 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
     for (peer, _, waiting, _) in &sharing.peers {
         queue.sample([peer], *waiting);
     }
-    let help = "Seconds since anything was received from this peer; absent if nothing was.";
+    let help = "Seconds since the last datagram was received from this peer; absent before the first.";
     let mut silence = page.gauge("tidegate_flow_sharing_peer_silence_seconds", help, ["peer"]);
     for (peer, .., seconds) in &sharing.peers {
         if let Some(seconds) = seconds {
@@ -214,23 +226,26 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
         }
     }
     let (sent, sent_again, received) = sharing.datagrams;
-    let help = "Datagrams sent to other gateways, and accepted from them, by direction.";
+    let help = "Flow sharing datagrams, by direction: sent to other gateways, or received from other gateways and \
+                accepted.";
     page.counter("tidegate_flow_sharing_datagrams_total", help, ["direction"])
         .sample(["sent"], sent)
         .sample(["received"], received);
-    let help = "Datagrams that were resent because no acknowledgement arrived in time.";
+    let help = "Flow sharing datagrams that were resent because no acknowledgement arrived in time.";
     page.counter("tidegate_flow_sharing_resent_total", help, []).sample([], sent_again);
     let help = "Datagrams received by the flow sharing socket that were rejected, by reason.";
     let mut rejected = page.counter("tidegate_flow_sharing_rejected_total", help, ["reason"]);
     for (reason, count) in &sharing.rejected {
         rejected.sample([*reason], *count);
     }
-    let help = "Messages about flows received from other gateways, by result; a message that several workers receive counts once for each.";
+    let help = "Messages about flows received from other gateways, by result; a message counts once for each worker \
+                that receives it.";
     let mut results = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
     for (result, count) in &sharing.results {
         results.sample([*result], *count);
     }
-    let help = "Messages about flows that were lost because the queue of a worker or a peer was full; a walk of the flow tables repeats them.";
+    let help = "Messages about flows that were lost because the queue of a worker or a peer was full; the next walk \
+                of the flow tables sends them again.";
     let mut lost = page.counter("tidegate_flow_sharing_lost_total", help, ["at"]);
     for (at, count) in sharing.lost {
         lost.sample([at], count);

@@ -22,13 +22,14 @@ pub(in crate::telemetry) fn links(page: &mut Exposition, links: &[InterfaceLink]
     for link in links {
         transitions.sample([&link.name], link.port.transitions);
     }
-    let help = "Changes of the MAC address of the interface's device by other programs since the start; a configured address is restored.";
+    let help = "How often another program has changed the MAC address of the interface's device since the start; the \
+                gateway restores a configured address.";
     let mut changes = page.counter("tidegate_interface_mac_changes_total", help, ["interface"]);
     for link in links {
         changes.sample([&link.name], link.mac_changes);
     }
     let taps = || links.iter().filter_map(|link| link.tap.as_ref().map(|(_, tap)| (&link.name, tap)));
-    let help = "1 while the tap by which the kernel sends and receives on the interface is up, else 0.";
+    let help = "1 while the tap through which the kernel sends and receives on the interface is up, else 0.";
     let mut up = page.gauge("tidegate_tap_up", help, ["interface"]);
     for (name, tap) in taps() {
         up.sample([name], is_up(tap.state));
@@ -87,7 +88,8 @@ pub(in crate::telemetry) fn frames(page: &mut Exposition, stats: &Stats, names: 
         conflicts.sample([&name(at)], one.address_conflicts);
     }
 
-    let help = "Sampled packets with a partial TCP or UDP checksum, which their sender left to its NIC: receivers drop them.";
+    let help = "Sampled packets with a partial TCP or UDP checksum, because the sender expected its NIC to complete \
+                the checksum; receivers drop such packets.";
     let mut partial = page.counter("tidegate_partial_checksums_total", help, ["interface"]);
     for (at, one) in stats.interfaces.iter().enumerate() {
         partial.sample([&name(at)], one.checksums_partial);
@@ -112,7 +114,9 @@ pub(in crate::telemetry) fn frames(page: &mut Exposition, stats: &Stats, names: 
     }
     let help = "Frames passed from the worker that received them to the worker that owns their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
-    let help = "Sampled packets, by whether RSS distributed them to the worker that the gateway expects (expected) or to another one (elsewhere: replies of fullnat may be lost); 0 if drivers do not report how they distribute packets.";
+    let help = "Sampled packets, by the worker to which RSS distributed the packet: the one that the gateway expected \
+                (expected), or another one (elsewhere: replies of fullnat may be lost); 0 if drivers do not report \
+                how they distribute packets.";
     page.counter("tidegate_rss_checks_total", help, ["result"])
         .sample(["expected"], stats.arrivals_as_computed)
         .sample(["elsewhere"], stats.arrivals_elsewhere);
@@ -134,11 +138,13 @@ pub(in crate::telemetry) fn kernel(page: &mut Exposition, stats: &Stats) {
         .sample(["from_kernel"], slow.from_kernel_dropped);
     let help = "ARP and neighbour discovery requests, probes and announcements that the gateway sent.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
-    let help = "Neighbours needed only by packets (on_demand) that were not added because all on_demand entries of their link and address family were in use.";
+    let help = "Neighbours that only packets need (on_demand) and that were not added, because all on_demand entries \
+                of the link and address family were in use.";
     page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
     let help = "On-demand neighbours that were evicted in favour of newer ones.";
     page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);
-    let help = "Entries of the neighbour table, by kind: next hops of backends and routes, and entries needed only by packets (on_demand).";
+    let help = "Entries of the neighbour table, by kind: next hops of backends and routes (next_hop), and neighbours \
+                that only packets need (on_demand).";
     page.gauge("tidegate_neighbors", help, ["kind"])
         .sample(["next_hop"], stats.neighbors.next_hops)
         .sample(["on_demand"], stats.neighbors.on_demand);
@@ -154,9 +160,10 @@ pub(in crate::telemetry) fn kernel(page: &mut Exposition, stats: &Stats) {
             .sample([class.as_str(), "rate_limited"], count.rate_limited)
             .sample([class.as_str(), "queue_full"], count.queue_full);
     }
-    let help = "Frames of the kernel and of neighbour resolution that workers sent.";
+    let help = "Frames from the kernel and from neighbour resolution that workers sent.";
     page.counter("tidegate_injected_packets_total", help, []).sample([], slow.injected);
-    let help = "Frames of the kernel and of neighbour resolution that were dropped because the transmit queue was full.";
+    let help = "Frames from the kernel and from neighbour resolution that were dropped because the transmit queue was \
+                full.";
     page.counter("tidegate_injected_drops_total", help, []).sample([], slow.injected_dropped);
 }
 
@@ -168,9 +175,10 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (worker, one) in &workers {
         gauge.sample([worker], one.state == WorkerState::Running);
     }
-    let help = "1 while the thread for the kernel's packets and for neighbour resolution runs, else 0.";
+    let help = "1 while the slow path runs (the thread for the kernel's packets and for neighbour resolution), else 0.";
     page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_healthy);
-    let help = "How often a thread of the packet path started to hang: it was alive but made no progress.";
+    let help = "How often a worker or the slow path started to hang (the thread was alive but made no progress), by \
+                thread.";
     let mut counter = page.counter("tidegate_thread_hangs_total", help, ["thread"]);
     for (worker, one) in &workers {
         counter.sample([&format!("worker {worker}")], one.hangs);
@@ -182,7 +190,7 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
         gauge.sample([worker], one.busy_ratio);
     }
     let help =
-        "CPU cycles for each frame while there was work, over the last second or longer; 0 without traffic.";
+        "CPU cycles per frame while the worker had work, over the last second or longer; 0 without traffic.";
     let mut gauge = page.gauge("tidegate_worker_cycles_per_packet", help, ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.cycles_per_packet);
@@ -195,7 +203,8 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (worker, one) in &workers {
         counter.sample([worker], one.frames);
     }
-    let help = "Requests of the worker for neighbour resolution that were lost because a queue was full; the next packet repeats them.";
+    let help = "Neighbour resolution requests of the worker that were lost because a queue was full; the next packet \
+                repeats the request.";
     let mut counter = page.counter("tidegate_neighbor_events_lost_total", help, ["worker"]);
     for (worker, one) in &workers {
         counter.sample([worker], one.neighbor_events_lost);
@@ -204,7 +213,8 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (worker, one) in &workers {
         gauge.sample([worker], one.flows);
     }
-    let help = "SYN cookies sent to clients and accepted from them, and segments refused because they had no valid one, by result.";
+    let help = "SYN cookies, by result: sent to clients, accepted from clients, or refused (segments without a valid \
+                cookie).";
     let mut counter = page.counter("tidegate_syn_cookies_total", help, ["result"]);
     let sum =
         |of: fn(&CookieCounts) -> u64| stats.workers.iter().map(|one| of(&one.syn_cookies)).sum::<u64>();
@@ -221,11 +231,13 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     for (why, count) in &stats.evictions {
         counter.sample([why.as_str()], *count);
     }
-    let help = "New flows that got no flow table entry because no flow could be evicted for them.";
+    let help = "New flows that got no entry in the full flow table because no other flow could be evicted.";
     page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
-    let help = "How often a worker set a backend aside because it refused or ignored new connections.";
+    let help = "How often a worker set a backend aside (gave it no more new flows) because the backend refused or \
+                ignored connections.";
     page.counter("tidegate_backends_set_aside_total", help, []).sample([], stats.backends_set_aside);
-    let help = "How often a backend that a worker had set aside answered a new connection again.";
+    let help = "How often a backend that a worker had set aside (gave no more new flows) answered a new connection \
+                again.";
     page.counter("tidegate_backends_returned_total", help, []).sample([], stats.backends_returned);
     let help = "Resets and ICMP errors that were not sent because of the rate limit of their kind.";
     let mut counter = page.counter("tidegate_answers_suppressed_total", help, ["kind"]);
@@ -238,14 +250,17 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
 
 /// The flows of earlier processes found at the start.
 pub(in crate::telemetry) fn restored(page: &mut Exposition, restored: &Restored) {
-    let help = "Flows that this process found in the flow tables of earlier ones, by result: restored, or the reason why not.";
+    let help = "Flows that this process found in the flow tables of earlier processes, by result: restored, or the \
+                reason why the flow was not restored.";
     let mut gauge = page.gauge("tidegate_restored_flows", help, ["result"]);
     gauge.sample(["restored"], restored.counts.restored);
     for (why, count) in NotRestored::ALL.iter().zip(restored.counts.not_restored) {
         gauge.sample([why.as_str()], count);
     }
-    let help = "Flow tables of earlier processes that were refused; all tables of a process of another version or from before a reboot count as one.";
+    let help = "Flow tables of earlier processes that were refused; if a whole process was refused (another version, \
+                or a reboot), all its tables count as one.";
     page.gauge("tidegate_restored_refused_tables", help, []).sample([], restored.refused_tables);
-    let help = "Time during which a worker restored flows at the start and forwarded nothing; the longest of all workers.";
+    let help =
+        "Longest time for which a worker restored flows at the start; a worker forwards nothing meanwhile.";
     page.gauge("tidegate_restored_seconds", help, []).sample([], restored.took.as_secs_f64());
 }

@@ -12,7 +12,8 @@ pub(in crate::telemetry) fn build(page: &mut Exposition, version: &str) {
 
 /// Durations that workers, the slow path, the health checks and the daemon's loop recorded.
 pub(in crate::telemetry) fn latencies(page: &mut Exposition, latencies: &Latencies) {
-    let help = "Duration of one loop iteration of a worker that had work: receive a burst from each interface, process and send it.";
+    let help = "Duration of one loop iteration with work in a worker: receive a burst from each interface, process \
+                and send it.";
     page.histogram(
         "tidegate_worker_turn_seconds",
         help,

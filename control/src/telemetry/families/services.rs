@@ -40,12 +40,14 @@ pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStat
         }
     }
     let labels = ["namespace", "service", "port", "protocol", "direction"];
-    let help = "Packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR modes have no replies here.";
+    let help = "Packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR \
+                modes have no reply series, because replies bypass the gateway.";
     let mut family = page.counter("tidegate_service_packets_total", help, labels);
     for (([namespace, service, port, protocol], direction), traffic) in &ports {
         family.sample([namespace, service, port, protocol, direction], traffic.packets);
     }
-    let help = "Bytes of the IP packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR modes have no replies here.";
+    let help = "Bytes of the IP packets forwarded for the service port over all its VIPs, by direction (request, \
+                reply); the DSR modes have no reply series, because replies bypass the gateway.";
     let mut family = page.counter("tidegate_service_bytes_total", help, labels);
     for (([namespace, service, port, protocol], direction), traffic) in &ports {
         family.sample([namespace, service, port, protocol, direction], traffic.bytes);
@@ -54,7 +56,8 @@ pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStat
 
 /// Services with limits.
 pub(in crate::telemetry) fn limits(page: &mut Exposition, limited: &[LimitedService]) {
-    let help = "Packets dropped by a limit of the Service, by reason, since it got an annotation max-connections, max-connection-rate or max-bandwidth.";
+    let help = "Packets dropped by a limit of the Service, by reason; counted since the Service got its first \
+                annotation max-connections, max-connection-rate or max-bandwidth.";
     let mut family =
         page.counter("tidegate_service_limit_drops_total", help, ["namespace", "service", "reason"]);
     for one in limited {
@@ -118,7 +121,8 @@ pub(in crate::telemetry) fn backends(
         family.sample([namespace, service, port, protocol, backend], *count);
     }
 
-    let help = "Workers that have set the backend aside because it refused or ignored new connections; absent if none has.";
+    let help = "Workers that have set the backend aside (give it no new flows) because it refused or ignored \
+                connections; absent if there are none.";
     let mut family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), workers) in &set_aside {
         family.sample([namespace, service, port, protocol, backend], *workers);
@@ -144,12 +148,14 @@ pub(in crate::telemetry) fn backends(
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
     }
-    let help = "Fraction of its share of new flows that a backend gets while it warms up (slowStart); absent if it gets all.";
+    let help = "Fraction of its full share of new flows that the backend gets while it warms up (slowStart); absent \
+                if the backend gets its full share.";
     let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), percent) in &warm_up {
         family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
     }
-    let help = "Backends, over all service ports and addresses, without their own series because there are too many.";
+    let help = "Backends that have no series, because there are too many backends; a backend counts for each service \
+                port and address.";
     page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
 }
 
@@ -160,7 +166,7 @@ pub(in crate::telemetry) fn snat_ports(
     snat_ports: &[SnatPortStats],
     without_series: &WithoutSeries<'_>,
 ) {
-    let help = "Local ports available to one SNAT address for one backend and protocol, over all workers.";
+    let help = "Local ports that one SNAT address can use for one backend and protocol, over all workers.";
     page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
     let detailed = stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name));
     let backends = detailed.flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
@@ -175,8 +181,8 @@ pub(in crate::telemetry) fn snat_ports(
             *ports.entry(key).or_default() += count;
         }
     }
-    let help = "Local ports of the SNAT address in use towards the backend, by the state of their flows; a \
-                new flow may take the port of a flow that is not established.";
+    let help = "Local ports of the SNAT address that are in use towards the backend, by the state of the port's flow; \
+                a new flow may take the port of a flow that is not established.";
     let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
     let mut family = page.gauge("tidegate_snat_ports", help, labels);
     for ((address, [namespace, service, port, protocol], backend, state), count) in &ports {
@@ -196,12 +202,13 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks in progress.";
     page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.in_progress);
-    let help = "Targets of health checks, by state; a damped target, which flaps, is also counted as passing or failing.";
+    let help = "Targets of health checks, by state; a damped (flapping) target is also counted as passing or failing.";
     page.gauge("tidegate_health_targets", help, ["state"])
         .sample(["passing"], load.targets.saturating_sub(load.failing))
         .sample(["failing"], load.failing)
         .sample(["damped"], load.damped);
-    let help = "Largest factor by which the check intervals of a namespace are stretched to stay within the limit of checks a second; 1 while none is stretched.";
+    let help = "Largest factor by which the health check intervals of a namespace are stretched to stay within the \
+                limit of checks per second; 1 while no interval is stretched.";
     page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
 
     let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
@@ -214,12 +221,13 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
             active.entry(key).and_modify(|least| *least = of_vip.min(*least)).or_insert(of_vip);
         }
     }
-    let help = "Backends of the service port that accept new flows; the minimum over its VIPs.";
+    let help = "Backends of the service port that accept new flows, on the VIP with the fewest.";
     let mut family = page.gauge("tidegate_service_backends", help, PORT_LABELS);
     for (key, count) in &active {
         family.sample(*key, *count);
     }
-    let help = "1 while all backends of the service port fail their checks on one of its VIPs and all backends stay in use (fail open), else 0.";
+    let help = "1 while all backends of the service port fail their health checks on one of its VIPs, so that all \
+                stay in use (fail open); else 0.";
     let mut family = page.gauge("tidegate_health_fail_open", help, PORT_LABELS);
     for (key, open) in &open {
         family.sample(*key, *open);

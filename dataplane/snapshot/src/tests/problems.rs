@@ -112,8 +112,8 @@ fn problems_of_routes_neighbours_and_tables_are_reported() {
     assert_eq!(problem(&spec, 16), divided);
     assert_eq!(
         divided.to_string(),
-        "default/web:80 (TCP 203.0.113.1:80): the weights of its backends sum to 589815, above 500000, and are divided \
-         by 2"
+        "default/web:80 (TCP 203.0.113.1:80): the weights of the backends sum to 589815, but the maximum is \
+         500000: every weight is divided by 2"
     );
 }
 

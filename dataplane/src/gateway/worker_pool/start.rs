@@ -184,7 +184,8 @@ impl<F> WorkerPool<F> {
         let probe_device = taps.iter().any(Option::is_some).then(|| ProbeDevice::create(mtu_of_probes(mtu)));
         let probe_device = probe_device.and_then(|made| {
             made.map_err(|error| {
-                tracing::warn!(%error, "cannot create the probe device: DSR backends are checked at their own addresses");
+                tracing::warn!(%error, "cannot create the probe device: DSR backends are checked at their own \
+                                        addresses instead of the VIPs");
             })
             .ok()
         });
