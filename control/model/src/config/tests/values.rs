@@ -432,7 +432,7 @@ fn faults_of_protection_and_of_the_key_name_accepted_values() {
         ("selectionKey: {value: '000102030405060708090a0b0c0d0e0f', file: /dev/null}", "one of the two"),
         ("selectionKey: {fil: a}", "accepted: file"),
         ("selectionKey: {}", "neither value nor file is given"),
-        ("selectionKey: {value: 01020304050607080910111213141508090a0b}", "are not a key"),
+        ("selectionKey: {value: 01020304050607080910111213141508090a0b}", "is not a key"),
         ("selectionKey: {value: 10000000000000000000008090110110}", "text in quotes: 32 hexadecimal digits"),
         ("selectionKey: {value: [000102030405060708090a0b0c0d0e0f]}", "text in quotes"),
     ] {

@@ -94,8 +94,8 @@ const SEVENTEEN: &str = "9.9.9.0,9.9.9.1,9.9.9.2,9.9.9.3,9.9.9.4,9.9.9.5,9.9.9.6
 /// Nothing is served for these values: invalid ones whose default could allow what the author wanted to exclude, and
 /// requests that are not granted yet.
 const UNSAFE: &[(&str, &str, Reason, &str)] = &[
-    (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
-    (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
+    (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "one IPv4 address, one IPv6 address"),
+    (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "one IPv4 address, one IPv6 address"),
     (key::LOAD_BALANCER_IPS, SEVENTEEN, Reason::InvalidValue, "one IPv4 address, one IPv6 address"),
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
