@@ -158,7 +158,7 @@ const MISTAKES: &[Mistake] = &[
             "    - {name: inside, device: \"net_af_packet,iface=eth2\", addresses: [\"192.0.2.9/24\"]}\n  routes:",
         )],
         (GATEWAY_FILE, "inside"),
-        &["192.0.2.0/24 is also the network of uplink"],
+        &["192.0.2.0/24 is also a network of the interface uplink"],
     ),
     warned(
         "pools that overlap",
@@ -174,7 +174,7 @@ const MISTAKES: &[Mistake] = &[
             "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"0.0.0.0/0\"]}\npools:\n",
         )],
         (GATEWAY_FILE, "aggregates"),
-        &["0.0.0.0/0 is too short: it contains addresses of other networks"],
+        &["the prefix 0.0.0.0/0 is too short: it contains addresses of other networks"],
     ),
     refused(
         "an aggregate outside of the pools",

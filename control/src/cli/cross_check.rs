@@ -84,7 +84,7 @@ fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec
             None => continue,
         };
         let what = format!("{field}: {ip} is the address of an endpoint of {object}");
-        let accepted = "an address that only the gateway has";
+        let accepted = "an address that no other host has";
         faults.push(Diagnostic::error(what).accepting(accepted).at(config.origin.field(&field)));
     }
     faults

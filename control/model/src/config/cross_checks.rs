@@ -18,7 +18,7 @@ use crate::objects::AddressRange;
 use crate::yaml::Sheet;
 
 /// What is accepted as an address that the gateway answers for.
-const GATEWAYS_OWN: &str = "an address that only the gateway has";
+const GATEWAYS_OWN: &str = "an address that no other host has";
 
 pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     let check = Check { sheet, config };
@@ -55,7 +55,7 @@ impl Check<'_> {
                     let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
                     self.error(
                         &field,
-                        format!("{field}: {address} is also on {other}"),
+                        format!("{field}: {address} is also an address of the interface {other}"),
                         "each address on one interface",
                     );
                 }
@@ -76,7 +76,8 @@ impl Check<'_> {
                 if let Some(first) = interfaces[..i].iter().find(shares).filter(|_| !is_host) {
                     let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
                     let what = format!(
-                        "{field}: {net} is also the network of {}, and packets to it leave on {} only",
+                        "{field}: {net} is also a network of the interface {}, so packets to this network \
+                         leave on {} only",
                         first.name, first.name
                     );
                     self.warn(&field, &what, "each network on one interface");
@@ -90,7 +91,11 @@ impl Check<'_> {
         let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
         if self.config.announce.l2.mode == Layer2Mode::Lease && is_directory {
             let what = "announce.l2.mode: Leases need an API server, but the source is a directory";
-            self.error("announce.l2.mode", what.to_owned(), "source.kubernetes, or mode: vrrp");
+            self.error(
+                "announce.l2.mode",
+                what.to_owned(),
+                "source.kubernetes, or one of the modes always, vrrp and off",
+            );
         }
     }
 
@@ -99,8 +104,8 @@ impl Check<'_> {
         let socket = self.config.flow_sharing_socket();
         if self.config.finds_flow_peers() && socket.ip().is_unspecified() {
             let what = format!(
-                "flowSharing.listen: without flowSharing.peers, other gateways find the socket in the GatewayStatus, but no \
-                 interface has an address for {socket}"
+                "flowSharing.listen: without flowSharing.peers, the GatewayStatus must contain the address of the \
+                 socket {socket}, but no interface has an address of its family"
             );
             self.error(
                 "flowSharing.mode",
@@ -119,22 +124,19 @@ impl Check<'_> {
             return;
         }
         if sharing.peers.is_empty() && is_directory {
-            let what = "flowSharing.peers: the list is empty, and the source is a directory, which cannot discover gateways: no flows are shared";
-            self.warn(
-                "flowSharing.mode",
-                what,
-                "flowSharing.peers with flowSharing.listen of each other gateway",
-            );
+            let what = "flowSharing.peers: the list is empty, so no flows are shared: with source.directory, \
+                        gateways cannot discover each other";
+            self.warn("flowSharing.mode", what, "a list of the flowSharing.listen of every other gateway");
         }
         for (i, peer) in sharing.peers.iter().enumerate() {
             let contains = |range: &AddressRange| range.contains(peer.ip());
             if let Some(pool) = self.config.pools.iter().find(|pool| pool.ranges.iter().any(contains)) {
                 let field = format!("flowSharing.peers[{i}]");
                 let what = format!(
-                    "{field}: {peer} is an address of the pool {}, which Services can get",
+                    "{field}: {peer} has an address of the pool {}, which Services can get",
                     pool.name
                 );
-                self.warn(&field, &what, "flowSharing.listen of another gateway");
+                self.warn(&field, &what, "the flowSharing.listen of another gateway");
             }
         }
     }
@@ -173,7 +175,7 @@ impl Check<'_> {
             interfaces.flat_map(|i| i.addresses.iter().map(move |a| format!("{} ({})", a.trunc(), i.name)));
         let networks: Vec<String> = networks.collect();
         if networks.is_empty() {
-            return "an address on-link; no interface has addresses yet".to_owned();
+            return "an on-link address; no interface has addresses yet".to_owned();
         }
         format!("an address in {}", networks.join(", "))
     }
@@ -201,7 +203,8 @@ impl Check<'_> {
                 network.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
             {
                 let what = format!(
-                    "{field}: {ip} is also the address of {}: local ports may collide with the host's",
+                    "{field}: {ip} is also an address of the interface {}: its ports may collide \
+                     with those of this host",
                     interface.name
                 );
                 self.warn(&field, &what, "an address that no interface has");
@@ -226,7 +229,7 @@ impl Check<'_> {
             source.to_string()
         };
         let what = format!(
-            "{field}: {shown} is in no network of an interface, so {lost} get lost unless a router has a route to it \
+            "{field}: {shown} is in no network of an interface, so {lost} get lost if no router has a route to {shown} \
              through this gateway"
         );
         self.warn(
@@ -322,7 +325,7 @@ impl Check<'_> {
                 pool.ranges.iter().any(|range| whole.is_some_and(|whole| whole.overlaps(range)))
             });
             let what = if let Some((ip, what)) = others.next() {
-                format!("contains {ip}, {what}")
+                format!("contains {ip}, the address of {what}")
             } else if let Some(net) = networks.find(|net| net.prefix_len() < net.max_prefix_len()) {
                 format!("contains all hosts of the network {}", net.trunc())
             } else if let Some(pool) = pools.into_iter().next() {
@@ -352,15 +355,15 @@ impl Check<'_> {
         for (i, prefix) in network.gateway.prefixes.iter().enumerate() {
             let field = format!("dataplane.gateway.prefixes[{i}]");
             if !known.iter().any(|net| net.contains(prefix)) {
-                let what = format!("{field}: no interface network and no route contains {prefix}");
+                let what = format!("{field}: {prefix} is in no network of an interface or a route");
                 let accepted =
                     "a part of a network of dataplane.interfaces, or of a route other than a default route";
                 self.error(&field, what, accepted);
             }
         }
         if network.gateway.forward && network.gateway.prefixes.is_empty() {
-            let what =
-                "dataplane.gateway.forward: there are no prefixes, so no traffic of backends is forwarded";
+            let what = "dataplane.gateway.forward: the list of prefixes is empty, so no traffic of backends is \
+                        forwarded";
             self.warn(
                 "dataplane.gateway.forward",
                 what,
@@ -377,19 +380,21 @@ impl Check<'_> {
             let field = format!("dataplane.gateway.masquerade[{i}]");
             let is_v4 = net.addr().is_ipv4();
             if !network.gateway.forward {
-                let what = format!("{field}: the traffic of {net} is not forwarded");
-                self.error(
-                    &field,
-                    what,
-                    "a network whose traffic is forwarded, with dataplane.gateway.forward: routes",
+                let what = format!(
+                    "{field}: the traffic of {net} is not forwarded, because dataplane.gateway.forward is refuse"
                 );
+                self.error(&field, what, "dataplane.gateway.forward: routes, or no masquerade");
             } else if !network.gateway.prefixes.iter().any(|prefix| prefix.contains(net)) {
                 let what = format!("{field}: {net} is in no network of dataplane.gateway.prefixes");
-                self.error(&field, what, "a part of one of dataplane.gateway.prefixes");
+                self.error(&field, what, "a network inside one of dataplane.gateway.prefixes");
             } else if !network.snat_addresses.iter().any(|addr| addr.is_ipv4() == is_v4) {
                 let family = if is_v4 { "IPv4" } else { "IPv6" };
                 let what = format!("{field}: dataplane.snatAddresses has no {family} address");
-                self.error(&field, what, "a network of a family with an address in dataplane.snatAddresses");
+                self.error(
+                    &field,
+                    what,
+                    "a network of an address family that dataplane.snatAddresses contains",
+                );
             }
         }
     }

@@ -163,7 +163,10 @@ fn tunnel_peers(parent: &Fields<'_>) -> Vec<IpAddr> {
     let Some(list) = parent.get("tunnelPeers") else { return Vec::new() };
     let items = list.list();
     if items.len() > TUNNEL_PEERS_MAX {
-        list.error(format_args!("{} gateways", items.len()), format!("at most {TUNNEL_PEERS_MAX}"));
+        list.error(
+            format_args!("the list has {} gateways", items.len()),
+            format!("at most {TUNNEL_PEERS_MAX}"),
+        );
     }
     unique(&items, host_address)
 }
@@ -174,7 +177,10 @@ fn cores(list: &Field<'_>) -> Vec<u16> {
     let cores = unique(&items, core);
     let is_list = matches!(list.node.value, Value::Sequence(_));
     if is_list && !(1..=WORKERS_MAX).contains(&items.len()) {
-        list.error(format_args!("{} cores", items.len()), format!("1 to {WORKERS_MAX} core numbers"));
+        list.error(
+            format_args!("the list has {} cores", items.len()),
+            format!("1 to {WORKERS_MAX} core numbers"),
+        );
     }
     cores
 }
@@ -183,7 +189,10 @@ fn interfaces(parent: &Fields<'_>) -> Vec<Interface> {
     let Some(list) = parent.get("interfaces") else { return Vec::new() };
     let items = list.list();
     if items.len() > INTERFACES_MAX {
-        list.error(format_args!("{} interfaces", items.len()), format!("at most {INTERFACES_MAX}"));
+        list.error(
+            format_args!("the list has {} interfaces", items.len()),
+            format!("at most {INTERFACES_MAX}"),
+        );
     }
     let mut names = BTreeMap::new();
     let mut devices = BTreeMap::new();
@@ -245,7 +254,7 @@ fn routes(parent: &Fields<'_>) -> Vec<RouteSpec> {
             let to = f.network()?;
             once(&mut seen, to, &f).then_some(to)
         });
-        let via = fields.required("via", "the address of a router on-link").and_then(|f| host_address(&f));
+        let via = fields.required("via", "the address of an on-link router").and_then(|f| host_address(&f));
         fields.finish(Unknown::Refused);
         if let (Some(to), Some(via)) = (to, via) {
             decoded.push(RouteSpec { to, via });
@@ -306,7 +315,7 @@ fn tunnel_sources(parent: &Fields<'_>, network: &mut NetworkSpec<Interface>) {
         let of_family = if is_v4 { &mut network.tunnel_source_v4 } else { &mut network.tunnel_source_v6 };
         if let Some(taken) = of_family.replace(prefix) {
             field.error(
-                format_args!("a second entry of the family of {taken}"),
+                format_args!("{taken} is already the entry of this address family"),
                 "one address or prefix of each family",
             );
         }
@@ -337,7 +346,7 @@ fn host_address(field: &Field<'_>) -> Option<IpAddr> {
     let broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
     if ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || broadcast {
         field.error(
-            format_args!("{ip} cannot be the address of a host here"),
+            format_args!("{ip} cannot be the address of a host on the network"),
             "a unicast address, not loopback",
         );
         return None;

@@ -70,7 +70,7 @@ fn value(name: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Str
         addresses.map_err(|_| {
             let accepted = "addresses separated by commas".to_owned();
             (
-                format!("the environment variable NODE_IPS is {listed:?}, which is not a list of addresses"),
+                format!("the environment variable NODE_IPS or NODE_IP is {listed:?}, which is not a list of addresses"),
                 accepted,
             )
         })

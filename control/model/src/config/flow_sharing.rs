@@ -82,7 +82,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
             if peer.ip().is_unspecified() || !reaches(config.listen.ip(), peer.ip()) {
                 item.error(
                     format_args!("{peer} cannot be reached from flowSharing.listen"),
-                    "the address of a gateway, of the family of flowSharing.listen",
+                    "the address of a gateway, in the address family of flowSharing.listen",
                 );
             } else if config.peers.contains(&peer) {
                 item.error(format_args!("{peer} is listed twice"), "each peer once");
@@ -101,7 +101,10 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
         });
         config.accept_key = secret_section(fields, "acceptKey", |key| decode_key(key, files));
         if let Some(mode) = mode.filter(|_| config.mode != FlowSharing::None && !is_given) {
-            mode.error("there is no flowSharing.key", "none, or a key for the other modes");
+            mode.error(
+                "there is no flowSharing.key",
+                "the mode none, or flowSharing.key for the other modes",
+            );
         }
         let rate = fields.get("rateMax").and_then(|f| f.integer(RATE));
         config.rate_max = rate.and_then(|n| u32::try_from(n).ok()).unwrap_or(config.rate_max);
@@ -151,7 +154,7 @@ fn decode_key(fields: &Fields<'_>, files: &Files<'_>) -> Option<FlowSharingKey> 
             key
         }
         (Some(_), Some(file)) => {
-            file.error("value is given too", "one of the two");
+            file.error("both value and file are given", "one of the two");
             None
         }
         (None, None) => None,
@@ -168,7 +171,7 @@ fn key(field: &Field<'_>, text: &str) -> Option<FlowSharingKey> {
         pairs.iter().map(|[high, low]| high << 4 | low).collect::<Vec<u8>>().try_into().ok()
     });
     if bytes.is_none() {
-        field.error(format_args!("{} characters are not a key", text.chars().count()), KEY_ACCEPTED);
+        field.error(format_args!("the text of {} characters is not a key", text.chars().count()), KEY_ACCEPTED);
     }
     bytes.map(FlowSharingKey)
 }

@@ -156,14 +156,15 @@ pub const KEYS: &[Key] = &[
         "The gateway serves Services with this `spec.loadBalancerClass`."),
     key("source.kubernetes.default", "boolean", Value("false"), "true", Restart, "Also serve Services without a class."),
     key("source.kubernetes.apiLossGrace", "duration, 0s to 168h", Value("5m"), "90s", Restart,
-        "When the API server returns after an outage and lacks objects, or has older versions of them: how long the gateway keeps \
-         the objects that it knows. A deletion that a watch reports takes effect at once, and so does an object that was created \
-         again under the same name."),
+        "How long the gateway keeps the objects that it knows if the API server returns from an outage without them, \
+         or with older versions of them. A deletion that a watch reports takes effect at once, and so does an object \
+         that was created again under the same name."),
     key("source.kubernetes.podWeights", "boolean", Value("false"), "true", Restart,
         "Honour the annotation `tidegate.dev/weight` of Pods. This needs a watch on the metadata of all Pods, and the RBAC rules in `deploy/kubernetes/pod-weights`."),
     key("source.kubernetes.leaseNamespace", "namespace", Value("tidegate-system"), "edge", Restart,
-        "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all gateways. In another \
-         namespace than the default, grant their accounts `get`, `create` and `update` of leases."),
+        "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all \
+         gateways. If you change the namespace, grant the accounts of the gateways `get`, `create` and `update` of \
+         leases in it."),
     key("source.kubernetes.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where the gateway saves the latest objects, and what operators have drained. It uses the saved objects if the API \
          server is down when the gateway starts. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. \
@@ -202,12 +203,13 @@ pub const KEYS: &[Key] = &[
     key("services.defaults.drainTimeout", "duration, 0s to 24h", Value("300s"), "1m30s", Reload,
         "How long existing flows continue after their backend or their Service is removed."),
     key("services.defaults.slowStart", "`0s`, or a duration from 10s to 1h", Value("0s"), "30s", Reload,
-        "How long a backend that has become ready takes to get its full share of new flows, in ten steps. `0s`: it gets it at once ([selection.md](selection.md#slow-start))."),
+        "How long a backend that has become ready takes to get its full share of new flows, in ten steps. `0s`: it gets the full share at once ([selection.md](selection.md#slow-start))."),
     key("services.defaults.noEndpoints", "`reject`, `drop`", Value("reject"), "drop", Reload,
         "How the gateway answers clients of a Service without backends. `reject`: with a TCP reset or ICMP \"port unreachable\". `drop`: not at all."),
     key("services.defaults.flowTracking", "`always`, `on-change`", Value("always"), "on-change", Reload,
-        "Which flows the gateway remembers in DSR modes with `rendezvous`. `always`: all. `on-change`: only those that would move, for the drain timeout after a \
-         change of the backends ([selection.md](selection.md#flows-in-flux))."),
+        "Which flows the gateway remembers in DSR modes with `rendezvous`. `always`: all. `on-change`: only the flows \
+         that a change of the backends would move, for the drain timeout after the change \
+         ([selection.md](selection.md#flows-in-flux))."),
     key("services.defaults.mssClamp", "`off`, `path`, or 536 to 65495", Value("off"), "1400", Reload,
         "The limit for the maximum segment size that TCP SYNs name, in tunnel and NAT modes. `path`: what fits the links and the path. A number: at most that \
          many bytes, and no more than `path` ([tunnels.md](tunnels.md#the-segment-size-of-tcp))."),
@@ -215,8 +217,8 @@ pub const KEYS: &[Key] = &[
         "The gateway serves node ports and health-check node ports on the addresses of `dataplane.interfaces` in these networks. If the list is empty, it \
          serves node ports on none of its addresses, and health-check node ports on all addresses of its host."),
     key("services.healthCheckNodePortNetworks", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
-        "Health-check node ports answer hosts in these networks, and loopback addresses; the connections of others are closed. \
-         If the list is empty, they answer everybody."),
+        "Health-check node ports answer hosts in these networks, and loopback addresses; connections of other hosts \
+         are closed. If the list is empty, they answer every host."),
     key("services.unservedPorts", "`reject`, `drop`", Value("reject"), "drop", Reload,
         "How the gateway answers packets to a port of a VIP or of a cluster IP that it serves, when no Service has that port."),
     key("services.ownClusterIPs", "boolean", Value("false"), "true", Reload,
@@ -241,18 +243,19 @@ pub const KEYS: &[Key] = &[
     key("protection.allow.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
         "Files with more sources, as for `deny`."),
     key("protection.newConnections.perSecond", "1 to 10000000", Words("no limit"), "100", Reload,
-        "New flows per second that each source prefix may create, over all Services and workers. More are dropped (`source_connection_rate`)."),
+        "New flows per second that each source prefix may create, over all Services and workers. Flows above this rate are dropped (`source_connection_rate`)."),
     key("protection.newConnections.burst", "1 to 10000000", Words("`perSecond`"), "500", Reload,
         "New flows that a source prefix may create at once."),
     key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
     key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
     key("protection.synCookies", "`off`, `auto`, `always`", Value("auto"), "always", Reload,
-        "When a new TCP connection of a `nat` or `fullnat` Service is answered with a SYN cookie instead of a flow \
-         ([floods.md](floods.md#syn-cookies)): never, while a worker has many unanswered handshakes of the Service, or always."),
+        "When the gateway answers a new TCP connection of a `nat` or `fullnat` Service with a SYN cookie and creates \
+         no flow yet ([floods.md](floods.md#syn-cookies)). `off`: never. `auto`: while a worker has many unanswered \
+         handshakes of the Service. `always`: for every connection."),
 
     key("selectionKey.value", "32 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f", Reload,
-        "A secret by which backends are chosen, so that clients cannot choose theirs ([selection.md](selection.md#a-secret-for-the-choice)). \
-         All gateways of a fleet need the same one. A change redistributes new flows; known flows stay."),
+        "A secret that influences the choice of a backend, so that clients cannot choose their backend ([selection.md](selection.md#a-secret-for-the-choice)). \
+         All gateways of a fleet need the same secret. A change redistributes new flows; known flows stay."),
     of_file("selectionKey.file", "path, relative to this file",
         "A file that contains the secret instead, such as a mounted Secret. It is read again with the configuration."),
 
@@ -273,13 +276,13 @@ pub const KEYS: &[Key] = &[
     key("pools[].forceRelease", "boolean", Value("false"), "true", Reload,
         "Take back addresses that the pool would no longer assign. With `false`, Services keep the addresses that they have ([addresses.md](addresses.md))."),
     key("pools[].gatewaySelector", "label selector", Words("all"), "{matchLabels: {rack: r1}}", Reload,
-        "Only gateways with these `metadata.labels` answer for the addresses and announce them. Others still forward packets that arrive for them ([layer2.md](layer2.md#gateway-groups))."),
+        "Only gateways with these `metadata.labels` answer for the addresses and announce them. Other gateways still forward packets that arrive for the addresses ([layer2.md](layer2.md#gateway-groups))."),
     key("pools[].announce", "list of `l2` and `bgp`", Value("[l2, bgp]"), "[bgp]", Reload,
-        "How the addresses are announced, where `announce` enables it: by answers to ARP and neighbour discovery, by BGP. With `[]` the gateways do neither, and routers need static routes."),
+        "How the addresses are announced, if `announce` enables it. `l2`: by answers to ARP and neighbour discovery. `bgp`: by BGP. `[]`: not at all, so routers need static routes."),
     key("pools[].labels", "labels", Value("{}"), "{scope: internal}", Reload,
         "Labels of the pool, which annotations of Services can select. `scope: internal` marks a pool of internal addresses."),
     key("pools[].bgp.communities", "list of communities", Value("[]"), "[\"64512:100\"]", Reload,
-        "Communities of the routes to this pool's addresses, in addition to those of peers ([bgp.md](bgp.md#what-a-route-carries))."),
+        "Communities of the routes to this pool's addresses, in addition to the communities of the peer ([bgp.md](bgp.md#what-a-route-carries))."),
     key("pools[].bgp.localPref", "0 to 4294967295", Words("as the peer's"), "200", Reload, "The local preference of these routes. Services override it."),
     key("pools[].bgp.med", "0 to 4294967295", Words("as the peer's"), "10", Reload, "The MED of these routes. Services override it."),
     key("pools[].bgp.prepends", "0 to 10", Words("as the peer's"), "3", Reload, "How often the gateway's AS number is prepended. Services override it."),
@@ -297,20 +300,20 @@ pub const KEYS: &[Key] = &[
     key("health.dsrDestination", "`vip`, `backend`", Value("vip"), "backend", Reload,
         "Which address checks use in DSR modes. `vip`: the VIP, as in packets of clients. `backend`: the backend's own address."),
     key("health.intervalMin", "duration, 100ms to 1h", Value("100ms"), "1s", Reload,
-        "The shortest interval that a Service can set by annotation. A shorter one is raised to it, and the Service gets an event."),
+        "The shortest interval that a Service can set by annotation. A shorter interval is raised to this one, and the Service gets an event."),
     key("health.timeoutMax", "duration, 10ms to 1h", Value("1m"), "10s", Reload,
-        "The longest timeout that a Service can set by annotation. A longer one is lowered to it, and the Service gets an event."),
+        "The longest timeout that a Service can set by annotation. A longer timeout is lowered to this one, and the Service gets an event."),
     key("health.allowedNetworks", "list of CIDRs",
         Words("with `source.directory`: all networks; with `source.kubernetes`: the on-link networks of `dataplane.interfaces`, the \
                destinations of `dataplane.routes` except default routes, and the InternalIPs and `spec.podCIDRs` of the endpoint's node"),
         "[\"10.0.0.0/8\"]", Reload,
-        "Only endpoints in these networks are checked. Others count as healthy, and their Service gets an event (`HealthCheckNotAllowed`)."),
+        "Only endpoints in these networks are checked. Other endpoints count as healthy, and their Service gets an event (`HealthCheckNotAllowed`)."),
     key("health.damping", "boolean", Value("true"), "false", Reload, "A backend that flaps needs more successful checks before it becomes healthy again."),
     key("health.failOpen", "boolean", Value("true"), "false", Reload,
         "If all backends of a service port are unhealthy at the same time, keep using all of them."),
     key("health.passive.failures", "0 to 100", Value("3"), "5", Reload,
         "With TCP in the modes `nat` and `fullnat`, a backend that refuses or ignores this many new connections in a row is set aside \
-         ([nat.md](nat.md#backends-that-refuse-or-ignore-connections)). 0 sets none aside."),
+         ([nat.md](nat.md#backends-that-refuse-or-ignore-connections)). With 0, no backend is set aside."),
     key("health.passive.retries", "0 to 3", Value("2"), "1", Reload,
         "How many other backends are tried for a connection that a backend refuses, before the client sees an error."),
     key("health.passive.setAside", "duration, 1s to 1h", Value("10s"), "30s", Reload,
@@ -335,12 +338,13 @@ pub const KEYS: &[Key] = &[
     key("announce.l2.vrrp.heartbeatTimeout", "duration, 1s to 1m", Value("3s"), "2s", Restart,
         "With `vrrp`: if keepalived has not run `tidegate vrrp-check` for this long, the gateway owns no VIP."),
     key("announce.kernelRoutes.table", "1 to 4294967295", Value("179"), "100", Reload,
-        "With `announce.kernelRoutes`, also if it is `{}`, the VIPs that the gateway announces are `blackhole` routes in this routing table of the kernel, from \
-         which a routing daemon can redistribute them ([bgp.md](bgp.md#a-routing-daemon-that-you-run)). FRR imports from the tables 1 to 252."),
+        "The routing table of the kernel in which the gateway installs the VIPs that it announces as `blackhole` \
+         routes. A routing daemon can redistribute these routes. `announce.kernelRoutes: {}` enables this with the \
+         defaults ([bgp.md](bgp.md#a-routing-daemon-that-you-run)). FRR imports from the tables 1 to 252."),
     key("announce.kernelRoutes.protocol", "5 to 255", Value("179"), "201", Reload,
         "The protocol number of these routes. The gateway removes routes with this number from the table when it starts and when it ends."),
     key("announce.bgp.asn", "1 to 4294967294", Required, "64512", Reload,
-        "The AS number of the gateway. With `announce.bgp`, the gateway runs a BIRD 2 of its own, which announces the VIPs ([bgp.md](bgp.md)). `{}` means none."),
+        "The AS number of the gateway. With `announce.bgp`, the gateway runs a BIRD 2 of its own, which announces the VIPs ([bgp.md](bgp.md)). `announce.bgp: {}` means no BGP."),
     key("announce.bgp.routerId", "IPv4 address", Words("the first IPv4 address of `dataplane.interfaces`"), "192.0.2.2", Reload,
         "The BGP identifier. Each gateway needs a different one."),
     key("announce.bgp.peers[].address", "address", Required, "\"10.9.0.3\"", Reload, "The address of a router. Each may appear only once."),
@@ -356,7 +360,7 @@ pub const KEYS: &[Key] = &[
         "The router keeps the routes while BIRD restarts after a failure. It also keeps them for up to 120 s after the whole gateway \
          has failed, unless BFD reports that ([bgp.md](bgp.md#graceful-restart))."),
     key("announce.bgp.peers[].holdTime", "duration, 3s to 65535s", Value("90s"), "9s", Reload,
-        "The session ends after this time without a message. Keepalives are sent three times as often."),
+        "The session ends after this time without a message. A keepalive is sent every third of this time."),
     key("announce.bgp.peers[].communities", "list of communities", Value("[]"), "[\"64512:100\", no-export]", Reload,
         "Communities of all routes to this router: `65000:100`, large ones such as `65000:1:2`, `no-export`, `no-advertise`, `no-export-subconfed`, `graceful-shutdown`."),
     key("announce.bgp.peers[].localPref", "0 to 4294967295", Words("100"), "200", Reload,
@@ -368,8 +372,8 @@ pub const KEYS: &[Key] = &[
     key("announce.bgp.peers[].families", "list of `ipv4`, `ipv6`", Words("the family of the address"), "[ipv4, ipv6]", Reload,
         "The families of VIPs that are announced to this router."),
     key("announce.bgp.aggregates", "list of CIDRs, /8 to /32 and /16 to /128", Value("[]"), "[\"203.0.113.0/28\"]", Reload,
-        "Prefixes that are announced instead of the VIPs in them, as long as at least one of those VIPs is announced. A pool must \
-         have an address of each prefix ([bgp.md](bgp.md#aggregates))."),
+        "Prefixes that are announced instead of the VIPs in them, as long as at least one of these VIPs would be \
+         announced. Each prefix must contain an address of a pool ([bgp.md](bgp.md#aggregates))."),
     key("announce.bgp.bfdInterval", "duration, 10ms to 1m", Value("300ms"), "100ms", Reload, "The time between two BFD packets, in each direction."),
     key("announce.bgp.bfdMultiplier", "1 to 255", Value("3"), "5", Reload, "The number of missing BFD packets after which the session is down."),
     key("announce.bgp.program", "path or name", Value("bird"), "/usr/sbin/bird", Reload,
@@ -378,8 +382,8 @@ pub const KEYS: &[Key] = &[
     key("drain.quiet", "duration, 1s to 1h", Value("5s"), "10s", Reload,
         "A draining gateway announces nothing and forwards packets that still arrive. When none have arrived for this time, it is drained ([fleet.md](fleet.md#drain))."),
     key("drain.stopTimeout", "duration, 0s to 1h", Words("`30s` if the gateway announces its VIPs in a way that it can withdraw, else `0s`"), "45s", Reload,
-        "How long the gateway waits after SIGTERM to be drained. Then it stops in any case. `0s`: it does not wait; \
-         `/readyz` fails, and the gateway forwards for one more second. Give the supervisor more time than this \
+        "The longest time for which the gateway drains after SIGTERM. Then it stops in any case. `0s`: it does not \
+         drain; `/readyz` fails, and the gateway forwards for one more second. Give the supervisor more time than this \
          (`TimeoutStopSec`, `terminationGracePeriodSeconds`)."),
 
     key("admin.socket", "path, at most 107 bytes", Value("/run/tidegate/tidegate.sock"), "/tmp/t.sock", Restart,
@@ -389,15 +393,16 @@ pub const KEYS: &[Key] = &[
     key("admin.healthz", "address and port, or `\"\"` for none", Value("\"0.0.0.0:10356\""), "\"\"", Restart,
         "The address of `/healthz`, `/livez`, `/readyz` and `/watchdog`."),
     key("admin.healthzNetworks", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
-        "`admin.healthz` answers hosts in these networks, and loopback addresses; the connections of others are closed. If \
-         the list is empty, it answers everybody."),
+        "`admin.healthz` answers hosts in these networks, and loopback addresses; connections of other hosts are \
+         closed. If the list is empty, it answers every host."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
         "Export series for each backend of each service port. Disable this if there are too many series for your scraper."),
 
     Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
         meaning: "Which flows this gateway sends to other gateways, so that they continue there \
-         ([flow-sharing.md](flow-sharing.md)): none; those whose backend another gateway would not choose; or these and all of `nat` and \
-         `fullnat`. All modes except `none` need a key." },
+         ([flow-sharing.md](flow-sharing.md)). `none`: no flows. `in-flux`: the flows for which another gateway would \
+         choose a different backend. `nat`: these flows, and all flows of the modes `nat` and `fullnat`. `in-flux` and \
+         `nat` need a key." },
     key("flowSharing.listen", "address and port", Value("0.0.0.0:10358"), "192.0.2.2:10358", Restart,
         "The UDP socket for messages to and from other gateways. `[::]` serves both families. If the gateways discover each other \
          (`flowSharing.peers`), this must be an address of the gateway; the default is the first address of this family in `dataplane.interfaces`."),
@@ -405,12 +410,12 @@ pub const KEYS: &[Key] = &[
         "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same one. Messages from \
          other addresses are dropped. With `source.kubernetes` and an empty list, the gateways discover each other by their `GatewayStatus`."),
     key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Reload,
-        "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same one."),
+        "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same secret."),
     of_file("flowSharing.key.file", "path, relative to this file", "A file that contains the secret instead, such as a mounted Secret."),
     key("flowSharing.acceptKey.value", "64 hexadecimal digits", Words("none"), "1f1e1d1c1b1a191817161514131211100f0e0d0c0b0a09080706050403020100", Reload,
         "Another secret that other gateways may use, so that the secret of a fleet can be changed \
          ([flow-sharing.md](flow-sharing.md#change-the-key))."),
-    of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains it instead."),
+    of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains this secret instead."),
     key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,
         "The maximum number of datagrams with flows per second, to all peers together. A datagram has at most 1200 \
          bytes: some 30 flows."),

@@ -119,9 +119,9 @@ pub(super) fn decode(announce: &Fields<'_>, files: &Files<'_>) -> Option<BgpConf
         }
         let peers = list.iter().filter_map(|item| peer(item, &mut seen, files)).collect();
         let multiplier = fields.get("bfdMultiplier").and_then(|f| f.integer(1..=255));
-        let program = fields
-            .get("program")
-            .and_then(|f| f.string_where(|t| !t.trim().is_empty(), "the path of BIRD 2"));
+        let program = fields.get("program").and_then(|f| {
+            f.string_where(|t| !t.trim().is_empty(), "the path or the name of the program BIRD 2")
+        });
         Some(BgpConfig {
             asn: asn.unwrap_or(1),
             router_id,
@@ -148,7 +148,10 @@ fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
         let shortest = if net.addr().is_ipv4() { *AGGREGATION_V4.start() } else { *AGGREGATION_V6.start() };
         if i64::from(net.prefix_len()) < shortest {
             let accepted = format!("a prefix of /{shortest} or longer, with addresses of pools");
-            item.error(format_args!("{net} is too short: it contains addresses of other networks"), accepted);
+            item.error(
+                format_args!("the prefix {net} is too short: it contains addresses of other networks"),
+                accepted,
+            );
             continue;
         }
         if let Some(other) = read.iter().find(|other| other.contains(&net) || net.contains(*other)) {
@@ -231,7 +234,7 @@ fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
                 field.error(what, PASSWORD);
             } else if text.trim() != text {
                 let what = format!(
-                    "{}: the password begins or ends with a space; the router's password must have it too",
+                    "{}: the password begins or ends with a space; the router's password must have the space too",
                     path.display()
                 );
                 field.warning(what, "a password without spaces around it");

@@ -35,7 +35,7 @@ pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
             error(
                 &field("address"),
                 what,
-                "an address in a network of dataplane.interfaces, or ebgpMultihop",
+                "an address in a network of dataplane.interfaces, or ebgpMultihop of at least 1",
             );
         }
         check_families(peer, &own, |what| {

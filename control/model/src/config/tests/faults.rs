@@ -23,7 +23,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     ("node: []", "8:7: error: node: a list is not accepted; accepted: a mapping of keys to values"),
     ("node: {}\nnode: {}", "9:1: error: duplicate key \"node\"; accepted: each key once"),
-    ("  cores: []", "8:10: error: dataplane.cores: 0 cores; accepted: 1 to 64 core numbers"),
+    ("  cores: []", "8:10: error: dataplane.cores: the list has 0 cores; accepted: 1 to 64 core numbers"),
     ("  cores: 1", "8:10: error: dataplane.cores: the number 1 is not accepted; accepted: a list"),
     (
         "  cores: [1, 1]",
@@ -116,7 +116,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: b, device: d, addresses: [192.0.2.2/32]}",
-        "8:38: error: dataplane.interfaces[1].addresses[0]: 192.0.2.2 is also on uplink; accepted: each address on one interface",
+        "8:38: error: dataplane.interfaces[1].addresses[0]: 192.0.2.2 is also an address of the interface uplink; accepted: each address on one interface",
     ),
     (
         "  routes: [{to: 0.0.0.0/0, via: 198.51.100.1}]",
@@ -132,7 +132,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  routes: [{to: 10.0.0.0/8}]",
-        "8:12: error: dataplane.routes[0].via is missing; accepted: the address of a router on-link",
+        "8:12: error: dataplane.routes[0].via is missing; accepted: the address of an on-link router",
     ),
     (
         "  routes: [{to: '::/0', via: '2001:db8::1'}, {to: '::/0', via: '2001:db8::5'}]",
@@ -144,7 +144,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  neighbors: [{ip: 224.0.0.1, mac: '02:00:00:00:00:01'}]",
-        "8:20: error: dataplane.neighbors[0].ip: 224.0.0.1 cannot be the address of a host here; accepted: a unicast address, not loopback",
+        "8:20: error: dataplane.neighbors[0].ip: 224.0.0.1 cannot be the address of a host on the network; accepted: a unicast address, not loopback",
     ),
     (
         "  snatAddresses: [192.0.2.3, 192.0.2.3]",
@@ -152,23 +152,23 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  routes: [{to: 0.0.0.0/0, via: 192.0.2.1}]\n  snatAddresses: [192.0.2.1]",
-        "9:19: error: dataplane.snatAddresses[0]: 192.0.2.1 is the address of the next hop of dataplane.routes[0]; accepted: an address that only the gateway has",
+        "9:19: error: dataplane.snatAddresses[0]: 192.0.2.1 is the address of the next hop of dataplane.routes[0]; accepted: an address that no other host has",
     ),
     (
         "  neighbors: [{ip: '2001:db8::5', mac: '02:00:00:00:00:05'}]\n  tunnelSource: ['2001:db8::5']",
-        "9:3: error: dataplane.tunnelSource: 2001:db8::5 is the address of dataplane.neighbors[0]; accepted: an address that only the gateway has",
+        "9:3: error: dataplane.tunnelSource: 2001:db8::5 is the address of dataplane.neighbors[0]; accepted: an address that no other host has",
     ),
     (
         "  snatAddresses: [192.0.2.1]\nannounce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}]}}",
-        "8:19: error: dataplane.snatAddresses[0]: 192.0.2.1 is the address of announce.bgp.peers[0]; accepted: an address that only the gateway has",
+        "8:19: error: dataplane.snatAddresses[0]: 192.0.2.1 is the address of announce.bgp.peers[0]; accepted: an address that no other host has",
     ),
     (
         "  tunnelSource: [192.0.2.64/28]\nflowSharing: {peers: ['192.0.2.70:10358']}",
-        "8:3: error: dataplane.tunnelSource: 192.0.2.64/28 contains 192.0.2.70, flowSharing.peers[0]; accepted: a prefix of addresses that only the gateway has",
+        "8:3: error: dataplane.tunnelSource: 192.0.2.64/28 contains 192.0.2.70, the address of flowSharing.peers[0]; accepted: a prefix of addresses that only the gateway has",
     ),
     (
         "announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}], aggregates: ['::/0']}}",
-        "8:78: error: announce.bgp.aggregates[0]: ::/0 is too short: it contains addresses of other networks; accepted: a prefix of /16 or longer, with addresses of pools",
+        "8:78: error: announce.bgp.aggregates[0]: the prefix ::/0 is too short: it contains addresses of other networks; accepted: a prefix of /16 or longer, with addresses of pools",
     ),
     (
         "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
@@ -176,7 +176,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  tunnelPeers: ['ff02::1']",
-        "8:17: error: dataplane.tunnelPeers[0]: ff02::1 cannot be the address of a host here; accepted: a unicast address, not loopback",
+        "8:17: error: dataplane.tunnelPeers[0]: ff02::1 cannot be the address of a host on the network; accepted: a unicast address, not loopback",
     ),
     (
         "  tunnelPeers: [192.0.2.2]",
@@ -188,7 +188,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  gateway: {prefixes: [10.77.0.0/16]}",
-        "8:24: error: dataplane.gateway.prefixes[0]: no interface network and no route contains 10.77.0.0/16; accepted: a part of a network of \
+        "8:24: error: dataplane.gateway.prefixes[0]: 10.77.0.0/16 is in no network of an interface or a route; accepted: a part of a network of \
          dataplane.interfaces, or of a route other than a default route",
     ),
     (
@@ -197,17 +197,17 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  gateway: {prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/25]}",
-        "8:52: error: dataplane.gateway.masquerade[0]: the traffic of 192.0.2.0/25 is not forwarded; accepted: a network whose traffic is forwarded, with \
-         dataplane.gateway.forward: routes",
+        "8:52: error: dataplane.gateway.masquerade[0]: the traffic of 192.0.2.0/25 is not forwarded, because dataplane.gateway.forward \
+         is refuse; accepted: dataplane.gateway.forward: routes, or no masquerade",
     ),
     (
         "  gateway: {forward: routes, prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/24]}",
-        "8:69: error: dataplane.gateway.masquerade[0]: 192.0.2.0/24 is in no network of dataplane.gateway.prefixes; accepted: a part of one of \
+        "8:69: error: dataplane.gateway.masquerade[0]: 192.0.2.0/24 is in no network of dataplane.gateway.prefixes; accepted: a network inside one of \
          dataplane.gateway.prefixes",
     ),
     (
         "  gateway: {forward: routes, prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/26]}",
-        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; accepted: a network of a family with an address in dataplane.snatAddresses",
+        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; accepted: a network of an address family that dataplane.snatAddresses contains",
     ),
     (
         "  oversized: drop",
@@ -219,7 +219,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  tunnelSource: [192.0.2.2, 192.0.2.3]",
-        "8:29: error: dataplane.tunnelSource[1]: a second entry of the family of 192.0.2.2; accepted: one address or prefix of each family",
+        "8:29: error: dataplane.tunnelSource[1]: 192.0.2.2 is already the entry of this address family; accepted: one address or prefix of each family",
     ),
     (
         "  tunnelSource: [192.0.0.0/16]",
@@ -480,7 +480,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {bgp: {asn: 1, peers: [{address: 10.0.0.9, asn: 2}]}}",
-        "8:44: error: announce.bgp.peers[0].address: 10.0.0.9 is not on-link, and ebgpMultihop is 0; accepted: an address in a network of dataplane.interfaces, or ebgpMultihop",
+        "8:44: error: announce.bgp.peers[0].address: 10.0.0.9 is not on-link, and ebgpMultihop is 0; accepted: an address in a network of dataplane.interfaces, or ebgpMultihop of at least 1",
     ),
     (
         "announce: {kernelRoutes: {table: 0}}",
@@ -508,7 +508,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {l2: {mode: lease}}",
-        "8:23: error: announce.l2.mode: Leases need an API server, but the source is a directory; accepted: source.kubernetes, or mode: vrrp",
+        "8:23: error: announce.l2.mode: Leases need an API server, but the source is a directory; accepted: source.kubernetes, or one of the modes always, vrrp and off",
     ),
     (
         "admin: {socket: ''}",

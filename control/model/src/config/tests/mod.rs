@@ -86,7 +86,7 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
         lines(&text),
         [
             "gateway.yaml:8:20: warning: dataplane.neighbors[0].ip: 198.51.100.1 is not on-link, so the gateway never uses this entry; accepted: an address in 192.0.2.0/24 (uplink), 2001:db8::/64 (uplink)",
-            "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also the address of uplink: local ports may collide with the host's; accepted: an address that no interface has",
+            "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also an address of the interface uplink: its ports may collide with those of this host; accepted: an address that no interface has",
             "gateway.yaml:12:25: warning: pools[1].addresses[0]: overlaps 203.0.113.0-203.0.113.15 at pools[0].addresses[0]; accepted: ranges that do not overlap",
         ]
     );
@@ -104,13 +104,17 @@ fn duplicate_networks_and_unreachable_addresses_cause_warnings() {
             .collect()
     };
     let lost = "is in no network of an interface, so";
-    let route = "get lost unless a router has a route to it through this gateway";
+    let route = "get lost if no router has a route to";
+    let gateway = "through this gateway";
     assert_eq!(
         warned(&text),
         [
-            "dataplane.interfaces[1].addresses[0]: 192.0.2.0/24 is also the network of uplink, and packets to it leave on uplink only".to_owned(),
-            format!("dataplane.snatAddresses[0]: 198.51.100.3 {lost} answers of backends {route}"),
-            format!("dataplane.tunnelSource: 198.51.100.64/28 {lost} ICMP errors about tunnel packets {route}"),
+            "dataplane.interfaces[1].addresses[0]: 192.0.2.0/24 is also a network of the interface uplink, so packets to this network leave on uplink only".to_owned(),
+            format!("dataplane.snatAddresses[0]: 198.51.100.3 {lost} answers of backends {route} 198.51.100.3 {gateway}"),
+            format!(
+                "dataplane.tunnelSource: 198.51.100.64/28 {lost} ICMP errors about tunnel packets {route} 198.51.100.64/28 \
+                 {gateway}"
+            ),
         ]
     );
     // A daemon, or BIRD, can announce them to routers.

@@ -481,6 +481,6 @@ fn peers_that_cannot_be_other_gateways_cause_warnings() {
         "{alone:?}"
     );
     let vip = warnings("'203.0.113.3:10358'");
-    assert!(vip.len() == 1 && vip[0].contains("is an address of the pool public"), "{vip:?}");
+    assert!(vip.len() == 1 && vip[0].contains("has an address of the pool public"), "{vip:?}");
     assert_eq!(warnings("'192.0.2.77:10358'"), Vec::<String>::new());
 }
