@@ -443,7 +443,7 @@ fn data_formats_show_the_answer_and_agree() {
 fn status_flows_drops_and_pools_show_what_matters() {
     let lab = Lab::new();
     let status = lab.shown("status");
-    for line in ["Name:        edge-1", "Up for:      3m20s", "Generation:  7 applied of 8"] {
+    for line in ["Name:        edge-1", "Up for:      3m20s", "Generation:  7 applied, 8 desired"] {
         assert!(status.contains(line), "{line} in\n{status}");
     }
     assert!(status.contains("0        1      running   12.5%   81              3"), "{status}");
@@ -511,7 +511,7 @@ fn drains_are_reported_in_kubectl_wording() {
 fn a_gateway_drain_reports_by_its_exit_code_whether_packets_still_arrive() {
     let lab = Lab::new();
     let progress =
-        "35 packets/s, the last one at 2026-01-31T12:00:07Z, 12 flows; drained after 5 s without a packet";
+        "35 packets/s, the last packet at 2026-01-31T12:00:07Z, 12 flows; drained after 5 s without a packet";
     assert_eq!(
         lab.run("drain --gateway --timeout 0s"),
         (3, format!("gateway/edge-1 still draining: {progress}\n"), String::new())
@@ -541,7 +541,7 @@ fn explain_queries_the_daemon_without_a_configuration() {
     let question = "explain --proto udp --src [2001:db8::9]:1000 --dst [2001:db8::1]:53";
     let explained = lab.shown(question);
     assert!(
-        explained.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, by snapshot 7\n"),
+        explained.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, with snapshot 7\n"),
         "{explained}"
     );
     assert!(explained.ends_with("=> punt (not_ours)\n"), "{explained}");
@@ -575,7 +575,7 @@ fn trace_prints_a_line_for_each_packet_and_says_how_many_were_missed() {
         lines[2].contains("drop") && lines[2].contains("no_flow") && lines[2].contains("<none>"),
         "{out}"
     );
-    assert!(err.starts_with("3 packets; 4 more matched and were not recorded"), "{err}");
+    assert!(err.starts_with("3 packets; 4 further packets matched but were not recorded"), "{err}");
 
     let (_, out, _) = lab.run("trace --count 2 --no-headers -o json");
     let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();

@@ -62,8 +62,8 @@ pub enum ClientError {
     },
     /// The daemon did not answer a request to change something in time.
     #[error(
-        "the gateway at {path} did not answer within {} s: it has already started this change or never will; `tidegate \
-         status` shows which",
+        "the gateway at {path} did not answer within {} s: the change has already started, or it will not happen; \
+         `tidegate status` shows which",
         TIMEOUT.as_secs()
     )]
     ChangeTimeout {
@@ -71,7 +71,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The connection broke, or the answer is invalid.
-    #[error("the gateway's answer is invalid: {0}")]
+    #[error("no valid answer from the gateway: {0}")]
     Protocol(String),
 }
 

@@ -154,7 +154,9 @@ impl FromStr for Client {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let client = text.parse::<IpAddr>();
-        let client = client.map_err(|_| format!("{text:?} is not a client; accepted: an address"))?;
+        let client = client.map_err(|_| {
+            format!("{text:?} is not the address of a client; accepted: an IPv4 or IPv6 address")
+        })?;
         Ok(Self(client.to_canonical()))
     }
 }
@@ -201,7 +203,10 @@ mod tests {
             ("service=a/b/c", "service: \"a/b/c\" is not a Service; accepted: NAME or NAMESPACE/NAME"),
             ("service=", "service: \"\" is not a Service"),
             ("backend=web", "backend: \"web\" is not a backend; accepted: ADDRESS or ADDRESS:PORT"),
-            ("client=10.0.0.0/8", "client: \"10.0.0.0/8\" is not a client; accepted: an address"),
+            (
+                "client=10.0.0.0/8",
+                "client: \"10.0.0.0/8\" is not the address of a client; accepted: an IPv4 or IPv6 address",
+            ),
             ("limit=-1", "limit: \"-1\" is not a limit; accepted: 0 to 50000"),
             ("limit=50001", "accepted: 0 to 50000"),
         ] {

@@ -112,8 +112,8 @@ impl NeighborsStatus {
         let Self { next_hops, next_hops_max, .. } = self;
         self.is_full().then(|| {
             format!(
-                "the table of next hops is full ({next_hops} of {next_hops_max}): further backends on the gateway's \
-                 links are ignored; remove some, or reach them through routers (dataplane.routes)"
+                "the table of next hops is full ({next_hops} of {next_hops_max}), so further on-link backends are \
+                 ignored; remove backends, or reach them through routers (dataplane.routes)"
             )
         })
     }

@@ -94,7 +94,7 @@ impl WatchQuery {
             query::value(text, key).map(parsed).transpose()
         }
         Ok(Self {
-            host: plain::<IpAddr>(text, "host", "an address")?.map(|host| host.to_canonical()),
+            host: plain::<IpAddr>(text, "host", "an IPv4 or IPv6 address")?.map(|host| host.to_canonical()),
             port: plain(text, "port", "0 to 65535")?,
             protocol: one(text, "protocol")?,
             interface: query::value(text, "interface"),

@@ -107,7 +107,10 @@ impl Decision {
         }
         let withdrawn = self.announced.difference(&next).count();
         if gateway.withheld().is_none() && withdrawn > NAMED_IN_LOG {
-            tracing::info!(vips = withdrawn - NAMED_IN_LOG, "withdrew more VIPs");
+            tracing::info!(
+                vips = withdrawn - NAMED_IN_LOG,
+                "withdrew further VIPs; not logging each of them"
+            );
         }
         for &vip in next.difference(&self.announced) {
             self.damping.announced(vip, now);

@@ -281,9 +281,12 @@ impl Worker {
                 Ok(bird) => (self.bird, self.no_bird) = (Some(bird), None),
                 Err(error) => {
                     let directory = self.directory.display();
-                    let why = Some(format!("cannot create the directory of BIRD: {directory}: {error}"));
+                    let why = Some(format!("cannot create BIRD's directory {directory}: {error}"));
                     if self.no_bird != why {
-                        tracing::error!(reason = why, "BGP: nothing is announced until BIRD works");
+                        tracing::error!(
+                            reason = why,
+                            "BIRD does not work, so nothing is announced by BGP; trying again"
+                        );
                         self.no_bird = why;
                     }
                     return false;
@@ -431,7 +434,7 @@ mod tests {
         let now = Instant::now();
         assert!(!worker.apply_to_bird(&setup, now));
         let why = reports(&worker);
-        assert!(why.starts_with("cannot create the directory of BIRD: "), "{why}");
+        assert!(why.starts_with("cannot create BIRD's directory "), "{why}");
         fs::remove_file(&parent).unwrap();
         assert!(!worker.apply_to_bird(&setup, now));
         let why = reports(&worker);

@@ -77,7 +77,10 @@ impl Table {
             Err(error) => {
                 let why = format!("kernel routes in table {}: {error}", self.config.table);
                 if self.last_error.as_ref() != Some(&why) {
-                    tracing::error!(reason = why, "some VIPs have no route in the kernel");
+                    tracing::error!(
+                        reason = why,
+                        "cannot update the kernel routes of some VIPs; trying again"
+                    );
                 }
                 self.last_error = Some(why);
             }
@@ -135,7 +138,9 @@ impl Table {
 
 fn route_error(net: IpNet, error: &io::Error) -> io::Error {
     let what = match error.kind() {
-        io::ErrorKind::AlreadyExists => "another program has a route to it in this table".to_owned(),
+        io::ErrorKind::AlreadyExists => {
+            "another program already has a route to this prefix in the table".to_owned()
+        }
         _ => error.to_string(),
     };
     io::Error::new(error.kind(), format!("{net}: {what}"))

@@ -177,10 +177,10 @@ impl PeerStatus {
         if self.session.state == SessionState::Connect && in_state >= CONNECT_MAX {
             return Some(match self.bfd.as_deref() {
                 Some("Up") => {
-                    "BFD is up, but nothing answers: the password differs, or port 179 is closed".to_owned()
+                    "BFD is up, but BGP does not answer: the password differs, or the port is closed".to_owned()
                 }
                 _ => {
-                    "nothing answers: the peer can't be reached, the password differs, or port 179 is closed"
+                    "the peer does not answer: it can't be reached, the password differs, or its BGP port is closed"
                         .to_owned()
                 }
             });
@@ -253,7 +253,7 @@ mod tests {
             assert_eq!(peer.why_down(at(seconds)).as_deref(), expected, "{state:?}");
         }
         let hint = |peer: &PeerStatus| peer.why_down(at(71)).expect("a hint");
-        assert!(hint(&peer).starts_with("nothing answers"), "{}", hint(&peer));
+        assert!(hint(&peer).starts_with("the peer does not answer"), "{}", hint(&peer));
         peer.bfd = Some("Up".to_owned());
         assert!(hint(&peer).starts_with("BFD is up"), "{}", hint(&peer));
         // Each refused attempt is a new error.

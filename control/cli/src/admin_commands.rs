@@ -56,11 +56,12 @@ pub enum AdminCommand {
     Undrain(Target),
     /// Show packets as they arrive, with what happens to each
     Trace(Trace),
-    /// Write packets to a pcapng file; a comment says what happened to each
+    /// Write packets to a pcapng file, each with a comment that says what happened to it
     Capture(Capture),
     /// Show live figures: workers, interfaces, drops and the busiest Services
     Top(Top),
-    /// For a vrrp_script of keepalived: report that keepalived runs; exit with 1 if the gateway cannot forward
+    /// For keepalived's vrrp_script: report to the gateway that keepalived is running; exit with 1 if the gateway
+    /// cannot forward
     VrrpCheck(SocketArg),
     /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
@@ -72,7 +73,8 @@ pub struct SocketArg {
     /// Admin socket of the gateway (admin.socket)
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
-    /// Query the API server instead (status, services, pools), with this kubeconfig; "" selects the default one
+    /// Query the API server with this kubeconfig instead of a gateway (status, services, pools); "" selects the
+    /// default kubeconfig
     #[arg(long, value_name = "PATH", conflicts_with = "socket")]
     kubeconfig: Option<PathBuf>,
     /// Query the API server of this context of the kubeconfig
@@ -100,8 +102,9 @@ impl SocketArg {
             return Ok(());
         }
         Err(Failure::Cluster(format!(
-            "only a gateway has {what}, and none runs on this machine; accepted: status, services or pools from the API \
-             server, or `tidegate` on the machine of a gateway (`kubectl exec` into its Pod)"
+            "only a gateway has {what}, and this query goes to the API server; accepted: status, services or pools \
+             from the API server, or `tidegate` without --kubeconfig and --context on the machine of a gateway \
+             (`kubectl exec` into its Pod)"
         )))
     }
 }
@@ -178,7 +181,7 @@ pub struct Target {
     /// ADDRESS:PORT, ADDRESS for all its ports, or the name of a node
     #[arg(required_unless_present = "gateway")]
     target: Option<DrainTarget>,
-    /// The gateway itself: it withdraws its announcements and forwards packets that still arrive
+    /// The gateway itself. While it is drained, it withdraws its announcements and forwards packets that still arrive
     #[arg(long, conflicts_with = "target")]
     gateway: bool,
     #[command(flatten)]
@@ -457,7 +460,7 @@ impl ClusterArgs {
         match common.socket.cluster() {
             Some(server) => Ok(Some(Query { server, selector, watch, names, namespace, style })),
             None if selector.is_some() || watch => Err(Failure::Cluster(
-                "--selector and --watch need the API server; accepted: --kubeconfig PATH (\"\": the default one) or \
+                "--selector and --watch need the API server; accepted: --kubeconfig PATH (\"\" for the default one) or \
                  --context NAME"
                     .to_owned(),
             )),

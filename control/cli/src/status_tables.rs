@@ -50,7 +50,10 @@ fn facts(status: &Status) -> String {
     fact("Healthy", word(status.healthy).to_owned());
     fact("Ready", word(status.ready).to_owned());
     status.degraded.iter().for_each(|what| fact("DEGRADED", what.clone()));
-    fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
+    fact(
+        "Generation",
+        format!("{} applied, {} desired", status.generation_applied, status.generation_desired),
+    );
     if let Some(fingerprint) = &status.selection_key {
         fact("Selection", format!("key fingerprint {fingerprint}"));
     }
@@ -82,8 +85,9 @@ fn facts(status: &Status) -> String {
     status.source.kept.iter().for_each(|kept| fact("Source kept", kept.clone()));
     let NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max } = status.neighbors;
     let full = if status.neighbors.is_full() { ", full: further next hops are ignored" } else { "" };
-    let usage =
-        format!("{next_hops} of {next_hops_max} next hops, {on_demand} of {on_demand_max} others{full}");
+    let usage = format!(
+        "{next_hops} of {next_hops_max} next hops, {on_demand} of {on_demand_max} other neighbors{full}"
+    );
     fact("Neighbors", usage);
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
     status.refused.iter().for_each(|object| fact("Refused", object.clone()));
@@ -112,7 +116,7 @@ fn flow_sharing(sharing: &FlowSharingStatus) -> String {
         "mode {}, key fingerprint {}{}{}",
         sharing.mode,
         sharing.key,
-        sharing.accepted_key.as_ref().map(|key| format!(", also accepts {key}")).unwrap_or_default(),
+        sharing.accepted_key.as_ref().map(|key| format!(", also accepts key {key}")).unwrap_or_default(),
         if sharing.finds_peers { ", discovers peers" } else { "" }
     )
 }
@@ -120,8 +124,10 @@ fn flow_sharing(sharing: &FlowSharingStatus) -> String {
 /// A gateway with which flows are shared, as text. Its key is shown if it is not `own_key`.
 fn flow_peer(peer: &FlowPeerStatus, own_key: &str) -> String {
     let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
-    let silence =
-        peer.heard_ago_milliseconds.map(|ms| format!(", last received {ms} ms ago")).unwrap_or_default();
+    let silence = peer
+        .heard_ago_milliseconds
+        .map(|ms| format!(", last message received {ms} ms ago"))
+        .unwrap_or_default();
     let waiting = format!("{} messages queued, {} batches unacknowledged", peer.waiting, peer.unacknowledged);
     let key = peer.key.as_ref().filter(|key| *key != own_key);
     let key = key.map(|key| format!(", key {key}")).unwrap_or_default();
@@ -133,7 +139,7 @@ fn restored_flows(restored: &RestoredStatus) -> String {
     let RestoredStatus { done, flows, not_restored, refused_tables, milliseconds } = restored;
     let mut text = format!("{flows} flows of the previous process");
     if !done {
-        text.push_str(", not finished");
+        text.push_str(", still restoring");
     } else if flows + not_restored.values().sum::<u64>() > 0 {
         text.push_str(&format!(" in {milliseconds} ms"));
     }
@@ -142,7 +148,7 @@ fn restored_flows(restored: &RestoredStatus) -> String {
     }
     if *refused_tables > 0 {
         text.push_str(&format!(
-            "; refused: {refused_tables} (single tables, or all of a process), see the log"
+            "; refused tables: {refused_tables} (all tables of a refused process count as one); see the log"
         ));
     }
     text
@@ -152,8 +158,8 @@ fn restored_flows(restored: &RestoredStatus) -> String {
 pub(super) fn drain_progress(drain: &GatewayDrainStatus) -> String {
     let GatewayDrainStatus { flows, packets_per_second, last_packet, quiet_seconds, .. } = drain;
     let last = match last_packet {
-        Some(at) => format!("the last one at {at}"),
-        None => "none since the drain started".to_owned(),
+        Some(at) => format!("the last packet at {at}"),
+        None => "no packet since the drain started".to_owned(),
     };
     format!(
         "{packets_per_second:.0} packets/s, {last}, {flows} flows; drained after {quiet_seconds} s without a packet"

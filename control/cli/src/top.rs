@@ -255,7 +255,7 @@ fn figures(before: &Reading, now: &Reading, sort: Sort) -> Figures {
 fn text(figures: &Figures, style: Style) -> String {
     let ready = if figures.ready { "ready" } else { "NOT READY" };
     let mut text = format!(
-        "{}, {ready}, up for {}, generation {} applied of {}\n\n",
+        "{}, {ready}, up for {}, generation {} applied, {} desired\n\n",
         figures.name,
         age(figures.uptime_seconds),
         figures.generation_applied,

@@ -79,7 +79,7 @@ fn question(kubeconfig: Option<&Path>, context: Option<&str>) -> String {
     let kubeconfig = kubeconfig.map_or_else(String::new, |path| format!(" of {}", path.display()));
     format!(
         "This releases the addresses of all Services that gateways serve in the cluster of {context}{kubeconfig}, so \
-         clients can no longer reach them. Continue? [y/N] "
+         clients can no longer reach these Services. Continue? [y/N] "
     )
 }
 
@@ -95,8 +95,8 @@ fn confirmed(
 ) -> anyhow::Result<bool> {
     if !is_terminal {
         bail!(
-            "uninstall asks for confirmation, and standard input is not a terminal; accepted: --yes, or --dry-run to see \
-             what would be released"
+            "uninstall asks for confirmation, but standard input is not a terminal; accepted: --yes, or --dry-run to \
+             see what would be released"
         );
     }
     write!(out, "{question}")?;
@@ -112,7 +112,7 @@ fn source_of(path: &Path) -> anyhow::Result<KubernetesConfig> {
         Some(SourceConfig::Kubernetes(kubernetes)) => Ok(kubernetes),
         Some(SourceConfig::Directory(_)) => {
             bail!(
-                "{}: this gateway reads manifests from a directory and writes to no cluster",
+                "{}: this gateway reads manifests from a directory, so it wrote nothing to a cluster",
                 path.display()
             )
         }
@@ -148,8 +148,8 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
     }
     if *holds_lease {
         line(format!(
-            "The {lease} (holder {UNINSTALLED}) prevents gateways from writing to the cluster. Deleting \
-             deploy/kubernetes/base deletes it, too; delete only the Lease to let the gateways write again."
+            "The {lease} (holder {UNINSTALLED}) prevents gateways from writing to the cluster. If you delete \
+             deploy/kubernetes/base, the Lease is deleted, too. To let the gateways write again, delete only the Lease."
         ));
     }
     text

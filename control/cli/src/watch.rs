@@ -82,7 +82,7 @@ pub(super) struct FileArgs {
     /// Write the packets to this pcapng file; - writes to standard output
     #[arg(short, long, value_name = "FILE")]
     write: PathBuf,
-    /// Bytes of each frame to keep
+    /// Maximum number of bytes to keep of each frame
     #[arg(long, value_name = "BYTES", default_value = "16384")]
     snap: Snap,
 }
@@ -224,7 +224,7 @@ fn report(shown: &Shown) {
     match lost {
         0 => eprintln!("{packets} packets"),
         _ => eprintln!(
-            "{packets} packets; {lost} more matched and were not recorded, because they arrived faster than they were read"
+            "{packets} packets; {lost} further packets matched but were not recorded, because they arrived too fast"
         ),
     }
 }

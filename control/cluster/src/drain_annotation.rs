@@ -38,7 +38,7 @@ impl DrainAnnotation {
     pub fn fault(&self) -> Option<String> {
         match self {
             Self::Invalid(value) => Some(format!(
-                "the annotation {DRAIN_ANNOTATION} is ignored: {value:?}; accepted: \"true\", \"false\""
+                "the value {value:?} of the annotation {DRAIN_ANNOTATION} is ignored; accepted: \"true\", \"false\""
             )),
             Self::Unknown | Self::Absent | Self::Drain => None,
         }

@@ -145,7 +145,7 @@ impl DuplicateName {
 /// outside of a cluster.
 pub(super) fn described(instance: &str, node: &str, addresses: &[String]) -> String {
     let node = if node.is_empty() { String::new() } else { format!(" on node {node}") };
-    format!("instance {instance}{node}, which has {}", addresses.join(", "))
+    format!("instance {instance}{node} with the addresses {}", addresses.join(", "))
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ pub(super) async fn run(
         tracing::info!(
             lease = LEASE,
             namespace,
-            "not releasing the Lease because a write may be in progress; it will expire"
+            "not releasing the Lease because a write may be in progress; the Lease will expire"
         );
         return;
     }
@@ -220,7 +220,8 @@ async fn request(
     lease_request: &LeaseRequest,
 ) -> Result<Lease, Refused> {
     let connection = timeout(super::request::RESPONSE_TIMEOUT, connector.connection()).await;
-    let connection = connection.map_err(|_| Refused::Other("timed out connecting".to_owned()))?;
+    let connection =
+        connection.map_err(|_| Refused::Other("timed out connecting to the API server".to_owned()))?;
     let connection = connection.map_err(|error| Refused::Other(error.to_string()))?;
     let api: Api<Lease> = Api::namespaced(connection.client, namespace);
     let response = match lease_request {
@@ -235,8 +236,8 @@ async fn request(
                 && matches!(lease_request, LeaseRequest::Create(_)) =>
         {
             let why = format!(
-                "it does not exist, and the gateway cannot create it; accepted: the permissions of \
-                 deploy/kubernetes/base, or a Lease that you create: {error}"
+                "the Lease does not exist, and the gateway cannot create it: {error}; accepted: the permissions of \
+                 deploy/kubernetes/base, or a Lease that you create"
             );
             Err(Refused::Other(why))
         }

@@ -73,8 +73,8 @@ impl OwnStatus {
         let WriteFailure { since, why } = self.write_failure.as_ref().filter(|_| self.failures > 1)?;
         let since = whole_seconds(*since);
         Some(format!(
-            "the GatewayStatus of this gateway has not been written since {since}, so other gateways do not wait for it \
-             before they assign an address that it has served: {why}; accepted: the CRDs and RBAC rules of \
+            "the GatewayStatus of this gateway has not been written since {since}, so other gateways reassign \
+             addresses without waiting for this gateway: {why}; accepted: the CRDs and RBAC rules of \
              deploy/kubernetes/base"
         ))
     }

@@ -84,7 +84,7 @@ impl PeerPoll {
                 let error = error.to_string();
                 // Without the list no gateway leads, because an address could be assigned twice.
                 if self.error.as_ref() != Some(&error) {
-                    tracing::warn!(%error, "cannot list the other gateways");
+                    tracing::warn!(%error, "cannot list the other gateways; trying again");
                 }
                 self.error = Some(error);
                 return false;

@@ -48,7 +48,8 @@ impl SharingPeers {
                 // The object of a gateway that was replaced by one with another name stays for a day.
                 Some(_) if !is_live => {}
                 Some(other) => this.faults.push(format!(
-                    "gateway {name}: its address {address} is also that of {other}; use a different flowSharing.listen on each"
+                    "gateway {name} is not used as a peer: its flowSharingAddress {address} is also that of {other}; \
+                     use a different flowSharing.listen on each gateway"
                 )),
                 None => this.peers.push(SharingPeer { name: name.to_owned(), address, is_live }),
             }

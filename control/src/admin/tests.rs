@@ -256,7 +256,7 @@ async fn a_change_that_times_out_is_reported_as_possibly_made() {
     let error = client.drain(&target).await.expect_err("nobody answers").to_string();
     assert!(
         error.contains("did not answer within 30 s")
-            && error.contains("already started this change or never will"),
+            && error.contains("the change has already started, or it will not happen"),
         "{error}"
     );
     let error = client.status().await.expect_err("nobody answers").to_string();

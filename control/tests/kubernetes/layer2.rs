@@ -252,7 +252,7 @@ fn the_vip_of_a_local_service_is_owned_by_the_gateway_with_an_endpoint() {
     link.world.start_with("edge-2", &on_node(2, "b"));
     link.wait_for_owner(2, Instant::now());
     link.wait_for_message("edge-2 answers for 203.0.113.");
-    link.wait_for_message("the only gateway that can serve it");
+    link.wait_for_message("no other gateway can serve it");
     assert!(link.watch.replies().iter().all(|one| one.mac != mac(1)), "it answered without an endpoint");
     let moved = Instant::now();
     link.world.apply(&local_on("a"));

@@ -182,7 +182,7 @@ impl Bird {
             }
             Err(error) => {
                 let program = self.program.display();
-                self.fail(format!("cannot start BIRD ({program}): {error}; it is the Debian package bird2"));
+                self.fail(format!("cannot start BIRD ({program}): {error}; its Debian package is bird2"));
                 self.terminated(now);
             }
         }
@@ -350,7 +350,7 @@ impl Bird {
 
     fn fail(&mut self, why: String) {
         if self.last_error.as_ref() != Some(&why) {
-            tracing::error!(reason = why, "BGP: nothing is announced until BIRD works");
+            tracing::error!(reason = why, "BIRD does not work, so nothing is announced by BGP; trying again");
         }
         self.last_error = Some(why);
     }

@@ -148,9 +148,9 @@ fn find(program: &Path) -> io::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
     let mut places = std::env::split_paths(&path).chain(system).map(|place| place.join(program));
-    places
-        .find(|path| path.is_file())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "not found in PATH"))
+    places.find(|path| path.is_file()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "not found in PATH, /usr/sbin or /usr/local/sbin")
+    })
 }
 
 /// Forwards BIRD's log until BIRD exits.
@@ -202,7 +202,10 @@ pub fn end_old(pid_file: &Path, main: &Path) {
     if !line.split(|byte| *byte == 0).any(|argument| argument == main) {
         return;
     }
-    tracing::warn!(pid = pid.as_raw_nonzero().get(), "killing the BIRD of an earlier gateway");
+    tracing::warn!(
+        pid = pid.as_raw_nonzero().get(),
+        "killing a BIRD process that an earlier gateway process left running"
+    );
     let _ = pidfd_send_signal(&handle, Signal::TERM);
     let wait = Timespec::try_from(STOP_MAX).expect("a short time");
     // The handle becomes readable when the process has ended.

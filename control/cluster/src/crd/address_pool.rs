@@ -78,12 +78,12 @@ pub struct AddressPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4294967295_i64))]
     pub quota_per_namespace: Option<i64>,
-    /// Allow Services of different namespaces to share an address with the same tidegate.dev/allow-shared-ip key.
+    /// Allow Services of different namespaces to share an address if their tidegate.dev/allow-shared-ip keys are equal.
     #[serde(default)]
     pub share_across_namespaces: bool,
-    /// Release addresses that the pool would no longer assign: those that are not in spec.addresses, exceed the quota,
-    /// or belong to Services that the selectors do not match; while the pool is disabled, all of them. By default
-    /// Services keep their addresses.
+    /// Release addresses that the pool would no longer assign because they are not in spec.addresses, exceed the
+    /// quota, or belong to Services that the selectors do not match. If the pool is disabled, release all addresses.
+    /// By default, Services keep their addresses.
     #[serde(default)]
     pub force_release: bool,
     /// Gateways that announce the addresses, by their metadata.labels; all if omitted. Other gateways still forward
@@ -243,7 +243,7 @@ pub struct AddressPoolStatus {
     #[serde(default)]
     #[schemars(length(max = 256), inner(length(max = 253)), extend("x-kubernetes-list-type" = "set"))]
     pub gateways: Vec<String>,
-    /// These gateways as text, for `kubectl get -o wide`; truncated if there are many.
+    /// The selected gateways as text, for `kubectl get -o wide`; truncated if there are many.
     #[serde(default)]
     #[schemars(length(max = 512))]
     pub gateway_summary: String,

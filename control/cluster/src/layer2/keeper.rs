@@ -244,9 +244,9 @@ impl Task {
         let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);
         let too_many = (left_out > 0).then(|| {
             format!(
-                "{left_out} Leases exceed the limit, so no gateway answers for their VIPs; accepted: at most \
-                 {GROUPS_MAX} for a gateway; it needs 16 for each pool selector and one for each VIP of a Service with \
-                 externalTrafficPolicy Local"
+                "{left_out} Leases exceed the limit, so this gateway does not answer for their VIPs; accepted: at most \
+                 {GROUPS_MAX} Leases for a gateway, which needs 16 for each pool selector and one for each VIP of a \
+                 Service with externalTrafficPolicy Local"
             )
         });
         if self.claims.is_empty() {
@@ -336,7 +336,9 @@ impl Task {
                 // Grant ownership immediately, because other writes may still take long.
                 if !self.ownership.grant(owner_key(&group), claim.until) {
                     claim.reject(Instant::now());
-                    return Some(format!("the table of owners is full: releasing the Lease {group}"));
+                    return Some(format!(
+                        "the table of owners is full, so this gateway releases the Lease {group}"
+                    ));
                 }
                 if is_new {
                     self.owners.taken.fetch_add(1, Ordering::Relaxed);
@@ -382,7 +384,7 @@ impl Task {
             Some(error) => tracing::warn!(
                 namespace = self.namespace,
                 error,
-                "cannot maintain the Leases of VIPs; this gateway stops answering for VIPs when its Leases expire"
+                "cannot maintain the Leases of VIPs; this gateway does not answer for a VIP without a valid Lease"
             ),
             None => tracing::info!(namespace = self.namespace, "maintaining the Leases of VIPs works again"),
         }

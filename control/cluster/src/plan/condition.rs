@@ -87,7 +87,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>
         let reason = if failed { condition_reason::ALLOCATION_FAILED } else { condition_reason::PENDING };
         let mut why = view.pending.clone().unwrap_or_else(|| "waiting for an address".to_owned());
         if let Some(names) = context.waits_for {
-            why = format!("{why}; waiting for {names}");
+            why = format!("{why}; waiting until these gateways have applied the latest Services: {names}");
         }
         return condition(condition_type::ALLOCATED, Some(false), reason, why);
     }

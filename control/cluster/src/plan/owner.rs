@@ -46,12 +46,12 @@ impl Owners {
             let ip = vip.address;
             match holder.as_deref() {
                 Some(by) if able.contains(by) && able.len() == 1 => {
-                    shown.push(format!("{by} answers for {ip}, the only gateway that can serve it"));
+                    shown.push(format!("{by} answers for {ip}; no other gateway can serve it"));
                 }
                 // The number of gateways is left out: otherwise each new gateway would change the status of every
                 // Service.
                 Some(by) if able.contains(by) => {
-                    shown.push(format!("{by} answers for {ip}, one of several gateways that can serve it"));
+                    shown.push(format!("{by} answers for {ip}; other gateways can serve it, too"));
                 }
                 Some(by) => shown.push(format!("{by} holds the Lease of {ip} but cannot serve every port")),
                 None if able.is_empty() => {

@@ -126,12 +126,12 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
     };
     let by = usage.used_by();
     if pool.meta.deletion_time.is_some() {
-        let how = "they keep their addresses, and the pool assigns no new ones; it is deleted once all of them are \
-                   released (spec.forceRelease: true releases them)";
+        let how = "they keep their addresses, and the pool assigns no new ones. The pool is deleted once all its \
+                   addresses are released; spec.forceRelease: true releases them";
         return condition(
             "True",
             condition_reason::DELETION_WAITS,
-            format!("Services use its addresses: {by}; {how}"),
+            format!("Services use addresses of this pool: {by}; {how}"),
         );
     }
     if usage.outside > 0 {
@@ -142,10 +142,10 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
         return condition(
             "True",
             condition_reason::HELD_OUTSIDE,
-            format!("Services use its addresses: {by}; {outside}"),
+            format!("Services use addresses of this pool: {by}; {outside}"),
         );
     }
-    condition("True", condition_reason::HELD, format!("Services use its addresses: {by}"))
+    condition("True", condition_reason::HELD, format!("Services use addresses of this pool: {by}"))
 }
 
 /// A condition in the form of our own kinds.

@@ -179,7 +179,12 @@ impl LeaseGuard {
     /// Releases the Lease, so that the gateways continue to write.
     pub(super) async fn release(&self) {
         if let Err(error) = self.change("").await {
-            tracing::warn!(lease = LEASE, namespace = self.namespace, %error, "cannot release the Lease");
+            tracing::warn!(
+                lease = LEASE,
+                namespace = self.namespace,
+                %error,
+                "cannot release the Lease; gateways write nothing until you delete the Lease"
+            );
         }
     }
 

@@ -193,7 +193,8 @@ impl Writer {
         let uninstalled = is_uninstalled.then(|| {
             format!("Tidegate was uninstalled from the cluster: `tidegate uninstall` holds the Lease {LEASE}")
         });
-        let taken = self.duplicate_name.taken().map(|who| format!("another gateway has its name ({who})"));
+        let taken =
+            self.duplicate_name.taken().map(|who| format!("another gateway has the same name ({who})"));
         let cannot_lead = if self.leads(now) {
             None
         } else {

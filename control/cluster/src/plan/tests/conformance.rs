@@ -616,13 +616,13 @@ fn programmed_reports_the_owner_of_a_vip_and_why() {
         let condition = of(both);
         assert!(condition.starts_with("True ") && condition.ends_with(owner), "{condition}");
     };
-    is(&both, "; edge-2 answers for 203.0.113.5, one of several gateways that can serve it");
+    is(&both, "; edge-2 answers for 203.0.113.5; other gateways can serve it, too");
     both.both(|cluster| {
         cluster.peers[0].without_backends = ["default/web".to_owned()].into();
         cluster.lease_holders = owned_by(Some("edge-1"));
     });
     both.run_until_stable();
-    is(&both, "; edge-1 answers for 203.0.113.5, the only gateway that can serve it");
+    is(&both, "; edge-1 answers for 203.0.113.5; no other gateway can serve it");
     // The endpoint is on no node of a gateway.
     both.both(|cluster| {
         cluster.settings.node = Some("a".into());
@@ -882,7 +882,7 @@ fn a_pool_in_use_lists_its_services_and_is_deleted_when_unused() {
             pool.status.conditions.iter().find(|c| c.kind == "InUse").expect("the condition exists");
         (pool.is_finalized_by_us, format!("{} {}: {}", condition.status, condition.reason, condition.message))
     };
-    let condition = "True Held: Services use its addresses: default/web".to_owned();
+    let condition = "True Held: Services use addresses of this pool: default/web".to_owned();
     assert_eq!(in_use(&both), (true, condition));
     // The pool is deleted: no Service loses its address, and the pool reports what it waits for.
     both.both(|cluster| {
@@ -892,7 +892,8 @@ fn a_pool_in_use_lists_its_services_and_is_deleted_when_unused() {
     });
     let events = both.run_until_stable();
     let (finalized, condition) = in_use(&both);
-    let expected = "True DeletionWaits: Services use its addresses: default/web; they keep their addresses";
+    let expected =
+        "True DeletionWaits: Services use addresses of this pool: default/web; they keep their addresses";
     assert!(finalized && condition.starts_with(expected), "{condition}");
     assert_eq!(notes(&events, "PoolInUse").len(), 1, "{events:?}");
     assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
