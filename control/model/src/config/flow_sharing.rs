@@ -171,7 +171,10 @@ fn key(field: &Field<'_>, text: &str) -> Option<FlowSharingKey> {
         pairs.iter().map(|[high, low]| high << 4 | low).collect::<Vec<u8>>().try_into().ok()
     });
     if bytes.is_none() {
-        field.error(format_args!("the text of {} characters is not a key", text.chars().count()), KEY_ACCEPTED);
+        field.error(
+            format_args!("the text of {} characters is not a key", text.chars().count()),
+            KEY_ACCEPTED,
+        );
     }
     bytes.map(FlowSharingKey)
 }
