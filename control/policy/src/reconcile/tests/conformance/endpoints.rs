@@ -33,7 +33,11 @@ fn missing_conditions_mean_ready_serving_and_not_terminating() {
 fn address_types_are_ipv4_and_ipv6_only() {
     let outcome = Both::new(&(web("") + &slice_of_web("a", "FQDN", &["addresses: [example.com]"]))).look();
     assert_eq!(states(only(&outcome)), [] as [String; 0]);
-    assert!(outcome.findings[0].diagnostic.what.contains("is ignored: addressType FQDN"), "{:?}", messages(&outcome));
+    assert!(
+        outcome.findings[0].diagnostic.what.contains("is ignored: addressType FQDN"),
+        "{:?}",
+        messages(&outcome)
+    );
 }
 
 #[test]
