@@ -78,7 +78,7 @@ impl Namespace {
     /// When the namespace does not exist or the caller is not root.
     pub fn move_this_thread(&self) -> Result<()> {
         let path = Path::new(NETNS_DIR).join(&self.name);
-        let file = File::open(&path).with_context(|| format!("namespace {}", path.display()))?;
+        let file = File::open(&path).with_context(|| format!("cannot open namespace {}", path.display()))?;
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
             .with_context(|| format!("cannot enter namespace {}", self.name))
     }
