@@ -22,7 +22,7 @@ pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) 
     let Some(bgp) = &status.bgp else { return };
     let help = "1 while BIRD runs and answers, else 0.";
     page.gauge("tidegate_bird_up", help, []).sample([], bgp.is_running);
-    let help = "Restarts of BIRD after it had exited.";
+    let help = "Times that the gateway restarted BIRD after BIRD had exited.";
     page.counter("tidegate_bird_restarts_total", help, []).sample([], bgp.restarts);
     let peers: Vec<_> = bgp.peers.iter().map(|peer| (peer.address.to_string(), peer)).collect();
     let help = "1 while the BGP session with the peer is established, else 0.";

@@ -78,7 +78,7 @@ impl SlowPathHandle {
         let (stop, is_alive) = (Arc::clone(&self.stop), Arc::clone(&self.is_alive));
         let body = move || {
             if let Err(error) = confine(&cpus) {
-                tracing::warn!(?cpus, %error, "cannot keep the slow path off the cores of the workers");
+                tracing::warn!(?cpus, %error, "cannot keep the slow path thread off the cores of the workers");
             }
             let end = catch_unwind(AssertUnwindSafe(|| slow_path.run(&stop)));
             let message = match end {

@@ -37,7 +37,7 @@ pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
 pub(crate) fn guarded(name: &str, on_failure: Option<&OnFailure>, body: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
     let failure = WorkerFailure { thread: name.to_owned(), message: message_of(panic.as_ref()) };
-    tracing::error!(thread = failure.thread, message = failure.message, "the thread failed");
+    tracing::error!(thread = failure.thread, message = failure.message, "a thread of the gateway panicked");
     if let Some(fail) = on_failure {
         fail(&failure);
     }

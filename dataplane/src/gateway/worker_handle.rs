@@ -240,7 +240,7 @@ impl ThreadState {
     fn failed(&self, panic: &(dyn Any + Send)) {
         self.set(WorkerState::Failed);
         let failure = WorkerFailure { thread: format!("worker {}", self.worker), message: message_of(panic) };
-        tracing::error!(worker = self.worker, message = failure.message, "worker failed");
+        tracing::error!(worker = self.worker, message = failure.message, "a worker panicked");
         if let Some(on_failure) = &self.on_failure {
             on_failure(&failure);
         }

@@ -373,10 +373,11 @@ impl WatchedPort {
                 match self.follow(link) {
                     // Two ports on one interface would both receive every frame.
                     Err(error) if error.is_in_use() => {
-                        tracing::warn!(%error, "a device was renamed to a name that is in use: closing its port");
+                        tracing::warn!(%error, "a device was renamed to a name that another gateway or interface \
+                                                uses: closing the port of the device");
                         return None;
                     }
-                    Err(error) => tracing::debug!(%error, "cannot follow a renamed device yet"),
+                    Err(error) => tracing::debug!(%error, "cannot lock the new name of a renamed device yet"),
                     Ok(()) => {}
                 }
                 Some(link.state)

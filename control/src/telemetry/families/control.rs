@@ -184,7 +184,8 @@ pub(in crate::telemetry) fn cluster(page: &mut Exposition, cluster: &tidegate_cl
     for (result, count) in cluster.writes {
         writes.sample([result], count);
     }
-    let help = "Kubernetes Events of the gateway, by result; dropped Events exceeded the rate limit.";
+    let help = "Kubernetes Events of the gateway, by result; dropped Events exceeded the rate limit or met a full \
+                queue.";
     let mut events = page.counter("tidegate_events_total", help, ["result"]);
     for (result, count) in cluster.events {
         events.sample([result], count);

@@ -143,7 +143,8 @@ pub(in crate::telemetry) fn backends(
             }
         }
     }
-    let help = "1 while the backend accepts new flows; 0 while it only keeps its existing flows.";
+    let help = "1 while the backend accepts new flows, else 0: a draining backend keeps its existing flows, a backend \
+                that is down keeps only TCP flows.";
     let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
@@ -154,8 +155,8 @@ pub(in crate::telemetry) fn backends(
     for (([namespace, service, port, protocol], backend), percent) in &warm_up {
         family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
     }
-    let help = "Backends that have no series, because there are too many backends; a backend counts for each service \
-                port and address.";
+    let help = "Backends that have no series of their own, because there are too many backends; a backend counts once \
+                for each service port and address.";
     page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
 }
 
@@ -198,7 +199,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
         checks.sample([result], *count);
     }
     let load = &sample.checks.load;
-    let help = "Health checks that started more than their interval late.";
+    let help = "Health checks that started late by more than their interval.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks in progress.";
     page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.in_progress);
