@@ -97,7 +97,7 @@ impl Table {
                 tracing::warn!(
                     routes = lost,
                     table = self.config.table,
-                    "restored routes of VIPs that another program deleted"
+                    "another program deleted kernel routes of VIPs; restoring them"
                 );
             }
             self.installed = found;

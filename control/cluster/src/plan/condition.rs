@@ -92,7 +92,8 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>
         return condition(condition_type::ALLOCATED, Some(false), reason, why);
     }
     if !view.vips.iter().any(VipView::is_of_pool) {
-        let why = message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no address is granted".to_owned());
+        let why =
+            message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no external IP is granted".to_owned());
         return condition(condition_type::ALLOCATED, Some(false), condition_reason::EXTERNAL_IP_DENIED, why);
     }
     let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());

@@ -58,7 +58,9 @@ impl Groups {
         let lacks = |vip: &VipView| {
             let group = self.0.get(&vip.pool).filter(|group| group.members.is_empty())?;
             let (address, pool, selector) = (vip.address, &vip.pool, &group.selector);
-            Some(format!("no live gateway announces {address}: pool {pool} selects gateways by {selector}"))
+            Some(format!(
+                "no live gateway announces {address}: none matches the selector {selector} of pool {pool}"
+            ))
         };
         let why: Vec<String> = view.vips.iter().filter(|vip| vip.is_of_pool()).filter_map(lacks).collect();
         (!why.is_empty()).then(|| why.join("; "))

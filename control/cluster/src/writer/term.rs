@@ -76,7 +76,10 @@ impl Term {
             Err(error) => {
                 let error = format!("cannot list the Services: {error}");
                 if self.error.as_ref() != Some(&error) {
-                    tracing::warn!(reason = error, "this gateway holds the Lease but does not lead yet");
+                    tracing::warn!(
+                        reason = error,
+                        "this gateway holds the Lease but does not lead yet; trying again"
+                    );
                 }
                 (self.error, self.request_at) = (Some(error), Some(now + RETRY));
                 None

@@ -400,7 +400,7 @@ pub(super) fn once<T: Ord + std::fmt::Display>(
     field: &Field<'_>,
 ) -> bool {
     if let Some(first) = seen.get(&value) {
-        field.error(format_args!("{value} is already at {first}"), "each value once");
+        field.error(format_args!("{value} is already the value of {first}"), "each value once");
         return false;
     }
     seen.insert(value, field.path.clone());

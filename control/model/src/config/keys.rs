@@ -211,7 +211,7 @@ pub const KEYS: &[Key] = &[
          that a change of the backends would move, for the drain timeout after the change \
          ([selection.md](selection.md#flows-in-flux))."),
     key("services.defaults.mssClamp", "`off`, `path`, or 536 to 65495", Value("off"), "1400", Reload,
-        "The limit for the maximum segment size that TCP SYNs name, in tunnel and NAT modes. `path`: what fits the links and the path. A number: at most that \
+        "The limit for the maximum segment size in TCP SYNs, in tunnel and NAT modes. `path`: what fits the links and the path. A number: at most that \
          many bytes, and no more than `path` ([tunnels.md](tunnels.md#the-segment-size-of-tcp))."),
     key("services.nodePortAddresses", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
         "The gateway serves node ports and health-check node ports on the addresses of `dataplane.interfaces` in these networks. If the list is empty, it \
@@ -245,7 +245,7 @@ pub const KEYS: &[Key] = &[
     key("protection.newConnections.perSecond", "1 to 10000000", Words("no limit"), "100", Reload,
         "New flows per second that each source prefix may create, over all Services and workers. Flows above this rate are dropped (`source_connection_rate`)."),
     key("protection.newConnections.burst", "1 to 10000000", Words("`perSecond`"), "500", Reload,
-        "New flows that a source prefix may create at once."),
+        "The number of new flows that a source prefix may create in a burst."),
     key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
     key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
     key("protection.synCookies", "`off`, `auto`, `always`", Value("auto"), "always", Reload,
@@ -285,7 +285,7 @@ pub const KEYS: &[Key] = &[
         "Communities of the routes to this pool's addresses, in addition to the communities of the peer ([bgp.md](bgp.md#what-a-route-carries))."),
     key("pools[].bgp.localPref", "0 to 4294967295", Words("as the peer's"), "200", Reload, "The local preference of these routes. Services override it."),
     key("pools[].bgp.med", "0 to 4294967295", Words("as the peer's"), "10", Reload, "The MED of these routes. Services override it."),
-    key("pools[].bgp.prepends", "0 to 10", Words("as the peer's"), "3", Reload, "How often the gateway's AS number is prepended. Services override it."),
+    key("pools[].bgp.prepends", "0 to 10", Words("as the peer's"), "3", Reload, "How many times the gateway's AS number is prepended. Services override it."),
     key("pools[].bgp.aggregationLength", "8 to 32", Words("32"), "24", Reload,
         "IPv4 addresses of this pool are announced as the prefixes of this length that contain them."),
     key("pools[].bgp.aggregationLengthV6", "16 to 128", Words("128"), "64", Reload, "The prefix length for IPv6 addresses."),
@@ -327,8 +327,9 @@ pub const KEYS: &[Key] = &[
     key("announce.l2.lease.namespace", "name of a namespace", Value("tidegate-system"), "edge", Restart,
         "With `lease`: the namespace of the Leases. All gateways need the same namespace, and permissions in it."),
     key("announce.l2.lease.takeover", "duration, 5s to 5m", Value("10s"), "20s", Restart,
-        "With `lease`: the time within which another gateway takes over the VIPs of one that failed. The Leases last 2 s less. The gateway stops answering if the \
-         API server has not responded for this time less 3 s. All gateways need the same value."),
+        "With `lease`: the time within which another gateway takes over the VIPs of one that failed. The Leases last \
+         2 s less than this time. The gateway stops answering if the API server has not responded for 3 s less than this \
+         time. All gateways need the same value."),
     key("announce.l2.lease.handBackDelay", "duration, 0s to 1h", Value("30s"), "1m", Restart,
         "With `lease`: how long a gateway must be live before it gets back the VIPs that it owned before."),
     key("announce.l2.vrrp.fifo", "absolute path", Value("/run/tidegate/vrrp.fifo"), "/run/vrrp.fifo", Restart,
@@ -368,7 +369,7 @@ pub const KEYS: &[Key] = &[
     key("announce.bgp.peers[].med", "0 to 4294967295", Words("none"), "10", Reload,
         "The MED of routes to this router. Pools and Services override it."),
     key("announce.bgp.peers[].prepends", "0 to 10", Words("0"), "3", Reload,
-        "How often the gateway's AS number is prepended to the path of routes to this router. Pools and Services override it."),
+        "How many times the gateway's AS number is prepended to the path of routes to this router. Pools and Services override it."),
     key("announce.bgp.peers[].families", "list of `ipv4`, `ipv6`", Words("the family of the address"), "[ipv4, ipv6]", Reload,
         "The families of VIPs that are announced to this router."),
     key("announce.bgp.aggregates", "list of CIDRs, /8 to /32 and /16 to /128", Value("[]"), "[\"203.0.113.0/28\"]", Reload,
@@ -377,7 +378,7 @@ pub const KEYS: &[Key] = &[
     key("announce.bgp.bfdInterval", "duration, 10ms to 1m", Value("300ms"), "100ms", Reload, "The time between two BFD packets, in each direction."),
     key("announce.bgp.bfdMultiplier", "1 to 255", Value("3"), "5", Reload, "The number of missing BFD packets after which the session is down."),
     key("announce.bgp.program", "path or name", Value("bird"), "/usr/sbin/bird", Reload,
-        "BIRD 2. A name is searched for in `PATH`, `/usr/sbin` and `/usr/local/sbin`."),
+        "The program BIRD 2. A name is searched for in `PATH`, `/usr/sbin` and `/usr/local/sbin`."),
 
     key("drain.quiet", "duration, 1s to 1h", Value("5s"), "10s", Reload,
         "A draining gateway announces nothing and forwards packets that still arrive. When none have arrived for this time, it is drained ([fleet.md](fleet.md#drain))."),
@@ -418,12 +419,12 @@ pub const KEYS: &[Key] = &[
     of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains this secret instead."),
     key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,
         "The maximum number of datagrams with flows per second, to all peers together. A datagram has at most 1200 \
-         bytes: some 30 flows."),
+         bytes: about 30 flows."),
 
     key("selfCheck.enabled", "boolean", Value("true"), "false", Reload,
-        "At intervals, compare the results of incremental computation with a computation from scratch, in the background \
+        "Periodically compare incremental results with results that are computed from scratch, in the background \
          ([troubleshooting.md](troubleshooting.md#the-log-reports-a-difference-of-an-incremental-result))."),
     key("selfCheck.interval", "duration, 1s to 24h", Value("5m"), "10m", Reload, "The time from one comparison to the next."),
     key("selfCheck.changes", "1 to 1000000", Value("1000"), "100", Reload,
-        "Start a comparison earlier, after this many updates that caused a computation."),
+        "Also start a comparison after this many updates that caused a computation."),
 ];

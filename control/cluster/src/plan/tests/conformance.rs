@@ -677,7 +677,7 @@ fn only_gateways_of_the_group_count_as_announcing_an_address() {
         cluster.peers = vec![labelled("edge-2", "r1")];
     });
     let events = both.run_until_stable();
-    let why = "pool r2 selects gateways by rack=r2";
+    let why = "none matches the selector rack=r2 of pool r2";
     let condition = both.condition("web", "Programmed");
     assert!(
         condition.starts_with("False NoGateway: no live gateway announces 203.0.113.5"),

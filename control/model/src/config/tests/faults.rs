@@ -27,7 +27,7 @@ const FAULTS: &[(&str, &str)] = &[
     ("  cores: 1", "8:10: error: dataplane.cores: the number 1 is not accepted; accepted: a list"),
     (
         "  cores: [1, 1]",
-        "8:14: error: dataplane.cores[1]: 1 is already at dataplane.cores[0]; accepted: each value once",
+        "8:14: error: dataplane.cores[1]: 1 is already the value of dataplane.cores[0]; accepted: each value once",
     ),
     (
         "  cores: [-1]",
@@ -76,7 +76,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: uplink, device: net_null1}",
-        "8:12: error: dataplane.interfaces[1].name: uplink is already at dataplane.interfaces[0].name; accepted: each value once",
+        "8:12: error: dataplane.interfaces[1].name: uplink is already the value of dataplane.interfaces[0].name; accepted: each value once",
     ),
     (
         "  - {name: b, device: ''}",
@@ -84,7 +84,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: b, device: '0:1.0'}\n  - {name: c, device: '0:1.0'}",
-        "9:23: error: dataplane.interfaces[2].device: 0:1.0 is already at dataplane.interfaces[1].device; accepted: each value once",
+        "9:23: error: dataplane.interfaces[2].device: 0:1.0 is already the value of dataplane.interfaces[1].device; accepted: each value once",
     ),
     (
         "    mtu: 500",
@@ -136,7 +136,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  routes: [{to: '::/0', via: '2001:db8::1'}, {to: '::/0', via: '2001:db8::5'}]",
-        "8:51: error: dataplane.routes[1].to: ::/0 is already at dataplane.routes[0].to; accepted: each value once",
+        "8:51: error: dataplane.routes[1].to: ::/0 is already the value of dataplane.routes[0].to; accepted: each value once",
     ),
     (
         "  neighbors: [{ip: 192.0.2.1}]",
@@ -148,7 +148,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  snatAddresses: [192.0.2.3, 192.0.2.3]",
-        "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is already at dataplane.snatAddresses[0]; accepted: each value once",
+        "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is already the value of dataplane.snatAddresses[0]; accepted: each value once",
     ),
     (
         "  routes: [{to: 0.0.0.0/0, via: 192.0.2.1}]\n  snatAddresses: [192.0.2.1]",
@@ -172,7 +172,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
-        "8:28: error: dataplane.tunnelPeers[1]: 192.0.2.9 is already at dataplane.tunnelPeers[0]; accepted: each value once",
+        "8:28: error: dataplane.tunnelPeers[1]: 192.0.2.9 is already the value of dataplane.tunnelPeers[0]; accepted: each value once",
     ),
     (
         "  tunnelPeers: ['ff02::1']",
@@ -372,7 +372,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1]}, {name: p, addresses: [203.0.113.2]}]",
-        "8:53: error: pools[1].name: p is already at pools[0].name; accepted: each value once",
+        "8:53: error: pools[1].name: p is already the value of pools[0].name; accepted: each value once",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], autoAssign: 1}]",
