@@ -160,7 +160,7 @@ pub enum PortError {
         /// The name of the value.
         what: &'static str,
         /// The given value.
-        given: u64,
+        given: String,
         /// The values that this port accepts.
         accepted: String,
     },

@@ -385,8 +385,8 @@ pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     }
     Err(PortError::Config {
         port: port.to_owned(),
-        what: "MAC address (as a decimal number)",
-        given: mac.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)),
+        what: "MAC address",
+        given: mac.map(|byte| format!("{byte:02x}")).join(":"),
         accepted: "a unicast address, not all zeroes".to_owned(),
     })
 }

@@ -361,7 +361,7 @@ impl Port {
     /// Rejects an unsupported configuration with an explanation, before any driver is called.
     fn check(&self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
         let refuse = |what, given: u64, accepted| {
-            Err(PortError::Config { port: self.info.name.clone(), what, given, accepted })
+            Err(PortError::Config { port: self.info.name.clone(), what, given: given.to_string(), accepted })
         };
         let most = self.info.rx_queues_max.min(self.info.tx_queues_max);
         if config.queues == 0 || config.queues > most {

@@ -66,7 +66,7 @@ fn what_a_port_cannot_do_is_refused_with_what_it_can() {
     assert_eq!(refuse(PortConfig { rss, ..base.clone() }), "length of the RSS key 7: 40 bytes");
     assert_eq!(
         refuse(PortConfig { mac: Some([1, 0, 0x5e, 0, 0, 1]), ..base }),
-        "MAC address (as a decimal number) 1101088686081: a unicast address, not all zeroes"
+        "MAC address 01:00:5e:00:00:01: a unicast address, not all zeroes"
     );
 }
 
