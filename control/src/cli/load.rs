@@ -18,7 +18,7 @@ use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
-use tidegate_spec::{CompileError, Problem, SnapshotSpec};
+use tidegate_spec::{BackendProblem, CompileError, Problem, SnapshotSpec};
 
 use super::cross_check;
 use crate::assemble;
@@ -154,9 +154,7 @@ fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, probl
 
 fn remedy(problem: &Problem) -> &'static str {
     match problem {
-        Problem::Backend { .. } => {
-            "a backend in a network of an interface, or behind one of dataplane.routes"
-        }
+        Problem::Backend { reason, .. } => backend_remedy(reason),
         Problem::TableTooSmall { .. } => {
             "a larger prime in tidegate.dev/table-size, or tidegate.dev/scheduler rendezvous"
         }
@@ -165,6 +163,22 @@ fn remedy(problem: &Problem) -> &'static str {
         Problem::RouteShadowed { .. } => "no route: the network is on-link",
         Problem::NeighborOffLink { .. } => "a neighbour in a network of dataplane.interfaces[].addresses",
         Problem::RouterTableFull { .. } | Problem::NeighborTableFull { .. } => "fewer next hops",
+    }
+}
+
+fn backend_remedy(reason: &BackendProblem) -> &'static str {
+    match reason {
+        BackendProblem::NoRoute => {
+            "a backend in a network of an interface, or behind one of dataplane.routes"
+        }
+        BackendProblem::NotOnLink => "a backend in a network of an interface, or another forwarding mode",
+        BackendProblem::PortDiffers { .. } => "a targetPort equal to the port, or forwarding nat or fullnat",
+        BackendProblem::FamilyDiffers { .. } => "a backend of the VIP's address family, or a tunnel mode",
+        BackendProblem::NoSnatAddress => "an address of the backend's family in dataplane.snatAddresses",
+        BackendProblem::NoTunnelSource => "an address of the backend's family in dataplane.tunnelSource",
+        BackendProblem::AddressIsOurs => "the address of another host",
+        BackendProblem::PortZero => "a port from 1 to 65535",
+        BackendProblem::NeighborTableFull => "fewer next hops",
     }
 }
 

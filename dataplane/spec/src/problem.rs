@@ -147,7 +147,10 @@ pub enum BackendProblem {
     #[error("its port is 0")]
     PortZero,
     /// The neighbour table has no free entry for its next hop, or its namespace has more next hops than its share.
-    #[error("the neighbour table is full ({} next hops)", limits::NEXT_HOPS_MAX)]
+    #[error(
+        "the neighbour table is full ({} next hops), or this namespace's share of it is",
+        limits::NEXT_HOPS_MAX
+    )]
     NeighborTableFull,
 }
 
