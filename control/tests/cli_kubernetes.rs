@@ -81,7 +81,7 @@ fn an_api_server_that_is_not_found_or_not_reachable_is_an_error() {
     let (site, _server) = world("{stateDirectory: ''}");
     let nowhere = check(&site, &[]);
     assert_eq!(nowhere.code, 2);
-    assert!(nowhere.out.contains("neither a kubeconfig nor a service account"), "{}", nowhere.out);
+    assert!(nowhere.out.contains("found neither a kubeconfig nor a service account"), "{}", nowhere.out);
 }
 
 #[test]

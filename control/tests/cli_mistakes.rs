@@ -106,7 +106,7 @@ const MISTAKES: &[Mistake] = &[
         "a server among the SNAT addresses",
         &[(SLICE, "10.0.0.2", "192.0.2.3")],
         (GATEWAY_FILE, "snatAddresses"),
-        &["192.0.2.3 is the address of an endpoint of EndpointSlice default/web-v4"],
+        &["192.0.2.3 is also the address of an endpoint of EndpointSlice default/web-v4"],
     ),
     refused(
         "the router as the source of tunnels",
@@ -263,7 +263,7 @@ const MISTAKES: &[Mistake] = &[
         "a VIP as an endpoint",
         &[(SLICE, "10.0.0.2", "203.0.113.1")],
         (SLICE, "203.0.113.1"),
-        &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"],
+        &["endpoint 203.0.113.1 of Service default/web is refused: it is a VIP"],
     ),
     warned(
         "a loopback address as an endpoint",
@@ -297,7 +297,7 @@ const MISTAKES: &[Mistake] = &[
         (WEB, "Local"),
         &[
             "80/TCP of Service default/web on 203.0.113.1 has no backend",
-            "externalTrafficPolicy Local: node n1 has no endpoint, there are endpoints on n2",
+            "externalTrafficPolicy Local: node n1 has no endpoint (there are endpoints on n2), so packets are dropped",
         ],
     ),
     warned(

@@ -384,7 +384,7 @@ fn the_input_capture_is_never_overwritten() {
     for output in ["in.pcap", "./in.pcap", "symlink.pcap", "link.pcap"] {
         let ran = site.run(&["replay", "-c", "gateway.yaml", "--in", "in.pcap", "--out", output]);
         assert_eq!(ran.code, 1);
-        let refusal = format!("--out {output} is the file of --in in.pcap; accepted: another file");
+        let refusal = format!("--out {output} is the same file as --in in.pcap; accepted: another file");
         assert!(ran.err.contains(&refusal), "{}", ran.err);
         assert_eq!(std::fs::read(site.path("in.pcap")).expect("it is there"), before, "{output}");
     }

@@ -277,7 +277,8 @@ impl Scenario {
                 if !matches!(self.mode, Some(Mode::Nat | Mode::FullNat)) || self.flows == 0 =>
             {
                 bail!(
-                    "direction = \"replies\" needs established flows in mode nat or fullnat: other replies do not pass the gateway"
+                    "direction = \"replies\" needs established flows in mode nat or fullnat: other replies do not pass \
+                     through the gateway"
                 )
             }
             _ => Ok(()),

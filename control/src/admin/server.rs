@@ -147,7 +147,9 @@ async fn route(
     };
     if (is_read && method != Method::GET) || (is_change && method != Method::POST) {
         let accepted = if is_read { READ } else { CHANGE };
-        return Err(AdminError::MethodNotAllowed(format!("{method} {path}; accepted: {accepted}")));
+        return Err(AdminError::MethodNotAllowed(format!(
+            "{method} {path} is not allowed; accepted: {accepted}"
+        )));
     }
     if is_change {
         is_awaited(query)?;
@@ -228,7 +230,7 @@ fn subject(query: &str) -> Result<Subject, AdminError> {
     match (query::value(query, "gateway").as_deref(), query::value(query, "target")) {
         (Some("true"), None) => Ok(Subject::Gateway),
         (Some("true"), Some(_)) => bad("both gateway and target in the request; accepted: one of them".to_owned()),
-        (Some(other), _) => bad(format!("gateway: {other:?}; accepted: gateway=true")),
+        (Some(other), _) => bad(format!("gateway={other:?} in the request; accepted: gateway=true")),
         (None, Some(text)) => text.parse().map(Subject::Target).map_err(AdminError::BadRequest),
         (None, None) => bad(
             "no target in the request; accepted: target=ADDRESS:PORT, target=ADDRESS, target=NODE, or gateway=true"
@@ -240,7 +242,7 @@ fn subject(query: &str) -> Result<Subject, AdminError> {
 fn watch_id(query: &str) -> Result<u64, AdminError> {
     query::value(query, "id").and_then(|id| id.parse().ok()).ok_or_else(|| {
         AdminError::BadRequest(
-            "no valid id in the request; accepted: id=N, the id of the answer to watch".to_owned(),
+            "no valid id in the request; accepted: id=N, the id in the answer to /v1/watch".to_owned(),
         )
     })
 }

@@ -57,10 +57,10 @@ fn refuse_living(path: &Path) -> io::Result<()> {
         Err(e) => return Err(e),
     };
     if !metadata.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path is a file that is not a socket"));
     }
     match UnixStream::connect(path) {
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there")),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers on this socket")),
         Err(_) => Ok(()),
     }
 }

@@ -49,7 +49,7 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
                 "{field}: the gateway attracts the traffic for all addresses of {net}, and {count} of them are in no \
                  pool, such as {first}"
             ))
-            .accepting("a prefix that contains only addresses of pools, if other hosts use the others")
+            .accepting("a prefix with pool addresses only, or this prefix if no host uses its other addresses")
         };
         Some(fault.at(config.origin.field(&field)))
     });
@@ -83,7 +83,7 @@ fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec
             None if is_source && !own.contains(&ip) => "dataplane.tunnelSource".to_owned(),
             None => continue,
         };
-        let what = format!("{field}: {ip} is the address of an endpoint of {object}");
+        let what = format!("{field}: {ip} is also the address of an endpoint of {object}");
         let accepted = "an address that no other host has";
         faults.push(Diagnostic::error(what).accepting(accepted).at(config.origin.field(&field)));
     }

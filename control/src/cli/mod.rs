@@ -50,7 +50,7 @@ enum Command {
     Run(ConfigArg),
     /// Validate the configuration and the manifests; exit with 2 if anything is refused
     Check(ConfigArg),
-    /// Run a packet capture through the pipeline, without network ports or root
+    /// Run a packet capture through the gateway's packet processing, without NICs or root
     Replay(replay::ReplayArgs),
     /// Explain step by step what the gateway does with a packet
     Explain(explain::ExplainCommand),

@@ -78,7 +78,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let input = File::open(&args.input).with_context(|| args.input.display().to_string())?;
     if is_same_file(&input, &args.output) {
         let (input, output) = (args.input.display(), args.output.display());
-        return Err(anyhow!("--out {output} is the file of --in {input}; accepted: another file"));
+        return Err(anyhow!("--out {output} is the same file as --in {input}; accepted: another file"));
     }
     let output = File::create(&args.output).with_context(|| args.output.display().to_string())?;
     let mut writer =

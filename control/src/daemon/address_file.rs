@@ -121,7 +121,8 @@ impl AddressFile {
         let since = whole_seconds(*since);
         let path = self.path.display();
         Some(format!(
-            "the addresses of Services have not been saved since {since}; a restart may assign others: {path}: {why}"
+            "the addresses of Services have not been saved since {since}; a restart may assign other addresses: \
+             {path}: {why}"
         ))
     }
 
@@ -338,7 +339,7 @@ mod tests {
         first.save(&allocations(2)).await;
         let reported = first.trouble().expect("it failed");
         assert!(
-            reported.contains("a restart may assign others") && reported.contains(".addresses: "),
+            reported.contains("a restart may assign other addresses") && reported.contains(".addresses: "),
             "{reported}"
         );
         fs::remove_file(&state).expect("ours");

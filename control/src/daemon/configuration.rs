@@ -55,7 +55,8 @@ impl Configuration {
         let Some(loaded) = read else {
             let path = self.path.display();
             let refused = format!(
-                "{path}: reading the configuration, or a file that it names, timed out: keeping the previous one"
+                "{path}: reading the configuration, or a file that it names, timed out: keeping the previous \
+                 configuration"
             );
             tracing::error!("{refused}");
             let answer = ReloadAnswer { accepted: false, report: vec![refused.clone()] };

@@ -107,7 +107,7 @@ impl Controller {
         if let [first, rest @ ..] = &lists.copied[..] {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
             let why = format!(
-                "{}{more}: the list has faults, so the last valid prefixes are in force",
+                "{}{more}: this list of prefixes has faults, so its last valid version is used",
                 first.display()
             );
             tracing::error!("{why}");

@@ -13,8 +13,9 @@ impl State {
         let (candidate, announced) = (self.candidate(), self.announcements());
         let failure = self.publish_failure().map(|failure| failure.to_string());
         let taken = self.name_taken();
-        let taken = taken
-            .map(|who| format!("another gateway has the name {} ({who}): this one does not lead", self.name));
+        let taken = taken.map(|who| {
+            format!("another gateway also has the name {} ({who}): this gateway does not lead", self.name)
+        });
         let cannot_lead = candidate.cannot_lead.filter(|_| taken.is_none());
         let cannot_lead = cannot_lead.map(|why| format!("this gateway cannot lead: {why}"));
         let unsaved = self.unsaved().into_iter().filter_map(|(_, why)| why);

@@ -77,7 +77,7 @@ impl Drains {
         if drains.trouble.is_none()
             && let Err(error) = fs::remove_file(before)
         {
-            tracing::warn!(path = %before.display(), %error, "cannot remove the earlier list of drained targets");
+            tracing::warn!(path = %before.display(), %error, "cannot remove the previous file of drained targets");
         }
         drains
     }
@@ -89,7 +89,7 @@ impl Drains {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => {
                 let message = format!(
-                    "cannot read the list of drained targets, drain them again: {}: {error}",
+                    "cannot read the list of drained targets, so no target is drained; drain them again: {}: {error}",
                     path.display()
                 );
                 tracing::error!("{message}");
@@ -111,7 +111,7 @@ impl Drains {
             }
             match text.trim().parse::<DrainTarget>() {
                 Ok(target) => {
-                    tracing::info!(%target, "still drained by an operator");
+                    tracing::info!(%target, "this target is still drained, as before the restart");
                     targets.insert(target);
                 }
                 Err(error) => {
@@ -210,7 +210,7 @@ impl Drains {
     fn written(&mut self, written: Result<(), String>) {
         let trouble = written.err().map(|error| {
             format!(
-                "cannot save the list of drained targets, a restart loses them: {}: {error}",
+                "cannot save the list of drained targets; a restart would end these drains: {}: {error}",
                 self.path.display()
             )
         });
@@ -347,7 +347,7 @@ mod tests {
         drains.insert(target("node-3"));
         drains.save().await;
         assert!(
-            drains.trouble().is_some_and(|message| message.contains("a restart loses them")),
+            drains.trouble().is_some_and(|message| message.contains("a restart would end these drains")),
             "{drains:?}"
         );
         fs::remove_file(&state).expect("ours");

@@ -44,7 +44,7 @@ impl FoundPeers {
                 let can_reach = reaches(own.ip(), peer.address.ip());
                 if !can_reach {
                     listed.faults.push(format!(
-                        "gateway {}: its address {} has a different family than {own}",
+                        "gateway {}: its address {} has a different family than {own}, the address of this gateway",
                         peer.name, peer.address
                     ));
                 }

@@ -221,7 +221,7 @@ impl Gateway {
             tracing::warn!(
                 packets_per_second = drain.packets_per_second,
                 flows = drain.flows,
-                "stopping although packets still arrive: drain.stopTimeout is over"
+                "stopping although packets still arrive, because drain.stopTimeout has passed"
             );
         }
         (is_late || self.state.drain.phase() == GatewayDrainState::Drained)
@@ -230,7 +230,10 @@ impl Gateway {
 
     /// Keeps forwarding for `grace`, then ends everything except the dataplane.
     pub(super) async fn shut_down(mut self, grace: Duration) {
-        tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
+        tracing::info!(
+            ?grace,
+            "shutting down: reporting not ready, and forwarding until the grace period ends"
+        );
         self.state.request_drain(DrainRequester::Signal, true);
         // Routers must have another path before this gateway stops forwarding.
         announcements::withdraw(Arc::clone(&self.announcer)).await;

@@ -51,9 +51,9 @@ impl Gateway {
         let from_cluster = FromCluster::of(cluster.as_ref());
         let mut vital = Vital::default();
         let kube_proxy = kube_proxy::follow(&config, &mut vital);
-        vital.task("the log of SYN floods", flood_log::follow(dataplane));
+        vital.task("the task that logs SYN floods", flood_log::follow(dataplane));
         let (symptoms, observer) = observer::follow(&state);
-        vital.task("the search for misconfigurations", observer);
+        vital.task("the task that looks for misconfigurations", observer);
         state.show_symptoms(symptoms.clone());
         let addresses = start::address_file(&config);
         let announcer = announcements::start(&config, &state)?;
@@ -100,9 +100,9 @@ impl Gateway {
             comparisons: controller.comparisons_end(),
             signals: Signals::receive()?,
         };
-        vital.sender("the listeners of health-check node ports", controller.unbound());
+        vital.sender("the task that serves health-check node ports", controller.unbound());
         let drain_watch = drain_watch::follow(&state);
-        vital.task("the count of packets during a drain", drain_watch.task());
+        vital.task("the task that counts packets during a drain", drain_watch.task());
         let guards = Guards::new(listeners, flow_exchange, drain_watch);
         Ok(Self { _guards: guards, controller, inputs, state, stops_at: None, announcer, vital })
     }
@@ -184,18 +184,18 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn add_to(&self, vital: &mut Vital) {
-        vital.sender("the source of the objects", self.source.updates());
-        vital.sender("the state of the source", self.source.state());
-        vital.sender("the health checks", self.checker.verdicts());
+        vital.sender("the task that reads the objects", self.source.updates());
+        vital.sender("the task that reports whether the objects can be read", self.source.state());
+        vital.sender("the task that runs the health checks", self.checker.verdicts());
         self.listeners.add_to(vital);
         if let Some(exchange) = self.flow_exchange {
             vital.sender("flow sharing", exchange.lives());
         }
         for task in self.cluster.into_iter().flat_map(ClusterWriter::tasks) {
-            vital.task("the writer to the API server", task.clone());
+            vital.task("the task that writes to the API server", task.clone());
         }
         if let Some(task) = self.layer2.task() {
-            vital.task("the keeper of VIPs on layer 2", task);
+            vital.task("the task that decides which VIPs this gateway owns on layer 2", task);
         }
         let of_announcements = Arc::clone(self.announcer);
         vital.add("the announcer thread", move || of_announcements.has_ended());

@@ -36,7 +36,7 @@ pub(super) fn follow(config: &GatewayConfig, vital: &mut Vital) -> watch::Receiv
                 sleep(CHECK_INTERVAL).await;
             }
         });
-        vital.task("the detection of kube-proxy", detection.abort_handle());
+        vital.task("the task that detects kube-proxy", detection.abort_handle());
     }
     receiver
 }

@@ -214,8 +214,8 @@ impl Layer2View {
             states.filter(|(group, state)| *state == "master" && !self.ownership.owns(owner_key(group)));
         let vrrp = silent.map(|(group, _)| {
             format!(
-                "layer 2: VRRP group {group}: keepalived is its master but has not run `tidegate vrrp-check` within \
-                 announce.l2.vrrp.heartbeatTimeout, so the gateway does not answer for its VIPs"
+                "layer 2: VRRP group {group}: keepalived reports master here but has not run `tidegate vrrp-check` \
+                 within announce.l2.vrrp.heartbeatTimeout, so the gateway does not answer for its VIPs"
             )
         });
         let faults = self.vrrp.iter().flat_map(|vrrp| vrrp.faults(&dataplane.advertised()));

@@ -48,7 +48,8 @@ impl ListCopies {
             });
         let trouble = saved.err().map(|error| {
             format!(
-                "cannot save the lists of protection in {}: {error}: a restart needs their files to be valid; SIGHUP retries",
+                "cannot save copies of the protection lists in {}: {error}; until this succeeds, a restart needs valid \
+                 lists; SIGHUP retries",
                 directory.display()
             )
         });

@@ -39,7 +39,7 @@ impl Iteration {
         let (began, since) = (*self.inner())?;
         (began.elapsed() > ITERATION_MAX).then(|| {
             let since = whole_seconds(since);
-            format!("the daemon's loop has been busy since {since}: changes are delayed")
+            format!("the daemon's main loop has been busy since {since}: changes are delayed")
         })
     }
 
@@ -120,7 +120,9 @@ mod tests {
         iteration.begin();
         tokio::time::advance(ITERATION_MAX * 2).await;
         assert!(
-            iteration.trouble().is_some_and(|why| why.starts_with("the daemon's loop has been busy since "))
+            iteration
+                .trouble()
+                .is_some_and(|why| why.starts_with("the daemon's main loop has been busy since "))
         );
         iteration.end();
         assert_eq!(iteration.trouble(), None);

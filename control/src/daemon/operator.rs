@@ -68,7 +68,9 @@ impl Operator {
     async fn listing(&self, query: FlowsQuery) -> Result<Listing, AdminError> {
         let state = Arc::clone(&self.state);
         let listing = tokio::task::spawn_blocking(move || flows::list(&state.dataplane, &query)).await;
-        listing.unwrap_or_else(|panic| Err(AdminError::Unavailable(format!("the listing failed: {panic}"))))
+        listing.unwrap_or_else(|panic| {
+            Err(AdminError::Unavailable(format!("listing the flows failed: {panic}")))
+        })
     }
 
     /// A Service, with whether the workers have applied the shown state.
@@ -168,7 +170,9 @@ impl AdminBackend for Operator {
             let ports = flooded
                 .iter()
                 .filter(|(namespace, name, _)| (namespace, name) == (&service.namespace, &service.name));
-            shown.warnings.extend(ports.map(|(.., key)| format!("{key}: SYN cookies answer a SYN flood")));
+            shown
+                .warnings
+                .extend(ports.map(|(.., key)| format!("{key}: SYN flood, answered by SYN cookies")));
             shown
         };
         self.with_round(|round| api::ServicesAnswer {
@@ -309,7 +313,7 @@ impl AdminBackend for Operator {
             self.with_round(|round| (covered(round, &target), is_node_object(round, &target)));
         if backends == 0 && !is_node {
             return Err(AdminError::NotFound(format!(
-                "no backend or node {target}; accepted: what `tidegate backends` lists"
+                "no backend or node {target}; accepted: an entry of `tidegate backends`"
             )));
         }
         let Drained { targets, not_kept } =
@@ -324,7 +328,7 @@ impl AdminBackend for Operator {
                 Ok(api::DrainAnswer { target: target.to_string(), backends, drained: targets, not_kept })
             }
             None => Err(AdminError::NotFound(format!(
-                "{target} is not drained; accepted: what `tidegate status` lists as drained"
+                "{target} is not drained; accepted: a target that `tidegate status` lists as drained"
             ))),
         }
     }
@@ -339,7 +343,9 @@ impl AdminBackend for Operator {
         let answer = self.request(Command::UndrainGateway).await?;
         let drain = &self.state.drain;
         if drain.is_requested(api::DrainRequester::Signal) {
-            return Err(AdminError::Conflict(format!("gateway {name} is stopping, so it stays draining")));
+            return Err(AdminError::Conflict(format!(
+                "gateway {name} is stopping, so its drain cannot be cancelled"
+            )));
         }
         if drain.is_requested(api::DrainRequester::Annotation) {
             return Err(AdminError::Conflict(format!(

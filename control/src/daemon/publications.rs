@@ -22,7 +22,7 @@ impl std::fmt::Display for PublishFailure {
         let since = whole_seconds(self.since);
         write!(
             f,
-            "the latest state has not been published since {since}; the last good state is in use: {}",
+            "publishing the latest state has failed since {since}; the last good state is in use: {}",
             self.why
         )
     }

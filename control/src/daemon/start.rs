@@ -160,7 +160,7 @@ fn directory_state(
                     path,
                     "reading the directory of manifests hangs: changes in it have no effect"
                 );
-                let last_error = Some(format!("{path} does not answer"));
+                let last_error = Some(format!("reading {path} hangs"));
                 let last_sync = Some(now - READING_MAX);
                 state.send_replace(SourceState {
                     last_error,
@@ -168,7 +168,7 @@ fn directory_state(
                     ..SourceState::unconnected_since(now)
                 });
             } else {
-                tracing::info!(path, "the directory of manifests answers again");
+                tracing::info!(path, "the directory of manifests can be read again");
                 state.send_replace(SourceState::connected_since(now));
             }
         }
@@ -286,7 +286,7 @@ mod tests {
         let shown = state.borrow_and_update().clone();
         assert_eq!(
             (shown.connected, shown.last_error.as_deref()),
-            (false, Some("/srv/manifests does not answer"))
+            (false, Some("reading /srv/manifests hangs"))
         );
         seconds.store(0, Ordering::Relaxed);
         state.changed().await.expect("it is followed");

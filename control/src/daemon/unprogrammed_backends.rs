@@ -94,7 +94,7 @@ fn mark(services: &mut [Arc<ServiceView>], problems: &[Problem]) {
             let addresses: BTreeSet<SocketAddr> = ignored.iter().map(|(backend, _)| *backend).collect();
             ignore(port, &addresses);
             if port.refused.is_none() && port.backends.iter().all(|one| one.why == BackendWhy::NoNextHop) {
-                port.refused = Some(PortRefusal::from("no worker has any of its backends".to_owned()));
+                port.refused = Some(PortRefusal::from("none of its backends could be programmed".to_owned()));
             }
         }
     }
@@ -156,7 +156,7 @@ mod tests {
         let mut services = [service("web", "203.0.113.1")];
         mark(&mut services, &[ignored("10.0.0.1:80"), ignored("10.0.0.2:80")]);
         let refused = services[0].ports[0].refused.as_ref().expect("no worker serves it");
-        assert_eq!(refused.to_string(), "no worker has any of its backends");
+        assert_eq!(refused.to_string(), "none of its backends could be programmed");
         let [warning] = &services[0].warnings[..] else { panic!("one for the port") };
         assert!(warning.ends_with(", and 1 more"), "{warning}");
     }

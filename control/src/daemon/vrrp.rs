@@ -81,7 +81,7 @@ impl Groups {
     /// Applies a line of keepalived. Returns whether it changed one of our groups.
     fn line(&mut self, line: &str, now: BootTime) -> bool {
         let Some((name, state)) = parse(line) else {
-            tracing::debug!(line, "ignored a line of keepalived");
+            tracing::debug!(line, "ignored a line from keepalived");
             return false;
         };
         let Some(known) = self.states.get_mut(name) else {
@@ -133,7 +133,8 @@ impl Groups {
         }
         let is_unknown = self.unknown_since.is_some_and(|since| now < since.plus(UNKNOWN_MAX));
         let unknown = is_unknown.then(|| {
-            "keepalived has not reported the state of any VRRP group yet; this check fails to make it report"
+            "keepalived has not reported the state of any VRRP group yet; this check fails on purpose, so that \
+             keepalived reports its state"
                 .to_owned()
         });
         let is_healthy =
@@ -313,7 +314,9 @@ fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
             // No process has it open for writing.
             Ok(0) => {
                 if groups.closed(now) {
-                    tracing::warn!("keepalived closed its FIFO: this gateway owns no VIP of a VRRP group");
+                    tracing::warn!(
+                        "keepalived closed its FIFO: this gateway no longer owns VIPs of VRRP groups"
+                    );
                 }
                 lines.begun.clear();
                 lines.is_closed = true;
@@ -351,7 +354,8 @@ fn open(path: &Path) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_fifo() => {}
         Ok(_) => {
-            let what = "it exists and is not a FIFO; accepted: a path with a FIFO or with nothing";
+            let what =
+                "it exists and is not a FIFO; accepted: the path of a FIFO, or a path that does not exist";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
         Err(_) => {

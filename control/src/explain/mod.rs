@@ -190,10 +190,7 @@ fn unserved(
     let hash = Snapshot::hash_endpoint(src, proto, packet.source.port());
     if snapshot.endpoint(hash, src, proto, packet.source.port()).is_some() {
         let who = packet.source;
-        draft.step(
-            "flow",
-            format!("{who} is a backend: a packet of one of its flows would go back to the client"),
-        );
+        draft.step("flow", format!("{who} is a backend: a reply in one of its flows would go to the client"));
     }
     match kind {
         Some(AddressKind::Own(_)) => (PacketVerdict::Punt, PuntReason::Local.as_str()),
@@ -317,7 +314,7 @@ fn choose<'s>(
         }
     }
     let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
-        draft.step("backend", "none has the seat or slot".to_owned());
+        draft.step("backend", "no backend has the seat or slot".to_owned());
         return Err((PacketVerdict::Drop, Refusal::NoEndpoints.as_str()));
     };
     draft.step("backend", text::backend(snapshot, service, info, backend));

@@ -197,8 +197,9 @@ fn rendezvous_shows_seat_and_rank_and_maglev_the_slot() {
     let Some(BackendChoice::Seat { seat, deck: 0, rank, seats: 2 }) = answer.choice else {
         panic!("{answer}")
     };
-    let words =
-        format!("{seat}, the first of 2 occupied seats in the flow's order, at rank {rank} of 8192: hash 0x");
+    let words = format!(
+        "{seat}: this seat comes first among the 2 occupied seats in the flow's order, at rank {rank} of 8192; hash 0x"
+    );
     assert!(found(&answer, "seat").starts_with(&words), "{answer}");
     let owns = "owns the seat: weight 1, 1 seat (50.0 %), one of 2 backends (2 active)";
     assert!(found(&answer, "backend").ends_with(owns), "{answer}");
@@ -310,12 +311,12 @@ fn longer_packets_are_handled_by_family_policy_and_header() {
     let answer = explained(&direct, "203.0.113.1:80");
     assert_eq!(
         found(&answer, "mtu"),
-        "1500 bytes, the MTU of uplink; longer packets are answered with \"fragmentation needed\" if they have DF, \
-         else fragmented"
+        "1500 bytes, the MTU of uplink; longer packets are fragmented or, with DF, answered with \"fragmentation \
+         needed\""
     );
     direct.network.policy.fragment_ipv4 = false;
     let answer = explained(&direct, "203.0.113.1:80");
-    assert!(found(&answer, "mtu").ends_with("also without DF (dataplane.oversized: answer)"), "{answer}");
+    assert!(found(&answer, "mtu").ends_with("even without DF (dataplane.oversized: answer)"), "{answer}");
 
     let six = [service(ForwardingMode::DsrIpip, "2001:db8:1::1", 80, &backends)];
     let explain_v6 =
@@ -333,10 +334,10 @@ fn longer_packets_are_handled_by_family_policy_and_header() {
     use tidegate_wire::proxy_tlvs::ProxyTlvs;
     let (none, both) = (ProxyTlvs::NONE, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
     for (version, proxy_tlvs, protocol, needs) in [
-        (ProxyVersion::V1, none, Protocol::Tcp, "the first segment needs 46 bytes more"),
-        (ProxyVersion::V2, none, Protocol::Udp, "each datagram needs 28 bytes more"),
-        (ProxyVersion::V2, both, Protocol::Udp, "each datagram needs 35 bytes more"),
-        (ProxyVersion::V2, both, Protocol::Tcp, "the first segment needs 54 bytes more"),
+        (ProxyVersion::V1, none, Protocol::Tcp, "the first segment needs 46 more bytes"),
+        (ProxyVersion::V2, none, Protocol::Udp, "each datagram needs 28 more bytes"),
+        (ProxyVersion::V2, both, Protocol::Udp, "each datagram needs 35 more bytes"),
+        (ProxyVersion::V2, both, Protocol::Tcp, "the first segment needs 54 more bytes"),
     ] {
         let plain = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         let key = ServiceKey { protocol, ..plain.key };
@@ -349,11 +350,15 @@ fn longer_packets_are_handled_by_family_policy_and_header() {
             destination: "203.0.113.1:80".parse().expect("an address"),
         };
         let answer = explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
-        let expected = format!("{needs}, for the header of the PROXY protocol");
+        let expected = format!("{needs} for the PROXY protocol header");
         assert!(found(&answer, "mtu").ends_with(&expected), "{answer}");
         let header = found(&answer, "proxy protocol");
         assert_eq!(header.contains("; TLVs "), proxy_tlvs != none, "{header}");
-        assert_eq!(header.ends_with("; TLVs unique-id, crc32c"), expected.contains("54 bytes"), "{header}");
+        assert_eq!(
+            header.ends_with("; TLVs unique-id, crc32c"),
+            expected.contains("54 more bytes"),
+            "{header}"
+        );
     }
 
     let plain = service(ForwardingMode::FullNat, "203.0.113.1", 80, &backends);
@@ -364,7 +369,10 @@ fn longer_packets_are_handled_by_family_policy_and_header() {
         "toa, TCP option 254 of 8 bytes in each segment of the client until the backend has acknowledged data: \
          198.51.100.7:40000"
     );
-    assert!(found(&answer, "mtu").ends_with("needs 8 bytes more, for the option TOA"), "{answer}");
+    assert!(
+        found(&answer, "mtu").ends_with("each segment needs 8 more bytes for the TOA option"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -409,7 +417,7 @@ fn the_limit_of_the_segment_size_is_shown_where_it_applies() {
     };
     let in_syn = |most: u16, whose: &str| {
         Some(format!(
-            "at most {most} bytes {whose}, or less if the link by which it arrives has a smaller MTU"
+            "at most {most} bytes {whose}, or less if the packet arrives on a link with a smaller MTU"
         ))
     };
     let both = "in the SYN and in the backend's SYN ACK";
@@ -432,12 +440,12 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
         let answer = explained(&web(backends, rules), "203.0.113.1:80");
         answer.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
     };
-    let found = "if it refuses the connection, up to 2 others are tried; after 3 failures in a row it is set \
-                 aside for 10s, at most 50 % of the backends at once";
+    let found = "if the backend refuses the connection, up to 2 others are tried; after 3 failures in a row it is set \
+                 aside for 10s (at most 50 % of all backends at once)";
     assert_eq!(shown(&[one, two], rules).as_deref(), Some(found));
     assert_eq!(shown(&[one], rules), None, "there is no other backend");
     let retries = PassiveHealth { failures: 0, retries: 1, ..rules };
-    let found = "if it refuses the connection, another backend is tried";
+    let found = "if the backend refuses the connection, another one is tried";
     assert_eq!(shown(&[one, two], retries).as_deref(), Some(found));
 
     let neighbors = NeighborTable::new();
@@ -453,7 +461,7 @@ fn passive_health_is_shown_if_another_backend_can_be_tried() {
         Circumstances { set_aside: &ids, ..Circumstances::of_files(&neighbors, Now::default(), None) };
     let answer = explain(&snapshot, about, &packet).to_string();
     assert!(
-        answer.contains("a worker has set this backend aside, and assigns new flows to another one"),
+        answer.contains("a worker has set this backend aside and assigns new flows to other backends"),
         "{answer}"
     );
 }
@@ -475,7 +483,7 @@ fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
 
     spec.network.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
     let answer = explained_with(&spec, &neighbors, flow, None);
-    assert!(found(&answer, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"), "{answer}");
+    assert!(found(&answer, "mode").contains("(chosen from 192.0.2.64/28 by the flow's hash)"), "{answer}");
 }
 
 #[test]
@@ -563,7 +571,10 @@ fn a_forged_source_is_refused_with_the_reason() {
     assert_eq!((answer.verdict.as_str(), answer.reason.as_str()), ("drop", "bad_source"), "{answer}");
     spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().expect("a net"));
     let answer = explained_from(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
-    assert!(found(&answer, "source").contains("on its own link") && answer.backend.is_some(), "{answer}");
+    assert!(
+        found(&answer, "source").contains("directly from that host") && answer.backend.is_some(),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -575,14 +586,14 @@ fn the_source_range_that_allows_or_refuses_a_client_is_shown() {
     let inside = explained(&closed, "203.0.113.1:80");
     assert_eq!(
         found(&inside, "source range"),
-        "198.51.100.7 is allowed: 198.51.100.0/24 is the longest matching range"
+        "198.51.100.7 is allowed: 198.51.100.0/24 is the longest matching source range"
     );
     assert_eq!(inside.verdict, PacketVerdict::Transmit);
     let outside = explained_from(&closed, "8.8.8.8:40000", "203.0.113.1:80", None);
     assert_eq!((outside.verdict.as_str(), outside.reason.as_str()), ("drop", "source_range"));
     assert_eq!(
         found(&outside, "source range"),
-        "8.8.8.8 is refused: none of the 3 ranges of its family matches"
+        "8.8.8.8 is refused: none of the 3 source ranges of its family matches"
     );
     assert_eq!(outside.backend, None);
     let open = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
@@ -677,7 +688,8 @@ fn the_limits_of_a_service_and_the_one_that_refuses_a_flow_are_shown() {
     assert_eq!(answer.verdict, PacketVerdict::Transmit, "{answer}");
     assert_eq!(
         found(&answer, "limits"),
-        "default/web, on all ports and addresses together: at most 1 connections, 0 now, 2500 Mbit/s in each direction"
+        "default/web, on all ports and addresses together: at most 1 connections, 0 now, bandwidth 2500 Mbit/s in each \
+         direction"
     );
     lab.send(Builder::tcp("198.51.100.8:40000", "203.0.113.5:80").flags(flags::SYN));
     let answer = explained(&lab);

@@ -45,7 +45,9 @@ pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot
 pub(super) fn no_service(packet: &Packet, refused: Option<&str>) -> String {
     let Packet { protocol, destination, .. } = packet;
     match refused {
-        Some(why) => format!("{protocol} {destination} is requested but not served: {why}"),
+        Some(why) => {
+            format!("a Service requests {protocol} {destination}, but the gateway does not serve it: {why}")
+        }
         None => format!("no Service has {protocol} {destination}"),
     }
 }
@@ -82,10 +84,13 @@ pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
 pub(super) fn hairpin(client: &Addr, snat: &[Addr]) -> String {
     match snat.first() {
         Some(first) => {
-            format!("{client} is the client and the backend: sent from {first} or another SNAT address")
+            format!(
+                "{client} is both the client and the backend: the packet is sent to it from {first} or another SNAT \
+                 address"
+            )
         }
         None => format!(
-            "{client} is the client and the backend: its reply would not return here without a SNAT address \
+            "{client} is both the client and the backend: its reply would not reach the gateway without a SNAT address \
              (dataplane.snatAddresses)"
         ),
     }
@@ -93,7 +98,8 @@ pub(super) fn hairpin(client: &Addr, snat: &[Addr]) -> String {
 
 pub(super) fn link_local(src: &Addr) -> String {
     format!(
-        "{src} is link-local: served on its own link, refused as bad_source when a default router forwarded it"
+        "{src} is link-local: the packet is served if it arrives directly from that host, and refused as bad_source if \
+         a default router forwarded it"
     )
 }
 
@@ -103,22 +109,22 @@ pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
     };
     let of_family = ranges.nets().iter().filter(|net| net.addr().is_ipv4() == client.is_v4()).count();
     match (ranges.longest(client), of_family) {
-        (Some(range), _) => format!("{client} is allowed: {range} is the longest matching range"),
-        (None, 0) => format!("{client} is refused: there is no range of its family"),
-        (None, 1) => format!("{client} is refused: the only range of its family does not match"),
-        (None, n) => format!("{client} is refused: none of the {n} ranges of its family matches"),
+        (Some(range), _) => format!("{client} is allowed: {range} is the longest matching source range"),
+        (None, 0) => format!("{client} is refused: the Service has no source range of its family"),
+        (None, 1) => format!("{client} is refused: the only source range of its family does not match"),
+        (None, n) => format!("{client} is refused: none of the {n} source ranges of its family matches"),
     }
 }
 
 /// Which list of the gateway contains a source.
 pub(super) fn source_list(lists: &SourceLists, client: &Addr) -> String {
     match lists.find(client) {
-        None => format!("{client} is in neither list of protection"),
+        None => format!("{client} is neither in protection.deny nor in protection.allow"),
         Some(Listed { list: SourceList::Deny, prefix }) => {
-            format!("{client} is refused: {prefix} of protection.deny is its longest prefix")
+            format!("{client} is refused: {prefix} of protection.deny is the longest matching prefix")
         }
         Some(Listed { list: SourceList::Allow, prefix }) => {
-            format!("{client} is allowed: {prefix} of protection.allow is its longest prefix")
+            format!("{client} is allowed: {prefix} of protection.allow is the longest matching prefix")
         }
     }
 }
@@ -130,7 +136,7 @@ pub(super) fn source_rate(rate: &SourceRate, client: &Addr, list: Option<SourceL
     }
     let len = if client.is_v4() { rate.v4_len } else { rate.v6_len };
     let (per_second, burst) = (rate.per_second, rate.burst);
-    format!("the /{len} of {client} may start {per_second} flows a second, {burst} at once")
+    format!("the /{len} network of {client} may start {per_second} flows a second, and {burst} at once")
 }
 
 /// The limits of a Service, and whether one of them refuses a new flow now.
@@ -138,8 +144,9 @@ pub(super) fn limits(limited: &LimitedService, refused: Option<LimitDrop>) -> St
     let limits = limited.limits();
     let connections =
         limits.connections.map(|max| format!("at most {max} connections, {} now", limited.connections()));
-    let rate = limits.connection_rate.map(|rate| format!("{rate} new ones a second"));
-    let bandwidth = limits.bandwidth.map(|bits| format!("{} in each direction", show_bit_rate(bits.get())));
+    let rate = limits.connection_rate.map(|rate| format!("{rate} new connections a second"));
+    let bandwidth =
+        limits.bandwidth.map(|bits| format!("bandwidth {} in each direction", show_bit_rate(bits.get())));
     let all: Vec<String> = [connections, rate, bandwidth].into_iter().flatten().collect();
     let name = format!("{}/{}", limited.namespace(), limited.name());
     let all = format!("{name}, on all ports and addresses together: {}", all.join(", "));
@@ -153,11 +160,11 @@ pub(super) fn limits(limited: &LimitedService, refused: Option<LimitDrop>) -> St
 pub(super) fn flow(known: Option<KnownFlow>, still_there: bool, silent_workers: usize) -> String {
     match known {
         None if silent_workers > 0 => format!(
-            "not known to the workers that answered; {silent_workers} did not answer in time: treated as the first \
-             packet of a flow, query again to be sure"
+            "not known to the workers that answered, so treated as the first packet of a flow; {silent_workers} did \
+             not answer in time: query again to be sure"
         ),
         None => "not known: treated as the first packet of a flow (TCP: the SYN)".to_owned(),
-        Some(flow) if still_there => format!("known, and pinned to {}", flow.backend),
+        Some(flow) if still_there => format!("known: it stays at backend {}", flow.backend),
         Some(flow) => {
             format!("known, but no longer tied to its backend {}: a new backend is chosen", flow.backend)
         }
@@ -214,14 +221,14 @@ pub(super) fn seat(
         maps => format!(" of seat map {} (of {maps})", chosen.seat_map),
     };
     format!(
-        "{}{map}, the first of {count} occupied seats in the flow's order, at rank {} of {SEATS_PER_MAP}: hash \
-         {hash:#018x} of {of}",
+        "{}{map}: this seat comes first among the {count} occupied seats in the flow's order, at rank {} of \
+         {SEATS_PER_MAP}; hash {hash:#018x} of {of}",
         chosen.seat, chosen.rank
     )
 }
 
 pub(super) fn former(backend: Option<&Backend>) -> String {
-    let rest = "the flow is in flux: a SYN goes to its new owner and creates an entry";
+    let rest = "the owner of the flow is changing: a SYN goes to the new owner and creates an entry";
     match backend {
         Some(backend) => {
             let former = SocketAddr::new(backend.address.ip(), backend.port);
@@ -238,15 +245,15 @@ pub(super) fn slot(service: &Service, slots: &Slots, slot: u32, hash: u64) -> St
 /// Why the backend does not follow from the packet alone.
 pub(super) fn of_worker(info: &ServiceInfo, candidates: usize) -> String {
     let how = match info.scheduler {
-        Scheduler::Loads(_) => "compares the loads of the backends that it knows at that moment",
+        Scheduler::Loads(_) => "compares the loads of the backends at that moment",
         _ => "assigns its new flows to the backends in turn",
     };
     let name = info.scheduler.as_str();
     match candidates {
         1 => format!("{name}: only one backend accepts new flows"),
         n => format!(
-            "{name}: the worker that receives the packet {how}, so the packet alone does not determine which of {n} \
-             backends it chooses"
+            "{name}: the worker that receives the packet {how}, so the packet alone does not determine which of \
+             the {n} backends is chosen"
         ),
     }
 }
@@ -313,7 +320,7 @@ pub(super) fn backend(
         Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
         Selector::RoundRobin(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
             return format!(
-                "{address}, weight {weight}, is the only one that accepts new flows ({})",
+                "{address}, weight {weight}, is the only backend that accepts new flows ({})",
                 states(info)
             );
         }
@@ -410,19 +417,19 @@ pub(super) fn proxy_protocol(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Pa
 /// What happens if the backend refuses or does not answer.
 pub(super) fn passive_health(rules: &PassiveHealth, is_aside: bool) -> String {
     let aside = if is_aside {
-        "a worker has set this backend aside, and assigns new flows to another one; ".to_owned()
+        "a worker has set this backend aside and assigns new flows to other backends; ".to_owned()
     } else {
         String::new()
     };
     let retries = match rules.retries {
-        0 => "a refusal is passed on".to_owned(),
-        1 => "if it refuses the connection, another backend is tried".to_owned(),
-        n => format!("if it refuses the connection, up to {n} others are tried"),
+        0 => "if the backend refuses the connection, the client gets the refusal".to_owned(),
+        1 => "if the backend refuses the connection, another one is tried".to_owned(),
+        n => format!("if the backend refuses the connection, up to {n} others are tried"),
     };
     let failures = match rules.failures {
         0 => String::new(),
         n => format!(
-            "; after {n} failures in a row it is set aside for {}, at most {} % of the backends at once",
+            "; after {n} failures in a row it is set aside for {} (at most {} % of all backends at once)",
             show_duration(rules.set_aside),
             rules.share_max
         ),
@@ -446,7 +453,7 @@ fn outer_flow_hash(packet: &Packet) -> u64 {
 fn outer_source(source: &TunnelPrefix, flow: u64) -> String {
     let picked = source.pick(flow);
     if source.is_many() {
-        format!("{picked} (by the flow's hash out of {source})")
+        format!("{picked} (chosen from {source} by the flow's hash)")
     } else {
         picked.to_string()
     }
@@ -499,22 +506,20 @@ pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) 
     };
     match overhead {
         0 => format!("{fits} bytes, the MTU of {interface}"),
-        _ => format!("{fits} bytes: {of} less {overhead} for the outer header"),
+        _ => format!("{fits} bytes: {of} minus {overhead} for the outer header"),
     }
 }
 
 /// What happens to packets that are longer than `fits`, with a tunnel of this `overhead`.
 pub(super) fn longer(packet: &Packet, fragments_ipv4: bool, fits: u16, overhead: u16) -> &'static str {
     match (packet.source.is_ipv4(), fragments_ipv4) {
-        (true, true) => {
-            "longer packets are answered with \"fragmentation needed\" if they have DF, else fragmented"
-        }
+        (true, true) => "longer packets are fragmented or, with DF, answered with \"fragmentation needed\"",
         (true, false) => {
-            "longer packets are answered with \"fragmentation needed\", also without DF (dataplane.oversized: answer)"
+            "longer packets are answered with \"fragmentation needed\", even without DF (dataplane.oversized: answer)"
         }
         (false, _) if overhead > 0 && fits < path_mtu::minimum(Family::V6) => {
-            "longer packets are answered with \"packet too big\", except that those of at most 1280 bytes are sent in \
-             fragments of the outer packet"
+            "packets of more than 1280 bytes are answered with \"packet too big\"; shorter ones that do not fit are \
+             sent in fragments of the outer packet"
         }
         (false, _) => "longer packets are answered with \"packet too big\"",
     }
@@ -529,19 +534,21 @@ pub(super) fn header_overhead(version: ProxyVersion, tlvs: ProxyTlvs, packet: &P
     let len = header_of(version, packet).len() + tlvs.len();
     if version == ProxyVersion::Toa {
         return format!(
-            "each segment until the backend has acknowledged data needs {len} bytes more, for the option TOA"
+            "until the backend has acknowledged data, each segment needs {len} more bytes for the TOA option"
         );
     }
-    format!("{which} needs {len} bytes more, for the header of the PROXY protocol")
+    format!("{which} needs {len} more bytes for the PROXY protocol header")
 }
 
 pub(super) fn transit(src: &Addr, transit: &Transit) -> String {
     match transit.forward {
         true => format!(
-            "{src} is in dataplane.gateway.prefixes: forwarded by the routes if it arrives on the interface that leads \
-             to it"
+            "{src} is in dataplane.gateway.prefixes: the packet is forwarded by the routes if it arrives on the \
+             interface that leads to {src}"
         ),
-        false => format!("{src} is in dataplane.gateway.prefixes, and dataplane.gateway.forward is refuse"),
+        false => format!(
+            "{src} is in dataplane.gateway.prefixes, and dataplane.gateway.forward: refuse forbids forwarding it"
+        ),
     }
 }
 
@@ -560,5 +567,5 @@ pub(super) fn masquerade(protocol: Protocol) -> String {
 
 pub(super) fn segment_size(most: u16, mode: ForwardingMode) -> String {
     let whose = if mode.is_dsr() { "in the client's SYN" } else { "in the SYN and in the backend's SYN ACK" };
-    format!("at most {most} bytes {whose}, or less if the link by which it arrives has a smaller MTU")
+    format!("at most {most} bytes {whose}, or less if the packet arrives on a link with a smaller MTU")
 }

@@ -151,7 +151,9 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
             let status = status(&mut fleet, 1);
             let degraded = status["degraded"].to_string();
             degraded
-                .contains("192.0.2.4:10358: no session; its last datagram was rejected: unauthentic")
+                .contains(
+                    "192.0.2.4:10358: no session; the last datagram from this peer was rejected: unauthentic",
+                )
                 .then_some(())
         });
         refused.unwrap_or_else(|error| panic!("{error:#}: {:#}", status(&mut fleet, 1)));

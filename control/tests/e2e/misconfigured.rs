@@ -229,7 +229,7 @@ fn a_sender_that_leaves_checksums_to_its_nic_is_named() {
             assert!(on.expect("ethtool runs").success());
         }
         let _client = setup.client();
-        setup.finds("PartialChecksums", &["with a partial checksum, which their sender left to its NIC"]);
+        setup.finds("PartialChecksums", &["with a partial checksum (the sender left it to its NIC)"]);
         let _ = setup.status_names(&["packets with a partial checksum arrive on interface uplink"]);
         assert!(setup.gateway.metric("tidegate_partial_checksums_total", &[]).unwrap() >= 3.0);
     }

@@ -340,7 +340,8 @@ fn an_answer_about_one_kind_is_not_logged_as_a_lost_server() {
         world.api.faults().on(path, fault);
         world.api.faults().end_watches();
         // The number may also be part of the server's port.
-        let is_named = |line: &str| line.contains("does not serve a kind") && line.contains(code);
+        let is_named =
+            |line: &str| line.contains("cannot provide the objects of one kind") && line.contains(code);
         world.until("the answer in the log", || world.log("edge-1").lines().any(is_named).then_some(()));
         assert!(!world.log("edge-1").contains("is unavailable"), "{}", world.log("edge-1"));
         world.api.faults().clear();

@@ -57,7 +57,7 @@ fn a_failed_publication_is_reported_and_unhealthy_after_a_minute() {
     let status = |world: &World| world.gateway("edge-1").query("status").unwrap_or_default();
     let why = world.until("it to be in the status", || {
         let degraded = status(&world)["degraded"].as_array().cloned().unwrap_or_default();
-        degraded.iter().map(text).find(|why| why.contains("has not been published"))
+        degraded.iter().map(text).find(|why| why.contains("publishing the latest state has failed"))
     });
     assert!(why.contains("routes; accepted: at most 65536"), "{why}");
     // The new Service is not forwarded, and its status does not claim it. The old one is still forwarded.
@@ -66,7 +66,10 @@ fn a_failed_publication_is_reported_and_unhealthy_after_a_minute() {
         let (status, message) = condition(&world, "new", "Programmed");
         (status == "False" && message.contains("cannot be published")).then_some(())
     });
-    assert!(text(&world.gateway("edge-1").service("new")["unapplied"]).contains("has not been published"));
+    assert!(
+        text(&world.gateway("edge-1").service("new")["unapplied"])
+            .contains("publishing the latest state has failed")
+    );
     assert_eq!(condition(&world, "web", "Programmed").0, "True");
     world.until("it to be a condition of the gateway", || {
         let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "Published");
@@ -104,7 +107,10 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
     blocks.iter().for_each(|block| world.until("no save to be in progress", || fs::create_dir(block).ok()));
     let (done, warned) = gateway.drain("10.244.0.1:8080");
     assert!(done.contains("drained"), "{done}");
-    assert!(warned.contains("a restart loses them") && warned.contains("edge-1.drained"), "{warned}");
+    assert!(
+        warned.contains("a restart would end these drains") && warned.contains("edge-1.drained"),
+        "{warned}"
+    );
     world.apply(&slice("web", &["10.244.0.2"]));
     let degraded = || {
         let degraded = gateway.query("status").unwrap_or_default()["degraded"].clone();
@@ -117,7 +123,8 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
     world.until("both to be reported", || {
         let lines = degraded();
         let contains = |what: &str| lines.iter().any(|one| one.contains(what));
-        let shown = contains("objects have not been saved to disk since") && contains("a restart loses them");
+        let shown = contains("objects have not been saved to disk since")
+            && contains("a restart would end these drains");
         (shown && unsaved("objects") && unsaved("drained")).then_some(())
     });
     blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));

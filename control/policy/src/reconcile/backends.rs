@@ -109,7 +109,7 @@ fn only_on_excluded_nodes(
         && policy == TrafficPolicy::Local
         && at.endpoints.iter().any(may_serve);
     is_excluded
-        .then(|| "no node with an endpoint may be a backend; packets are dropped (policy Local)".to_owned())
+        .then(|| "policy Local: no node with an endpoint may be a backend, so packets are dropped".to_owned())
 }
 
 /// The possible backends that the policy lists, each with everything that determines its state, and the addresses of
@@ -356,7 +356,7 @@ fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedE
         [] => "the nodes of all endpoints are unknown".to_owned(),
         shown => format!("there are endpoints on {}", shown.join(", ")),
     };
-    format!("{policy} Local: {here}, {elsewhere}; packets are dropped")
+    format!("{policy} Local: {here} ({elsewhere}), so packets are dropped")
 }
 
 fn fail_open_finding(

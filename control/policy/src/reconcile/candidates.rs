@@ -110,9 +110,9 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, ForwardingErr
             _ => "the Service's type has none",
         };
         ForwardingError {
-            why: format!("target node with {mode} sends to a node port, but {missing}"),
+            why: format!("tidegate.dev/target node with {mode} needs a node port, but {missing}"),
             field: "nodePort",
-            accepted: "a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod".to_owned(),
+            accepted: "a nodePort, forwarding dsr-l2 or dsr-ipip, or tidegate.dev/target pod".to_owned(),
         }
     })
 }
@@ -135,10 +135,10 @@ fn usable<'a>(
     let mut locations = endpoint_locations(context.input.objects, context.slices, key, &ips);
     for ip in ips {
         let why = match context.hostless.get(&ip) {
-            _ if context.own_addresses.contains(&ip) => "an address of the gateway itself".to_owned(),
-            Some(net) if ip == net.network() => format!("the network address of {net}"),
-            Some(net) => format!("the broadcast address of {net}"),
-            None => "a VIP".to_owned(),
+            _ if context.own_addresses.contains(&ip) => "it is an address of the gateway itself".to_owned(),
+            Some(net) if ip == net.network() => format!("it is the network address of {net}"),
+            Some(net) => format!("it is the broadcast address of {net}"),
+            None => "it is a VIP".to_owned(),
         };
         let accepted = "the address of a Pod or server";
         let mut finding = Finding::refused_endpoint(&service.meta, "spec", ip, &why, accepted);
@@ -175,7 +175,7 @@ pub(super) fn forwarding_error(
     }
     match mode {
         ForwardingMode::DsrL2 if !settings.network.is_on_link(ip) => error(
-            format!("dsr-l2 reaches endpoints on the gateway's links only, and {ip} is not on a link"),
+            format!("dsr-l2 reaches only endpoints on the gateway's links, and {ip} is on none of them"),
             "an endpoint in a prefix of dataplane.interfaces, or another forwarding mode".to_owned(),
         ),
         ForwardingMode::FullNat if !settings.has_snat(family) => error(

@@ -84,8 +84,8 @@ pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option
         service.meta.key,
         named.join(", ")
     );
-    let accepted = "endpoints on the gateway's links or routes or in the podCIDRs of their node, or their networks in \
-                    health.allowedNetworks";
+    let accepted = "endpoints on the gateway's links, behind its routes or in the podCIDRs of their node; or \
+                    health.allowedNetworks with their networks";
     let diagnostic = Diagnostic::warning(what).accepting(accepted);
     Some(Finding::at(&service.meta, "spec", Reason::HealthCheckNotAllowed, diagnostic))
 }

@@ -17,8 +17,8 @@ use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
 /// What to configure for a Service whose clients' addresses are lost.
-pub(super) const ACCEPTED: &str = "services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding, set to \
-    nat, dsr-l2 or dsr-ipip if the backends are prepared for it, or to fullnat if addresses need not be kept";
+pub(super) const ACCEPTED: &str = "in services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding: \
+    nat, dsr-l2 or dsr-ipip if the backends are prepared for it, or fullnat if client addresses need not be kept";
 
 /// The forwarding mode of a Service without an annotation. With `has_proxy_header`, backends receive client addresses
 /// in the PROXY protocol, so packets needn't keep them. With `is_required`, an alias requires that addresses are kept.
@@ -39,7 +39,9 @@ pub(super) fn mode(
         None => String::new(),
         Some(mode) => match why_unserved(service, settings, target, mode) {
             None => return mode,
-            Some(why) => format!("; services.defaults.forwardingLocal {mode} cannot serve it: {why}"),
+            Some(why) => {
+                format!("; services.defaults.forwardingLocal {mode} cannot serve this Service: {why}")
+            }
         },
     };
     if !requires_client_addresses(service) {

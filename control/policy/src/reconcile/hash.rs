@@ -29,7 +29,7 @@ pub(super) fn check(read: &mut Reader<'_>, service: &Service, scheduler: Schedul
     match (why, service.session_affinity, hash) {
         (_, Some(_), HashInput::Flow) => {
             let why = "sessionAffinity: ClientIP chooses by the client's address";
-            read.ignored(key::HASH, why, "client, no annotation, or sessionAffinity: None");
+            read.ignored(key::HASH, why, "the value client, no annotation, or sessionAffinity: None");
         }
         (Some(why), None, HashInput::Client) => return Some(refusal(read, &why)),
         (Some(why), ..) => {

@@ -114,8 +114,10 @@ impl HealthOptions {
             // A timeout that the Service does not set is the operator's default, so it is not the Service's fault.
             if let Some(annotation) = &self.timeout_annotation {
                 let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
-                let what = format!("health-check timeout {timeout} is longer than the interval {interval}");
-                read.invalid_at(&annotation_field(annotation), what, "at most the interval");
+                let what = format!(
+                    "health-check timeout {timeout} is longer than the interval {interval}; {interval} is used"
+                );
+                read.invalid_at(&annotation_field(annotation), what, "a timeout of at most the interval");
             }
             self.rules.timeout = self.rules.interval;
         }

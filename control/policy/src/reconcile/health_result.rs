@@ -79,7 +79,7 @@ impl HealthResult {
     }
 
     pub(super) fn failure(&self) -> Option<String> {
-        let beside = || "the TCP ports of the same endpoint fail".to_owned();
+        let beside = || "the health checks of all TCP ports of this endpoint fail".to_owned();
         self.status.failure.map(|why| why.to_string()).or_else(|| self.by_tcp_evidence.then(beside))
     }
 

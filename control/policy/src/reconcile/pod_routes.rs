@@ -18,7 +18,7 @@ use super::node_candidates::Nodes;
 use super::settings::Settings;
 
 /// What is accepted if the table is full.
-const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";
+const FEWER_ROUTES: &str = "at most 65536 routes, counting dataplane.routes and the podCIDRs of nodes";
 
 /// The routes to Pods, without the configured routes, sorted by prefix.
 pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
@@ -73,18 +73,22 @@ fn next_hop(
     }
     let family = IpFamily::of(cidr.addr());
     let Some(via) = node.internal_ip(family) else {
-        return Err((format!("the node has no {family} InternalIP"), "an InternalIP of the same family"));
+        return Err((
+            format!("the node has no {family} InternalIP"),
+            "an InternalIP of the family of the podCIDR",
+        ));
     };
     if settings.network.own_addresses().contains(&via) {
         return Err((
             format!("{via} is an address of the gateway itself"),
-            "node.name with the name of this node",
+            "the name of this node in node.name, if the gateway runs on it",
         ));
     }
     if !settings.network.is_on_link(via) {
         return Err((
             format!("{via} is not on a link of the gateway"),
-            "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",
+            "an InternalIP in a prefix of dataplane.interfaces, or services.podRoutes: route with dataplane.routes to \
+             the Pods",
         ));
     }
     Ok(via)

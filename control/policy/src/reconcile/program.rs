@@ -274,7 +274,8 @@ fn no_family(collector: &mut Collector<'_>, at: &PortAt<'_>) {
     let (family, vip, mode) = (IpFamily::of(at.frontend.vip), at.frontend.vip, options.mode);
     let whom = if options.backends.target == Target::Node { "node" } else { "endpoint" };
     let what = format!(
-        "port {} of Service {} has no {family} {whom} for {vip}, and {mode} does not cross families",
+        "port {} of Service {} has no {family} {whom} for {vip}, and forwarding {mode} cannot convert between IPv4 \
+         and IPv6",
         at.port.label(),
         service.meta.key
     );

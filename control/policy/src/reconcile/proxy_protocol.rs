@@ -17,8 +17,8 @@ use super::view::{PortRefusal, RefusalReason};
 
 pub(super) const ACCEPTED: &str = "v1, v2, toa, none";
 
-pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, vpce-id=TEXT with 1 to 22 visible ASCII characters, \
-     several with a comma between them, or none";
+pub(super) const TLVS_ACCEPTED: &str = "none, or one or more of unique-id, crc32c and vpce-id=TEXT, separated by \
+     commas (TEXT: 1 to 22 visible ASCII characters)";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProxyHeaderRequest {
@@ -109,8 +109,7 @@ pub(super) fn check_tlvs(
                 ProxyVersion::V1 | ProxyVersion::V2 => "version 1 of the PROXY protocol has no TLVs",
             };
             let what = format!("annotation {}: no port is programmed: {why}", key::PROXY_TLVS);
-            let diagnostic =
-                Diagnostic::error(what).accepting("tidegate.dev/proxy-protocol v2, or none here");
+            let diagnostic = Diagnostic::error(what).accepting("tidegate.dev/proxy-protocol v2, or no TLVs");
             read.push(&annotation_field(key::PROXY_TLVS), Reason::NotSupported, diagnostic);
             let message = format!("{}: {why}", key::PROXY_TLVS);
             Some(PortRefusal::new(RefusalReason::NotProgrammed, message))
@@ -134,8 +133,10 @@ pub(super) fn refusal_in(
             "tidegate.dev/forwarding nat or fullnat",
         ),
         ProxyVersion::Toa if mode != ForwardingMode::FullNat => (
-            format!("with forwarding {mode}, backends see the client's address in every packet"),
-            "tidegate.dev/forwarding fullnat, or none here",
+            format!(
+                "with forwarding {mode}, backends see the client's address in every packet and need no TOA"
+            ),
+            "tidegate.dev/forwarding fullnat, or no TOA",
         ),
         _ => return None,
     };

@@ -168,7 +168,8 @@ fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
             continue;
         };
         let what = format!(
-            "address {ip} in the status of Service {} is not served: {other} is, and a Service has one {family} address",
+            "address {ip} in the status of Service {} is not served, because a Service has one {family} address: \
+             {other}",
             service.meta.key
         );
         let diagnostic = Diagnostic::warning(what).accepting(format!("one {family} address in the status"));

@@ -187,10 +187,14 @@ impl<'a> ServiceAddresses<'a> {
             });
             let Some((i, port)) = found else { continue };
             let (what, field, accepted) = if frontend.via == VipKind::NodePort {
-                (frontend.describe(port), format!("spec.ports[{i}].nodePort"), "a node port of its own")
+                (
+                    frontend.describe(port),
+                    format!("spec.ports[{i}].nodePort"),
+                    "a node port that nothing else uses",
+                )
             } else {
                 let what = format!("port {} on cluster IP {}", port.label(), frontend.vip);
-                (what, "spec.clusterIPs".to_owned(), "a cluster IP of its own")
+                (what, "spec.clusterIPs".to_owned(), "a cluster IP that nothing else uses")
             };
             let (why, reason) = if *owner == meta.key {
                 (TAKEN_BY_ITSELF.to_owned(), Reason::PortNotProgrammed)

@@ -98,8 +98,8 @@ impl TooLarge {
                 "its EndpointSlices list more endpoints than one Service may have".to_owned()
             }
             NotKept::NamespaceShare => format!(
-                "the EndpointSlices of all namespaces together are larger than the gateway's limit, and those of \
-                 namespace {namespace} are larger than its share: those of its newest Services are not kept"
+                "the EndpointSlices of all namespaces together exceed endpointSlicesMiB, and namespace {namespace} \
+                 exceeds its share of it: the EndpointSlices of its newest Services are not kept"
             ),
             NotKept::Awaited => {
                 "its EndpointSlices were too large; they fit again and will be read within 60 s".to_owned()

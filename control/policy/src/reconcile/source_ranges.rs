@@ -87,7 +87,7 @@ impl Admission {
             );
             let everyone = if family == IpFamily::V4 { "0.0.0.0/0" } else { "::/0" };
             let diagnostic = Diagnostic::warning(what).accepting(format!(
-                "{family} ranges too ({everyone}: everyone), or services.sourceRangesOtherFamily: allow"
+                "{family} ranges, too ({everyone} for all clients), or services.sourceRangesOtherFamily: allow"
             ));
             let reason = Reason::SourceRangesOtherFamily;
             findings.push(Finding::at(&service.meta, &field(service), reason, diagnostic));

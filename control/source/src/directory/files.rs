@@ -93,7 +93,7 @@ impl Files {
             if !listing.found.contains_key(path) && state.has_objects() && state.is_unmounted(path) {
                 listing
                     .found
-                    .insert(path.clone(), Found::NoFile("its file system is no longer mounted there"));
+                    .insert(path.clone(), Found::NoFile("the file system of the file is no longer mounted"));
             }
         }
         let unreadable = listing.unreadable;
@@ -140,7 +140,7 @@ impl Files {
             report.merge(&state.report);
             let what = if let Some(lost) = &state.lost {
                 let until = shown(lost.since.checked_add(self.loss_grace));
-                format!("{}; its previous objects are kept until {until}", lost.why)
+                format!("{}; the previous objects of the file are kept until {until}", lost.why)
             } else if let (Some(since), Some(first)) = (state.bad_since, state.earlier.first()) {
                 let others = match state.earlier.len() - 1 {
                     0 => String::new(),

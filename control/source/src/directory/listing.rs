@@ -109,7 +109,12 @@ impl Listing {
     fn directory(&mut self, path: &Path, depth: usize) {
         let entries = match self.entries(path) {
             Ok(Some(entries)) if depth <= DEPTH_MAX => entries,
-            Ok(Some(_)) => return self.fault(path, format!("nested deeper than {DEPTH_MAX} directories")),
+            Ok(Some(_)) => {
+                return self.fault(
+                    path,
+                    format!("the directory is not read: it is nested deeper than {DEPTH_MAX} directories"),
+                );
+            }
             Ok(None) => return,
             Err(error) => return self.fault(path, format!("the directory cannot be read: {error}")),
         };
@@ -138,7 +143,7 @@ impl Listing {
         match fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => {
                 if wanted {
-                    self.found.insert(path.clone(), Found::NoFile("it is a directory"));
+                    self.found.insert(path.clone(), Found::NoFile("the path is a directory now"));
                 }
                 if path.is_symlink() {
                     self.links.insert((path, depth + 1));
@@ -150,7 +155,7 @@ impl Listing {
                 self.found.insert(path, Found::File(Signature::of(&metadata)));
             }
             Ok(_) if wanted => {
-                self.found.insert(path, Found::NoFile("it is neither a file nor a directory"));
+                self.found.insert(path, Found::NoFile("the path is neither a file nor a directory now"));
             }
             Ok(metadata) if metadata.is_file() && path.extension().is_none_or(|e| e != "md") => {
                 self.other_files.push(path);

@@ -222,7 +222,10 @@ fn directories_nested_too_deep_are_an_error() {
     let deep = (0..20).fold(dir.path().to_owned(), |path, n| path.join(n.to_string()));
     write(&deep.join("a.yaml"), &service("a", 80));
     let (_, report) = DirectorySource::load(dir.path());
-    assert!(report.to_string().contains("nested deeper than 16"), "{report}");
+    assert!(
+        report.to_string().contains("the directory is not read: it is nested deeper than 16"),
+        "{report}"
+    );
 }
 
 /// A kind of loss: its description and its action.
@@ -257,7 +260,7 @@ fn a_lost_file_keeps_its_objects_and_is_reported() {
         let lost = wait(&watch, how, |u| !u.stale.is_empty());
         assert_eq!(names(&lost.objects), ["a", "b"], "{how}");
         assert!(
-            lost.report.to_string().contains("its previous objects are kept until 20"),
+            lost.report.to_string().contains("the previous objects of the file are kept until 20"),
             "{}",
             lost.report
         );

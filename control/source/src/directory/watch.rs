@@ -93,7 +93,9 @@ impl Drop for Watch {
         let until = Instant::now() + END_MAX;
         while !thread.is_finished() {
             if Instant::now() >= until {
-                tracing::warn!("the directory of manifests does not respond; not waiting for its thread");
+                tracing::warn!(
+                    "the directory of manifests does not respond: stopping without waiting for the thread that reads it"
+                );
                 return;
             }
             std::thread::sleep(END_POLL);

@@ -136,7 +136,7 @@ impl Disk {
         let mut lines = BufReader::new(file).split(b'\n');
         let mut hash = fnv::START;
         let mut next = |hash: &mut u64| -> Result<(Vec<u8>, u64), String> {
-            let line = lines.next().ok_or("it is truncated")?.map_err(|e| e.to_string())?;
+            let line = lines.next().ok_or("the file is truncated")?.map_err(|e| e.to_string())?;
             let before = *hash;
             *hash = hashed(*hash, &line);
             Ok((line, before))
@@ -144,7 +144,7 @@ impl Disk {
         let (line, _) = next(&mut hash)?;
         let head: Head = parse(&line)?;
         if head.format != FORMAT {
-            return Err(format!("its format is {}, not {FORMAT}", head.format));
+            return Err(format!("the file has format {}, not {FORMAT}", head.format));
         }
         let mut objects = Vec::new();
         for _ in 0..head.objects {
@@ -166,7 +166,7 @@ impl Disk {
         let (line, hash) = next(&mut hash)?;
         let foot: Foot = parse(&line)?;
         if foot.hash != format!("{hash:016x}") {
-            return Err("its contents were altered".to_owned());
+            return Err("the checksum of the file does not match its contents".to_owned());
         }
         let now = SystemTime::now();
         // If the clock was set back since, the time is only known to be in the past.
@@ -273,5 +273,5 @@ fn hashed(hash: u64, line: &[u8]) -> u64 {
 }
 
 fn parse<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(line).map_err(|e| format!("a line is invalid: {e}"))
+    serde_json::from_slice(line).map_err(|e| format!("a line of the file is invalid: {e}"))
 }

@@ -7,7 +7,7 @@ pub(super) async fn first_end(main: impl Future<Output = ()>, tasks: &mut JoinSe
     tokio::select! {
         () = main => None,
         Some(ended) = tasks.join_next() => Some(match ended {
-            Ok(()) => "it returned".to_owned(),
+            Ok(()) => "the task returned".to_owned(),
             Err(error) => error.to_string(),
         }),
     }
@@ -32,6 +32,6 @@ mod tests {
         let why = first_end(pending(), &mut tasks).await;
         assert!(why.as_ref().is_some_and(|why| why.contains("panicked")), "{why:?}");
         tasks.spawn(ready(()));
-        assert_eq!(first_end(pending(), &mut tasks).await.as_deref(), Some("it returned"));
+        assert_eq!(first_end(pending(), &mut tasks).await.as_deref(), Some("the task returned"));
     }
 }

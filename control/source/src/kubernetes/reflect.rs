@@ -229,7 +229,11 @@ impl Reflector {
         if is_forbidden {
             self.send(Event::Forbidden(self.index, fault.to_string())).await?;
         } else if fault.is_other_history() {
-            tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset; relisting");
+            tracing::warn!(
+                kind = self.kind.name,
+                %fault,
+                "the history of the API server was reset; listing all objects of this kind again"
+            );
             self.newest = None;
             if *fault != Fault::OtherKind {
                 self.epoch.start();

@@ -81,7 +81,10 @@ impl Slices {
     /// Requests a list if one is due. The next one is requested after `pause` at the earliest.
     pub(super) fn request(&mut self, pause: Duration, now: Instant) {
         if self.due().is_some_and(|due| due <= now) {
-            tracing::debug!(slices = self.awaited.len(), "EndpointSlices fit again; listing them");
+            tracing::debug!(
+                slices = self.awaited.len(),
+                "EndpointSlices fit into endpointSlicesMiB again; listing them"
+            );
             self.request_at = now + pause;
             self.refit.notify_one();
         }

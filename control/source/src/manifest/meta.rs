@@ -12,8 +12,9 @@ pub(super) struct Scope {
 }
 
 const RFC1123_SUBDOMAIN: &str =
-    "a name of a-z, 0-9, - and ., alphanumeric at both ends, 253 at most (RFC 1123)";
-const RFC1123_LABEL: &str = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)";
+    "a name of at most 253 characters of a-z, 0-9, - and ., alphanumeric at both ends (RFC 1123)";
+const RFC1123_LABEL: &str =
+    "a name of at most 63 characters of a-z, 0-9 and -, alphanumeric at both ends (RFC 1123)";
 
 /// Since Kubernetes 1.36 the name of a Service may start with a digit (RelaxedServiceNameValidation).
 pub(super) const SERVICE: Scope =

@@ -258,7 +258,7 @@ fn port_name<'a>(
     let mut is_another = true;
     let field = fields.get("name").filter(|f| !meta::is_empty(f));
     let name = field.as_ref().and_then(|f| {
-        let accepted = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most";
+        let accepted = "a name of at most 63 characters of a-z, 0-9 and -, alphanumeric at both ends";
         f.string_where(|name| f.sheet.is_stored() || text::is_rfc1123_label(name), accepted)
     });
     if let (Some(field), Some(name)) = (&field, name)
@@ -303,7 +303,8 @@ fn target_port(field: &Field<'_>) -> Option<TargetPort> {
     match &field.node.value {
         Value::Scalar(s) if s.text.is_empty() => None,
         Value::Scalar(s) if s.kind == ScalarKind::Text => {
-            let accepted = "a port number, or a name of at most 15 of a-z, 0-9 and - with a letter";
+            let accepted = "a port number, or a name of at most 15 characters of a-z, 0-9 and -, with at least one \
+                letter";
             let check = |name: &str| field.sheet.is_stored() || text::is_port_name(name);
             Some(TargetPort::Name(field.string_where(check, accepted)?.to_owned()))
         }

@@ -128,7 +128,7 @@ impl Shown {
         let others: Vec<&PeerStatus> = self.expected().collect();
         if others.is_empty() {
             let found = if self.finds_peers {
-                "has a GatewayStatus with the address of a peer"
+                "has a GatewayStatus with an address for flow sharing"
             } else {
                 "is configured as a peer"
             };
@@ -138,7 +138,7 @@ impl Shown {
             let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
             let why = match peer.state {
                 PeerState::Itself | PeerState::Up => continue,
-                PeerState::Behind => "it cannot keep up with the changes of flows".to_owned(),
+                PeerState::Behind => "the peer cannot keep up with flow changes".to_owned(),
                 PeerState::OtherVersion(oldest, newest) => {
                     let (own_oldest, own_newest) = VERSIONS;
                     format!(
@@ -146,7 +146,9 @@ impl Shown {
                     )
                 }
                 PeerState::Connecting => match peer.last_rejection {
-                    Some(why) => format!("no session; its last datagram was rejected: {}", why.as_str()),
+                    Some(why) => {
+                        format!("no session; the last datagram from this peer was rejected: {}", why.as_str())
+                    }
                     None => "it does not answer".to_owned(),
                 },
             };
@@ -154,8 +156,8 @@ impl Shown {
         }
         let unled = self.without_replies.iter().map(|address| {
             format!(
-                "flow sharing: connections taken over from another gateway use its SNAT address {address}, and no reply to \
-                 it arrives here: announce it (announce.bgp), or route it to this gateway"
+                "flow sharing: connections taken over from another gateway use its SNAT address {address}, but no \
+                 reply to this address arrives here: announce the address (announce.bgp), or route it to this gateway"
             )
         });
         troubles.extend(unled);
@@ -175,6 +177,9 @@ mod tests {
         assert!(shown.troubles().is_empty());
         shown.without_replies = vec![[192, 0, 2, 3].into()];
         let [trouble] = &shown.troubles()[..] else { panic!("one trouble") };
-        assert!(trouble.contains("192.0.2.3") && trouble.contains("announce it (announce.bgp)"), "{trouble}");
+        assert!(
+            trouble.contains("192.0.2.3") && trouble.contains("announce the address (announce.bgp)"),
+            "{trouble}"
+        );
     }
 }

@@ -214,7 +214,7 @@ fn likely_cause(stats: &ServiceStats, seen: &Seen<'_>) -> (String, String) {
             let snat = snat.join(", ");
             (
                 format!("the backends' network doesn't route the SNAT address {snat} to this gateway"),
-                format!("a route to {snat} by this gateway, or a SNAT address on the backends' link"),
+                format!("a route to {snat} through this gateway, or a SNAT address on the backends' link"),
             )
         }
         _ => (
@@ -228,7 +228,9 @@ fn likely_cause(stats: &ServiceStats, seen: &Seen<'_>) -> (String, String) {
 fn no_replies(stats: &ServiceStats, seen: &Seen<'_>, partial: Option<&str>) -> Finding {
     let (service, port) = port_of(stats);
     let (cause, accepted) = likely_cause(stats, seen);
-    let partial = partial.map(|names| format!(", or the partial checksums from {names}")).unwrap_or_default();
+    let partial = partial
+        .map(|names| format!(", or the partial checksums of packets from interface {names}"))
+        .unwrap_or_default();
     let what = format!(
         "{port}: requests are forwarded to backends, but no replies arrive ({}); likely cause: {cause}{partial}",
         stats.mode
@@ -250,7 +252,7 @@ fn set_aside(stats: &ServiceStats, memory: &mut ServiceHistory, seen: &Seen<'_>)
     let (service, port) = port_of(stats);
     let (cause, accepted) = likely_cause(stats, seen);
     let what = format!(
-        "{port}: {} ignores or refuses new connections, and its health check passes; likely cause: {cause}",
+        "{port}: new connections to {} are ignored or refused, although the health check passes; likely cause: {cause}",
         still.join(", ")
     );
     Some(Finding::observed(service, Reason::NoReplies, Diagnostic::warning(what).accepting(accepted)))
@@ -264,7 +266,7 @@ fn is_active(stats: &ServiceStats, address: IpAddr, seen: &Seen<'_>) -> bool {
 fn partial_checksums(stats: &ServiceStats, interfaces: &str) -> Finding {
     let (service, port) = port_of(stats);
     let what = format!(
-        "{port}: packets arrive on interface {interfaces} with a partial checksum, which their sender left to its NIC; \
+        "{port}: packets arrive on interface {interfaces} with a partial checksum (the sender left it to its NIC); \
          backends drop them, and connections time out"
     );
     let diagnostic = Diagnostic::warning(what).accepting("`ethtool -K DEVICE tx off` on the sender");
@@ -307,7 +309,7 @@ fn neighbor_fault(fault: &NeighborFault, seen: &Seen<'_>, found: &mut Symptoms) 
                  that link bypass the gateway"
                 ),
                 "a backend that has the VIP on a loopback or dummy device, with `net.ipv4.conf.all.arp_ignore=1` and \
-                 `arp_announce=2`; one owner of each VIP"
+                 `arp_announce=2`; or an address that no other host has"
                     .to_owned(),
                 Reason::VipClaimed,
                 services.iter().map(|one| port_of(one).0).collect(),

@@ -36,7 +36,7 @@ fn flooded_services_with_syn_cookies_serve_clients_and_keep_connections() {
         (setup.counters().sum(FLOODED, "") >= targets.len() as f64).then_some(())
     });
     let services = setup.world.gateway().query(&["services", "-A", "-o", "wide"]).expect("an answer");
-    assert!(services.contains("SYN cookies answer a SYN flood"), "{services}");
+    assert!(services.contains("SYN flood, answered by SYN cookies"), "{services}");
     setup.world.wait_until("a line of the log", || {
         setup.world.gateway().log().contains("SYN flood: many handshakes are not completed").then_some(())
     });

@@ -21,7 +21,8 @@ pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasVa
     match boolean(value) {
         Some(true) => AliasValue::Nothing,
         Some(false) => AliasValue::Ignored(
-            "with externalTrafficPolicy Local, a node without endpoints would drop its packets".into(),
+            "with externalTrafficPolicy Local, a node without endpoints would drop the packets sent to it"
+                .into(),
             "true, or externalTrafficPolicy: Cluster",
         ),
         None => AliasValue::Invalid("true, false".into()),
@@ -33,6 +34,6 @@ pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasVa
 pub(super) fn bandwidth<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match number(value, &(1..=2000)) {
         Some(megabits) => AliasValue::Ours(key::MAX_BANDWIDTH, format!("{megabits}M").into()),
-        None => AliasValue::InvalidPort("Mbit/s, 1 to 2000".into()),
+        None => AliasValue::InvalidPort("a whole number of Mbit/s, 1 to 2000".into()),
     }
 }

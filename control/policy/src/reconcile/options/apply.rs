@@ -61,8 +61,8 @@ impl Reader<'_> {
                     }
                     AliasValue::Ours(ours, translated) if unless_ours(ours) => match applied.get(ours) {
                         Some((first, before)) if *before != translated => {
-                            let why = format!("it contradicts the annotation {first}");
-                            self.ignored(annotation, &why, "one of the two");
+                            let why = format!("it contradicts annotation {first}");
+                            self.ignored(annotation, &why, "only one of the two annotations");
                         }
                         Some(_) => {}
                         None => {
@@ -152,7 +152,7 @@ impl Reader<'_> {
                 announce_options::apply(self, &mut options.bgp, ours, annotation, value);
             }
             key::WEIGHT => {
-                self.ignored(annotation, "it has an effect on Pods and Nodes only", "no annotation");
+                self.ignored(annotation, "it works only on Pods and Nodes", "no annotation");
             }
             _ => {
                 let finding = annotations::unknown(annotation);
@@ -285,13 +285,13 @@ impl Reader<'_> {
             return;
         };
         let (mode, value) = (options.mode, text::shown(value));
-        let why = format!("with forwarding {mode}, replies do not pass the gateway");
+        let why = format!("with forwarding {mode}, replies do not pass through the gateway");
         let what =
             format!("annotation {annotation}: {value:?} cannot be enforced: {why}; no port is programmed");
         let message = format!("{annotation}: {value:?}: {why}");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
-        let accepted =
-            "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/max-bandwidth for what clients send";
+        let accepted = "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/max-bandwidth to limit only what \
+            clients send";
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 

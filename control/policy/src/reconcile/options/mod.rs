@@ -150,7 +150,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         && annotations.get(key::TABLE_SIZE).is_some_and(|size| config::table_size(size.trim()).is_ok())
     {
         let why = format!("scheduler {} has no table", options.choice.scheduler.as_str());
-        read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no table size");
+        read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no annotation");
     }
     options.refused.extend(hash::check(&mut read, service, options.choice.scheduler));
     choose_mode(&mut read, service, settings, &mut options);
@@ -216,8 +216,8 @@ fn choose_flow_tracking(
     {
         options.choice.flow_tracking = config::FlowTracking::Always;
         if service.meta.annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
-            let accepted = "always; or a DSR mode with scheduler rendezvous and without sessionAffinity, slow start \
-                and limits of connections";
+            let accepted = "always; or a DSR mode with scheduler rendezvous, and no sessionAffinity, slow start or \
+                connection limits";
             read.ignored(key::FLOW_TRACKING, why, accepted);
         }
     }
@@ -228,13 +228,21 @@ fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, options: &Op
     let clamp = annotations.get(key::MSS_CLAMP).and_then(|value| config::mss_clamp(value.trim()));
     if options.mode == ForwardingMode::DsrL2 && clamp.is_some_and(|clamp| clamp != MssClamp::Off) {
         let why = "with forwarding dsr-l2, packets do not grow";
-        read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
+        read.ignored(
+            key::MSS_CLAMP,
+            why,
+            "a tunnel or NAT mode in tidegate.dev/forwarding, or tidegate.dev/mss-clamp off",
+        );
     }
     if options.mode.is_dsr()
         && matches!(options.handshake.syn_cookies, Some(SynCookies::Auto | SynCookies::Always))
     {
         let why = "in DSR modes the backend answers the SYN";
-        read.ignored(key::SYN_COOKIES, why, "tidegate.dev/forwarding nat or fullnat, or off");
+        read.ignored(
+            key::SYN_COOKIES,
+            why,
+            "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/syn-cookies off",
+        );
     }
     if options.mode.is_dsr() && annotations.get(key::PASSIVE_HEALTH).is_some_and(|value| value.trim() == "on")
     {
@@ -267,7 +275,7 @@ fn warn_without_port(read: &mut Reader<'_>, service: &Service) {
         };
         if is_valid && value != "off" && service.ports.iter().all(|port| port.protocol != protocol) {
             let (why, port) =
-                (format!("the Service has no port of {protocol}"), format!("a port of {protocol}"));
+                (format!("the Service has no {protocol} port"), format!("a port with protocol {protocol}"));
             read.ignored(annotation, &why, &format!("{port}, or no annotation"));
         }
     }
@@ -287,13 +295,13 @@ fn tracks_always(service: &Service, settings: &Settings, options: &Options) -> O
     if !options.mode.is_dsr() {
         Some("NAT modes need an entry for each flow")
     } else if options.choice.scheduler != config::Scheduler::Rendezvous {
-        Some("only scheduler rendezvous knows the former owner of a flow")
+        Some("only scheduler rendezvous knows the former backend of a flow")
     } else if service.session_affinity.is_some() {
         Some("sessionAffinity: ClientIP needs an entry for each client")
     } else if !options.choice.slow_start.is_zero() {
-        Some("with slow start, owners change at each step")
+        Some("with slow start, the backends of flows change at each step")
     } else if options.limits.limits_new_flows() {
-        Some("limits of connections need an entry for each flow")
+        Some("connection limits need an entry for each flow")
     } else if has_udp && settings.network.source_rate.is_some() {
         Some("protection.newConnections needs an entry for each UDP flow")
     } else {

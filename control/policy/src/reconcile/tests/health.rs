@@ -92,7 +92,10 @@ fn udp_ports_without_a_check_use_the_result_of_the_tcp_ports() {
     world.verdicts = world.look().targets.into_iter().take(1).collect();
     assert_eq!(of_protocol(&world.look(), Udp), ["10.0.1.1:5353 down", "10.0.1.2:5353 active"]);
     let view = &world.look().services[0].ports[1].backends[0];
-    assert_eq!(view.health.failure.as_deref(), Some("the TCP ports of the same endpoint fail"));
+    assert_eq!(
+        view.health.failure.as_deref(),
+        Some("the health checks of all TCP ports of this endpoint fail")
+    );
 
     let mut own = dns(&[("protocol", "udp")]);
     own.verdicts = own.look().targets.into_iter().take(1).collect();
@@ -181,7 +184,8 @@ fn endpoints_outside_the_networks_of_backends_are_not_checked() {
     assert_eq!(outcome.findings[0].reason, Reason::HealthCheckNotAllowed);
     let reported = "warning: endpoints of Service default/web are not health-checked and count as healthy, because the \
                 operator does not allow checks in their networks: 10.9.1.7, 192.0.2.80; accepted: endpoints on the gateway's \
-                links or routes or in the podCIDRs of their node, or their networks in health.allowedNetworks";
+                links, behind its routes or in the podCIDRs of their node; or health.allowedNetworks with their \
+                networks";
     assert_eq!(messages(&outcome), [reported]);
 
     // The Pod networks of a node are allowed for the endpoints on it.

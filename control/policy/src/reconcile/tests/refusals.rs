@@ -249,7 +249,7 @@ fn a_service_whose_slices_are_not_kept_is_refused_alone() {
     assert_eq!(left_out, whole);
     assert_eq!(states(only(&left_out)), ["10.0.1.1:8080 active"]);
     for (why, words) in [
-        (NotKept::NamespaceShare, "those of namespace default are larger than its share"),
+        (NotKept::NamespaceShare, "namespace default exceeds its share"),
         (NotKept::Awaited, "will be read within 60 s"),
     ] {
         let small = http("huge", vec![endpoint("10.0.2.1")]).left_out(why);

@@ -186,7 +186,7 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
     })?;
     if (read.kind.as_str(), read.api_version.as_str()) != ("ExecCredential", version) {
         return Err(format!(
-            "it printed {:?} of {:?}; accepted: ExecCredential of {version}",
+            "it printed kind {:?} of apiVersion {:?}; accepted: kind ExecCredential of apiVersion {version}",
             read.kind, read.api_version
         ));
     }
@@ -279,8 +279,9 @@ mod tests {
                 plugin(
                     r#"echo '{"apiVersion": "client.authentication.k8s.io/v1beta1", "kind": "ExecCredential"}'"#,
                 ),
-                "exec plugin sh: it printed \"ExecCredential\" of \"client.authentication.k8s.io/v1beta1\"; \
-                 accepted: ExecCredential of client.authentication.k8s.io/v1",
+                "exec plugin sh: it printed kind \"ExecCredential\" of apiVersion \
+                 \"client.authentication.k8s.io/v1beta1\"; accepted: kind ExecCredential of apiVersion \
+                 client.authentication.k8s.io/v1",
             ),
         ] {
             let text = fault(&exec);

@@ -275,7 +275,9 @@ impl Connector {
         plugin: Option<Plugin>,
     ) -> Result<oneshot::Receiver<ClientResult>, ConnectError> {
         let Ok(permit) = Arc::clone(&self.readers).try_acquire_owned() else {
-            let why = format!("{READERS_MAX} threads hang while reading the files of the credentials");
+            let why = format!(
+                "{READERS_MAX} threads hang while reading kubeconfigs and credentials; no further thread is started"
+            );
             return Err(ConnectError(why));
         };
         let kubeconfig = (self.kubeconfig.clone(), self.context.clone());
@@ -291,7 +293,9 @@ impl Connector {
             let _ = done.send((created, plugin));
         };
         let thread = std::thread::Builder::new().name("tg-connect".to_owned()).spawn(body);
-        thread.map_err(|error| ConnectError(format!("no thread: {error}")))?;
+        thread.map_err(|error| {
+            ConnectError(format!("cannot start a thread to read the kubeconfig: {error}"))
+        })?;
         Ok(created)
     }
 }
@@ -321,7 +325,10 @@ impl FileCheck {
 }
 
 fn late() -> ConnectError {
-    ConnectError(format!("no credentials within {} s", CREDENTIALS_MAX.as_secs()))
+    ConnectError(format!(
+        "reading the kubeconfig and the credentials took longer than {} s",
+        CREDENTIALS_MAX.as_secs()
+    ))
 }
 
 /// A client, and the current or cached result of its plugin.
@@ -413,7 +420,7 @@ fn configured(
         None => {
             ["token", "ca.crt"].iter().for_each(|file| watch(&Path::new(ACCOUNT).join(file)));
             let config = Config::incluster();
-            (config.map_err(|e| error("neither a kubeconfig nor a service account", &e))?, None)
+            (config.map_err(|e| error("found neither a kubeconfig nor a service account", &e))?, None)
         }
     };
     if let Some(file) = config.auth_info.token_file.take()

@@ -458,7 +458,7 @@ impl Hub {
             self.publication.changed(now);
             if from_disk {
                 tracing::warn!(
-                    "the API server has not responded yet; forwarding with the objects saved on disk"
+                    "not all objects could be read from the API server yet; forwarding with the objects saved on disk"
                 );
             }
         }
@@ -494,7 +494,10 @@ impl Hub {
         self.faults.of_cluster().for_each(|one| report.merge(one));
         faults_of_kinds(&self.stores).for_each(|fault| report.push(fault));
         for kept in &*self.state.now.kept {
-            report.push(Diagnostic::warning(kept.to_string()).accepting("an API server that has them"));
+            report.push(
+                Diagnostic::warning(kept.to_string())
+                    .accepting("an API server that has the latest version of these objects"),
+            );
         }
         report
     }

@@ -58,7 +58,7 @@ impl State {
                 true => tracing::warn!(
                     %since,
                     error,
-                    "the API server does not serve a kind; keeping its last known objects"
+                    "the API server responds, but cannot provide the objects of one kind; keeping the last known ones"
                 ),
                 false => tracing::warn!(
                     %since,

@@ -29,7 +29,7 @@ pub(in crate::kubernetes) enum Fault {
     #[error("the response is invalid: {0}")]
     InvalidResponse(String),
     /// The watch reported a version before its start.
-    #[error("the API server went back in time: version {now} after {before}")]
+    #[error("the API server went back in time: it sent version {now} after {before}")]
     VersionDecreased { before: u64, now: u64 },
     /// The history lacks a change that a watch reported, even if its current version is higher.
     #[error("the API server went back in time: it lacks version {version} of {key}")]
@@ -38,7 +38,7 @@ pub(in crate::kubernetes) enum Fault {
     #[error("the API server belongs to another cluster than before")]
     OtherCluster,
     /// Objects of another kind show that the API server has another history.
-    #[error("the API server went back in time, according to another kind")]
+    #[error("the API server went back in time, as objects of another kind show")]
     OtherKind,
 }
 

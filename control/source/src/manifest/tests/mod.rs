@@ -212,7 +212,8 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80, name: HTTP}]",
-        "5:28: error: spec.ports[0].name: the text \"HTTP\" is not accepted; accepted: a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most",
+        "5:28: error: spec.ports[0].name: the text \"HTTP\" is not accepted; accepted: a name of at most 63 characters \
+         of a-z, 0-9 and -, alphanumeric at both ends",
     ),
     (
         "  ports: [{port: 80, name: a}, {port: 81}]",
@@ -232,11 +233,13 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80, targetPort: a-name-much-too-long}]",
-        "5:34: error: spec.ports[0].targetPort: the text \"a-name-much-too-long\" is not accepted; accepted: a port number, or a name of at most 15 of a-z, 0-9 and - with a letter",
+        "5:34: error: spec.ports[0].targetPort: the text \"a-name-much-too-long\" is not accepted; accepted: a port \
+         number, or a name of at most 15 characters of a-z, 0-9 and -, with at least one letter",
     ),
     (
         "  ports: [{port: 80, targetPort: '8080'}]",
-        "5:34: error: spec.ports[0].targetPort: the text \"8080\" is not accepted; accepted: a port number, or a name of at most 15 of a-z, 0-9 and - with a letter",
+        "5:34: error: spec.ports[0].targetPort: the text \"8080\" is not accepted; accepted: a port number, or a name \
+         of at most 15 characters of a-z, 0-9 and -, with at least one letter",
     ),
     (
         "  ports: [{port: 80, nodePort: 30000}]",
@@ -432,15 +435,18 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {}\nspec: {clusterIP: None}",
-        "3:11: error: metadata.name is missing; accepted: a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)",
+        "3:11: error: metadata.name is missing; accepted: a name of at most 63 characters of a-z, 0-9 and -, \
+         alphanumeric at both ends (RFC 1123)",
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web-}\nspec: {clusterIP: None}",
-        "3:18: error: metadata.name: the text \"web-\" is not accepted; accepted: a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)",
+        "3:18: error: metadata.name: the text \"web-\" is not accepted; accepted: a name of at most 63 characters of \
+         a-z, 0-9 and -, alphanumeric at both ends (RFC 1123)",
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: A}\nspec: {clusterIP: None}",
-        "3:34: error: metadata.namespace: the text \"A\" is not accepted; accepted: a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)",
+        "3:34: error: metadata.namespace: the text \"A\" is not accepted; accepted: a name of at most 63 characters of \
+         a-z, 0-9 and -, alphanumeric at both ends (RFC 1123)",
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, labels: {a: yes}}\nspec: {clusterIP: None}",

@@ -534,14 +534,14 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str, Serves, &str)] = &[
         "service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out",
         "0",
         Serves::NoPort,
-        "Mbit/s, 1 to 2000",
+        "a whole number of Mbit/s, 1 to 2000",
     ),
     (
         "tke",
         "service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out",
         "2001",
         Serves::NoPort,
-        "Mbit/s, 1 to 2000",
+        "a whole number of Mbit/s, 1 to 2000",
     ),
     ("gcp", "cloud.google.com/load-balancer-type", "Inside", Serves::NoAddress, "Internal, External"),
     ("gcp", "networking.gke.io/load-balancer-type", "Inside", Serves::NoAddress, "Internal, External"),
@@ -704,8 +704,9 @@ fn our_annotations_override_aliases_and_conflicting_aliases_are_reported() {
     let two = [("lbipam.cilium.io/ips", "203.0.113.4"), ("metallb.io/loadBalancerIPs", "203.0.113.5")];
     let outcome = compat(&two, &["cilium", "metallb"]).look();
     assert_eq!(owners(&outcome), ["203.0.113.4 web"]);
-    let what = "annotation metallb.io/loadBalancerIPs has no effect: it contradicts the annotation lbipam.cilium.io/ips";
-    assert_eq!(finding(&outcome), (Reason::AliasIgnored, what, "one of the two"));
+    let what =
+        "annotation metallb.io/loadBalancerIPs has no effect: it contradicts annotation lbipam.cilium.io/ips";
+    assert_eq!(finding(&outcome), (Reason::AliasIgnored, what, "only one of the two annotations"));
     let same = [two[0], ("metallb.io/loadBalancerIPs", "203.0.113.4")];
     assert_eq!(messages(&compat(&same, &["cilium", "metallb"]).look()), [] as [String; 0]);
     let ours = [two[0], (key::LOAD_BALANCER_IPS, "203.0.113.6")];
@@ -730,7 +731,7 @@ fn an_egress_limit_is_refused_if_replies_bypass_the_gateway() {
     assert_eq!(outcome.spec.services.len(), 0);
     let (reason, what, accepted) = finding(&outcome);
     assert_eq!(reason, Reason::InvalidValue);
-    assert!(what.contains("replies do not pass the gateway") && what.contains(bandwidth.0), "{what}");
+    assert!(what.contains("replies do not pass through the gateway") && what.contains(bandwidth.0), "{what}");
     assert!(accepted.contains("nat or fullnat"), "{accepted}");
     // Ours says which direction it means, and overrides the alias.
     let outcome = compat(&[bandwidth, dsr, (key::MAX_BANDWIDTH, "20M")], &["tke"]).look();

@@ -100,7 +100,7 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
     (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, toa, none"),
-    (key::PROXY_TLVS, "aws-vpce", Reason::InvalidValue, "unique-id, crc32c, vpce-id=TEXT"),
+    (key::PROXY_TLVS, "aws-vpce", Reason::InvalidValue, "one or more of unique-id, crc32c and vpce-id=TEXT"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_BANDWIDTH, "999k", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_CONNECTION_RATE, "100/s", Reason::InvalidValue, "from 1 to 100000000"),
@@ -362,7 +362,7 @@ fn a_table_size_is_251_to_655373_and_has_no_effect_without_a_table() {
             what,
             "annotation tidegate.dev/table-size has no effect: scheduler rendezvous has no table"
         );
-        assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no table size");
+        assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no annotation");
     }
 }
 
@@ -380,9 +380,9 @@ fn flow_tracking_on_change_needs_a_service_that_works_without_entries() {
     let sticky = dsr(&[]).replace("spec:\n", "spec:\n  sessionAffinity: ClientIP\n");
     for (yaml, why) in [
         (annotated_web(&[on_change]), "NAT modes need an entry for each flow"),
-        (dsr(&[(key::SCHEDULER, "maglev")]), "only scheduler rendezvous knows the former owner of a flow"),
+        (dsr(&[(key::SCHEDULER, "maglev")]), "only scheduler rendezvous knows the former backend of a flow"),
         (sticky, "sessionAffinity: ClientIP needs an entry for each client"),
-        (dsr(&[(key::SLOW_START, "30s")]), "with slow start, owners change at each step"),
+        (dsr(&[(key::SLOW_START, "30s")]), "with slow start, the backends of flows change at each step"),
     ] {
         let outcome = Both::new(&yaml).look();
         assert_eq!(only(&outcome).flow_tracking, FlowTracking::Always);
@@ -618,7 +618,7 @@ fn syn_cookies_reach_the_spec_and_have_no_effect_in_dsr_modes() {
         let (_, what, accepted) = finding(&dsr);
         let why = "annotation tidegate.dev/syn-cookies has no effect: in DSR modes the backend answers";
         assert!(what.starts_with(why), "{what}");
-        assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat, or off");
+        assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/syn-cookies off");
     }
 }
 
@@ -643,7 +643,7 @@ fn mss_clamp_reaches_the_spec_and_has_no_effect_with_dsr_l2() {
         what.starts_with("annotation tidegate.dev/mss-clamp has no effect: with forwarding dsr-l2"),
         "{what}"
     );
-    assert_eq!(accepted, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
+    assert_eq!(accepted, "a tunnel or NAT mode in tidegate.dev/forwarding, or tidegate.dev/mss-clamp off");
 }
 
 #[test]
@@ -664,7 +664,8 @@ fn an_annotation_for_one_protocol_has_no_effect_without_such_a_port() {
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::InvalidValue, "{annotation}");
         assert!(
-            what.starts_with(&format!("annotation {annotation} has no effect: the Service has no port of ")),
+            what.starts_with(&format!("annotation {annotation} has no effect: the Service has no "))
+                && what.ends_with(" port"),
             "{what}"
         );
         assert!(accepted.ends_with(", or no annotation"), "{accepted}");
@@ -674,8 +675,8 @@ fn an_annotation_for_one_protocol_has_no_effect_without_such_a_port() {
     assert_eq!(
         (what, accepted),
         (
-            "annotation tidegate.dev/idle-timeout-udp has no effect: the Service has no port of UDP",
-            "a port of UDP, or no annotation"
+            "annotation tidegate.dev/idle-timeout-udp has no effect: the Service has no UDP port",
+            "a port with protocol UDP, or no annotation"
         )
     );
 }
@@ -787,7 +788,7 @@ fn unsupported_health_checks_are_named_and_others_continue() {
         assert!(!accepted.is_empty());
     }
     let outcome = annotated_with(key::HEALTH_TIMEOUT, "5s");
-    assert_eq!(finding(&outcome).1, "health-check timeout 5s is longer than the interval 2s");
+    assert_eq!(finding(&outcome).1, "health-check timeout 5s is longer than the interval 2s; 2s is used");
     assert_eq!(outcome.targets.first().expect("one").probe.rules.timeout.as_secs(), 2, "it is reduced");
 }
 
@@ -879,7 +880,7 @@ fn an_invalid_weight_is_reported_at_its_pod_or_node() {
         assert!(with_location, "{:?}", messages(&directory));
     }
     let on_the_service = annotated_with(key::WEIGHT, "2");
-    let wording = "annotation tidegate.dev/weight has no effect: it has an effect on Pods and Nodes only";
+    let wording = "annotation tidegate.dev/weight has no effect: it works only on Pods and Nodes";
     assert_eq!(finding(&on_the_service).1, wording);
 }
 

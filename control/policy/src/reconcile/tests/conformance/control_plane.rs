@@ -105,17 +105,18 @@ fn invalid_pod_routes_are_reported_at_the_node_and_the_others_stay() {
         (
             "far",
             "Pods of node far in 10.1.3.0/24 get no route through the node: 172.16.0.1 is not on a link of the gateway",
-            "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",
+            "an InternalIP in a prefix of dataplane.interfaces, or services.podRoutes: route with dataplane.routes to \
+             the Pods",
         ),
         (
             "other",
             "Pods of node other in 2001:db8:4::/64 get no route through the node: the node has no IPv6 InternalIP",
-            "an InternalIP of the same family",
+            "an InternalIP of the family of the podCIDR",
         ),
         (
             "ours",
             "Pods of node ours in 10.1.5.0/24 get no route through the node: 10.0.0.1 is an address of the gateway itself",
-            "node.name with the name of this node",
+            "the name of this node in node.name, if the gateway runs on it",
         ),
     ];
     assert_eq!(directory.findings.len(), expected.len(), "{:?}", messages(&directory));

@@ -305,7 +305,8 @@ fn policy_local_with_endpoints_only_elsewhere_names_the_node() {
         .with(|world| world.settings.node = Some("a".into()));
     let outcome = both.look();
     let note = outcome.services[0].ports[0].note.as_deref();
-    let text = "externalTrafficPolicy Local: node a has no endpoint, there are endpoints on b, c; packets are dropped";
+    let text = "externalTrafficPolicy Local: node a has no endpoint (there are endpoints on b, c), so packets are \
+        dropped";
     assert_eq!(note, Some(text));
     let here = web_with(local, &["addresses: [10.1.0.1], nodeName: a"])
         .with(|world| world.settings.node = Some("a".into()));

@@ -142,8 +142,8 @@ fn without_node_ports_pod_targets_and_dsr_to_nodes_work() {
         assert!(outcome.spec.services.is_empty());
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::PortNotProgrammed);
-        assert!(what.contains("sends to a node port, but allocateLoadBalancerNodePorts is false"), "{what}");
-        assert_eq!(accepted, "a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod");
+        assert!(what.contains("needs a node port, but allocateLoadBalancerNodePorts is false"), "{what}");
+        assert_eq!(accepted, "a nodePort, forwarding dsr-l2 or dsr-ipip, or tidegate.dev/target pod");
     }
 }
 

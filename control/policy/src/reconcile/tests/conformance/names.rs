@@ -18,7 +18,10 @@ fn service_names_are_dns_labels_that_may_begin_with_a_digit() {
     for name in ["Web", "web_1", "-web", "web-", "web.shop", &"a".repeat(64)] {
         let wording = refused(&named(name, "{port: 80}"));
         assert!(wording[0].starts_with(&format!("error: metadata.name: the text {name:?} is not accepted")));
-        assert!(wording[0].ends_with("63 at most (RFC 1123)"), "{wording:?}");
+        assert!(
+            wording[0].ends_with("63 characters of a-z, 0-9 and -, alphanumeric at both ends (RFC 1123)"),
+            "{wording:?}"
+        );
     }
 }
 
@@ -32,8 +35,8 @@ fn port_names_are_of_a_to_z_0_to_9_and_hyphen_alphanumeric_at_both_ends() {
         assert_eq!(
             wording,
             [format!(
-                "error: spec.ports[0].name: the text {name:?} is not accepted; accepted: a name of a-z, 0-9 and -, \
-                 alphanumeric at both ends, 63 at most"
+                "error: spec.ports[0].name: the text {name:?} is not accepted; accepted: a name of at most 63 \
+                 characters of a-z, 0-9 and -, alphanumeric at both ends"
             )]
         );
     }
@@ -191,7 +194,7 @@ fn an_unserved_second_address_in_the_status_is_reported() {
     assert_eq!(reason, Reason::StatusAddressNotServed);
     assert_eq!(
         what,
-        "address 203.0.113.6 in the status of Service default/web is not served: 203.0.113.5 is, and a Service has one \
-         IPv4 address"
+        "address 203.0.113.6 in the status of Service default/web is not served, because a Service has one IPv4 \
+         address: 203.0.113.5"
     );
 }

@@ -78,12 +78,12 @@ fn without_node_ports_nat_to_nodes_is_refused_by_name_and_dsr_works() {
     let reported = &outcome.findings[0].diagnostic;
     assert_eq!(
         reported.what,
-        "port http of Service default/web is not programmed: target node with fullnat sends to a node port, but \
-         allocateLoadBalancerNodePorts is false"
+        "port http of Service default/web is not programmed: tidegate.dev/target node with fullnat needs a node port, \
+         but allocateLoadBalancerNodePorts is false"
     );
     assert_eq!(
         reported.accepted.as_deref(),
-        Some("a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod")
+        Some("a nodePort, forwarding dsr-l2 or dsr-ipip, or tidegate.dev/target pod")
     );
     assert_eq!(weights(only(&cluster("dsr-l2", "").look())).len(), 3);
 }

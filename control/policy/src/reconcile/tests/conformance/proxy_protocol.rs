@@ -67,7 +67,7 @@ fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
     ] {
         let outcome = requested("v2", value);
         assert_eq!(outcome.spec.services.len(), 0, "{value}");
-        assert!(messages(&outcome)[0].contains("unique-id, crc32c, vpce-id="), "{:?}", messages(&outcome));
+        assert!(messages(&outcome)[0].contains("unique-id, crc32c and vpce-id="), "{:?}", messages(&outcome));
     }
     let without = requested("none", "crc32c");
     assert_eq!(without.spec.services.len(), 1);
@@ -123,9 +123,11 @@ fn the_option_toa_is_for_fullnat_and_tcp() {
         let outcome = Both::new(&yaml).look();
         assert_eq!(outcome.spec.services.len(), 0);
         let (reason, what, accepted) = finding(&outcome);
-        let why = format!("with forwarding {mode}, backends see the client's address in every packet");
+        let why = format!(
+            "with forwarding {mode}, backends see the client's address in every packet and need no TOA"
+        );
         assert!(reason == Reason::NotSupported && what.contains(&why), "{what}");
-        assert_eq!(accepted, "tidegate.dev/forwarding fullnat, or none here");
+        assert_eq!(accepted, "tidegate.dev/forwarding fullnat, or no TOA");
         let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
         assert!(
             refused.message.contains("proxy-protocol toa: ") && refused.message.contains(&why),
