@@ -146,7 +146,8 @@ impl Gateway {
                 }
                 Wake::NameTaken => {
                     tracing::error!(
-                        "another gateway has the same metadata.name: this one keeps forwarding existing traffic; rename one of them"
+                        "another gateway has the same metadata.name: this one keeps forwarding, but does not lead and \
+                         writes no status; rename one of them"
                     );
                 }
                 Wake::Failed(why) => break End::of_failure(&why),

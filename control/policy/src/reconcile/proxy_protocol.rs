@@ -108,7 +108,7 @@ pub(super) fn check_tlvs(
                 ProxyVersion::Toa => "the TOA option has no TLVs",
                 ProxyVersion::V1 | ProxyVersion::V2 => "version 1 of the PROXY protocol has no TLVs",
             };
-            let what = format!("annotation {}: no port is programmed: {why}", key::PROXY_TLVS);
+            let what = format!("annotation {}: {why}; no port is programmed", key::PROXY_TLVS);
             let diagnostic = Diagnostic::error(what).accepting("tidegate.dev/proxy-protocol v2, or no TLVs");
             read.push(&annotation_field(key::PROXY_TLVS), Reason::NotSupported, diagnostic);
             let message = format!("{}: {why}", key::PROXY_TLVS);
@@ -140,7 +140,7 @@ pub(super) fn refusal_in(
         ),
         _ => return None,
     };
-    let what = format!("annotation {annotation}: no port is programmed: {why}");
+    let what = format!("annotation {annotation}: {why}; no port is programmed");
     let diagnostic = Diagnostic::error(what).accepting(accepted);
     let message = format!("{annotation} {version}: {why}");
     Some((annotation_field(annotation), diagnostic, PortRefusal::new(RefusalReason::NotSupported, message)))

@@ -92,9 +92,11 @@ impl Listing {
         for (n, path) in self.other_files.iter().take(NAMED_MAX).enumerate() {
             let what = match self.other_files.len().saturating_sub(NAMED_MAX) {
                 more if more > 0 && n + 1 == NAMED_MAX => {
-                    format!("the file and {more} more are not read: their names are not those of manifests")
+                    format!(
+                        "the file and {more} more files are not read: their names do not end like those of manifests"
+                    )
                 }
-                _ => "the file is not read: its name is not that of a manifest".to_owned(),
+                _ => "the file is not read: its name does not end like that of a manifest".to_owned(),
             };
             let location = Location::start_of(path.to_string_lossy().as_ref());
             self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(location));

@@ -79,7 +79,7 @@ impl Store {
 pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnostic> {
     stores.iter().zip(KINDS).filter_map(|(store, Kind { name, .. })| {
         if let Some(why) = &store.forbidden {
-            let what = format!("{name} objects cannot be read, the last known ones stay in use: {why}");
+            let what = format!("{name} objects cannot be read; the last known ones stay in use: {why}");
             return Some(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));
         }
         let what = match store.definition {

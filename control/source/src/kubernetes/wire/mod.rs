@@ -220,7 +220,9 @@ impl Watch {
             self.parsed = 0;
             self.searched = self.buffer.len();
             if self.searched > EVENT_BYTES_MAX {
-                return Err(Fault::InvalidResponse(format!("an event of more than {EVENT_BYTES_MAX} bytes")));
+                return Err(Fault::InvalidResponse(format!(
+                    "an event is larger than {EVENT_BYTES_MAX} bytes"
+                )));
             }
             match frame(&mut self.response, silence).await? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
