@@ -54,7 +54,7 @@ impl PathMtuLog {
                 Change::Reduced { backend, mtu } => tracing::info!(
                     %backend,
                     mtu,
-                    "a router reported a smaller path MTU to a backend: clients that send larger packets get an ICMP error"
+                    "a router reported a smaller path MTU to a backend: larger packets are fragmented, or answered with an ICMP error"
                 ),
                 Change::Expired { backend } => {
                     tracing::info!(%backend, "a path MTU expired: the MTU of the link applies again");

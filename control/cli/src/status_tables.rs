@@ -148,7 +148,7 @@ fn restored_flows(restored: &RestoredStatus) -> String {
     }
     if *refused_tables > 0 {
         text.push_str(&format!(
-            "; refused tables: {refused_tables} (all tables of a refused process count as one); see the log"
+            "; refused flow tables: {refused_tables} (a process whose tables were all refused counts as one); see the log"
         ));
     }
     text

@@ -144,10 +144,10 @@ fn publish(
         match (before.is_uninstalled(), now.is_uninstalled()) {
             (false, true) => tracing::warn!(
                 lease = LEASE,
-                "Tidegate was uninstalled from the cluster: this gateway writes nothing to the API until you delete the \
-                 Lease of `tidegate uninstall`"
+                "Tidegate was uninstalled from the cluster: this gateway writes nothing to the API until you delete \
+                 this Lease, which belongs to `tidegate uninstall`"
             ),
-            (true, false) => tracing::info!(lease = LEASE, "the Lease of `tidegate uninstall` was deleted; this gateway writes to the API again"),
+            (true, false) => tracing::info!(lease = LEASE, "this Lease no longer belongs to `tidegate uninstall`; this gateway writes to the API again"),
             _ => {}
         }
         *before = now;

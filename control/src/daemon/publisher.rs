@@ -125,7 +125,7 @@ impl Publisher {
             }
         };
         if self.state.published() {
-            tracing::info!("published the desired state again");
+            tracing::info!("the desired state can be published again");
         }
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));

@@ -451,7 +451,7 @@ impl Links {
                 "the device was renamed. It stays in use, but the gateway cannot start again until the device has its \
                  former name or dataplane.interfaces[].device has the new name"
             ),
-            None => tracing::info!(interface = name, "the device has the name in the configuration again"),
+            None => tracing::info!(interface = name, "the device has its configured name again"),
         }
     }
 

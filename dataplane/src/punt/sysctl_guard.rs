@@ -118,7 +118,7 @@ impl SysctlGuard {
                 }
                 Ok(()) => tracing::warn!(
                     path = %path.display(), found, value,
-                    "another program changed a sysctl of the interface, so the kernel processed the gateway's packets: restored"
+                    "another program changed a sysctl of the interface, so the kernel processed the gateway's packets; the sysctl is restored"
                 ),
                 Err(error) => {
                     tracing::debug!(path = %path.display(), found, %error, "cannot restore the sysctl");

@@ -25,7 +25,7 @@ pub enum Closed {
     #[error("the headers of the tunnel cannot be read")]
     Headers,
     /// The outer packet reports congestion, and the inner sender doesn't support ECN (RFC 6040 section 4.2).
-    #[error("congestion in the tunnel of a packet without ECN")]
+    #[error("the tunnel reports congestion, but the inner packet does not support ECN")]
     Congestion,
 }
 

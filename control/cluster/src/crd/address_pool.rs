@@ -41,7 +41,7 @@ const UNICAST_RULE: &str = "self.contains('-') \
     printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
     printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
     printcolumn = r#"{"name":"InUse","type":"string","jsonPath":".status.conditions[?(@.type==\"InUse\")].status"}"#,
-    printcolumn = r#"{"name":"Deleting","type":"date","jsonPath":".metadata.deletionTimestamp","description":"Time since the deletion was requested; Services still use addresses"}"#,
+    printcolumn = r#"{"name":"Deleting","type":"date","jsonPath":".metadata.deletionTimestamp","description":"Time since the deletion was requested; the pool stays while Services use its addresses"}"#,
     printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign","priority":1}"#,
     printcolumn = r#"{"name":"ExternalIPs","type":"boolean","jsonPath":".spec.externalIPs","priority":1}"#,
     printcolumn = r#"{"name":"Disabled","type":"boolean","jsonPath":".spec.disabled","priority":1}"#,

@@ -337,7 +337,7 @@ impl Task {
                 if !self.ownership.grant(owner_key(&group), claim.until) {
                     claim.reject(Instant::now());
                     return Some(format!(
-                        "the table of owners is full, so this gateway releases the Lease {group}"
+                        "this gateway cannot own more groups of VIPs, so it releases the Lease {group}"
                     ));
                 }
                 if is_new {

@@ -252,8 +252,8 @@ impl FileState {
                     refused.extend(decoded.refused);
                     // With a duplicate key, the intended value is unknown.
                     if flawed {
-                        let why = Diagnostic::error("its text has an error, such as a duplicate key")
-                            .accepting("text without errors")
+                        let why = Diagnostic::error("its manifest has an error, such as a duplicate key")
+                            .accepting("a manifest without errors")
                             .at(sheet.location(document.at));
                         refused.extend(decoded.objects.iter().map(|object| object.refuse(why.clone())));
                     } else {

@@ -144,7 +144,7 @@ pub(in crate::telemetry) fn backends(
         }
     }
     let help = "1 while the backend accepts new flows, else 0: a draining backend keeps its existing flows, a backend \
-                that is down keeps only TCP flows.";
+                that is down keeps only TCP and SCTP flows.";
     let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);

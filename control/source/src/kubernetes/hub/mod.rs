@@ -346,7 +346,7 @@ impl Hub {
                 vanished = relisted.vanished,
                 older = relisted.older,
                 grace = ?self.grace,
-                "objects vanished from the API server or became older; keeping the last known objects for apiLossGrace"
+                "objects are missing from the API server or older than before; keeping the last known objects for apiLossGrace"
             );
             // Even if no object has changed, there is a state to publish and to save.
             self.publication.changed(now);
