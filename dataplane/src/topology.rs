@@ -100,7 +100,7 @@ pub enum TopologyError {
     },
     /// The CPU doesn't exist, or this process may not use it (cgroup, taskset).
     #[error(
-        "dataplane.cores: there is no core {core} that this process may use; accepted: any of {usable:?}"
+        "dataplane.cores: core {core} does not exist or this process may not use it; accepted: any of {usable:?}"
     )]
     NoSuchCore {
         /// The requested core.
@@ -110,8 +110,8 @@ pub enum TopologyError {
     },
     /// Workers that never sleep would leave no core for the control plane.
     #[error(
-        "dataplane.cores lists every core ({cores:?}), and workers with `idle: poll` never share theirs; accepted: a \
-         list that leaves out at least one core, or `idle: adaptive`"
+        "dataplane.cores lists every core ({cores:?}), but workers with `idle: poll` leave no time for other threads; \
+         accepted: a list that leaves out at least one core, or `idle: adaptive`"
     )]
     NoCoreForControl {
         /// All cores.
@@ -273,7 +273,7 @@ mod tests {
         let text: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(errors.len(), 4, "{text:?}");
         assert!(text[0].contains("core 1 twice"));
-        assert!(text[1].contains("no core 9") && text[1].contains("[0, 1]"));
+        assert!(text[1].contains("core 9 does not exist") && text[1].contains("[0, 1]"));
         assert!(text[2].contains("offers 2 receive queues, but each of the 3 workers needs one"));
         assert!(text[3].contains("transmit"));
     }

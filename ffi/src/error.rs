@@ -104,8 +104,8 @@ pub enum PoolError {
     },
     /// A port returns sent mbufs without checking their pool ([`crate::PortConfig::fast_free`]).
     #[error(
-        "cannot create another mbuf pool: a running port requires that there is only one; create all pools before \
-         starting ports"
+        "cannot create another mbuf pool: a running port supports only one pool; create all pools before starting \
+         ports"
     )]
     OnlyPool,
 }

@@ -53,7 +53,7 @@ impl FoundPeers {
             for fault in &listed.faults {
                 let was_known = self.known.as_ref().is_some_and(|known| known.faults.contains(fault));
                 if !was_known {
-                    tracing::warn!("a gateway cannot share flows with this one: {fault}");
+                    tracing::warn!("another gateway cannot share flows with this gateway: {fault}");
                 }
             }
             hub.set_peers(&listed.peers.iter().map(|peer| peer.address).collect::<Vec<_>>());

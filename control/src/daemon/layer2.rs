@@ -66,7 +66,7 @@ impl Unable {
             }
         }
         for vip in self.0.keys().filter(|vip| !unable.contains_key(*vip)) {
-            tracing::info!(%vip, "this gateway can serve the VIP again, or no longer has to");
+            tracing::info!(%vip, "this gateway can serve the VIP again, or the VIP is no longer announced on layer 2");
         }
         self.0 = unable;
     }

@@ -144,7 +144,7 @@ fn exit_if_it_hangs(what: &'static str, within: Duration) {
         std::process::exit(1);
     };
     if let Err(error) = std::thread::Builder::new().name("tg-exit".to_owned()).spawn(exit) {
-        tracing::warn!(%error, "cannot start a watchdog: if {what} hangs, so will the exit");
+        tracing::warn!(%error, "cannot start a watchdog: the process will not exit if {what} hangs");
     }
 }
 

@@ -77,7 +77,8 @@ impl Watches {
         active.forget_idle();
         if active.by_id.len() >= WATCHES_MAX {
             return Err(AdminError::Unavailable(format!(
-                "{WATCHES_MAX} traces and captures are already running; accepted: a new one after one of them has ended"
+                "{WATCHES_MAX} traces and captures are already running; accepted: a new one when \
+                 a running one has ended"
             )));
         }
         let watch = dataplane.watch(&filter, records, snap).map_err(|worker| {

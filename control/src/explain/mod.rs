@@ -190,7 +190,10 @@ fn unserved(
     let hash = Snapshot::hash_endpoint(src, proto, packet.source.port());
     if snapshot.endpoint(hash, src, proto, packet.source.port()).is_some() {
         let who = packet.source;
-        draft.step("flow", format!("{who} is a backend: a reply in one of its flows would go to the client"));
+        draft.step(
+            "flow",
+            format!("{who} is a backend: if the packet is a reply in a known flow, it goes to the client"),
+        );
     }
     match kind {
         Some(AddressKind::Own(_)) => (PacketVerdict::Punt, PuntReason::Local.as_str()),

@@ -268,13 +268,13 @@ fn a_warming_backend_is_shown_with_its_share_and_where_other_flows_go() {
             Some(step) if backend == "10.0.0.2:80" => {
                 assert_eq!(
                     step.found,
-                    "10.0.0.2:80 is warming up and gets 3/10 of its flows, including this one"
+                    "10.0.0.2:80 is warming up and gets 3/10 of its share of flows, including this flow"
                 );
                 taken += 1;
             }
             Some(step) => {
-                let words = "10.0.0.2:80 is warming up and gets 3/10 of its flows, but not this one, which goes to a \
-                    backend that is warm";
+                let words = "10.0.0.2:80 is warming up and gets 3/10 of its share of flows; this flow goes to a \
+                    backend that is not warming up";
                 assert_eq!((step.found.as_str(), backend.as_str()), (words, "10.0.0.1:80"));
                 not_taken += 1;
             }

@@ -63,7 +63,7 @@ pub(super) fn service(service: &Service, info: &ServiceInfo) -> String {
 
 pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
     match fault {
-        SourceFault::NotOneHost => format!("{src} cannot be answered: it is not the address of one host"),
+        SourceFault::NotOneHost => format!("{src} cannot be answered: it is not a unicast address of a host"),
         SourceFault::Ours => {
             format!("{src} is an address of the gateway: a packet with this source is forged")
         }
@@ -76,7 +76,7 @@ pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
             "{src} is the next hop of a default route, not a client (dataplane.routersAsClients: true serves it)"
         ),
         SourceFault::LinkLocal => {
-            format!("{src} is link-local, but in no connected network: answers would have to go to a router")
+            format!("{src} is link-local, but in no connected network: routers do not forward answers to it")
         }
     }
 }
@@ -228,7 +228,7 @@ pub(super) fn seat(
 }
 
 pub(super) fn former(backend: Option<&Backend>) -> String {
-    let rest = "the owner of the flow is changing: a SYN goes to the new owner and creates an entry";
+    let rest = "the flow's backend is changing: a SYN goes to the new backend and creates a flow entry";
     match backend {
         Some(backend) => {
             let former = SocketAddr::new(backend.address.ip(), backend.port);
@@ -296,10 +296,10 @@ fn all(service: &Service) -> &Selector {
 
 pub(super) fn slow_start(owner: &Backend, step: u8, takes: bool) -> String {
     let address = SocketAddr::new(owner.address.ip(), owner.port);
-    let part = format!("{address} is warming up and gets {step}/{WARM_UP_STEPS} of its flows");
+    let part = format!("{address} is warming up and gets {step}/{WARM_UP_STEPS} of its share of flows");
     match takes {
-        true => format!("{part}, including this one"),
-        false => format!("{part}, but not this one, which goes to a backend that is warm"),
+        true => format!("{part}, including this flow"),
+        false => format!("{part}; this flow goes to a backend that is not warming up"),
     }
 }
 

@@ -9,7 +9,7 @@ pub struct Full;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PairError {
     /// Another flow has the same replies.
-    #[error("another flow has the same replies")]
+    #[error("the replies would look like those of another flow")]
     Conflict,
     /// See [`Full`].
     #[error("every flow that could be evicted is established and in use")]

@@ -148,7 +148,7 @@ pub enum BackendProblem {
     PortZero,
     /// The neighbour table has no free entry for its next hop, or its namespace has more next hops than its share.
     #[error(
-        "the neighbour table is full ({} next hops), or this namespace's share of it is",
+        "the neighbour table is full ({} next hops), or this namespace has used up its share",
         limits::NEXT_HOPS_MAX
     )]
     NeighborTableFull,

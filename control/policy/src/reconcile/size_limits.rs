@@ -99,7 +99,7 @@ impl TooLarge {
             }
             NotKept::NamespaceShare => format!(
                 "the EndpointSlices of all namespaces together exceed endpointSlicesMiB, and namespace {namespace} \
-                 exceeds its share of it: the EndpointSlices of its newest Services are not kept"
+                 exceeds its share: the EndpointSlices of this namespace's newest Services are ignored"
             ),
             NotKept::Awaited => {
                 "its EndpointSlices were too large; they fit again and will be read within 60 s".to_owned()

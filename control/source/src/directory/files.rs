@@ -156,7 +156,8 @@ impl Files {
                 continue;
             };
             let location = Location::start_of(path.to_string_lossy().as_ref());
-            report.push(Diagnostic::warning(what).accepting("the file without its errors").at(location));
+            report
+                .push(Diagnostic::warning(what).accepting("a readable manifest without errors").at(location));
         }
         let objects = assemble(self.objects(), &mut report);
         let is_in_use = |refused: &RefusedObject| match refused.kind {

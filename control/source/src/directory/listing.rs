@@ -93,10 +93,10 @@ impl Listing {
             let what = match self.other_files.len().saturating_sub(NAMED_MAX) {
                 more if more > 0 && n + 1 == NAMED_MAX => {
                     format!(
-                        "the file and {more} more files are not read: their names do not end like those of manifests"
+                        "the file and {more} more files are not read: they do not have the names of manifests"
                     )
                 }
-                _ => "the file is not read: its name does not end like that of a manifest".to_owned(),
+                _ => "the file is not read: it does not have the name of a manifest".to_owned(),
             };
             let location = Location::start_of(path.to_string_lossy().as_ref());
             self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(location));

@@ -62,7 +62,7 @@ fn files_are_found_by_name_at_any_depth_unless_hidden() {
     assert_eq!(
         report.to_string(),
         format!(
-            "{}/c.txt:1:1: warning: the file is not read: its name does not end like that of a manifest; accepted: \
+            "{}/c.txt:1:1: warning: the file is not read: it does not have the name of a manifest; accepted: \
              names that end in .yaml, .yml or .json\n",
             dir.path().display()
         )

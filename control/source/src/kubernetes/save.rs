@@ -70,7 +70,9 @@ impl Saver {
     /// Collects the result of a finished save. After a failure the objects count as unsaved.
     fn check(&mut self, now: Instant) {
         let Some(thread) = self.in_progress.take_if(|thread| thread.is_finished()) else { return };
-        let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("the save ended early")));
+        let ended = thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that saves the objects panicked")));
         self.ended(ended, now);
     }
 

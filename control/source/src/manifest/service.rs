@@ -109,11 +109,14 @@ fn cluster_ips(spec: &Fields<'_>, service: &mut Service) {
     if let (Some(one), Some(first)) = (&one, many.first())
         && one.string() != first.string()
     {
-        first.error("differs from spec.clusterIP", "the same address in both");
+        first.error("differs from spec.clusterIP", "the same address in clusterIP and clusterIPs[0]");
     }
     if !spec.itself().sheet.is_stored() {
         if let (None, Some(first)) = (&one, many.first()) {
-            first.error("spec.clusterIP is missing", "the same address in both; or omit clusterIPs");
+            first.error(
+                "spec.clusterIP is missing",
+                "the same address in clusterIP and clusterIPs[0]; or omit clusterIPs",
+            );
         }
         if let (ServiceType::ExternalName, Some(first)) = (service.service_type, written.first()) {
             first.error("not allowed with type ExternalName", "no cluster IP");
@@ -269,7 +272,7 @@ fn port_name<'a>(
         is_another = false;
     }
     if field.is_none() && has_others {
-        item.error("name is missing", "a name for each of several ports");
+        item.error("name is missing", "a name for each port if there are several");
         is_another &= !taken.names.contains_key("");
     }
     let name = name.unwrap_or_default();

@@ -259,8 +259,8 @@ impl SliceBudget {
             let named: Vec<&str> = services.take(NAMED_MAX).map(String::as_str).collect();
             let more = if count > NAMED_MAX { ", ..." } else { "" };
             let what = format!(
-                "the EndpointSlices of {count} Services of namespace {namespace} are too large, and their endpoints are \
-                 not kept: {}{more}",
+                "the EndpointSlices of {count} Services of namespace {namespace} are too large, so their endpoints are \
+                 ignored: {}{more}",
                 named.join(", ")
             );
             let accepted = format!(

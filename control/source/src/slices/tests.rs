@@ -50,7 +50,7 @@ fn a_service_with_too_many_endpoints_loses_all_and_others_nothing() {
     let web = ObjectKey::new("greedy", "web");
     assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (Some(NotKept::TooManyEndpoints), 300));
     let faults: Vec<(&str, String)> = budget.faults().map(|(of, fault)| (of, fault.what)).collect();
-    assert!(matches!(&faults[..], [("greedy", what)] if what.ends_with("are not kept: web")), "{faults:?}");
+    assert!(matches!(&faults[..], [("greedy", what)] if what.ends_with("are ignored: web")), "{faults:?}");
     // The Service fits again after enough of its slices are deleted.
     for n in 0..38 {
         budget.set(&ObjectKey::new("greedy", format!("web-{n}")), None);

@@ -282,7 +282,7 @@ fn neighbor_fault(fault: &NeighborFault, seen: &Seen<'_>, found: &mut Symptoms) 
             (
                 format!(
                     "neighbour {address} of interface {interface} has the MAC address {configured} in dataplane.neighbors \
-                 but answers with {answered}: packets to it may be lost"
+                 but answers with {answered}: packets to the neighbour may be lost"
                 ),
                 format!("mac: \"{answered}\" in dataplane.neighbors, or no entry for {address}"),
                 Reason::NeighborMacDiffers,

@@ -135,8 +135,8 @@ fn stale_files(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// Suppressed and lost log lines.
 fn log_lines(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Suppressed log lines about faulty objects and about failed writes: there were too many for one \
-                namespace.";
+    let help = "Log lines about faulty objects and failed writes that were suppressed, because there were too many for \
+                one namespace.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log.suppressed);
     let help = "Log lines that were lost because no program read standard error.";
     page.counter("tidegate_log_lines_lost_total", help, []).sample([], sample.log.lost);

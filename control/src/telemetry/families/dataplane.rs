@@ -114,9 +114,9 @@ pub(in crate::telemetry) fn frames(page: &mut Exposition, stats: &Stats, names: 
     }
     let help = "Frames passed from the worker that received them to the worker that owns their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
-    let help = "Sampled packets, by the worker to which RSS distributed the packet: the one that the gateway expected \
-                (expected), or another one (elsewhere: replies of fullnat may be lost); 0 if drivers do not report \
-                how they distribute packets.";
+    let help = "Sampled packets, by whether RSS delivered them to the worker that the gateway had computed (expected) \
+                or to another worker (elsewhere: replies of fullnat may be lost); 0 if drivers do not report how \
+                they distribute packets.";
     page.counter("tidegate_rss_checks_total", help, ["result"])
         .sample(["expected"], stats.arrivals_as_computed)
         .sample(["elsewhere"], stats.arrivals_elsewhere);
@@ -138,13 +138,13 @@ pub(in crate::telemetry) fn kernel(page: &mut Exposition, stats: &Stats) {
         .sample(["from_kernel"], slow.from_kernel_dropped);
     let help = "ARP and neighbour discovery requests, probes and announcements that the gateway sent.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
-    let help = "Neighbours that only packets need (on_demand) and that were not added, because all on_demand entries \
-                of the link and address family were in use.";
+    let help = "Neighbours that a packet needed (on_demand) and that were not added, because all on_demand entries of \
+                the link and address family were in use.";
     page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
     let help = "On-demand neighbours that were evicted in favour of newer ones.";
     page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);
-    let help = "Entries of the neighbour table, by kind: next hops of backends and routes (next_hop), and neighbours \
-                that only packets need (on_demand).";
+    let help = "Entries of the neighbour table, by kind: next hops of backends and routes (next_hop), and other \
+                neighbours, added when a packet needs them (on_demand).";
     page.gauge("tidegate_neighbors", help, ["kind"])
         .sample(["next_hop"], stats.neighbors.next_hops)
         .sample(["on_demand"], stats.neighbors.on_demand);

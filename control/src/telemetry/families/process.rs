@@ -21,7 +21,7 @@ pub(in crate::telemetry) fn latencies(page: &mut Exposition, latencies: &Latenci
     );
     let help = "Time that a frame for the kernel waited in the queue between a worker and the slow path.";
     page.histogram("tidegate_punt_queue_seconds", help, latencies.punt_queue.reading(PUNT_QUEUE));
-    let help = "Time from the start of a health check to its result; a check without an answer counts as its timeout.";
+    let help = "Time from the start of a health check to its result, or to its timeout if no answer arrives.";
     page.histogram("tidegate_health_check_seconds", help, latencies.health_check.reading(HEALTH_CHECK));
     let help = "Time from the publication of a snapshot until every worker used it.";
     page.histogram("tidegate_publication_seconds", help, latencies.publication.reading(PUBLICATION));

@@ -199,7 +199,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
         checks.sample([result], *count);
     }
     let load = &sample.checks.load;
-    let help = "Health checks that started late by more than their interval.";
+    let help = "Health checks that started more than one interval late.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks in progress.";
     page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.in_progress);
@@ -222,7 +222,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
             active.entry(key).and_modify(|least| *least = of_vip.min(*least)).or_insert(of_vip);
         }
     }
-    let help = "Backends of the service port that accept new flows, on the VIP with the fewest.";
+    let help = "Backends of the service port that accept new flows; if its VIPs differ, the lowest number.";
     let mut family = page.gauge("tidegate_service_backends", help, PORT_LABELS);
     for (key, count) in &active {
         family.sample(*key, *count);

@@ -55,7 +55,7 @@ impl NeighborId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the neighbour table is full; accepted: {NEXT_HOPS_MAX} next hops of backends and routes, and \
-     {NEIGHBORS_ON_DEMAND_MAX} neighbours that only packets need"
+     {NEIGHBORS_ON_DEMAND_MAX} other neighbours, added when a packet needs them"
 )]
 pub struct TableFull;
 

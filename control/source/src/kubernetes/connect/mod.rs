@@ -316,7 +316,7 @@ impl FileCheck {
             }
             Err(_) => {
                 tracing::warn!(
-                    "the file system of the kubeconfig does not respond; keeping the API connection until it does"
+                    "the file system of the kubeconfig does not respond; keeping the current API connection"
                 );
                 false
             }

@@ -217,7 +217,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80, name: a}, {port: 81}]",
-        "5:32: error: spec.ports[1]: name is missing; accepted: a name for each of several ports",
+        "5:32: error: spec.ports[1]: name is missing; accepted: a name for each port if there are several",
     ),
     (
         "  ports: [{port: 80, name: a}, {port: 81, name: a}]",
@@ -307,7 +307,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  clusterIP: 10.0.0.1\n  clusterIPs: [10.0.0.2]",
-        "7:16: error: spec.clusterIPs[0]: differs from spec.clusterIP; accepted: the same address in both",
+        "7:16: error: spec.clusterIPs[0]: differs from spec.clusterIP; accepted: the same address in clusterIP and clusterIPs[0]",
     ),
     (
         "  ports: [{port: 80}]\n  clusterIP: 10.0.0.1\n  clusterIPs: [10.0.0.1, 10.0.0.2]",
@@ -315,7 +315,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  clusterIPs: [10.0.0.1]",
-        "6:16: error: spec.clusterIPs[0]: spec.clusterIP is missing; accepted: the same address in both; or omit clusterIPs",
+        "6:16: error: spec.clusterIPs[0]: spec.clusterIP is missing; accepted: the same address in clusterIP and clusterIPs[0]; or omit clusterIPs",
     ),
     (
         "  type: ExternalName",

@@ -45,7 +45,8 @@ fn port_names_are_of_a_to_z_0_to_9_and_hyphen_alphanumeric_at_both_ends() {
 #[test]
 fn a_service_with_several_ports_names_all_of_them() {
     assert_eq!(refused(&named("web", "{port: 80}")), [] as [String; 0], "one port needs no name");
-    let missing = "error: spec.ports[1]: name is missing; accepted: a name for each of several ports";
+    let missing =
+        "error: spec.ports[1]: name is missing; accepted: a name for each port if there are several";
     assert_eq!(refused(&named("web", "{name: a, port: 80}, {port: 81}")), [missing]);
     let twice = refused(&named("web", "{name: a, port: 80}, {name: a, port: 81}"));
     assert!(
