@@ -317,7 +317,7 @@ fn choose<'s>(
         }
     }
     let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
-        draft.step("backend", "no backend has the seat or slot".to_owned());
+        draft.step("backend", "the chosen seat or slot has no backend".to_owned());
         return Err((PacketVerdict::Drop, Refusal::NoEndpoints.as_str()));
     };
     draft.step("backend", text::backend(snapshot, service, info, backend));
