@@ -254,7 +254,7 @@ async fn run(
 pub fn location(config: &KubernetesConfig) -> String {
     match &config.kubeconfig {
         Some(path) => path.display().to_string(),
-        None => "the default kubeconfig or service account".to_owned(),
+        None => "(default kubeconfig or service account)".to_owned(),
     }
 }
 
