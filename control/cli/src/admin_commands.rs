@@ -102,9 +102,9 @@ impl SocketArg {
             return Ok(());
         }
         Err(Failure::Cluster(format!(
-            "only a gateway has {what}, and this query goes to the API server; accepted: status, services or pools \
-             from the API server, or `tidegate` without --kubeconfig and --context on the machine of a gateway \
-             (`kubectl exec` into its Pod)"
+            "only a gateway has {what}, and this command queries the API server, which has status, services and pools; \
+             accepted: the command without --kubeconfig and --context, on the machine of a gateway or in its Pod \
+             (`kubectl exec`)"
         )))
     }
 }

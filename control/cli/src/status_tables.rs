@@ -147,9 +147,7 @@ fn restored_flows(restored: &RestoredStatus) -> String {
         text.push_str(&format!(", {count} lost ({why})"));
     }
     if *refused_tables > 0 {
-        text.push_str(&format!(
-            "; refused flow tables: {refused_tables} (a process whose tables were all refused counts as one); see the log"
-        ));
+        text.push_str(&format!("; at least {refused_tables} flow tables were not restored; see the log"));
     }
     text
 }

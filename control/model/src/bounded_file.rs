@@ -33,7 +33,7 @@ enum Why {
 impl Unreadable {
     /// What would be accepted.
     pub fn accepted(&self) -> String {
-        format!("a readable regular file of at most {}, or a link to one", Size(self.bytes_max))
+        format!("a readable regular file of at most {}, or a link to such a file", Size(self.bytes_max))
     }
 }
 

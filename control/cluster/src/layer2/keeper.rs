@@ -244,9 +244,9 @@ impl Task {
         let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);
         let too_many = (left_out > 0).then(|| {
             format!(
-                "{left_out} Leases exceed the limit, so this gateway does not answer for their VIPs; accepted: at most \
-                 {GROUPS_MAX} Leases for a gateway, which needs 16 for each pool selector and one for each VIP of a \
-                 Service with externalTrafficPolicy Local"
+                "this gateway does not answer for the VIPs of {left_out} Leases, because it can own at most \
+                 {GROUPS_MAX} Leases; accepted: fewer pool selectors (16 Leases each), or fewer VIPs of Services with \
+                 externalTrafficPolicy Local (one Lease each)"
             )
         });
         if self.claims.is_empty() {
@@ -337,7 +337,7 @@ impl Task {
                 if !self.ownership.grant(owner_key(&group), claim.until) {
                     claim.reject(Instant::now());
                     return Some(format!(
-                        "this gateway cannot own more groups of VIPs, so it releases the Lease {group}"
+                        "this gateway cannot own more Leases of VIPs, so it releases the Lease {group}"
                     ));
                 }
                 if is_new {

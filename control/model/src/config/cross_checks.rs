@@ -56,7 +56,7 @@ impl Check<'_> {
                     self.error(
                         &field,
                         format!("{field}: {address} is also an address of the interface {other}"),
-                        "each address on one interface",
+                        "each address on only one interface",
                     );
                 }
                 seen.push((address, &interface.name));
@@ -80,7 +80,7 @@ impl Check<'_> {
                          leave on {} only",
                         first.name, first.name
                     );
-                    self.warn(&field, &what, "each network on one interface");
+                    self.warn(&field, &what, "each network on only one interface");
                 }
             }
         }
@@ -104,8 +104,8 @@ impl Check<'_> {
         let socket = self.config.flow_sharing_socket();
         if self.config.finds_flow_peers() && socket.ip().is_unspecified() {
             let what = format!(
-                "flowSharing.listen: without flowSharing.peers, the GatewayStatus must contain the address of the \
-                 socket {socket}, but no interface has an address of its family"
+                "flowSharing.listen: {socket} is not a specific address, and no interface has an address of this \
+                 family, so other gateways cannot discover this gateway"
             );
             self.error(
                 "flowSharing.mode",
@@ -126,14 +126,14 @@ impl Check<'_> {
         if sharing.peers.is_empty() && is_directory {
             let what = "flowSharing.peers: the list is empty, so no flows are shared: with source.directory, \
                         gateways cannot discover each other";
-            self.warn("flowSharing.mode", what, "a list of the flowSharing.listen of every other gateway");
+            self.warn("flowSharing.mode", what, "the flowSharing.listen addresses of all other gateways");
         }
         for (i, peer) in sharing.peers.iter().enumerate() {
             let contains = |range: &AddressRange| range.contains(peer.ip());
             if let Some(pool) = self.config.pools.iter().find(|pool| pool.ranges.iter().any(contains)) {
                 let field = format!("flowSharing.peers[{i}]");
                 let what = format!(
-                    "{field}: {peer} has an address of the pool {}, which Services can get",
+                    "{field}: {peer} has an address of the pool {}, so a Service can get this address",
                     pool.name
                 );
                 self.warn(&field, &what, "the flowSharing.listen of another gateway");
@@ -203,8 +203,8 @@ impl Check<'_> {
                 network.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
             {
                 let what = format!(
-                    "{field}: {ip} is also an address of the interface {}: its ports may collide \
-                     with those of this host",
+                    "{field}: {ip} is also an address of the interface {}, so SNAT ports may collide \
+                     with ports of this host",
                     interface.name
                 );
                 self.warn(&field, &what, "an address that no interface has");
@@ -229,8 +229,8 @@ impl Check<'_> {
             source.to_string()
         };
         let what = format!(
-            "{field}: {shown} is in no network of an interface, so {lost} get lost if no router has a route to {shown} \
-             through this gateway"
+            "{field}: {shown} is in no network of an interface, so {lost} get lost unless routers have a route to \
+             {shown} through this gateway"
         );
         self.warn(
             field,
@@ -355,7 +355,9 @@ impl Check<'_> {
         for (i, prefix) in network.gateway.prefixes.iter().enumerate() {
             let field = format!("dataplane.gateway.prefixes[{i}]");
             if !known.iter().any(|net| net.contains(prefix)) {
-                let what = format!("{field}: {prefix} is in no network of an interface or a route");
+                let what = format!(
+                    "{field}: {prefix} is in no network of an interface or of a route other than a default route"
+                );
                 let accepted =
                     "a part of a network of dataplane.interfaces, or of a route other than a default route";
                 self.error(&field, what, accepted);

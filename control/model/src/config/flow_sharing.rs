@@ -101,10 +101,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
         });
         config.accept_key = secret_section(fields, "acceptKey", |key| decode_key(key, files));
         if let Some(mode) = mode.filter(|_| config.mode != FlowSharing::None && !is_given) {
-            mode.error(
-                "there is no flowSharing.key",
-                "the mode none, or flowSharing.key for the other modes",
-            );
+            mode.error("there is no flowSharing.key", "flowSharing.mode: none, or a flowSharing.key");
         }
         let rate = fields.get("rateMax").and_then(|f| f.integer(RATE));
         config.rate_max = rate.and_then(|n| u32::try_from(n).ok()).unwrap_or(config.rate_max);
@@ -154,7 +151,7 @@ fn decode_key(fields: &Fields<'_>, files: &Files<'_>) -> Option<FlowSharingKey> 
             key
         }
         (Some(_), Some(file)) => {
-            file.error("both value and file are given", "one of the two");
+            file.error("both value and file are given", "either value or file");
             None
         }
         (None, None) => None,

@@ -88,7 +88,7 @@ pub const KEYS: &[Key] = &[
     key("dataplane.flowTable.servicePercent", "1 to 100", Value("50"), "40", Restart,
         "The largest share of a full flow table that one service port may use, in percent. 100 means no limit."),
     key("dataplane.flowTable.directory", "absolute path, or `\"\"`", Value("/run/tidegate/flows"), "\"\"", Restart,
-        "The directory in which flow tables outlive the process ([restart.md](restart.md)). It must be on tmpfs; on \
+        "The directory that keeps the flow tables while the process restarts ([restart.md](restart.md)). It must be on tmpfs; on \
          another file system, and with `\"\"`, flows end with the process. Each gateway uses a subdirectory with its \
          name."),
     key("dataplane.interfaces[].name", "1 to 32 letters, digits, -, _ and .", Required, "inside", Restart,
@@ -134,7 +134,7 @@ pub const KEYS: &[Key] = &[
         "What happens to an IPv4 packet without DF that does not fit the path. `fragment`: the gateway fragments it, at most 100,000 packets a second for each \
          worker. `answer`: as for a packet with DF, the sender receives \"fragmentation needed\", and the packet is dropped."),
     key("dataplane.routersAsClients", "boolean", Value("false"), "true", Reload,
-        "Serve clients whose source address is the next hop of a default route, for routers that masquerade. With `false`, their new flows are dropped with the reason `bad_source`."),
+        "Serve clients whose source address is the next hop of a default route. Set this behind routers that masquerade. With `false`, their new flows are dropped with the reason `bad_source`."),
     key("dataplane.unknownFlows", "`reset`, `drop`", Value("reset"), "drop", Reload,
         "How the gateway answers a TCP segment of an unknown connection in modes `nat` and `fullnat`. `reset`: with a reset, so that no client hangs after a restart. `drop`: not at all."),
 
@@ -156,9 +156,9 @@ pub const KEYS: &[Key] = &[
         "The gateway serves Services with this `spec.loadBalancerClass`."),
     key("source.kubernetes.default", "boolean", Value("false"), "true", Restart, "Also serve Services without a class."),
     key("source.kubernetes.apiLossGrace", "duration, 0s to 168h", Value("5m"), "90s", Restart,
-        "How long the gateway keeps the objects that it knows if the API server returns from an outage without them, \
-         or with older versions of them. A deletion that a watch reports takes effect at once, and so does an object \
-         that was created again under the same name."),
+        "How long the gateway keeps its objects if the API server returns from an outage without them, or with older \
+         versions of them. Deletions that a watch reports, and objects that were created again under the same name, \
+         take effect at once."),
     key("source.kubernetes.podWeights", "boolean", Value("false"), "true", Restart,
         "Honour the annotation `tidegate.dev/weight` of Pods. This needs a watch on the metadata of all Pods, and the RBAC rules in `deploy/kubernetes/pod-weights`."),
     key("source.kubernetes.leaseNamespace", "namespace", Value("tidegate-system"), "edge", Restart,
@@ -208,7 +208,7 @@ pub const KEYS: &[Key] = &[
         "How the gateway answers clients of a Service without backends. `reject`: with a TCP reset or ICMP \"port unreachable\". `drop`: not at all."),
     key("services.defaults.flowTracking", "`always`, `on-change`", Value("always"), "on-change", Reload,
         "Which flows the gateway remembers in DSR modes with `rendezvous`. `always`: all. `on-change`: only the flows \
-         that a change of the backends would move, for the drain timeout after the change \
+         that a change of the backends would move, and only for the drain timeout after the change \
          ([selection.md](selection.md#flows-in-flux))."),
     key("services.defaults.mssClamp", "`off`, `path`, or 536 to 65495", Value("off"), "1400", Reload,
         "The limit for the maximum segment size in TCP SYNs, in tunnel and NAT modes. `path`: what fits the links and the path. A number: at most that \
@@ -322,14 +322,14 @@ pub const KEYS: &[Key] = &[
         "The largest share of the backends of a service port that may be set aside at the same time, in percent."),
 
     key("announce.l2.mode", "`always`, `lease`, `vrrp`, `off`", Value("always"), "vrrp", Restart,
-        "Which gateway answers ARP and neighbour discovery for a VIP ([layer2.md](layer2.md)). `always`: this one, for all VIPs. `lease`: the owner of a Lease, \
-         which the gateways at one API server share. `vrrp`: the one whose keepalived is the master. `off`: none, because routes lead to the VIPs."),
+        "Which gateway answers ARP and neighbour discovery for a VIP ([layer2.md](layer2.md)). `always`: this gateway, for all VIPs. `lease`: the owner of the VIP's Lease, \
+         which the gateways at one API server share. `vrrp`: the gateway whose keepalived is the master. `off`: none, because routes lead to the VIPs."),
     key("announce.l2.lease.namespace", "name of a namespace", Value("tidegate-system"), "edge", Restart,
         "With `lease`: the namespace of the Leases. All gateways need the same namespace, and permissions in it."),
     key("announce.l2.lease.takeover", "duration, 5s to 5m", Value("10s"), "20s", Restart,
-        "With `lease`: the time within which another gateway takes over the VIPs of one that failed. The Leases last \
-         2 s less than this time. The gateway stops answering if the API server has not responded for 3 s less than this \
-         time. All gateways need the same value."),
+        "With `lease`: the time within which another gateway takes over the VIPs of a failed gateway. A Lease is valid for \
+         2 s less. A gateway without a response from the API server stops answering after 3 s less than this time. All \
+         gateways need the same value."),
     key("announce.l2.lease.handBackDelay", "duration, 0s to 1h", Value("30s"), "1m", Restart,
         "With `lease`: how long a gateway must be live before it gets back the VIPs that it owned before."),
     key("announce.l2.vrrp.fifo", "absolute path", Value("/run/tidegate/vrrp.fifo"), "/run/vrrp.fifo", Restart,
@@ -339,8 +339,8 @@ pub const KEYS: &[Key] = &[
     key("announce.l2.vrrp.heartbeatTimeout", "duration, 1s to 1m", Value("3s"), "2s", Restart,
         "With `vrrp`: if keepalived has not run `tidegate vrrp-check` for this long, the gateway owns no VIP."),
     key("announce.kernelRoutes.table", "1 to 4294967295", Value("179"), "100", Reload,
-        "The routing table of the kernel in which the gateway installs the VIPs that it announces as `blackhole` \
-         routes. A routing daemon can redistribute these routes. `announce.kernelRoutes: {}` enables this with the \
+        "The routing table of the kernel in which the gateway installs `blackhole` routes to the VIPs that it \
+         announces. A routing daemon can redistribute these routes. `announce.kernelRoutes: {}` enables this with the \
          defaults ([bgp.md](bgp.md#a-routing-daemon-that-you-run)). FRR imports from the tables 1 to 252."),
     key("announce.kernelRoutes.protocol", "5 to 255", Value("179"), "201", Reload,
         "The protocol number of these routes. The gateway removes routes with this number from the table when it starts and when it ends."),
@@ -359,7 +359,7 @@ pub const KEYS: &[Key] = &[
         "The largest number of hops to a router that is not on-link. 0: the router must be on-link."),
     key("announce.bgp.peers[].gracefulRestart", "boolean", Value("false"), "true", Reload,
         "The router keeps the routes while BIRD restarts after a failure. It also keeps them for up to 120 s after the whole gateway \
-         has failed, unless BFD reports that ([bgp.md](bgp.md#graceful-restart))."),
+         has failed, unless BFD reports the failure ([bgp.md](bgp.md#graceful-restart))."),
     key("announce.bgp.peers[].holdTime", "duration, 3s to 65535s", Value("90s"), "9s", Reload,
         "The session ends after this time without a message. A keepalive is sent every third of this time."),
     key("announce.bgp.peers[].communities", "list of communities", Value("[]"), "[\"64512:100\", no-export]", Reload,
@@ -406,9 +406,9 @@ pub const KEYS: &[Key] = &[
          `nat` need a key." },
     key("flowSharing.listen", "address and port", Value("0.0.0.0:10358"), "192.0.2.2:10358", Restart,
         "The UDP socket for messages to and from other gateways. `[::]` serves both families. If the gateways discover each other \
-         (`flowSharing.peers`), this must be an address of the gateway; the default is the first address of this family in `dataplane.interfaces`."),
+         (`flowSharing.peers`), `0.0.0.0` or `[::]` means the first address of `dataplane.interfaces` that the socket serves."),
     key("flowSharing.peers", "list of addresses and ports", Value("[]"), "[\"192.0.2.3:10358\"]", Restart,
-        "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same one. Messages from \
+        "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same list. Messages from \
          other addresses are dropped. With `source.kubernetes` and an empty list, the gateways discover each other by their `GatewayStatus`."),
     key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Reload,
         "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same secret."),
@@ -426,5 +426,5 @@ pub const KEYS: &[Key] = &[
          ([troubleshooting.md](troubleshooting.md#the-log-reports-a-difference-of-an-incremental-result))."),
     key("selfCheck.interval", "duration, 1s to 24h", Value("5m"), "10m", Reload, "The time from one comparison to the next."),
     key("selfCheck.changes", "1 to 1000000", Value("1000"), "100", Reload,
-        "Also start a comparison after this many updates that caused a computation."),
+        "Also start a comparison after this many incremental computations."),
 ];

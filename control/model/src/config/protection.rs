@@ -150,11 +150,11 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
         field.sheet.push(Diagnostic { severity: Severity::Warning, ..fault });
     }
     let what = format!(
-        "{} has faults: the {} prefixes of its last valid version are used",
+        "{} cannot be used: the {} prefixes of its last valid version are used instead",
         path.display(),
         nets.len()
     );
-    field.warning(what, "a file without faults, then SIGHUP");
+    field.warning(what, "a readable file without faults, then SIGHUP");
     files.copied.borrow_mut().push(path.to_owned());
     nets
 }

@@ -18,10 +18,10 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<Selection
     secret_section(parent, "selectionKey", |fields| {
         let (value, file) = (fields.get("value"), fields.get("file"));
         if value.is_none() && file.is_none() {
-            fields.itself().error("neither value nor file is given", "one of the two");
+            fields.itself().error("neither value nor file is given", "either value or file");
         }
         if let (Some(_), Some(file)) = (&value, &file) {
-            file.error("both value and file are given", "one of the two");
+            file.error("both value and file are given", "either value or file");
         }
         match (value, file) {
             (Some(value), _) => {

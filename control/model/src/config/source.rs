@@ -143,7 +143,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceCon
     let written = |key| fields.itself().node.entry(key).is_some();
     let both = written("directory") && written("kubernetes");
     if both {
-        fields.itself().error("both directory and kubernetes are set", "exactly one of them");
+        fields.itself().error("both directory and kubernetes are set", "either directory or kubernetes");
     }
     let mut path = PathBuf::from("manifests");
     let mut watch = true;
@@ -170,7 +170,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceCon
     });
     let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, files)));
     if fields.is_empty() {
-        fields.itself().error("neither directory nor kubernetes is set", "exactly one of them");
+        fields.itself().error("neither directory nor kubernetes is set", "either directory or kubernetes");
     }
     let directory = SourceConfig::Directory(DirectoryConfig {
         path: base.join(path),

@@ -230,8 +230,8 @@ impl Allocation {
             severity: Severity::Warning,
             field: "metadata.annotations[tidegate.dev/allow-shared-ip]".to_owned(),
             what: format!(
-                "Service {} has a separate address, because it cannot share {ip} with the Services of its sharing key: \
-                 {taken}",
+                "Service {} has a separate address, because it cannot share {ip} with the other Services that have its \
+                 sharing key: {taken}",
                 applicant.key()
             ),
             accepted: Some(taken.remedy(&self.pools[pool].name)),

@@ -174,8 +174,8 @@ fn not_programmed(
             applicant.key()
         ),
         accepted: Some(
-            "a port that no other Service has on this address; if a Service of type LoadBalancer has the address, \
-             also the same tidegate.dev/allow-shared-ip key on both Services"
+            "a port that no other Service has on this address; to share the address of a Service of type \
+             LoadBalancer, also the same tidegate.dev/allow-shared-ip key on both Services"
                 .to_owned(),
         ),
     }

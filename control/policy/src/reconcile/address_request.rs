@@ -29,7 +29,7 @@ pub(super) struct AddressRequest {
 impl AddressRequest {
     /// Applies one of our annotations about addresses. `annotation` is its name as written, which may be an alias.
     pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
-        const SHARING: &str = "a text, equal on all Services that share an address";
+        const SHARING: &str = "any text that is the same on all Services that share an address";
         match ours {
             key::LOAD_BALANCER_IPS => self.read_addresses(read, annotation, value),
             key::ADDRESS_POOL if value.is_empty() => read.invalid(annotation, value, "the name of a pool"),
@@ -94,7 +94,7 @@ impl AddressRequest {
                 "{FIELD} {ip} contradicts the annotation {}: no new address is assigned",
                 key::LOAD_BALANCER_IPS
             );
-            let accepted = "one of the two, or the same address in both";
+            let accepted = "either the field or the annotation, or the same address in both";
             read.push(FIELD, Reason::AllocationFailed, error(what.clone(), accepted));
             self.no_allocation = Some(what);
         }

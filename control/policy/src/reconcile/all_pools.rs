@@ -39,9 +39,8 @@ pub(super) fn all_pools(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<P
                     "spec.addresses",
                     Reason::PoolsOverlap,
                     Diagnostic::warning(format!(
-                        "{range} of AddressPool {name} overlaps {other_range} of pool {other}; an address in both \
-                         follows the rules of the pool in the configuration or, between two AddressPools, of the one \
-                         whose name sorts first"
+                        "{range} of AddressPool {name} overlaps {other_range} of pool {other}; for an address in \
+                         both pools, the pool in the configuration applies, or the AddressPool whose name sorts first"
                     ))
                     .accepting("ranges that do not overlap"),
                 ),

@@ -108,8 +108,10 @@ fn only_on_excluded_nodes(
     let is_excluded = possible.node_weights.is_some()
         && policy == TrafficPolicy::Local
         && at.endpoints.iter().any(may_serve);
-    is_excluded
-        .then(|| "policy Local: no node with an endpoint may be a backend, so packets are dropped".to_owned())
+    is_excluded.then(|| {
+        "policy Local: every node with an endpoint is excluded as a backend, so packets are dropped"
+            .to_owned()
+    })
 }
 
 /// The possible backends that the policy lists, each with everything that determines its state, and the addresses of

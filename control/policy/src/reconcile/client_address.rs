@@ -17,8 +17,8 @@ use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
 /// What to configure for a Service whose clients' addresses are lost.
-pub(super) const ACCEPTED: &str = "in services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding: \
-    nat, dsr-l2 or dsr-ipip if the backends are prepared for it, or fullnat if client addresses need not be kept";
+pub(super) const ACCEPTED: &str = "services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding: nat, \
+    dsr-l2 or dsr-ipip after you prepare the backends, or fullnat to accept that client addresses are lost";
 
 /// The forwarding mode of a Service without an annotation. With `has_proxy_header`, backends receive client addresses
 /// in the PROXY protocol, so packets needn't keep them. With `is_required`, an alias requires that addresses are kept.

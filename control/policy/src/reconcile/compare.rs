@@ -136,7 +136,8 @@ fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
 /// Adds a difference if two values are unequal although they print the same.
 fn or_unequal(mut found: Vec<Difference>, is_same: bool) -> Vec<Difference> {
     if found.is_empty() && !is_same {
-        let [incremental, from_scratch] = ["unequal, although both print the same"; 2].map(str::to_owned);
+        let [incremental, from_scratch] =
+            ["not equal to the other value, although both print the same"; 2].map(str::to_owned);
         found.push(Difference { part: "outcome".to_owned(), incremental, from_scratch });
     }
     found

@@ -48,14 +48,14 @@ pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: 
 /// Reports the total number of findings of a reason.
 fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Finding {
     let what = format!(
-        "Service {} has {count} faults of the kind {reason}; the first {KEPT_MAX} are reported",
+        "Service {} has {count} findings with the reason {reason}; only the first {KEPT_MAX} are reported",
         service.key
     );
     let diagnostic = match worst {
         Severity::Error => Diagnostic::error(what),
         Severity::Warning => Diagnostic::warning(what),
     };
-    let accepted = format!("what the {KEPT_MAX} reported findings name as accepted");
+    let accepted = format!("the values that the {KEPT_MAX} reported findings list as accepted");
     Finding::at(service, "spec", reason, diagnostic.accepting(accepted))
 }
 
@@ -82,14 +82,17 @@ mod tests {
         let of = |reason| kept.iter().filter(|finding| finding.reason == reason).collect::<Vec<_>>();
         assert_eq!(of(Reason::AllocationFailed).len(), 1);
         let [conflict] = of(Reason::Conflict)[..] else { panic!("{kept:?}") };
-        assert!(conflict.diagnostic.what.contains("has 40 faults of the kind Conflict"), "{conflict:?}");
+        assert!(
+            conflict.diagnostic.what.contains("has 40 findings with the reason Conflict"),
+            "{conflict:?}"
+        );
         let refused = of(Reason::EndpointRefused);
         assert_eq!((refused.len(), kept.len()), (KEPT_MAX + 1, KEPT_MAX + 3));
         let last = &refused[KEPT_MAX].diagnostic;
         assert_eq!(
             (last.what.as_str(), last.severity),
             (
-                "Service shop/web has 10000 faults of the kind EndpointRefused; the first 32 are reported",
+                "Service shop/web has 10000 findings with the reason EndpointRefused; only the first 32 are reported",
                 Severity::Warning
             )
         );

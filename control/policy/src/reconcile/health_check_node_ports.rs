@@ -26,7 +26,7 @@ pub(super) fn one_owner_each(
     for (service, listener) in listeners {
         if let Some(owner) = by_port.get(&listener.port) {
             let what = format!(
-                "healthCheckNodePort {} of Service {} is not served: it belongs to Service {}",
+                "healthCheckNodePort {} of Service {} is not served: the port belongs to Service {}",
                 listener.port, listener.service, owner.service
             );
             let diagnostic = Diagnostic::error(what).accepting("a port that no other Service uses");

@@ -115,7 +115,8 @@ impl HealthOptions {
             if let Some(annotation) = &self.timeout_annotation {
                 let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
                 let what = format!(
-                    "health-check timeout {timeout} is longer than the interval {interval}; {interval} is used"
+                    "health-check timeout {timeout} is longer than the interval {interval}; the timeout is reduced to \
+                     {interval}"
                 );
                 read.invalid_at(&annotation_field(annotation), what, "a timeout of at most the interval");
             }

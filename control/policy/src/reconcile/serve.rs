@@ -168,8 +168,8 @@ fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
             continue;
         };
         let what = format!(
-            "address {ip} in the status of Service {} is not served, because a Service has one {family} address: \
-             {other}",
+            "address {ip} in the status of Service {} is not served: a Service has only one {family} address, \
+             and {other} is served",
             service.meta.key
         );
         let diagnostic = Diagnostic::warning(what).accepting(format!("one {family} address in the status"));

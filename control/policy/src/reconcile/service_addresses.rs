@@ -199,7 +199,7 @@ impl<'a> ServiceAddresses<'a> {
             let (why, reason) = if *owner == meta.key {
                 (TAKEN_BY_ITSELF.to_owned(), Reason::PortNotProgrammed)
             } else {
-                (format!("it belongs to Service {owner}"), Reason::Conflict)
+                (format!("the port belongs to Service {owner}"), Reason::Conflict)
             };
             let what = format!("{what} of Service {} is not programmed: {why}", meta.key);
             let diagnostic = Diagnostic::error(what).accepting(accepted);
@@ -209,8 +209,8 @@ impl<'a> ServiceAddresses<'a> {
 }
 
 const TAKEN: &str = "another Service has this port on this address";
-const TAKEN_BY_ITSELF: &str = "the Service already uses this port on this address: for another of its ports, as its \
-    healthCheckNodePort, or because this is its LoadBalancer address";
+const TAKEN_BY_ITSELF: &str = "the Service itself already uses this port on this address: for another port, as its \
+    healthCheckNodePort, or because the address is also its LoadBalancer address";
 
 fn taken() -> PortRefusal {
     PortRefusal::new(RefusalReason::Conflict, TAKEN)

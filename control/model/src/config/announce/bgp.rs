@@ -147,7 +147,7 @@ fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
         let Some(net) = item.network() else { continue };
         let shortest = if net.addr().is_ipv4() { *AGGREGATION_V4.start() } else { *AGGREGATION_V6.start() };
         if i64::from(net.prefix_len()) < shortest {
-            let accepted = format!("a prefix of /{shortest} or longer, with addresses of pools");
+            let accepted = format!("a prefix of /{shortest} or longer that contains addresses of pools");
             item.error(
                 format_args!("the prefix {net} is too short: it contains addresses of other networks"),
                 accepted,

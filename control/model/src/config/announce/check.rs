@@ -39,7 +39,7 @@ pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
             );
         }
         check_families(peer, &own, |what| {
-            error(&field("families"), what, "families of the addresses of dataplane.interfaces");
+            error(&field("families"), what, "families in which dataplane.interfaces has an address");
         });
     }
     let length = config.admin.socket.as_os_str().len();

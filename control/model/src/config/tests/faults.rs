@@ -116,7 +116,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: b, device: d, addresses: [192.0.2.2/32]}",
-        "8:38: error: dataplane.interfaces[1].addresses[0]: 192.0.2.2 is also an address of the interface uplink; accepted: each address on one interface",
+        "8:38: error: dataplane.interfaces[1].addresses[0]: 192.0.2.2 is also an address of the interface uplink; accepted: each address on only one interface",
     ),
     (
         "  routes: [{to: 0.0.0.0/0, via: 198.51.100.1}]",
@@ -168,7 +168,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}], aggregates: ['::/0']}}",
-        "8:78: error: announce.bgp.aggregates[0]: the prefix ::/0 is too short: it contains addresses of other networks; accepted: a prefix of /16 or longer, with addresses of pools",
+        "8:78: error: announce.bgp.aggregates[0]: the prefix ::/0 is too short: it contains addresses of other networks; accepted: a prefix of /16 or longer that contains addresses of pools",
     ),
     (
         "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
@@ -188,7 +188,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  gateway: {prefixes: [10.77.0.0/16]}",
-        "8:24: error: dataplane.gateway.prefixes[0]: 10.77.0.0/16 is in no network of an interface or a route; accepted: a part of a network of \
+        "8:24: error: dataplane.gateway.prefixes[0]: 10.77.0.0/16 is in no network of an interface or of a route other than a default route; accepted: a part of a network of \
          dataplane.interfaces, or of a route other than a default route",
     ),
     (
@@ -231,7 +231,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "source: {}",
-        "8:9: error: source: neither directory nor kubernetes is set; accepted: exactly one of them",
+        "8:9: error: source: neither directory nor kubernetes is set; accepted: either directory or kubernetes",
     ),
     (
         "source: {directory: {path: ''}}",

@@ -86,7 +86,7 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
         lines(&text),
         [
             "gateway.yaml:8:20: warning: dataplane.neighbors[0].ip: 198.51.100.1 is not on-link, so the gateway never uses this entry; accepted: an address in 192.0.2.0/24 (uplink), 2001:db8::/64 (uplink)",
-            "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also an address of the interface uplink: its ports may collide with those of this host; accepted: an address that no interface has",
+            "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also an address of the interface uplink, so SNAT ports may collide with ports of this host; accepted: an address that no interface has",
             "gateway.yaml:12:25: warning: pools[1].addresses[0]: overlaps 203.0.113.0-203.0.113.15 at pools[0].addresses[0]; accepted: ranges that do not overlap",
         ]
     );
@@ -104,7 +104,7 @@ fn duplicate_networks_and_unreachable_addresses_cause_warnings() {
             .collect()
     };
     let lost = "is in no network of an interface, so";
-    let route = "get lost if no router has a route to";
+    let route = "get lost unless routers have a route to";
     let gateway = "through this gateway";
     assert_eq!(
         warned(&text),

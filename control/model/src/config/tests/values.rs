@@ -383,8 +383,8 @@ fn only_regular_files_of_limited_size_are_read_and_nothing_blocks() {
     rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
     std::os::unix::fs::symlink("fifo", at("link")).unwrap();
     std::fs::File::create(at("large")).unwrap().set_len((64 << 20) + 1).unwrap();
-    let list = "a readable regular file of at most 64 MiB, or a link to one";
-    let key = "a readable regular file of at most 4 KiB, or a link to one";
+    let list = "a readable regular file of at most 64 MiB, or a link to such a file";
+    let key = "a readable regular file of at most 4 KiB, or a link to such a file";
     for (name, why) in [
         ("fifo", "it is not a regular file"),
         ("link", "it is not a regular file"),
@@ -429,7 +429,10 @@ fn faults_of_protection_and_of_the_key_name_accepted_values() {
         ("protection: {deny: {prefixes: [10.0.0.1/8]}}", "10.0.0.0/8"),
         ("protection: {deny: [10.0.0.0/8]}", "a mapping"),
         ("selectionKey: {value: '00'}", "32 hexadecimal digits"),
-        ("selectionKey: {value: '000102030405060708090a0b0c0d0e0f', file: /dev/null}", "one of the two"),
+        (
+            "selectionKey: {value: '000102030405060708090a0b0c0d0e0f', file: /dev/null}",
+            "either value or file",
+        ),
         ("selectionKey: {fil: a}", "accepted: file"),
         ("selectionKey: {}", "neither value nor file is given"),
         ("selectionKey: {value: 01020304050607080910111213141508090a0b}", "is not a key"),

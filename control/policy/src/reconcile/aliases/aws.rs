@@ -76,7 +76,7 @@ pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'stat
         return None;
     }
     let why = format!(
-        "{value:?} does not change the defaults of health checks: the defaults of a Classic Load Balancer apply \
+        "health checks use the defaults of a Classic Load Balancer even with {value:?} \
          (a check every {INTERVAL} s with a timeout of {TIMEOUT} s, 2 successes, 6 failures)"
     );
     Some((TYPE, why))
@@ -162,7 +162,10 @@ pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> AliasValue<
 pub(super) fn draining_timeout<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     if annotations.get(DRAINING_ENABLED).map(|v| v.trim()) != Some("true") {
         let why = "aws-load-balancer-connection-draining-enabled is not \"true\"";
-        return AliasValue::Ignored(why.into(), "both annotations, or neither");
+        return AliasValue::Ignored(
+            why.into(),
+            "aws-load-balancer-connection-draining-enabled: true in addition, or no annotation",
+        );
     }
     seconds(key::DRAIN_TIMEOUT, value, 1, 3600)
 }

@@ -162,7 +162,7 @@ fn shared<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
 fn across_namespaces<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ignored(
         "the pool decides whether Services of several namespaces share an address".into(),
-        "shareAcrossNamespaces: true in the pool, without this annotation",
+        "shareAcrossNamespaces: true in the pool, instead of this annotation",
     )
 }
 

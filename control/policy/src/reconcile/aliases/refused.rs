@@ -38,7 +38,7 @@ fn limit() -> AliasValue<'static> {
 pub(super) fn source_ranges_policy<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let denies = Refused(
         "source ranges that deny clients are not supported",
-        "allow, and the admitted ranges in spec.loadBalancerSourceRanges",
+        "allow, with the ranges of admitted clients in spec.loadBalancerSourceRanges",
     );
     one_of(value, &[("allow", Nothing), ("deny", denies)])
 }
@@ -82,7 +82,7 @@ pub(super) fn protocol_ports<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a
 pub(super) fn forwarded_for<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let wanted = Refused(
         "the gateway adds no HTTP headers",
-        "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, without this annotation",
+        "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, instead of this annotation",
     );
     one_of(value, &[("false", Nothing), ("true", wanted)])
 }

@@ -21,7 +21,7 @@ pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasVa
     match boolean(value) {
         Some(true) => AliasValue::Nothing,
         Some(false) => AliasValue::Ignored(
-            "with externalTrafficPolicy Local, a node without endpoints would drop the packets sent to it"
+            "with externalTrafficPolicy Local, only nodes with endpoints are backends; other nodes drop the packets"
                 .into(),
             "true, or externalTrafficPolicy: Cluster",
         ),

@@ -149,7 +149,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     if options.choice.scheduler != config::Scheduler::Maglev
         && annotations.get(key::TABLE_SIZE).is_some_and(|size| config::table_size(size.trim()).is_ok())
     {
-        let why = format!("scheduler {} has no table", options.choice.scheduler.as_str());
+        let why = format!("scheduler {} has no Maglev table", options.choice.scheduler.as_str());
         read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no annotation");
     }
     options.refused.extend(hash::check(&mut read, service, options.choice.scheduler));
@@ -227,7 +227,7 @@ fn choose_flow_tracking(
 fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, options: &Options) {
     let clamp = annotations.get(key::MSS_CLAMP).and_then(|value| config::mss_clamp(value.trim()));
     if options.mode == ForwardingMode::DsrL2 && clamp.is_some_and(|clamp| clamp != MssClamp::Off) {
-        let why = "with forwarding dsr-l2, packets do not grow";
+        let why = "forwarding dsr-l2 adds no header to packets";
         read.ignored(
             key::MSS_CLAMP,
             why,
@@ -293,17 +293,17 @@ const fn idle_max(protocol: Protocol) -> Duration {
 fn tracks_always(service: &Service, settings: &Settings, options: &Options) -> Option<&'static str> {
     let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
     if !options.mode.is_dsr() {
-        Some("NAT modes need an entry for each flow")
+        Some("NAT modes need a flow-table entry for each flow")
     } else if options.choice.scheduler != config::Scheduler::Rendezvous {
         Some("only scheduler rendezvous knows the former backend of a flow")
     } else if service.session_affinity.is_some() {
-        Some("sessionAffinity: ClientIP needs an entry for each client")
+        Some("sessionAffinity: ClientIP needs a flow-table entry for each client")
     } else if !options.choice.slow_start.is_zero() {
-        Some("with slow start, the backends of flows change at each step")
+        Some("slow start changes the backends of flows at each step")
     } else if options.limits.limits_new_flows() {
-        Some("connection limits need an entry for each flow")
+        Some("connection limits need a flow-table entry for each flow")
     } else if has_udp && settings.network.source_rate.is_some() {
-        Some("protection.newConnections needs an entry for each UDP flow")
+        Some("protection.newConnections needs a flow-table entry for each UDP flow")
     } else {
         None
     }

@@ -317,7 +317,7 @@ fn nodes_count_as_backends_with_target_node() {
 /// The number of findings, and the texts of those that say how many there are.
 fn reported(outcome: &Outcome) -> (usize, Vec<&str>) {
     let texts = outcome.findings.iter().map(|finding| finding.diagnostic.what.as_str());
-    (outcome.findings.len(), texts.filter(|what| what.contains(" faults of the kind ")).collect())
+    (outcome.findings.len(), texts.filter(|what| what.contains(" findings with the reason ")).collect())
 }
 
 #[test]
@@ -330,20 +330,20 @@ fn only_the_first_of_many_faults_and_their_number_are_reported() {
     slices.push(slice("near", "web", &port, vec![endpoint("10.0.1.1")]));
     let outcome = World::new(vec![web], slices).look();
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
-    let endpoints =
-        "Service default/web has 3000 faults of the kind EndpointRefused; the first 32 are reported";
+    let endpoints = "Service default/web has 3000 findings with the reason EndpointRefused; only the first 32 are \
+                     reported";
     assert_eq!(reported(&outcome), (33, vec![endpoints]));
 
     let mut web = service("web");
     web.meta.annotations.extend((0..1_000).map(|n| (format!("tidegate.dev/x{n}"), "x".to_owned())));
     let annotations =
-        "Service default/web has 1000 faults of the kind InvalidValue; the first 32 are reported";
+        "Service default/web has 1000 findings with the reason InvalidValue; only the first 32 are reported";
     assert_eq!(reported(&World::new(vec![web], vec![]).look()), (33, vec![annotations]));
 
     let mut denied = external("web", "192.0.2.1");
     denied.external_ips = (0..1_000_u32).map(|n| std::net::Ipv4Addr::from(0x0a80_0000 + n).into()).collect();
-    let addresses =
-        "Service default/web has 1000 faults of the kind ExternalIPDenied; the first 32 are reported";
+    let addresses = "Service default/web has 1000 findings with the reason ExternalIPDenied; only the first 32 are \
+                     reported";
     assert_eq!(reported(&World::new(vec![denied], vec![]).look()), (33, vec![addresses]));
 }
 

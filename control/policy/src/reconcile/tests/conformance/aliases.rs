@@ -588,7 +588,13 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str, Serves, &str)] = &[
         "one IPv4 address, one IPv6 address",
     ),
     ("metallb", "metallb.io/address-pool", "", Serves::Default, "the name of a pool"),
-    ("metallb", "metallb.io/allow-shared-ip", "", Serves::Default, "a text, equal on all Services"),
+    (
+        "metallb",
+        "metallb.io/allow-shared-ip",
+        "",
+        Serves::Default,
+        "any text that is the same on all Services",
+    ),
     (
         "metallb",
         "metallb.universe.tf/loadBalancerIPs",
@@ -597,11 +603,29 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str, Serves, &str)] = &[
         "one IPv4 address, one IPv6 address",
     ),
     ("metallb", "metallb.universe.tf/address-pool", "", Serves::Default, "the name of a pool"),
-    ("metallb", "metallb.universe.tf/allow-shared-ip", "", Serves::Default, "a text, equal on all Services"),
+    (
+        "metallb",
+        "metallb.universe.tf/allow-shared-ip",
+        "",
+        Serves::Default,
+        "any text that is the same on all Services",
+    ),
     ("cilium", "lbipam.cilium.io/ips", "a", Serves::NoAddress, "one IPv4 address, one IPv6 address"),
-    ("cilium", "lbipam.cilium.io/sharing-key", "", Serves::Default, "a text, equal on all Services"),
+    (
+        "cilium",
+        "lbipam.cilium.io/sharing-key",
+        "",
+        Serves::Default,
+        "any text that is the same on all Services",
+    ),
     ("cilium", "io.cilium/lb-ipam-ips", "a", Serves::NoAddress, "one IPv4 address, one IPv6 address"),
-    ("cilium", "io.cilium/lb-ipam-sharing-key", "", Serves::Default, "a text, equal on all Services"),
+    (
+        "cilium",
+        "io.cilium/lb-ipam-sharing-key",
+        "",
+        Serves::Default,
+        "any text that is the same on all Services",
+    ),
     ("kube-vip", "kube-vip.io/loadbalancerIPs", "a", Serves::NoAddress, "one IPv4 address, one IPv6 address"),
 ];
 

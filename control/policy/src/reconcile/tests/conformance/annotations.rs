@@ -70,7 +70,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::BGP_MED, "low", "from 0 to 4294967295"),
     (key::BGP_PREPENDS, "11", "from 0 to 10"),
     (key::ADDRESS_POOL, "", "the name of a pool"),
-    (key::ALLOW_SHARED_IP, " ", "a text, equal on all Services that share an address"),
+    (key::ALLOW_SHARED_IP, " ", "any text that is the same on all Services that share an address"),
     (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, sctp, none"),
     (key::HEALTH_PORT, "0", "a port number, 1 to 65535"),
     (key::HEALTH_PORT, "65536", "a port number, 1 to 65535"),
@@ -360,7 +360,7 @@ fn a_table_size_is_251_to_655373_and_has_no_effect_without_a_table() {
         assert_eq!((reason, outcome.spec.clone()), (Reason::InvalidValue, plain().spec));
         assert_eq!(
             what,
-            "annotation tidegate.dev/table-size has no effect: scheduler rendezvous has no table"
+            "annotation tidegate.dev/table-size has no effect: scheduler rendezvous has no Maglev table"
         );
         assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no annotation");
     }
@@ -379,10 +379,10 @@ fn flow_tracking_on_change_needs_a_service_that_works_without_entries() {
     assert_eq!(only(&plain()).flow_tracking, FlowTracking::Always);
     let sticky = dsr(&[]).replace("spec:\n", "spec:\n  sessionAffinity: ClientIP\n");
     for (yaml, why) in [
-        (annotated_web(&[on_change]), "NAT modes need an entry for each flow"),
+        (annotated_web(&[on_change]), "NAT modes need a flow-table entry for each flow"),
         (dsr(&[(key::SCHEDULER, "maglev")]), "only scheduler rendezvous knows the former backend of a flow"),
-        (sticky, "sessionAffinity: ClientIP needs an entry for each client"),
-        (dsr(&[(key::SLOW_START, "30s")]), "with slow start, the backends of flows change at each step"),
+        (sticky, "sessionAffinity: ClientIP needs a flow-table entry for each client"),
+        (dsr(&[(key::SLOW_START, "30s")]), "slow start changes the backends of flows at each step"),
     ] {
         let outcome = Both::new(&yaml).look();
         assert_eq!(only(&outcome).flow_tracking, FlowTracking::Always);
@@ -788,7 +788,10 @@ fn unsupported_health_checks_are_named_and_others_continue() {
         assert!(!accepted.is_empty());
     }
     let outcome = annotated_with(key::HEALTH_TIMEOUT, "5s");
-    assert_eq!(finding(&outcome).1, "health-check timeout 5s is longer than the interval 2s; 2s is used");
+    assert_eq!(
+        finding(&outcome).1,
+        "health-check timeout 5s is longer than the interval 2s; the timeout is reduced to 2s"
+    );
     assert_eq!(outcome.targets.first().expect("one").probe.rules.timeout.as_secs(), 2, "it is reduced");
 }
 

@@ -124,7 +124,13 @@ fn connection_draining_has_a_timeout_if_enabled() {
     let alone = aws(&[("connection-draining-timeout", "60")]).look();
     let (reason, what, accepted) = finding(&alone);
     assert!(what.contains("connection-draining-enabled is not \"true\""), "{what}");
-    assert_eq!((reason, accepted), (Reason::AliasIgnored, "both annotations, or neither"));
+    assert_eq!(
+        (reason, accepted),
+        (
+            Reason::AliasIgnored,
+            "aws-load-balancer-connection-draining-enabled: true in addition, or no annotation"
+        )
+    );
 }
 
 #[test]

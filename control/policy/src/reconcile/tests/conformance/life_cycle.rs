@@ -51,7 +51,11 @@ fn the_annotation_overrides_load_balancer_ip_and_a_conflict_is_an_error() {
                          tidegate.dev/load-balancer-ips: no new address is assigned";
     assert_eq!(
         finding(&outcome),
-        (Reason::AllocationFailed, contradiction, "one of the two, or the same address in both")
+        (
+            Reason::AllocationFailed,
+            contradiction,
+            "either the field or the annotation, or the same address in both"
+        )
     );
     assert_eq!(pending(&outcome, "web"), Some(contradiction));
 }

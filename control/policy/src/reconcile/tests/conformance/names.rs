@@ -195,7 +195,7 @@ fn an_unserved_second_address_in_the_status_is_reported() {
     assert_eq!(reason, Reason::StatusAddressNotServed);
     assert_eq!(
         what,
-        "address 203.0.113.6 in the status of Service default/web is not served, because a Service has one IPv4 \
-         address: 203.0.113.5"
+        "address 203.0.113.6 in the status of Service default/web is not served: a Service has only one IPv4 \
+         address, and 203.0.113.5 is served"
     );
 }

@@ -189,7 +189,7 @@ fn a_contested_node_port_belongs_to_the_service_created_first() {
     assert_eq!(conflict.reason, Reason::Conflict);
     assert_eq!(
         conflict.diagnostic.what,
-        "node port 30080 of port http of Service default/a is not programmed: it belongs to Service default/web"
+        "node port 30080 of port http of Service default/a is not programmed: the port belongs to Service default/web"
     );
     let loser = api.services.iter().find(|s| s.name == "a").expect("it is shown");
     let refusal = loser.ports[0].refused.as_ref().expect("it is another's");
