@@ -541,7 +541,7 @@ fn explain_queries_the_daemon_without_a_configuration() {
     let question = "explain --proto udp --src [2001:db8::9]:1000 --dst [2001:db8::1]:53";
     let explained = lab.shown(question);
     assert!(
-        explained.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, with snapshot 7\n"),
+        explained.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, with snapshot generation 7\n"),
         "{explained}"
     );
     assert!(explained.ends_with("=> punt (not_ours)\n"), "{explained}");

@@ -504,8 +504,9 @@ impl<S: FrameSource> SlowPath<S> {
                         tracing::warn!(
                             interface,
                             mac,
-                            "other stations claim many addresses of the gateway: for up to 10 s, more claims by this \
-                             station or on this interface are answered and counted, but not logged"
+                            "stations claim many addresses of the gateway: for up to 10 s, further claims by this station or \
+                             on this interface are not logged; they are still counted, and announced addresses are \
+                             still defended"
                         );
                     }
                 }

@@ -77,7 +77,7 @@ fn facts(status: &Status) -> String {
         let objects =
             if status.source.from_disk { "the objects saved on disk" } else { "the last known objects" };
         let why = last_error.as_deref().unwrap_or("no answer yet");
-        fact("Source lost", format!("since {since}, forwarding with {objects}: {why}"));
+        fact("Source lost", format!("since {since} ({why}); forwarding with {objects}"));
     }
     if let Some(why) = last_error.as_ref().filter(|_| status.source.connected) {
         fact("Source lacks", why.clone());

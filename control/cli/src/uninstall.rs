@@ -148,8 +148,8 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
     }
     if *holds_lease {
         line(format!(
-            "The {lease} (holder {UNINSTALLED}) prevents gateways from writing to the cluster. If you delete \
-             deploy/kubernetes/base, the Lease is deleted, too. To let the gateways write again, delete only the Lease."
+            "The {lease} (holder {UNINSTALLED}) prevents gateways from writing to the cluster. Deleting \
+             deploy/kubernetes/base also deletes the Lease. To let the gateways write again, delete only the Lease."
         ));
     }
     text

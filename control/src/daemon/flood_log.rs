@@ -90,7 +90,7 @@ fn write(events: &[FloodEvent]) {
     if let Some(more) = events.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
         tracing::warn!(
             more,
-            "SYN floods at more service ports started or ended; `tidegate services` lists them"
+            "SYN floods started or ended at more service ports; `tidegate services` shows the current ones"
         );
     }
 }

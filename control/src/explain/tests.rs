@@ -607,7 +607,9 @@ fn text_and_json_agree() {
     let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let answer = explained(&spec, "203.0.113.1:80");
     let text = answer.to_string();
-    assert!(text.starts_with("TCP 198.51.100.7:40000 -> 203.0.113.1:80, with snapshot 7\n 1. destination  "));
+    assert!(text.starts_with(
+        "TCP 198.51.100.7:40000 -> 203.0.113.1:80, with snapshot generation 7\n 1. destination  "
+    ));
     assert!(text.ends_with("=> transmit (forward) to 10.0.0.1:80\n"));
     let json = serde_json::to_string(&answer).expect("plain values");
     assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), answer);

@@ -318,7 +318,9 @@ fn a_reduced_device_mtu_is_restored_and_full_frames_pass() {
         on_gateway(&world.lab, &format!("link set eth0 mtu {smaller}"));
         world.wait_until("the MTU that is configured", || mtu().then_some(()));
     }
-    assert!(world.gateway().log().contains("the MTU of the device was too small: restored"));
+    assert!(
+        world.gateway().log().contains("the MTU of the device was too small, so the gateway restored it")
+    );
     wait_until_ready(&world);
     assert_alive("after the MTU was set back", &mut open);
 }

@@ -205,7 +205,7 @@ impl Store {
                 Ok(all) => ports.extend(all.into_iter().map(|port| (port.key, port))),
                 Err(error) => tracing::warn!(
                     path = %earlier.path.display(), %error,
-                    "cannot read the backends of an earlier process: flows of removed backends are lost"
+                    "cannot read the backends saved by an earlier process: flows to backends removed since then are lost"
                 ),
             }
         }

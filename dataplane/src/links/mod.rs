@@ -403,7 +403,12 @@ impl Links {
     /// Logs that the MTU of this interface's device was smaller than the one in use, and was restored.
     pub(crate) fn mtu_restored(&self, interface: usize, from: u32, to: u16) {
         let name = self.table().get(interface).map(|link| link.name.clone());
-        tracing::warn!(interface = name, from, to, "the MTU of the device was too small: restored");
+        tracing::warn!(
+            interface = name,
+            from,
+            to,
+            "the MTU of the device was too small, so the gateway restored it"
+        );
     }
 
     /// Records that the MAC address of this interface's device (first) is not the one in use (second); `None` if it is.

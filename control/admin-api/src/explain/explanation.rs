@@ -129,7 +129,7 @@ impl fmt::Display for Explanation {
     /// Writes the steps, one per line, then the verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Packet { protocol, source, destination } = self.packet;
-        writeln!(f, "{protocol} {source} -> {destination}, with snapshot {}", self.generation)?;
+        writeln!(f, "{protocol} {source} -> {destination}, with snapshot generation {}", self.generation)?;
         let width = self.steps.iter().map(|s| s.step.len()).max().unwrap_or(0);
         for (n, step) in self.steps.iter().enumerate() {
             writeln!(f, "{:>2}. {:width$}  {}", n + 1, step.step, step.found)?;

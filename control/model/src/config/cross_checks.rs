@@ -395,7 +395,7 @@ impl Check<'_> {
                 self.error(
                     &field,
                     what,
-                    "a network of an address family that dataplane.snatAddresses contains",
+                    "a network of a family that has an address in dataplane.snatAddresses",
                 );
             }
         }

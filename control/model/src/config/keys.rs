@@ -414,7 +414,7 @@ pub const KEYS: &[Key] = &[
         "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same secret."),
     of_file("flowSharing.key.file", "path, relative to this file", "A file that contains the secret instead, such as a mounted Secret."),
     key("flowSharing.acceptKey.value", "64 hexadecimal digits", Words("none"), "1f1e1d1c1b1a191817161514131211100f0e0d0c0b0a09080706050403020100", Reload,
-        "Another secret that other gateways may use, so that the secret of a fleet can be changed \
+        "A second secret with which messages of other gateways are accepted, so that the secret of a fleet can be changed \
          ([flow-sharing.md](flow-sharing.md#change-the-key))."),
     of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains this secret instead."),
     key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,

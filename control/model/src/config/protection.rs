@@ -154,7 +154,7 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
         path.display(),
         nets.len()
     );
-    field.warning(what, "a readable file without faults, then SIGHUP");
+    field.warning(what, "a readable file without errors, then SIGHUP");
     files.copied.borrow_mut().push(path.to_owned());
     nets
 }

@@ -147,7 +147,7 @@ impl Files {
                     others => format!(" and {others} more"),
                 };
                 format!(
-                    "the file has errors; the last good state of {} {}{others}, from before {}, stays in use",
+                    "the file has errors; the gateway keeps using the version of {} {}{others} from before {}",
                     first.kind(),
                     first.meta().key,
                     shown(Some(since))

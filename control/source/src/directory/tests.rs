@@ -488,7 +488,7 @@ fn an_invalid_file_keeps_its_last_good_state_and_others_change() {
     assert_eq!(port_of(&bad.objects, "a"), Some(80));
     let stale: Vec<&PathBuf> = bad.stale.iter().map(|s| &s.path).collect();
     assert_eq!(stale, [&a]);
-    let text = "the file has errors; the last good state of Service default/a, from before 20";
+    let text = "the file has errors; the gateway keeps using the version of Service default/a from before 20";
     assert!(bad.report.to_string().contains(text), "{}", bad.report);
 
     write(&b, &service("b", 81));
@@ -521,7 +521,7 @@ fn an_invalid_object_does_not_delay_the_others_of_its_file() {
     write(&a, &format!("---\n{}---\nkind: [Service\n", service("front", 82)));
     let cut = wait(&watch, "the cut file", |u| port_of(&u.objects, "front") == Some(82));
     assert_eq!(ports(&cut), [Some(82), Some(80), Some(81)]);
-    let text = "the last good state of Service default/rear and 1 more, from before 20";
+    let text = "the gateway keeps using the version of Service default/rear and 1 more from before 20";
     assert!(cut.report.to_string().contains(text), "{}", cut.report);
 
     // An object that another file now defines is not kept from the old one.

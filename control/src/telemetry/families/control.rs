@@ -159,7 +159,7 @@ fn source(page: &mut Exposition, source: &SourceState) {
     let help = "1 while the gateway forwards with objects that it read from disk at the start, because the API server \
                 has not answered yet; else 0.";
     page.gauge("tidegate_source_from_disk", help, []).sample([], source.from_disk);
-    let help = "Files with saved objects that could not be used at the start.";
+    let help = "Files with saved objects that could not be used at startup.";
     page.counter("tidegate_source_corrupt_files_total", help, []).sample([], source.corrupt_files);
     let help = "Objects that vanished from the API server or went back to an older version there; the gateway keeps \
                 its copies for apiLossGrace.";
