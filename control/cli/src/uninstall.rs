@@ -128,7 +128,7 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
     let mut line = |words: String| text.push_str(&(words + "\n"));
     let objects = if *released == 1 { "1 object".to_owned() } else { format!("{released} objects") };
     if options.dry_run {
-        line(format!("dry run: {objects} would be released, nothing was changed"));
+        line(format!("dry run: {objects} would be released; nothing was changed"));
         remaining.iter().for_each(|one| line(format!("error: the API server would refuse {one}")));
         if !running.is_empty() {
             line(format!("running gateways: {}", running.join(", ")));

@@ -96,7 +96,7 @@ impl AddressFile {
                         services,
                         lost = read.lost,
                         path = %self.path.display(),
-                        "part of the address file is damaged: Services in the lost lines get new addresses"
+                        "part of the address file is damaged: Services in the lost lines may get other addresses"
                     );
                 }
                 self.saved = Arc::new(read.allocations);
@@ -104,7 +104,7 @@ impl AddressFile {
             Err(error) => tracing::warn!(
                 path = %self.path.display(),
                 %error,
-                "cannot read the addresses of the previous run: Services get new addresses"
+                "cannot read the addresses of the previous run: Services may get other addresses"
             ),
         }
         Arc::clone(&self.saved)

@@ -33,7 +33,7 @@ pub struct FlowSharingConfig {
     pub key: Option<FlowSharingKey>,
     /// `acceptKey`: another key that other gateways may use.
     pub accept_key: Option<FlowSharingKey>,
-    /// `rateMax`: the maximum number of datagrams with flows per second, to all peers together. Default 20000.
+    /// `rateMax`: how many datagrams with flows are sent per second at most, to all peers together. Default 20000.
     pub rate_max: u32,
 }
 

@@ -418,8 +418,8 @@ pub const KEYS: &[Key] = &[
          ([flow-sharing.md](flow-sharing.md#change-the-key))."),
     of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains this secret instead."),
     key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,
-        "The maximum number of datagrams with flows per second, to all peers together. A datagram has at most 1200 \
-         bytes: about 30 flows."),
+        "How many datagrams with flows the gateway sends per second at most, to all peers together. A datagram has at \
+         most 1200 bytes: about 30 flows."),
 
     key("selfCheck.enabled", "boolean", Value("true"), "false", Reload,
         "Periodically compare incremental results with results that are computed from scratch, in the background \

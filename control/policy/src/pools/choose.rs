@@ -160,7 +160,7 @@ impl Allocation {
         let first = self.reserved.keys().filter(|_| reserved > 0).find(is_in);
         match first.map(|ip| (ip, &self.reserved[ip])) {
             Some((ip, owner)) => format!(
-                "pool {} is full: {reserved} of its addresses cannot be assigned, such as {ip}, which is {owner}",
+                "pool {} is full; {reserved} of its addresses cannot be assigned, such as {ip}, which is {owner}",
                 pool.name
             ),
             None => format!("pool {} is full", pool.name),

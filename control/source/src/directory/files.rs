@@ -314,7 +314,7 @@ fn identity(object: &Object) -> (&'static str, &ObjectKey) {
 /// Formats a time for a message.
 fn shown(time: Option<SystemTime>) -> String {
     let time = time.and_then(|time| jiff::Timestamp::try_from(time).ok());
-    time.map_or_else(|| "a time out of range".to_owned(), |time| time.strftime("%FT%TZ").to_string())
+    time.map_or_else(|| "a time after the year 9999".to_owned(), |time| time.strftime("%FT%TZ").to_string())
 }
 
 /// The contents of the file, or why they can't be read.
