@@ -218,7 +218,7 @@ impl Drains {
         if trouble != self.trouble {
             match &trouble {
                 Some(trouble) => tracing::error!("{trouble}"),
-                None => tracing::info!("saved the list of drained targets again"),
+                None => tracing::info!("saved the list of drained targets after an earlier failure"),
             }
             self.trouble = trouble;
         }

@@ -2,7 +2,7 @@
 
 /// No flow can be evicted for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("every flow that could be evicted is established and in use")]
+#[error("no flow can be evicted: all candidates are established and in use")]
 pub struct Full;
 
 /// Why a pair was not inserted.
@@ -12,7 +12,7 @@ pub enum PairError {
     #[error("the replies would look like those of another flow")]
     Conflict,
     /// See [`Full`].
-    #[error("every flow that could be evicted is established and in use")]
+    #[error("no flow can be evicted: all candidates are established and in use")]
     Full,
     /// The service has reached its share of a full table, and none of its flows near the new one can be evicted.
     #[error("the service has reached its share of a full table")]

@@ -135,10 +135,10 @@ pub enum BackendProblem {
         mode: ForwardingMode,
     },
     /// `fullnat` has no source address of the family.
-    #[error("snatAddresses has no address of its family")]
+    #[error("dataplane.snatAddresses has no address of the backend's family")]
     NoSnatAddress,
     /// A tunnel has no outer source address of the family.
-    #[error("tunnelSource has no address of its family")]
+    #[error("dataplane.tunnelSource has no address of the backend's family")]
     NoTunnelSource,
     /// Packets would return to the gateway.
     #[error("its address belongs to the gateway")]

@@ -272,7 +272,7 @@ impl TableMemory for Provider<'_> {
             Err(error) => {
                 tracing::warn!(
                     worker, table = table.as_str(), %error,
-                    "cannot map memory for a flow table: the table is on the heap"
+                    "cannot map memory for a flow table: allocating the table on the heap instead"
                 );
                 self.memory.is_on_heap.store(true, Ordering::Relaxed);
                 return None;

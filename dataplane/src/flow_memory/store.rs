@@ -224,7 +224,9 @@ impl Store {
             Err(error) if was_whole => {
                 tracing::warn!(%error, "cannot record new Services, backends and weights: their flows will be lost on a restart");
             }
-            Ok(()) if !was_whole => tracing::info!("all Services and backends are recorded again"),
+            Ok(()) if !was_whole => tracing::info!(
+                "all Services, backends and weights are recorded again: their flows will survive a restart"
+            ),
             _ => {}
         }
     }

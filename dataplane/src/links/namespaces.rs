@@ -25,7 +25,9 @@ const ALL_PROCESSES: &str = "pid:[4026531836]";
 pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
     let (proc, first) = (Path::new("/proc"), Path::new("/proc/1"));
     if fs::read_link(proc.join("self/ns/pid"))? != Path::new(ALL_PROCESSES) {
-        return Err(io::Error::other("this process is in its own PID namespace"));
+        return Err(io::Error::other(
+            "this process is in its own PID namespace and cannot see all processes",
+        ));
     }
     let mut search = Search { left: candidates, mounts: HashSet::new() };
     for process in numbered(proc)? {

@@ -250,8 +250,8 @@ pub const KEYS: &[Key] = &[
     key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
     key("protection.synCookies", "`off`, `auto`, `always`", Value("auto"), "always", Reload,
         "When the gateway answers a new TCP connection of a `nat` or `fullnat` Service with a SYN cookie and creates \
-         no flow yet ([floods.md](floods.md#syn-cookies)). `off`: never. `auto`: while a worker has many unanswered \
-         handshakes of the Service. `always`: for every connection."),
+         no flow yet ([floods.md](floods.md#syn-cookies)). `off`: never. `auto`: while a worker has many incomplete \
+         handshakes of the service port. `always`: for every connection."),
 
     key("selectionKey.value", "32 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f", Reload,
         "A secret that influences the choice of a backend, so that clients cannot choose their backend ([selection.md](selection.md#a-secret-for-the-choice)). \

@@ -202,7 +202,9 @@ impl Allocation {
                 "another address for that gateway",
             ),
             ReservedBy::Router => (
-                format!("address {address} belongs to a router or a fixed neighbour of the gateway"),
+                format!(
+                    "address {address} belongs to a router or neighbour in dataplane.routes or dataplane.neighbors"
+                ),
                 "a pool without the addresses of routers and neighbours",
             ),
             ReservedBy::OtherLoadBalancer(other) => (

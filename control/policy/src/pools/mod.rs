@@ -122,7 +122,9 @@ impl std::fmt::Display for ReservedBy {
             Self::OtherGateway(name) => write!(f, "an address of gateway {name}"),
             Self::Node(name) => write!(f, "an address of node {name}"),
             Self::ApiServer => f.write_str("an address of the API server"),
-            Self::Router => f.write_str("an address of a router or a fixed neighbour of the gateway"),
+            Self::Router => {
+                f.write_str("an address of a router or neighbour in dataplane.routes or dataplane.neighbors")
+            }
             Self::OtherLoadBalancer(service) => {
                 write!(f, "an address of Service {service}, which another load balancer serves")
             }

@@ -84,8 +84,8 @@ pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option
         service.meta.key,
         named.join(", ")
     );
-    let accepted = "endpoints on the gateway's links, behind its routes or in the podCIDRs of their node; or \
-                    health.allowedNetworks with their networks";
+    let accepted = "the networks of these endpoints in health.allowedNetworks; without this key, also endpoints in \
+                    a network of dataplane.interfaces or dataplane.routes, or in the podCIDRs of their node";
     let diagnostic = Diagnostic::warning(what).accepting(accepted);
     Some(Finding::at(&service.meta, "spec", Reason::HealthCheckNotAllowed, diagnostic))
 }

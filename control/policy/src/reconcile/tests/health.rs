@@ -183,9 +183,9 @@ fn endpoints_outside_the_networks_of_backends_are_not_checked() {
     );
     assert_eq!(outcome.findings[0].reason, Reason::HealthCheckNotAllowed);
     let reported = "warning: endpoints of Service default/web are not health-checked and count as healthy, because the \
-                operator does not allow checks in their networks: 10.9.1.7, 192.0.2.80; accepted: endpoints on the gateway's \
-                links, behind its routes or in the podCIDRs of their node; or health.allowedNetworks with their \
-                networks";
+                operator does not allow checks in their networks: 10.9.1.7, 192.0.2.80; accepted: the networks of \
+                these endpoints in health.allowedNetworks; without this key, also endpoints in a network of \
+                dataplane.interfaces or dataplane.routes, or in the podCIDRs of their node";
     assert_eq!(messages(&outcome), [reported]);
 
     // The Pod networks of a node are allowed for the endpoints on it.

@@ -94,8 +94,8 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
         ("10.0.2.1", "an address of the API server"),
         ("10.0.2.3", "an address of the API server"),
         ("10.0.2.4", "an address of the API server"),
-        ("10.0.0.254", "an address of a router or a fixed neighbour of the gateway"),
-        ("10.0.0.253", "an address of a router or a fixed neighbour of the gateway"),
+        ("10.0.0.254", "an address of a router or neighbour in dataplane.routes or dataplane.neighbors"),
+        ("10.0.0.253", "an address of a router or neighbour in dataplane.routes or dataplane.neighbors"),
         ("10.0.0.252", "an address of a peer in announce.bgp, flowSharing or dataplane.tunnelPeers"),
     ] {
         let both = Both::new(&(external(address, "") + cluster)).with(|world| {
