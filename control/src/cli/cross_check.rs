@@ -145,7 +145,7 @@ fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
             return None;
         }
         let (key, field) = (&service.meta.key, "spec.selector");
-        let what = format!("Service {key} has no endpoint, so clients get no answer");
+        let what = format!("Service {key} has no endpoint, so its clients are not served");
         let accepted = format!(
             "an EndpointSlice of namespace {} with endpoints and the label kubernetes.io/service-name: {}",
             key.namespace, key.name

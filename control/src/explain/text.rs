@@ -36,7 +36,7 @@ pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot
         Some(AddressKind::Tunnel) => format!("{ip} is an address of dataplane.tunnelSource"),
         Some(AddressKind::Own(at)) => {
             let name = snapshot.interface(at).map_or("?", |i| i.name.as_str());
-            format!("{ip} is the gateway's own, of interface {name}")
+            format!("{ip} is the gateway's own address on interface {name}")
         }
         None => format!("{ip} is not an address of the gateway"),
     }

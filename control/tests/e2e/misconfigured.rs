@@ -200,7 +200,7 @@ fn a_snat_address_that_is_not_routed_back_is_named() {
     let route = format!("route add {snat}/32 via {NOBODY}");
     setup.lab.server(1).namespace().ip_batch_of(Family::V4, &route).unwrap();
     let _client = setup.client();
-    setup.finds("NoReplies", &[&format!("doesn't route the SNAT address {snat} to this gateway")]);
+    setup.finds("NoReplies", &[&format!("doesn't route {snat} (dataplane.snatAddresses) to this gateway")]);
 }
 
 #[test]

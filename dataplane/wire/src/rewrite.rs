@@ -24,7 +24,7 @@ pub struct Endpoint {
 /// The packet is the first fragment of an SCTP packet whose ports or parameters would change. The gateway can't update
 /// the CRC, because it also covers bytes in other fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the checksum of a fragmented SCTP packet cannot be kept when the packet changes")]
+#[error("the checksum of a fragmented SCTP packet cannot be updated when the gateway changes the packet")]
 pub struct SctpFragment;
 
 /// Replaces source and/or destination in the IP header and in TCP, UDP and SCTP ports. In later fragments it replaces

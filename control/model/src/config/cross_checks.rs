@@ -395,7 +395,7 @@ impl Check<'_> {
                 self.error(
                     &field,
                     what,
-                    "a network of a family that has an address in dataplane.snatAddresses",
+                    "a network of the same family as an address in dataplane.snatAddresses",
                 );
             }
         }

@@ -156,7 +156,7 @@ pub(super) fn identity(kind: &Kind, node: &Node) -> Result<Identity, String> {
     let metadata = node.entry("metadata").map(|e| &e.node);
     let text = |key| metadata?.entry(key)?.node.text();
     let name = text("name").filter(|n| !n.is_empty());
-    let name = name.ok_or_else(|| format!("a {} without a name", kind.name))?;
+    let name = name.ok_or_else(|| format!("an object of kind {} without a name", kind.name))?;
     let version = text("resourceVersion").map_or(0, version_number);
     let uid = text("uid").unwrap_or_default().into();
     Ok(Identity { key: ObjectKey::new(text("namespace").unwrap_or_default(), name), uid, version })

@@ -213,7 +213,7 @@ fn likely_cause(stats: &ServiceStats, seen: &Seen<'_>) -> (String, String) {
                 seen.snat.iter().flatten().filter(family).map(ToString::to_string).collect();
             let snat = snat.join(", ");
             (
-                format!("the backends' network doesn't route the SNAT address {snat} to this gateway"),
+                format!("the backends' network doesn't route {snat} (dataplane.snatAddresses) to this gateway"),
                 format!("a route to {snat} through this gateway, or a SNAT address on the backends' link"),
             )
         }

@@ -207,7 +207,8 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  gateway: {forward: routes, prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/26]}",
-        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; accepted: a network of a family that has an address in dataplane.snatAddresses",
+        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; \
+         accepted: a network of the same family as an address in dataplane.snatAddresses",
     ),
     (
         "  oversized: drop",

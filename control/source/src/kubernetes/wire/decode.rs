@@ -187,7 +187,10 @@ impl<'de> Visitor<'de> for PageOf {
         }
         // Without a version it is not a list but, for example, a Status. An empty list may omit `items`.
         if page.version.is_empty() {
-            return Err(serde::de::Error::custom(format!("no {}List with a resourceVersion", self.0.name)));
+            return Err(serde::de::Error::custom(format!(
+                "not a {}List with a resourceVersion",
+                self.0.name
+            )));
         }
         Ok(page)
     }
