@@ -107,7 +107,7 @@ impl Controller {
         if let [first, rest @ ..] = &lists.copied[..] {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
             let why = format!(
-                "the list of prefixes has faults, so the last valid version is used: {}{more}",
+                "a list of prefixes is unreadable or has errors, so its last valid version is used: {}{more}",
                 first.display()
             );
             tracing::error!("{why}");

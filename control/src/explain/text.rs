@@ -166,7 +166,10 @@ pub(super) fn flow(known: Option<KnownFlow>, still_there: bool, silent_workers: 
         None => "not known: treated as the first packet of a flow (TCP: the SYN)".to_owned(),
         Some(flow) if still_there => format!("known: it stays at backend {}", flow.backend),
         Some(flow) => {
-            format!("known, but no longer tied to its backend {}: a new backend is chosen", flow.backend)
+            format!(
+                "known, but its backend {} was removed or, with UDP, is down: a new backend is chosen",
+                flow.backend
+            )
         }
     }
 }

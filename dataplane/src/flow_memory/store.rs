@@ -169,7 +169,7 @@ impl Store {
             let opened = if at < RUNS_MAX {
                 Earlier::open(&path)
             } else {
-                Err("the gateway has restarted too often since then".to_owned())
+                Err(format!("only the flows of the last {RUNS_MAX} processes are restored"))
             };
             match opened {
                 Ok(Some(one)) => {

@@ -41,7 +41,7 @@ pub fn gre_key(word: &str) -> Option<Option<u32>> {
 }
 
 /// The values that [`dscp`] accepts.
-pub const DSCP_ACCEPTED: &str = "1 to 63, different for each VIP of a backend";
+pub const DSCP_ACCEPTED: &str = "1 to 63, different for VIPs that share a backend";
 
 /// Reads a DSCP (RFC 2474 section 3). 0 is the DSCP of packets without a mark.
 #[must_use]

@@ -314,9 +314,9 @@ impl Builder {
     fn unfold(&mut self, more: Size, at: Position) -> bool {
         self.unfolded = self.unfolded.plus(more);
         let what = if self.unfolded.nodes > UNFOLDED_NODES_MAX {
-            format!("anchors and aliases repeat more than {UNFOLDED_NODES_MAX} values")
+            format!("anchors and aliases expand to more than {UNFOLDED_NODES_MAX} values")
         } else if self.unfolded.bytes > UNFOLDED_BYTES_MAX {
-            format!("anchors and aliases repeat more than {UNFOLDED_BYTES_MAX} bytes")
+            format!("anchors and aliases expand to more than {UNFOLDED_BYTES_MAX} bytes")
         } else {
             return true;
         };

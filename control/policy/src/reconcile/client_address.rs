@@ -92,12 +92,12 @@ fn why_unserved(
     service.ports.iter().filter(|_| !keeps_ports).find_map(|port| match &port.target_port {
         TargetPort::Number(number) if *number == port.port => None,
         TargetPort::Number(number) => Some(format!(
-            "port {} has target port {number}, and {mode} keeps port {}",
+            "port {} has target port {number}, but {mode} cannot change port {}",
             port.label(),
             port.port
         )),
         TargetPort::Name(name) => Some(format!(
-            "port {} has the named target port {name}, and {mode} keeps port {}",
+            "port {} has the named target port {name}, but {mode} cannot change port {}",
             port.label(),
             port.port
         )),

@@ -48,8 +48,8 @@ fn a_local_service_without_forwarding_local_is_served_with_a_warning() {
         [
             "warning: Service default/web has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' \
              addresses with the gateway's; services.defaults.forwardingLocal dsr-l2 cannot serve this Service: port \
-             http has target port 8080, and dsr-l2 keeps port 80; accepted: services.defaults.forwardingLocal or \
-             the annotation tidegate.dev/forwarding: nat, dsr-l2 or dsr-ipip after you prepare the backends, or \
+             http has target port 8080, but dsr-l2 cannot change port 80; accepted: services.defaults.forwardingLocal \
+             or the annotation tidegate.dev/forwarding: nat, dsr-l2 or dsr-ipip after you prepare the backends, or \
              fullnat to accept that client addresses are lost"
         ]
     );

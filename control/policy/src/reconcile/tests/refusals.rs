@@ -134,7 +134,10 @@ fn requested_maglev_tables_are_counted_before_they_are_built() {
     slices.push(http("other", vec![endpoint("10.200.0.1")]));
     let mut world = World::new(vec![with_large_tables("huge", 300), service("other")], slices);
     let outcome = world.look();
-    refused_alone(&outcome, "its annotations request 196611900 slots of Maglev tables over all of its ports");
+    refused_alone(
+        &outcome,
+        "its annotations request 196611900 slots of Maglev tables beyond the default over all of its ports",
+    );
     // The operator is responsible for the settings of the configuration, which apply to all Services.
     world.settings.services.defaults.scheduler = tidegate_model::config::Scheduler::Maglev;
     world.settings.services.defaults.table_size = 655_373;
