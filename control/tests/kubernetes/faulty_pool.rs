@@ -40,14 +40,11 @@ fn a_faulty_address_pool_reports_it_and_its_services_keep_their_addresses() {
     world.api.apply_past_validation(&pool("203.0.113.5/28")).expect("stored");
     let condition =
         world.until("the pool to report it", || accepted(&world).filter(|(status, _)| status == "False"));
-    assert!(
-        condition.1.contains("spec.addresses[0]: 203.0.113.5/28 has bits set after its prefix"),
-        "{condition:?}"
-    );
+    assert!(condition.1.contains("spec.addresses[0]: 203.0.113.5/28 has host bits set"), "{condition:?}");
     let is_reported = |event: &Value| {
         event["regarding"]["kind"] == "AddressPool"
             && event["reason"] == "PoolNotAccepted"
-            && text(&event["note"]).contains("has bits set after its prefix")
+            && text(&event["note"]).contains("has host bits set")
     };
     let events = || world.api.list("events.k8s.io/v1", "Event", "");
     world.until("an event of the pool", || events().iter().any(is_reported).then_some(()));

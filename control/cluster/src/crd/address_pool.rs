@@ -154,7 +154,7 @@ fn addresses(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
             "maxLength": 79,
             "x-kubernetes-validations": [{
                 "rule": ADDRESS_RULE,
-                "message": "an address, a CIDR such as 203.0.113.0/28 without bits set after its prefix, \
+                "message": "an address, a CIDR such as 203.0.113.0/28 without host bits set, \
                     or a range of one family such as 203.0.113.10-203.0.113.20"
             }, {
                 "rule": UNICAST_RULE,

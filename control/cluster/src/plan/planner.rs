@@ -74,7 +74,7 @@ impl Planner<'_> {
             return None;
         }
         if now.duration_since(since) >= WAIT_REPORTED_AFTER {
-            let note = format!("Waiting until every gateway has withdrawn the released address: {names}");
+            let note = format!("Waiting until these gateways have withdrawn the released address: {names}");
             let regarding = Regarding::service(key, service.meta.uid.as_str());
             self.event(Event::new(EventType::Normal, regarding, event_reason::WAITING, &note));
         } else {

@@ -100,7 +100,8 @@ pub const KEYS: &[Key] = &[
     key("dataplane.interfaces[].addresses", "list of addresses with prefix length", Value("[]"), "[\"192.0.2.2/24\"]", Restart,
         "The gateway's own addresses on this interface, with the prefix lengths of their on-link networks. The kernel has these addresses on the tap \
          `tg-NAME` (or `tg-NAME-2` if that name is taken)."),
-    key("dataplane.interfaces[].mac", "link address", Words("the address of the device"), "\"02:00:00:00:00:02\"", Restart,
+    key("dataplane.interfaces[].mac", "link address", Words("the link address of the device"),
+        "\"02:00:00:00:00:02\"", Restart,
         "The link address to use instead of the device's."),
     key("dataplane.interfaces[].mtu", "576 to 9216; from 1280 with IPv6", Value("1500"), "9000", Restart,
         "The largest IP packet, in bytes."),
@@ -145,8 +146,8 @@ pub const KEYS: &[Key] = &[
     key("source.directory.lossGrace", "duration, 0s to 168h", Value("1m"), "5s", Restart,
         "How long the objects of a file are kept after the file becomes empty or unreadable, or is replaced by something that is not a file, or its file system is unmounted. The objects of a deleted file are removed at once."),
     key("source.directory.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
-        "Where the gateway saves which Service has which addresses, so that Services keep their addresses across a restart, and what \
-         operators have drained. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. Copies of the lists of `protection` \
+        "Where the gateway saves the addresses of Services and the drains by operators, so that both survive a restart. \
+         If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. Copies of the lists of `protection` \
          are saved here too ([limits.md](limits.md#lists-of-sources))."),
     key("source.directory.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
         "The same limit as `source.kubernetes.endpointSlicesMiB`, for objects that are read from files."),
@@ -246,8 +247,10 @@ pub const KEYS: &[Key] = &[
         "New flows per second that each source prefix may create, over all Services and workers. Flows above this rate are dropped (`source_connection_rate`)."),
     key("protection.newConnections.burst", "1 to 10000000", Words("`perSecond`"), "500", Reload,
         "The number of new flows that a source prefix may create in a burst."),
-    key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
-    key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
+    key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload,
+        "The prefix length by which IPv4 sources are grouped: the limit is per group."),
+    key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload,
+        "The prefix length by which IPv6 sources are grouped: the limit is per group."),
     key("protection.synCookies", "`off`, `auto`, `always`", Value("auto"), "always", Reload,
         "When the gateway answers a new TCP connection of a `nat` or `fullnat` Service with a SYN cookie and creates \
          no flow yet ([floods.md](floods.md#syn-cookies)). `off`: never. `auto`: while a worker has many incomplete \

@@ -187,9 +187,7 @@ fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
     let net = net.map(text::unmapped).ok_or_else(|| format!("{entry:?} is not an address or a prefix"))?;
     match net.trunc() == net {
         true => Ok(Some(net)),
-        false => {
-            Err(format!("{entry} has bits set after its prefix: write {} or a longer prefix", net.trunc()))
-        }
+        false => Err(format!("{entry} has host bits set: write {} or a longer prefix", net.trunc())),
     }
 }
 

@@ -295,7 +295,7 @@ impl<'a> Field<'a> {
         // Packets have the IPv4 form, so the mapped form would match none.
         let net = if self.sheet.is_stored { written } else { text::unmapped(written) };
         if net.network() != net.addr() {
-            self.error(format_args!("{net} has bits set after its prefix"), net.trunc().to_string());
+            self.error(format_args!("{net} has host bits set"), net.trunc().to_string());
             return None;
         }
         Some(net)

@@ -272,7 +272,7 @@ fn decoding_records_every_fault_and_continues() {
             "f.yaml:4:5: error: true: the text \"maybe\" is not accepted; accepted: true or false",
             "f.yaml:5:17: error: ips[1]: the text \"10.0.0.999\" is not accepted; accepted: an IPv4 or IPv6 address",
             "f.yaml:5:29: error: ips[2]: an empty item is not accepted; accepted: a value, or a list without this item",
-            "f.yaml:6:6: error: net: 10.0.0.1/8 has bits set after its prefix; accepted: 10.0.0.0/8",
+            "f.yaml:6:6: error: net: 10.0.0.1/8 has host bits set; accepted: 10.0.0.0/8",
             "f.yaml:7:7: error: wait: the text \"90000s\" is not accepted; accepted: a duration from 1s to 1m",
             "f.yaml:8:6: error: mac: the text \"01:00:00:00:00:01\" is not accepted; accepted: a unicast MAC address such as 02:00:00:00:00:01",
             "f.yaml:9:13: error: labels[a]: the number 1 is not accepted; accepted: text in quotes: \"1\"",

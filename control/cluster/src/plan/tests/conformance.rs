@@ -859,7 +859,9 @@ fn a_service_that_waits_for_gateways_gets_an_event_with_their_names() {
     let events = both.round().events;
     assert_eq!(
         shown(&events),
-        ["Normal WaitingForGateways: Waiting until every gateway has withdrawn the released address: edge-2"]
+        [
+            "Normal WaitingForGateways: Waiting until these gateways have withdrawn the released address: edge-2"
+        ]
     );
 }
 

@@ -128,7 +128,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  routes: [{to: 10.1.0.0/8, via: 192.0.2.1}]",
-        "8:17: error: dataplane.routes[0].to: 10.1.0.0/8 has bits set after its prefix; accepted: 10.0.0.0/8",
+        "8:17: error: dataplane.routes[0].to: 10.1.0.0/8 has host bits set; accepted: 10.0.0.0/8",
     ),
     (
         "  routes: [{to: 10.0.0.0/8}]",
@@ -228,7 +228,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  tunnelSource: [192.0.2.65/28]",
-        "8:18: error: dataplane.tunnelSource[0]: 192.0.2.65/28 has bits set after its prefix; accepted: 192.0.2.64/28",
+        "8:18: error: dataplane.tunnelSource[0]: 192.0.2.65/28 has host bits set; accepted: 192.0.2.64/28",
     ),
     (
         "source: {}",

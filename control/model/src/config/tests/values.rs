@@ -316,7 +316,7 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
         format!(
             "{file}:2:1: error: \"nobody\" is not an address or a prefix; accepted: an address or a CIDR"
         ),
-        format!("{file}:3:1: error: 10.0.0.1/8 has bits set after its prefix: write 10.0.0.0/8"),
+        format!("{file}:3:1: error: 10.0.0.1/8 has host bits set: write 10.0.0.0/8"),
         "selectionKey.file: the text of 4 characters is not a key; accepted: 32 hexadecimal digits"
             .to_owned(),
     ] {
