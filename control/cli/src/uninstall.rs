@@ -138,7 +138,9 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
     remaining.iter().for_each(|one| line(format!("error: not released: {one}")));
     let lease = format!("Lease {}/{LEASE}", options.lease_namespace);
     if remaining.is_empty() {
-        line(format!("{objects} released; nothing that Tidegate wrote to objects remains. Its events expire."));
+        line(format!(
+            "{objects} released; nothing that Tidegate wrote to objects remains. Its events expire."
+        ));
     }
     if !running.is_empty() {
         let names = running.join(", ");
