@@ -111,7 +111,10 @@ pub const KEYS: &[Key] = &[
         "The next hop of the route. Tidegate also installs the route in the kernel, on the taps."),
     key("dataplane.neighbors[].ip", "address", Required, "\"10.9.0.2\"", Reload,
         "A neighbour with a fixed link address. The link addresses of other neighbours are resolved with ARP or neighbour discovery."),
-    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour, for packets and for the kernel on the tap. The gateway queries the neighbour every 15 s, and reports if it answers with a different address."),
+    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload,
+        "The link address of this neighbour. The gateway sends packets to it, and adds it to the kernel's neighbour \
+         table for the tap. It queries the neighbour every 15 s, and reports if the neighbour answers with a different \
+         address."),
     key("dataplane.snatAddresses", "list of addresses", Value("[]"), "[\"192.0.2.3\"]", Reload,
         "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway, and no other host may have one: the gateway answers ARP and neighbour discovery for them. Mode `fullnat` needs at least one for each address family."),
     key("dataplane.gateway.prefixes", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
@@ -269,9 +272,9 @@ pub const KEYS: &[Key] = &[
     key("pools[].externalIPs", "boolean", Value("false"), "true", Reload, "Honour `spec.externalIPs` that are addresses of this pool."),
     key("pools[].disabled", "boolean", Value("false"), "true", Reload, "Assign no new addresses from this pool."),
     key("pools[].namespaceSelector", "label selector", Words("all"), "{matchLabels: {team: a}}", Reload,
-        "Only Services in these namespaces can get addresses."),
+        "Only Services in these namespaces can get addresses of this pool."),
     key("pools[].serviceSelector", "label selector", Words("all"), "{matchLabels: {tier: web}}", Reload,
-        "Only these Services can get addresses."),
+        "Only these Services can get addresses of this pool."),
     key("pools[].quotaPerNamespace", "1 to 4294967295", Words("no limit"), "3", Reload,
         "The number of addresses that one namespace can use, including external IPs."),
     key("pools[].shareAcrossNamespaces", "boolean", Value("false"), "true", Reload,
@@ -332,8 +335,8 @@ pub const KEYS: &[Key] = &[
         "With `lease`: the namespace of the Leases. All gateways need the same namespace, and permissions in it."),
     key("announce.l2.lease.takeover", "duration, 5s to 5m", Value("10s"), "20s", Restart,
         "With `lease`: the time within which another gateway takes over the VIPs of a failed gateway. A Lease is valid for \
-         2 s less. A gateway without a response from the API server stops answering after 3 s less than this time. All \
-         gateways need the same value."),
+         this time minus 2 s. A gateway that gets no response from the API server stops answering for its VIPs after \
+         this time minus 3 s. All gateways need the same value."),
     key("announce.l2.lease.handBackDelay", "duration, 0s to 1h", Value("30s"), "1m", Restart,
         "With `lease`: how long a gateway must be live before it gets back the VIPs that it owned before."),
     key("announce.l2.vrrp.fifo", "absolute path", Value("/run/tidegate/vrrp.fifo"), "/run/vrrp.fifo", Restart,

@@ -33,7 +33,7 @@ impl Allocation {
                 None if !families.contains(&family) => {
                     let wanted: Vec<&str> = families.iter().map(|f| f.as_str()).collect();
                     Err((
-                        format!("the Service has no {family} addresses"),
+                        format!("the Service can only have an {} address", wanted.join(" and ")),
                         Some(format!(
                             "an {} address (spec.ipFamilies, spec.ipFamilyPolicy)",
                             wanted.join(" and ")

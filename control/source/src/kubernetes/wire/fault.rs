@@ -38,7 +38,9 @@ pub(in crate::kubernetes) enum Fault {
     #[error("the API server belongs to another cluster than before")]
     OtherCluster,
     /// Objects of another kind show that the API server has another history.
-    #[error("the API server went back in time, as objects of another kind show")]
+    #[error(
+        "objects of another kind show that the API server went back in time or belongs to another cluster"
+    )]
     OtherKind,
 }
 

@@ -75,7 +75,7 @@ fn requested_addresses_are_a_comma_list_with_one_per_family() {
         (
             "203.0.113.6,2001:db8:1::6",
             "  ipFamilies: [IPv4]\n",
-            "the Service has no IPv6 addresses",
+            "the Service can only have an IPv4 address",
             "an IPv4 address",
         ),
         ("192.0.2.1", "", "the address is in no pool", "public (203.0.113.0-203.0.113.15"),
