@@ -119,7 +119,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_
             condition_type::PROGRAMMED,
             Some(false),
             condition_reason::NO_ADDRESS,
-            "the Service has no address",
+            "the Service does not have the address that it requests",
         );
     }
     if let Some(why) = &view.refused {

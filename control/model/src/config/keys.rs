@@ -126,8 +126,8 @@ pub const KEYS: &[Key] = &[
     key("dataplane.gateway.masquerade", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
         "The parts of `dataplane.gateway.prefixes` whose traffic to other networks leaves with one of \
          `dataplane.snatAddresses` as its source, so that answers return through the gateway \
-         ([nat.md](nat.md#masquerade)). Needs `dataplane.gateway.forward: routes`, and a SNAT address of the family. \
-         When a network or an address is removed, its flows end."),
+         ([nat.md](nat.md#masquerade)). Needs `dataplane.gateway.forward: routes`, and a SNAT address of the same \
+         family. When a network or an address is removed, its flows end."),
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
         "The outer source address of tunnels, which no other host may have. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
@@ -301,7 +301,7 @@ pub const KEYS: &[Key] = &[
     key("health.path", "path, at most 1024 bytes", Value("/"), "/healthz", Reload, "The path that `http` and `https` checks request."),
     key("health.interval", "duration, 100ms to 1h", Value("2s"), "5s", Reload, "The time from one check of a backend to the next."),
     key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload,
-        "How long one check may take before it counts as failed. If the interval or `health.timeoutMax` is shorter than the default, it is used instead."),
+        "How long one check may take before it counts as failed. The default is lowered to the interval or to `health.timeoutMax` if one of them is shorter."),
     key("health.healthyThreshold", "1 to 100", Value("2"), "4", Reload, "A backend becomes healthy after this many successful checks in a row."),
     key("health.unhealthyThreshold", "1 to 100", Value("3"), "5", Reload, "A backend becomes unhealthy after this many failed checks in a row."),
     key("health.dsrDestination", "`vip`, `backend`", Value("vip"), "backend", Reload,
@@ -389,7 +389,7 @@ pub const KEYS: &[Key] = &[
 
     key("drain.quiet", "duration, 1s to 1h", Value("5s"), "10s", Reload,
         "A draining gateway announces nothing and forwards packets that still arrive. When none have arrived for this time, it is drained ([fleet.md](fleet.md#drain))."),
-    key("drain.stopTimeout", "duration, 0s to 1h", Words("`30s` if the gateway announces its VIPs in a way that it can withdraw, else `0s`"), "45s", Reload,
+    key("drain.stopTimeout", "duration, 0s to 1h", Words("`30s` with `announce.bgp`, `announce.kernelRoutes`, or `announce.l2.mode: lease` or `vrrp`; else `0s`"), "45s", Reload,
         "The longest time for which the gateway drains after SIGTERM. Then it stops in any case. `0s`: it does not \
          drain; `/readyz` fails, and the gateway forwards for one more second. Give the supervisor more time than this \
          (`TimeoutStopSec`, `terminationGracePeriodSeconds`)."),

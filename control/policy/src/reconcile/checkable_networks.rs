@@ -85,7 +85,8 @@ pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option
         named.join(", ")
     );
     let accepted = "the networks of these endpoints in health.allowedNetworks; without this key, also endpoints in \
-                    a network of dataplane.interfaces or dataplane.routes, or in the podCIDRs of their node";
+                    a network of dataplane.interfaces or dataplane.routes, or among the InternalIPs and podCIDRs of \
+                    their node";
     let diagnostic = Diagnostic::warning(what).accepting(accepted);
     Some(Finding::at(&service.meta, "spec", Reason::HealthCheckNotAllowed, diagnostic))
 }

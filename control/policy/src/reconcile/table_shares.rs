@@ -151,7 +151,7 @@ pub(super) fn demand(
     if demand.slots > SLOTS_MAX {
         return Err(TooLarge {
             why: format!(
-                "its annotations request {} slots of Maglev tables beyond the default over all of its ports",
+                "its annotations request {} slots of Maglev tables more than the default, summed over its ports",
                 demand.slots
             ),
             field: format!("metadata.annotations[{}]", key::TABLE_SIZE),

@@ -259,7 +259,7 @@ impl SliceBudget {
             let named: Vec<&str> = services.take(NAMED_MAX).map(String::as_str).collect();
             let more = if count > NAMED_MAX { ", ..." } else { "" };
             let what = format!(
-                "the EndpointSlices of {count} Services of namespace {namespace} are too large, so their endpoints are \
+                "the EndpointSlices of {count} Services of namespace {namespace} exceed a limit, so their endpoints are \
                  ignored: {}{more}",
                 named.join(", ")
             );

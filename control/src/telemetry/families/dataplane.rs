@@ -236,8 +236,8 @@ pub(in crate::telemetry) fn workers(page: &mut Exposition, stats: &Stats) {
     let help = "How often a worker set a backend aside (gave it no more new flows) because the backend refused or \
                 ignored connections.";
     page.counter("tidegate_backends_set_aside_total", help, []).sample([], stats.backends_set_aside);
-    let help = "How often a backend that a worker had set aside (gave no more new flows) answered a new connection \
-                again.";
+    let help = "How often a backend answered a new connection after a worker had set it aside (given it no new \
+                flows).";
     page.counter("tidegate_backends_returned_total", help, []).sample([], stats.backends_returned);
     let help = "Resets and ICMP errors that were not sent because of the rate limit of their kind.";
     let mut counter = page.counter("tidegate_answers_suppressed_total", help, ["kind"]);

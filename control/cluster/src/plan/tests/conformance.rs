@@ -325,7 +325,7 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
         all(&both, "web"),
         [
             format!("False AllocationFailed: {waits}"),
-            "False NoAddress: the Service has no address".into(),
+            "False NoAddress: the Service does not have the address that it requests".into(),
             "Unknown NoPorts: no port is served".into(),
             "False NoConflict: ".into(),
         ]

@@ -185,7 +185,7 @@ fn endpoints_outside_the_networks_of_backends_are_not_checked() {
     let reported = "warning: endpoints of Service default/web are not health-checked and count as healthy, because the \
                 operator does not allow checks in their networks: 10.9.1.7, 192.0.2.80; accepted: the networks of \
                 these endpoints in health.allowedNetworks; without this key, also endpoints in a network of \
-                dataplane.interfaces or dataplane.routes, or in the podCIDRs of their node";
+                dataplane.interfaces or dataplane.routes, or among the InternalIPs and podCIDRs of their node";
     assert_eq!(messages(&outcome), [reported]);
 
     // The Pod networks of a node are allowed for the endpoints on it.

@@ -136,7 +136,7 @@ fn requested_maglev_tables_are_counted_before_they_are_built() {
     let outcome = world.look();
     refused_alone(
         &outcome,
-        "its annotations request 196611900 slots of Maglev tables beyond the default over all of its ports",
+        "its annotations request 196611900 slots of Maglev tables more than the default, summed over its ports",
     );
     // The operator is responsible for the settings of the configuration, which apply to all Services.
     world.settings.services.defaults.scheduler = tidegate_model::config::Scheduler::Maglev;

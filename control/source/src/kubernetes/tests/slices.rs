@@ -65,7 +65,7 @@ async fn a_namespace_above_its_share_loses_its_newest_slices_temporarily() {
     assert_eq!(kept(&update.objects)["greedy/s2-0"], (600, None));
     let text = update.report.to_string();
     assert!(
-        text.contains("namespace greedy are too large")
+        text.contains("namespace greedy exceed a limit")
             && text.contains(": s3, s4;")
             && text.contains("endpointSlicesMiB (1 MiB)"),
         "{text}"

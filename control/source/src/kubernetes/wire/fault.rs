@@ -29,10 +29,10 @@ pub(in crate::kubernetes) enum Fault {
     #[error("the response is invalid: {0}")]
     InvalidResponse(String),
     /// The watch reported a version before its start.
-    #[error("the API server went back in time: it sent version {now} after {before}")]
+    #[error("the API server went back in time: it sent resourceVersion {now} after {before}")]
     VersionDecreased { before: u64, now: u64 },
     /// The history lacks a change that a watch reported, even if its current version is higher.
-    #[error("the API server went back in time: it lacks version {version} of {key}")]
+    #[error("the API server went back in time: it lacks resourceVersion {version} of {key}")]
     MissingChange { key: String, version: u64 },
     /// The API server has the history of another cluster, so versions can't be compared.
     #[error("the API server belongs to another cluster than before")]
