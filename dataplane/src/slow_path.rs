@@ -340,7 +340,7 @@ impl<S: FrameSource> SlowPath<S> {
                 self.links.note_recreated(n);
             }
             Err(error) => {
-                tracing::warn!(%error, "a tap was deleted and cannot be recreated yet: the gateway retries")
+                tracing::warn!(%error, "a tap was deleted and cannot be recreated yet: the gateway retries");
             }
         }
     }
