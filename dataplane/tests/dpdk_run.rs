@@ -183,7 +183,7 @@ fn an_impossible_configuration_is_refused_before_anything_runs() {
     many.cores = dpdk::lcore::usable_cpus().into_iter().chain([4096]).collect();
     let error = refused(&many);
     assert!(matches!(error, StartError::Topology(_)), "{error}");
-    assert!(error.to_string().contains("no core 4096"), "{error}");
+    assert!(error.to_string().contains("core 4096 does not exist"), "{error}");
     let error = refused(&config("net_nonsense"));
     assert!(error.to_string().contains("uplink"), "{error}");
     let mut tagged = config("net_ring");

@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn an_invalid_value_is_reported_with_what_is_accepted() {
         for (text, named) in [
-            ("host=10.0.0.0/8", "host: \"10.0.0.0/8\" is not valid; accepted: an address"),
+            ("host=10.0.0.0/8", "host: \"10.0.0.0/8\" is not valid; accepted: an IPv4 or IPv6 address"),
             ("port=65536", "accepted: 0 to 65535"),
             ("protocol=icmp", "accepted: tcp, udp, sctp"),
             ("verdict=lost", "verdict: \"lost\" is not a verdict; accepted: transmit, punt, drop"),

@@ -516,7 +516,7 @@ fn each_refusal_shows_its_reason() {
     );
     assert!(
         found(&refused_port, "service")
-            .ends_with("not served: tidegate.dev/hash: client is not supported yet"),
+            .ends_with("the gateway does not serve it: tidegate.dev/hash: client is not supported yet"),
         "{refused_port}"
     );
 
@@ -530,7 +530,7 @@ fn each_refusal_shows_its_reason() {
 fn a_backend_that_is_its_own_client_is_masqueraded_or_refused() {
     let own = |mode| spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let answer = explained_from(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
-    assert!(found(&answer, "hairpin").contains("sent from 192.0.2.3"), "{answer}");
+    assert!(found(&answer, "hairpin").contains("sent to it from 192.0.2.3"), "{answer}");
     assert_eq!(answer.verdict, PacketVerdict::Transmit);
     let mut without = own(ForwardingMode::Nat);
     without.network.snat_addresses.clear();

@@ -141,7 +141,7 @@ mod tests {
                 "${HOSTNAME} is not a known variable; accepted: ${NODE_NAME}",
             ),
             ("${NODE_NAME", &[][..], "${ is not closed with }"),
-            ("${NODE_IP}", &[("NODE_IP", "nowhere")][..], "NODE_IPS is \"nowhere\""),
+            ("${NODE_IP}", &[("NODE_IP", "nowhere")][..], "NODE_IPS or NODE_IP is \"nowhere\""),
         ] {
             let (_, report) = read(text, environment);
             assert!(report.contains("gateway.yaml:1:18: error") && report.contains(expected), "{report}");

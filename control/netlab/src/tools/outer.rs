@@ -329,9 +329,11 @@ mod tests {
     fn the_outer_ipv4_header_is_that_of_the_gateway() {
         let right = outer(IPV4, false, &INNER);
         assert!(open(&right).is_ok());
-        for (tos, is_df, ttl, fault) in
-            [(1, true, 64, "outer traffic class"), (0, false, 64, "outer DF"), (0, true, 63, "outer TTL")]
-        {
+        for (tos, is_df, ttl, fault) in [
+            (1, true, 64, "wrong outer traffic class"),
+            (0, false, 64, "the outer header lacks DF"),
+            (0, true, 63, "wrong outer TTL"),
+        ] {
             let wrong = Outer { header: Some(HeaderV4 { tos, is_df, ttl }), ..right };
             assert_eq!(open(&wrong), Err(fault));
         }

@@ -640,7 +640,7 @@ fn mss_clamp_reaches_the_spec_and_has_no_effect_with_dsr_l2() {
     let (reason, what, accepted) = finding(&outcome);
     assert_eq!((reason, outcome.spec.services.len()), (Reason::InvalidValue, 1));
     assert!(
-        what.starts_with("annotation tidegate.dev/mss-clamp has no effect: with forwarding dsr-l2"),
+        what.starts_with("annotation tidegate.dev/mss-clamp has no effect: forwarding dsr-l2 adds no header"),
         "{what}"
     );
     assert_eq!(accepted, "a tunnel or NAT mode in tidegate.dev/forwarding, or tidegate.dev/mss-clamp off");

@@ -148,7 +148,8 @@ fn classic_defaults_with_a_network_load_balancer_type_are_reported() {
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::AliasIgnored);
         assert!(
-            what.starts_with(&format!("annotation {AWS}type has no effect: \"{kind}\" does not change")),
+            what.starts_with(&format!("annotation {AWS}type has no effect: health checks use the defaults"))
+                && what.contains(&format!("even with \"{kind}\"")),
             "{what}"
         );
         assert!(what.contains("a check every 10 s with a timeout of 5 s, 2 successes, 6 failures"), "{what}");

@@ -134,8 +134,8 @@ fn dsr_dscp_reports_backends_that_cannot_distinguish_two_vips() {
     let mut third = (*services[0]).clone();
     third.key.vip = "203.0.113.5".parse().unwrap();
     let found = among(&[services[0].clone(), services[1].clone(), third.into()]);
-    assert!(found[0].contains("203.0.113.5 (default"), "the lowest of the others: {found:?}");
-    assert!(found[2].contains("203.0.113.12 (default"), "{found:?}");
+    assert!(found[0].contains("and 203.0.113.5 of Service default"), "the lowest of the others: {found:?}");
+    assert!(found[2].contains("and 203.0.113.12 of Service default"), "{found:?}");
     let conflict = &conflicts.among(&services)[0];
     let finding = conflict.finding(&Objects::default());
     assert_eq!((finding.reason, finding.object.to_string().as_str()), (Reason::DscpConflict, "default/web"));

@@ -261,7 +261,7 @@ fn an_endpoint_must_not_be_an_end_of_an_ipv4_network_of_the_gateway() {
     let refusals: Vec<_> = outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).collect();
     assert_eq!(
         refusals.iter().map(|f| f.diagnostic.what.clone()).collect::<Vec<_>>(),
-        [refused("10.0.0.0", "the network"), refused("10.0.255.255", "the broadcast")]
+        [refused("10.0.0.0", "it is the network"), refused("10.0.255.255", "it is the broadcast")]
     );
     assert!(refusals.iter().all(|f| f.diagnostic.location.is_some()), "{refusals:?}");
 }
