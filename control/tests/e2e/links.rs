@@ -354,7 +354,7 @@ fn a_changed_mac_address_is_restored_if_configured_or_else_reported() {
     world.launch_gateway();
     world.gateway_mut().wait_until_ready().expect("ready");
     on_gateway(&world.lab, &format!("link set eth0 address {OTHER}"));
-    wait_until_degraded(&world, &format!("the device has {OTHER}"));
+    wait_until_degraded(&world, &format!("has the MAC address {OTHER}"));
     counted(&world);
     on_gateway(&world.lab, &format!("link set eth0 address {GATEWAY_MAC}"));
     wait_until_ready(&world);

@@ -431,7 +431,7 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
     gateway.wait_until("the fault of the route that another program has", |gateway| {
         let status = gateway.status()?;
         let degraded = status["degraded"].as_array()?;
-        let is_about = |why: &str| why.contains("203.0.113.2/32: another program has a route");
+        let is_about = |why: &str| why.contains("203.0.113.2/32: another program already has a route");
         degraded.iter().filter_map(serde_json::Value::as_str).any(is_about).then_some(())
     });
     gateway.namespace.ip_batch("route del blackhole 203.0.113.1/32 table 179").unwrap();
