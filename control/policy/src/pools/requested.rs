@@ -31,13 +31,10 @@ impl Allocation {
                     Some("one address for each family".to_owned()),
                 )),
                 None if !families.contains(&family) => {
-                    let wanted: Vec<&str> = families.iter().map(|f| f.as_str()).collect();
+                    let wanted = families.iter().map(|f| f.as_str()).collect::<Vec<_>>().join(" and ");
                     Err((
-                        format!("the Service can only have an {} address", wanted.join(" and ")),
-                        Some(format!(
-                            "an {} address (spec.ipFamilies, spec.ipFamilyPolicy)",
-                            wanted.join(" and ")
-                        )),
+                        format!("the Service can only have an {wanted} address"),
+                        Some(format!("an {wanted} address (spec.ipFamilies, spec.ipFamilyPolicy)")),
                     ))
                 }
                 // The Service will get the address soon, so this is not a fault.
