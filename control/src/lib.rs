@@ -14,7 +14,6 @@ pub mod daemon;
 pub mod explain;
 mod log_sink;
 mod logging;
-mod state_file;
 pub mod telemetry;
 #[cfg(test)]
 mod views_testing;

@@ -42,7 +42,7 @@ const STDERR_TARGET: &str = "stderr";
 
 /// The targets that `RUST_LOG` may name without a level: the crates of the gateway, the Kubernetes client, and the lines
 /// of other libraries.
-const TARGETS: [&str; 24] = [
+const TARGETS: [&str; 25] = [
     "dpdk",
     "kube_client",
     STDERR_TARGET,
@@ -55,6 +55,7 @@ const TARGETS: [&str; 24] = [
     "tidegate_conntrack",
     "tidegate_dataplane",
     "tidegate_health",
+    "tidegate_host",
     "tidegate_http",
     "tidegate_model",
     "tidegate_pipeline",

@@ -8,7 +8,6 @@
 use std::time::{Duration, Instant};
 
 use tidegate_spec::now::Now;
-use tidegate_spec::ownership::BootTime;
 
 /// Converts cycles to nanoseconds since the clock was created.
 #[derive(Debug, Clone, Copy)]
@@ -70,14 +69,6 @@ impl Clock {
     pub fn hz(&self) -> u64 {
         self.hz
     }
-}
-
-/// The kernel's clock since boot, including suspend. Needs no system call where the kernel provides a vDSO.
-#[must_use]
-pub fn boot_time() -> BootTime {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let nanos = i128::from(time.tv_sec) * i128::from(NANOS_PER_SECOND) + i128::from(time.tv_nsec);
-    BootTime(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;

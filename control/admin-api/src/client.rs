@@ -11,11 +11,11 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tidegate_host::boot_time;
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 use tokio::net::UnixStream;
 
-use super::clock::boot_time;
 use super::drain::{DrainAnswer, GatewayDrainAnswer};
 use super::error::ErrorAnswer;
 use super::flows::FlowsAnswer;

@@ -28,13 +28,12 @@
 //! Counters count since the daemon's start.
 //!
 //! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services), `tidegate-spec`
-//! (protocols, a point in time). May not: DPDK, the dataplane, an API server.
+//! (protocols), `tidegate-host` (the clock since boot). May not: DPDK, the dataplane, an API server.
 //!
 //! Invariant: an invalid request gets a 4xx answer with an [`ErrorAnswer`] that lists what is accepted.
 
 mod announce;
 mod client;
-mod clock;
 mod drain;
 mod error;
 pub mod explain;
@@ -55,7 +54,6 @@ mod workers;
 
 pub use announce::{AnnounceStatus, BgpPeerStatus, BgpStatus, KernelRoutesStatus, WithheldVip};
 pub use client::{Client, ClientError};
-pub use clock::boot_time;
 pub use drain::{DrainAnswer, DrainRequester, GatewayDrainAnswer, GatewayDrainState, GatewayDrainStatus};
 pub use error::{AdminError, ErrorAnswer};
 pub use findings::{CONFIGURATION_REFUSED, FindingView};
@@ -71,6 +69,7 @@ pub use services::{
     VipView,
 };
 pub use status::{ClusterStatus, RestoredStatus, SourceStatus, Status};
+pub use tidegate_host::boot_time;
 pub use traffic::{DropsAnswer, ReasonCount, ServiceTraffic, TrafficAnswer};
 pub use watch::{SentFrame, UnwatchAnswer, WatchAnswer, WatchedAnswer, WatchedFrame, WatchedRow};
 pub use watch_query::{SNAP_DEFAULT, SNAP_MAX, Snap, VerdictName, WatchQuery};

@@ -10,9 +10,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use tidegate_host::rtnetlink::{Connection, is_absent};
 use tidegate_model::config::KernelRoutes;
 
-use crate::netlink::Netlink;
+use crate::netlink;
 use crate::routes::Routes;
 
 /// How often the kernel's table is compared with the routes that should be there.
@@ -89,9 +90,9 @@ impl Table {
     }
 
     fn change(&mut self, wanted: &Routes, reads: bool) -> io::Result<()> {
-        let mut netlink = Netlink::open()?;
+        let mut kernel = Connection::open()?;
         if reads {
-            let found: BTreeSet<IpNet> = netlink.list(self.config)?.into_iter().collect();
+            let found: BTreeSet<IpNet> = netlink::list(&mut kernel, self.config)?.into_iter().collect();
             let lost = self.installed.difference(&found).count();
             if lost > 0 {
                 tracing::warn!(
@@ -108,7 +109,7 @@ impl Table {
         let stale: Vec<IpNet> =
             self.installed.iter().filter(|net| !wanted.contains_key(*net)).copied().collect();
         for net in stale {
-            match netlink.remove(self.config, net) {
+            match netlink::remove(&mut kernel, self.config, net) {
                 Err(error) if !is_absent(&error) => result = result.and(Err(route_error(net, &error))),
                 _ => {
                     self.installed.remove(&net);
@@ -119,7 +120,7 @@ impl Table {
             if self.installed.contains(&net) {
                 continue;
             }
-            match netlink.add(self.config, net) {
+            match netlink::add(&mut kernel, self.config, net) {
                 Ok(()) => {
                     self.installed.insert(net);
                 }
@@ -144,9 +145,4 @@ fn route_error(net: IpNet, error: &io::Error) -> io::Error {
         _ => error.to_string(),
     };
     io::Error::new(error.kind(), format!("{net}: {what}"))
-}
-
-/// ESRCH: no such route.
-fn is_absent(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, PostParams};
-use rustix::time::{ClockId, clock_gettime};
+use tidegate_host::boot_time;
 use tidegate_source::kubernetes::Connector;
 use tidegate_spec::ownership::BootTime;
 use tokio::sync::watch;
@@ -249,11 +249,6 @@ async fn request(
     }
 }
 
-/// The time of the clock that also advances during suspend.
-fn boot_time() -> BootTime {
-    BootTime(0).plus(Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,11 +267,5 @@ mod tests {
         assert!(!leadership.leads_at(now + RENEW_DEADLINE, boot.plus(RENEW_DEADLINE)));
         assert!(!leadership.leads_at(now + second, boot.plus(RENEW_DEADLINE)), "suspended for 9 s");
         assert!(!Leadership::default().leads_at(now, boot), "it was never the leader");
-    }
-
-    #[test]
-    fn boot_time_advances() {
-        let before = boot_time();
-        assert!(before > BootTime(0) && boot_time() >= before);
     }
 }

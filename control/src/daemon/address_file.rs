@@ -8,13 +8,14 @@
 //! Each gateway and each directory of manifests has its own file, so two gateways on one machine do not share one.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tidegate_host::atomic_file;
 use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
@@ -22,8 +23,6 @@ use tidegate_model::time::whole_seconds;
 use tidegate_policy::pools::{Allocations, Holdings, OwnedAddress};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-
-use crate::state_file;
 
 /// The version of the line format. Lines of other versions are ignored, like damaged ones.
 const FORMAT: u32 = 1;
@@ -221,10 +220,10 @@ fn checked<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Option<T> {
 fn write(path: &Path, allocations: &Allocations) -> io::Result<()> {
     let all = allocations.by_service.iter().map(|(key, holdings)| (key, holdings, false));
     let all = all.chain(allocations.of_removed.iter().map(|(key, holdings)| (key, holdings, true)));
-    state_file::replace(path, |out| {
+    atomic_file::replace_durably(path, |out| {
         let head =
             Head { format: FORMAT, services: allocations.by_service.len() + allocations.of_removed.len() };
-        state_file::line(out, &summed(&head)?)?;
+        writeln!(out, "{}", summed(&head)?)?;
         for (key, holdings, departed) in all {
             let ObjectKey { namespace, name } = key.clone();
             let line = Line {
@@ -234,7 +233,7 @@ fn write(path: &Path, allocations: &Allocations) -> io::Result<()> {
                 departed,
                 owned: holdings.addresses.clone(),
             };
-            state_file::line(out, &summed(&line)?)?;
+            writeln!(out, "{}", summed(&line)?)?;
         }
         Ok(())
     })

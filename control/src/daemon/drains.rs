@@ -16,12 +16,11 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tidegate_host::atomic_file;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
-
-use crate::state_file;
 
 /// How long a change waits for the disk.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -234,7 +233,7 @@ impl Drains {
 }
 
 fn write(path: &Path, text: &str) -> io::Result<()> {
-    state_file::replace(path, |out| out.write_all(text.as_bytes()))
+    atomic_file::replace_durably(path, |out| out.write_all(text.as_bytes()))
 }
 
 fn path(config: &GatewayConfig) -> PathBuf {
@@ -364,7 +363,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("edge.drained");
         // Opening a FIFO waits for its reader, like a file on a mount whose server does not answer.
-        let fifo = directory.path().join("edge.new");
+        let fifo = directory.path().join("edge.drained.new");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
         let (done, waits) = std::sync::mpsc::channel();
         std::thread::spawn(move || {

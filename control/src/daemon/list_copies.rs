@@ -6,9 +6,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use tidegate_host::atomic_file;
 use tidegate_model::config::{self, GatewayConfig, List};
-
-use crate::state_file;
 
 /// The lists of `protection` at the start.
 pub(super) struct Lists {
@@ -72,7 +71,7 @@ impl ListCopies {
 fn save(copy: &Path, contents: &[u8]) -> io::Result<()> {
     match fs::read(copy) {
         Ok(before) if before == contents => Ok(()),
-        _ => state_file::replace(copy, |out| out.write_all(contents)),
+        _ => atomic_file::replace_durably(copy, |out| out.write_all(contents)),
     }
 }
 

@@ -489,7 +489,7 @@ mod tests {
             groups: vec!["a".to_owned()],
             heartbeat_timeout: Duration::from_secs(60),
         };
-        let ownership = Arc::new(Ownership::by(tidegate_dataplane::clock::boot_time));
+        let ownership = Arc::new(Ownership::by(tidegate_host::boot_time));
         let vrrp = Vrrp::start(&config, Arc::clone(&ownership)).expect("it is created");
         let owns = || ownership.owns(owner_key("a"));
         let check = || vrrp.check(ownership.now().expect("a clock"), None, false);

@@ -93,7 +93,7 @@ fn no_restart_swaps_vips_whatever_the_order_of_files_and_the_exit() {
     assert!(world.gateway().log().contains("part of the address file is damaged"));
 
     // The disk refuses writes for a while. The gateway reports it and retries.
-    let beside = file.with_extension("new");
+    let beside = file.with_extension("addresses.new");
     fs::create_dir(&beside).expect("ours");
     put(&directory, "9.yaml", &service("s9")).expect("written");
     let degraded = || {

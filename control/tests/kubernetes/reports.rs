@@ -103,7 +103,7 @@ fn unsaved_state_is_reported_by_status_metrics_and_drain() {
     let state = world.directory().join("edge-1").join("state");
     world.until("the first save", || state.join("edge-1.objects.jsonl").exists().then_some(()));
     // Every save writes to these files first.
-    let blocks = ["edge-1.objects.jsonl.new", "edge-1.new"].map(|name| state.join(name));
+    let blocks = ["edge-1.objects.jsonl.new", "edge-1.drained.new"].map(|name| state.join(name));
     blocks.iter().for_each(|block| world.until("no save to be in progress", || fs::create_dir(block).ok()));
     let (done, warned) = gateway.drain("10.244.0.1:8080");
     assert!(done.contains("drained"), "{done}");

@@ -2,10 +2,11 @@
 //!
 //! Invariant: reading stops at an incomplete or changed record.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use tidegate_host::atomic_file;
 
 /// The file is rewritten when it has more than twice the records that it needs, plus this many.
 const SLACK: usize = 65_536;
@@ -23,7 +24,7 @@ pub(super) struct RecordLog<const RECORD: usize> {
 impl<const RECORD: usize> RecordLog<RECORD> {
     /// Creates an empty file.
     pub(super) fn create(path: PathBuf) -> io::Result<Self> {
-        let file = open(&path)?;
+        let file = atomic_file::private_file(&path)?;
         Ok(Self { path, file, records: 0 })
     }
 
@@ -43,12 +44,8 @@ impl<const RECORD: usize> RecordLog<RECORD> {
 
     /// Rewrites the file with these records only.
     pub(super) fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let new = self.path.with_extension("new");
-        let mut file = open(&new)?;
-        // A partial file in a full directory would take space from others.
-        file.write_all(bytes).inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        std::fs::rename(&new, &self.path)?;
-        (self.file, self.records) = (file, bytes.len() / RECORD);
+        self.file = atomic_file::replace(&self.path, |out| out.write_all(bytes))?;
+        self.records = bytes.len() / RECORD;
         Ok(())
     }
 
@@ -57,10 +54,6 @@ impl<const RECORD: usize> RecordLog<RECORD> {
     pub(super) fn break_off(&mut self) {
         self.file = File::open(&self.path).expect("the file exists");
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 /// Appends the checksum to a record that starts at `start`.

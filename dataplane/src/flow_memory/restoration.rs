@@ -18,7 +18,7 @@ use tidegate_spec::now::Now;
 
 use crate::gateway::threads::{OnFailure, guarded};
 
-use super::boot_clock::{clock_difference, kernel_ms};
+use super::boot_clock::kernel_ms;
 use super::identities;
 use super::store::{Earlier, Shape, remove};
 
@@ -213,7 +213,7 @@ impl FlowPersistence {
     pub fn keep_time(&mut self, now: Now) {
         if let Some([difference, last]) = self.clock.as_deref_mut() {
             *last = kernel_ms();
-            *difference = clock_difference(*last, now);
+            *difference = last.wrapping_sub(now.millis());
         }
     }
 }

@@ -28,12 +28,13 @@ use dpdk::Region;
 use dpdk::region::{self, Reading};
 use rustix::fs::{FlockOperation, flock, statfs};
 use tidegate_conntrack::{Part, STORED_FORM, StoredTable, StoredTables, TableKind};
+use tidegate_host::atomic_file;
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::EarlierPort;
 use tidegate_spec::now::Now;
 
-use super::boot_clock::{clock_difference, kernel_ms};
+use super::boot_clock::kernel_ms;
 use super::identities::{self, Identities};
 
 /// The first line of `about`. A change of the format changes the number.
@@ -282,8 +283,7 @@ impl Own {
     fn create(run: &Path, about: &About) -> io::Result<Self> {
         DirBuilder::new().mode(0o700).create(run)?;
         let identities = Mutex::new(Identities::create(run)?);
-        let (new, path) = (run.join("about.new"), run.join("about"));
-        write(&new, about.text().as_bytes()).and_then(|()| fs::rename(&new, &path))?;
+        atomic_file::replace(&run.join("about"), |out| out.write_all(about.text().as_bytes()))?;
         Ok(Self { run: run.to_owned(), identities })
     }
 }
@@ -384,7 +384,7 @@ impl About {
             entries: shape.entries,
             steering: fingerprint(&shape.steering),
             seed: shape.seed,
-            clock: clock_difference(kernel_ms(), now),
+            clock: kernel_ms().wrapping_sub(now.millis()),
         }
     }
 
@@ -486,10 +486,6 @@ pub(super) fn remove(path: &Path) {
     if let Err(error) = fs::remove_dir_all(path) {
         tracing::warn!(path = %path.display(), %error, "cannot remove the flow tables of an earlier process");
     }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(bytes)
 }
 
 fn file_name(worker: u8, table: TableKind, part: Part) -> String {

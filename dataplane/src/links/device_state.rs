@@ -13,8 +13,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use tidegate_host::atomic_file;
 
 use super::namespaces;
 
@@ -75,17 +78,9 @@ impl Record {
         for (path, value) in &kept.sysctls {
             text.push_str(&format!("{} {}\n", path.display(), value.trim()));
         }
-        // Appends the suffix instead of replacing an extension, because the PCI addresses of two functions of a NIC
-        // differ only in what follows the last dot.
-        let mut new = self.path.clone().into_os_string();
-        new.push(".new");
-        let written = self
-            .path
-            .parent()
-            .map_or(Ok(()), fs::create_dir_all)
-            .and_then(|()| fs::write(&new, text))
-            .and_then(|()| fs::rename(&new, &self.path));
-        if let Err(error) = written {
+        let directory = self.path.parent().map_or(Ok(()), fs::create_dir_all);
+        let replace = |()| atomic_file::replace(&self.path, |out| out.write_all(text.as_bytes()));
+        if let Err(error) = directory.and_then(replace) {
             tracing::warn!(path = %self.path.display(), %error, "cannot record the original sysctls of a device: a \
                 crash would leave the gateway's values in place");
         }

@@ -10,10 +10,10 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
+use tidegate_host::rtnetlink::Connection;
 use tidegate_wire::MacAddr;
 
 use super::LinkState;
-use crate::rtnetlink::Connection;
 
 /// One interface of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Kernel {
     }
 
     fn query(&mut self, message: LinkMessage) -> io::Result<Option<KernelLink>> {
-        match self.0.request(RouteNetlinkMessage::GetLink(message), 0) {
+        match self.0.request(RouteNetlinkMessage::GetLink(message), 0).map(|mut answers| answers.pop()) {
             Ok(Some(RouteNetlinkMessage::NewLink(link))) => {
                 let (index, state) = (link.header.index, state_of(link.header.flags));
                 let (mtu, mac) = (mtu_of(&link.attributes), mac_of(&link.attributes));

@@ -7,7 +7,7 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressMessage, AddressProtocol, AddressScope,
 };
@@ -19,9 +19,8 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use tidegate_host::rtnetlink::Connection;
 use tidegate_wire::MacAddr;
-
-use crate::rtnetlink::Connection;
 
 /// Metric of routes through a tap. It is higher than the metrics that distributions use, so that the host's own routes
 /// take precedence (its management network may have the default route).
@@ -66,7 +65,7 @@ impl Netlink {
     /// # Errors
     /// The error of the kernel.
     pub fn remove_addresses_except(&mut self, if_index: u32, kept: &[IpNet]) -> io::Result<Vec<IpNet>> {
-        let all = self.0.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        let all = self.0.request(RouteNetlinkMessage::GetAddress(AddressMessage::default()), NLM_F_DUMP)?;
         let mut removed = Vec::new();
         for message in all {
             let RouteNetlinkMessage::NewAddress(message) = message else { continue };
@@ -100,7 +99,7 @@ impl Netlink {
     /// # Errors
     /// The error of the kernel.
     pub fn taps_with_alias(&mut self, alias: &str) -> io::Result<Vec<(u32, String)>> {
-        let all = self.0.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+        let all = self.0.request(RouteNetlinkMessage::GetLink(LinkMessage::default()), NLM_F_DUMP)?;
         let is_tap = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkInfo(info) if info.contains(&LinkInfo::Kind(InfoKind::Tun)));
         let found = all.into_iter().filter_map(|message| {
             let RouteNetlinkMessage::NewLink(message) = message else { return None };
@@ -170,15 +169,9 @@ impl Netlink {
         self.request(RouteNetlinkMessage::DelNeighbour(neighbor(if_index, address)), 0)
     }
 
-    /// Sends a request that the kernel acknowledges.
+    /// Sends a request for a change.
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        match self.0.request(message, NLM_F_ACK | flags)? {
-            None => Ok(()),
-            Some(other) => Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("the kernel's answer is not an acknowledgement: {other:?}"),
-            )),
-        }
+        self.0.request(message, flags).map(drop)
     }
 }
 

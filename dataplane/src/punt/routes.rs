@@ -15,6 +15,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tidegate_host::rtnetlink::is_absent;
 use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::now::Now;
 
@@ -171,11 +172,6 @@ fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     shortages.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-}
-
-/// ESRCH: no such route.
-fn is_absent(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 /// The changes from one set of routes to another. New routes come first, so that a longer prefix that replaces a

@@ -14,10 +14,12 @@ pub mod process;
 pub mod replies;
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use tidegate_host::atomic_file;
 
 use self::config::Files;
 use self::control::Request;
@@ -366,17 +368,10 @@ impl Bird {
 
     /// Replaces every file atomically, so that BIRD never reads an incomplete one.
     fn write(&self) -> io::Result<()> {
-        create_directory(&self.directory)?;
-        for (name, text) in self.wanted.each() {
-            let (path, new) = (self.directory.join(name), self.directory.join(format!("{name}.new")));
-            // A file that exists would keep its mode.
-            let _ = fs::remove_file(&new);
-            let mut options = fs::OpenOptions::new();
-            let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
-            io::Write::write_all(&mut file, text.as_bytes())?;
-            fs::rename(&new, &path)?;
-        }
-        Ok(())
+        let mut files = self.wanted.each();
+        files.try_for_each(|(name, text)| {
+            atomic_file::replace(&self.directory.join(name), |out| out.write_all(text.as_bytes())).map(drop)
+        })
     }
 }
 

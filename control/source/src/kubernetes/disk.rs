@@ -12,13 +12,13 @@
 //! Objects are decoded as if the API server had sent them. A file that is truncated, altered or of another format is
 //! refused as a whole, with a reason.
 
-use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tidegate_host::atomic_file;
 use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::{LeftOut, NotKept};
 use tidegate_model::yaml::Node;
@@ -184,15 +184,9 @@ impl Disk {
     /// # Errors
     /// The directory or the file can't be written. The previous file stays.
     pub(super) fn write(&self, contents: &Contents) -> io::Result<()> {
-        let directory = self.path.parent().unwrap_or(Path::new("."));
         // Only this user may read it, because annotations of objects may be confidential.
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let beside = self.path.with_extension("jsonl.new");
-        let written = (|| {
-            let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-            // A file left over from an earlier attempt has its old mode.
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            let mut out = Hashing { out: BufWriter::new(file), hash: fnv::START };
+        atomic_file::replace_durably(&self.path, |out| {
+            let mut out = Hashing { out, hash: fnv::START };
             out.line(&serde_json::to_vec(&head(contents))?)?;
             for (kind, version, content, left) in &contents.objects {
                 let left = left.map(|left| format!("\"left\":{},", left.as_secs())).unwrap_or_default();
@@ -213,17 +207,10 @@ impl Disk {
             }
             let hash = format!("{:016x}", out.hash);
             out.line(&serde_json::to_vec(&Foot { hash })?)?;
-            let file = out.out.into_inner().map_err(io::IntoInnerError::into_error)?;
-            file.set_modified(contents.confirmed)?;
-            file.sync_all()?;
-            fs::rename(&beside, &self.path)?;
-            File::open(directory)?.sync_all()
-        })();
-        if written.is_err() {
-            // The incomplete file is useless, and the disk may be full.
-            let _ = fs::remove_file(&beside);
-        }
-        written
+            // A later write would change the time again.
+            out.out.flush()?;
+            out.out.get_ref().set_modified(contents.confirmed)
+        })
     }
 
     /// Records that the objects in the file still match the API server.

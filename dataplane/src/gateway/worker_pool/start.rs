@@ -65,7 +65,7 @@ impl<F> WorkerPool<F> {
         if first.network.interfaces.len() != ports {
             return Err(PublishError::Interfaces { given: first.network.interfaces.len(), ports }.into());
         }
-        let neighbors = NeighborTable::seeded(config.seed).with_ownership(crate::clock::boot_time);
+        let neighbors = NeighborTable::seeded(config.seed).with_ownership(tidegate_host::boot_time);
         neighbors.ownership().release_snat(config.snat_is_released);
         let neighbors = Arc::new(neighbors);
         let (snapshot, problems) =
