@@ -14,7 +14,6 @@
 //! are too many, the namespace with the most loses the event that is due last.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -137,52 +136,42 @@ impl Waiting {
 #[derive(Debug)]
 struct Limits {
     all: TokenBucket,
-    /// By namespace (without empty ones), then by uid.
-    objects: BTreeMap<String, HashMap<String, TokenBucket>>,
-    /// The number of object budgets.
-    count: usize,
+    /// By namespace and uid.
+    objects: BTreeMap<(String, String), TokenBucket>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { all: TokenBucket::new(BURST, INTERVAL), objects: BTreeMap::new(), count: 0 }
+        Self { all: TokenBucket::new(BURST, INTERVAL), objects: BTreeMap::new() }
     }
 }
 
 impl Limits {
     /// Takes one event from the object's budget, if possible.
     fn admits(&mut self, namespace: &str, uid: &str, now: Instant) -> bool {
-        let is_known = self.objects.get(namespace).is_some_and(|objects| objects.contains_key(uid));
-        if !is_known && !self.has_space(namespace, now) {
+        let object = (namespace.to_owned(), uid.to_owned());
+        if !self.objects.contains_key(&object) && !self.has_space(namespace, now) {
             return false;
         }
-        let objects = self.objects.entry(namespace.to_owned()).or_default();
-        let budget =
-            objects.entry(uid.to_owned()).or_insert_with(|| TokenBucket::new(OBJECT_BURST, OBJECT_INTERVAL));
-        self.count += usize::from(!is_known);
-        budget.take(now).is_ok()
+        let new = || TokenBucket::new(OBJECT_BURST, OBJECT_INTERVAL);
+        self.objects.entry(object).or_insert_with(new).take(now).is_ok()
     }
 
     /// Whether another object of the namespace can be remembered. If necessary, another namespace, the one with the
     /// most objects, loses one.
     fn has_space(&mut self, namespace: &str, now: Instant) -> bool {
-        if self.count < OBJECTS_MAX {
+        if self.objects.len() >= OBJECTS_MAX {
+            self.objects.retain(|_, bucket| !bucket.is_full(now));
+        }
+        if self.objects.len() < OBJECTS_MAX {
             return true;
         }
-        self.objects.retain(|_, objects| {
-            objects.retain(|_, bucket| !bucket.is_full(now));
-            !objects.is_empty()
-        });
-        self.count = self.objects.values().map(HashMap::len).sum();
-        if self.count < OBJECTS_MAX {
-            return true;
-        }
-        let largest = self.objects.iter_mut().max_by_key(|(_, objects)| objects.len());
-        let Some((_, objects)) = largest.filter(|(largest, _)| *largest != namespace) else { return false };
-        if let Some(uid) = objects.keys().next().cloned() {
-            objects.remove(&uid);
-            self.count -= 1;
-        }
+        let all: Vec<_> = self.objects.keys().collect();
+        let largest = all.chunk_by(|one, next| one.0 == next.0).max_by_key(|objects| objects.len());
+        let Some(object) = largest.map(|objects| objects[0].clone()).filter(|(of, _)| of != namespace) else {
+            return false;
+        };
+        self.objects.remove(&object);
         true
     }
 }
@@ -214,36 +203,20 @@ impl Due {
     }
 }
 
-/// Events to be retried, by namespace and time. Pure.
+/// Events to be retried, each with the time of the next attempt, in this order. Pure.
 #[derive(Debug, Default)]
-struct Retries {
-    /// By namespace, without empty ones.
-    events: BTreeMap<String, BTreeMap<(Instant, u64), Due>>,
-    len: usize,
-    /// The number of events added so far. It distinguishes events with the same time.
-    count: u64,
-    /// The namespace that was served last.
-    last: String,
-}
+struct Retries(RoundRobin<(Instant, Due)>);
 
 impl Retries {
     /// When the next event is due.
     fn due(&self) -> Option<Instant> {
-        let first = |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().map(|(at, _)| *at);
-        self.events.values().filter_map(first).min()
+        self.0.iter().map(|(at, _)| *at).min()
     }
 
     /// Takes a due event of the next namespace in round-robin order that has one.
     fn take(&mut self, now: Instant) -> Option<Due> {
-        let is_due =
-            |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().is_some_and(|(at, _)| *at <= now);
-        let last = self.last.as_str();
-        let after = self.events.range::<str, _>((Bound::Excluded(last), Bound::Unbounded));
-        let up_to = self.events.range::<str, _>((Bound::Unbounded, Bound::Included(last)));
-        let namespace = after.chain(up_to).find(|(_, events)| is_due(events))?.0.clone();
-        let due = self.remove(&namespace, BTreeMap::pop_first);
-        self.last = namespace;
-        due
+        let position = self.0.find(|_| true, |(at, _)| *at <= now)?;
+        self.0.take(position).map(|(_, due)| due)
     }
 
     /// Schedules a retry of a failed event after at least `wait`, unless the event is too old. Returns false if an
@@ -252,36 +225,11 @@ impl Retries {
         if now.duration_since(due.since) >= RETRY_FOR {
             return false;
         }
-        self.count += 1;
         let at = now + due.pause.max(wait.min(RETRY_MAX));
-        let pause = (due.pause * 2).min(RETRY_MAX);
+        let due = Due { pause: (due.pause * 2).min(RETRY_MAX), ..due };
         let namespace = due.event.regarding.key.namespace.clone();
-        self.events.entry(namespace).or_default().insert((at, self.count), Due { pause, ..due });
-        self.len += 1;
-        if self.len <= RETRIES_MAX {
-            return true;
-        }
-        let largest = self.events.iter().max_by_key(|(_, events)| events.len());
-        if let Some((namespace, _)) = largest {
-            let namespace = namespace.clone();
-            self.remove(&namespace, BTreeMap::pop_last);
-        }
-        false
-    }
-
-    /// Removes an event of a namespace.
-    fn remove(
-        &mut self,
-        namespace: &str,
-        pop: impl FnOnce(&mut BTreeMap<(Instant, u64), Due>) -> Option<((Instant, u64), Due)>,
-    ) -> Option<Due> {
-        let events = self.events.get_mut(namespace)?;
-        let due = pop(events).map(|(_, due)| due);
-        if events.is_empty() {
-            self.events.remove(namespace);
-        }
-        self.len -= usize::from(due.is_some());
-        due
+        self.0.insert_by_key(&namespace, (at, due), |(at, _)| *at);
+        self.0.len() <= RETRIES_MAX || self.0.drop_from_largest().is_none()
     }
 }
 
@@ -523,8 +471,7 @@ mod tests {
         let noisy = (0..OBJECTS_MAX + 100).filter(|n| limits.admits("noisy", &n.to_string(), now)).count();
         assert_eq!(noisy, OBJECTS_MAX);
         assert!((0..100).all(|n| limits.admits("shop", &n.to_string(), now)));
-        assert_eq!(limits.count, OBJECTS_MAX);
-        assert_eq!(limits.objects.values().map(HashMap::len).sum::<usize>(), OBJECTS_MAX);
+        assert_eq!(limits.objects.len(), OBJECTS_MAX);
     }
 
     #[test]
@@ -558,14 +505,15 @@ mod tests {
         assert_eq!((0..2 * RETRIES_MAX).filter(|n| schedule(&mut retries, "noisy", *n)).count(), RETRIES_MAX);
         // Each new event displaces one of the largest namespace.
         assert!((0..100).all(|n| !schedule(&mut retries, "shop", n)));
-        let count =
-            |retries: &Retries, namespace: &str| retries.events.get(namespace).map_or(0, BTreeMap::len);
+        let count = |retries: &Retries, namespace: &str| {
+            retries.0.iter().filter(|(_, due)| due.event.regarding.key.namespace == namespace).count()
+        };
         assert_eq!(
-            (count(&retries, "shop"), count(&retries, "noisy"), retries.len),
+            (count(&retries, "shop"), count(&retries, "noisy"), retries.0.len()),
             (100, RETRIES_MAX - 100, RETRIES_MAX)
         );
         assert!((0..3 * RETRIES_MAX).all(|n| !schedule(&mut retries, "noisy", n)));
-        assert_eq!((count(&retries, "shop"), retries.len), (100, RETRIES_MAX));
+        assert_eq!((count(&retries, "shop"), retries.0.len()), (100, RETRIES_MAX));
         assert!((0..RETRIES_MAX).all(|n| !schedule(&mut retries, "greedy", n)));
         assert_eq!(count(&retries, "shop"), 100);
         assert!(count(&retries, "greedy").abs_diff(count(&retries, "noisy")) <= 1, "equal shares");
@@ -574,7 +522,7 @@ mod tests {
         let first: Vec<Due> = std::iter::from_fn(|| retries.take(later)).take(30).collect();
         assert_eq!(first.iter().filter(|due| due.event.regarding.key.namespace == "shop").count(), 10);
         while retries.take(later).is_some() {}
-        assert_eq!((retries.len, retries.events.len(), retries.due()), (0, 0, None));
+        assert_eq!((retries.0.len(), retries.0.iter().count(), retries.due()), (0, 0, None));
     }
 
     #[test]

@@ -41,10 +41,25 @@ impl<T> RoundRobin<T> {
         self.len = 0;
     }
 
+    /// All entries, by namespace.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.waiting.values().flatten()
+    }
+
     /// Appends an entry to those of its namespace.
     pub(super) fn push(&mut self, namespace: &str, item: T) {
+        self.insert(namespace, item, VecDeque::len);
+    }
+
+    /// Adds an entry to those of its namespace, which all have been added by this order. The last one is dropped first.
+    pub(super) fn insert_by_key<K: Ord>(&mut self, namespace: &str, item: T, key: impl Fn(&T) -> K) {
+        let new = key(&item);
+        self.insert(namespace, item, |items| items.partition_point(|one| key(one) <= new));
+    }
+
+    fn insert(&mut self, namespace: &str, item: T, at: impl FnOnce(&VecDeque<T>) -> usize) {
         match self.waiting.get_mut(namespace) {
-            Some(items) => items.push_back(item),
+            Some(items) => items.insert(at(items), item),
             None => drop(self.waiting.insert(namespace.to_owned(), VecDeque::from([item]))),
         }
         self.len += 1;

@@ -16,6 +16,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use tidegate_model::fair_share::fair_share;
+
 /// How many times the free capacity a namespace's checks in progress may reach.
 const SHARE_OF_FREE: usize = 4;
 /// One part in this many of the capacity is reserved for namespaces without a check in progress.
@@ -184,17 +186,15 @@ impl<E> Shares<E> {
 
     /// Distributes this number of checks an hour. Returns whether the factor of any namespace changed.
     pub(super) fn distribute(&mut self, checks_an_hour: u64) -> bool {
-        let mut requested: Vec<(u64, ShareIndex)> =
-            self.by_name.values().map(|index| (self.all[*index as usize].checks_an_hour, *index)).collect();
-        requested.sort_unstable();
-        let (mut left, mut others) = (checks_an_hour, requested.len() as u64);
+        let size = |checks: u64| usize::try_from(checks).unwrap_or(usize::MAX);
+        let all = self.by_name.values().map(|index| size(self.all[*index as usize].checks_an_hour));
+        let level = fair_share(all.collect(), size(checks_an_hour)).max(1);
         let mut changed = false;
-        for (requested, index) in requested {
-            let level = (left / others).max(1);
-            let stretch = u32::try_from(requested.div_ceil(level)).unwrap_or(u32::MAX).max(1);
-            left -= requested.min(level).min(left);
-            others -= 1;
-            changed |= std::mem::replace(&mut self.all[index as usize].stretch, stretch) != stretch;
+        for index in self.by_name.values() {
+            let share = &mut self.all[*index as usize];
+            let stretch =
+                u32::try_from(size(share.checks_an_hour).div_ceil(level)).unwrap_or(u32::MAX).max(1);
+            changed |= std::mem::replace(&mut share.stretch, stretch) != stretch;
         }
         changed
     }

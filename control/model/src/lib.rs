@@ -14,6 +14,7 @@
 pub mod bounded_file;
 pub mod config;
 pub mod diagnostic;
+pub mod fair_share;
 pub mod fnv;
 pub mod health;
 pub mod objects;

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use tidegate_model::fair_share::fair_share;
 use tidegate_policy::reconcile::view::ServiceView;
 
 /// The maximum number of backends of one Service, over its ports and addresses.
@@ -37,7 +38,7 @@ impl<'a> WithoutSeries<'a> {
         for &(namespace, _, size) in services.iter().filter(|(.., size)| *size <= of_service_max) {
             *namespaces.entry(namespace).or_default() += size;
         }
-        let share = share(namespaces.values().copied().collect(), of_all_max);
+        let share = fair_share(namespaces.values().copied().collect(), of_all_max);
         let mut used: BTreeMap<&str, usize> = BTreeMap::new();
         let mut without = Self::default();
         for &(namespace, name, size) in services {
@@ -62,19 +63,6 @@ impl<'a> WithoutSeries<'a> {
     pub(super) fn backends(&self) -> usize {
         self.backends
     }
-}
-
-/// The equal share that limits each of these sizes, so that their sum is at most `max`.
-fn share(mut sizes: Vec<usize>, max: usize) -> usize {
-    sizes.sort_unstable();
-    let (mut remaining, mut others) = (max, sizes.len());
-    for size in sizes {
-        if size > remaining / others {
-            return remaining / others;
-        }
-        (remaining, others) = (remaining - size, others - 1);
-    }
-    usize::MAX
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::fair_share::fair_share;
 use tidegate_model::objects::{ENDPOINTS_MAX, EndpointSlice, NotKept, ObjectKey, Objects};
 
 /// The maximum number of Services that a message names.
@@ -30,8 +31,6 @@ const NAMED_MAX: usize = 3;
 pub(crate) struct SliceBudget {
     bytes_max: usize,
     namespaces: BTreeMap<String, OfNamespace>,
-    /// The bytes of all namespaces.
-    bytes: usize,
     /// The Service of each slice; an empty name if it has none.
     services: HashMap<ObjectKey, String>,
     /// The namespaces that changed since the last decision.
@@ -119,10 +118,9 @@ impl SliceBudget {
         Self {
             bytes_max,
             namespaces: BTreeMap::new(),
-            bytes: 0,
             services: HashMap::new(),
             changed: BTreeSet::new(),
-            level: bytes_max,
+            level: usize::MAX,
         }
     }
 
@@ -165,7 +163,6 @@ impl SliceBudget {
         let before = of.counted();
         change(of);
         namespace.bytes = namespace.bytes - before + of.counted();
-        self.bytes = self.bytes - before + of.counted();
         if of.slices.is_empty() {
             namespace.services.remove(service);
         }
@@ -179,7 +176,8 @@ impl SliceBudget {
         if self.changed.is_empty() {
             return Vec::new();
         }
-        let level = self.compute_level();
+        let bytes = self.namespaces.values().map(|namespace| namespace.bytes);
+        let level = fair_share(bytes.collect(), self.bytes_max);
         let (lower, moved) = (level.min(self.level), level != self.level);
         let mut changed_services = Vec::new();
         for (name, namespace) in &mut self.namespaces {
@@ -201,26 +199,6 @@ impl SliceBudget {
         self.changed.clear();
         self.namespaces.retain(|_, namespace| !namespace.services.is_empty());
         changed_services
-    }
-
-    /// The number of bytes that each namespace may keep so that all fit. Namespaces below it leave the rest to the
-    /// others.
-    fn compute_level(&self) -> usize {
-        let mut remaining = self.bytes_max;
-        if self.bytes <= remaining {
-            return remaining;
-        }
-        let mut all: Vec<usize> = self.namespaces.values().map(|namespace| namespace.bytes).collect();
-        all.sort_unstable();
-        let mut others = all.len();
-        for bytes in all {
-            if bytes > remaining / others {
-                break;
-            }
-            remaining -= bytes;
-            others -= 1;
-        }
-        remaining / others.max(1)
     }
 
     /// Why the slices of a Service are not kept, according to the last decision.
