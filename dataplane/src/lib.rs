@@ -22,7 +22,6 @@ pub mod path_mtu_log;
 pub mod probe_device;
 pub mod publish;
 pub mod punt;
-pub mod rate;
 pub mod replay;
 pub mod slow_path;
 mod sync;

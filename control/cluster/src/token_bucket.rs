@@ -1,48 +1,48 @@
-//! A token bucket: it allows a burst, and then a constant rate.
+//! The token bucket of [`tidegate_spec::token_bucket`] with the clock of Tokio.
 
 use std::time::Duration;
 
+use tidegate_spec::now::Now;
+use tidegate_spec::token_bucket;
 use tokio::time::Instant;
+
+/// The time of the first use. Any token bucket is full by then.
+const START: Duration = Duration::from_secs(86_400);
 
 /// A token bucket. Time is an argument.
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
-    interval: Duration,
-    burst: u32,
-    /// When the token bucket will be full again. Each token taken moves it later by one interval.
-    spent_until: Option<Instant>,
+    tokens: token_bucket::TokenBucket,
+    first_use: Option<Instant>,
 }
 
 impl TokenBucket {
     /// A full token bucket of `burst` tokens that gains one per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
-        Self { interval, burst, spent_until: None }
+        Self { tokens: token_bucket::TokenBucket::with_interval(interval, burst), first_use: None }
     }
 
     /// Sets the interval. The number of tokens doesn't change.
     pub fn set_interval(&mut self, interval: Duration, now: Instant) {
-        if let Some(until) = self.spent_until.filter(|until| *until > now) {
-            let taken = (until - now).as_secs_f64() / self.interval.as_secs_f64();
-            self.spent_until = Some(now + interval.mul_f64(taken));
-        }
-        self.interval = interval;
+        let now = self.time(now);
+        self.tokens.set_interval(interval, now);
     }
 
     /// Takes a token. If there is none, the error is the time of the next one.
     pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
-        let from = self.spent_until.map_or(now, |until| until.max(now));
-        let full = self.interval * self.burst;
-        let until = from + self.interval;
-        if until > now + full {
-            return Err(until - full);
-        }
-        self.spent_until = Some(until);
-        Ok(())
+        self.first_use.get_or_insert(now);
+        let time = self.time(now);
+        if self.tokens.take(time) { Ok(()) } else { Err(now + self.tokens.ready_at().since(time)) }
     }
 
     /// Whether the token bucket is full, so that it need not be stored.
     pub fn is_full(&self, now: Instant) -> bool {
-        self.spent_until.is_none_or(|until| until <= now)
+        self.tokens.is_full(self.time(now))
+    }
+
+    fn time(&self, now: Instant) -> Now {
+        let first_use = self.first_use.unwrap_or(now);
+        Now(0).plus(START + now.saturating_duration_since(first_use))
     }
 }
 

@@ -16,6 +16,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tidegate_conntrack::flow_record::{FlowUpdate, Walks};
+use tidegate_spec::now::Now;
+use tidegate_spec::token_bucket::Rate;
 
 use crate::crypt::{Entropy, Keys, Random, Side};
 pub use crate::gateway_state::{BackendChanges, Snat};
@@ -26,7 +28,6 @@ use crate::limits::{
 };
 use crate::message::{Message, WALKS_SINCE, Walk};
 use crate::peer::Peer;
-use crate::rate_limit::RateLimit;
 use crate::session::{DATA, Session, Unread};
 pub use crate::status::{HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};
 
@@ -60,10 +61,11 @@ pub struct Hub {
     snat: Snat,
     walks: Walks,
     refreshed: Duration,
-    batches: RateLimit,
+    /// The states of token buckets.
+    batches: u64,
+    stranger_hellos: u64,
     /// Gateways that have the key but are not configured as peers, with their names and the time of the last datagram.
     strangers: BTreeMap<SocketAddr, (String, Duration)>,
-    stranger_hellos: RateLimit,
     counts: HubCounts,
 }
 
@@ -89,9 +91,9 @@ impl Hub {
             snat: Snat::default(),
             walks: Walks::default(),
             refreshed: Duration::ZERO,
-            batches: RateLimit::default(),
+            batches: 0,
             strangers: BTreeMap::new(),
-            stranger_hellos: RateLimit::default(),
+            stranger_hellos: 0,
             counts: HubCounts::default(),
         }
     }
@@ -167,7 +169,7 @@ impl Hub {
         self.strangers.retain(|_, (_, last_seen)| now.saturating_sub(*last_seen) < STRANGER_TIMEOUT);
         let is_hello = datagram.first_chunk() == Some(&MAGIC) && datagram.get(4) == Some(&HELLO);
         let has_space = self.strangers.len() < STRANGERS_MAX || self.strangers.contains_key(&from);
-        if !is_hello || !has_space || !self.stranger_hellos.take(HELLOS_PER_SECOND, now) {
+        if !is_hello || !has_space || !rate(HELLOS_PER_SECOND).take(&mut self.stranger_hellos, time(now)) {
             return;
         }
         let opened = Hello::open_with(&self.config.keys, datagram);
@@ -192,7 +194,7 @@ impl Hub {
         let peer = &mut self.peers[at];
         let session = peer.session.as_mut().ok_or(Rejection::NoSession)?;
         let opens = &mut peer.opens;
-        let read = session.read(datagram, || opens.take(OPENS_PER_SECOND, now), now);
+        let read = session.read(datagram, || rate(OPENS_PER_SECOND).take(opens, time(now)), now);
         if matches!(read, Ok(()) | Err(Unread::Invalid)) {
             peer.last_seen = Some(now);
         }
@@ -213,7 +215,7 @@ impl Hub {
         send: &mut impl FnMut(SocketAddr, &[u8]),
     ) -> Result<(), Rejection> {
         let (config, peer) = (&self.config, &mut self.peers[at]);
-        if !peer.hellos.take(HELLOS_PER_SECOND, now) {
+        if !rate(HELLOS_PER_SECOND).take(&mut peer.hellos, time(now)) {
             return Err(Rejection::RateLimited);
         }
         let (hello, key) = Hello::open_with(&config.keys, datagram).ok_or(Rejection::Unauthentic)?;
@@ -373,10 +375,10 @@ impl Hub {
                 session.walks.number = self.walks.complete;
             }
             let lost = session.sender.lost;
-            while self.batches.allows(now)
+            while let Some(spent) = rate(self.config.rate_max).spend(self.batches, time(now))
                 && let Some((datagram, again)) = session.batch(now)
             {
-                self.batches.take(self.config.rate_max, now);
+                self.batches = spent;
                 self.counts.sent += 1;
                 self.counts.sent_again += u64::from(again);
                 send(peer.address, &datagram);
@@ -440,4 +442,14 @@ impl Hub {
         all.sort_by_key(|peer| peer.address);
         all
     }
+}
+
+/// This many datagrams per second, in bursts of at most a fifth of them.
+fn rate(per_second: u32) -> Rate {
+    Rate { per_second, burst: per_second.div_ceil(5) }
+}
+
+/// The time for token buckets, which need one second to start.
+fn time(now: Duration) -> Now {
+    Now(0).plus(now + Duration::from_secs(1))
 }

@@ -18,7 +18,6 @@ pub mod hub;
 pub mod limits;
 pub mod message;
 mod peer;
-mod rate_limit;
 mod receiver;
 mod sender;
 mod session;

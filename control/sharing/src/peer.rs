@@ -9,7 +9,6 @@ use crate::crypt::{Random, SharedKey};
 use crate::gateway_state::Snat;
 use crate::limits::{HELLO_EVERY, HELLO_SLOWLY_EVERY, REJECTION_MAX, SILENCE_MAX};
 use crate::message::WALKS_SINCE;
-use crate::rate_limit::RateLimit;
 use crate::session::Session;
 use crate::status::{PeerState, PeerStatus, PeerWalk, Rejection};
 
@@ -27,8 +26,9 @@ pub(crate) struct Peer {
     /// When `Hub::reconnect` was last called. From then on, handshake messages are sent as often as to a recently lost
     /// peer.
     pub(crate) reconnecting_since: Option<Duration>,
-    pub(crate) hellos: RateLimit,
-    pub(crate) opens: RateLimit,
+    /// The states of the token buckets of its datagrams.
+    pub(crate) hellos: u64,
+    pub(crate) opens: u64,
     /// Reset when a session starts or ends, because earlier rejections don't explain the new state.
     pub(crate) last_rejection: Option<(Rejection, Duration)>,
     /// The key of its last handshake message.
@@ -51,8 +51,8 @@ impl Peer {
             hello_sent: None,
             last_seen: None,
             reconnecting_since: None,
-            hellos: RateLimit::default(),
-            opens: RateLimit::default(),
+            hellos: 0,
+            opens: 0,
             last_rejection: None,
             key: None,
             snat: Snat::default(),

@@ -10,7 +10,7 @@
 //! share another sender's token bucket. Echo replies, ARP replies and neighbour advertisements are
 //! not limited, because they are as long as the request.
 
-use tidegate_spec::limits::{ANSWER_PREFIXES, ANSWERS_SMALL, ANSWERS_WITH_QUOTE, AnswerLimits, Rate};
+use tidegate_spec::limits::{ANSWER_PREFIXES, ANSWERS_SMALL, ANSWERS_WITH_QUOTE, AnswerLimits};
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::AnswerKind;
 use tidegate_structures::hash::keyed_hash;
@@ -18,32 +18,13 @@ use tidegate_wire::Addr;
 
 const _: () = assert!(ANSWER_PREFIXES.is_power_of_two());
 
-/// A token bucket, stored as the time until which its tokens are spent.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct TokenBucket {
-    paid_until: u64,
-}
-
-impl TokenBucket {
-    /// Spends a token if the rate allows it now, and returns whether it did.
-    pub(crate) fn take(&mut self, rate: Rate, now: Now) -> bool {
-        let after = self.after_one_more(rate, now);
-        *self = after.unwrap_or(*self);
-        after.is_some()
-    }
-
-    /// The token bucket after spending one more token; `None` if the rate doesn't allow that now.
-    fn after_one_more(self, rate: Rate, now: Now) -> Option<Self> {
-        rate.spend(self.paid_until, now).map(|paid_until| Self { paid_until })
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct ReplyLimit {
     secret: u64,
-    kinds: [TokenBucket; AnswerKind::COUNT],
-    /// [`ANSWER_PREFIXES`] token buckets for each kind, ordered by kind.
-    prefixes: Box<[TokenBucket]>,
+    /// The state of a token bucket for each kind.
+    kinds: [u64; AnswerKind::COUNT],
+    /// The states of [`ANSWER_PREFIXES`] token buckets for each kind, ordered by kind.
+    prefixes: Box<[u64]>,
     suppressed: [u64; AnswerKind::COUNT],
 }
 
@@ -52,8 +33,8 @@ impl ReplyLimit {
     pub(crate) fn new(secret: u64) -> Self {
         Self {
             secret,
-            kinds: [TokenBucket::default(); AnswerKind::COUNT],
-            prefixes: vec![TokenBucket::default(); AnswerKind::COUNT * ANSWER_PREFIXES].into(),
+            kinds: [0; AnswerKind::COUNT],
+            prefixes: vec![0; AnswerKind::COUNT * ANSWER_PREFIXES].into(),
             suppressed: [0; AnswerKind::COUNT],
         }
     }
@@ -64,8 +45,8 @@ impl ReplyLimit {
     pub(crate) fn take(&mut self, kind: AnswerKind, source: &Addr, now: Now) -> bool {
         let limits = limits(kind);
         let prefix = kind.index() * ANSWER_PREFIXES + self.index_of(source);
-        let of_prefix = self.prefixes[prefix].after_one_more(limits.prefix, now);
-        let of_kind = self.kinds[kind.index()].after_one_more(limits.total, now);
+        let of_prefix = limits.prefix.spend(self.prefixes[prefix], now);
+        let of_kind = limits.total.spend(self.kinds[kind.index()], now);
         match (of_prefix, of_kind) {
             (Some(of_prefix), Some(of_kind)) => {
                 self.prefixes[prefix] = of_prefix;
@@ -109,6 +90,7 @@ fn limits(kind: AnswerKind) -> AnswerLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_spec::token_bucket::Rate;
 
     const KIND: AnswerKind = AnswerKind::Unreachable;
     const PREFIX: Rate = ANSWERS_WITH_QUOTE.prefix;

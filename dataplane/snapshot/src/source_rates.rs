@@ -12,8 +12,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_spec::SourceRate;
-use tidegate_spec::limits::{Rate, SOURCE_RATES_MAX};
+use tidegate_spec::limits::SOURCE_RATES_MAX;
 use tidegate_spec::now::Now;
+use tidegate_spec::token_bucket::Rate;
 use tidegate_structures::hash::keyed_hash;
 use tidegate_wire::Addr;
 
@@ -50,16 +51,7 @@ impl SourceRates {
         // The upper bits keep the index below the number of sets.
         let bucket = &self.buckets[(tag >> (u64::BITS - BUCKETS.ilog2())) as usize];
         let rate = Rate { per_second: self.rate.per_second, burst: self.rate.burst };
-        let entry = bucket.entry(tag);
-        let spent_until = &bucket.spent[entry];
-        let mut spent = spent_until.load(Ordering::Relaxed);
-        loop {
-            let Some(after) = rate.spend(spent, now) else { return false };
-            match spent_until.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(changed) => spent = changed,
-            }
-        }
+        rate.take_shared(&bucket.spent[bucket.entry(tag)], now)
     }
 }
 

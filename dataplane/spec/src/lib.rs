@@ -24,6 +24,7 @@ pub mod source_lists;
 mod source_rate;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod token_bucket;
 mod tunnel_prefix;
 pub mod verdict;
 

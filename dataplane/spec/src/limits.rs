@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::now::Now;
+use crate::token_bucket::Rate;
 
 /// Frames that pass through the pipeline at once. With 32, all metadata of a burst fits in the first-level cache;
 /// DPDK's vector receive paths also return 32.
@@ -277,28 +277,6 @@ pub const AGEING_GAP_MAX: Duration = Duration::from_secs(10 * 86_400);
 /// Hash buckets whose flows are checked per loop iteration after a change of source ranges: this takes some 10 µs. At
 /// 10,000 iterations a second, a table for a million flows takes a second.
 pub const RECHECK_BUCKETS_PER_ITERATION: u64 = 256;
-
-/// A rate limit on events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate {
-    /// Events per second.
-    pub per_second: u32,
-    /// The burst: events without a pause.
-    pub burst: u32,
-}
-
-impl Rate {
-    /// Takes a token. A token bucket is stored as the time up to which its tokens are spent, in nanoseconds. `spent` is
-    /// that time before the call, the result is the time after it. `None` if there is no token now. A rate or burst of
-    /// 0 counts as 1.
-    pub fn spend(self, spent: u64, now: Now) -> Option<u64> {
-        let cost = 1_000_000_000 / u64::from(self.per_second.max(1));
-        let saved_max = cost.saturating_mul(u64::from(self.burst.max(1)));
-        // Timestamps of a capture can have any value, including the largest.
-        let after = spent.max(now.0.saturating_sub(saved_max)).checked_add(cost)?;
-        (after <= now.0.max(saved_max)).then_some(after)
-    }
-}
 
 /// Rate limits of a worker for one kind of answer: per source prefix, and for all prefixes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,18 +5,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_spec::now::Now;
+use tidegate_spec::token_bucket::{Rate, TokenBucket};
 use tidegate_wire::MacAddr;
 
 use super::key::Key;
 use super::lru_lists::{LruList, LruLists, share_of};
-use crate::rate::TokenBucket;
 
 /// Frames a second and burst for next hops of routes and backends.
-const PINNED_RATE: (u32, u32) = (20_000, 256);
+const PINNED_RATE: Rate = Rate { per_second: 20_000, burst: 256 };
 /// Frames a second and burst for neighbours in use.
-const USED_RATE: (u32, u32) = (5_000, 256);
+const USED_RATE: Rate = Rate { per_second: 5_000, burst: 256 };
 /// Frames a second and burst for addresses that have not answered, per interface and family.
-const REQUESTED_RATE: (u32, u32) = (1_000, 128);
+const REQUESTED_RATE: Rate = Rate { per_second: 1_000, burst: 128 };
 
 /// Timers that share a frame budget.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ pub(super) const USED: usize = 1;
 pub(super) const REQUESTED: usize = 2;
 
 impl TimerQueue {
-    fn new((rate, burst): (u32, u32)) -> Self {
-        Self { timers: BTreeSet::new(), budget: TokenBucket::new(rate, burst) }
+    fn new(rate: Rate) -> Self {
+        Self { timers: BTreeSet::new(), budget: TokenBucket::new(rate) }
     }
 }
 

@@ -14,12 +14,12 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::now::Now;
+use tidegate_spec::token_bucket::{Rate, TokenBucket};
 use tidegate_structures::counter::Counter;
 use tidegate_wire::ndp::{self, Ndp};
 use tidegate_wire::{Addr, Headers, Parsed, proto, quote};
 
 use super::host_connections::{HostConnections, is_bgp};
-use crate::rate::TokenBucket;
 
 /// The class of a frame for the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,7 +265,7 @@ impl PuntRates {
         let workers = workers.max(1) as u32;
         let share = |class: PuntClass, parts: u32| {
             let (rate, burst) = class.bounds().rate;
-            TokenBucket::new((rate / parts).max(1), (burst / parts).max(1))
+            TokenBucket::new(Rate { per_second: (rate / parts).max(1), burst: (burst / parts).max(1) })
         };
         Self {
             classes: PuntClass::ALL.map(|class| share(class, workers)),

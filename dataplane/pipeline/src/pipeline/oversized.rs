@@ -100,7 +100,7 @@ impl Pipeline {
         // The longest IPv4 header and 8 bytes of data must fit.
         let fits = hop.mtu >= overhead + 60 + 8;
         let may_be_cut = !h.dont_fragment && fits && burst.view.snapshot.policy().fragment_ipv4;
-        if h.ttl <= 1 || !may_be_cut || !self.fragmenting.take(FRAGMENTED, burst.now) {
+        if h.ttl <= 1 || !may_be_cut || !FRAGMENTED.take(&mut self.fragmenting, burst.now) {
             self.refuse_undeliverable(burst, at, h, overhead, hop.mtu);
             return false;
         }

@@ -27,7 +27,7 @@ use super::sharing_walks::Sharing;
 use crate::forward::snat_ports::{SnatPorts, Steering};
 use crate::forward::tunnel::Identifications;
 use crate::fragments::Fragments;
-use crate::reply_limit::{ReplyLimit, TokenBucket};
+use crate::reply_limit::ReplyLimit;
 use crate::set_aside::SetAsideCounts;
 
 /// The settings of a worker's pipeline.
@@ -56,9 +56,9 @@ pub struct Pipeline {
     pub(super) copies: FlowCopies,
     pub(super) fragments: Fragments,
     pub(super) reply_limit: ReplyLimit,
-    pub(super) path_mtu_updates: TokenBucket,
+    pub(super) path_mtu_updates: u64,
     /// The rate limit of packets that are fragmented.
-    pub(super) fragmenting: TokenBucket,
+    pub(super) fragmenting: u64,
     pub(super) outer_identifications: Identifications,
     pub(super) schedule: Schedule,
     pub(super) limits: WorkerLimits,
@@ -104,8 +104,8 @@ impl Pipeline {
             copies: FlowCopies::new(if config.workers > 1 { config.entries / COPIES_TABLE_SHARE } else { 0 }),
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),
-            path_mtu_updates: TokenBucket::default(),
-            fragmenting: TokenBucket::default(),
+            path_mtu_updates: 0,
+            fragmenting: 0,
             outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
             schedule: Schedule::new(config.worker, config.workers, config.seed),
             limits: WorkerLimits::default(),

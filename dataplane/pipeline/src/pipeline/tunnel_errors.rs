@@ -60,7 +60,7 @@ impl Pipeline {
             .filter(|_| icmp::checksum_ok(bytes, h))
             .and_then(|reported| valid_path_mtu(snapshot, quoted, &packet?, reported));
         if let Some(mtu) = mtu
-            && self.path_mtu_updates.take(PATH_MTU_UPDATES, burst.now)
+            && PATH_MTU_UPDATES.take(&mut self.path_mtu_updates, burst.now)
         {
             burst.view.neighbors.path_mtus().record(quoted.dst, mtu, burst.now);
         }

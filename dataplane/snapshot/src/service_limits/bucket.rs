@@ -1,8 +1,10 @@
-//! A token bucket that several workers share.
+//! A token bucket that several workers share, for rates of more than a unit per nanosecond: the time that units take is
+//! computed exactly, not unit by unit as in [`tidegate_spec::token_bucket`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_spec::now::Now;
+use tidegate_spec::token_bucket::unspent;
 
 /// The rate and capacity of a token bucket. A unit is a byte or a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,35 +42,22 @@ pub(crate) struct SharedBucket(AtomicU64);
 impl SharedBucket {
     /// Takes at most `wanted` units, but at least `needed` or none. Returns the number taken.
     pub(crate) fn take(&self, refill: Refill, needed: u64, wanted: u64, now: Now) -> u64 {
-        let mut spent = self.0.load(Ordering::Relaxed);
-        loop {
-            let (from, left) = left(spent, refill, now);
-            let units = wanted.max(needed).min(refill.units(left));
-            if units < needed {
-                return 0;
-            }
+        let saved_max = refill.nanos(refill.burst);
+        let mut units = 0;
+        // An exchange fails only if another worker has taken units, so some worker always makes progress.
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |spent| {
+            let (from, left) = unspent(spent, saved_max, now);
+            units = wanted.max(needed).min(refill.units(left));
             // These units cost at most what is left, so the sum is at most `now` or the burst.
-            let after = from.saturating_add(refill.nanos(units));
-            // The exchange fails only if another worker has taken units, so some worker always makes progress.
-            match self.0.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return units,
-                Err(changed) => spent = changed,
-            }
-        }
+            (units >= needed).then(|| from.saturating_add(refill.nanos(units)))
+        });
+        if taken.is_ok() { units } else { 0 }
     }
 
     /// Whether this many units are available.
     pub(crate) fn has(&self, refill: Refill, units: u64, now: Now) -> bool {
-        refill.units(left(self.0.load(Ordering::Relaxed), refill, now).1) >= units
+        refill.units(unspent(self.0.load(Ordering::Relaxed), refill.nanos(refill.burst), now).1) >= units
     }
-}
-
-/// The time from which unspent tokens count, and their amount in nanoseconds.
-fn left(spent: u64, refill: Refill, now: Now) -> (u64, u64) {
-    let saved_max = refill.nanos(refill.burst);
-    let from = spent.max(now.0.saturating_sub(saved_max));
-    // Shortly after time 0 the token bucket counts as full.
-    (from, now.0.max(saved_max).saturating_sub(from))
 }
 
 #[cfg(test)]
