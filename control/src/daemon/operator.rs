@@ -24,6 +24,7 @@ use tidegate_sharing::PeerStatus;
 use tidegate_source::SourceState;
 use tidegate_spec::ownership::BootTime;
 use tidegate_spec::verdict::DropReason;
+use tidegate_structures::histogram::Durations;
 use tokio::sync::{mpsc, oneshot};
 
 use super::announcements;
@@ -37,7 +38,6 @@ use super::state::{State, timestamp};
 use super::watches::Watches;
 use crate::admin::AdminBackend;
 use crate::explain::{Circumstances, explain, refusal};
-use crate::telemetry::Latency;
 
 /// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);
@@ -475,14 +475,14 @@ fn restored(found: &Restored) -> api::RestoredStatus {
     }
 }
 
-fn latency((name, latency): (&'static str, &Latency)) -> api::LatencyStatus {
-    let micros = |duration: Duration| duration.as_nanos() as f64 / 1000.0;
+fn latency((name, latency): (&'static str, &Durations)) -> api::LatencyStatus {
+    let micros = |nanos: u64| nanos as f64 / 1000.0;
     api::LatencyStatus {
         name: name.to_owned(),
         count: latency.count(),
         p50_us: micros(latency.quantile(0.5)),
         p99_us: micros(latency.quantile(0.99)),
-        max_us: micros(latency.max()),
+        max_us: micros(latency.quantile(1.0)),
     }
 }
 

@@ -355,7 +355,7 @@ impl State {
 
     /// Durations recorded by each part of the gateway.
     pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
-        Latencies::merge(stats, &self.checks.round_trips(), &self.publications.timings().publications())
+        Latencies::merge(stats, self.checks.round_trips(), self.publications.timings())
     }
 
     /// The last round.

@@ -9,8 +9,9 @@
 //! Invariant: a family's samples directly follow its HELP and TYPE. The caller provides names; values are escaped here.
 
 use std::fmt::{Display, Formatter, Write as _};
+use std::time::Duration;
 
-use super::timings::Reading;
+use tidegate_structures::histogram::Durations;
 
 /// The `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -44,15 +45,23 @@ impl Exposition {
         self.family(name, "gauge", help, labels)
     }
 
-    /// Adds a histogram without labels.
-    pub(super) fn histogram(&mut self, name: &'static str, help: &str, reading: Reading) {
+    /// Adds a histogram without labels, of durations in nanoseconds, with bounds in seconds.
+    pub(super) fn histogram(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        durations: &Durations,
+        bounds: &[f64],
+    ) {
         self.header(name, "histogram", help);
         let text = &mut self.text;
-        for (bound, count) in reading.cumulative {
+        for &bound in bounds {
+            let count = durations.count_up_to(Duration::from_secs_f64(bound).as_nanos() as u64);
             let bound = Value::from(bound);
             writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {count}").expect(STRING);
         }
-        let (count, sum) = (reading.count, Value::from(reading.sum.as_secs_f64()));
+        let sum = Value::from(Duration::from_nanos(durations.sum()).as_secs_f64());
+        let count = durations.count();
         writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}").expect(STRING);
         writeln!(text, "{name}_sum {sum}\n{name}_count {count}").expect(STRING);
     }

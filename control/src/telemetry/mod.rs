@@ -24,7 +24,7 @@ mod timings;
 mod tests;
 
 pub use exposition::CONTENT_TYPE;
-pub use latency::{Latencies, Latency};
+pub use latency::Latencies;
 pub use process::Process;
 pub use sample::{
     AnnounceSample, CheckSample, DataplaneSample, FlowSharingSample, GatewaySample, Generations,

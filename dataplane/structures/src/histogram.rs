@@ -7,6 +7,7 @@
 //! Recording takes no lock and allocates nothing. A reading is consistent while values are recorded, except that its
 //! sum may include a value that its count doesn't, or the reverse.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Formatter};
 
 use crate::counter::Counter;
@@ -91,6 +92,37 @@ impl Durations {
         self.buckets.iter().map(|&(_, count)| count).sum()
     }
 
+    /// The number of values up to this one. Values of its histogram bucket count, so some may be greater by 1/32.
+    #[must_use]
+    pub fn count_up_to(&self, value: u64) -> u64 {
+        let greatest = greatest_of(bucket_of(value));
+        self.buckets.iter().take_while(|(value, _)| *value <= greatest).map(|&(_, count)| count).sum()
+    }
+
+    /// The value that this fraction of all values does not exceed, rounded up to the bound of its histogram bucket; 0
+    /// without values. `part` is from 0 to 1.
+    #[must_use]
+    pub fn quantile(&self, part: f64) -> u64 {
+        let mut rank = ((self.count() as f64 * part).ceil() as u64).max(1);
+        let found = self.buckets.iter().find(|(_, count)| {
+            let is_here = rank <= *count;
+            rank = rank.saturating_sub(*count);
+            is_here
+        });
+        found.map_or(0, |(value, _)| *value)
+    }
+
+    /// The values of several writers, in the same unit.
+    #[must_use]
+    pub fn merged<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        let (mut buckets, mut sum) = (BTreeMap::<u64, u64>::new(), 0_u64);
+        for one in all {
+            one.buckets.iter().for_each(|&(value, count)| *buckets.entry(value).or_default() += count);
+            sum = sum.saturating_add(one.sum);
+        }
+        Self { buckets: buckets.into_iter().collect(), sum }
+    }
+
     /// Converts the durations to another unit. `convert` must be monotonic.
     #[must_use]
     pub fn convert(mut self, convert: impl Fn(u64) -> u64) -> Self {
@@ -141,6 +173,62 @@ mod tests {
         let read = recorder.read();
         assert_eq!(read.buckets(), [(VALUE_MAX, 2)]);
         assert_eq!((read.count(), read.sum()), (2, u64::MAX / 2 + VALUE_MAX));
+    }
+
+    #[test]
+    fn a_value_on_a_bound_counts_as_up_to_it() {
+        let recorder = Recorder::default();
+        [9, 10, 11, 100, 101].into_iter().for_each(|ms| recorder.record(ms * 1_000_000));
+        let read = recorder.read();
+        assert_eq!([10, 100].map(|ms| read.count_up_to(ms * 1_000_000)), [2, 4]);
+        assert_eq!((read.count(), read.sum()), (5, 231_000_000));
+    }
+
+    fn recorded(values: impl IntoIterator<Item = u64>) -> Durations {
+        let recorder = Recorder::default();
+        values.into_iter().for_each(|one| recorder.record(one));
+        recorder.read()
+    }
+
+    fn is_near(shown: u64, exact: u64) -> bool {
+        (0.99 * exact as f64..=1.04 * exact as f64).contains(&(shown as f64))
+    }
+
+    #[test]
+    fn quantiles_of_two_writers_are_merged_within_four_percent() {
+        // A thousand values of 1,000 to 1,000,000, divided between two writers.
+        let of = |odd: u64| recorded((1..=1000).filter(move |n| n % 2 == odd).map(|n| n * 1000));
+        let merged = Durations::merged([&of(0), &of(1)]);
+        assert_eq!((merged.count(), merged.sum()), (1000, 500_500_000));
+        for (part, exact) in [(0.5, 500_000), (0.99, 990_000), (1.0, 1_000_000)] {
+            assert!(is_near(merged.quantile(part), exact), "{part}: {}", merged.quantile(part));
+        }
+    }
+
+    #[test]
+    fn every_magnitude_is_shown_within_four_percent() {
+        for shift in 0..40 {
+            let value = 0xfe_dcba_9876 >> shift;
+            let merged = Durations::merged([&recorded([value])]);
+            assert!(is_near(merged.quantile(1.0), value), "{value} is shown as {}", merged.quantile(1.0));
+        }
+    }
+
+    #[test]
+    fn without_values_everything_is_zero() {
+        let none = Durations::merged([]);
+        assert_eq!(
+            (none.count(), none.quantile(0.99), none.quantile(1.0), none.count_up_to(9)),
+            (0, 0, 0, 0)
+        );
+    }
+
+    #[test]
+    fn cumulative_counts_end_with_what_is_within_the_last_bound() {
+        let read = recorded([500, 1_500, 1_500, 3_000_000, 9_000_000_000]);
+        let bounds = [1_000, 2_000, 2_000_000, 5_000_000, 100_000_000];
+        assert_eq!(bounds.map(|bound| read.count_up_to(bound)), [1, 3, 3, 4, 4]);
+        assert_eq!((read.count(), read.sum()), (5, 9_003_003_500));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tidegate_policy::reconcile::Reason;
 use tidegate_source::SourceState;
 
 use crate::telemetry::exposition::Exposition;
+use crate::telemetry::latency::{PROGRAMMING, SYNC};
 use crate::telemetry::sample::{FlowSharingSample, Layer2Counts, Sample};
 
 /// The control plane.
@@ -61,13 +62,14 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
     }
     let help = "Duration of one reconcile, from reading its inputs until a snapshot was published to the workers or \
                 refused.";
-    page.histogram("tidegate_sync_duration_seconds", help, sample.publication.timings.sync.read());
+    page.histogram("tidegate_sync_duration_seconds", help, &sample.publication.timings.sync.read(), SYNC);
     let help =
         "Time from when the gateway saw a change of an object until every worker had applied the change.";
     page.histogram(
         "tidegate_network_programming_duration_seconds",
         help,
-        sample.publication.timings.programming.read(),
+        &sample.publication.timings.programming.read(),
+        PROGRAMMING,
     );
 }
 

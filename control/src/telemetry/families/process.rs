@@ -14,17 +14,13 @@ pub(in crate::telemetry) fn build(page: &mut Exposition, version: &str) {
 pub(in crate::telemetry) fn latencies(page: &mut Exposition, latencies: &Latencies) {
     let help = "Duration of one loop iteration with work in a worker: receive a burst from each interface, process \
                 and send it.";
-    page.histogram(
-        "tidegate_worker_turn_seconds",
-        help,
-        latencies.worker_iteration.reading(WORKER_ITERATION),
-    );
+    page.histogram("tidegate_worker_turn_seconds", help, &latencies.worker_iteration, WORKER_ITERATION);
     let help = "Time that a frame for the kernel waited in the queue between a worker and the slow path.";
-    page.histogram("tidegate_punt_queue_seconds", help, latencies.punt_queue.reading(PUNT_QUEUE));
+    page.histogram("tidegate_punt_queue_seconds", help, &latencies.punt_queue, PUNT_QUEUE);
     let help = "Time from the start of a health check to its result, or to its timeout if no answer arrives.";
-    page.histogram("tidegate_health_check_seconds", help, latencies.health_check.reading(HEALTH_CHECK));
+    page.histogram("tidegate_health_check_seconds", help, &latencies.health_check, HEALTH_CHECK);
     let help = "Time from the publication of a snapshot until every worker used it.";
-    page.histogram("tidegate_publication_seconds", help, latencies.publication.reading(PUBLICATION));
+    page.histogram("tidegate_publication_seconds", help, &latencies.publication, PUBLICATION);
 }
 
 /// The process, with the names that client libraries use.

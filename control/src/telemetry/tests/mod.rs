@@ -359,7 +359,7 @@ fn world() -> World {
     timings.observe_programming(Duration::from_secs(120));
     timings.observe_publication(Duration::from_micros(300));
     let round_trips = recorded(&[800_000, 1_000_000_000]);
-    let latencies = Latencies::merge(&stats, &round_trips, &timings.publications());
+    let latencies = Latencies::merge(&stats, round_trips, &timings);
     let (active, down) = (BackendViewState::Active, BackendViewState::Down);
     World {
         interfaces: vec!["uplink".into()],
