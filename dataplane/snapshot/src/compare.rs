@@ -79,113 +79,53 @@ impl<'a> Seen<'a> {
         self.snapshot.services().map(move |(service, info)| self.port(service, info))
     }
 
-    /// A service port as packets use it, and as it is displayed.
+    /// A service port as packets use it, and as it is displayed. Ids and positions are replaced by what they stand for.
     fn port(self, service: &'a Service, info: &'a ServiceInfo) -> impl Debug {
         let snapshot = self.snapshot;
-        // The patterns are complete, so that a new field cannot be forgotten.
-        let ServiceInfo {
-            id: info_id,
-            key,
-            namespace,
-            name,
-            port_name,
-            mode: shown_mode,
-            scheduler,
-            proxy_protocol: shown_proxy,
-            proxy_tlvs: shown_tlvs,
-            vpce_id,
-            passive_health,
-            source_ranges: requested_ranges,
-            backends,
-        } = info;
-        let &Service {
-            vip,
-            id,
-            affinity_ms,
-            idle,
-            source_ranges,
-            limited,
-            port,
-            mss_limit,
-            protocol,
-            mode,
-            no_endpoints,
-            basis,
-            entries,
-            dscp,
-            proxy_protocol,
-            proxy_tlvs,
-            syn_cookies,
-            is_plain,
-            passive,
-            ref selector,
-        } = service;
-        let names =
-            (key, (namespace, name, port_name), (shown_mode, shown_proxy, shown_tlvs, vpce_id), scheduler);
-        let found = snapshot.service(
-            Snapshot::hash_service(&vip, protocol.number(), port),
-            &vip,
-            protocol.number(),
-            port,
-        );
-        let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
-        let record = (
-            vip,
-            port,
-            protocol,
-            mode,
-            (no_endpoints, (proxy_protocol, proxy_tlvs, syn_cookies), (passive, passive_health)),
-            (basis, mss_limit, entries, dscp, is_plain),
-        );
+        let (id, vip, protocol, port) = (service.id, service.vip, service.protocol.number(), service.port);
+        let found = snapshot.service(Snapshot::hash_service(&vip, protocol, port), &vip, protocol, port);
+        let is_found = (found.is_some_and(|found| found.id == id), info.id == id);
         let is_compared = snapshot.compared.contains(&id);
-        let times = (affinity_ms, idle, snapshot.further_vips(id).to_vec());
-        let requested_ranges = requested_ranges.as_ref().map(|ranges| ranges.nets());
-        let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
+        let requested_ranges = info.source_ranges.as_ref().map(|ranges| ranges.nets());
+        let admits = service.source_ranges.checked_sub(1);
+        let admits = admits.map(|at| snapshot.source_ranges.get(at).nets());
         let limits = snapshot.limited_service(service).map(|of| {
             let ports: Vec<_> =
                 of.ports().iter().map(|id| snapshot.service_info(*id).map(|info| info.key)).collect();
-            (limited, of.namespace(), of.name(), of.limits(), ports)
+            (of.namespace(), of.name(), of.limits(), ports)
         });
-        let list: Vec<_> =
-            backends.iter().map(|info| (self.shown(info), self.backend(id, info.id))).collect();
+        let backends = info.backends.iter();
+        let list: Vec<_> = backends.map(|info| (self.shown(info), self.backend(id, info.id))).collect();
+        let selector = &service.selector;
         let choice: Vec<_> = (0..FLOWS).map(|flow| selector.owner(mix(flow)).map(|at| self.at(at))).collect();
         let choices = (self.all_choices(selector), choice);
-        (names, (is_found, is_compared), record, times, (requested_ranges, admits, limits), list, choices)
+        let id = ServiceId::new(0, 0);
+        let record = Service { id, source_ranges: 0, selector: Selector::default(), ..service.clone() };
+        let info = ServiceInfo { id, source_ranges: None, backends: Box::default(), ..info.clone() };
+        let more = (snapshot.further_vips(service.id).to_vec(), requested_ranges, admits, limits);
+        (info, record, (is_found, is_compared), more, list, choices)
     }
 
     /// A backend of the service port `service` as packets use it.
     fn backend(self, service: ServiceId, id: BackendId) -> Option<impl Debug + use<>> {
-        let &Backend {
-            address,
-            id: _,
-            service: of,
-            endpoint,
-            neighbor,
-            port,
-            interface,
-            family,
-            state,
-            mode,
-            protocol,
-            encapsulation,
-            last_stage,
-        } = self.snapshot.backend(id)?;
-        let hash = Snapshot::hash_endpoint(&address, protocol.number(), port);
-        let found = self.snapshot.endpoint(hash, &address, protocol.number(), port);
+        let backend = *self.snapshot.backend(id)?;
+        let Backend { address, endpoint, neighbor, port, .. } = backend;
+        let protocol = backend.protocol.number();
+        let hash = Snapshot::hash_endpoint(&address, protocol, port);
         let key = self.snapshot.endpoint_key(endpoint);
         let is_direct = key.map(|key| self.snapshot.is_direct_backend(&key));
         // Replies of a `nat` or `fullnat` backend are found by its address.
-        let is_endpoint_found = found.map(|found| found == endpoint);
-        let links = (of == service, is_endpoint_found, key, is_direct);
-        let path = (mode, encapsulation, last_stage);
-        Some(((address, port, protocol), path, state, family, (interface, self.next_hop(neighbor)), links))
+        let found = self.snapshot.endpoint(hash, &address, protocol, port);
+        let links = (backend.service == service, found.map(|found| found == endpoint), key, is_direct);
+        let (id, service, endpoint) = (BackendId::new(0, 0), ServiceId::new(0, 0), EndpointId::new(0, 0));
+        let record = Backend { id, service, endpoint, neighbor: NeighborId::default(), ..backend };
+        Some((record, self.next_hop(neighbor), links))
     }
 
     /// A backend as it is displayed.
     fn shown(self, info: &BackendInfo) -> impl Debug + use<> {
-        let &BackendInfo { id, endpoint, address, port, weight, state } = info;
-        let is_endpoint = self.snapshot.backend(id).map(|backend| backend.endpoint == endpoint);
-        (address, port, weight, state, is_endpoint)
+        let is_endpoint = self.snapshot.backend(info.id).map(|backend| backend.endpoint == info.endpoint);
+        (BackendInfo { id: BackendId::new(0, 0), endpoint: EndpointId::new(0, 0), ..*info }, is_endpoint)
     }
 
     /// The address and port of a backend.

@@ -1,16 +1,12 @@
 //! [`Difference`]: where two values that must be equal differ, in a short form for a log.
 //!
 //! Compares incremental results with results computed from scratch. Values are compared by their [`Debug`] text, which
-//! includes parts that equality ignores. The text is never stored as a whole: each block of it is reduced to a number,
-//! and only the part that differs is written again.
+//! includes parts that equality ignores. The text of equal values is never stored, only its hash.
 
 use std::fmt::{self, Debug, Write};
-use std::hash::{DefaultHasher, Hasher};
 
-/// Bytes of text that become one number.
-const BLOCK: usize = 256;
-/// Bytes of text around the first difference that are shown, in whole blocks.
-const SHOWN: usize = 3 * BLOCK;
+/// Bytes of text around the first difference that are shown.
+const SHOWN: usize = 768;
 /// Bytes from the beginning of the text, which usually names the object.
 const HEAD: usize = 160;
 
@@ -35,12 +31,14 @@ pub struct Difference {
 /// ```
 #[must_use]
 pub fn of(part: &str, incremental: &dyn Debug, from_scratch: &dyn Debug) -> Option<Difference> {
-    let [one, other] = [incremental, from_scratch].map(Blocks::of);
-    let at = one.iter().zip(&other).position(|(a, b)| a != b);
-    // If one text is the beginning of the other, they differ after its last block.
-    let at = at.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;
-    let from = at.saturating_sub(1) * BLOCK;
-    let [incremental, from_scratch] = [incremental, from_scratch].map(|value| Excerpt::of(value, from));
+    if TextHash::of(incremental) == TextHash::of(from_scratch) {
+        return None;
+    }
+    let texts = [incremental, from_scratch].map(|value| format!("{value:?}"));
+    let [one, other] = texts.each_ref().map(String::as_bytes);
+    // If one text is the beginning of the other, they differ where it ends.
+    let at = one.iter().zip(other).position(|(a, b)| a != b).unwrap_or(one.len().min(other.len()));
+    let [incremental, from_scratch] = [one, other].map(|text| excerpt(text, at));
     Some(Difference { part: part.to_owned(), incremental, from_scratch })
 }
 
@@ -65,83 +63,31 @@ pub fn of_lists<T: Debug>(
     None
 }
 
-/// Reduces text to numbers, one for each [`BLOCK`] bytes.
-struct Blocks {
-    block: Vec<u8>,
-    done: Vec<u64>,
+/// The beginning of a text, and what is around a position.
+fn excerpt(text: &[u8], at: usize) -> String {
+    let from = at.saturating_sub(SHOWN / 3);
+    let to = text.len().min(from + SHOWN);
+    let [head, shown] = [&text[..from.min(HEAD)], &text[from..to]].map(String::from_utf8_lossy);
+    let (gap, end) = (if from > 0 { " ... " } else { "" }, if to < text.len() { " ..." } else { "" });
+    format!("{head}{gap}{shown}{end}")
 }
 
-impl Blocks {
-    fn of(value: &dyn Debug) -> Vec<u64> {
-        let mut blocks = Self { block: Vec::with_capacity(BLOCK), done: Vec::new() };
+/// FNV-1a, which doesn't depend on how many writes a text has.
+struct TextHash(u64);
+
+impl TextHash {
+    fn of(value: &dyn Debug) -> u64 {
+        let mut hash = Self(0xcbf2_9ce4_8422_2325);
         // This fails only if a `Debug` implementation fails. Then the text before the failure is compared.
-        let _ = write!(blocks, "{value:?}");
-        if !blocks.block.is_empty() {
-            blocks.end();
-        }
-        blocks.done
-    }
-
-    fn end(&mut self) {
-        let mut hasher = DefaultHasher::new();
-        hasher.write(&self.block);
-        self.done.push(hasher.finish());
-        self.block.clear();
+        let _ = write!(hash, "{value:?}");
+        hash.0
     }
 }
 
-impl Write for Blocks {
+impl Write for TextHash {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text.as_bytes();
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(BLOCK - self.block.len()));
-            self.block.extend_from_slice(now);
-            if self.block.len() == BLOCK {
-                self.end();
-            }
-            rest = later;
-        }
-        Ok(())
-    }
-}
-
-/// Keeps the beginning of a text and [`SHOWN`] bytes from a given offset on.
-struct Excerpt {
-    from: usize,
-    at: usize,
-    head: Vec<u8>,
-    shown: Vec<u8>,
-    is_cut: bool,
-}
-
-impl Excerpt {
-    fn of(value: &dyn Debug, from: usize) -> String {
-        let mut excerpt = Self { from, at: 0, head: Vec::new(), shown: Vec::new(), is_cut: false };
-        // The write fails on purpose once all bytes to be shown are written.
-        let _ = write!(excerpt, "{value:?}");
-        let Self { head, shown, is_cut, .. } = excerpt;
-        let head =
-            if from > 0 { String::from_utf8_lossy(&head).into_owned() + " ... " } else { String::new() };
-        let tail = if is_cut { " ..." } else { "" };
-        format!("{head}{}{tail}", String::from_utf8_lossy(&shown))
-    }
-}
-
-impl Write for Excerpt {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            if self.head.len() < HEAD.min(self.from) {
-                self.head.push(byte);
-            }
-            if self.at >= self.from {
-                if self.shown.len() == SHOWN {
-                    self.is_cut = true;
-                    return Err(fmt::Error);
-                }
-                self.shown.push(byte);
-            }
-            self.at += 1;
-        }
+        let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.0 = text.bytes().fold(self.0, step);
         Ok(())
     }
 }

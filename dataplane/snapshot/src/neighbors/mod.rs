@@ -38,7 +38,7 @@ use writers::Writers;
 use crate::path_mtu::PathMtus;
 
 /// The id of a next hop in the table. Valid while the next hop has a reference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct NeighborId(u32);
 
