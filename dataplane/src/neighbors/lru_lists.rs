@@ -34,18 +34,9 @@ pub(super) enum LruList {
     Used,
 }
 
-/// The share of one interface and family.
-#[derive(Debug, Default)]
-struct Share {
-    /// Ordered by insertion time.
-    pending: BTreeSet<(Now, Key)>,
-    /// Ordered by the time of the first request.
-    requested: BTreeSet<(Now, Key)>,
-    /// Ordered by insertion time.
-    unused: BTreeSet<(Now, Key)>,
-    /// Ordered by the last known use.
-    used: BTreeSet<(Now, Key)>,
-}
+/// The share of one interface and family: its lists, indexed by [`LruList`]. Each is ordered by the time since when the
+/// entry has been there; entries in use by their last known use.
+type Share = [BTreeSet<(Now, Key)>; 4];
 
 /// The shares of all interfaces.
 #[derive(Debug, Default)]
@@ -107,12 +98,6 @@ impl LruLists {
     }
 
     fn set(&mut self, key: &Key, list: LruList) -> Option<&mut BTreeSet<(Now, Key)>> {
-        let share = self.shares.get_mut(share_of(key))?;
-        Some(match list {
-            LruList::Pending => &mut share.pending,
-            LruList::Requested => &mut share.requested,
-            LruList::Unused => &mut share.unused,
-            LruList::Used => &mut share.used,
-        })
+        self.shares.get_mut(share_of(key)).map(|share| &mut share[list as usize])
     }
 }
