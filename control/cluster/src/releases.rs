@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_model::objects::{Labels, ObjectKey, Service};
-use tidegate_model::shared_map::SharedMap;
+use tidegate_model::shared_map::{SharedMap, differences};
 use tidegate_policy::pools::{Allocations, Authority, ClaimKind, Holdings};
 
 /// The state of all gateways at one API server.
@@ -109,9 +109,9 @@ impl ReleaseTracker {
         assigned: &Arc<Allocations>,
     ) -> BTreeSet<IpAddr> {
         let mut changed: BTreeSet<ObjectKey> =
-            self.services.diff(services).map(|change| change.key.clone()).collect();
+            differences(&self.services, services).map(|change| change.key.clone()).collect();
         if !Arc::ptr_eq(&self.assigned, assigned) {
-            let changes = self.assigned.by_service.diff(&assigned.by_service);
+            let changes = differences(&self.assigned.by_service, &assigned.by_service);
             changed.extend(changes.map(|change| change.key.clone()));
         }
         let mut lost = BTreeSet::new();
@@ -270,11 +270,11 @@ mod tests {
             if requests {
                 service.external_ips = vec![ip(1), ip(2)];
             }
-            SharedMap::from([(key(), Arc::new(service))])
+            SharedMap::unit(key(), Arc::new(service))
         };
         // A pool authorizes the first one.
         let owned = OwnedAddress { kind: ClaimKind::ExternalIp, ..OwnedAddress::of_status(ip(1)) };
-        let by_service = SharedMap::from([(key(), Holdings::new("", vec![owned]))]);
+        let by_service = SharedMap::unit(key(), Holdings::new("", vec![owned]));
         let granted = Arc::new(Allocations { by_service, ..Allocations::default() });
         let mut tracker = ReleaseTracker::default();
         tracker.observe(&requesting(true), &Arc::default(), 10, &leads(10));
@@ -345,7 +345,7 @@ mod tests {
                     }
                     (service.meta.key.clone(), Arc::new(service))
                 });
-                all.collect::<SharedMap<_, _>>()
+                all.collect::<SharedMap<ObjectKey, Arc<Service>>>()
             };
             let mut applied = [1_usize; 3];
             let mut trackers = [ReleaseTracker::default(), ReleaseTracker::default()];

@@ -115,8 +115,8 @@ fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<
     let (own, takes_all) = (config.source.load_balancer_class(), config.source.claims_classless());
     let is_ours =
         |service: &Service| service.load_balancer_class.as_deref().map_or(takes_all, |class| class == own);
-    let services = objects.services.values().filter(|s| s.service_type == ServiceType::LoadBalancer);
-    let (all, ours) = (services.clone().count(), services.filter(|service| is_ours(service)).count());
+    let services = || objects.services.values().filter(|s| s.service_type == ServiceType::LoadBalancer);
+    let (all, ours) = (services().count(), services().filter(|service| is_ours(service)).count());
     if all == 0 || ours > 0 {
         return None;
     }

@@ -24,6 +24,7 @@ use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
 use tidegate_model::config::{KubernetesConfig, LOAD_BALANCER_CLASS};
 use tidegate_model::objects::Objects;
+use tidegate_model::shared_map::differences;
 use tidegate_source::SourceUpdate;
 use tidegate_source::kubernetes::KubernetesSource;
 use tokio::runtime::Runtime;
@@ -241,7 +242,7 @@ fn follow(
         let let_go = stages.all - stages.reconcile - stages.publish - stages.applied;
         let at = now().saturating_sub(let_go);
         rounds.push(stages);
-        let changed = before.endpoint_slices.diff(&gateway.objects.endpoint_slices);
+        let changed = differences(&before.endpoint_slices, &gateway.objects.endpoint_slices);
         for endpoint in changed.filter_map(|change| change.after).flat_map(|slice| &slice.endpoints) {
             if let Some(n) = endpoint.address.and_then(|ip| numbers.get(&ip)) {
                 applied.entry(*n).or_insert(at);

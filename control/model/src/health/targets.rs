@@ -5,7 +5,7 @@
 //! the last Service releases it.
 
 use super::Target;
-use crate::shared_map::{Iter, SharedMap};
+use crate::shared_map::{Iter, SharedMap, differences};
 
 /// A set of targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Targets {
     /// The first target in sort order.
     #[must_use]
     pub fn first(&self) -> Option<&Target> {
-        self.0.first_key_value().map(|(target, _)| target)
+        self.0.get_min().map(|(target, _)| target)
     }
 
     /// All targets, sorted.
@@ -44,12 +44,12 @@ impl Targets {
     /// Whether one is an unchanged clone of the other (compares pointers).
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        self.0.is_same(&other.0)
+        self.0.ptr_eq(&other.0)
     }
 
     /// Targets that only one of the two sets contains, in order, each with whether it is new in `after`.
     pub fn changes<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = (&'a Target, bool)> {
-        self.0.diff(&after.0).filter_map(|change| match (change.before, change.after) {
+        differences(&self.0, &after.0).filter_map(|change| match (change.before, change.after) {
             (None, Some(_)) => Some((change.key, true)),
             (Some(_), None) => Some((change.key, false)),
             // Only the number of Services that need it differs.

@@ -337,7 +337,7 @@ impl Drains {
 
     /// Whether both are the same copy. Does not compare contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        self.ports.is_same(&other.ports)
+        self.ports.ptr_eq(&other.ports)
     }
 
     /// When the next backend is forgotten or reaches its next step.

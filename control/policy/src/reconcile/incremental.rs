@@ -2,8 +2,7 @@
 //! Services whose inputs changed.
 //!
 //! Changes are found by comparing the inputs with the inputs of the last call:
-//! [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff) skips everything that both states of the objects
-//! share. A change of a Service, of its slices or of its addresses affects that Service. A change of a node, a Pod, a
+//! [`differences`] skips everything that both states of the objects share. A change of a Service, of its slices or of its addresses affects that Service. A change of a node, a Pod, a
 //! verdict or a drain affects the Services whose results depend on it (`affected`). A change of a namespace's labels
 //! affects its Services, if a pool's selector distinguishes them. Everything is recomputed only if the settings change
 //! (except which gateway decides on addresses), or if the memory is not what the last call returned. The state that
@@ -18,7 +17,7 @@ use std::sync::Arc;
 use tidegate_model::config::PodRoutes;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, SliceIndex};
-use tidegate_model::shared_map::Difference;
+use tidegate_model::shared_map::{Difference, differences};
 use tidegate_spec::{RouteSpec, SnapshotSpec};
 
 use super::addresses::{Addresses, Changed, Effects};
@@ -169,7 +168,7 @@ impl Last {
     fn changed(&mut self, input: &Input<'_>) -> Dirty {
         let mut dirty = Dirty::default();
         let (old, new) = (&self.objects, input.objects);
-        for change in old.services.diff(&new.services) {
+        for change in differences(&old.services, &new.services) {
             let given = |service: Option<&Arc<Service>>| {
                 service
                     .map_or_else(Vec::new, |s| reserved_addresses::of_other_load_balancer(input.settings, s))
@@ -179,8 +178,8 @@ impl Last {
         }
         // Services that are not ours are included, because their finalizer may reserve an address.
         dirty.applicants.extend(dirty.services.iter().cloned());
-        dirty.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
-        for change in old.endpoint_slices.diff(&new.endpoint_slices) {
+        dirty.services.extend(differences(&old.endpoints, &new.endpoints).map(|d| d.key.clone()));
+        for change in differences(&old.endpoint_slices, &new.endpoint_slices) {
             dirty.services.extend(self.slices.replace(change.before, change.after));
         }
         dirty.shared_inputs.reserved |=
@@ -190,14 +189,14 @@ impl Last {
         self.namespaces(input, &mut dirty);
 
         let mut changes = Changes::default();
-        for change in old.nodes.diff(&new.nodes) {
+        for change in differences(&old.nodes, &new.nodes) {
             changes.node(&change);
             dirty.shared_inputs.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
             dirty.shared_inputs.node_faults |= differs(&change, |node| &node.meta.faults);
             dirty.shared_inputs.pod_routes |= input.settings.services.pod_routes == PodRoutes::Node
                 && differs(&change, |node| (&node.internal_ips, &node.pod_cidrs));
         }
-        for change in old.pods.diff(&new.pods) {
+        for change in differences(&old.pods, &new.pods) {
             changes.pod(&change);
             dirty.services.extend(self.with_endpoints_from(&change));
         }
@@ -224,7 +223,7 @@ impl Last {
     /// labels of their namespace.
     fn namespaces(&self, input: &Input<'_>, dirty: &mut Dirty) {
         let (old, new) = (&self.objects, input.objects);
-        for change in old.namespaces.diff(&new.namespaces) {
+        for change in differences(&old.namespaces, &new.namespaces) {
             let [was, is] = [old, new].map(|objects| objects.namespace_labels(change.key));
             let mut selectors =
                 self.addresses.allocator().pools().iter().map(|pool| &pool.namespace_selector);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_model::objects::ObjectKey;
-use tidegate_model::shared_map::SharedMap;
+use tidegate_model::shared_map::{SharedMap, differences};
 use tidegate_spec::limits::{BACKENDS_MAX, SERVICES_MAX};
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::{
@@ -73,7 +73,7 @@ impl RemovedPorts {
         limits: &Demand,
         now: Duration,
     ) -> Self {
-        let gone = self.programmed.diff(programmed).filter_map(|change| match change.after {
+        let gone = differences(&self.programmed, programmed).filter_map(|change| match change.after {
             Some(_) => None,
             None => change.before,
         });
@@ -126,7 +126,7 @@ impl RemovedPorts {
 
     /// Whether both are the same copy. Does not compare contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        self.programmed.is_same(&other.programmed) && Arc::ptr_eq(&self.removed, &other.removed)
+        self.programmed.ptr_eq(&other.programmed) && Arc::ptr_eq(&self.removed, &other.removed)
     }
 }
 

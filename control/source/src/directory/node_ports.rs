@@ -84,7 +84,9 @@ pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
         let key = &service.meta.key;
         lacks_ports(service) || refused.range((key.clone(), None)..).next().is_some_and(|(k, _)| k == key)
     };
-    for service in objects.services.values_mut().filter(|service| concerned(service)) {
+    let keys = objects.services.iter().filter(|(_, service)| concerned(service)).map(|(key, _)| key.clone());
+    for key in keys.collect::<Vec<ObjectKey>>() {
+        let service = &objects.services[&key];
         let wants = |protocol, what: &str| (protocol, format!("{} {what}", service.meta.key));
         let mut given = Service::clone(service);
         let numbered = matches!(service.service_type, ServiceType::NodePort)
@@ -120,7 +122,7 @@ pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
             let (protocol, seed) = wants(Protocol::Tcp, "health");
             given.health_check_node_port = choose(&mut ports, service, protocol, &seed, report);
         }
-        *service = Arc::new(given);
+        objects.services.insert(key, Arc::new(given));
     }
 }
 

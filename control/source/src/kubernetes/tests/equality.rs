@@ -52,10 +52,11 @@ fn through_the_api(objects: &[Value]) -> (Objects, Report) {
 /// The objects that the directory has, too. It refuses the others because of their faults.
 fn accepted_by(directory: &Objects, api: &Objects) -> Objects {
     let mut accepted = api.clone();
-    for (key, _) in api.services.iter().filter(|(key, _)| !directory.services.contains_key(key)) {
+    for (key, _) in api.services.iter().filter(|(key, _)| !directory.services.contains_key(*key)) {
         accepted.services.remove(key);
     }
-    for (key, _) in api.endpoint_slices.iter().filter(|(key, _)| !directory.endpoint_slices.contains_key(key))
+    for (key, _) in
+        api.endpoint_slices.iter().filter(|(key, _)| !directory.endpoint_slices.contains_key(*key))
     {
         accepted.endpoint_slices.remove(key);
     }

@@ -1,6 +1,7 @@
 //! Tests of API servers that misbehave: the state that the source reports during and after the fault.
 
 use test_apiserver::Fault;
+use tidegate_model::shared_map::differences;
 
 use super::*;
 
@@ -35,7 +36,7 @@ async fn changes_arrive_and_unchanged_objects_keep_their_allocation() {
     let same =
         |name| Arc::ptr_eq(service(&before, name).expect("there"), service(&after, name).expect("there"));
     assert!(same("web") && same("api"));
-    let changed = before.objects.endpoint_slices.diff(&after.objects.endpoint_slices);
+    let changed = differences(&before.objects.endpoint_slices, &after.objects.endpoint_slices);
     assert_eq!(changed.map(|d| d.key.clone()).collect::<Vec<_>>(), [key("web-1")]);
     world.server.delete("v1", "Service", "shop", "api");
     let gone = until(&source, "the deletion", |u| service(u, "api").is_none()).await;
@@ -59,7 +60,7 @@ async fn irrelevant_changes_of_status_and_annotations_are_no_update() {
     world.server.edit("v1", "Node", "", "n1", beat).expect("legal");
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
     let after = until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
-    assert!(before.objects.nodes.is_same(&after.objects.nodes));
+    assert!(before.objects.nodes.ptr_eq(&after.objects.nodes));
 }
 
 #[tokio::test]
