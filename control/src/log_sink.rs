@@ -2,7 +2,8 @@
 //!
 //! A write to a full pipe blocks until somebody reads. A thread that logs would hang there, and with it all others that
 //! log: the daemon's loop, the announcer, the slow path. So a line waits for [`WAIT`] at most. After that, lines are
-//! lost and counted at once until there is space again; then a line reports how many were lost.
+//! lost and counted at once until there is space again; then a line reports how many were lost. `tracing-appender` would
+//! not do: lines that its thread has not written yet are lost when the process is killed.
 //!
 //! Invariant: a write never fails, and waits no longer than [`WAIT`], unless standard error is a file on a disk that
 //! does not answer.

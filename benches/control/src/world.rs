@@ -15,7 +15,8 @@ use tidegate_model::objects::{
     TargetPort,
 };
 use tidegate_policy::reconcile::Settings;
-use tidegate_spec::{InterfaceSpec, NeighborSpec, NetworkSpec, RouteSpec};
+use tidegate_spec::testing;
+use tidegate_spec::{NeighborSpec, NetworkSpec, RouteSpec};
 use tidegate_wire::MacAddr;
 
 /// The maximum number of endpoints in a slice: the default of the endpoint slice controller.
@@ -173,13 +174,7 @@ pub fn settings() -> Settings {
     let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a network of this world");
     Settings {
         network: NetworkSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: GATEWAY_MAC,
-                mtu: 1500,
-                vlan: None,
-                addresses: vec![net("10.0.0.1/16")],
-            }],
+            interfaces: vec![testing::interface(GATEWAY_MAC, &["10.0.0.1/16"])],
             routes: vec![RouteSpec { to: net("0.0.0.0/0"), via: parse("10.0.0.254") }],
             neighbors: vec![NeighborSpec { ip: parse("10.0.0.254"), mac: MacAddr([2, 0, 0, 0, 0, 0xfe]) }],
             snat_addresses: (3..35).map(|n| IpAddr::from([10, 0, 0, n])).collect(),

@@ -23,8 +23,8 @@ use tidegate_spec::now::Now;
 use tidegate_spec::testing;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{
-    BackendSpec, BackendState, FlowTracking, GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy,
-    Protocol, RouteSpec, ServiceSpec, SnapshotSpec,
+    BackendSpec, BackendState, FlowTracking, GatewaySpec, NeighborSpec, NetworkSpec, Policy, Protocol,
+    RouteSpec, ServiceSpec, SnapshotSpec,
 };
 use tidegate_wire::MacAddr;
 
@@ -402,15 +402,10 @@ pub fn spec(scenario: &Scenario) -> SnapshotSpec {
     SnapshotSpec {
         generation: 1,
         network: NetworkSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: GATEWAY_MAC,
-                mtu: 1500,
-                vlan: None,
-                addresses: ["10.255.255.254/8", "2001:db8:0:bac:ffff::fe/64"]
-                    .map(|text| text.parse().expect("a prefix of the lab"))
-                    .into(),
-            }],
+            interfaces: vec![testing::interface(
+                GATEWAY_MAC,
+                &["10.255.255.254/8", "2001:db8:0:bac:ffff::fe/64"],
+            )],
             routes: ["0.0.0.0/0", "::/0"]
                 .map(|to| RouteSpec { to: to.parse().expect("a prefix of the lab"), via: router })
                 .into(),

@@ -10,6 +10,7 @@
 //! the supervisor kills and restarts such a gateway.
 //!
 //! The daemon's loop calls this module after each round and while it waits. Without `NOTIFY_SOCKET`, nothing is sent.
+//! `sd-notify` would not do: it sends on a blocking socket, and a supervisor that doesn't read must not block forwarding.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

@@ -8,8 +8,8 @@ use tidegate_pipeline::testing::builder::Builder;
 use tidegate_pipeline::testing::lab::{self, Lab};
 use tidegate_spec::testing;
 use tidegate_spec::{
-    BackendSpec, GatewaySpec, InterfaceSpec, LoadRule, MssClamp, NeighborSpec, NetworkSpec, PassiveHealth,
-    Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, SynCookies,
+    BackendSpec, GatewaySpec, LoadRule, MssClamp, NeighborSpec, NetworkSpec, PassiveHealth, Policy,
+    RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, SynCookies,
 };
 use tidegate_structures::hash::selection_hash;
 use tidegate_wire::MacAddr;
@@ -46,20 +46,8 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
     SnapshotSpec {
         generation: 7,
         network: NetworkSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: mac(2),
-                mtu: 1500,
-                vlan: None,
-                addresses: vec![
-                    "192.0.2.2/24".parse().expect("a net"),
-                    "2001:db8::2/64".parse().expect("a net"),
-                ],
-            }],
-            routes: vec![RouteSpec {
-                to: "10.0.0.0/8".parse().expect("a net"),
-                via: "192.0.2.1".parse().expect("an address"),
-            }],
+            interfaces: vec![testing::interface(mac(2), &["192.0.2.2/24", "2001:db8::2/64"])],
+            routes: vec![testing::route("10.0.0.0/8", "192.0.2.1")],
             neighbors: vec![
                 NeighborSpec { ip: "192.0.2.1".parse().expect("an address"), mac: mac(1) },
                 NeighborSpec { ip: "192.0.2.11".parse().expect("an address"), mac: mac(11) },

@@ -5,7 +5,8 @@ use tidegate_pipeline::frame::MemoryFrame;
 use tidegate_pipeline::testing::Builder;
 use tidegate_pipeline::testing::builder::GATEWAY_MAC;
 use tidegate_snapshot::neighbors::NeighborTable;
-use tidegate_spec::{NetworkSpec, RouteSpec, SnapshotSpec, TunnelOptions};
+use tidegate_spec::testing;
+use tidegate_spec::{NetworkSpec, SnapshotSpec, TunnelOptions};
 use tidegate_wire::encapsulation::Encapsulation;
 use tidegate_wire::tcp::flags;
 
@@ -21,17 +22,12 @@ fn ip(text: &str) -> IpAddr {
 
 /// A gateway on 192.0.2.0/24, with a router to 10.244.0.0/16.
 fn probes(vlan: Option<u16>) -> Probes {
-    let interface = InterfaceSpec {
-        name: "uplink".into(),
-        mac: GATEWAY_MAC,
-        mtu: 1500,
-        vlan,
-        addresses: vec!["192.0.2.2/24".parse().expect("a net"), "2001:db8::2/64".parse().expect("a net")],
-    };
+    let interface = testing::interface(GATEWAY_MAC, &["192.0.2.2/24", "2001:db8::2/64"]);
+    let interface = InterfaceSpec { vlan, ..interface };
     let spec = SnapshotSpec {
         network: NetworkSpec {
             interfaces: vec![interface],
-            routes: vec![RouteSpec { to: "10.244.0.0/16".parse().expect("a net"), via: ip("192.0.2.1") }],
+            routes: vec![testing::route("10.244.0.0/16", "192.0.2.1")],
             tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
             ..NetworkSpec::default()
         }

@@ -35,6 +35,25 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address in a test")
 }
 
+/// The interface `uplink`, with these addresses ("10.0.0.254/24").
+///
+/// # Panics
+/// If a text is not an address with its prefix.
+#[must_use]
+pub fn interface(mac: MacAddr, addresses: &[&str]) -> InterfaceSpec {
+    let addresses = addresses.iter().map(|text| text.parse().expect("a prefix in a test")).collect();
+    InterfaceSpec { name: "uplink".into(), mac, mtu: 1500, vlan: None, addresses }
+}
+
+/// A route to a network ("0.0.0.0/0").
+///
+/// # Panics
+/// If a text is not a network or an address.
+#[must_use]
+pub fn route(to: &str, via: &str) -> RouteSpec {
+    RouteSpec { to: to.parse().expect("a network in a test"), via: ip(via) }
+}
+
 /// The spec of a gateway at 10.0.0.254 and fd00::fe with SNAT addresses 10.0.0.253 and fd00::fd. Its backends are on
 /// its only link, and its clients are behind a router.
 #[must_use]
@@ -47,20 +66,8 @@ pub fn spec() -> SnapshotSpec {
     SnapshotSpec {
         generation: 1,
         network: NetworkSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: GATEWAY_MAC,
-                mtu: 1500,
-                vlan: None,
-                addresses: vec![
-                    "10.0.0.254/24".parse().expect("a valid prefix"),
-                    "fd00::fe/64".parse().expect("a valid prefix"),
-                ],
-            }],
-            routes: vec![
-                RouteSpec { to: "0.0.0.0/0".parse().expect("a valid prefix"), via: ip("10.0.0.250") },
-                RouteSpec { to: "::/0".parse().expect("a valid prefix"), via: ip("fd00::fa") },
-            ],
+            interfaces: vec![interface(GATEWAY_MAC, &["10.0.0.254/24", "fd00::fe/64"])],
+            routes: vec![route("0.0.0.0/0", "10.0.0.250"), route("::/0", "fd00::fa")],
             neighbors: neighbors.chain(routers).collect(),
             snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
             tunnel_source_v4: Some("10.0.0.254".parse().expect("a valid prefix")),

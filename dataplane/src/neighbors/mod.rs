@@ -137,10 +137,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
     use tidegate_spec::testing;
-    use tidegate_spec::{
-        BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NetworkSpec, Protocol, RouteSpec,
-        ServiceSpec,
-    };
+    use tidegate_spec::{BackendSpec, BackendState, ForwardingMode, NetworkSpec, Protocol, ServiceSpec};
     use tidegate_wire::MacAddr;
 
     fn ip(text: &str) -> IpAddr {
@@ -166,17 +163,13 @@ mod tests {
     }
 
     fn spec() -> SnapshotSpec {
-        let route = |to: &str, via| RouteSpec { to: to.parse().unwrap(), via: ip(via) };
         SnapshotSpec {
             network: NetworkSpec {
-                interfaces: vec![InterfaceSpec {
-                    name: "uplink".into(),
-                    mac: MacAddr([2, 0, 0, 0, 0, 2]),
-                    mtu: 1500,
-                    vlan: None,
-                    addresses: vec!["192.0.2.2/24".parse().unwrap()],
-                }],
-                routes: vec![route("10.244.0.9/24", "192.0.2.10"), route("0.0.0.0/0", "198.51.100.1")],
+                interfaces: vec![testing::interface(MacAddr([2, 0, 0, 0, 0, 2]), &["192.0.2.2/24"])],
+                routes: vec![
+                    testing::route("10.244.0.9/24", "192.0.2.10"),
+                    testing::route("0.0.0.0/0", "198.51.100.1"),
+                ],
                 ..NetworkSpec::default()
             }
             .into(),

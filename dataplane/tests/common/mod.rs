@@ -47,13 +47,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
 }
 
 pub fn interface(mac: MacAddr) -> InterfaceSpec {
-    InterfaceSpec {
-        name: "uplink".into(),
-        mac,
-        mtu: 1500,
-        vlan: None,
-        addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
-    }
+    testing::interface(mac, &["192.0.2.2/24", "2001:db8::2/64"])
 }
 
 pub fn spec(generation: u64) -> SnapshotSpec {

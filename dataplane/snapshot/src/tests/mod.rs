@@ -18,9 +18,8 @@ use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits;
 use tidegate_spec::testing;
 use tidegate_spec::{
-    BackendProblem, BackendSpec, BackendState, CompileError, ForwardingMode, GatewaySpec, InterfaceSpec,
-    NeighborSpec, NetworkSpec, Policy, Problem, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec,
-    SnapshotSpec,
+    BackendProblem, BackendSpec, BackendState, CompileError, ForwardingMode, GatewaySpec, NeighborSpec,
+    NetworkSpec, Policy, Problem, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec,
 };
 use tidegate_structures::hash::{client_hash, selection_hash};
 use tidegate_wire::{Addr, Family, MacAddr};
@@ -60,17 +59,8 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
     SnapshotSpec {
         generation: 1,
         network: NetworkSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: MAC,
-                mtu: 1500,
-                vlan: None,
-                addresses: vec!["10.0.0.1/16".parse().unwrap(), "2001:db8::1/64".parse().unwrap()],
-            }],
-            routes: vec![
-                RouteSpec { to: "0.0.0.0/0".parse().unwrap(), via: ip("10.0.255.254") },
-                RouteSpec { to: "::/0".parse().unwrap(), via: ip("fe80::1") },
-            ],
+            interfaces: vec![testing::interface(MAC, &["10.0.0.1/16", "2001:db8::1/64"])],
+            routes: vec![testing::route("0.0.0.0/0", "10.0.255.254"), testing::route("::/0", "fe80::1")],
             neighbors: Vec::new(),
             snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
             tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1).into()),

@@ -1,6 +1,7 @@
 //! Errors that refuse the whole spec.
 
 use super::*;
+use tidegate_spec::InterfaceSpec;
 
 /// The error of a spec with one service after `change`. It must not change the neighbour table.
 fn error(change: &dyn Fn(&mut SnapshotSpec)) -> CompileError {

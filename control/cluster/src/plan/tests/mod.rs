@@ -18,7 +18,8 @@ use tidegate_model::objects::{
 };
 use tidegate_policy::pools::{Authority, FIELD_MANAGER};
 use tidegate_policy::reconcile::{Input, Reason, Reconciler, Settings};
-use tidegate_spec::{ForwardingMode, InterfaceSpec, NetworkSpec};
+use tidegate_spec::testing;
+use tidegate_spec::{ForwardingMode, NetworkSpec};
 use tidegate_wire::MacAddr;
 
 use super::*;
@@ -80,16 +81,9 @@ struct Cluster {
 
 impl Cluster {
     fn new(services: impl IntoIterator<Item = Service>) -> Self {
-        let interface = InterfaceSpec {
-            name: "uplink".into(),
-            mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            mtu: 1500,
-            vlan: None,
-            addresses: vec!["10.0.0.1/16".parse().expect("a prefix")],
-        };
         let settings = Settings {
             network: NetworkSpec {
-                interfaces: vec![interface],
+                interfaces: vec![testing::interface(MacAddr([2, 0, 0, 0, 0, 2]), &["10.0.0.1/16"])],
                 snat_addresses: vec![ip("10.0.0.3")],
                 ..NetworkSpec::default()
             }

@@ -23,7 +23,8 @@ use tidegate_model::objects::{
     ObjectKey, ObjectRef, Objects, Pod, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
     TrafficPolicy,
 };
-use tidegate_spec::{BackendState, InterfaceSpec, NetworkSpec, RouteSpec, ServiceSpec, SnapshotSpec};
+use tidegate_spec::testing;
+use tidegate_spec::{BackendState, NetworkSpec, RouteSpec, ServiceSpec, SnapshotSpec};
 use tidegate_wire::MacAddr;
 
 use super::*;
@@ -47,16 +48,10 @@ pub(super) fn settings() -> Settings {
     edge.external_ips = true;
     Settings {
         network: NetworkSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: MacAddr([2, 0, 0, 0, 0, 2]),
-                mtu: 1500,
-                vlan: None,
-                addresses: vec![
-                    "10.0.0.1/16".parse().expect("a prefix"),
-                    "2001:db8::1/64".parse().expect("a prefix"),
-                ],
-            }],
+            interfaces: vec![testing::interface(
+                MacAddr([2, 0, 0, 0, 0, 2]),
+                &["10.0.0.1/16", "2001:db8::1/64"],
+            )],
             snat_addresses: vec![ip("10.0.0.3"), ip("2001:db8::3")],
             tunnel_source_v4: Some("10.0.0.1".parse().expect("an address")),
             tunnel_source_v6: Some("2001:db8::1".parse().expect("an address")),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidegate_spec::testing;
 use tidegate_spec::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, InterfaceSpec, NeighborSpec, Protocol, SnapshotSpec};
 use tidegate_wire::{MacAddr, Malformed};
@@ -118,13 +119,8 @@ fn a_frame_without_headroom_is_refused_unchanged() {
 #[test]
 fn an_icmp_error_without_headroom_for_a_tag_is_refused_unchanged() {
     let mut spec = spec();
-    spec.network.interfaces.push(InterfaceSpec {
-        name: "inside".into(),
-        mac: MacAddr([2, 0, 0, 0, 0, 3]),
-        mtu: 1500,
-        vlan: Some(7),
-        addresses: vec!["10.1.0.254/24".parse().unwrap()],
-    });
+    let inside = testing::interface(MacAddr([2, 0, 0, 0, 0, 3]), &["10.1.0.254/24"]);
+    spec.network.interfaces.push(InterfaceSpec { name: "inside".into(), vlan: Some(7), ..inside });
     spec.network
         .neighbors
         .push(NeighborSpec { ip: super::lab::ip("10.1.0.1"), mac: super::lab::backend_mac(1) });

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidegate_spec::testing;
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{ForwardingMode, InterfaceSpec, NetworkSpec, Protocol, RouteSpec, SharedService};
 use tidegate_wire::tcp::flags;
@@ -91,13 +92,8 @@ fn the_answers_to_refused_traffic_are_limited_and_the_rest_is_counted() {
 #[test]
 fn only_sources_in_the_prefixes_on_their_own_interface_are_forwarded() {
     let mut lab = lab(|network| {
-        network.interfaces.push(InterfaceSpec {
-            name: "outside".into(),
-            mac: MacAddr([2, 0, 0, 0, 9, 9]),
-            mtu: 1500,
-            vlan: None,
-            addresses: vec!["172.16.0.1/24".parse().unwrap()],
-        });
+        let outside = testing::interface(MacAddr([2, 0, 0, 0, 9, 9]), &["172.16.0.1/24"]);
+        network.interfaces.push(InterfaceSpec { name: "outside".into(), ..outside });
     });
     let stranger = Builder::udp("198.51.100.7:5000", "192.0.2.99:53");
     assert_eq!(lab.send(stranger).verdict, Verdict::Punt(PuntReason::NotOurs));
