@@ -21,7 +21,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 TIDEGATE_VM_IMAGE=$image "$cargo" test --workspace --test e2e --locked -q -- --ignored --nocapture --test-threads 1 \
-  "${nics[@]/#/vm::}" 2>&1 | tee "$log" || status=$?
+  "${nics[@]/#/vm::long::}" 2>&1 | tee "$log" || status=$?
 
 passed=$(grep -c '^vm-test: ok ' "$log" || true)
 failed=$(grep -c '^vm-test: FAIL ' "$log" || true)

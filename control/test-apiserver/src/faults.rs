@@ -54,6 +54,8 @@ pub(crate) struct WatchFlags {
 struct State {
     rules: Vec<Rule>,
     watches: WatchFlags,
+    /// Requests to which a rule was applied.
+    met: u64,
 }
 
 /// The switches. Clones share them.
@@ -129,6 +131,11 @@ impl Faults {
         self.wake();
     }
 
+    /// The number of requests so far to which a rule was applied, including those that are not answered yet.
+    pub fn met(&self) -> u64 {
+        self.state().met
+    }
+
     pub(crate) fn watches(&self) -> WatchFlags {
         self.state().watches
     }
@@ -139,6 +146,7 @@ impl Faults {
         let at = state.rules.iter().position(|rule| {
             (rule.method.is_empty() || rule.method == method) && path_and_query.contains(&rule.path)
         })?;
+        state.met += 1;
         let fault = state.rules[at].fault.clone();
         if let Some(times) = &mut state.rules[at].times {
             *times = times.saturating_sub(1);

@@ -28,57 +28,62 @@ const PODS: [u8; 3] = [2, 1, 0];
 const API_PORT: u16 = 6443;
 const HEALTH_NODE_PORT: u16 = 31_500;
 
-#[test]
-#[ignore = "needs a kube-proxy: make kube-proxy"]
-fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv4() {
-    let _machine = alone();
-    serves(Family::V4);
-}
+/// Long tests, each with a kube-proxy on every node.
+mod long {
+    use super::*;
 
-#[test]
-#[ignore = "needs a kube-proxy: make kube-proxy"]
-fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv6() {
-    let _machine = alone();
-    serves(Family::V6);
-}
-
-#[test]
-#[ignore = "needs a kube-proxy: make kube-proxy"]
-fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
-    let _machine = alone();
-    let cluster = Cluster::start(Family::V4, &["dsr-l2"], Return::Direct);
-    let path = cluster.path(&cluster.services[1]);
-    assert!(is_local(&cluster.services[1]));
-    wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
-
-    // Only the Pods of node-1 remain. The gateway is outside the cluster and reports the same count as that node.
-    cluster.set_endpoints(|pod| pod.node == 1);
-    wait_until_weighted(&cluster.world, path, &[(1, 2)]);
-    cluster.compare_health_answers(2, 200);
-    cluster.set_endpoints(|_| false);
-    cluster.compare_health_answers(0, 503);
-
-    let theirs = answer(cluster.world.lab.gateway(), plan::server(Family::V4, 1), 10_256, "/healthz");
-    let ours = answer(cluster.world.lab.gateway(), IpAddr::from(Ipv4Addr::LOCALHOST), 10_356, "/healthz");
-    let (theirs, ours) = (theirs.expect("kube-proxy answers"), ours.expect("the gateway answers"));
-    eprintln!("kube-proxy: {:?} {}", theirs.headers, theirs.body);
-    assert_eq!((ours.status, theirs.status), (200, 200));
-    for key in ["content-type", "x-content-type-options"] {
-        assert_eq!(ours.headers.get(key), theirs.headers.get(key), "{key}");
+    #[test]
+    #[ignore = "needs a kube-proxy: make kube-proxy"]
+    fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv4() {
+        let _machine = alone();
+        serves(Family::V4);
     }
-    // The keys must match, also in their order.
-    let keys = |body: &str| -> Vec<String> {
-        let object: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(body).expect("a JSON object");
-        let mut keys: Vec<(usize, String)> = object
-            .into_iter()
-            .map(|(key, _)| (body.find(&format!("\"{key}\"")).expect("it is a key of the body"), key))
-            .collect();
-        keys.sort();
-        keys.into_iter().map(|(_, key)| key).collect()
-    };
-    assert_eq!(keys(&ours.body), ["lastUpdated", "currentTime", "nodeEligible", "healthy", "status"]);
-    assert_eq!(keys(&theirs.body), keys(&ours.body));
+
+    #[test]
+    #[ignore = "needs a kube-proxy: make kube-proxy"]
+    fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv6() {
+        let _machine = alone();
+        serves(Family::V6);
+    }
+
+    #[test]
+    #[ignore = "needs a kube-proxy: make kube-proxy"]
+    fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
+        let _machine = alone();
+        let cluster = Cluster::start(Family::V4, &["dsr-l2"], Return::Direct);
+        let path = cluster.path(&cluster.services[1]);
+        assert!(is_local(&cluster.services[1]));
+        wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
+
+        // Only the Pods of node-1 remain. The gateway is outside the cluster and reports the same count as that node.
+        cluster.set_endpoints(|pod| pod.node == 1);
+        wait_until_weighted(&cluster.world, path, &[(1, 2)]);
+        cluster.compare_health_answers(2, 200);
+        cluster.set_endpoints(|_| false);
+        cluster.compare_health_answers(0, 503);
+
+        let theirs = answer(cluster.world.lab.gateway(), plan::server(Family::V4, 1), 10_256, "/healthz");
+        let ours = answer(cluster.world.lab.gateway(), IpAddr::from(Ipv4Addr::LOCALHOST), 10_356, "/healthz");
+        let (theirs, ours) = (theirs.expect("kube-proxy answers"), ours.expect("the gateway answers"));
+        eprintln!("kube-proxy: {:?} {}", theirs.headers, theirs.body);
+        assert_eq!((ours.status, theirs.status), (200, 200));
+        for key in ["content-type", "x-content-type-options"] {
+            assert_eq!(ours.headers.get(key), theirs.headers.get(key), "{key}");
+        }
+        // The keys must match, also in their order.
+        let keys = |body: &str| -> Vec<String> {
+            let object: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(body).expect("a JSON object");
+            let mut keys: Vec<(usize, String)> = object
+                .into_iter()
+                .map(|(key, _)| (body.find(&format!("\"{key}\"")).expect("it is a key of the body"), key))
+                .collect();
+            keys.sort();
+            keys.into_iter().map(|(_, key)| key).collect()
+        };
+        assert_eq!(keys(&ours.body), ["lastUpdated", "currentTime", "nodeEligible", "healthy", "status"]);
+        assert_eq!(keys(&theirs.body), keys(&ours.body));
+    }
 }
 
 /// Tests all client traffic through nodes with a kube-proxy, in one family.

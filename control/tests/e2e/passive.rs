@@ -2,6 +2,8 @@
 //! they are 20 s apart here, and need two failures.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,8 @@ fn world() -> World {
 fn attempts_after(world: &mut World, event: impl FnOnce(&mut World)) -> Vec<Attempt> {
     let from = world.lab.client().clone();
     let end = Instant::now() + Duration::from_secs(1) + COUNTED;
+    let begun = Arc::new(AtomicUsize::new(0));
+    let attempted = Arc::clone(&begun);
     let load = move |path: ModePath, n: u8| {
         from.move_this_thread().expect("the namespace lives as long as its lab");
         let mut attempts = Vec::new();
@@ -61,6 +65,7 @@ fn attempts_after(world: &mut World, event: impl FnOnce(&mut World)) -> Vec<Atte
                 }
             };
             attempts.push(Attempt { path, at, outcome });
+            attempted.fetch_add(usize::from(attempts.len() == 1), Ordering::Relaxed);
             thread::sleep(PACE.saturating_sub(at.elapsed()));
         }
         attempts
@@ -73,7 +78,8 @@ fn attempts_after(world: &mut World, event: impl FnOnce(&mut World)) -> Vec<Atte
             thread::spawn(move || load(path, n))
         })
         .collect();
-    thread::sleep(Duration::from_millis(500));
+    let all = threads.len();
+    world.wait_until("a connection of each client", || (begun.load(Ordering::Relaxed) == all).then_some(()));
     event(world);
     let since = Instant::now();
     let all = threads.into_iter().flat_map(|thread| thread.join().expect("the load does not panic"));

@@ -1,7 +1,5 @@
 //! The running gateway compares its incremental results with results computed from scratch.
 
-use std::time::Duration;
-
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{Gateway, GatewayOptions, server};
 
@@ -21,6 +19,14 @@ fn wait_for_comparisons(world: &World, count: f64) {
         let what = format!("{count} comparisons of {layer}");
         world.wait_until(&what, || (comparisons(world, layer) >= before + count).then_some(()));
     }
+}
+
+/// Whether the gateway has a thread that compares.
+fn compares(world: &World) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", world.gateway().pid())).expect("the process runs");
+    let name =
+        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    tasks.flatten().any(|task| name(task).trim() == "tg-compare")
 }
 
 #[test]
@@ -50,14 +56,16 @@ fn every_layer_is_self_checked_without_a_difference_until_disabled() {
         world.wait_until("the reload", || (count(world) > before).then_some(()));
     };
     reload(&mut world, false);
-    // One comparison may still be running.
-    std::thread::sleep(Duration::from_secs(2));
+    world.wait_until("the end of the last comparison", || (!compares(&world)).then_some(()));
     let before = LAYERS.map(|layer| comparisons(&world, layer));
-    world.write(&manifests(&[3]));
-    for path in all_paths() {
-        world.wait_until_used(path, &server::name(3));
+    // Each of these changes would start a comparison.
+    for one in [3, 1, 2, 3] {
+        world.write(&manifests(&[one]));
+        for path in all_paths() {
+            world.wait_until_used(path, &server::name(one));
+        }
+        assert!(!compares(&world));
     }
-    std::thread::sleep(Duration::from_secs(3));
     assert_eq!(LAYERS.map(|layer| comparisons(&world, layer)), before, "it is switched off");
     reload(&mut world, true);
     wait_for_comparisons(&world, 2.0);

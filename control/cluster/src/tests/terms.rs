@@ -91,8 +91,7 @@ async fn the_lease_is_released_after_the_last_write_has_ended() {
     until("a leader", || gateway.leads()).await;
     cluster.server.faults().on("/services/web", Fault::Slow(Duration::from_millis(600)));
     cluster.service("web", &json!({}));
-    until("a write is about to be sent", || !gateway.vips().is_empty()).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    until("a write is being processed", || cluster.server.faults().met() > 0).await;
     cluster.server.forget_requests();
     gateway.shut_down().await;
     let requests = || cluster.server.requests();

@@ -28,30 +28,35 @@ use crate::world::{alone, lab_with};
 /// The maximum time until a change is visible, under emulation and on a busy host.
 const BOUND: Duration = Duration::from_secs(120);
 
-#[test]
-#[ignore = "boots a virtual machine: make vm-test"]
-fn virtio_with_two_workers_and_rss() {
-    run(Nic {
-        name: "virtio",
-        // The IOMMU is between the device and the memory only with `iommu_platform`.
-        device: "virtio-net-pci,mq=on,vectors=6,rss=on,hash=on,disable-legacy=on,iommu_platform=on",
-        queues: 2,
-        driver: "net_virtio",
-        rss: "tcp,udp",
-    });
-}
+/// Long tests, each with a virtual machine under emulation.
+mod long {
+    use super::*;
 
-#[test]
-#[ignore = "boots a virtual machine: make vm-test"]
-fn e1000e_with_one_worker() {
-    run(Nic { name: "e1000e", device: "e1000e", queues: 1, driver: "net_e1000_em", rss: "one-queue" });
-}
+    #[test]
+    #[ignore = "boots a virtual machine: make vm-test"]
+    fn virtio_with_two_workers_and_rss() {
+        run(Nic {
+            name: "virtio",
+            // The IOMMU is between the device and the memory only with `iommu_platform`.
+            device: "virtio-net-pci,mq=on,vectors=6,rss=on,hash=on,disable-legacy=on,iommu_platform=on",
+            queues: 2,
+            driver: "net_virtio",
+            rss: "tcp,udp",
+        });
+    }
 
-#[test]
-#[ignore = "boots a virtual machine: make vm-test"]
-fn vmxnet3_with_one_worker() {
-    // With two receive queues, QEMU's vmxnet3 reads an address that the driver has not given to it, and stops.
-    run(Nic { name: "vmxnet3", device: "vmxnet3", queues: 1, driver: "net_vmxnet3", rss: "one-queue" });
+    #[test]
+    #[ignore = "boots a virtual machine: make vm-test"]
+    fn e1000e_with_one_worker() {
+        run(Nic { name: "e1000e", device: "e1000e", queues: 1, driver: "net_e1000_em", rss: "one-queue" });
+    }
+
+    #[test]
+    #[ignore = "boots a virtual machine: make vm-test"]
+    fn vmxnet3_with_one_worker() {
+        // With two receive queues, QEMU's vmxnet3 reads an address that the driver has not given to it, and stops.
+        run(Nic { name: "vmxnet3", device: "vmxnet3", queues: 1, driver: "net_vmxnet3", rss: "one-queue" });
+    }
 }
 
 /// A machine with its gateway, and the checks so far.

@@ -139,9 +139,8 @@ async fn a_broken_watch_resumes_where_it_was() {
 async fn a_watch_that_ends_normally_reports_nothing() {
     let world = World::new();
     world.apply_web();
-    let source = world.start();
+    let source = world.start_tuned(Tuning { watch_min: Duration::ZERO, ..quick() });
     until_state(&source, "a connection", |s| s.connected).await;
-    tokio::time::sleep(quick().watch_min).await;
     world.server.faults().end_watches();
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
     until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
@@ -753,8 +752,7 @@ fn dropping_the_source_waits_for_no_api_server() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let source = runtime.block_on(async { world.start_tuned(Tuning::default()) });
-    // Wait until the source waits for a response. A longer wait does no harm, because the test is valid for any time.
-    runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+    runtime.block_on(eventually("a request without a response", || world.server.faults().met() > 0));
     let began = Instant::now();
     drop(source);
     drop(runtime);
