@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_model::fnv::{self, fnv1a};
+use tidegate_structures::hash::mix;
 
 use super::capacity_shares::{Class, ShareIndex, Shares};
 use super::check_result::{Answer, CheckResult};
@@ -426,14 +427,6 @@ fn position(seed: u64, address: SocketAddr) -> u64 {
 /// The seed derived from a gateway's name.
 pub(super) fn seed_of(name: &str) -> u64 {
     fnv1a(fnv::START, name.bytes())
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(GOLDEN);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

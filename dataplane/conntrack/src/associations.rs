@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
 use tidegate_spec::limits::{ASSOCIATION_PATHS_MAX, SHARED_ASSOCIATIONS_MAX};
 use tidegate_spec::now::Now;
-use tidegate_structures::hash::mix;
+use tidegate_structures::hash::{mix, words};
 use tidegate_wire::Addr;
 
 use crate::{AssociationKey, FlowHasher, FlowKey, TagPair};
@@ -96,7 +96,7 @@ const CONFIRMED: u64 = 1 << 24;
 
 impl Association {
     fn record(&self) -> Record {
-        let (high, low) = halves(&self.local.0);
+        let (high, low) = words(&self.local.0);
         let flags = if self.confirmed { CONFIRMED } else { 0 };
         let ports = u64::from(self.client_port) << 32 | u64::from(self.local.1);
         let tags = u64::from(self.tags.client) << 32 | u64::from(self.tags.server);
@@ -118,7 +118,7 @@ impl Association {
 
 impl Path {
     fn record(&self) -> Record {
-        let (high, low) = halves(&self.client);
+        let (high, low) = words(&self.client);
         [u64::from(self.service.raw()) << 32, 0, 0, high, low, CONFIRMED | u64::from(self.worker)]
     }
 
@@ -328,10 +328,6 @@ fn units(now: Now) -> u64 {
 /// The units of time since the last use. Another worker may be ahead by one.
 fn age(record: &Record, now: Now) -> u64 {
     units(now).saturating_sub(record[0] & 0x7fff_ffff)
-}
-
-fn halves(addr: &Addr) -> (u64, u64) {
-    tidegate_structures::hash::words(addr)
 }
 
 fn addr(high: u64, low: u64) -> Addr {

@@ -8,6 +8,7 @@
 //! Invariant: a key has the same hash whether it comes from a packet or from a table.
 
 use tidegate_spec::ids::{EndpointId, ServiceId};
+use tidegate_structures::hash::fold;
 use tidegate_wire::Addr;
 
 /// The full key of an entry.
@@ -203,13 +204,6 @@ impl FlowHasher {
         // pairs of hash buckets, and tables would overflow below their bound.
         FlowHash(fold(fold(fold(low ^ s0, high ^ s1) ^ s2, rest ^ s3), s4))
     }
-}
-
-/// The xor of both halves of the 128-bit product.
-#[inline]
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product as u64) ^ ((product >> 64) as u64)
 }
 
 /// A key in the form that entries store: `A` words of address, 1 for IPv4 and 4 for IPv6.

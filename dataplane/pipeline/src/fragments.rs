@@ -19,7 +19,7 @@ use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
 use tidegate_spec::limits::{FRAGMENTS_MAX, FRAGMENTS_PER_SET};
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::Verdict;
-use tidegate_structures::hash::mix;
+use tidegate_structures::hash::{fold, mix, words};
 use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::{Addr, Family, Fragment, Headers};
 
@@ -107,12 +107,6 @@ impl FragmentKey {
         let (high, low) = words(&self.src);
         mix(mix(secret ^ high) ^ if self.src.is_v4() { low } else { 0 })
     }
-}
-
-/// An address as two words.
-fn words(addr: &Addr) -> (u64, u64) {
-    let whole = u128::from_be_bytes(*addr.bytes());
-    ((whole >> 64) as u64, whole as u64)
 }
 
 /// A datagram whose first fragment was seen.
@@ -247,12 +241,6 @@ fn set_of(hash: u64) -> std::ops::Range<usize> {
 
 fn entry_of(tagged: u64) -> Option<usize> {
     (tagged & !TAG).checked_sub(1).map(|index| index as usize)
-}
-
-/// The xor of both halves of the 128-bit product.
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product as u64) ^ ((product >> 64) as u64)
 }
 
 #[cfg(test)]

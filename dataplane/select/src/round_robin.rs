@@ -9,6 +9,8 @@
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::WRR_RING_MAX;
 
+use crate::maglev::gcd;
+
 /// The ring of the backends that take new flows.
 #[derive(Debug)]
 pub struct RoundRobin {
@@ -84,10 +86,6 @@ impl RoundRobin {
     pub fn owners(&self) -> &[BackendId] {
         &self.owners
     }
-}
-
-fn gcd(a: u16, b: u16) -> u16 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

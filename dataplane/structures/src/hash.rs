@@ -128,8 +128,10 @@ impl std::hash::Hasher for FoldHasher {
     }
 }
 
+/// The xor of both halves of the 128-bit product.
 #[inline]
-fn fold(a: u64, b: u64) -> u64 {
+#[must_use]
+pub fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product as u64) ^ ((product >> 64) as u64)
 }

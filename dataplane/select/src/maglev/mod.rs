@@ -106,7 +106,8 @@ impl Tables {
 /// The number of unused tables that may be kept, in addition to a sixteenth of those in use.
 const UNUSED_MAX: usize = 64;
 
-fn gcd(a: u16, b: u16) -> u16 {
+/// The greatest common divisor.
+pub(crate) fn gcd(a: u16, b: u16) -> u16 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
