@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tidegate_structures::chunked::Chunked;
+use imbl::Vector;
 
 /// All indices of a snapshot. Clones share them.
 #[derive(Debug, Default, Clone)]
@@ -23,7 +23,7 @@ pub(super) struct Generations {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Kind {
     /// For each index used so far, the generation of its current or last owner.
-    generations: Chunked<u32>,
+    generations: Vector<u32>,
     /// The indices without an owner.
     free: Arc<BTreeSet<usize>>,
 }
@@ -56,7 +56,7 @@ impl Kind {
                 (index, generation)
             }
             None => {
-                generations.push(0);
+                generations.push_back(0);
                 (generations.len() - 1, 0)
             }
         });

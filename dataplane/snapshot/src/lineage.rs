@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use imbl::Vector;
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::{NetworkSpec, Problem, Protocol, ServiceKey, Shared, SharedService, SnapshotSpec};
-use tidegate_structures::chunked::Chunked;
 use tidegate_wire::Addr;
 
 /// The sort key of a service: IPv4-mapped address, protocol, port.
@@ -22,7 +22,7 @@ pub(super) struct Lineage {
     /// The network of the spec.
     pub(super) network: Shared<NetworkSpec>,
     /// The services, in the order in which the spec listed them.
-    pub(super) services: Chunked<SharedService>,
+    pub(super) services: Vector<SharedService>,
     /// The position of each service in the order of keys; `None` if the spec lists them in that order.
     pub(super) ranks: Option<Arc<[u32]>>,
     /// The number of backends in the spec, including those left out.

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::Vector;
 use tidegate_conntrack::IdleTimeout;
 use tidegate_select::selector::Selector;
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
@@ -16,7 +17,6 @@ use tidegate_spec::limits::FURTHER_VIPS_MAX;
 use tidegate_spec::{
     BackendState, ForwardingMode, NoEndpoints, PassiveHealth, Protocol, Scheduler, ServiceKey, SynCookies,
 };
-use tidegate_structures::chunked::Chunked;
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::key_index::KeyIndex;
 use tidegate_structures::table::{Table, table_len};
@@ -211,7 +211,7 @@ pub(crate) struct Services {
     index: KeyIndex,
     /// Indexed by id. The record at a vacant index has an id of another index, so that no id matches it.
     records: Table<Service>,
-    infos: Chunked<Option<Arc<ServiceInfo>>>,
+    infos: Vector<Option<Arc<ServiceInfo>>>,
     /// The ids in the order of their keys.
     by_key: Arc<[ServiceId]>,
 }
@@ -241,7 +241,7 @@ impl Services {
         by_key: Arc<[ServiceId]>,
     ) -> Self {
         let mut infos = self.infos.clone();
-        (infos.len()..indices).for_each(|_| infos.push(None));
+        (infos.len()..indices).for_each(|_| infos.push_back(None));
         let lost: Vec<_> = gone.iter().map(|id| self.records[id.index()].entry()).collect();
         let new = revised.iter().filter(|(service, _)| self.by_id(service.id).is_none());
         let new: Vec<_> = new.map(|(service, _)| service.entry()).collect();

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use imbl::Vector;
 use tidegate_select::selector::Selector;
 use tidegate_spec::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::source_lists::{SourceList, SourceLists};
 use tidegate_spec::{ForwardingMode, Policy, Protocol, SharedService, SourceRate, TunnelPrefix};
-use tidegate_structures::chunked::Chunked;
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::prefetch;
 use tidegate_structures::selection_key::{client_selection_hash, flow_selection_hash};
@@ -410,7 +410,7 @@ impl Snapshot {
 
     /// The service ports of the spec, in its order.
     #[must_use]
-    pub fn specs(&self) -> &Chunked<SharedService> {
+    pub fn specs(&self) -> &Vector<SharedService> {
         &self.reusable.lineage.services
     }
 

@@ -10,12 +10,12 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use imbl::Vector;
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::{
     BackendState, EarlierPort, EarlierWeight, FlowTracking, Protocol, ServiceKey, ServiceSpec, SharedService,
     owner_mark,
 };
-use tidegate_structures::chunked::Chunked;
 
 use super::boot_clock::kernel_ms;
 use super::record_log::{RecordLog, read, seal, unseal};
@@ -114,7 +114,7 @@ impl Record {
 pub(super) struct Seats {
     log: RecordLog<RECORD>,
     /// The service ports of the last snapshot.
-    last: Chunked<SharedService>,
+    last: Vector<SharedService>,
     /// The service ports whose weights are recorded.
     recorded: BTreeMap<ServiceKey, Recorded>,
 }
@@ -186,7 +186,7 @@ impl Seats {
     /// Creates an empty file in this directory.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         let log = RecordLog::create(directory.join(FILE))?;
-        Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new() })
+        Ok(Self { log, last: Vector::default(), recorded: BTreeMap::new() })
     }
 
     /// Keeps the times of weight changes that an earlier process recorded.

@@ -6,7 +6,6 @@
 //! Invariant: look-ups neither allocate nor block. `unsafe` is in [`prefetch`] only.
 #![deny(unsafe_code)]
 
-pub mod chunked;
 pub mod counter;
 pub mod difference;
 pub mod hash;

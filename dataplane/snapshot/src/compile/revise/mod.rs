@@ -12,9 +12,9 @@ mod effects;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use imbl::Vector;
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::{Problem, SharedService, SnapshotSpec};
-use tidegate_structures::chunked::Chunked;
 use tidegate_wire::Addr;
 
 use super::changes::Changes;
@@ -164,13 +164,13 @@ fn reusable(
 }
 
 /// The services of the spec, in its order. Unchanged parts of the list are shared with the previous one.
-fn listed(spec: &SnapshotSpec, before: &ReusableParts, changes: &Changes<'_>) -> Chunked<SharedService> {
+fn listed(spec: &SnapshotSpec, before: &ReusableParts, changes: &Changes<'_>) -> Vector<SharedService> {
     if changes.is_structural {
         return spec.services.iter().cloned().collect();
     }
     let mut listed = before.lineage.services.clone();
     let new_services = changes.services.iter().filter_map(|change| change.new);
-    new_services.for_each(|new| listed.set(new.at, spec.services[new.at].clone()));
+    new_services.for_each(|new| listed[new.at] = spec.services[new.at].clone());
     listed
 }
 
