@@ -75,7 +75,7 @@ pub enum ClientError {
     Protocol(String),
 }
 
-/// A client of one daemon.
+/// A client of one daemon. Every request may fail with a [`ClientError`].
 #[derive(Debug, Clone)]
 pub struct Client {
     path: PathBuf,
@@ -94,33 +94,21 @@ impl Client {
     }
 
     /// `GET /v1/status`.
-    ///
-    /// # Errors
-    /// [`ClientError`], as for all following methods.
     pub async fn status(&self) -> Result<Status, ClientError> {
         self.read("status", &[]).await
     }
 
     /// `GET /v1/services`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn services(&self) -> Result<ServicesAnswer, ClientError> {
         self.read("services", &[]).await
     }
 
     /// `GET /v1/backends`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn backends(&self) -> Result<BackendsAnswer, ClientError> {
         self.read("backends", &[]).await
     }
 
     /// `GET /v1/flows`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn flows(&self, query: &FlowsQuery) -> Result<FlowsAnswer, ClientError> {
         let pairs = query.pairs();
         let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
@@ -128,33 +116,21 @@ impl Client {
     }
 
     /// `GET /v1/drops`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn drops(&self) -> Result<DropsAnswer, ClientError> {
         self.read("drops", &[]).await
     }
 
     /// `GET /v1/pools`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn pools(&self) -> Result<PoolsAnswer, ClientError> {
         self.read("pools", &[]).await
     }
 
     /// `GET /v1/traffic`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn traffic(&self) -> Result<TrafficAnswer, ClientError> {
         self.read("traffic", &[]).await
     }
 
     /// `POST /v1/watch`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn watch(&self, query: &WatchQuery) -> Result<WatchAnswer, ClientError> {
         let pairs = query.pairs();
         let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
@@ -162,34 +138,22 @@ impl Client {
     }
 
     /// `GET /v1/watched`. The answer may take a second.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn watched(&self, id: u64) -> Result<WatchedAnswer, ClientError> {
         self.read("watched", &[("id", &id.to_string())]).await
     }
 
     /// `POST /v1/unwatch`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn unwatch(&self, id: u64) -> Result<UnwatchAnswer, ClientError> {
         self.change("unwatch", &[("id", &id.to_string())]).await
     }
 
     /// `GET /v1/metrics`: Prometheus text.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn metrics(&self) -> Result<String, ClientError> {
         let body = self.exchange(Method::GET, "metrics", &[]).await?;
         String::from_utf8(body.into()).map_err(|e| ClientError::Protocol(e.to_string()))
     }
 
     /// `GET /v1/explain`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn explain(&self, packet: &Packet) -> Result<Explanation, ClientError> {
         let protocol = packet.protocol.to_string();
         let (source, destination) = (packet.source.to_string(), packet.destination.to_string());
@@ -197,49 +161,31 @@ impl Client {
     }
 
     /// `POST /v1/drain`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn drain(&self, target: &DrainTarget) -> Result<DrainAnswer, ClientError> {
         self.change("drain", &[("target", &target.to_string())]).await
     }
 
     /// `POST /v1/undrain`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn undrain(&self, target: &DrainTarget) -> Result<DrainAnswer, ClientError> {
         self.change("undrain", &[("target", &target.to_string())]).await
     }
 
     /// `POST /v1/drain` for the gateway itself.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn drain_gateway(&self) -> Result<GatewayDrainAnswer, ClientError> {
         self.change("drain", &[("gateway", "true")]).await
     }
 
     /// `POST /v1/undrain` for the gateway itself.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn undrain_gateway(&self) -> Result<GatewayDrainAnswer, ClientError> {
         self.change("undrain", &[("gateway", "true")]).await
     }
 
     /// `POST /v1/reload`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn reload(&self) -> Result<ReloadAnswer, ClientError> {
         self.change("reload", &[]).await
     }
 
     /// `POST /v1/vrrp-check`.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn vrrp_check(&self, began: BootTime) -> Result<bool, ClientError> {
         self.change("vrrp-check", &[("began", &began.0.to_string())]).await
     }
@@ -276,9 +222,6 @@ impl Client {
     }
 
     /// Sends any request, as `curl --unix-socket` does, and returns the body of the answer.
-    ///
-    /// # Errors
-    /// See [`Client::status`].
     pub async fn request(&self, method: Method, uri: &str) -> Result<Bytes, ClientError> {
         let stream = UnixStream::connect(&self.path)
             .await

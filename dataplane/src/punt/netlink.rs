@@ -29,15 +29,12 @@ pub const ROUTE_METRIC: u32 = 4096;
 /// The protocol number of addresses added by a gateway (`IFA_PROTO`, Linux 5.18).
 const PROTOCOL: AddressProtocol = AddressProtocol::Other(179);
 
-/// A netlink connection for addresses and routes.
+/// A netlink connection for addresses and routes. Every request may fail with the error of the kernel.
 #[derive(Debug)]
 pub struct Netlink(Connection);
 
 impl Netlink {
     /// Opens a connection in the network namespace of this thread.
-    ///
-    /// # Errors
-    /// If the kernel provides none.
     pub fn open() -> io::Result<Self> {
         Connection::open().map(Self)
     }
@@ -53,17 +50,11 @@ impl Netlink {
 
     /// Adds an address if it is missing. Returns whether it was missing. If it exists, the kernel sends no
     /// notification.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn add_missing_address(&mut self, if_index: u32, net: IpNet) -> io::Result<bool> {
         was_missing(self.request(address(if_index, net), NLM_F_CREATE | NLM_F_EXCL))
     }
 
     /// Removes and returns the addresses of an interface that a gateway added, except these.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn remove_addresses_except(&mut self, if_index: u32, kept: &[IpNet]) -> io::Result<Vec<IpNet>> {
         let all = self.0.request(RouteNetlinkMessage::GetAddress(AddressMessage::default()), NLM_F_DUMP)?;
         let mut removed = Vec::new();
@@ -95,9 +86,6 @@ impl Netlink {
     }
 
     /// The taps with this alias, by index and name.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn taps_with_alias(&mut self, alias: &str) -> io::Result<Vec<(u32, String)>> {
         let all = self.0.request(RouteNetlinkMessage::GetLink(LinkMessage::default()), NLM_F_DUMP)?;
         let is_tap = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkInfo(info) if info.contains(&LinkInfo::Kind(InfoKind::Tun)));
@@ -116,44 +104,29 @@ impl Netlink {
     }
 
     /// Removes an interface.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn remove_link(&mut self, if_index: u32) -> io::Result<()> {
         self.request(RouteNetlinkMessage::DelLink(link(if_index)), 0)
     }
 
     /// Adds a route like [`Self::add_route`] unless a route to this prefix with [`ROUTE_METRIC`] exists. Returns
     /// whether it was added.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn add_missing_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<bool> {
         let message = RouteNetlinkMessage::NewRoute(route(if_index, to, via));
         was_missing(self.request(message, NLM_F_CREATE | NLM_F_EXCL))
     }
 
     /// Adds a route with a next hop of either family on this interface, with [`ROUTE_METRIC`].
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn add_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
         let message = RouteNetlinkMessage::NewRoute(route(if_index, to, via));
         self.request(message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
     /// Removes a route that [`Self::add_route`] added.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn remove_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
         self.request(RouteNetlinkMessage::DelRoute(route(if_index, to, via)), 0)
     }
 
     /// Sets a permanent link address for a neighbour on this interface.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn put_neighbor(&mut self, if_index: u32, address: IpAddr, mac: MacAddr) -> io::Result<()> {
         let mut message = neighbor(if_index, address);
         message.header.state = NeighbourState::Permanent;
@@ -162,9 +135,6 @@ impl Netlink {
     }
 
     /// Removes a neighbour.
-    ///
-    /// # Errors
-    /// The error of the kernel.
     pub fn remove_neighbor(&mut self, if_index: u32, address: IpAddr) -> io::Result<()> {
         self.request(RouteNetlinkMessage::DelNeighbour(neighbor(if_index, address)), 0)
     }
