@@ -24,7 +24,6 @@ mod duplicate_name;
 mod elect;
 pub mod event;
 mod event_recorder;
-mod failure_log;
 pub mod layer2;
 pub mod lease;
 pub mod line_budget;

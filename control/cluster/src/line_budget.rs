@@ -1,8 +1,9 @@
 //! Limits how many lines each namespace may log.
 //!
 //! Users with access to one namespace determine how many faults its objects have, how often they change, and how many
-//! writes to them are refused. Each namespace therefore has a budget of lines: a burst, then a steady rate. Suppressed
-//! lines are counted.
+//! writes to them are refused: a failed write is retried every minute, and an admission webhook may refuse the writes of
+//! thousands of Services. Each namespace therefore has a budget of lines: a burst, then a steady rate. Suppressed lines
+//! are counted, and reported by [`LineBudgets::summaries`] or by the next line of the namespace.
 //!
 //! Invariant: pure; the clock is an argument.
 
@@ -68,9 +69,12 @@ impl LineBudgets {
         has_line
     }
 
-    /// Returns and resets the number of a namespace's lines that were left out.
-    pub fn take_left_out(&mut self, namespace: &str) -> u64 {
-        self.namespaces.get_mut(namespace).map_or(0, |budget| std::mem::take(&mut budget.left_out))
+    /// Like [`Self::take`], for lines that report how many earlier ones of their namespace were left out: this number,
+    /// if there is a line left.
+    pub(super) fn take_reporting(&mut self, namespace: &str, now: Instant) -> Option<u64> {
+        self.remove_idle(now);
+        let left_out = |budget: &mut Budget| std::mem::take(&mut budget.left_out);
+        self.take(namespace, now).then(|| self.namespaces.get_mut(namespace).map_or(0, left_out))
     }
 
     /// Returns and resets the number of lines that were left out, for each namespace whose summary is due.
@@ -103,5 +107,25 @@ impl LineBudgets {
     #[must_use]
     pub fn namespaces(&self) -> usize {
         self.namespaces.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_with_thousands_of_failures_silences_no_other() {
+        let (start, mut lines) = (Instant::now(), LineBudgets::default());
+        let logged = |lines: &mut LineBudgets, namespace, count: usize, now| {
+            (0..count).filter(|_| lines.take_reporting(namespace, now).is_some()).count()
+        };
+        assert_eq!(logged(&mut lines, "hostile", 2_500, start), 50);
+        assert_eq!(logged(&mut lines, "shop", 1, start), 1);
+        assert_eq!(logged(&mut lines, "", 1_000, start), 1_000);
+        let later = start + Duration::from_secs(60);
+        assert_eq!(lines.take_reporting("hostile", later), Some(2_450));
+        assert_eq!(logged(&mut lines, "hostile", 2_500, later), 5);
+        assert!(lines.namespaces() < 2, "the other one is removed");
     }
 }

@@ -28,8 +28,8 @@ use super::drain_annotation::DrainAnnotation;
 use super::duplicate_name::DuplicateName;
 use super::elect::{Candidacy, Leadership};
 use super::event_recorder::Recorder;
-use super::failure_log::FailureLog;
 use super::lease::LEASE;
+use super::line_budget::LineBudgets;
 use super::own_status::{HEARTBEAT, OwnStatus, heartbeat_time};
 use super::peer_poll::PeerPoll;
 use super::plan::{Identity, Observation, Peer, Plan, SERVICES_MAX, Situation, Write, gateway_status};
@@ -81,7 +81,7 @@ pub(super) struct Writer {
     term: Term,
     planning: Planning,
     queue: Queue,
-    failure_log: FailureLog,
+    failure_lines: LineBudgets,
     peer_poll: PeerPoll,
     status: OwnStatus,
     requests: Requests,
@@ -111,7 +111,7 @@ impl Writer {
             term: Term::default(),
             planning: Planning::new(now),
             queue: Queue::default(),
-            failure_log: FailureLog::default(),
+            failure_lines: LineBudgets::default(),
             status: OwnStatus::default(),
         }
     }

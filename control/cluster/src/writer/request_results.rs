@@ -10,7 +10,6 @@ use crate::drain_annotation::DrainAnnotation;
 use crate::duplicate_name;
 use crate::elect::Candidacy;
 use crate::event::{Event, EventType, Regarding};
-use crate::failure_log::Line;
 use crate::own_status::Written;
 use crate::peers::Gone;
 use crate::queue::{Outcome, Target};
@@ -61,11 +60,12 @@ impl Writer {
     }
 
     fn log_failure(&mut self, target: &Target, write: &str, error: &RequestError, now: Instant) {
-        match self.failure_log.failed(target.namespace(), now) {
-            Line::Logged(left_out) => {
+        match self.failure_lines.take_reporting(target.namespace(), now) {
+            Some(left_out) => {
+                let left_out = Some(left_out).filter(|count| *count > 0);
                 tracing::warn!(write, %error, left_out, "a write to the API server failed and will be retried");
             }
-            Line::LeftOut => self.counts.line_left_out(),
+            None => self.counts.line_left_out(),
         }
     }
 
