@@ -17,58 +17,32 @@ pub struct DrainAnswer {
     pub not_kept: Option<String>,
 }
 
-/// The state of the drain of the gateway itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GatewayDrainState {
-    /// No drain is requested.
-    #[default]
-    Serving,
-    /// The gateway announces nothing, and packets still arrive or arrived a short time ago.
-    Draining,
-    /// No more packets arrive.
-    Drained,
-}
-
-impl GatewayDrainState {
-    /// Every state.
-    pub const ALL: [Self; 3] = [Self::Serving, Self::Draining, Self::Drained];
-
-    /// The name, as in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Serving => "serving",
-            Self::Draining => "draining",
-            Self::Drained => "drained",
-        }
+tidegate_spec::named! {
+    /// The state of the drain of the gateway itself.
+    #[derive(Default, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum GatewayDrainState {
+        /// No drain is requested.
+        #[default]
+        Serving => "serving",
+        /// The gateway announces nothing, and packets still arrive or arrived a short time ago.
+        Draining => "draining",
+        /// No more packets arrive.
+        Drained => "drained",
     }
 }
 
-/// Who requests a drain of the gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DrainRequester {
-    /// `tidegate drain --gateway`.
-    Command,
-    /// The annotation `tidegate.dev/drain` of the gateway's `GatewayStatus`.
-    Annotation,
-    /// SIGTERM or SIGINT.
-    Signal,
-}
-
-impl DrainRequester {
-    /// Every requester, in the order of their numbers.
-    pub const ALL: [Self; 3] = [Self::Command, Self::Annotation, Self::Signal];
-
-    /// The name, as in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Command => "command",
-            Self::Annotation => "annotation",
-            Self::Signal => "signal",
-        }
+tidegate_spec::named! {
+    /// Who requests a drain of the gateway.
+    #[derive(Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum DrainRequester {
+        /// `tidegate drain --gateway`.
+        Command => "command",
+        /// The annotation `tidegate.dev/drain` of the gateway's `GatewayStatus`.
+        Annotation => "annotation",
+        /// SIGTERM or SIGINT.
+        Signal => "signal",
     }
 }
 

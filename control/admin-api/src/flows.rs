@@ -27,30 +27,19 @@ pub struct FlowsAnswer {
     pub silent_workers: usize,
 }
 
-/// The kind of a flow entry. Sorted by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FlowRowKind {
-    /// Session affinity: the backend of a client, for all its ports.
-    Affinity,
-    /// One direction: the backend answers the client itself.
-    Dsr,
-    /// Traffic that a backend originates, which leaves with a SNAT address as its source.
-    Masquerade,
-    /// Both directions.
-    Nat,
-}
-
-impl FlowRowKind {
-    /// The name, as in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Affinity => "affinity",
-            Self::Dsr => "dsr",
-            Self::Masquerade => "masquerade",
-            Self::Nat => "nat",
-        }
+tidegate_spec::named! {
+    /// The kind of a flow entry. Sorted by name.
+    #[derive(PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum FlowRowKind {
+        /// Session affinity: the backend of a client, for all its ports.
+        Affinity => "affinity",
+        /// One direction: the backend answers the client itself.
+        Dsr => "dsr",
+        /// Traffic that a backend originates, which leaves with a SNAT address as its source.
+        Masquerade => "masquerade",
+        /// Both directions.
+        Nat => "nat",
     }
 }
 

@@ -107,32 +107,15 @@ impl WatchQuery {
     }
 }
 
-/// The kind of a verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VerdictName {
-    /// Sent.
-    Transmit,
-    /// Punted to the kernel.
-    Punt,
-    /// Dropped.
-    Drop,
-}
-
-impl VerdictName {
-    /// The name, as in `replay --json`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Transmit => "transmit",
-            Self::Punt => "punt",
-            Self::Drop => "drop",
-        }
-    }
-}
-
-impl fmt::Display for VerdictName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+tidegate_spec::named! {
+    /// The kind of a verdict.
+    pub enum VerdictName {
+        /// Sent.
+        Transmit => "transmit",
+        /// Punted to the kernel.
+        Punt => "punt",
+        /// Dropped.
+        Drop => "drop",
     }
 }
 
@@ -140,8 +123,7 @@ impl FromStr for VerdictName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Transmit, Self::Punt, Self::Drop];
-        let found = all.into_iter().find(|one| one.as_str() == text);
+        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
         found.ok_or_else(|| format!("{text:?} is not a verdict; accepted: transmit, punt, drop"))
     }
 }

@@ -7,7 +7,6 @@
 //! Invariant: nothing here reads a clock. [`super::damping`] handles delays.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,63 +14,28 @@ use tidegate_model::objects::{ObjectKey, RouteAttributes};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView, ServiceView};
 
-/// Why a VIP is not announced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Withheld {
-    /// The gateway is stopping.
-    Leaving,
-    /// The operator is draining the gateway.
-    Draining,
-    /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
-    NotForwarding,
-    /// The gateway has started or was interrupted, and has not yet received the flows of its peers (`flowSharing`).
-    CatchingUp,
-    /// Another gateway serves it.
-    NotServed,
-    /// None of its service ports is programmed.
-    NotProgrammed,
-    /// The workers have not applied its Service yet.
-    NotApplied,
-    /// None of its service ports has a reachable endpoint.
-    NoEndpoints,
-    /// It was withdrawn several times within a short time.
-    Flapping,
-}
-
-impl Withheld {
-    /// Every reason.
-    pub const ALL: [Self; 9] = [
-        Self::Leaving,
-        Self::Draining,
-        Self::NotForwarding,
-        Self::CatchingUp,
-        Self::NotServed,
-        Self::NotProgrammed,
-        Self::NotApplied,
-        Self::NoEndpoints,
-        Self::Flapping,
-    ];
-
-    /// The name in JSON and metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Leaving => "leaving",
-            Self::Draining => "draining",
-            Self::NotForwarding => "not-forwarding",
-            Self::CatchingUp => "catching-up",
-            Self::NotServed => "not-served",
-            Self::NotProgrammed => "not-programmed",
-            Self::NotApplied => "not-applied",
-            Self::NoEndpoints => "no-endpoints",
-            Self::Flapping => "flapping",
-        }
-    }
-}
-
-impl fmt::Display for Withheld {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+tidegate_model::named! {
+    /// Why a VIP is not announced.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Withheld {
+        /// The gateway is stopping.
+        Leaving => "leaving",
+        /// The operator is draining the gateway.
+        Draining => "draining",
+        /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
+        NotForwarding => "not-forwarding",
+        /// The gateway has started or was interrupted, and has not yet received the flows of its peers (`flowSharing`).
+        CatchingUp => "catching-up",
+        /// Another gateway serves it.
+        NotServed => "not-served",
+        /// None of its service ports is programmed.
+        NotProgrammed => "not-programmed",
+        /// The workers have not applied its Service yet.
+        NotApplied => "not-applied",
+        /// None of its service ports has a reachable endpoint.
+        NoEndpoints => "no-endpoints",
+        /// It was withdrawn several times within a short time.
+        Flapping => "flapping",
     }
 }
 

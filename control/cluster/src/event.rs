@@ -12,23 +12,14 @@ use super::reasons::EventReason;
 /// The maximum length of a note that an API server accepts, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;
 
-/// Whether an event needs attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum EventType {
-    /// It needs attention and is written first.
-    Warning,
-    /// It needs no attention.
-    Normal,
-}
-
-impl EventType {
-    /// The name in the API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Warning => "Warning",
-            Self::Normal => "Normal",
-        }
+tidegate_spec::named! {
+    /// Whether an event needs attention.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum EventType {
+        /// It needs attention and is written first.
+        Warning => "Warning",
+        /// It needs no attention.
+        Normal => "Normal",
     }
 }
 

@@ -21,3 +21,5 @@ pub mod objects;
 pub mod shared_map;
 pub mod time;
 pub mod yaml;
+
+pub use tidegate_wire::named;

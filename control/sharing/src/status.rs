@@ -5,51 +5,23 @@ use std::time::Duration;
 
 use crate::gateway_state::Snat;
 
-/// Why a datagram was rejected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rejection {
-    /// Its sender is not a peer.
-    Stranger,
-    /// It is not a datagram of this protocol, or its content is not valid.
-    Malformed,
-    /// It was not sealed with our key, or was modified in transit.
-    Unauthentic,
-    /// It belongs to no current session: it is late, or a replay from an old session.
-    NoSession,
-    /// It was received before.
-    Replayed,
-    /// The peer supports no protocol version that this gateway supports.
-    Version,
-    /// The peer sent more than it may.
-    RateLimited,
-}
-
-impl Rejection {
-    /// The number of variants.
-    pub const COUNT: usize = 7;
-    /// All variants in declaration order.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Stranger,
-        Self::Malformed,
-        Self::Unauthentic,
-        Self::NoSession,
-        Self::Replayed,
-        Self::Version,
-        Self::RateLimited,
-    ];
-
-    /// The label value in metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Stranger => "stranger",
-            Self::Malformed => "malformed",
-            Self::Unauthentic => "unauthentic",
-            Self::NoSession => "no_session",
-            Self::Replayed => "replayed",
-            Self::Version => "version",
-            Self::RateLimited => "rate_limited",
-        }
+tidegate_wire::named! {
+    /// Why a datagram was rejected.
+    pub enum Rejection {
+        /// Its sender is not a peer.
+        Stranger => "stranger",
+        /// It is not a datagram of this protocol, or its content is not valid.
+        Malformed => "malformed",
+        /// It was not sealed with our key, or was modified in transit.
+        Unauthentic => "unauthentic",
+        /// It belongs to no current session: it is late, or a replay from an old session.
+        NoSession => "no_session",
+        /// It was received before.
+        Replayed => "replayed",
+        /// The peer supports no protocol version that this gateway supports.
+        Version => "version",
+        /// The peer sent more than it may.
+        RateLimited => "rate_limited",
     }
 }
 

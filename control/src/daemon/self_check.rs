@@ -28,27 +28,16 @@ const NICE: i32 = 19;
 /// The pause after a comparison, as a multiple of its duration, so that comparisons use at most 5 % of one CPU.
 const PAUSE_FACTOR: u32 = 20;
 
-/// The results that are computed incrementally.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Layer {
-    /// The desired state: the result for each Service.
-    Reconcile,
-    /// The addresses of Services.
-    Allocation,
-    /// The snapshot that the workers use.
-    Snapshot,
-}
-
-impl Layer {
-    const ALL: [Self; 3] = [Self::Reconcile, Self::Allocation, Self::Snapshot];
-
-    /// Its name in logs and metrics.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Reconcile => "reconcile",
-            Self::Allocation => "allocation",
-            Self::Snapshot => "snapshot",
-        }
+tidegate_wire::named! {
+    /// The results that are computed incrementally.
+    #[derive(PartialOrd, Ord)]
+    pub(super) enum Layer {
+        /// The desired state: the result for each Service.
+        Reconcile => "reconcile",
+        /// The addresses of Services.
+        Allocation => "allocation",
+        /// The snapshot that the workers use.
+        Snapshot => "snapshot",
     }
 }
 

@@ -1,58 +1,28 @@
 //! The reasons for which flows are removed from a table, and their counts.
 
-/// Why a flow was removed from its table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum EvictionReason {
-    /// Idle for its timeout.
-    Expired,
-    /// Not established, and evicted for a new flow: there was no free position near it, although the table is within
-    /// its bound.
-    BucketFull,
-    /// Not established, and evicted for a new flow: the table is over its bound.
-    TableFull,
-    /// Removed by the pipeline or an operator.
-    Removed,
-    /// Not established, and idle for longer than a table under memory pressure allows.
-    Pressure,
-    /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle the longest.
-    LongestIdle,
-    /// Evicted for a new flow of a service that has reached its share of a full table: a flow of the same service, or
-    /// one that was not established.
-    ServiceShare,
-    /// Closed, closing or opening, and its port was needed for a new flow.
-    PortReused,
-}
-
-impl EvictionReason {
-    /// All reasons, in numerical order.
-    pub const ALL: &'static [Self] = &[
-        Self::Expired,
-        Self::BucketFull,
-        Self::TableFull,
-        Self::Removed,
-        Self::Pressure,
-        Self::LongestIdle,
-        Self::ServiceShare,
-        Self::PortReused,
-    ];
-
-    /// The number of reasons.
-    pub const COUNT: usize = Self::ALL.len();
-
-    /// The name in `tidegate_flow_evictions_total{reason}`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Expired => "expired",
-            Self::BucketFull => "bucket_full",
-            Self::TableFull => "table_full",
-            Self::Removed => "removed",
-            Self::Pressure => "pressure",
-            Self::LongestIdle => "longest_idle",
-            Self::ServiceShare => "service_share",
-            Self::PortReused => "port_reused",
-        }
+tidegate_wire::named! {
+    /// Why a flow was removed from its table.
+    #[derive(PartialOrd, Ord, Hash)]
+    #[repr(u8)]
+    pub enum EvictionReason {
+        /// Idle for its timeout.
+        Expired => "expired",
+        /// Not established, and evicted for a new flow: there was no free position near it, although the table is within
+        /// its bound.
+        BucketFull => "bucket_full",
+        /// Not established, and evicted for a new flow: the table is over its bound.
+        TableFull => "table_full",
+        /// Removed by the pipeline or an operator.
+        Removed => "removed",
+        /// Not established, and idle for longer than a table under memory pressure allows.
+        Pressure => "pressure",
+        /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle the longest.
+        LongestIdle => "longest_idle",
+        /// Evicted for a new flow of a service that has reached its share of a full table: a flow of the same service, or
+        /// one that was not established.
+        ServiceShare => "service_share",
+        /// Closed, closing or opening, and its port was needed for a new flow.
+        PortReused => "port_reused",
     }
 }
 

@@ -8,55 +8,31 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// One of the four tables of a worker's flows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum TableKind {
-    /// DSR flows and affinity, IPv4.
-    DsrV4,
-    /// DSR flows and affinity, IPv6.
-    DsrV6,
-    /// `nat` and `fullnat`, IPv4.
-    NatV4,
-    /// `nat` and `fullnat`, IPv6.
-    NatV6,
-}
-
-impl TableKind {
-    /// All kinds of tables.
-    pub const ALL: [Self; 4] = [Self::DsrV4, Self::DsrV6, Self::NatV4, Self::NatV6];
-
-    /// The name in files and messages (`nat-v4`).
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::DsrV4 => "dsr-v4",
-            Self::DsrV6 => "dsr-v6",
-            Self::NatV4 => "nat-v4",
-            Self::NatV6 => "nat-v6",
-        }
+tidegate_wire::named! {
+    /// One of the four tables of a worker's flows.
+    #[derive(Hash)]
+    pub enum TableKind {
+        /// DSR flows and affinity, IPv4.
+        DsrV4 => "dsr-v4",
+        /// DSR flows and affinity, IPv6.
+        DsrV6 => "dsr-v6",
+        /// `nat` and `fullnat`, IPv4.
+        NatV4 => "nat-v4",
+        /// `nat` and `fullnat`, IPv6.
+        NatV6 => "nat-v6",
     }
 }
 
-/// An array of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// The entries.
-    Entries,
-    /// The TCP streams of entries (PROXY protocol).
-    Streams,
-    /// The splices of entries (SYN cookies).
-    Splices,
-}
-
-impl Part {
-    /// The name in files and messages.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Entries => "entries",
-            Self::Streams => "streams",
-            Self::Splices => "splices",
-        }
+tidegate_wire::named! {
+    /// An array of a table.
+    #[derive(Hash)]
+    pub enum Part {
+        /// The entries.
+        Entries => "entries",
+        /// The TCP streams of entries (PROXY protocol).
+        Streams => "streams",
+        /// The splices of entries (SYN cookies).
+        Splices => "splices",
     }
 }
 

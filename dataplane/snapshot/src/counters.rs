@@ -105,26 +105,13 @@ impl WorkerCounters {
     }
 }
 
-/// The direction of a forwarded packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From a client to a backend.
-    Request = 0,
-    /// From a backend to a client. In the DSR modes replies don't pass through the gateway.
-    Reply = 1,
-}
-
-impl Direction {
-    /// Both directions, in numerical order.
-    pub const ALL: [Self; 2] = [Self::Request, Self::Reply];
-
-    /// The name in metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Request => "request",
-            Self::Reply => "reply",
-        }
+tidegate_wire::named! {
+    /// The direction of a forwarded packet.
+    pub enum Direction {
+        /// From a client to a backend.
+        Request = 0 => "request",
+        /// From a backend to a client. In the DSR modes replies don't pass through the gateway.
+        Reply = 1 => "reply",
     }
 }
 

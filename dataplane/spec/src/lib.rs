@@ -38,4 +38,5 @@ pub use service::*;
 pub use service_limits::ServiceLimits;
 pub use shared::Shared;
 pub use source_rate::SourceRate;
+pub use tidegate_wire::named;
 pub use tunnel_prefix::TunnelPrefix;

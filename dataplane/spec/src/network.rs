@@ -171,28 +171,18 @@ impl Default for Policy {
     }
 }
 
-/// When the SYN of a new TCP connection is answered with a SYN cookie instead of creating a flow, in modes that
-/// translate (`protection.synCookies`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SynCookies {
-    /// Never.
-    #[default]
-    Off,
-    /// While a service has many flows that are not established.
-    Auto,
-    /// Always.
-    Always,
-}
-
-impl SynCookies {
-    /// The name in the configuration.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Auto => "auto",
-            Self::Always => "always",
-        }
+tidegate_wire::named! {
+    /// When the SYN of a new TCP connection is answered with a SYN cookie instead of creating a flow, in modes that
+    /// translate (`protection.synCookies`).
+    #[derive(Default)]
+    pub enum SynCookies {
+        /// Never.
+        #[default]
+        Off => "off",
+        /// While a service has many flows that are not established.
+        Auto => "auto",
+        /// Always.
+        Always => "always",
     }
 }
 

@@ -41,16 +41,18 @@ impl SnapshotSpec {
     }
 }
 
-/// Transport protocol of a service port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Protocol {
-    /// RFC 9293, protocol number 6.
-    Tcp = 6,
-    /// RFC 768, protocol number 17.
-    Udp = 17,
-    /// RFC 9260, protocol number 132.
-    Sctp = 132,
+tidegate_wire::named! {
+    /// Transport protocol of a service port.
+    #[derive(PartialOrd, Ord, Hash)]
+    #[repr(u8)]
+    pub enum Protocol {
+        /// RFC 9293, protocol number 6.
+        Tcp = 6 => "TCP",
+        /// RFC 768, protocol number 17.
+        Udp = 17 => "UDP",
+        /// RFC 9260, protocol number 132.
+        Sctp = 132 => "SCTP",
+    }
 }
 
 impl Protocol {
@@ -70,76 +72,35 @@ impl Protocol {
             _ => None,
         }
     }
-
-    /// `TCP`, `UDP` or `SCTP`, as in `Service.spec.ports[].protocol`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
-    }
 }
 
-impl std::fmt::Display for Protocol {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
+tidegate_wire::named! {
+    /// How packets of a service reach the backend.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ForwardingMode {
+        /// Direct server return on one link: only the MAC address changes.
+        DsrL2 => "dsr-l2",
+        /// Direct server return through an IP-in-IP tunnel (RFC 2003, 2473, 4213). Inner and outer family may differ.
+        DsrIpip => "dsr-ipip",
+        /// Direct server return through a tunnel over UDP, generic UDP encapsulation (draft-ietf-intarea-gue). Inner and
+        /// outer family may differ.
+        DsrGue => "dsr-gue",
+        /// Direct server return through a GRE tunnel (RFC 2784, RFC 2890). Inner and outer family may differ.
+        DsrGre => "dsr-gre",
+        /// Direct server return through a Geneve tunnel (RFC 8926) whose option identifies the Service. Inner and outer
+        /// family may differ.
+        DsrGeneve => "dsr-geneve",
+        /// Direct server return without another header: the destination becomes the backend, and the DSCP (RFC 2474)
+        /// identifies the VIP.
+        DsrDscp => "dsr-dscp",
+        /// Destination NAT. The client's address stays, and replies return through the gateway.
+        Nat => "nat",
+        /// Destination and source NAT. Replies return to a SNAT address of the gateway.
+        FullNat => "fullnat",
     }
-}
-
-/// How packets of a service reach the backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ForwardingMode {
-    /// Direct server return on one link: only the MAC address changes.
-    DsrL2,
-    /// Direct server return through an IP-in-IP tunnel (RFC 2003, 2473, 4213). Inner and outer family may differ.
-    DsrIpip,
-    /// Direct server return through a tunnel over UDP, generic UDP encapsulation (draft-ietf-intarea-gue). Inner and
-    /// outer family may differ.
-    DsrGue,
-    /// Direct server return through a GRE tunnel (RFC 2784, RFC 2890). Inner and outer family may differ.
-    DsrGre,
-    /// Direct server return through a Geneve tunnel (RFC 8926) whose option identifies the Service. Inner and outer
-    /// family may differ.
-    DsrGeneve,
-    /// Direct server return without another header: the destination becomes the backend, and the DSCP (RFC 2474)
-    /// identifies the VIP.
-    DsrDscp,
-    /// Destination NAT. The client's address stays, and replies return through the gateway.
-    Nat,
-    /// Destination and source NAT. Replies return to a SNAT address of the gateway.
-    FullNat,
 }
 
 impl ForwardingMode {
-    /// Every mode that the dataplane supports.
-    pub const ALL: [Self; 8] = [
-        Self::DsrL2,
-        Self::DsrIpip,
-        Self::DsrGue,
-        Self::DsrGre,
-        Self::DsrGeneve,
-        Self::DsrDscp,
-        Self::Nat,
-        Self::FullNat,
-    ];
-
-    /// The name in configuration and annotations (`dsr-l2`, ...).
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::DsrL2 => "dsr-l2",
-            Self::DsrIpip => "dsr-ipip",
-            Self::DsrGue => "dsr-gue",
-            Self::DsrGre => "dsr-gre",
-            Self::DsrGeneve => "dsr-geneve",
-            Self::DsrDscp => "dsr-dscp",
-            Self::Nat => "nat",
-            Self::FullNat => "fullnat",
-        }
-    }
-
     /// Whether the backend answers the client directly, so that the gateway sees one direction only.
     #[must_use]
     pub fn is_dsr(self) -> bool {
@@ -172,12 +133,6 @@ impl ForwardingMode {
             }),
             Self::DsrL2 | Self::DsrDscp | Self::Nat | Self::FullNat => None,
         }
-    }
-}
-
-impl std::fmt::Display for ForwardingMode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -271,25 +226,16 @@ impl Scheduler {
     }
 }
 
-/// The input of the hash that chooses a backend (`hash`). It has an effect with [`Scheduler::Rendezvous`] and
-/// [`Scheduler::Maglev`], and none with client affinity, which always has [`HashInput::Client`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HashInput {
-    /// The 5-tuple.
-    #[default]
-    Flow,
-    /// The client's address: all its connections, to all ports of the Service, reach the same backend.
-    Client,
-}
-
-impl HashInput {
-    /// The name in configuration and annotations.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Flow => "flow",
-            Self::Client => "client",
-        }
+tidegate_wire::named! {
+    /// The input of the hash that chooses a backend (`hash`). It has an effect with [`Scheduler::Rendezvous`] and
+    /// [`Scheduler::Maglev`], and none with client affinity, which always has [`HashInput::Client`].
+    #[derive(Default)]
+    pub enum HashInput {
+        /// The 5-tuple.
+        #[default]
+        Flow => "flow",
+        /// The client's address: all its connections, to all ports of the Service, reach the same backend.
+        Client => "client",
     }
 }
 

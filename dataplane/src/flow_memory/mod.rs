@@ -31,26 +31,15 @@ use crate::gateway::threads::OnFailure;
 pub use restoration::{FlowPersistence, Restoration, Restored};
 pub use store::{Shape, Store, StoreError};
 
-/// The page size of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
-    /// Huge pages reserved by the administrator (`vm.nr_hugepages`).
-    Huge,
-    /// Transparent huge pages, where the kernel provides them.
-    Transparent,
-    /// Pages of 4 KiB.
-    Small,
-}
-
-impl Pages {
-    /// The name in `status -o wide` and in logs.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Huge => "huge pages",
-            Self::Transparent => "transparent huge pages",
-            Self::Small => "4 KiB pages",
-        }
+tidegate_wire::named! {
+    /// The page size of a table.
+    pub enum Pages {
+        /// Huge pages reserved by the administrator (`vm.nr_hugepages`).
+        Huge => "huge pages",
+        /// Transparent huge pages, where the kernel provides them.
+        Transparent => "transparent huge pages",
+        /// Pages of 4 KiB.
+        Small => "4 KiB pages",
     }
 }
 

@@ -222,7 +222,7 @@ impl<F> WorkerPool<F> {
                 .map(|one| one.shared.loop_counters.busy.read().convert(nanos))
                 .collect(),
             punt_queue: slow.punt_queue.read(),
-            evictions: counted(EvictionReason::ALL, |why| {
+            evictions: counted(&EvictionReason::ALL, |why| {
                 sum(&|shared| shared.loop_counters.evictions[why as usize].value())
             }),
             flows_refused: sum(&|shared| shared.loop_counters.flows_refused.value()),

@@ -25,31 +25,21 @@ mod watch;
 pub(crate) use port::{Device, OtherName, PortResources, Stage, WatchedPort, open_port, silence};
 pub(crate) use watch::{WatchThread, Watched};
 
-/// The state of a port or a tap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkState {
-    /// Frames pass.
-    Up,
-    /// The device is administratively down.
-    Down,
-    /// The device is up but has no carrier.
-    NoCarrier,
-    /// The device doesn't exist.
-    Gone,
+tidegate_wire::named! {
+    /// The state of a port or a tap.
+    pub enum LinkState {
+        /// Frames pass.
+        Up => "up",
+        /// The device is administratively down.
+        Down => "down",
+        /// The device is up but has no carrier.
+        NoCarrier => "no-carrier",
+        /// The device doesn't exist.
+        Gone => "gone",
+    }
 }
 
 impl LinkState {
-    /// The name in `status` and in logs.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Down => "down",
-            Self::NoCarrier => "no-carrier",
-            Self::Gone => "gone",
-        }
-    }
-
     /// The state as the predicate of a sentence about the device.
     #[must_use]
     pub fn predicate(self) -> &'static str {
@@ -59,12 +49,6 @@ impl LinkState {
             Self::NoCarrier => "has no carrier",
             Self::Gone => "is gone",
         }
-    }
-}
-
-impl fmt::Display for LinkState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -15,6 +15,10 @@
 //! May depend on: nothing of Tidegate. The feature `testing` adds code shared by tests, benches and fuzz runs.
 #![deny(unsafe_code)]
 
+// First, because the other modules use its macro.
+#[macro_use]
+mod names;
+
 pub mod addr;
 pub mod arp;
 pub mod checksum;
@@ -50,6 +54,7 @@ pub use arp::ArpPacket;
 pub use ethernet::{EthernetHeader, MacAddr, SmallFrame};
 pub use headers::{Family, Fragment, Headers, L4Checksum, proto};
 pub use malformed::Malformed;
+pub use names::Named;
 pub use vlan::VlanId;
 
 use ethernet::ether_type;

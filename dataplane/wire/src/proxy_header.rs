@@ -19,39 +19,25 @@ pub const LEN_MAX: usize = 107;
 /// A header as it is sent.
 pub type ProxyHeader = ArrayVec<u8, LEN_MAX>;
 
-/// The version of the PROXY protocol, or the TCP option instead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum ProxyVersion {
-    /// One line of text, for TCP only.
-    V1 = 1,
-    /// Binary, for TCP and UDP.
-    V2 = 2,
-    /// No header: a TCP option in the client's first segments contains the client's address and port.
-    Toa = 3,
+named! {
+    /// The version of the PROXY protocol, or the TCP option instead.
+    #[derive(PartialOrd, Ord, Hash)]
+    #[repr(u8)]
+    pub enum ProxyVersion {
+        /// One line of text, for TCP only.
+        V1 = 1 => "v1",
+        /// Binary, for TCP and UDP.
+        V2 = 2 => "v2",
+        /// No header: a TCP option in the client's first segments contains the client's address and port.
+        Toa = 3 => "toa",
+    }
 }
 
 impl ProxyVersion {
-    /// The name in annotations (`v1`, `v2`, `toa`).
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V1 => "v1",
-            Self::V2 => "v2",
-            Self::Toa => "toa",
-        }
-    }
-
     /// The version with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::V1, Self::V2, Self::Toa].into_iter().find(|version| *version as u8 == number)
-    }
-}
-
-impl fmt::Display for ProxyVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

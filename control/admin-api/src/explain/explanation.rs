@@ -7,33 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use super::packet::Packet;
 
-/// The verdict on a packet, with the names of `replay --json`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PacketVerdict {
-    /// It is forwarded, or the gateway answers it.
-    Transmit,
-    /// It is handed to the kernel.
-    Punt,
-    /// It is dropped.
-    Drop,
-}
-
-impl PacketVerdict {
-    /// The name.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Transmit => "transmit",
-            Self::Punt => "punt",
-            Self::Drop => "drop",
-        }
-    }
-}
-
-impl fmt::Display for PacketVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+tidegate_spec::named! {
+    /// The verdict on a packet, with the names of `replay --json`.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum PacketVerdict {
+        /// It is forwarded, or the gateway answers it.
+        Transmit => "transmit",
+        /// It is handed to the kernel.
+        Punt => "punt",
+        /// It is dropped.
+        Drop => "drop",
     }
 }
 

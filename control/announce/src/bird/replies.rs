@@ -9,60 +9,33 @@ use std::net::IpAddr;
 
 use super::control::Reply;
 
-/// The states of a BGP session (RFC 4271 section 8.2.2), and those that BIRD adds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SessionState {
-    /// BIRD has not been queried yet, or reported an unknown state.
-    #[default]
-    Unknown,
-    /// Disabled, or BIRD is not running.
-    Down,
-    /// Waits before the next attempt.
-    Idle,
-    /// Connects to the peer.
-    Connect,
-    /// Waits for a connection.
-    Active,
-    /// Has sent an OPEN message.
-    OpenSent,
-    /// Waits for a KEEPALIVE or NOTIFICATION message.
-    OpenConfirm,
-    /// Exchanges routes.
-    Established,
-    /// Is closing the connection.
-    Close,
+tidegate_model::named! {
+    /// The states of a BGP session (RFC 4271 section 8.2.2), and those that BIRD adds.
+    #[derive(Default)]
+    pub enum SessionState {
+        /// BIRD has not been queried yet, or reported an unknown state.
+        #[default]
+        Unknown => "Unknown",
+        /// Disabled, or BIRD is not running.
+        Down => "Down",
+        /// Waits before the next attempt.
+        Idle => "Idle",
+        /// Connects to the peer.
+        Connect => "Connect",
+        /// Waits for a connection.
+        Active => "Active",
+        /// Has sent an OPEN message.
+        OpenSent => "OpenSent",
+        /// Waits for a KEEPALIVE or NOTIFICATION message.
+        OpenConfirm => "OpenConfirm",
+        /// Exchanges routes.
+        Established => "Established",
+        /// Is closing the connection.
+        Close => "Close",
+    }
 }
 
 impl SessionState {
-    /// Every state.
-    const ALL: [Self; 9] = [
-        Self::Unknown,
-        Self::Down,
-        Self::Idle,
-        Self::Connect,
-        Self::Active,
-        Self::OpenSent,
-        Self::OpenConfirm,
-        Self::Established,
-        Self::Close,
-    ];
-
-    /// The name in BIRD's output.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unknown => "Unknown",
-            Self::Down => "Down",
-            Self::Idle => "Idle",
-            Self::Connect => "Connect",
-            Self::Active => "Active",
-            Self::OpenSent => "OpenSent",
-            Self::OpenConfirm => "OpenConfirm",
-            Self::Established => "Established",
-            Self::Close => "Close",
-        }
-    }
-
     fn of(text: &str) -> Self {
         Self::ALL.into_iter().find(|state| state.as_str() == text).unwrap_or_default()
     }

@@ -11,20 +11,12 @@ use tidegate_policy::pools::FIELD_MANAGER;
 /// The prefix of our finalizers and conditions.
 const PREFIX: &str = "tidegate.dev/";
 
-/// The kinds that a gateway writes to but does not own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Service,
-    AddressPool,
-}
-
-impl Kind {
-    /// `kind` in manifests.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::AddressPool => "AddressPool",
-        }
+tidegate_spec::named! {
+    /// The kinds that a gateway writes to but does not own.
+    #[derive(PartialOrd, Ord)]
+    pub(super) enum Kind {
+        Service => "Service",
+        AddressPool => "AddressPool",
     }
 }
 

@@ -124,28 +124,17 @@ impl EndpointSlice {
     }
 }
 
-/// `addressType` of a slice. Only the IP families are served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AddressType {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-    /// Names, which are never served.
-    Fqdn,
-    /// An unknown type, from an API server that is newer than the gateway; never served.
-    Unknown,
-}
-
-impl AddressType {
-    /// The name in manifests.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-            Self::Fqdn => "FQDN",
-            Self::Unknown => "unknown",
-        }
+tidegate_wire::named! {
+    /// `addressType` of a slice. Only the IP families are served.
+    pub enum AddressType {
+        /// IPv4.
+        V4 => "IPv4",
+        /// IPv6.
+        V6 => "IPv6",
+        /// Names, which are never served.
+        Fqdn => "FQDN",
+        /// An unknown type, from an API server that is newer than the gateway; never served.
+        Unknown => "unknown",
     }
 }
 

@@ -104,34 +104,18 @@ impl Service {
     }
 }
 
-/// `spec.type`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ServiceType {
-    /// Cluster-internal.
-    ClusterIp,
-    /// Additionally on a port of every node.
-    NodePort,
-    /// Additionally on an address outside of the cluster.
-    LoadBalancer,
-    /// Only a DNS name.
-    ExternalName,
-}
-
-impl ServiceType {
-    /// The name in manifests.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ClusterIp => "ClusterIP",
-            Self::NodePort => "NodePort",
-            Self::LoadBalancer => "LoadBalancer",
-            Self::ExternalName => "ExternalName",
-        }
-    }
-}
-
-impl fmt::Display for ServiceType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+tidegate_wire::named! {
+    /// `spec.type`.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ServiceType {
+        /// Cluster-internal.
+        ClusterIp => "ClusterIP",
+        /// Additionally on a port of every node.
+        NodePort => "NodePort",
+        /// Additionally on an address outside of the cluster.
+        LoadBalancer => "LoadBalancer",
+        /// Only a DNS name.
+        ExternalName => "ExternalName",
     }
 }
 
@@ -177,41 +161,28 @@ impl fmt::Display for TargetPort {
     }
 }
 
-/// A transport protocol that a port may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP, 6.
-    Tcp,
-    /// UDP, 17.
-    Udp,
-    /// SCTP, 132.
-    Sctp,
-}
-
-impl Protocol {
-    /// The name in manifests.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
+tidegate_wire::named! {
+    /// A transport protocol that a port may have.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Protocol {
+        /// TCP, 6.
+        Tcp => "TCP",
+        /// UDP, 17.
+        Udp => "UDP",
+        /// SCTP, 132.
+        Sctp => "SCTP",
     }
 }
 
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+tidegate_wire::named! {
+    /// An address family as in `spec.ipFamilies`.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum IpFamily {
+        /// IPv4.
+        V4 => "IPv4",
+        /// IPv6.
+        V6 => "IPv6",
     }
-}
-
-/// An address family as in `spec.ipFamilies`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum IpFamily {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
 }
 
 impl IpFamily {
@@ -222,59 +193,28 @@ impl IpFamily {
             IpAddr::V6(_) => Self::V6,
         }
     }
+}
 
-    /// The name in manifests.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
+tidegate_wire::named! {
+    /// `spec.ipFamilyPolicy`.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum IpFamilyPolicy {
+        /// One family.
+        SingleStack => "SingleStack",
+        /// Both families, if both are available.
+        PreferDualStack => "PreferDualStack",
+        /// Both families or none.
+        RequireDualStack => "RequireDualStack",
     }
 }
 
-impl fmt::Display for IpFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// `spec.ipFamilyPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum IpFamilyPolicy {
-    /// One family.
-    SingleStack,
-    /// Both families, if both are available.
-    PreferDualStack,
-    /// Both families or none.
-    RequireDualStack,
-}
-
-impl IpFamilyPolicy {
-    /// The name in manifests.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::SingleStack => "SingleStack",
-            Self::PreferDualStack => "PreferDualStack",
-            Self::RequireDualStack => "RequireDualStack",
-        }
-    }
-}
-
-/// `externalTrafficPolicy` and `internalTrafficPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TrafficPolicy {
-    /// Any endpoint.
-    Cluster,
-    /// Only endpoints on the node that received the packet.
-    Local,
-}
-
-impl TrafficPolicy {
-    /// The name in manifests.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cluster => "Cluster",
-            Self::Local => "Local",
-        }
+tidegate_wire::named! {
+    /// `externalTrafficPolicy` and `internalTrafficPolicy`.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum TrafficPolicy {
+        /// Any endpoint.
+        Cluster => "Cluster",
+        /// Only endpoints on the node that received the packet.
+        Local => "Local",
     }
 }

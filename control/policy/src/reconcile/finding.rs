@@ -11,100 +11,68 @@ use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
 use crate::pools::{Problem, ProblemKind};
 
-/// Why a request was not granted. The names are the event reasons that Kubernetes users know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// No LoadBalancer address.
-    AllocationFailed,
-    /// Addresses of only one of two preferred families.
-    FamilyFallback,
-    /// An external IP that no pool authorises.
-    ExternalIpDenied,
-    /// The (address, port, protocol) belongs to another Service.
-    Conflict,
-    /// The Service does not share an address with others that have the same sharing key.
-    AddressNotShared,
-    /// A backend cannot distinguish the VIP from another VIP with the same DSCP.
-    DscpConflict,
-    /// An invalid value: the default is used, or no port is programmed.
-    InvalidValue,
-    /// A request that the gateway does not support: the parts that depend on it are not programmed.
-    NotSupported,
-    /// Source ranges of only one family, for an address of the other family.
-    SourceRangesOtherFamily,
-    /// Source ranges on a Service with external IPs, which they don't filter.
-    SourceRangesNotApplied,
-    /// More ports, addresses or endpoints than one Service may have.
-    LimitExceeded,
-    /// A port that is not served for another reason, such as a mode that cannot reach its endpoints.
-    PortNotProgrammed,
-    /// An endpoint that cannot be a backend.
-    EndpointRefused,
-    /// A port without endpoints, because no slice, Endpoints or Pod has such a port.
-    NoMatchingPort,
-    /// An address in the status of a Service that the gateway does not serve.
-    StatusAddressNotServed,
-    /// All backends of a service port fail their checks, so none is excluded.
-    HealthFailOpen,
-    /// Clients' addresses are lost, although `externalTrafficPolicy: Local` requires them.
-    ClientAddressLost,
-    /// Endpoints that are not checked, because the operator does not allow their networks.
-    HealthCheckNotAllowed,
-    /// A node whose Pods have no separate route.
-    PodRouteRefused,
-    /// An annotation of another load balancer that has no effect here.
-    AliasIgnored,
-    /// A health-check node port that cannot be served.
-    FailedToStartServiceHealthcheck,
-    /// An AddressPool that is not used, or not entirely.
-    PoolNotAccepted,
-    /// An AddressPool with addresses that another pool or a ServiceCIDR also has.
-    PoolsOverlap,
-    /// Requests reach backends, but no replies come back through the gateway.
-    NoReplies,
-    /// Another host answers for a VIP.
-    VipClaimed,
-    /// A backend has a different link address than the configured one.
-    NeighborMacDiffers,
-    /// Packets from clients arrive without complete checksums.
-    PartialChecksums,
+tidegate_model::named! {
+    /// Why a request was not granted. The names are the event reasons that Kubernetes users know.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Reason {
+        /// No LoadBalancer address.
+        AllocationFailed => "AllocationFailed",
+        /// Addresses of only one of two preferred families.
+        FamilyFallback => "FamilyFallback",
+        /// An external IP that no pool authorises.
+        ExternalIpDenied => "ExternalIPDenied",
+        /// The (address, port, protocol) belongs to another Service.
+        Conflict => "Conflict",
+        /// The Service does not share an address with others that have the same sharing key.
+        AddressNotShared => "AddressNotShared",
+        /// A backend cannot distinguish the VIP from another VIP with the same DSCP.
+        DscpConflict => "DSCPConflict",
+        /// An invalid value: the default is used, or no port is programmed.
+        InvalidValue => "InvalidValue",
+        /// A request that the gateway does not support: the parts that depend on it are not programmed.
+        NotSupported => "NotSupported",
+        /// Source ranges of only one family, for an address of the other family.
+        SourceRangesOtherFamily => "SourceRangesOtherFamily",
+        /// Source ranges on a Service with external IPs, which they don't filter.
+        SourceRangesNotApplied => "SourceRangesNotApplied",
+        /// More ports, addresses or endpoints than one Service may have.
+        LimitExceeded => "LimitExceeded",
+        /// A port that is not served for another reason, such as a mode that cannot reach its endpoints.
+        PortNotProgrammed => "PortNotProgrammed",
+        /// An endpoint that cannot be a backend.
+        EndpointRefused => "EndpointRefused",
+        /// A port without endpoints, because no slice, Endpoints or Pod has such a port.
+        NoMatchingPort => "NoMatchingPort",
+        /// An address in the status of a Service that the gateway does not serve.
+        StatusAddressNotServed => "StatusAddressNotServed",
+        /// All backends of a service port fail their checks, so none is excluded.
+        HealthFailOpen => "HealthFailOpen",
+        /// Clients' addresses are lost, although `externalTrafficPolicy: Local` requires them.
+        ClientAddressLost => "ClientAddressLost",
+        /// Endpoints that are not checked, because the operator does not allow their networks.
+        HealthCheckNotAllowed => "HealthCheckNotAllowed",
+        /// A node whose Pods have no separate route.
+        PodRouteRefused => "PodRouteRefused",
+        /// An annotation of another load balancer that has no effect here.
+        AliasIgnored => "AliasIgnored",
+        /// A health-check node port that cannot be served.
+        FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
+        /// An AddressPool that is not used, or not entirely.
+        PoolNotAccepted => "PoolNotAccepted",
+        /// An AddressPool with addresses that another pool or a ServiceCIDR also has.
+        PoolsOverlap => "PoolsOverlap",
+        /// Requests reach backends, but no replies come back through the gateway.
+        NoReplies => "NoReplies",
+        /// Another host answers for a VIP.
+        VipClaimed => "VIPClaimed",
+        /// A backend has a different link address than the configured one.
+        NeighborMacDiffers => "NeighborMACDiffers",
+        /// Packets from clients arrive without complete checksums.
+        PartialChecksums => "PartialChecksums",
+    }
 }
 
 impl Reason {
-    /// The name of the event.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::AllocationFailed => "AllocationFailed",
-            Self::FamilyFallback => "FamilyFallback",
-            Self::ExternalIpDenied => "ExternalIPDenied",
-            Self::Conflict => "Conflict",
-            Self::AddressNotShared => "AddressNotShared",
-            Self::DscpConflict => "DSCPConflict",
-            Self::InvalidValue => "InvalidValue",
-            Self::NotSupported => "NotSupported",
-            Self::SourceRangesOtherFamily => "SourceRangesOtherFamily",
-            Self::SourceRangesNotApplied => "SourceRangesNotApplied",
-            Self::LimitExceeded => "LimitExceeded",
-            Self::PortNotProgrammed => "PortNotProgrammed",
-            Self::EndpointRefused => "EndpointRefused",
-            Self::NoMatchingPort => "NoMatchingPort",
-            Self::StatusAddressNotServed => "StatusAddressNotServed",
-            Self::HealthFailOpen => "HealthFailOpen",
-            Self::ClientAddressLost => "ClientAddressLost",
-            Self::HealthCheckNotAllowed => "HealthCheckNotAllowed",
-            Self::PodRouteRefused => "PodRouteRefused",
-            Self::AliasIgnored => "AliasIgnored",
-            Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
-            Self::PoolNotAccepted => "PoolNotAccepted",
-            Self::PoolsOverlap => "PoolsOverlap",
-            Self::NoReplies => "NoReplies",
-            Self::VipClaimed => "VIPClaimed",
-            Self::NeighborMacDiffers => "NeighborMACDiffers",
-            Self::PartialChecksums => "PartialChecksums",
-        }
-    }
-
     /// The reason of a finding about a refused request for an address or port.
     pub(super) fn of_problem(kind: ProblemKind) -> Self {
         match kind {
@@ -117,38 +85,20 @@ impl Reason {
     }
 }
 
-impl std::fmt::Display for Reason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// The kinds of objects that make requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ObjectKind {
-    /// It requests addresses, and more with its annotations.
-    Service,
-    /// It requests the use of its endpoints.
-    EndpointSlice,
-    /// It requests that its addresses are used.
-    AddressPool,
-    /// It requests a weight.
-    Pod,
-    /// It requests a weight, and routes to its Pods.
-    Node,
-}
-
-impl ObjectKind {
-    /// The kind in manifests.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::AddressPool => "AddressPool",
-            Self::Pod => "Pod",
-            Self::Node => "Node",
-        }
+tidegate_model::named! {
+    /// The kinds of objects that make requests.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ObjectKind {
+        /// It requests addresses, and more with its annotations.
+        Service => "Service",
+        /// It requests the use of its endpoints.
+        EndpointSlice => "EndpointSlice",
+        /// It requests that its addresses are used.
+        AddressPool => "AddressPool",
+        /// It requests a weight.
+        Pod => "Pod",
+        /// It requests a weight, and routes to its Pods.
+        Node => "Node",
     }
 }
 

@@ -3,45 +3,12 @@
 //! Use with `#[serde(with = "by_name")]`. The names are contracts: manifests, metrics and scripts use them.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de};
-use tidegate_model::objects::ServiceType;
-use tidegate_spec::{ForwardingMode, Protocol};
-
-/// A type whose values have names.
-pub(super) trait Named: Copy + 'static {
-    const ALL: &'static [Self];
-
-    /// Its name, which is unique.
-    fn name(self) -> &'static str;
-}
-
-impl Named for ForwardingMode {
-    const ALL: &'static [Self] = &ForwardingMode::ALL;
-
-    fn name(self) -> &'static str {
-        self.as_str()
-    }
-}
-
-impl Named for Protocol {
-    const ALL: &'static [Self] = &[Self::Tcp, Self::Udp, Self::Sctp];
-
-    fn name(self) -> &'static str {
-        self.as_str()
-    }
-}
-
-impl Named for ServiceType {
-    const ALL: &'static [Self] = &[Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::ExternalName];
-
-    fn name(self) -> &'static str {
-        self.as_str()
-    }
-}
+use tidegate_wire::Named;
 
 fn named<T: Named, E: de::Error>(name: &str) -> Result<T, E> {
-    let found = T::ALL.iter().find(|value| value.name() == name);
+    let found = T::VALUES.iter().find(|value| value.name() == name);
     found.copied().ok_or_else(|| {
-        let accepted: Vec<&str> = T::ALL.iter().map(|value| value.name()).collect();
+        let accepted: Vec<&str> = T::VALUES.iter().map(|value| value.name()).collect();
         E::custom(format!("{name:?} is not accepted; accepted: {}", accepted.join(", ")))
     })
 }

@@ -135,40 +135,18 @@ impl VipView {
     }
 }
 
-/// How a Service uses an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum VipKind {
-    /// A LoadBalancer address. Source ranges apply.
-    LoadBalancer,
-    /// One of `spec.externalIPs`.
-    ExternalIp,
-    /// An address of the gateway, for a `nodePort`.
-    NodePort,
-    /// A cluster IP. The internal traffic policy applies.
-    ClusterIp,
-}
-
-impl VipKind {
-    /// Every kind.
-    pub const ALL: [Self; 4] = [Self::LoadBalancer, Self::ExternalIp, Self::NodePort, Self::ClusterIp];
-
-    /// The name in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::LoadBalancer => "LoadBalancer",
-            Self::ExternalIp => "ExternalIP",
-            Self::NodePort => "NodePort",
-            Self::ClusterIp => "ClusterIP",
-        }
-    }
-}
-
-impl by_name::Named for VipKind {
-    const ALL: &'static [Self] = &Self::ALL;
-
-    fn name(self) -> &'static str {
-        self.as_str()
+tidegate_model::named! {
+    /// How a Service uses an address.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum VipKind {
+        /// A LoadBalancer address. Source ranges apply.
+        LoadBalancer => "LoadBalancer",
+        /// One of `spec.externalIPs`.
+        ExternalIp => "ExternalIP",
+        /// An address of the gateway, for a `nodePort`.
+        NodePort => "NodePort",
+        /// A cluster IP. The internal traffic policy applies.
+        ClusterIp => "ClusterIP",
     }
 }
 
