@@ -28,35 +28,19 @@ pub enum Verdict {
 
 macro_rules! reasons {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident => $text:literal,)+ }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u8)]
-        pub enum $name { $($(#[$vdoc])* $variant,)+ }
+        tidegate_wire::named! {
+            $(#[$doc])*
+            #[derive(PartialOrd, Ord, Hash)]
+            #[repr(u8)]
+            pub enum $name { $($(#[$vdoc])* $variant => $text,)+ }
+        }
 
         impl $name {
-            /// All reasons, in numerical order.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
-
-            /// The number of reasons.
-            pub const COUNT: usize = Self::ALL.len();
-
-            /// The name in metrics and output.
-            #[must_use]
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $text,)+ }
-            }
-
             /// Position in [`Self::ALL`].
             #[inline]
             #[must_use]
             pub fn index(self) -> usize {
                 self as usize
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
             }
         }
     };

@@ -208,8 +208,8 @@ impl<F> WorkerPool<F> {
                 .map(|n| interface(InterfaceIndex::try_from(n).expect("few ports")))
                 .collect(),
             drops: DropReason::all().map(|why| (why, sum(&|shared| shared.counters.drops(why)))).collect(),
-            transmits: counted(TransmitReason::ALL, |why| sum(&|shared| shared.counters.transmits(why))),
-            punts: counted(PuntReason::ALL, |why| sum(&|shared| shared.counters.punts(why))),
+            transmits: counted(&TransmitReason::ALL, |why| sum(&|shared| shared.counters.transmits(why))),
+            punts: counted(&PuntReason::ALL, |why| sum(&|shared| shared.counters.punts(why))),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
             arrivals_as_computed: sum(&|shared| shared.loop_counters.arrivals_as_computed.value()),
             arrivals_elsewhere: sum(&|shared| shared.loop_counters.arrivals_elsewhere.value()),
@@ -228,7 +228,7 @@ impl<F> WorkerPool<F> {
             flows_refused: sum(&|shared| shared.loop_counters.flows_refused.value()),
             backends_set_aside: sum(&|shared| shared.loop_counters.backends_set_aside.value()),
             backends_returned: sum(&|shared| shared.loop_counters.backends_returned.value()),
-            answers_suppressed: counted(AnswerKind::ALL, |kind| {
+            answers_suppressed: counted(&AnswerKind::ALL, |kind| {
                 sum(&|shared| shared.loop_counters.answers_suppressed[kind.index()].value())
             }),
             punt_classes: PuntClass::ALL.map(|class| (class, of_class(class))).into(),

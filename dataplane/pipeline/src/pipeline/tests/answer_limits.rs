@@ -51,7 +51,7 @@ fn no_kind_of_answer_uses_up_another() {
         AnswerKind::Unreachable => Builder::udp(CLIENT, "203.0.113.6:53"),
     };
     let answered = |lab: &mut Lab, kind| matches!(lab.send(query(kind)).verdict, Verdict::Transmit { .. });
-    for &used_up in AnswerKind::ALL {
+    for used_up in AnswerKind::ALL {
         let mut lab = lab();
         assert!((0..300).filter(|_| answered(&mut lab, used_up)).count() < 300, "{used_up}");
         for &other in AnswerKind::ALL.iter().filter(|&&other| other != used_up) {
