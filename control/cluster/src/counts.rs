@@ -8,14 +8,9 @@ use std::sync::{PoisonError, RwLock};
 pub struct Counts {
     leads: AtomicBool,
     pending: AtomicU64,
-    done: AtomicU64,
-    conflict: AtomicU64,
-    throttled: AtomicU64,
-    failed: AtomicU64,
+    writes: [AtomicU64; Ended::COUNT],
     lines_left_out: AtomicU64,
-    events_sent: AtomicU64,
-    events_dropped: AtomicU64,
-    events_failed: AtomicU64,
+    events: [AtomicU64; EventEnded::COUNT],
     compared: AtomicU64,
     different: AtomicU64,
     candidate: RwLock<Candidate>,
@@ -32,21 +27,23 @@ pub struct Candidate {
     pub status_failure: Option<String>,
 }
 
-/// The result of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
-    Done,
-    Conflict,
-    Throttled,
-    Failed,
+tidegate_spec::named! {
+    /// The result of a write, under its label value of the metric.
+    pub(super) enum Ended {
+        Done => "success",
+        Conflict => "conflict",
+        Throttled => "throttled",
+        Failed => "failure",
+    }
 }
 
-/// The result of sending an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EventEnded {
-    Sent,
-    Dropped,
-    Failed,
+tidegate_spec::named! {
+    /// The result of sending an event, under its label value of the metric.
+    pub(super) enum EventEnded {
+        Sent => "success",
+        Dropped => "dropped",
+        Failed => "failure",
+    }
 }
 
 /// The values of [`Counts`] at one moment.
@@ -77,13 +74,7 @@ impl Reading {
 
 impl Counts {
     pub(super) fn ended(&self, how: Ended) {
-        let counter = match how {
-            Ended::Done => &self.done,
-            Ended::Conflict => &self.conflict,
-            Ended::Throttled => &self.throttled,
-            Ended::Failed => &self.failed,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.writes[how as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a failed write that was not logged.
@@ -92,12 +83,7 @@ impl Counts {
     }
 
     pub(super) fn event(&self, how: EventEnded) {
-        let counter = match how {
-            EventEnded::Sent => &self.events_sent,
-            EventEnded::Dropped => &self.events_dropped,
-            EventEnded::Failed => &self.events_failed,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.events[how as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn compared(&self, is_different: bool) {
@@ -131,18 +117,9 @@ impl Counts {
         Reading {
             leads: self.leads.load(Ordering::Relaxed),
             pending: read(&self.pending),
-            writes: [
-                ("success", read(&self.done)),
-                ("conflict", read(&self.conflict)),
-                ("throttled", read(&self.throttled)),
-                ("failure", read(&self.failed)),
-            ],
+            writes: Ended::ALL.map(|how| (how.as_str(), read(&self.writes[how as usize]))),
             log_lines_left_out: read(&self.lines_left_out),
-            events: [
-                ("success", read(&self.events_sent)),
-                ("dropped", read(&self.events_dropped)),
-                ("failure", read(&self.events_failed)),
-            ],
+            events: EventEnded::ALL.map(|how| (how.as_str(), read(&self.events[how as usize]))),
             comparisons: (read(&self.compared), read(&self.different)),
         }
     }
