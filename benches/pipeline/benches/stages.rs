@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tidegate_conntrack::{First, FlowHash, FlowKey, FlowTables, IdleTimeout, Packet};
+use tidegate_conntrack::{First, FlowHash, FlowKey, FlowTables, IdleTimeout, NewFlow, Packet};
 use tidegate_pipeline::testing::Builder;
 use tidegate_pipeline_bench::traffic::{self, Random};
 use tidegate_select::maglev::{Member, build};
@@ -88,7 +88,8 @@ fn flow_look_up(c: &mut Criterion) {
             let (key, backend) = (key(flow), BackendId::new(flow % 10_000, 0));
             let hash = tables.hash(&key);
             // A few flows do not fit in a table that is this full. A second packet establishes the others.
-            let _ = tables.dsr.insert(&key, hash, backend, Packet::Datagram, idle, Now(0));
+            let flow = NewFlow { key, hash, backend, packet: Packet::Datagram, idle, now: Now(0) };
+            let _ = tables.dsr.insert(&flow);
             tables.dsr.lookup(&key, hash, Packet::Datagram, Now(0));
         }
         let mut random = Random::new(1);

@@ -10,10 +10,11 @@ use tidegate_spec::now::Now;
 
 use super::eviction_reason::{EvictionReason, FlowCounters};
 use super::first_lookup::First;
-use super::flow_state::{IdleTimeout, Packet, Phase, State};
-use super::insert_error::Full;
+use super::flow_state::{Packet, Phase, State};
+use super::insert_error::InsertError;
 use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::memory::{TableKind, TableMemory};
+use super::new_flow::NewFlow;
 use super::table::{Entry, Position, Table};
 use super::view::{FlowKind, FlowView};
 
@@ -132,27 +133,20 @@ impl DsrTable {
         })
     }
 
-    /// Inserts a flow that begins with `packet`, and replaces an earlier entry of the key.
+    /// Inserts a flow, and replaces an earlier entry of the key.
     ///
     /// # Errors
-    /// [`Full`], counted: no flow can be evicted, or the service has reached its share of a full table. The packet can
-    /// still go to the backend that its hash selects.
+    /// [`InsertError::Full`] or [`InsertError::Share`], counted. The packet can still go to the backend that its hash
+    /// selects.
     #[inline]
-    pub fn insert(
-        &mut self,
-        key: &FlowKey,
-        hash: FlowHash,
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        now: Now,
-    ) -> Result<(), Full> {
+    pub fn insert(&mut self, flow: &NewFlow) -> Result<(), InsertError> {
+        let key = &flow.key;
         by_family!(mut self, key, |table, packed| {
-            let Some(position) = table.find(&packed, hash) else {
-                return create(table, (packed, hash), backend, packet, idle, now);
+            let Some(position) = table.find(&packed, flow.hash) else {
+                return create(table, &flow.with_key(packed));
             };
-            table.replace(position, now);
-            table.write(position, &Entry::first(packed, None, backend, packet, idle, now));
+            table.replace(position, flow.now);
+            table.write(position, &Entry::first(&flow.with_key(packed), None));
             Ok(())
         })
     }
@@ -162,16 +156,9 @@ impl DsrTable {
     /// # Errors
     /// As [`Self::insert`].
     #[inline]
-    pub fn insert_new(
-        &mut self,
-        key: &FlowKey,
-        hash: FlowHash,
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        now: Now,
-    ) -> Result<(), Full> {
-        by_family!(mut self, key, |table, packed| create(table, (packed, hash), backend, packet, idle, now))
+    pub fn insert_new(&mut self, flow: &NewFlow) -> Result<(), InsertError> {
+        let key = &flow.key;
+        by_family!(mut self, key, |table, packed| create(table, &flow.with_key(packed)))
     }
 
     /// Removes a flow. Returns whether it was known.
@@ -198,15 +185,11 @@ impl DsrTable {
 #[inline(always)]
 pub(super) fn create<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    (key, hash): (PackedKey<A>, FlowHash),
-    backend: BackendId,
-    packet: Packet,
-    idle: IdleTimeout,
-    now: Now,
-) -> Result<(), Full> {
-    debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
-    let position = table.admit(&key, hash, now).map_err(|_| Full)?;
-    table.write(position, &Entry::first(key, None, backend, packet, idle, now));
+    flow: &NewFlow<PackedKey<A>>,
+) -> Result<(), InsertError> {
+    debug_assert!(table.find(&flow.key, flow.hash).is_none(), "no key is in the table twice");
+    let position = table.admit(&flow.key, flow.hash, flow.now)?;
+    table.write(position, &Entry::first(flow, None));
     Ok(())
 }
 

@@ -33,21 +33,13 @@ use tidegate_spec::now::Now;
 use super::counts::{EvictionPriority, Load};
 use super::eviction_reason::EvictionReason;
 use super::flow_state::{EvictionClass, Phase};
+use super::insert_error::InsertError;
 use super::key::{FlowHash, PackedKey};
 use super::table::{FlowAge, Position, Table};
 
-/// Why a new flow is not admitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AdmitError {
-    /// No flow can be evicted: all are established and in use.
-    Full,
-    /// The service has reached its share of a full table, and none of its flows can be evicted.
-    Share,
-}
-
 /// The properties of a new flow that determine which flows it may evict.
 #[derive(Debug, Clone, Copy)]
-struct NewFlow {
+struct Evictor {
     load: Load,
     /// How long an opening flow must have been idle to be evicted although a position may be free.
     fresh_ms: u32,
@@ -95,7 +87,7 @@ impl Rank {
 
     /// Whether the flow is evicted without searching for a better candidate: it has ended, has a higher priority, or
     /// is, like the new flow, probably part of a flood.
-    fn is_evicted_at_once(&self, new: NewFlow) -> bool {
+    fn is_evicted_at_once(&self, new: Evictor) -> bool {
         let Reverse(priority) = self.priority;
         let is_of_this_flood = new.load.floods
             && priority == new.load.priority
@@ -110,7 +102,7 @@ impl Rank {
 
     /// Whether the flow is evicted although a position may be free: it is not established, its service or network
     /// doesn't have far fewer flows, and its handshake has not just begun.
-    fn is_evicted_before_free_positions(&self, new: NewFlow) -> bool {
+    fn is_evicted_before_free_positions(&self, new: Evictor) -> bool {
         let Reverse(priority) = self.priority;
         match self.tier {
             Tier::Over => true,
@@ -124,7 +116,7 @@ impl Rank {
 
     /// Whether the flow may be evicted if no position is free. If its service or network has far fewer flows, its
     /// handshake must have stalled.
-    fn may_be_evicted(&self, new: NewFlow) -> bool {
+    fn may_be_evicted(&self, new: Evictor) -> bool {
         match self.tier {
             Tier::Over | Tier::HalfClosed => true,
             Tier::Opening => {
@@ -147,9 +139,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         flow: &PackedKey<A>,
         hash: FlowHash,
         now: Now,
-    ) -> Result<Position, AdmitError> {
+    ) -> Result<Position, InsertError> {
         if !self.is_over_share(flow.owner) {
-            return self.allocate(flow, hash, now).ok_or(AdmitError::Full);
+            return self.allocate(flow, hash, now).ok_or(InsertError::Full);
         }
         self.admit_above_share(flow, hash, now)
     }
@@ -162,7 +154,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         flow: &PackedKey<A>,
         hash: FlowHash,
         now: Now,
-    ) -> Result<Position, AdmitError> {
+    ) -> Result<Position, InsertError> {
         let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.new_flow(flow));
         let own = self.lowest_in(homes, now, |table, position| table.service_of(position) == flow.owner);
         let at_once = |(rank, _): &(Rank, Position)| rank.is_evicted_at_once(new);
@@ -172,13 +164,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             return Ok(position);
         }
         // The age doesn't matter, because the alternative is to refuse this flow.
-        let any_age = NewFlow { fresh_ms: 0, ..new };
+        let any_age = Evictor { fresh_ms: 0, ..new };
         if let Some((position, is_home)) = self.lowest_in_sample(home, flow, hash, any_age, now) {
             self.remove(position, EvictionReason::ServiceShare);
             return if is_home {
                 Ok(position)
             } else {
-                self.allocate(flow, hash, now).ok_or(AdmitError::Full)
+                self.allocate(flow, hash, now).ok_or(InsertError::Full)
             };
         }
         if let Some((_, position)) = own {
@@ -190,10 +182,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             |table: &Self, position| table.service_of(position) == flow.owner && *flow != table.key(position);
         let Some((_, position)) = self.lowest_in(self.sample(hash, SHARE_SAMPLE), now, is_own) else {
             self.counters.refused += 1;
-            return Err(AdmitError::Share);
+            return Err(InsertError::Share);
         };
         self.remove(position, EvictionReason::ServiceShare);
-        self.allocate(flow, hash, now).ok_or(AdmitError::Full)
+        self.allocate(flow, hash, now).ok_or(InsertError::Full)
     }
 
     /// Returns a free position for an entry with this hash. If no flow can be evicted for it, counts a refusal and
@@ -282,10 +274,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Some(position)
     }
 
-    fn new_flow(&self, flow: &PackedKey<A>) -> NewFlow {
+    fn new_flow(&self, flow: &PackedKey<A>) -> Evictor {
         // Free positions above this limit are reserved for flows that will be established.
         let has_spare = self.live < self.bound + self.bound / 4;
-        NewFlow { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
+        Evictor { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
     }
 
     /// The lowest ranked flow among `home` and a sample of the table, if it can be evicted, and whether it is `home`.
@@ -295,7 +287,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         home: Option<(Rank, Position)>,
         flow: &PackedKey<A>,
         hash: FlowHash,
-        new: NewFlow,
+        new: Evictor,
         now: Now,
     ) -> Option<(Position, bool)> {
         let sample = self.sample(hash, EVICTION_SAMPLE);

@@ -39,6 +39,7 @@ mod key;
 mod masquerade;
 mod memory;
 mod nat;
+mod new_flow;
 mod restore;
 mod shared_changes;
 mod shared_flow;
@@ -57,11 +58,12 @@ pub use dsr::{DsrHit, DsrTable};
 pub use eviction_reason::{EvictionReason, FlowCounters};
 pub use first_lookup::First;
 pub use flow_state::{IdleTimeout, Packet, Phase};
-pub use insert_error::{Full, PairError};
+pub use insert_error::InsertError;
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
-pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
+pub use masquerade::{Masquerade, Masquerades};
 pub use memory::{HeapMemory, Part, TableKind, TableMemory};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
+pub use new_flow::NewFlow;
 pub use restore::{NotRestored, STORED_FORM, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
 pub use shared_changes::FlowTags;
 pub use shared_flow::{SharedChange, SharedFlow, SharedReply, SideState};
@@ -80,7 +82,7 @@ use tidegate_wire::Family;
 /// All flows of one worker.
 ///
 /// ```
-/// use tidegate_conntrack::{FlowKey, FlowTables, IdleTimeout, Packet, Phase};
+/// use tidegate_conntrack::{FlowKey, FlowTables, IdleTimeout, NewFlow, Packet, Phase};
 /// use tidegate_spec::{ids::{BackendId, ServiceId}, now::Now};
 /// use tidegate_wire::{Addr, tcp::flags};
 /// use std::time::Duration;
@@ -91,7 +93,8 @@ use tidegate_wire::Family;
 /// let (syn, ack) = (Packet::Tcp(flags::SYN), Packet::Tcp(flags::ACK));
 /// let idle = IdleTimeout::new(Duration::from_secs(7_440));
 /// assert!(tables.dsr.lookup(&key, hash, syn, Now(0)).is_none());
-/// tables.dsr.insert(&key, hash, BackendId::new(9, 0), syn, idle, Now(0)).expect("an empty table refuses nothing");
+/// let flow = NewFlow { key, hash, backend: BackendId::new(9, 0), packet: syn, idle, now: Now(0) };
+/// tables.dsr.insert(&flow).expect("an empty table refuses nothing");
 /// let hit = tables.dsr.lookup(&key, hash, ack, Now(1_000_000)).expect("the flow is known");
 /// assert_eq!((hit.backend, hit.phase), (BackendId::new(9, 0), Phase::Established));
 /// ```

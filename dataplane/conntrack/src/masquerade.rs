@@ -23,6 +23,7 @@ use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::flow_state::{EvictionClass, FlowStatus, IdleTimeout, Packet, State};
+use super::insert_error::InsertError;
 use super::key::{FlowHasher, FlowKey};
 use super::nat::ReplyKey;
 use super::view::{FlowKind, FlowView};
@@ -40,10 +41,6 @@ pub struct Masquerade {
     /// The SNAT address and port that the outside host sees.
     pub local: Endpoint,
 }
-
-/// No flow can be evicted for a new one: all examined flows are established.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MasqueradeFull;
 
 /// The direction of a packet, and the index that finds its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,14 +226,14 @@ impl Masquerades {
     /// or with the same replies, is removed.
     ///
     /// # Errors
-    /// [`MasqueradeFull`] if no flow can be evicted.
+    /// [`InsertError::Full`] if no flow can be evicted: all examined flows are established.
     pub fn insert(
         &mut self,
         flow: &Masquerade,
         packet: Packet,
         idle: IdleTimeout,
         now: Now,
-    ) -> Result<(), MasqueradeFull> {
+    ) -> Result<(), InsertError> {
         self.take_local(flow.proto, &flow.local, &flow.peer);
         if let Some(at) = self.find(Direction::Out, flow.proto, &flow.source, &flow.peer) {
             self.remove(at);
@@ -244,7 +241,7 @@ impl Masquerades {
         let group = self.group(&flow.source.addr);
         let has_share = self.of_group.get(usize::from(group)).is_none_or(|&flows| flows >= self.share);
         if has_share || self.live >= self.capacity {
-            let victim = self.victim(has_share.then_some(group), now).ok_or(MasqueradeFull)?;
+            let victim = self.victim(has_share.then_some(group), now).ok_or(InsertError::Full)?;
             self.remove(victim);
         }
         let entry = Entry {
@@ -468,7 +465,7 @@ mod tests {
         }
     }
 
-    fn begin(table: &mut Masquerades, flow: &Masquerade, now: Now) -> Result<(), MasqueradeFull> {
+    fn begin(table: &mut Masquerades, flow: &Masquerade, now: Now) -> Result<(), InsertError> {
         table.insert(flow, Packet::Datagram, IdleTimeout::new(HOUR), now)
     }
 
@@ -531,7 +528,7 @@ mod tests {
             }
         }
         assert_eq!(table.live(), 64, "the table is full");
-        assert_eq!(begin(&mut table, &flow(9, 1), Now(0)), Err(MasqueradeFull));
+        assert_eq!(begin(&mut table, &flow(9, 1), Now(0)), Err(InsertError::Full));
         table.age(seconds(3600), usize::MAX);
         assert!(begin(&mut table, &flow(9, 1), seconds(3600)).is_ok());
     }

@@ -8,9 +8,9 @@ use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;
 
 use super::first_lookup::First;
-use super::flow_state::{IdleTimeout, Packet};
-use super::insert_error::Full;
+use super::insert_error::InsertError;
 use super::key::{FlowHash, PackedKey, REPLY_BIT};
+use super::new_flow::NewFlow;
 use super::{FlowTables, dsr, nat};
 
 /// The key of a flow whose addresses have `A` words.
@@ -69,18 +69,11 @@ pub trait SteadyTables<const A: usize> {
     /// Whether a key has a DSR entry in this hash bucket, in any state.
     fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
 
-    /// Creates a DSR flow that begins with `packet`. A look-up has found its key in neither hash bucket.
+    /// Creates a DSR flow. A look-up has found its key in neither hash bucket.
     ///
     /// # Errors
     /// As [`DsrTable::insert_new`](super::DsrTable::insert_new).
-    fn create_dsr(
-        &mut self,
-        flow: (&SteadyKey<A>, u64),
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        now: Now,
-    ) -> Result<(), Full>;
+    fn create_dsr(&mut self, flow: &NewFlow<SteadyKey<A>>) -> Result<(), InsertError>;
 
     /// Prefetches a hash bucket of DSR flows.
     fn prefetch_dsr(&self, hash: u64, bucket: Bucket);
@@ -88,17 +81,9 @@ pub trait SteadyTables<const A: usize> {
     /// Prefetches a hash bucket of NAT flows.
     fn prefetch_nat(&self, hash: u64, bucket: Bucket);
 
-    /// Creates a NAT flow from the client's key and the reply key, each with its hash, and its backend and first
-    /// packet. A look-up has found the client's key in neither hash bucket. Returns false, and changes nothing, if
-    /// another flow has the reply key or would have to be evicted.
-    fn create_nat(
-        &mut self,
-        flow: (&SteadyKey<A>, u64),
-        reply: (&SteadyKey<A>, u64),
-        first: (BackendId, Packet),
-        idle: IdleTimeout,
-        now: Now,
-    ) -> bool;
+    /// Creates a NAT flow whose replies have the key `reply`. A look-up has found the client's key in neither hash
+    /// bucket. Returns false, and changes nothing, if another flow has the reply key or would have to be evicted.
+    fn create_nat(&mut self, flow: &NewFlow<SteadyKey<A>>, reply: &SteadyKey<A>, reply_hash: u64) -> bool;
 
     /// The backend of an established flow with recent packets, if its entry is in this hash bucket. Records a plain
     /// packet; `tcp` is true if it is a TCP segment.
@@ -146,30 +131,21 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn create_dsr(
-                &mut self,
-                (key, hash): (&SteadyKey<$words>, u64),
-                backend: BackendId,
-                packet: Packet,
-                idle: IdleTimeout,
-                now: Now,
-            ) -> Result<(), Full> {
-                debug_assert_eq!(hash, self.steady_hash(key), "the hash belongs to the key");
-                dsr::create(&mut self.dsr.$table, (key.0, FlowHash(hash)), backend, packet, idle, now)
+            fn create_dsr(&mut self, flow: &NewFlow<SteadyKey<$words>>) -> Result<(), InsertError> {
+                debug_assert_eq!(flow.hash.0, self.steady_hash(&flow.key), "the hash belongs to the key");
+                dsr::create(&mut self.dsr.$table, &flow.with_key(flow.key.0))
             }
 
             #[inline(always)]
             fn create_nat(
                 &mut self,
-                (flow, hash): (&SteadyKey<$words>, u64),
-                (reply, reply_hash): (&SteadyKey<$words>, u64),
-                first: (BackendId, Packet),
-                idle: IdleTimeout,
-                now: Now,
+                flow: &NewFlow<SteadyKey<$words>>,
+                reply: &SteadyKey<$words>,
+                reply_hash: u64,
             ) -> bool {
-                debug_assert_eq!(hash, self.steady_hash(flow), "the hash belongs to the key");
-                let flow = (flow.0, FlowHash(hash));
-                nat::create(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
+                debug_assert_eq!(flow.hash.0, self.steady_hash(&flow.key), "the hash belongs to the key");
+                let (table, flow) = (&mut self.nat.$table, flow.with_key(flow.key.0));
+                nat::create(table, &flow, &reply.0, FlowHash(reply_hash))
             }
 
             #[inline(always)]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidegate_conntrack::{FlowKey, FlowTables, IdleTimeout, Packet};
+use tidegate_conntrack::{FlowKey, FlowTables, IdleTimeout, NewFlow, Packet};
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
@@ -26,8 +26,9 @@ fn work(tables: &mut FlowTables, bound: u32) {
         let (hash, reply_hash) = (tables.hash(&key), tables.hash(&reply));
         let (syn, ack) = (Packet::Tcp(SYN), Packet::Tcp(ACK));
         let backend = BackendId::new(1, 0);
-        let _ = tables.dsr.insert(&key, hash, backend, syn, idle, now);
-        let _ = tables.nat.insert_pair((&key, hash), (&reply, reply_hash), backend, syn, idle, now);
+        let flow = NewFlow { key, hash, backend, packet: syn, idle, now };
+        let _ = tables.dsr.insert(&flow);
+        let _ = tables.nat.insert_pair(&flow, &reply, reply_hash);
         tables.dsr.prefetch(&key, hash);
         tables.nat.prefetch(&key, hash);
         if n % 4 < 2 {

@@ -15,7 +15,7 @@ pub use hits::{NatHit, ReplyHit, ReplyKey};
 pub(super) use pair::{create, view};
 
 use pair::{awaits_answer, hit, insert_pair, may_be_copied, record_packet, reply_hit, set_both};
-use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::ids::ServiceId;
 use tidegate_spec::limits::{HALF_CLOSED_IDLE_MIN_MS, SERVICES_MAX};
 use tidegate_spec::now::Now;
 use tidegate_wire::Family;
@@ -23,11 +23,12 @@ use tidegate_wire::Family;
 use super::dsr::by_family;
 use super::eviction_reason::{EvictionReason, FlowCounters};
 use super::first_lookup::First;
-use super::flow_state::{EvictionClass, IdleTimeout, Packet, State};
-use super::insert_error::PairError;
+use super::flow_state::{EvictionClass, Packet};
+use super::insert_error::InsertError;
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey};
 use super::memory::{TableKind, TableMemory};
-use super::table::{Entry, Table};
+use super::new_flow::NewFlow;
+use super::table::Table;
 
 pub(super) type V4 = Table<1, 8, 2, 16>;
 pub(super) type V6 = Table<4, 16, 2, 32>;
@@ -143,38 +144,23 @@ impl NatTable {
     }
 
     /// The flow with this client's key, if another worker may have a copy of it for plain packets: it is established,
-    /// no bytes are added or removed, and its idle timeout is at least `idle_min_ms`.
+    /// no bytes are added or removed, and its idle timeout is at least
+    /// [`COPIED_IDLE_MIN_MS`](crate::flow_copies::COPIED_IDLE_MIN_MS).
     #[must_use]
-    pub fn to_copy(
-        &self,
-        key: &FlowKey,
-        hash: FlowHash,
-        packet: Packet,
-        idle_min_ms: u32,
-        now: Now,
-    ) -> Option<NatHit> {
+    pub fn to_copy(&self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
-            may_be_copied(table, position, position, packet, idle_min_ms, now)
-                .then(|| hit(table, position, false))
+            may_be_copied(table, position, position, packet, now).then(|| hit(table, position, false))
         })
     }
 
     /// [`Self::to_copy`] for the key of replies.
     #[must_use]
-    pub fn reply_to_copy(
-        &self,
-        key: &FlowKey,
-        hash: FlowHash,
-        packet: Packet,
-        idle_min_ms: u32,
-        now: Now,
-    ) -> Option<ReplyHit> {
+    pub fn reply_to_copy(&self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<ReplyHit> {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
             let client = table.peer(position)?;
-            may_be_copied(table, position, client, packet, idle_min_ms, now)
-                .then(|| reply_hit(table, position))
+            may_be_copied(table, position, client, packet, now).then(|| reply_hit(table, position))
         })
     }
 
@@ -221,27 +207,23 @@ impl NatTable {
         });
     }
 
-    /// Inserts a flow that begins with `packet` from the client. `flow` and `reply` are keys with their hashes. An
-    /// earlier entry of `flow`, and an expired flow with the `reply` key, are removed first.
+    /// Inserts a flow whose replies have the key `reply`. An earlier entry of the flow's key, and an expired flow with
+    /// the `reply` key, are removed first.
     ///
     /// # Errors
-    /// [`PairError::Conflict`] if another flow has the `reply` key; then nothing has changed. [`PairError::Full`],
-    /// counted, if no flow can be evicted, and [`PairError::Share`], counted, if the service has reached its share of a
-    /// full table; then `flow` is not in the table.
+    /// [`InsertError::Conflict`] if another flow has the `reply` key; then nothing has changed. [`InsertError::Full`] or
+    /// [`InsertError::Share`], counted; then the flow's key is not in the table.
     ///
     /// # Panics
     /// If the two keys have different families.
     #[inline]
     pub fn insert_pair(
         &mut self,
-        flow: (&FlowKey, FlowHash),
-        reply: (&FlowKey, FlowHash),
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        now: Now,
-    ) -> Result<(), PairError> {
-        self.put_pair(flow, reply, backend, packet, idle, true, now)
+        flow: &NewFlow,
+        reply: &FlowKey,
+        reply_hash: FlowHash,
+    ) -> Result<(), InsertError> {
+        self.put_pair(flow, reply, reply_hash, true)
     }
 
     /// [`Self::insert_pair`] for two keys that look-ups have not found, which saves another search for each.
@@ -254,37 +236,25 @@ impl NatTable {
     #[inline]
     pub fn insert_new_pair(
         &mut self,
-        flow: (&FlowKey, FlowHash),
-        reply: (&FlowKey, FlowHash),
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        now: Now,
-    ) -> Result<(), PairError> {
-        self.put_pair(flow, reply, backend, packet, idle, false, now)
+        flow: &NewFlow,
+        reply: &FlowKey,
+        reply_hash: FlowHash,
+    ) -> Result<(), InsertError> {
+        self.put_pair(flow, reply, reply_hash, false)
     }
 
     #[inline(always)]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of its two callers, and a flag for the caller"
-    )]
     fn put_pair(
         &mut self,
-        flow: (&FlowKey, FlowHash),
-        reply: (&FlowKey, FlowHash),
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
+        flow: &NewFlow,
+        reply: &FlowKey,
+        reply_hash: FlowHash,
         is_known: bool,
-        now: Now,
-    ) -> Result<(), PairError> {
-        let (key, reply_key) = (flow.0, reply.0);
-        assert_eq!(key.addr().is_v4(), reply_key.addr().is_v4(), "NAT stays within a family");
+    ) -> Result<(), InsertError> {
+        let key = &flow.key;
+        assert_eq!(key.addr().is_v4(), reply.addr().is_v4(), "NAT stays within a family");
         by_family!(mut self, key, |table, packed| {
-            let peer = Some(PackedKey::from(reply_key));
-            let entry = Entry::first(packed, peer, backend, packet, idle, now);
-            insert_pair(table, &entry, (flow.1, is_known), reply.1, State::silent(packet), now)
+            insert_pair(table, &flow.with_key(packed), &PackedKey::from(reply), reply_hash, is_known)
         })
     }
 

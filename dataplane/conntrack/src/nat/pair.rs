@@ -7,10 +7,11 @@ use tidegate_spec::limits::SYN_REPEATED_MS;
 use tidegate_spec::now::Now;
 
 use super::hits::{NatHit, ReplyHit};
-use crate::eviction::AdmitError;
-use crate::flow_state::{EvictionClass, IdleTimeout, Packet, Phase, State};
-use crate::insert_error::PairError;
+use crate::flow_copies::COPIED_IDLE_MIN_MS;
+use crate::flow_state::{EvictionClass, Packet, Phase, State};
+use crate::insert_error::InsertError;
 use crate::key::{FlowHash, PackedKey, addr_of};
+use crate::new_flow::NewFlow;
 use crate::table::{Entry, Position, Table};
 use crate::view::{FlowKind, FlowView};
 
@@ -20,13 +21,12 @@ pub(super) fn may_be_copied<const A: usize, const W: usize, const K: usize, cons
     position: Position,
     client: Position,
     packet: Packet,
-    idle_min_ms: u32,
     now: Now,
 ) -> bool {
     let Some(flow) = table.flow_age(position, now) else { return false };
     flow.status.eviction_class == EvictionClass::Established
         && !flow.expired()
-        && flow.status.timeout_ms >= idle_min_ms
+        && flow.status.timeout_ms >= COPIED_IDLE_MIN_MS
         && packet.is_plain()
         && table.is_steady(position, packet)
         && table.stream(client).is_none()
@@ -126,68 +126,68 @@ pub(super) fn set_both<const A: usize, const W: usize, const K: usize, const B: 
     }
 }
 
+/// See [`NatTable::insert_pair`](super::NatTable::insert_pair). Without `is_known`, neither key is in the table.
 pub(super) fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    flow: &Entry<A>,
-    (flow_hash, is_known): (FlowHash, bool),
+    flow: &NewFlow<PackedKey<A>>,
+    reply: &PackedKey<A>,
     reply_hash: FlowHash,
-    reply_state: State,
-    now: Now,
-) -> Result<(), PairError> {
-    let reply_key = flow.peer.expect("a flow of a pair has a reply key");
+    is_known: bool,
+) -> Result<(), InsertError> {
+    let &NewFlow { key, hash, now, .. } = flow;
     debug_assert!(
-        is_known
-            || table.find(&flow.key, flow_hash).is_none() && table.find(&reply_key, reply_hash).is_none(),
+        is_known || table.find(&key, hash).is_none() && table.find(reply, reply_hash).is_none(),
         "no key is in the table twice"
     );
     if is_known
-        && let Some(position) = table.find_alive(&reply_key, reply_hash, now)
-        && table.peer_key(position) != flow.key
+        && let Some(position) = table.find_alive(reply, reply_hash, now)
+        && table.peer_key(position) != key
     {
-        return Err(PairError::Conflict);
+        return Err(InsertError::Conflict);
     }
-    if is_known && let Some(position) = table.find(&flow.key, flow_hash) {
+    if is_known && let Some(position) = table.find(&key, hash) {
         table.replace(position, now);
     }
-    let position = table.admit(&flow.key, flow_hash, now).map_err(|error| match error {
-        AdmitError::Full => PairError::Full,
-        AdmitError::Share => PairError::Share,
-    })?;
-    table.write(position, flow);
+    let [flow, reply] = entries(flow, reply);
+    let position = table.admit(&key, hash, now)?;
+    table.write(position, &flow);
     table.forget_streams(position);
-    let Some(position) = table.allocate(&flow.key, reply_hash, now) else {
+    let Some(position) = table.allocate(&key, reply_hash, now) else {
         // The second insertion may have moved the first entry.
-        let position = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");
+        let position = table.find(&key, hash).expect("the entry just written is not evicted");
         table.clear(position);
-        return Err(PairError::Full);
+        return Err(InsertError::Full);
     };
-    let reply = Entry { key: reply_key, state: reply_state, peer: Some(flow.key), ..*flow };
     table.write(position, &reply);
     Ok(())
 }
 
-/// Creates a flow that begins with `packet` and that a look-up has not found. Returns false, and changes nothing, if
-/// another flow has its reply key or a flow would have to be evicted.
+/// Creates a flow that a look-up has not found. Returns false, and changes nothing, if another flow has its reply key
+/// or a flow would have to be evicted.
 #[inline(always)]
 pub(crate) fn create<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
-    (key, hash): (PackedKey<A>, FlowHash),
-    (reply_key, reply_hash): (PackedKey<A>, FlowHash),
-    (backend, packet): (BackendId, Packet),
-    idle: IdleTimeout,
-    now: Now,
+    flow: &NewFlow<PackedKey<A>>,
+    reply: &PackedKey<A>,
+    reply_hash: FlowHash,
 ) -> bool {
-    debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
-    if table.find(&reply_key, reply_hash).is_some() {
+    debug_assert!(table.find(&flow.key, flow.hash).is_none(), "no key is in the table twice");
+    if table.find(reply, reply_hash).is_some() {
         return false;
     }
-    let Some([position, reply_position]) = table.free_for_pair(hash, reply_hash) else { return false };
-    let flow = Entry::first(key, Some(reply_key), backend, packet, idle, now);
+    let Some([position, reply_position]) = table.free_for_pair(flow.hash, reply_hash) else { return false };
+    let [flow, reply] = entries(flow, reply);
     table.write(position, &flow);
     table.forget_streams(position);
-    let reply = Entry { key: reply_key, state: State::silent(packet), peer: Some(key), ..flow };
     table.write(reply_position, &reply);
     true
+}
+
+/// The two entries of a new flow.
+#[inline(always)]
+fn entries<const A: usize>(flow: &NewFlow<PackedKey<A>>, reply: &PackedKey<A>) -> [Entry<A>; 2] {
+    let client = Entry::first(flow, Some(*reply));
+    [client, Entry { key: *reply, state: State::silent(flow.packet), peer: Some(flow.key), ..client }]
 }
 
 /// The public view of a flow of the table. `position` is the client's entry.

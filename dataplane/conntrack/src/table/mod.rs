@@ -19,18 +19,17 @@ mod search;
 
 pub(super) use expiry::FlowAge;
 
-use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::FLOW_SHARE_PERCENT;
-use tidegate_spec::now::Now;
 use tidegate_structures::prefetch;
 
 use super::backend_loads::BackendLoads;
 use super::counts::Counts;
 use super::eviction_reason::FlowCounters;
-use super::flow_state::{IdleTimeout, Packet, Phase, State};
+use super::flow_state::{IdleTimeout, Phase, State};
 use super::journal::{Adopted, Journal};
 use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, KEY_MASK, PackedKey, REPLY_BIT};
 use super::memory::{Part, TableKind, TableMemory, Words};
+use super::new_flow::NewFlow;
 use super::splice::Splice;
 use super::stream::{Stream, Streams};
 
@@ -91,16 +90,10 @@ pub(super) struct Entry<const A: usize> {
 }
 
 impl<const A: usize> Entry<A> {
-    /// The client's entry of a flow that begins with `packet`.
+    /// The client's entry of a new flow.
     #[inline(always)]
-    pub(super) fn first(
-        key: PackedKey<A>,
-        peer: Option<PackedKey<A>>,
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        now: Now,
-    ) -> Self {
+    pub(super) fn first(flow: &NewFlow<PackedKey<A>>, peer: Option<PackedKey<A>>) -> Self {
+        let &NewFlow { key, backend, packet, idle, now, .. } = flow;
         Self { key, state: State::first(packet), idle, seen: now.millis(), value: backend.raw(), peer }
     }
 }

@@ -62,19 +62,23 @@ fn pair(v4: bool, n: u32, port: u16) -> (FlowKey, FlowKey) {
     (flow, FlowKey::reply(EndpointId::new(2, 0), addr(v4, 0xffff), port))
 }
 
+/// A flow to backend 3 with a timeout of 900 seconds.
+fn new_flow(tables: &FlowTables, key: FlowKey, packet: Packet, now: Now) -> NewFlow {
+    NewFlow { key, hash: tables.hash(&key), backend: backend(3), packet, idle: idle(900), now }
+}
+
 fn insert_pair(
     tables: &mut FlowTables,
     (flow, reply): (FlowKey, FlowKey),
     packet: Packet,
     now: Now,
-) -> Result<(), PairError> {
-    let (a, b) = (tables.hash(&flow), tables.hash(&reply));
-    tables.nat.insert_pair((&flow, a), (&reply, b), backend(3), packet, idle(900), now)
+) -> Result<(), InsertError> {
+    let (flow, b) = (new_flow(tables, flow, packet, now), tables.hash(&reply));
+    tables.nat.insert_pair(&flow, &reply, b)
 }
 
-fn insert(tables: &mut FlowTables, key: &FlowKey, packet: Packet, now: Now) -> Result<(), Full> {
-    let hash = tables.hash(key);
-    tables.dsr.insert(key, hash, backend(3), packet, idle(900), now)
+fn insert(tables: &mut FlowTables, key: &FlowKey, packet: Packet, now: Now) -> Result<(), InsertError> {
+    tables.dsr.insert(&new_flow(tables, *key, packet, now))
 }
 
 /// Ages every hash bucket of the four tables, which alternate.
@@ -203,7 +207,8 @@ fn an_expired_flow_is_no_hit_even_before_it_is_aged_out() {
     let mut tables = FlowTables::new(100, 1);
     let key = FlowKey::affinity(service(1), addr(true, 1));
     let hash = tables.hash(&key);
-    tables.dsr.insert(&key, hash, backend(1), Packet::Datagram, idle(10), at(0)).unwrap();
+    let flow = new_flow(&tables, key, Packet::Datagram, at(0));
+    tables.dsr.insert(&NewFlow { backend: backend(1), idle: idle(10), ..flow }).unwrap();
     assert!(tables.dsr.lookup(&key, hash, Packet::Datagram, at(9_999)).is_some());
     assert!(tables.dsr.lookup(&key, hash, Packet::Datagram, at(19_998)).is_some());
     assert!(tables.dsr.lookup(&key, hash, Packet::Datagram, at(29_998)).is_none());
@@ -272,7 +277,8 @@ fn packets_of_either_direction_keep_a_nat_flow() {
     let mut tables = FlowTables::new(100, 1);
     let (flow, reply) = pair(true, 1, 5000);
     let (a, b) = (tables.hash(&flow), tables.hash(&reply));
-    tables.nat.insert_pair((&flow, a), (&reply, b), backend(3), Packet::Datagram, idle(30), at(0)).unwrap();
+    let new = NewFlow { idle: idle(30), ..new_flow(&tables, flow, Packet::Datagram, at(0)) };
+    tables.nat.insert_pair(&new, &reply, b).unwrap();
     for second in 1..100 {
         assert!(tables.nat.lookup_reply(&reply, b, Packet::Datagram, at(second * 20_000)).is_some());
         assert_eq!(tables.age(at(second * 20_000 + 19_999), 1000), 0);
@@ -293,7 +299,7 @@ fn a_reply_key_in_use_is_a_conflict_until_its_flow_is_over() {
     insert_pair(&mut tables, (first, reply), Packet::Tcp(SYN), at(0)).unwrap();
     assert!(tables.nat.reply_key(&reply, hash, &second, at(1)) == ReplyKey::Opening { idle_ms: 1 });
     let refused = insert_pair(&mut tables, (second, reply), Packet::Tcp(SYN), at(1));
-    assert_eq!(refused, Err(PairError::Conflict));
+    assert_eq!(refused, Err(InsertError::Conflict));
     assert_eq!(tables.nat.live(), 1);
     let later = at(u64::from(OPENING_MS));
     assert!(tables.nat.reply_key(&reply, hash, &second, later) == ReplyKey::Expired);

@@ -68,9 +68,8 @@ fn make(all: &[TestFlow]) -> FlowTables {
         let (hash, backend) = (tables.hash(&flow), backend(made.n as usize % 5));
         if made.nat {
             let reply_hash = tables.hash(&reply);
-            let packet = Packet::Tcp(SYN);
-            let new =
-                tables.nat.insert_pair((&flow, hash), (&reply, reply_hash), backend, packet, idle(900), now);
+            let new = NewFlow { backend, ..new_flow(&tables, flow, Packet::Tcp(SYN), now) };
+            let new = tables.nat.insert_pair(&new, &reply, reply_hash);
             if new.is_ok() && made.answered {
                 let _hit = tables.nat.lookup_reply(&reply, reply_hash, Packet::Tcp(SYN | ACK), now);
                 let _hit = tables.nat.lookup(&flow, hash, Packet::Tcp(ACK), now);
@@ -85,7 +84,8 @@ fn make(all: &[TestFlow]) -> FlowTables {
         } else {
             let key = if made.is_affinity { FlowKey::affinity(service(1), flow.addr()) } else { flow };
             let hash = tables.hash(&key);
-            let _new = tables.dsr.insert(&key, hash, backend, Packet::Tcp(SYN), idle(900), now);
+            let new = NewFlow { backend, ..new_flow(&tables, key, Packet::Tcp(SYN), now) };
+            let _new = tables.dsr.insert(&new);
             if made.answered {
                 let _hit = tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), now);
             }
@@ -219,13 +219,8 @@ fn the_words_of_entries_match_the_stored_form() {
     assert_eq!(crate::STORED_FORM, form, "describe the words of the new format here");
     let mut tables = FlowTables::new(ENTRIES, SEED);
     let (flow, reply) = pair(true, 5, 2005);
-    let (hash, reply_hash) = (tables.hash(&flow), tables.hash(&reply));
-    let (syn, timeout, now) = (Packet::Tcp(SYN), idle(900), at(77));
-    tables.dsr.insert(&flow, hash, backend(3), syn, timeout, now).expect("the table is not full");
-    tables
-        .nat
-        .insert_pair((&flow, hash), (&reply, reply_hash), backend(3), syn, timeout, now)
-        .expect("the table is not full");
+    insert(&mut tables, &flow, Packet::Tcp(SYN), at(77)).expect("the table is not full");
+    insert_pair(&mut tables, (flow, reply), Packet::Tcp(SYN), at(77)).expect("the table is not full");
     let (client, local) = (u32::from_le_bytes([10, 0, 0, 5]), u32::from_le_bytes([10, 0, 0xff, 0xff]));
     // The port, the state (a SYN was seen), and 225 * 2^2 seconds.
     let tag = 40_000 << 16 | 1 << 12 | 2 << 8 | 225;

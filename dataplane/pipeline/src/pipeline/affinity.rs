@@ -5,7 +5,7 @@
 //! precedence. The worker's own entry is used if the shared one was evicted. A Service that has used up its share of a
 //! full flow table gets no more entries in either table.
 
-use tidegate_conntrack::{FlowKey, Packet, SharedFlow};
+use tidegate_conntrack::{FlowKey, NewFlow, Packet, SharedFlow};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::service::Service;
@@ -40,8 +40,9 @@ impl Pipeline {
             None => snapshot.backend(self.select_healthy(snapshot, service, choice_hash, now)?)?,
         };
         if own != Some(backend.id) {
-            let idle = service.affinity_timeout();
-            let inserted = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
+            let (packet, idle) = (Packet::Datagram, service.affinity_timeout());
+            let flow = NewFlow { key, hash, backend: backend.id, packet, idle, now };
+            let inserted = self.flows.dsr.insert(&flow);
             // If the table is full, the client's hash selects this backend again until the backends change.
             if inserted.is_err() && last.is_none() {
                 return Some(backend);

@@ -16,7 +16,8 @@
 use arrayvec::ArrayVec;
 use tidegate_conntrack::associations::{Association, EndedPath, Path};
 use tidegate_conntrack::{
-    AssociationKey, FlowHash, FlowKey, Packet, PacketTags, ReplyHit, ReplyKey, SharedFlow, Side, TagPair,
+    AssociationKey, FlowHash, FlowKey, NewFlow, Packet, PacketTags, ReplyHit, ReplyKey, SharedFlow, Side,
+    TagPair,
 };
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
@@ -165,7 +166,7 @@ impl Pipeline {
             return None;
         }
         let backend = equivalent_backend(snapshot, service, association.backend)?;
-        let (key, hash) = (request.key, request.flow_hash);
+        let hash = request.flow_hash;
         let local = match service.mode.is_dsr() {
             true => None,
             false => Some(self.local_of_path(service, h, &association, backend)?),
@@ -181,9 +182,8 @@ impl Pipeline {
         if !association.confirmed && (service.limited.of_new_flows() || snapshot.limits_sources()) {
             self.admit(snapshot, request, &h.src, now).ok()?;
         }
-        let first = Packet::Sctp(Kind::Init);
         match local {
-            None => self.flows.dsr.insert(&key, hash, backend.id, first, service.idle, now).ok()?,
+            None => self.flows.dsr.insert(&path_flow(request, backend.id, now)).ok()?,
             Some(local) => self.bind_path(request, association.tags, local, backend, now)?,
         }
         match shown.kind {
@@ -239,12 +239,12 @@ impl Pipeline {
             self.flows.nat.remove(&former.0, former.1);
             moved = Some((former, hit.backend));
         }
-        let (flow, first) = ((&request.key, request.flow_hash), Packet::Sctp(Kind::Init));
-        let (reply, idle) = ((&reply.0, reply.1), request.service.idle);
-        let bound = self.flows.nat.insert_pair(flow, reply, backend.id, first, idle, now).ok();
+        let flow = path_flow(request, backend.id, now);
+        let bound = self.flows.nat.insert_pair(&flow, &reply.0, reply.1).ok();
         if let (None, Some((former, backend))) = (bound, moved) {
             // The table has no capacity for the new path. Restore the former one, so that the association survives.
-            let _ = self.flows.nat.insert_pair((&former.0, former.1), reply, backend, first, idle, now);
+            let flow = NewFlow { key: former.0, hash: former.1, backend, ..flow };
+            let _ = self.flows.nat.insert_pair(&flow, &reply.0, reply.1);
             let _ = self.flows.nat.lookup(&former.0, former.1, Packet::Sctp(Kind::CookieEcho), now);
         }
         bound
@@ -516,11 +516,12 @@ impl Pipeline {
             return None;
         }
         let flow = FlowKey::flow(service.id, h.dst, association.client_port);
-        let flow = (&flow, self.flows.hash(&flow));
-        let first = Packet::Sctp(Kind::Init);
-        self.flows.nat.insert_pair(flow, (key, hash), backend.id, first, service.idle, now).ok()?;
-        self.flows.tags.adopt(flow.1, association.tags, true, now);
-        let _ = self.flows.nat.lookup(flow.0, flow.1, Packet::Sctp(Kind::CookieEcho), now);
+        let flow_hash = self.flows.hash(&flow);
+        let (packet, idle) = (Packet::Sctp(Kind::Init), service.idle);
+        let new = NewFlow { key: flow, hash: flow_hash, backend: backend.id, packet, idle, now };
+        self.flows.nat.insert_pair(&new, key, hash).ok()?;
+        self.flows.tags.adopt(flow_hash, association.tags, true, now);
+        let _ = self.flows.nat.lookup(&flow, flow_hash, Packet::Sctp(Kind::CookieEcho), now);
         Some(())
     }
 }
@@ -533,6 +534,11 @@ fn key_from_server(
 ) -> Option<AssociationKey> {
     let backend = snapshot.backend(association.backend).filter(|_| service.mode == ForwardingMode::Nat)?;
     Some(AssociationKey::from_server(backend.endpoint, association.local.1, association.tags.client))
+}
+
+/// The flow of a further path, which begins like an association.
+fn path_flow(request: &Request<'_>, backend: BackendId, now: Now) -> NewFlow {
+    NewFlow { packet: Packet::Sctp(Kind::Init), ..request.new_flow(backend, request.service.idle, now) }
 }
 
 /// What the packet reveals about its association.

@@ -2,7 +2,7 @@
 //! otherwise handed over. The owner gives copies to the workers that hand packets over, and confirms them
 //! ([`flow_copies`](tidegate_conntrack::flow_copies) has the rules).
 
-use tidegate_conntrack::flow_copies::{COPIED_IDLE_MIN_MS, Copied, FlowCopy, FlowUse};
+use tidegate_conntrack::flow_copies::{Copied, FlowCopy, FlowUse};
 use tidegate_conntrack::{FlowHash, FlowKey, Packet};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::service::Service;
@@ -119,13 +119,13 @@ impl Pipeline {
     ) -> Option<Copied> {
         let nat = &self.flows.nat;
         let (service, copied) = if key.is_reply_key() {
-            let hit = nat.reply_to_copy(key, hash, packet, COPIED_IDLE_MIN_MS, now)?;
+            let hit = nat.reply_to_copy(key, hash, packet, now)?;
             let client = Endpoint { addr: hit.client, port: hit.client_port };
             let service = snapshot.service_by_id(hit.service)?;
             (service, Copied::Reply { service: hit.service, backend: hit.backend, client })
         } else {
             let service = snapshot.service_by_id(key.service())?;
-            let hit = nat.to_copy(key, hash, packet, COPIED_IDLE_MIN_MS, now)?;
+            let hit = nat.to_copy(key, hash, packet, now)?;
             let local = local_of(&hit, service.mode, &key.addr(), key.port());
             (service, Copied::Request { backend: hit.backend, local })
         };

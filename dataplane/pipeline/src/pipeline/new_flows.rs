@@ -6,7 +6,7 @@
 //!
 //! Promises: a refused packet creates no entry, and a flow counts once against limits and as a connection.
 
-use tidegate_conntrack::Packet;
+use tidegate_conntrack::{NewFlow, Packet};
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
@@ -121,11 +121,11 @@ impl Pipeline {
                 // A reset of an unknown flow needs no entry. If the table is full and the hash chooses the backend, the
                 // flow can only move when the owner of its hash changes. The table has counted the missing entry.
                 if !request.kind.is_ending() {
-                    let (key, hash) = (&request.key, request.flow_hash);
+                    let flow = request.new_flow(backend.id, idle, now);
                     let inserted = if request.found.is_known() {
-                        self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now)
+                        self.flows.dsr.insert(&flow)
                     } else {
-                        self.flows.dsr.insert_new(key, hash, backend.id, request.kind, idle, now)
+                        self.flows.dsr.insert_new(&flow)
                     };
                     // Without an entry, the next packet could go to another backend.
                     if inserted.is_err() && service.selector().depends_on_worker() {
@@ -175,14 +175,8 @@ impl Pipeline {
         if let Some(first) = to_insert {
             // If the table is full, the flow moves at the end of the window after the change. The table has counted
             // the missing entry.
-            let _ = self.flows.dsr.insert(
-                &request.key,
-                request.flow_hash,
-                backend.id,
-                first,
-                service.idle,
-                burst.now,
-            );
+            let flow = request.new_flow(backend.id, service.idle, burst.now);
+            let _ = self.flows.dsr.insert(&NewFlow { packet: first, ..flow });
             self.flows.dsr.journal_new_flow(&request.key);
         }
         if request.kind.is_opening() {

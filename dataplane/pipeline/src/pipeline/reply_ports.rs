@@ -6,7 +6,7 @@
 //! Promises: replies arrive at this worker, reply keys are unique, and an established flow keeps its port.
 
 use arrayvec::ArrayVec;
-use tidegate_conntrack::{FlowHash, FlowKey, IdleTimeout, PairError, ReplyKey};
+use tidegate_conntrack::{FlowHash, FlowKey, IdleTimeout, InsertError, ReplyKey};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
 use tidegate_spec::limits::{OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN, SNAT_PORT_PROBES};
@@ -157,16 +157,16 @@ impl Pipeline {
         if found > ReplyKey::Expired {
             self.flows.nat.take_reply_key(reply, *hash);
         }
-        let flow = (&request.key, request.flow_hash);
+        let flow = request.new_flow(backend.id, idle, now);
         let inserted = if request.found.is_known() || found == ReplyKey::Expired {
-            self.flows.nat.insert_pair(flow, (reply, *hash), backend.id, request.kind, idle, now)
+            self.flows.nat.insert_pair(&flow, reply, *hash)
         } else {
-            self.flows.nat.insert_new_pair(flow, (reply, *hash), backend.id, request.kind, idle, now)
+            self.flows.nat.insert_new_pair(&flow, reply, *hash)
         };
         inserted.map_err(|error| match error {
-            PairError::Conflict => Refusal::NatConflict,
-            PairError::Full => Refusal::FlowTableFull,
-            PairError::Share => Refusal::ServiceFlowShare,
+            InsertError::Conflict => Refusal::NatConflict,
+            InsertError::Full => Refusal::FlowTableFull,
+            InsertError::Share => Refusal::ServiceFlowShare,
         })
     }
 }

@@ -2,13 +2,14 @@
 //! [`super::service_flows`] pass to each other and to other code that creates flows.
 
 use arrayvec::ArrayVec;
-use tidegate_conntrack::{DsrHit, FlowHash, FlowKey, NatHit, Packet};
+use tidegate_conntrack::{DsrHit, FlowHash, FlowKey, IdleTimeout, NatHit, NewFlow, Packet};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::service::Service;
 use tidegate_spec::ForwardingMode;
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
 use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{Addr, Headers, proto, sctp};
@@ -118,6 +119,12 @@ impl<'s> Request<'s> {
     /// This request, as if its packet were the SYN of its connection.
     pub(super) fn with_syn(&self) -> Self {
         Self { kind: Packet::Tcp(flags::SYN), ..*self }
+    }
+
+    /// The flow that its packet creates.
+    #[inline(always)]
+    pub(super) fn new_flow(&self, backend: BackendId, idle: IdleTimeout, now: Now) -> NewFlow {
+        NewFlow { key: self.key, hash: self.flow_hash, backend, packet: self.kind, idle, now }
     }
 
     /// The index of its packet in the burst.

@@ -8,7 +8,7 @@
 //!
 //! Invariant: [`on_change`](crate::pipeline::on_change) and `Pipeline::choose_and_insert` would decide the same.
 
-use tidegate_conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
+use tidegate_conntrack::{Bucket, FlowHash, FlowTables, NewFlow, Packet, SteadyKey, SteadyTables};
 use tidegate_select::rendezvous::Rendezvous;
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
@@ -248,10 +248,11 @@ pub(super) fn bind<const A: usize>(
         let Some(backend) = view.snapshot.backend(BackendId::from_raw(item.id)) else { continue };
         let Some(service) = view.snapshot.service_by_id(backend.service) else { continue };
         let (client, port) = (item.packet.src, item.packet.src_port());
-        let flow = SteadyKey::flow(service.id, client, port);
+        let key = SteadyKey::flow(service.id, client, port);
+        let (hash, packet) = (FlowHash::from_bits(item.flow_hash), Packet::Datagram);
+        let flow = NewFlow { key, hash, backend: backend.id, packet, idle: service.idle, now };
         let reply = SteadyKey::reply(backend.endpoint, client, port);
-        let first = (backend.id, Packet::Datagram);
-        if flows.create_nat((&flow, item.flow_hash), (&reply, item.hash), first, service.idle, now) {
+        if flows.create_nat(&flow, &reply, item.hash) {
             (item.other, item.other_port, item.action) = (client, port, Action::ToBackend);
             actions.to_backends = true;
         }
@@ -281,9 +282,10 @@ pub(super) fn insert_flows<const A: usize>(
         {
             let packet = &item.packet;
             let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+            let (hash, packet) = (FlowHash::from_bits(item.flow_hash), kind_of(packet));
             // If the table is full, the flow may move when the owner of its hash changes. The table has counted the
             // missing entry.
-            let _ = flows.create_dsr((&key, item.flow_hash), backend, kind_of(packet), service.idle, now);
+            let _ = flows.create_dsr(&NewFlow { key, hash, backend, packet, idle: service.idle, now });
         }
     }
 }
