@@ -280,7 +280,9 @@ fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) ->
     };
     let idle_ms = u32::from_be_bytes(take(bytes)?);
     let is_relayed = flags & RELAYED != 0;
-    Some(FlowUpdate::Live(FlowRecord { name, backend, client, translation, tags, idle_ms, is_relayed }))
+    let idle_timeout = None;
+    let record = FlowRecord { name, backend, client, translation, tags, idle_ms, idle_timeout, is_relayed };
+    Some(FlowUpdate::Live(record))
 }
 
 fn read_state(bytes: &mut &[u8]) -> Option<SideState> {
@@ -428,6 +430,7 @@ mod tests {
                                 translation,
                                 tags: tags.filter(|_| is_sctp),
                                 idle_ms,
+                                idle_timeout: None,
                                 is_relayed,
                             })
                         }

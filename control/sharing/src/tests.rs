@@ -49,6 +49,7 @@ fn record(n: u16, value: u16, incarnation: u32) -> FlowUpdate {
         translation: None,
         tags: None,
         idle_ms: incarnation,
+        idle_timeout: None,
         is_relayed: false,
     })
 }

@@ -218,6 +218,7 @@ mod tests {
             }),
             tags: None,
             idle_ms: 0,
+            idle_timeout: None,
             is_relayed: false,
         })
     }

@@ -1,13 +1,13 @@
 //! Counts the flows of each service in a table, and the opening entries of each service and client network.
 //!
 //! The first count limits the share of one service in a full table; the others identify the source of a flood. An entry
-//! is opening until its direction has shown that the flow is established ([`State::is_opening`]). So a NAT flow has two
-//! such entries at first, and one once its backend has answered. The networks, /24 and /56, share 4,096 counters by a
-//! secret hash, so a counter is at least as large as the count of its network.
+//! is opening until its direction has shown that the flow is established ([`SideState::is_opening`]). So a NAT flow has
+//! two such entries at first, and one once its backend has answered. The networks, /24 and /56, share 4,096 counters by
+//! a secret hash, so a counter is at least as large as the count of its network.
 //!
 //! Invariant: the counts are exact after each change of an entry. Affinity entries are never opening.
 //!
-//! [`State::is_opening`]: super::flow_state::State
+//! [`SideState::is_opening`]: super::flow_state::SideState
 
 use tidegate_spec::ids::ServiceId;
 use tidegate_spec::limits::{

@@ -5,18 +5,17 @@
 //!
 //! Losing an entry breaks nothing by itself: the hash selects the same backend, unless the backends have changed since.
 
-use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::ids::BackendId;
 use tidegate_spec::now::Now;
 
 use super::eviction_reason::{EvictionReason, FlowCounters};
 use super::first_lookup::First;
-use super::flow_state::{Packet, Phase, State};
+use super::flow_state::{Packet, Phase, SideState};
 use super::insert_error::InsertError;
-use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
+use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey};
 use super::memory::{TableKind, TableMemory};
 use super::new_flow::NewFlow;
 use super::table::{Entry, Position, Table};
-use super::view::{FlowKind, FlowView};
 
 pub(super) type V4 = Table<1, 5, 3, 16>;
 pub(super) type V6 = Table<4, 8, 2, 16>;
@@ -204,27 +203,7 @@ fn record_packet<const A: usize, const W: usize, const K: usize, const B: usize>
     let before = table.state(position)?;
     let backend = BackendId::from_raw(table.value(position));
     let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
-    let state = if reopened { State::first(packet) } else { before.next(packet) };
+    let state = if reopened { SideState::first(packet) } else { before.next(packet) };
     table.touch(position, state, now);
     Some(DsrHit { backend, phase: state.phase(), reopened })
-}
-
-/// The public view of a flow of the table.
-pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
-    table: &Table<A, W, K, B>,
-    position: Position,
-    now: Now,
-) -> Option<FlowView> {
-    let flow = table.flow_age(position, now)?;
-    let key = table.key(position);
-    Some(FlowView {
-        service: ServiceId::from_raw(key.owner),
-        client: addr_of(key.addr),
-        client_port: (key.tag >> 16) as u16,
-        backend: BackendId::from_raw(table.value(position)),
-        kind: if key.tag & AFFINITY_BIT == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
-        phase: flow.status.phase,
-        idle_ms: flow.idle_ms,
-        expired: flow.expired(),
-    })
 }

@@ -1,14 +1,17 @@
-//! Flows in terms that all gateways share: addresses and ports instead of ids, and ages instead of times.
+//! A flow that one process passes to another: to the next process of this gateway, or to another gateway.
 //!
-//! A record is all that a gateway needs to take over a flow. `Pipeline::share` writes records, and `Pipeline::adopt`
-//! reads them.
+//! There is one record with two forms of names. A [`LocalFlow`] has the ids of a process: `export.rs` reads it from a
+//! table, and `import.rs` writes it to one. A [`FlowRecord`] without parameters is for other gateways: it has addresses
+//! and ports instead of ids. `Pipeline::share` and `Pipeline::adopt` translate between them.
 //!
-//! Invariant: a record contains no id, no hash and no time of the process that wrote it.
+//! Invariant: a record contains no hash and no time of the process that wrote it, only ages.
 
 use tidegate_spec::ServiceKey;
+use tidegate_spec::ids::BackendId;
 use tidegate_wire::rewrite::Endpoint;
 
-use crate::{SideState, Splice, Stream, TagPair};
+use crate::flow_state::FlowStatus;
+use crate::{FlowKey, IdleTimeout, SideState, Splice, Stream, TagPair};
 
 /// The identity of a flow: its client and its service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,24 +30,29 @@ impl FlowName {
     }
 }
 
-/// A flow, or a client's session affinity, as one gateway sends it to another.
+/// A flow, or a client's session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlowRecord {
+pub struct FlowRecord<Name = FlowName, Backend = Endpoint> {
     /// Which flow it is.
-    pub name: FlowName,
-    /// The endpoint of the backend.
-    pub backend: Endpoint,
+    pub name: Name,
+    /// Its backend.
+    pub backend: Backend,
     /// The state of the client's side.
     pub client: SideState,
     /// The other direction of a NAT flow; `None` for a DSR flow.
     pub translation: Option<Translation>,
-    /// The verification tags of a flow of SCTP, if they are known.
+    /// The verification tags of a flow of SCTP, if the client's COOKIE ECHO has confirmed them.
     pub tags: Option<TagPair>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
+    /// The idle timeout with which the flow began. Not sent to other gateways, which use that of their own Service.
+    pub idle_timeout: Option<IdleTimeout>,
     /// Whether the flow was received from another gateway and has had no packet on this one since.
     pub is_relayed: bool,
 }
+
+/// A flow with the ids of a process: of this one, or of an earlier one in stored tables.
+pub type LocalFlow = FlowRecord<FlowKey, BackendId>;
 
 /// How a NAT flow is translated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,19 +70,49 @@ pub struct Translation {
     pub has_replies: bool,
 }
 
-/// A message to other gateways about a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlowUpdate {
-    /// The current state of a flow.
-    Live(FlowRecord),
-    /// A flow that its gateway has removed.
-    Gone(FlowName),
+impl<Name, Backend> FlowRecord<Name, Backend> {
+    /// The same flow with other names.
+    #[must_use]
+    pub fn with<N, B>(&self, name: N, backend: B) -> FlowRecord<N, B> {
+        let &Self { client, translation, tags, idle_ms, idle_timeout, is_relayed, .. } = self;
+        FlowRecord { name, backend, client, translation, tags, idle_ms, idle_timeout, is_relayed }
+    }
+
+    /// The status of the flow, with this idle timeout.
+    pub(super) fn status(&self, idle: IdleTimeout) -> FlowStatus {
+        match &self.translation {
+            Some(translation) => SideState::of_both(self.client, translation.server, idle),
+            None => self.client.alone(idle),
+        }
+    }
+
+    /// Whether the flow is not established.
+    pub(super) fn is_unestablished(&self) -> bool {
+        // The timeout is not needed for that.
+        self.status(IdleTimeout::SHORTEST).is_opening()
+    }
+
+    /// Whether its first packet was seen, and it is not established yet. A flow whose first packet was not seen is not
+    /// opening: it may have existed for hours at another gateway.
+    #[must_use]
+    pub fn is_opening(&self) -> bool {
+        self.is_unestablished() && self.client != SideState::TcpStray
+    }
 }
 
-impl FlowUpdate {
+/// A message to other gateways about a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowUpdate<Name = FlowName, Backend = Endpoint> {
+    /// The current state of a flow: it has become established, or a side has ended it.
+    Live(FlowRecord<Name, Backend>),
+    /// A flow that its gateway has removed.
+    Gone(Name),
+}
+
+impl<Name, Backend> FlowUpdate<Name, Backend> {
     /// The flow that the message is about.
     #[must_use]
-    pub fn name(&self) -> &FlowName {
+    pub fn name(&self) -> &Name {
         match self {
             Self::Live(record) => &record.name,
             Self::Gone(name) => name,

@@ -1,8 +1,8 @@
 //! The state of a flow, and how long it may be idle.
 //!
 //! A state records what the packets of one direction have shown. With DSR the gateway sees only the client
-//! ([`State::alone`]); a NAT flow has an entry, and so a state, for each direction ([`State::of_both`]). It doesn't
-//! track sequence numbers and drops nothing: it only determines which flows are kept and for how long.
+//! ([`SideState::alone`]); a NAT flow has an entry, and so a state, for each direction ([`SideState::of_both`]). It
+//! doesn't track sequence numbers and drops nothing: it only determines which flows are kept and for how long.
 //!
 //! Without sequence numbers anyone who knows the 5-tuple can forge a FIN or a RST (RFC 5961). So with NAT one side
 //! alone never shortens the lifetime of a flow: until the other side closes or resets too, the idle timeout of the
@@ -95,10 +95,10 @@ impl Packet {
     /// The new state of both sides of a flow, if this packet alone determines it: its tag proves that an endpoint of
     /// the association sent it.
     #[inline]
-    pub(super) fn state_of_both(self) -> Option<State> {
+    pub(super) fn state_of_both(self) -> Option<SideState> {
         match self {
-            Self::Sctp(Kind::End) => Some(State::TcpClosed),
-            Self::Sctp(Kind::CookieEcho) => Some(State::TcpEstablished),
+            Self::Sctp(Kind::End) => Some(SideState::TcpClosed),
+            Self::Sctp(Kind::CookieEcho) => Some(SideState::TcpEstablished),
             _ => None,
         }
     }
@@ -172,28 +172,35 @@ impl FlowStatus {
     }
 }
 
-/// The state of one entry, in three bits; 0 is a free position.
+/// The state of one side of a flow, in three bits of its entry; 0 is a free position. Other gateways get the number, so
+/// its meaning never changes.
 ///
 /// The states of TCP also serve SCTP: a flow has one protocol.
 ///
 /// The upper two bits identify the states that a plain packet leaves unchanged: two states for TCP; for datagrams also
 /// two, one of which never occurs with datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub enum SideState {
+    /// Only SYNs.
     TcpOpening = 1,
+    /// A SYN and later packets.
     TcpEstablished = 2,
     /// A TCP flow that did not begin with a SYN.
     TcpStray = 3,
+    /// One datagram, or none yet.
     DatagramOpening = 4,
+    /// A FIN.
     TcpClosing = 5,
+    /// Several datagrams.
     DatagramStream = 6,
+    /// A RST.
     TcpClosed = 7,
 }
 
-/// The bits of a state that [`State::steady`] compares.
+/// The bits of a state that [`SideState::steady`] compares.
 pub(super) const STEADY_MASK: u32 = 6;
 
-impl State {
+impl SideState {
     #[inline]
     pub(super) fn from_bits(bits: u32) -> Option<Self> {
         match bits {
@@ -206,6 +213,18 @@ impl State {
             7 => Some(Self::TcpClosed),
             _ => None,
         }
+    }
+
+    /// The number of the state, 1 to 7.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The state with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::from_bits(number.into())
     }
 
     /// The states that a plain packet of this kind leaves unchanged, masked with [`STEADY_MASK`].
@@ -299,7 +318,7 @@ impl State {
     /// backend has answered. TCP has ended when both sides have ended it.
     pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> FlowStatus {
         let of = |phase, eviction_class, timeout_ms| FlowStatus::new(phase, eviction_class, timeout_ms, idle);
-        if !client.is_tcp() {
+        if !client.has_connection() {
             return if server == Self::DatagramOpening {
                 of(Phase::Opening, EvictionClass::Unanswered, UNANSWERED_MS)
             } else {
@@ -347,9 +366,17 @@ impl State {
         }
     }
 
+    /// Whether it is a state of a protocol with connections.
     #[inline]
-    pub(super) fn is_tcp(self) -> bool {
+    #[must_use]
+    pub fn has_connection(self) -> bool {
         !matches!(self, Self::DatagramOpening | Self::DatagramStream)
+    }
+
+    /// Whether the side has shown that the flow is established.
+    #[must_use]
+    pub fn is_established(self) -> bool {
+        matches!(self, Self::TcpEstablished | Self::DatagramStream)
     }
 
     /// Whether this direction has ended the connection.
@@ -375,6 +402,8 @@ pub struct IdleTimeout(u16);
 
 impl IdleTimeout {
     const SECONDS_MAX: u64 = 2_000_000;
+    /// One second.
+    pub(super) const SHORTEST: Self = Self(1);
 
     /// The shortest timeout that can be stored and is not below `timeout`.
     #[must_use]
@@ -425,16 +454,16 @@ mod tests {
     use super::*;
     use flags::{ACK, FIN, PSH, RST, SYN};
 
-    fn after(packets: &[u8]) -> State {
-        let first = State::first(Packet::Tcp(packets[0]));
+    fn after(packets: &[u8]) -> SideState {
+        let first = SideState::first(Packet::Tcp(packets[0]));
         packets[1..].iter().fold(first, |state, &f| state.next(Packet::Tcp(f)))
     }
 
     #[test]
     fn a_plain_packet_does_not_change_the_steady_states_of_its_kind() {
         let steady = |packet| {
-            let wanted = State::steady(packet);
-            (1..8).filter(move |bits| bits & STEADY_MASK == wanted).filter_map(State::from_bits)
+            let wanted = SideState::steady(packet);
+            (1..8).filter(move |bits| bits & STEADY_MASK == wanted).filter_map(SideState::from_bits)
         };
         let sctp = [Kind::Plain, Kind::Unproved].map(Packet::Sctp);
         for packet in [Packet::Tcp(ACK), Packet::Tcp(0), Packet::Tcp(PSH | ACK), sctp[0], sctp[1]] {
@@ -443,59 +472,59 @@ mod tests {
             assert!(steady(packet).all(|state| state.next(packet) == state));
         }
         // The other state belongs to TCP and never occurs with datagrams: a key has one protocol.
-        let mut datagrams = steady(Packet::Datagram).filter(|state| !state.is_tcp());
-        assert_eq!((datagrams.next(), datagrams.next()), (Some(State::DatagramStream), None));
-        assert_eq!(State::DatagramStream.next(Packet::Datagram), State::DatagramStream);
+        let mut datagrams = steady(Packet::Datagram).filter(|state| !state.has_connection());
+        assert_eq!((datagrams.next(), datagrams.next()), (Some(SideState::DatagramStream), None));
+        assert_eq!(SideState::DatagramStream.next(Packet::Datagram), SideState::DatagramStream);
     }
 
     #[test]
     fn one_packet_never_establishes() {
         for f in 0..=255 {
-            assert_ne!(State::first(Packet::Tcp(f)).phase(), Phase::Established);
+            assert_ne!(SideState::first(Packet::Tcp(f)).phase(), Phase::Established);
         }
-        assert_ne!(State::first(Packet::Datagram).phase(), Phase::Established);
+        assert_ne!(SideState::first(Packet::Datagram).phase(), Phase::Established);
         for kind in (0..=8).map(Kind::from_bits) {
-            assert_ne!(State::first(Packet::Sctp(kind)).phase(), Phase::Established);
+            assert_ne!(SideState::first(Packet::Sctp(kind)).phase(), Phase::Established);
         }
     }
 
     #[test]
     fn repeated_syns_stay_half_open_and_an_ack_establishes() {
-        assert_eq!(after(&[SYN, SYN, SYN]), State::TcpOpening);
-        assert_eq!(after(&[SYN, FIN | ACK]), State::TcpOpening);
-        assert_eq!(after(&[SYN, ACK]), State::TcpEstablished);
-        assert_eq!(after(&[SYN, ACK, SYN]), State::TcpEstablished);
+        assert_eq!(after(&[SYN, SYN, SYN]), SideState::TcpOpening);
+        assert_eq!(after(&[SYN, FIN | ACK]), SideState::TcpOpening);
+        assert_eq!(after(&[SYN, ACK]), SideState::TcpEstablished);
+        assert_eq!(after(&[SYN, ACK, SYN]), SideState::TcpEstablished);
     }
 
     #[test]
     fn nothing_but_a_syn_begins_a_connection() {
         for begin in [ACK, SYN | ACK, FIN | ACK, PSH | ACK, 0] {
             for then in [ACK, SYN | ACK, FIN | ACK, PSH | ACK] {
-                assert_eq!(after(&[begin, then, then]), State::TcpStray);
+                assert_eq!(after(&[begin, then, then]), SideState::TcpStray);
             }
-            assert_eq!(after(&[begin, ACK, SYN, ACK]), State::TcpEstablished);
+            assert_eq!(after(&[begin, ACK, SYN, ACK]), SideState::TcpEstablished);
         }
     }
 
     #[test]
     fn a_fin_closes_and_later_acks_do_not_undo_it() {
-        assert_eq!(after(&[SYN, ACK, FIN | ACK, ACK]), State::TcpClosing);
-        assert_eq!(after(&[SYN, ACK, FIN | ACK, RST]), State::TcpClosed);
+        assert_eq!(after(&[SYN, ACK, FIN | ACK, ACK]), SideState::TcpClosing);
+        assert_eq!(after(&[SYN, ACK, FIN | ACK, RST]), SideState::TcpClosed);
     }
 
     #[test]
     fn the_next_packet_undoes_a_blind_reset_and_data_a_blind_fin() {
-        assert_eq!(after(&[SYN, ACK, RST]), State::TcpClosed);
-        assert_eq!(after(&[SYN, ACK, RST, ACK]), State::TcpEstablished);
-        assert_eq!(after(&[SYN, ACK, FIN | ACK, PSH | ACK]), State::TcpEstablished);
-        assert_eq!(after(&[SYN, ACK, FIN | ACK, SYN, ACK]), State::TcpEstablished, "a new connection");
+        assert_eq!(after(&[SYN, ACK, RST]), SideState::TcpClosed);
+        assert_eq!(after(&[SYN, ACK, RST, ACK]), SideState::TcpEstablished);
+        assert_eq!(after(&[SYN, ACK, FIN | ACK, PSH | ACK]), SideState::TcpEstablished);
+        assert_eq!(after(&[SYN, ACK, FIN | ACK, SYN, ACK]), SideState::TcpEstablished, "a new connection");
     }
 
     #[test]
     fn the_end_of_one_side_lowers_the_eviction_class_not_the_timeout() {
         let idle = IdleTimeout::new(Duration::from_secs(900));
-        let both = |a, b| State::of_both(a, b, idle);
-        use State::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};
+        let both = |a, b| SideState::of_both(a, b, idle);
+        use SideState::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};
         for ended in [TcpClosing, TcpClosed] {
             for (a, b) in [(ended, TcpEstablished), (TcpEstablished, ended)] {
                 let status = both(a, b);
@@ -518,25 +547,25 @@ mod tests {
     #[test]
     fn a_flow_without_an_answer_is_not_established() {
         let idle = IdleTimeout::new(Duration::from_secs(300));
-        let both = |a, b| State::of_both(a, b, idle);
-        assert_eq!(both(State::TcpEstablished, State::TcpOpening).phase, Phase::Opening);
-        assert_eq!(both(State::TcpEstablished, State::TcpOpening).timeout_ms, OPENING_MS);
-        for client in [State::DatagramOpening, State::DatagramStream] {
-            let silent = both(client, State::DatagramOpening);
+        let both = |a, b| SideState::of_both(a, b, idle);
+        assert_eq!(both(SideState::TcpEstablished, SideState::TcpOpening).phase, Phase::Opening);
+        assert_eq!(both(SideState::TcpEstablished, SideState::TcpOpening).timeout_ms, OPENING_MS);
+        for client in [SideState::DatagramOpening, SideState::DatagramStream] {
+            let silent = both(client, SideState::DatagramOpening);
             assert_eq!((silent.phase, silent.timeout_ms), (Phase::Opening, UNANSWERED_MS));
-            let answered = both(client, State::DatagramStream);
+            let answered = both(client, SideState::DatagramStream);
             assert_eq!((answered.phase, answered.timeout_ms), (Phase::Established, 300_000));
         }
-        assert_eq!(State::DatagramOpening.alone(idle).timeout_ms, 300_000, "affinity is one packet");
+        assert_eq!(SideState::DatagramOpening.alone(idle).timeout_ms, 300_000, "affinity is one packet");
     }
 
     #[test]
     fn the_entry_of_one_direction_is_over_no_later_than_the_flow() {
         let idle = IdleTimeout::new(Duration::from_secs(900));
         for (a, b) in (1..8).flat_map(|a| (1..8).map(move |b| (a, b))) {
-            let (Some(a), Some(b)) = (State::from_bits(a), State::from_bits(b)) else { continue };
-            let both = State::of_both(a, b, idle).timeout_ms;
-            if a.is_tcp() == b.is_tcp() {
+            let (Some(a), Some(b)) = (SideState::from_bits(a), SideState::from_bits(b)) else { continue };
+            let both = SideState::of_both(a, b, idle).timeout_ms;
+            if a.has_connection() == b.has_connection() {
                 assert!(a.shortest_ms(idle, true).min(b.shortest_ms(idle, true)) <= both, "{a:?} {b:?}");
             }
         }
@@ -560,9 +589,9 @@ mod tests {
     fn no_state_outlives_the_idle_timeout_of_its_service() {
         let short = IdleTimeout::new(Duration::from_secs(5));
         let long = IdleTimeout::new(Duration::from_secs(900));
-        assert_eq!(State::TcpClosing.alone(short).timeout_ms, 5000);
-        assert_eq!(State::TcpOpening.alone(long).timeout_ms, OPENING_MS);
-        assert_eq!(State::TcpClosed.alone(long).timeout_ms, CLOSED_MS);
-        assert_eq!(State::TcpEstablished.alone(long).timeout_ms, 900_000);
+        assert_eq!(SideState::TcpClosing.alone(short).timeout_ms, 5000);
+        assert_eq!(SideState::TcpOpening.alone(long).timeout_ms, OPENING_MS);
+        assert_eq!(SideState::TcpClosed.alone(long).timeout_ms, CLOSED_MS);
+        assert_eq!(SideState::TcpEstablished.alone(long).timeout_ms, 900_000);
     }
 }

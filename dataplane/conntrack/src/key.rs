@@ -54,6 +54,12 @@ impl FlowKey {
         Self { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | REPLY_BIT, addr: to }
     }
 
+    /// The key of a client's flow, or of its affinity, with another service port.
+    #[must_use]
+    pub fn of_service(&self, service: ServiceId) -> Self {
+        Self { owner: service.raw(), ..*self }
+    }
+
     /// The service port, in the key of a client's flow.
     #[inline]
     #[must_use]

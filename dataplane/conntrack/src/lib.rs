@@ -21,7 +21,6 @@
 //! May depend on: `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
 #![deny(unsafe_code)]
 
-mod adoption;
 pub mod affinities;
 pub mod associations;
 mod backend_loads;
@@ -29,10 +28,12 @@ mod counts;
 mod dsr;
 mod eviction;
 mod eviction_reason;
+mod export;
 mod first_lookup;
 pub mod flow_copies;
 pub mod flow_record;
 mod flow_state;
+mod import;
 mod insert_error;
 mod journal;
 mod key;
@@ -40,11 +41,10 @@ mod masquerade;
 mod memory;
 mod nat;
 mod new_flow;
-mod restore;
-mod shared_changes;
-mod shared_flow;
+mod not_restored;
 mod splice;
 mod steady;
+mod stored;
 mod stored_syns;
 mod stream;
 mod table;
@@ -52,23 +52,23 @@ mod tags;
 #[cfg(test)]
 mod tests;
 mod view;
+mod walk;
 
-pub use adoption::Adoption;
 pub use dsr::{DsrHit, DsrTable};
 pub use eviction_reason::{EvictionReason, FlowCounters};
 pub use first_lookup::First;
-pub use flow_state::{IdleTimeout, Packet, Phase};
+pub use flow_state::{IdleTimeout, Packet, Phase, SideState};
+pub use import::{Imported, Origin};
 pub use insert_error::InsertError;
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
 pub use masquerade::{Masquerade, Masquerades};
-pub use memory::{HeapMemory, Part, TableKind, TableMemory};
+pub use memory::{HeapMemory, Part, StoredTable, TableKind, TableMemory};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use new_flow::NewFlow;
-pub use restore::{NotRestored, STORED_FORM, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
-pub use shared_changes::FlowTags;
-pub use shared_flow::{SharedChange, SharedFlow, SharedReply, SideState};
+pub use not_restored::NotRestored;
 pub use splice::Splice;
 pub use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
+pub use stored::{STORED_FORM, StoredTables};
 pub use stored_syns::{StoredSyn, StoredSyns, Tried};
 pub use stream::{Placement, Stream};
 pub use tags::{PacketTags, Side, TagPair, Tags};
@@ -78,6 +78,7 @@ use tidegate_select::loads::Load;
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::now::Now;
 use tidegate_wire::Family;
+use walk::WalkStep;
 
 /// All flows of one worker.
 ///
@@ -115,25 +116,26 @@ pub struct FlowTables {
 
 /// Runs the same expression on each of the four tables.
 macro_rules! each_table {
-    ($self:ident [$($borrow:tt)+], |$table:ident, $view:ident| $body:expr) => {{
+    ($self:ident [$($borrow:tt)+], |$table:ident| $body:expr) => {{
         {
-            let ($table, $view) = ($($borrow)+ $self.dsr.v4, dsr::view);
-            $body
+            let $table = $($borrow)+ $self.dsr.v4;
+            $body;
         }
         {
-            let ($table, $view) = ($($borrow)+ $self.dsr.v6, dsr::view);
-            $body
+            let $table = $($borrow)+ $self.dsr.v6;
+            $body;
         }
         {
-            let ($table, $view) = ($($borrow)+ $self.nat.v4, nat::view);
-            $body
+            let $table = $($borrow)+ $self.nat.v4;
+            $body;
         }
         {
-            let ($table, $view) = ($($borrow)+ $self.nat.v6, nat::view);
-            $body
+            let $table = $($borrow)+ $self.nat.v6;
+            $body;
         }
     }};
 }
+use each_table;
 
 impl FlowTables {
     /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
@@ -168,10 +170,7 @@ impl FlowTables {
     /// Sets the share of a full table that one service may have, in percent of the bound; with 100 there is no
     /// limit.
     pub fn set_service_share(&mut self, percent: u8) {
-        self.dsr.v4.set_share(percent);
-        self.dsr.v6.set_share(percent);
-        self.nat.v4.set_share(percent);
-        self.nat.v6.set_share(percent);
+        each_table!(self[&mut], |table| table.set_share(percent));
     }
 
     /// The hash of a key, for any of the tables. Pure.
@@ -202,10 +201,7 @@ impl FlowTables {
 
     /// Removes expired flows from the next `buckets` hash buckets of each table, each at most once.
     pub fn age_each(&mut self, now: Now, buckets: usize) {
-        self.dsr.v4.age(now, buckets);
-        self.dsr.v6.age(now, buckets);
-        self.nat.v4.age(now, buckets);
-        self.nat.v6.age(now, buckets);
+        each_table!(self[&mut], |table| table.age(now, buckets));
         self.masquerades.age(now, buckets);
     }
 
@@ -220,13 +216,9 @@ impl FlowTables {
     /// Counts the entries of backends in up to `buckets` more hash buckets of each table. Returns whether all are
     /// counted; after that, counts are kept up to date. `exists` returns whether the snapshot in use has this id.
     pub fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
-        let counted = [
-            self.dsr.v4.count_loads(buckets, &exists),
-            self.dsr.v6.count_loads(buckets, &exists),
-            self.nat.v4.count_loads(buckets, &exists),
-            self.nat.v6.count_loads(buckets, &exists),
-        ];
-        counted.into_iter().all(|counted| counted)
+        let mut are_all_counted = true;
+        each_table!(self[&mut], |table| are_all_counted &= table.count_loads(buckets, &exists));
+        are_all_counted
     }
 
     /// The counted entries of a backend, in the table of its mode and of this client family. A DSR flow has one entry,
@@ -271,12 +263,9 @@ impl FlowTables {
     /// Bytes of address space of all tables. Memory is used only where flows have been stored.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.dsr.v4.memory_bytes()
-            + self.dsr.v6.memory_bytes()
-            + self.nat.v4.memory_bytes()
-            + self.nat.v6.memory_bytes()
-            + self.tags.memory_bytes()
-            + self.masquerades.memory_bytes()
+        let mut bytes = self.tags.memory_bytes() + self.masquerades.memory_bytes();
+        each_table!(self[&], |table| bytes += table.memory_bytes());
+        bytes
     }
 
     /// The memory of the tables, for advice to the kernel (huge pages, NUMA node).
@@ -300,50 +289,32 @@ impl FlowTables {
         now: Now,
         mut keep: impl FnMut(&FlowView) -> bool,
     ) -> Option<u64> {
-        let end = cursor.saturating_add(buckets);
-        let mut base = 0;
-        each_table!(self[&mut], |table, view| {
-            let count = u64::from(table.buckets);
-            // A table without flows is skipped at no cost.
-            let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
-            for bucket in first..count.min(end.saturating_sub(base)) {
-                let bucket = u32::try_from(bucket).expect("below the number of hash buckets");
+        let mut step = WalkStep::new(cursor, buckets);
+        each_table!(self[&mut], |table| {
+            for bucket in step.part(table) {
                 for position in table.positions(bucket) {
-                    if table.is_flow(position) && view(table, position, now).is_some_and(|flow| !keep(&flow)) {
+                    if table.view(position, now).is_some_and(|flow| !keep(&flow)) {
                         table.remove(position, EvictionReason::Removed);
                     }
                 }
             }
-            base += count;
         });
-        (end < base).then_some(end)
+        step.next()
     }
 
     /// Calls `show` for the flows, including masqueraded ones, of up to `buckets` hash buckets from `cursor` on (0 at
     /// first). Returns the next cursor, or `None` at the end. Flows that are added, removed or moved during the scan
     /// may be missed or shown twice.
     pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
-        let end = cursor.saturating_add(buckets);
-        let mut base = 0;
-        each_table!(self[&], |table, view| {
-            let count = u64::from(table.buckets);
-            // A table without flows is skipped at no cost.
-            let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
-            for bucket in first..count.min(end.saturating_sub(base)) {
-                let bucket = u32::try_from(bucket).expect("below the number of hash buckets");
-                let flows = table.positions(bucket).into_iter().filter(|&position| table.is_flow(position));
-                flows.filter_map(|position| view(table, position, now)).for_each(&mut show);
-            }
-            base += count;
+        let mut step = WalkStep::new(cursor, buckets);
+        each_table!(self[&], |table| {
+            let positions = step.part(table).flat_map(|bucket| table.positions(bucket));
+            positions.filter_map(|position| table.view(position, now)).for_each(&mut show);
         });
         // Each entry of a masqueraded flow counts as a hash bucket.
-        let count = self.masquerades.entry_count() as u64;
-        for index in cursor.saturating_sub(base)..count.min(end.saturating_sub(base)) {
-            let index = usize::try_from(index).expect("below the number of entries");
-            self.masquerades.view(index, now).into_iter().for_each(&mut show);
-        }
-        base += count;
-        (end < base).then_some(end)
+        let entries = step.part_of(self.masquerades.entry_count());
+        entries.filter_map(|index| self.masquerades.view(index, now)).for_each(&mut show);
+        step.next()
     }
 }
 

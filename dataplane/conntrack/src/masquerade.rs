@@ -5,10 +5,10 @@
 //! The separate table also means that they never displace a Service's flow. They don't use the fast path: a packet
 //! reads two or three cache lines without prefetching.
 //!
-//! Masqueraded flows have the states and timeouts of NAT flows ([`State::of_both`]). A table has a fixed capacity, of
-//! which one source (an IPv4 address, or a /64) may use a quarter. Beyond either limit, a few entries are examined, and
-//! a new flow replaces one that has ended or was never established. If its source has reached its share, only flows of
-//! that source are replaced. An established flow is never replaced.
+//! Masqueraded flows have the states and timeouts of NAT flows ([`SideState::of_both`]). A table has a fixed capacity,
+//! of which one source (an IPv4 address, or a /64) may use a quarter. Beyond either limit, a few entries are examined,
+//! and a new flow replaces one that has ended or was never established. If its source has reached its share, only flows
+//! of that source are replaced. An established flow is never replaced.
 //!
 //! Invariant: no two flows have the same replies, or the same packets of the source. Memory is reserved at the start,
 //! and touched only when used.
@@ -22,7 +22,7 @@ use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
-use super::flow_state::{EvictionClass, FlowStatus, IdleTimeout, Packet, State};
+use super::flow_state::{EvictionClass, FlowStatus, IdleTimeout, Packet, SideState};
 use super::insert_error::InsertError;
 use super::key::{FlowHasher, FlowKey};
 use super::nat::ReplyKey;
@@ -56,7 +56,7 @@ enum Direction {
 struct Entry {
     flow: Masquerade,
     /// The states of the backend's and of the peer's packets.
-    states: [State; 2],
+    states: [SideState; 2],
     idle: IdleTimeout,
     /// The counter of its source.
     group: u16,
@@ -69,7 +69,7 @@ struct Entry {
 
 impl Entry {
     fn status(&self) -> FlowStatus {
-        State::of_both(self.states[0], self.states[1], self.idle)
+        SideState::of_both(self.states[0], self.states[1], self.idle)
     }
 
     fn idle_ms(&self, now: Now) -> u32 {
@@ -159,7 +159,7 @@ impl Masquerades {
         let [own, other] = entry.states;
         // As with NAT flows, a SYN begins a new connection if the peer or both sides have ended the old one.
         entry.states = if packet.is_opening() && (other.is_ended() || entry.status().is_over()) {
-            [State::first(packet), State::silent(packet)]
+            [SideState::first(packet), SideState::silent(packet)]
         } else {
             [own.next(packet), other]
         };
@@ -246,7 +246,7 @@ impl Masquerades {
         }
         let entry = Entry {
             flow: *flow,
-            states: [State::first(packet), State::silent(packet)],
+            states: [SideState::first(packet), SideState::silent(packet)],
             idle,
             group,
             is_used: true,

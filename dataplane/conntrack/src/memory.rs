@@ -36,6 +36,17 @@ tidegate_wire::named! {
     }
 }
 
+/// The arrays of a table of this process or of an earlier one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StoredTable<'a> {
+    /// The entries.
+    pub entries: &'a [u32],
+    /// The streams of the entries, or nothing.
+    pub streams: &'a [u32],
+    /// The splices of the entries, or nothing.
+    pub splices: &'a [u32],
+}
+
 /// Provides the memory of a table's arrays.
 pub trait TableMemory {
     /// Zeroed memory of `words` words of four bytes, aligned to a pair of cache lines (128 bytes); `None` for the heap.

@@ -164,7 +164,6 @@ impl Streams {
     }
 
     /// The words of the streams and of the splices.
-    #[cfg(any(test, feature = "testing"))]
     pub(super) fn words(&self) -> [&[u32]; 2] {
         [&self.words, &self.splices]
     }

@@ -145,13 +145,15 @@ impl TagEntry {
 pub struct Tags {
     words: Box<[u32]>,
     sets: u64,
+    /// Whether any tags have been stored.
+    is_used: bool,
 }
 
 impl Tags {
     /// A table for the tags of `flows` associations, 32 bytes each. Memory is used only once tags are stored.
     pub(super) fn new(flows: usize) -> Self {
         let sets = flows.div_ceil(ENTRIES_PER_SET).max(1);
-        Self { words: vec![0; sets * SET].into_boxed_slice(), sets: sets as u64 }
+        Self { words: vec![0; sets * SET].into_boxed_slice(), sets: sets as u64, is_used: false }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -211,12 +213,17 @@ impl Tags {
     }
 
     fn entry(&self, hash: FlowHash) -> Option<TagEntry> {
+        if !self.is_used {
+            // This also leaves the memory of an unused table untouched.
+            return None;
+        }
         let mut entries = self.set(hash).chunks_exact(WORDS).map(TagEntry::read);
         entries.find(|entry| entry.hash == hash.0)
     }
 
     /// Overwrites the flow's own entry, or else the least valuable one of the set.
     fn store(&mut self, entry: &TagEntry, hash: FlowHash, now: Now) {
+        self.is_used = true;
         let set = self.set_mut(hash);
         let least = (0..ENTRIES_PER_SET).min_by_key(|&n| {
             let known = TagEntry::read(&set[n * WORDS..]);

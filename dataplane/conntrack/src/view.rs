@@ -3,10 +3,13 @@
 //! Invariant: a view is a copy without references to a table.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::flow_state::Phase;
+use super::key::addr_of;
+use super::table::{Position, Table};
 
 /// One flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,4 +58,36 @@ pub enum FlowKind {
         /// The SNAT address and port, or the identifier of the echo.
         local: Endpoint,
     },
+}
+
+impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
+    /// The flow of an entry; `None` for a free position and for the entry of replies.
+    pub(super) fn view(&self, position: Position, now: Now) -> Option<FlowView> {
+        if self.is_reply(position) {
+            return None;
+        }
+        let (age, key) = (self.flow_age(position, now)?, self.key(position));
+        let kind = if Self::PAIRED {
+            let reply = self.peer_key(position);
+            FlowKind::Nat {
+                endpoint: EndpointId::from_raw(reply.owner),
+                source: addr_of(reply.addr),
+                source_port: (reply.tag >> 16) as u16,
+            }
+        } else if self.is_affinity(position) {
+            FlowKind::Affinity
+        } else {
+            FlowKind::Dsr
+        };
+        Some(FlowView {
+            service: ServiceId::from_raw(key.owner),
+            client: addr_of(key.addr),
+            client_port: (key.tag >> 16) as u16,
+            backend: BackendId::from_raw(self.value(position)),
+            kind,
+            phase: age.status.phase,
+            idle_ms: age.idle_ms,
+            expired: age.expired(),
+        })
+    }
 }

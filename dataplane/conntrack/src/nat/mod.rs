@@ -12,7 +12,7 @@ mod pair;
 mod streams;
 
 pub use hits::{NatHit, ReplyHit, ReplyKey};
-pub(super) use pair::{create, view};
+pub(super) use pair::create;
 
 use pair::{awaits_answer, hit, insert_pair, may_be_copied, record_packet, reply_hit, set_both};
 use tidegate_spec::ids::ServiceId;

@@ -2,18 +2,17 @@
 //!
 //! Invariant: both entries are created together or not at all, and each contains the key of the other.
 
-use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::limits::SYN_REPEATED_MS;
 use tidegate_spec::now::Now;
 
 use super::hits::{NatHit, ReplyHit};
 use crate::flow_copies::COPIED_IDLE_MIN_MS;
-use crate::flow_state::{EvictionClass, Packet, Phase, State};
+use crate::flow_state::{EvictionClass, Packet, Phase, SideState};
 use crate::insert_error::InsertError;
 use crate::key::{FlowHash, PackedKey, addr_of};
 use crate::new_flow::NewFlow;
 use crate::table::{Entry, Position, Table};
-use crate::view::{FlowKind, FlowView};
 
 /// See [`NatTable::to_copy`]; `client` is the position of the client's entry.
 pub(super) fn may_be_copied<const A: usize, const W: usize, const K: usize, const B: usize>(
@@ -91,8 +90,8 @@ pub(super) fn record_packet<const A: usize, const W: usize, const K: usize, cons
         None => false,
     };
     if let (true, Some(peer)) = (reopened, peer) {
-        table.touch(peer, State::silent(packet), now);
-        table.touch(position, State::first(packet), now);
+        table.touch(peer, SideState::silent(packet), now);
+        table.touch(position, SideState::first(packet), now);
     } else {
         let state = table.state(position)?.next(packet);
         table.touch(position, state, now);
@@ -108,7 +107,7 @@ pub(super) fn awaits_answer<const A: usize, const W: usize, const K: usize, cons
     position: Position,
     peer: Position,
 ) -> bool {
-    [position, peer].iter().all(|&side| table.state(side) == Some(State::TcpOpening))
+    [position, peer].iter().all(|&side| table.state(side) == Some(SideState::TcpOpening))
 }
 
 /// Updates the other side as well, after an SCTP packet that determines the state of both.
@@ -187,20 +186,5 @@ pub(crate) fn create<const A: usize, const W: usize, const K: usize, const B: us
 #[inline(always)]
 fn entries<const A: usize>(flow: &NewFlow<PackedKey<A>>, reply: &PackedKey<A>) -> [Entry<A>; 2] {
     let client = Entry::first(flow, Some(*reply));
-    [client, Entry { key: *reply, state: State::silent(flow.packet), peer: Some(flow.key), ..client }]
-}
-
-/// The public view of a flow of the table. `position` is the client's entry.
-pub(crate) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
-    table: &Table<A, W, K, B>,
-    position: Position,
-    now: Now,
-) -> Option<FlowView> {
-    let reply = table.peer_key(position);
-    let kind = FlowKind::Nat {
-        endpoint: EndpointId::from_raw(reply.owner),
-        source: addr_of(reply.addr),
-        source_port: (reply.tag >> 16) as u16,
-    };
-    crate::dsr::view(table, position, now).map(|flow| FlowView { kind, ..flow })
+    [client, Entry { key: *reply, state: SideState::silent(flow.packet), peer: Some(flow.key), ..client }]
 }

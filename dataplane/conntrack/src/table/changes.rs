@@ -11,7 +11,7 @@ use tidegate_spec::now::Now;
 
 use super::{ADDR, Entry, OWNER, Position, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 use crate::eviction_reason::EvictionReason;
-use crate::flow_state::State;
+use crate::flow_state::SideState;
 use crate::key::REPLY_BIT;
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
@@ -47,8 +47,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Records a packet: its time and the resulting state.
     #[inline(always)]
-    pub(crate) fn touch(&mut self, position: Position, state: State, now: Now) {
-        let was = self.state(position).is_some_and(State::is_opening);
+    pub(crate) fn touch(&mut self, position: Position, state: SideState, now: Now) {
+        let was = self.state(position).is_some_and(SideState::is_opening);
         if was != state.is_opening() {
             self.recount_opening(position, was);
         }
@@ -61,13 +61,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Gives an entry the state and time of its last packet at another gateway.
-    pub(crate) fn adopt(&mut self, position: Position, state: State, seen: u32) {
+    pub(crate) fn adopt(&mut self, position: Position, state: SideState, seen: u32) {
         self.touch_at(position, state, seen);
         self.mark_adopted(position);
     }
 
     /// Records a packet that another gateway saw. The journal omits it, because that gateway reports it itself.
-    pub(crate) fn touch_at(&mut self, position: Position, state: State, seen: u32) {
+    pub(crate) fn touch_at(&mut self, position: Position, state: SideState, seen: u32) {
         let is_on = std::mem::replace(&mut self.journal.is_on, false);
         self.touch(position, state, Now(u64::from(seen) * 1_000_000));
         self.journal.is_on = is_on;
@@ -123,7 +123,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Removes only this entry, without counting an eviction.
     pub(crate) fn clear(&mut self, position: Position) {
         debug_assert!(!self.is_empty(position));
-        if self.state(position).is_some_and(State::is_opening) {
+        if self.state(position).is_some_and(SideState::is_opening) {
             self.recount_opening(position, true);
         }
         if position.0 < self.watched {

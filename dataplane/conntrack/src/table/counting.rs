@@ -10,7 +10,7 @@ use tidegate_spec::ids::BackendId;
 
 use super::{OWNER, Position, TAG, Table};
 use crate::counts::Load;
-use crate::flow_state::State;
+use crate::flow_state::SideState;
 use crate::key::{AFFINITY_BIT, PackedKey, REPLY_BIT};
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
@@ -106,14 +106,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Records the change or end of an entry's state in the counts and the journal.
     #[cold]
     #[inline(never)]
-    pub(super) fn state_changes(&mut self, position: Position, after: Option<State>) {
+    pub(super) fn state_changes(&mut self, position: Position, after: Option<SideState>) {
         if position.0 < self.loads.end {
             self.recount_load(position, after);
         }
         if !self.journal.is_on || Self::is_affinity_key(&self.key(position)) {
             return;
         }
-        let ended = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
+        let ended =
+            |state: Option<SideState>| state.filter(|state| !state.is_opening()).map(SideState::is_ended);
         if ended(self.state(position)) != ended(after) {
             let flow = self.flow_key(position);
             self.journal.note(flow);
@@ -123,7 +124,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Counts the change or end of an entry's state.
     #[cold]
     #[inline(never)]
-    pub(super) fn recount_load(&mut self, position: Position, after: Option<State>) {
+    pub(super) fn recount_load(&mut self, position: Position, after: Option<SideState>) {
         let (tag, value) = (self.entry(position)[TAG], self.value(position));
         self.load_changes(tag, value, self.state(position), after);
     }
@@ -141,10 +142,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         &mut self,
         tag: u32,
         backend: u32,
-        before: Option<State>,
-        after: Option<State>,
+        before: Option<SideState>,
+        after: Option<SideState>,
     ) {
-        let (before, after) = (before.map(State::is_ended), after.map(State::is_ended));
+        let (before, after) = (before.map(SideState::is_ended), after.map(SideState::is_ended));
         // An affinity entry is not a flow.
         if before == after || !Self::PAIRED && tag & AFFINITY_BIT != 0 {
             return;

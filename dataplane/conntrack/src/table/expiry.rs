@@ -11,7 +11,7 @@ use tidegate_spec::now::Now;
 
 use super::{Position, SEEN, Table};
 use crate::eviction_reason::EvictionReason;
-use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, State};
+use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, SideState};
 
 /// The status and the idle time of a flow. In tables of pairs, both entries count.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +62,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         };
         let (client, server) = if self.is_reply(position) { (state, own) } else { (own, state) };
         let idle_ms = own_idle_ms.min(self.own_idle_ms(peer, now));
-        Some(FlowAge { status: State::of_both(client, server, idle), idle_ms })
+        Some(FlowAge { status: SideState::of_both(client, server, idle), idle_ms })
     }
 
     /// Whether the flow has expired. Exact. Doesn't read the peer of a flow in use.

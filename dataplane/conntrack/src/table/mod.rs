@@ -25,10 +25,10 @@ use tidegate_structures::prefetch;
 use super::backend_loads::BackendLoads;
 use super::counts::Counts;
 use super::eviction_reason::FlowCounters;
-use super::flow_state::{IdleTimeout, Phase, State};
+use super::flow_state::{IdleTimeout, Phase, SideState};
 use super::journal::{Adopted, Journal};
 use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, KEY_MASK, PackedKey, REPLY_BIT};
-use super::memory::{Part, TableKind, TableMemory, Words};
+use super::memory::{Part, StoredTable, TableKind, TableMemory, Words};
 use super::new_flow::NewFlow;
 use super::splice::Splice;
 use super::stream::{Stream, Streams};
@@ -65,7 +65,7 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position(usize);
 
-// The next process reads these words: a change of their meaning requires a new `STORED_FORM` (`restore.rs`).
+// The next process reads these words: a change of their meaning requires a new `STORED_FORM` (`stored.rs`).
 pub(super) const OWNER: usize = 0;
 /// Port (16 bits), reply or affinity (1), state (3), idle timeout (12).
 pub(super) const TAG: usize = 1;
@@ -81,7 +81,7 @@ pub(super) const IDLE_MASK: u32 = 0xfff;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry<const A: usize> {
     pub(super) key: PackedKey<A>,
-    pub(super) state: State,
+    pub(super) state: SideState,
     pub(super) idle: IdleTimeout,
     pub(super) seen: u32,
     pub(super) value: u32,
@@ -94,7 +94,7 @@ impl<const A: usize> Entry<A> {
     #[inline(always)]
     pub(super) fn first(flow: &NewFlow<PackedKey<A>>, peer: Option<PackedKey<A>>) -> Self {
         let &NewFlow { key, backend, packet, idle, now, .. } = flow;
-        Self { key, state: State::first(packet), idle, seen: now.millis(), value: backend.raw(), peer }
+        Self { key, state: SideState::first(packet), idle, seen: now.millis(), value: backend.raw(), peer }
     }
 }
 
@@ -155,9 +155,19 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines")
     }
 
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn streams(&self) -> &Streams {
-        &self.streams
+    /// The arrays of the table.
+    pub(super) fn arrays(&self) -> StoredTable<'_> {
+        let [streams, splices] = self.streams.words();
+        StoredTable { entries: self.words(), streams, splices }
+    }
+
+    pub(super) fn hasher(&self) -> &FlowHasher {
+        &self.hasher
+    }
+
+    /// Whether entries come in pairs.
+    pub(super) fn is_paired(&self) -> bool {
+        Self::PAIRED
     }
 
     #[cfg(test)]
@@ -279,8 +289,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// The state of the entry; `None` for a free position.
     #[inline]
-    pub(super) fn state(&self, position: Position) -> Option<State> {
-        State::from_bits((self.entry(position)[TAG] & STATE_MASK) >> STATE_SHIFT)
+    pub(super) fn state(&self, position: Position) -> Option<SideState> {
+        SideState::from_bits((self.entry(position)[TAG] & STATE_MASK) >> STATE_SHIFT)
     }
 
     #[inline]
@@ -352,14 +362,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         !Self::PAIRED && self.entry(position)[TAG] & AFFINITY_BIT != 0
     }
 
-    /// Whether the entry counts as a flow: all do except the replies of pairs.
-    pub(super) fn is_flow(&self, position: Position) -> bool {
-        !(self.is_empty(position) || self.is_reply(position))
-    }
-
     /// The phase of a flow as shown by this entry.
     #[inline]
     pub(super) fn phase(&self, position: Position) -> Phase {
-        self.state(position).map_or(Phase::Closed, State::phase)
+        self.state(position).map_or(Phase::Closed, SideState::phase)
     }
 }

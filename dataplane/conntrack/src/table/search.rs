@@ -11,7 +11,7 @@ use tidegate_spec::now::Now;
 use super::{ADDR, OWNER, Position, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 use crate::eviction_reason::EvictionReason;
 use crate::first_lookup::First;
-use crate::flow_state::{IDLE_MIN_MS, Packet, STEADY_MASK, State};
+use crate::flow_state::{IDLE_MIN_MS, Packet, STEADY_MASK, SideState};
 use crate::key::{FlowHash, KEY_MASK, PackedKey};
 
 /// Two adjacent words as one.
@@ -133,7 +133,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         // No state has a shorter timeout, so a flow in use costs one comparison.
         let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
         // One branch serves TCP and datagrams: separate branches would be mispredicted when traffic is mixed.
-        let steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT;
+        let steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == SideState::steady(packet) << STATE_SHIFT;
         (in_use & steady & packet.is_plain()).then(|| {
             entry[SEEN] = now;
             entry[VALUE]
@@ -172,7 +172,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             .first_chunk_mut()
             .expect("entries are within their hash bucket");
         let now = now.millis();
-        let steady = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
+        let steady = if tcp { SideState::TcpEstablished as u32 } else { SideState::DatagramStream as u32 };
         let is_steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == steady << STATE_SHIFT;
         if !is_steady | (now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS) {
             // A free position has the state 0, and matches a key of zeros.
@@ -200,6 +200,6 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Whether a plain packet of this kind leaves the state of the entry unchanged.
     pub(crate) fn is_steady(&self, position: Position, packet: Packet) -> bool {
-        self.entry(position)[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT
+        self.entry(position)[TAG] & (STEADY_MASK << STATE_SHIFT) == SideState::steady(packet) << STATE_SHIFT
     }
 }

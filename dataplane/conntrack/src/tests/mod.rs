@@ -12,7 +12,7 @@ use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_wire::Addr;
 use tidegate_wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 
-use super::flow_state::{CLOSED_MS, CLOSING_MS, OPENING_MS, State};
+use super::flow_state::{CLOSED_MS, CLOSING_MS, OPENING_MS, SideState};
 use super::table::Table;
 use super::*;
 
@@ -122,7 +122,7 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
     assert_eq!(counted, if paired { keys.len() / 2 } else { keys.len() }, "flows are counted by service");
     let positions = (0..table.buckets).flat_map(|bucket| table.positions(bucket));
     let opening = positions.filter(|&position| {
-        !table.is_affinity(position) && table.state(position).is_some_and(State::is_opening)
+        !table.is_affinity(position) && table.state(position).is_some_and(SideState::is_opening)
     });
     let opening = opening.count();
     let counted = (0..16).map(|n| table.counts().opening_of(service(n).raw()) as usize).sum::<usize>();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use tidegate_spec::limits::SYN_REPEATED_MS;
 
-use super::super::flow_state::{EvictionClass, FlowStatus, State};
+use super::super::flow_state::{EvictionClass, FlowStatus, SideState};
 use super::*;
 
 /// One step. Keys are from a small set, so that steps affect the same flows.
@@ -100,7 +100,7 @@ fn reply_key(flow: u8, n: u8) -> FlowKey {
 /// The model's state of one side.
 #[derive(Debug, Clone, Copy)]
 struct Side {
-    state: State,
+    state: SideState,
     seen_ms: u64,
 }
 
@@ -116,7 +116,7 @@ struct Flow {
 impl Flow {
     fn status(&self) -> FlowStatus {
         match self.server {
-            Some((_, server)) => State::of_both(self.client.state, server.state, self.idle),
+            Some((_, server)) => SideState::of_both(self.client.state, server.state, self.idle),
             None => self.client.state.alone(self.idle),
         }
     }
@@ -129,7 +129,7 @@ impl Flow {
     /// How long the client of a pair has been waiting for an answer to its SYNs.
     fn waits(&self, ms: u64) -> u64 {
         let Some((_, server)) = self.server else { return 0 };
-        let silent = [self.client, server].iter().all(|side| side.state == State::TcpOpening);
+        let silent = [self.client, server].iter().all(|side| side.state == SideState::TcpOpening);
         if silent { ms - server.seen_ms.max(self.client.seen_ms) } else { 0 }
     }
 
@@ -151,13 +151,13 @@ impl Flow {
 
     /// Records a packet of the client. Returns whether it reopens the flow.
     fn client_packet(&mut self, packet: Packet, ms: u64) -> bool {
-        let ended = |side: Side| matches!(side.state, State::TcpClosing | State::TcpClosed);
+        let ended = |side: Side| matches!(side.state, SideState::TcpClosing | SideState::TcpClosed);
         let over = self.status().is_over() || self.server.is_some_and(|(_, side)| ended(side));
         let reopened = over && packet == Packet::Tcp(SYN);
-        let state = if reopened { State::TcpOpening } else { self.client.state.next(packet) };
+        let state = if reopened { SideState::TcpOpening } else { self.client.state.next(packet) };
         self.client = Side { state, seen_ms: ms };
         if let (true, Some((_, side))) = (reopened, &mut self.server) {
-            *side = Side { state: State::TcpOpening, seen_ms: ms };
+            *side = Side { state: SideState::TcpOpening, seen_ms: ms };
         }
         reopened
     }
@@ -284,8 +284,8 @@ impl Pairs {
         idle: IdleTimeout,
     ) {
         self.model.retain(|_, flow| flow.server.unwrap().0 != reply);
-        let client = Side { state: State::first(packet), seen_ms: self.ms };
-        let server = Some((reply, Side { state: State::silent(packet), seen_ms: self.ms }));
+        let client = Side { state: SideState::first(packet), seen_ms: self.ms };
+        let server = Some((reply, Side { state: SideState::silent(packet), seen_ms: self.ms }));
         self.model.insert(key, Flow { backend, idle, client, server });
     }
 }
@@ -319,7 +319,7 @@ proptest! {
                     let hash = tables.hash(&key);
                     let (backend, idle) = (backend(n), idle(seconds));
                     tables.dsr.insert(&NewFlow { key, hash, backend, packet, idle, now }).unwrap();
-                    let client = Side { state: State::first(packet), seen_ms: ms };
+                    let client = Side { state: SideState::first(packet), seen_ms: ms };
                     model.insert(key, Flow { backend, idle, client, server: None });
                 }
                 Step::Remove { flow } => {

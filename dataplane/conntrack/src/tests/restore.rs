@@ -7,7 +7,8 @@ use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::proxy_tlvs::ProxyTlvs;
 
 use super::*;
-use crate::{NotRestored, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
+use crate::flow_record::LocalFlow;
+use crate::{NotRestored, StoredTable, StoredTables};
 
 const SEED: u64 = 7;
 const ENTRIES: usize = 256;
@@ -99,15 +100,11 @@ fn restored(stored: &StoredTables<'_>, entries: usize, now: Now) -> (FlowTables,
     let mut tables = FlowTables::new(entries, 99);
     let mut refused = 0;
     stored.scan(|flow| {
-        let to = |flow: &StoredFlow| Successor {
-            service: flow.service,
-            backend: flow.backend,
-            endpoint: EndpointId::new(2, 0),
-        };
-        match flow.and_then(|flow| tables.restore(&flow, &to(&flow), now)) {
-            Ok(()) => {}
-            Err(_) => refused += 1,
-        }
+        let imported = flow.map(|flow| {
+            let idle = flow.idle_timeout.expect("it was stored");
+            tables.import(&flow, EndpointId::new(2, 0), idle, Origin::EarlierProcess, now)
+        });
+        refused += usize::from(imported != Ok(Imported::New));
     });
     (tables, refused)
 }
@@ -177,12 +174,12 @@ proptest! {
             *table = StoredTable { entries: words, ..*table };
         }
         let damaged = StoredTables { tables, ..stored };
-        let identity = |flow: &StoredFlow| (flow.service, flow.client, flow.client_port, flow.backend, flow.kind);
+        let identity = |flow: &LocalFlow| (flow.name, flow.backend, flow.translation.map(|one| one.local));
         let mut known = Vec::new();
         before.as_stored(ENTRIES, SEED, then).scan(|flow| known.extend(flow.ok().map(|flow| identity(&flow))));
         let mut strangers = Vec::new();
         damaged.scan(|flow| {
-            if let Ok(flow) = flow && matches!(flow.kind, StoredKind::Nat { .. }) && !known.contains(&identity(&flow)) {
+            if let Ok(flow) = flow && flow.translation.is_some() && !known.contains(&identity(&flow)) {
                 strangers.push(flow);
             }
         });
@@ -209,7 +206,7 @@ fn an_entry_of_one_side_without_the_other_is_damaged() {
     let position = before.nat.v4.find(&packed, hash).expect("it was made");
     before.nat.v4.clear(position);
     let mut found = Vec::new();
-    before.as_stored(ENTRIES, SEED, at(10)).scan(|flow| found.push(flow.map(|flow| flow.client)));
+    before.as_stored(ENTRIES, SEED, at(10)).scan(|flow| found.push(flow.map(|flow| flow.name)));
     assert_eq!(found, [Err(NotRestored::Damaged)]);
 }
 

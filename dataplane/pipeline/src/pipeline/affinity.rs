@@ -5,7 +5,8 @@
 //! precedence. The worker's own entry is used if the shared one was evicted. A Service that has used up its share of a
 //! full flow table gets no more entries in either table.
 
-use tidegate_conntrack::{FlowKey, NewFlow, Packet, SharedFlow};
+use tidegate_conntrack::flow_record::LocalFlow;
+use tidegate_conntrack::{FlowKey, NewFlow, Packet};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::service::Service;
@@ -54,13 +55,12 @@ impl Pipeline {
         Some(backend)
     }
 
-    /// Stores for all workers the backend of a client that another gateway reported, unless they already know the
-    /// client's backend.
-    pub(super) fn adopt_affinity(&self, service: &Service, client: &SharedFlow, now: Now) {
+    /// Stores for all workers the imported backend of a client, unless they already know the client's backend.
+    pub(super) fn import_affinity(&self, service: &Service, client: &LocalFlow, now: Now) {
         let Some(all) = &self.affinities else { return };
-        if all.find(&client.key, service.affinity_ms, now).is_none() {
+        if all.find(&client.name, service.affinity_ms, now).is_none() {
             let seen = now.0.saturating_sub(u64::from(client.idle_ms) * 1_000_000);
-            all.remember(&client.key, client.backend, Now(seen));
+            all.remember(&client.name, client.backend, Now(seen));
         }
     }
 }

@@ -15,9 +15,9 @@
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::associations::{Association, EndedPath, Path};
+use tidegate_conntrack::flow_record::LocalFlow;
 use tidegate_conntrack::{
-    AssociationKey, FlowHash, FlowKey, NewFlow, Packet, PacketTags, ReplyHit, ReplyKey, SharedFlow, Side,
-    TagPair,
+    AssociationKey, FlowHash, FlowKey, NewFlow, Packet, PacketTags, ReplyHit, ReplyKey, Side, TagPair,
 };
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
@@ -321,21 +321,21 @@ impl Pipeline {
         &mut self,
         snapshot: &Snapshot,
         service: &Service,
-        flow: &SharedFlow,
+        flow: &LocalFlow,
         tags: TagPair,
         now: Now,
     ) {
-        let hash = self.flows.hash(&flow.key);
+        let hash = self.flows.hash(&flow.name);
         let known = self.flows.tags.pair(hash);
         let is_untouched = || {
-            let stored = self.flows.shared_flow(&flow.key, service.mode.is_dsr(), now);
-            stored.is_some_and(|flow| flow.is_untouched)
+            let stored = self.flows.shared_flow(&flow.name, service.mode.is_dsr(), now);
+            stored.is_some_and(|flow| flow.is_relayed)
         };
         if known == Some(tags) || known.is_some() && !is_untouched() {
             return;
         }
         self.flows.tags.adopt(hash, tags, true, now);
-        self.store_path(service, snapshot, (&flow.key, hash), flow.backend, tags, now);
+        self.store_path(service, snapshot, (&flow.name, hash), flow.backend, tags, now);
     }
 
     fn association(

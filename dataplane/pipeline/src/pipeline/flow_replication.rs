@@ -10,8 +10,8 @@
 //! Invariant: nothing here blocks. Without sharing, the only cost is one comparison in each iteration of the worker's
 //! loop.
 
-use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate, Translation, Walks};
-use tidegate_conntrack::{Adoption, FlowKey, FlowTags, SharedChange, SharedFlow, SharedReply};
+use tidegate_conntrack::flow_record::{FlowName, FlowRecord, FlowUpdate, LocalFlow, Walks};
+use tidegate_conntrack::{FlowKey, Origin};
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::service::Service;
@@ -19,70 +19,12 @@ use tidegate_spec::Protocol;
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SHARING_BUCKETS_PER_ITERATION;
 use tidegate_spec::now::Now;
-use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
+use super::import::ImportOutcome;
 use super::on_change;
-use super::owners::RssDistribution;
 use super::sharing_walks::{SharedFlows, Sharing};
 use super::state::Pipeline;
-
-/// The result of importing an update from another gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ImportOutcome {
-    /// The flow is stored.
-    New,
-    /// The flow was known.
-    Known,
-    /// The flow has ended, and is removed if it has had no packets here.
-    Gone,
-    /// Only other workers need the flow.
-    Elsewhere,
-    /// This gateway has no such service port, or uses another forwarding mode for it.
-    UnknownService,
-    /// The service has no such backend here.
-    UnknownBackend,
-    /// The client is not admitted.
-    NotAdmitted,
-    /// A flow in use on this gateway has the same addresses and ports.
-    Conflict,
-    /// The flow table is too full.
-    Full,
-}
-
-impl ImportOutcome {
-    /// The number of variants.
-    pub const COUNT: usize = 9;
-
-    /// All variants, in order.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::New,
-        Self::Known,
-        Self::Gone,
-        Self::Elsewhere,
-        Self::UnknownService,
-        Self::UnknownBackend,
-        Self::NotAdmitted,
-        Self::Conflict,
-        Self::Full,
-    ];
-
-    /// The name in metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::New => "new",
-            Self::Known => "known",
-            Self::Gone => "gone",
-            Self::Elsewhere => "elsewhere",
-            Self::UnknownService => "unknown_service",
-            Self::UnknownBackend => "unknown_backend",
-            Self::NotAdmitted => "not_admitted",
-            Self::Conflict => "conflict",
-            Self::Full => "full",
-        }
-    }
-}
 
 impl Pipeline {
     /// Sets which flows are shared. `walks` counts the walks requested so far, which are skipped.
@@ -110,21 +52,19 @@ impl Pipeline {
     ) -> bool {
         let Some(shared) = self.sharing.flows else { return false };
         if self.flows.has_changes() {
-            self.flows.take_changes(now, |change, tags| match change {
-                SharedChange::Live(flow) => {
-                    let record = record(snapshot, shared, &flow, tags);
+            self.flows.take_changes(now, |change| match change {
+                FlowUpdate::Live(flow) => {
+                    let record = record(snapshot, shared, &flow, Agreement::Presumed);
                     record.into_iter().for_each(|record| send(FlowUpdate::Live(record)));
                 }
-                SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut send),
+                FlowUpdate::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut send),
             });
         }
         while let Some(key) = self.sharing.contradicted.pop() {
             let is_dsr = key.is_affinity_key()
                 || snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
             let flow = self.flows.shared_flow(&key, is_dsr, now);
-            let tags = self.flows.flow_tags();
-            let record =
-                flow.and_then(|flow| record_of(snapshot, shared, &flow, tags, Agreement::Contradicted));
+            let record = flow.and_then(|flow| record(snapshot, shared, &flow, Agreement::Contradicted));
             record.into_iter().for_each(|record| send(FlowUpdate::Live(record)));
         }
         let sharing = &mut self.sharing;
@@ -136,11 +76,10 @@ impl Pipeline {
         }
         let Some(walk) = &mut sharing.walk else { return false };
         let with_nat = !walk.only_dsr && shared == SharedFlows::Nat;
-        let tags = self.flows.flow_tags();
         let next =
             self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_ITERATION, with_nat, now, |flow| {
-                if walk.is_complete || !flow.is_untouched {
-                    let record = record(snapshot, shared, &flow, tags);
+                if walk.is_complete || !flow.is_relayed {
+                    let record = record(snapshot, shared, &flow, Agreement::Presumed);
                     record.into_iter().for_each(|record| send(FlowUpdate::Live(record)));
                 }
             });
@@ -165,10 +104,10 @@ impl Pipeline {
         let Some(service) = snapshot.service(hash, &vip, proto, name.service.port) else {
             return ImportOutcome::UnknownService;
         };
-        let (key, idle) = if name.is_affinity() {
-            (FlowKey::affinity(service.id, name.client.addr), service.affinity_timeout())
+        let key = if name.is_affinity() {
+            FlowKey::affinity(service.id, name.client.addr)
         } else {
-            (FlowKey::flow(service.id, name.client.addr, name.client.port), service.idle)
+            FlowKey::flow(service.id, name.client.addr, name.client.port)
         };
         let record = match update {
             FlowUpdate::Live(record) => record,
@@ -177,107 +116,14 @@ impl Pipeline {
                 return ImportOutcome::Gone;
             }
         };
-        let Some(info) = snapshot.service_info(service.id).filter(|_| is_possible(service, record)) else {
-            return ImportOutcome::UnknownService;
-        };
+        let Some(info) = snapshot.service_info(service.id) else { return ImportOutcome::UnknownService };
         let endpoint = (record.backend.addr, record.backend.port);
         let Ok(at) = info.backends.binary_search_by(|backend| (backend.address, backend.port).cmp(&endpoint))
         else {
             return ImportOutcome::UnknownBackend;
         };
-        let backend = &info.backends[at];
-        if !snapshot.admits(service, &record.name.client.addr) {
-            return ImportOutcome::NotAdmitted;
-        }
-        let client = (&record.name.client.addr, record.name.client.port);
-        let local = record.translation.as_ref().map(|one| (&one.local.addr, one.local.port));
-        // A connection of a client with affinity may arrive at any worker.
-        let is_everywhere = self.workers == 1 || record.name.is_affinity();
-        if !is_everywhere && !self.may_receive(snapshot, service, client, (&endpoint.0, endpoint.1), local) {
-            return ImportOutcome::Elsewhere;
-        }
-        let reply = record.translation.map(|translation| SharedReply {
-            key: FlowKey::reply(backend.endpoint, translation.local.addr, translation.local.port),
-            state: translation.server,
-            stream: translation.stream,
-            splice: translation.splice,
-            has_replies: false,
-        });
-        let flow = SharedFlow {
-            key,
-            backend: backend.id,
-            client: record.client,
-            reply,
-            idle_ms: record.idle_ms,
-            is_opening: false,
-            is_untouched: true,
-        };
-        if record.idle_ms >= idle.millis() {
-            // The flow would expire at once.
-            return ImportOutcome::Gone;
-        }
-        let adoption = self.flows.adopt(&flow, idle, now);
-        if name.is_affinity() && adoption == Adoption::New {
-            self.adopt_affinity(service, &flow, now);
-        }
-        if let (Adoption::New | Adoption::Known, Some(tags)) = (adoption, record.tags) {
-            self.adopt_association(snapshot, service, &flow, tags, now);
-        }
-        match adoption {
-            Adoption::New => ImportOutcome::New,
-            Adoption::Known => ImportOutcome::Known,
-            Adoption::Conflict => ImportOutcome::Conflict,
-            Adoption::Outdated => {
-                self.sharing.contradict(key);
-                ImportOutcome::Conflict
-            }
-            Adoption::Full => ImportOutcome::Full,
-        }
+        self.import(snapshot, &record.with(key, info.backends[at].id), Origin::Peer, now)
     }
-
-    /// Whether this worker may get packets of a flow of another gateway. That gateway may distribute packets to its
-    /// workers differently, so the two directions may reach two workers here, which then both adopt the flow. `local`
-    /// is the destination of replies.
-    pub(super) fn may_receive(
-        &self,
-        snapshot: &Snapshot,
-        service: &Service,
-        client: (&Addr, u16),
-        backend: (&Addr, u16),
-        local: Option<(&Addr, u16)>,
-    ) -> bool {
-        let (vip, proto) = ((&service.vip, service.port), service.protocol.number());
-        let of_request = self.owners().of_request(service, client, vip, proto, RssDistribution::Other);
-        let of_reply = local.and_then(|local| {
-            self.owners().of_reply(snapshot, backend, local, proto, RssDistribution::Other)
-        });
-        of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
-    }
-}
-
-/// Whether this record is valid for a flow, or a client's affinity, of this service.
-fn is_possible(service: &Service, record: &FlowRecord) -> bool {
-    if record.name.is_affinity() {
-        return service.affinity_ms != 0
-            && record.translation.is_none()
-            && record.tags.is_none()
-            && !record.client.has_connection()
-            && record.name.client.addr.is_single_host();
-    }
-    service.mode.is_dsr() == record.translation.is_none()
-        && record.client.has_connection() == (service.protocol != Protocol::Udp)
-        && (record.tags.is_none() || service.protocol == Protocol::Sctp)
-        && is_host(&record.name.client)
-        && record.translation.is_none_or(|translation| {
-            is_host(&translation.local)
-                && translation.local.addr.is_v4() == record.name.client.addr.is_v4()
-                && translation.server.has_connection() == record.client.has_connection()
-        })
-}
-
-/// Whether an endpoint can belong to a single host.
-fn is_host(endpoint: &Endpoint) -> bool {
-    endpoint.addr.is_single_host() && endpoint.port != 0
 }
 
 /// What other gateways probably know about a flow.
@@ -293,33 +139,23 @@ enum Agreement {
 fn record(
     snapshot: &Snapshot,
     shared: SharedFlows,
-    flow: &SharedFlow,
-    tags: FlowTags<'_>,
-) -> Option<FlowRecord> {
-    record_of(snapshot, shared, flow, tags, Agreement::Presumed)
-}
-
-fn record_of(
-    snapshot: &Snapshot,
-    shared: SharedFlows,
-    flow: &SharedFlow,
-    tags: FlowTags<'_>,
+    flow: &LocalFlow,
     agreement: Agreement,
 ) -> Option<FlowRecord> {
-    let service = snapshot.service_by_id(flow.key.service())?;
-    let is_affinity = flow.key.is_affinity_key();
-    let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
+    let service = snapshot.service_by_id(flow.name.service())?;
+    let is_affinity = flow.name.is_affinity_key();
+    let client = Endpoint { addr: flow.name.addr(), port: flow.name.port() };
     let is_agreed =
         || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
     let is_shared = if is_affinity {
         // Only walks send affinity: in a flood from many sources, changes of affinity would displace other updates.
         service.affinity_ms != 0 && !is_agreed()
-    } else if client.port == 0 || service.mode.is_dsr() != flow.reply.is_none() {
+    } else if client.port == 0 || service.mode.is_dsr() != flow.translation.is_none() {
         false
     } else if service.mode.is_dsr() {
         // Services that track on change have entries only for flows that were in flux. The others share a flow only
         // once it is established, if it is in flux then.
-        service.on_change() || agreement == Agreement::Contradicted || !flow.is_opening && !is_agreed()
+        service.on_change() || agreement == Agreement::Contradicted || !flow.is_opening() && !is_agreed()
     } else {
         shared == SharedFlows::Nat
     };
@@ -327,22 +163,10 @@ fn record_of(
         return None;
     }
     let backend = snapshot.backend(flow.backend)?;
-    let translation = flow.reply.map(|reply| Translation {
-        local: Endpoint { addr: reply.key.addr(), port: reply.key.port() },
-        server: reply.state,
-        stream: reply.stream,
-        splice: reply.splice,
-        has_replies: reply.has_replies,
-    });
-    Some(FlowRecord {
-        name: FlowName { service: snapshot.service_info(service.id)?.key, client },
-        backend: Endpoint { addr: backend.address, port: backend.port },
-        client: flow.client,
-        translation,
-        tags: if service.protocol == Protocol::Sctp { tags.confirmed(&flow.key) } else { None },
-        idle_ms: flow.idle_ms,
-        is_relayed: flow.is_untouched,
-    })
+    let name = FlowName { service: snapshot.service_info(service.id)?.key, client };
+    let record = flow.with(name, Endpoint { addr: backend.address, port: backend.port });
+    let tags = record.tags.filter(|_| service.protocol == Protocol::Sctp);
+    Some(FlowRecord { tags, idle_timeout: None, ..record })
 }
 
 /// The update for a flow that has left the table.

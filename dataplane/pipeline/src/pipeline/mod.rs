@@ -33,6 +33,7 @@ mod fast_path;
 mod flow_replication;
 mod fragments;
 mod icmp_errors;
+mod import;
 mod local;
 mod masquerade;
 mod new_flows;
@@ -65,7 +66,7 @@ mod tunnel_peers;
 mod view;
 
 pub use cookie_state::CookieCounts;
-pub use flow_replication::ImportOutcome;
+pub use import::ImportOutcome;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,

@@ -3,20 +3,16 @@
 //! The ids of services and backends differ between processes. [`KnownIds`] translates them; the caller builds it from
 //! names that both processes know.
 //!
-//! Invariant: a flow is restored only to a backend of its own service port, in a mode for which its entry was made, and
-//! only at the worker that receives its packets.
+//! Invariant: a flow is restored only to a backend of its own service port.
 
-use tidegate_conntrack::{FlowKey, NotRestored, StoredFlow, StoredKind, StoredTables, Successor};
+use tidegate_conntrack::flow_record::LocalFlow;
+use tidegate_conntrack::{NotRestored, Origin, StoredTables};
 use tidegate_snapshot::Snapshot;
-use tidegate_snapshot::service::Service;
-use tidegate_spec::ForwardingMode;
 use tidegate_spec::ids::{BackendId, ServiceId};
-use tidegate_spec::limits::SNAT_PORT_MIN;
 use tidegate_spec::now::Now;
 
-use super::owners::owner_of_client;
+use super::import::ImportOutcome;
 use super::state::Pipeline;
-use crate::forward::snat_ports::{Steering, owner_of_port};
 
 /// The number of flows that were restored, and of flows that weren't, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -109,91 +105,29 @@ impl Pipeline {
     fn restore_one(
         &mut self,
         snapshot: &Snapshot,
-        flow: &StoredFlow,
+        flow: &LocalFlow,
         ids: &KnownIds,
         now: Now,
     ) -> Result<(), NotRestored> {
-        let service =
-            snapshot.service_by_id(ids.current_service(flow.service)?).ok_or(NotRestored::ServiceGone)?;
-        let (of, backend) = ids.current_backend(flow.backend)?;
-        let backend = snapshot.backend(backend).ok_or(NotRestored::BackendGone)?;
-        if of != flow.service || backend.service != service.id {
+        let service = ids.current_service(flow.name.service())?;
+        if snapshot.service_by_id(service).is_none() {
+            return Err(NotRestored::ServiceGone);
+        }
+        let (of, id) = ids.current_backend(flow.backend)?;
+        let backend = snapshot.backend(id).ok_or(NotRestored::BackendGone)?;
+        if of != flow.name.service() || backend.service != service {
             return Err(NotRestored::Damaged);
         }
-        if !fits(service, flow) {
-            return Err(NotRestored::ModeChanged);
+        let flow = flow.with(flow.name.of_service(service), id);
+        match self.import(snapshot, &flow, Origin::EarlierProcess, now) {
+            ImportOutcome::New => Ok(()),
+            ImportOutcome::UnknownService => Err(NotRestored::ModeChanged),
+            ImportOutcome::UnknownBackend => Err(NotRestored::BackendGone),
+            ImportOutcome::NotAdmitted => Err(NotRestored::Denied),
+            ImportOutcome::Elsewhere => Err(NotRestored::Elsewhere),
+            ImportOutcome::Gone => Err(NotRestored::Expired),
+            ImportOutcome::Known | ImportOutcome::Conflict => Err(NotRestored::Known),
+            ImportOutcome::Full => Err(NotRestored::Full),
         }
-        if !snapshot.admits(service, &flow.client) {
-            return Err(NotRestored::Denied);
-        }
-        if !self.receives(snapshot, service, flow, (&backend.address, backend.port)) {
-            return Err(NotRestored::Elsewhere);
-        }
-        let to = Successor { service: service.id, backend: backend.id, endpoint: backend.endpoint };
-        self.flows.restore(flow, &to, now)?;
-        if let (StoredKind::Affinity, Some(affinities)) = (flow.kind, &self.affinities) {
-            affinities.remember(&FlowKey::affinity(service.id, flow.client), backend.id, now);
-        }
-        Ok(())
-    }
-
-    /// Whether this worker processes the packets of a flow, received or handed over. Another gateway has chosen the
-    /// port of an adopted flow, so the two directions may reach two workers, which then both have the flow.
-    fn receives(
-        &self,
-        snapshot: &Snapshot,
-        service: &Service,
-        flow: &StoredFlow,
-        backend: (&tidegate_wire::Addr, u16),
-    ) -> bool {
-        let (client, proto) = ((&flow.client, flow.client_port), service.protocol.number());
-        if let (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) = (flow.kind, service.mode)
-            && snapshot.snat_addresses(to.family()).binary_search(&to).is_err()
-        {
-            let local = Some((&to, to_port));
-            return self.workers == 1 || self.may_receive(snapshot, service, client, backend, local);
-        }
-        let is_mine = |worker| self.workers == 1 || worker == self.worker;
-        let steering = self.snat_ports.steering();
-        match (flow.kind, service.mode) {
-            (StoredKind::Nat { .. }, ForwardingMode::Nat) => {
-                is_mine(owner_of_client(client, proto, self.workers))
-            }
-            (StoredKind::Nat { to, to_port }, _) => match steering {
-                Steering::Single => true,
-                Steering::Partition => {
-                    is_mine(owner_of_client(client, proto, self.workers))
-                        && is_mine(owner_of_port(to_port, self.workers))
-                }
-                Steering::Rss(rss) => {
-                    is_mine(rss.queue(client, (&service.vip, service.port)))
-                        && is_mine(rss.queue(backend, (&to, to_port)))
-                }
-            },
-            (StoredKind::Dsr, _) => match steering {
-                Steering::Rss(rss) => is_mine(rss.queue(client, (&service.vip, service.port))),
-                Steering::Single | Steering::Partition => true,
-            },
-            (StoredKind::Affinity, _) => true,
-        }
-    }
-}
-
-/// Whether the entry of a flow is valid for the mode of its service.
-fn fits(service: &Service, flow: &StoredFlow) -> bool {
-    if flow.client.family() != service.vip.family() {
-        return false;
-    }
-    match (flow.kind, service.mode) {
-        (StoredKind::Affinity, _) => service.affinity_ms != 0,
-        (StoredKind::Dsr, mode) => mode.is_dsr(),
-        (StoredKind::Nat { to, to_port }, ForwardingMode::Nat) => {
-            (to, to_port) == (flow.client, flow.client_port)
-        }
-        (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) => {
-            // An adopted flow has the address of the gateway that created it.
-            to.family() == flow.client.family() && to.is_single_host() && to_port >= SNAT_PORT_MIN
-        }
-        (StoredKind::Nat { .. }, _) => false,
     }
 }
