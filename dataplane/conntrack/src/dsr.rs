@@ -86,7 +86,7 @@ impl DsrTable {
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
-            record_packet(table, position, packet, now)
+            table.record_dsr(position, packet, now)
         })
     }
 
@@ -118,7 +118,7 @@ impl DsrTable {
     ) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find_second(&packed, hash)?;
-            record_packet(table, position, packet, now)
+            table.record_dsr(position, packet, now)
         })
     }
 
@@ -142,7 +142,7 @@ impl DsrTable {
         let key = &flow.key;
         by_family!(mut self, key, |table, packed| {
             let Some(position) = table.find(&packed, flow.hash) else {
-                return create(table, &flow.with_key(packed));
+                return table.create(&flow.with_key(packed));
             };
             table.replace(position, flow.now);
             table.write(position, &Entry::first(&flow.with_key(packed), None));
@@ -157,7 +157,7 @@ impl DsrTable {
     #[inline]
     pub fn insert_new(&mut self, flow: &NewFlow) -> Result<(), InsertError> {
         let key = &flow.key;
-        by_family!(mut self, key, |table, packed| create(table, &flow.with_key(packed)))
+        by_family!(mut self, key, |table, packed| table.create(&flow.with_key(packed)))
     }
 
     /// Removes a flow. Returns whether it was known.
@@ -180,30 +180,24 @@ impl DsrTable {
     }
 }
 
-/// [`DsrTable::insert_new`] in the table of one family.
-#[inline(always)]
-pub(super) fn create<const A: usize, const W: usize, const K: usize, const B: usize>(
-    table: &mut Table<A, W, K, B>,
-    flow: &NewFlow<PackedKey<A>>,
-) -> Result<(), InsertError> {
-    debug_assert!(table.find(&flow.key, flow.hash).is_none(), "no key is in the table twice");
-    let position = table.admit(&flow.key, flow.hash, flow.now)?;
-    table.write(position, &Entry::first(flow, None));
-    Ok(())
-}
+impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
+    /// [`DsrTable::insert_new`] in the table of one family.
+    #[inline(always)]
+    pub(super) fn create(&mut self, flow: &NewFlow<PackedKey<A>>) -> Result<(), InsertError> {
+        debug_assert!(self.find(&flow.key, flow.hash).is_none(), "no key is in the table twice");
+        let position = self.admit(&flow.key, flow.hash, flow.now)?;
+        self.write(position, &Entry::first(flow, None));
+        Ok(())
+    }
 
-#[inline]
-fn record_packet<const A: usize, const W: usize, const K: usize, const B: usize>(
-    table: &mut Table<A, W, K, B>,
-    position: Position,
-    packet: Packet,
-    now: Now,
-) -> Option<DsrHit> {
-    let position = table.alive(position, now)?;
-    let before = table.state(position)?;
-    let backend = BackendId::from_raw(table.value(position));
-    let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
-    let state = if reopened { SideState::first(packet) } else { before.next(packet) };
-    table.touch(position, state, now);
-    Some(DsrHit { backend, phase: state.phase(), reopened })
+    #[inline]
+    fn record_dsr(&mut self, position: Position, packet: Packet, now: Now) -> Option<DsrHit> {
+        let position = self.alive(position, now)?;
+        let before = self.state(position)?;
+        let backend = BackendId::from_raw(self.value(position));
+        let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
+        let state = if reopened { SideState::first(packet) } else { before.next(packet) };
+        self.touch(position, state, now);
+        Some(DsrHit { backend, phase: state.phase(), reopened })
+    }
 }

@@ -71,7 +71,7 @@ pub struct Translation {
 }
 
 impl<Name, Backend> FlowRecord<Name, Backend> {
-    /// The same flow with other names.
+    /// This flow with other names.
     #[must_use]
     pub fn with<N, B>(&self, name: N, backend: B) -> FlowRecord<N, B> {
         let &Self { client, translation, tags, idle_ms, idle_timeout, is_relayed, .. } = self;

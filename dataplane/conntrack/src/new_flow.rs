@@ -24,7 +24,7 @@ pub struct NewFlow<K = FlowKey> {
 }
 
 impl<K> NewFlow<K> {
-    /// The same flow with its key in another form.
+    /// This flow with its key in another form.
     #[inline(always)]
     pub(super) fn with_key<L>(&self, key: L) -> NewFlow<L> {
         let &Self { hash, backend, packet, idle, now, .. } = self;

@@ -133,7 +133,7 @@ macro_rules! tables {
             #[inline(always)]
             fn create_dsr(&mut self, flow: &NewFlow<SteadyKey<$words>>) -> Result<(), InsertError> {
                 debug_assert_eq!(flow.hash.0, self.steady_hash(&flow.key), "the hash belongs to the key");
-                dsr::create(&mut self.dsr.$table, &flow.with_key(flow.key.0))
+                self.dsr.$table.create(&flow.with_key(flow.key.0))
             }
 
             #[inline(always)]
@@ -144,8 +144,7 @@ macro_rules! tables {
                 reply_hash: u64,
             ) -> bool {
                 debug_assert_eq!(flow.hash.0, self.steady_hash(&flow.key), "the hash belongs to the key");
-                let (table, flow) = (&mut self.nat.$table, flow.with_key(flow.key.0));
-                nat::create(table, &flow, &reply.0, FlowHash(reply_hash))
+                self.nat.$table.create_pair(&flow.with_key(flow.key.0), &reply.0, FlowHash(reply_hash))
             }
 
             #[inline(always)]

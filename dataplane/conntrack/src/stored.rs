@@ -1,8 +1,8 @@
 //! The tables of an ended process, in memory that has outlived it.
 //!
 //! [`StoredTables::scan`] exports their flows (`export.rs`), and [`FlowTables::import`](super::FlowTables::import)
-//! inserts a flow into the tables of this process, as if its packets had passed here. So nothing depends on the ids, the
-//! secret or the size of the stored tables: the caller maps services and backends to the current snapshot.
+//! inserts a flow into the tables of this process, as if its packets had passed here. So nothing depends on the ids,
+//! the secret or the size of the stored tables: the caller maps services and backends to the current snapshot.
 //!
 //! Invariant: nothing here panics, whatever the words: the process may have ended in the middle of a change, and the
 //! files may be damaged.

@@ -12,9 +12,7 @@ mod pair;
 mod streams;
 
 pub use hits::{NatHit, ReplyHit, ReplyKey};
-pub(super) use pair::create;
 
-use pair::{awaits_answer, hit, insert_pair, may_be_copied, record_packet, reply_hit, set_both};
 use tidegate_spec::ids::ServiceId;
 use tidegate_spec::limits::{HALF_CLOSED_IDLE_MIN_MS, SERVICES_MAX};
 use tidegate_spec::now::Now;
@@ -63,7 +61,7 @@ impl NatTable {
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
-            record_packet(table, position, packet, now)
+            table.record_nat(position, packet, now)
         })
     }
 
@@ -73,7 +71,7 @@ impl NatTable {
     #[inline]
     pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
-            table.record_first(&packed, hash, packet, now).map(|(position, _)| hit(table, position, false))
+            table.record_first(&packed, hash, packet, now).map(|(position, _)| table.nat_hit(position, false))
         })
     }
 
@@ -88,7 +86,7 @@ impl NatTable {
     ) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
             let position = table.find_second(&packed, hash)?;
-            record_packet(table, position, packet, now)
+            table.record_nat(position, packet, now)
         })
     }
 
@@ -105,8 +103,8 @@ impl NatTable {
             let position = table.find_alive(&packed, hash, now)?;
             let state = table.state(position)?.next(packet);
             table.touch(position, state, now);
-            set_both(table, position, packet, now);
-            Some(reply_hit(table, position))
+            table.set_both(position, packet, now);
+            Some(table.reply_hit(position))
         })
     }
 
@@ -121,7 +119,7 @@ impl NatTable {
         now: Now,
     ) -> First<ReplyHit> {
         by_family!(mut self, key, |table, packed| {
-            table.record_first(&packed, hash, packet, now).map(|(position, _)| reply_hit(table, position))
+            table.record_first(&packed, hash, packet, now).map(|(position, _)| table.reply_hit(position))
         })
     }
 
@@ -130,7 +128,7 @@ impl NatTable {
     pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<NatHit> {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now))?;
-            Some(hit(table, position, false))
+            Some(table.nat_hit(position, false))
         })
     }
 
@@ -139,7 +137,7 @@ impl NatTable {
     pub fn peek_reply(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<ReplyHit> {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now))?;
-            Some(reply_hit(table, position))
+            Some(table.reply_hit(position))
         })
     }
 
@@ -150,7 +148,7 @@ impl NatTable {
     pub fn to_copy(&self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
-            may_be_copied(table, position, position, packet, now).then(|| hit(table, position, false))
+            table.may_be_copied(position, position, packet, now).then(|| table.nat_hit(position, false))
         })
     }
 
@@ -160,7 +158,7 @@ impl NatTable {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash)?;
             let client = table.peer(position)?;
-            may_be_copied(table, position, client, packet, now).then(|| reply_hit(table, position))
+            table.may_be_copied(position, client, packet, now).then(|| table.reply_hit(position))
         })
     }
 
@@ -171,7 +169,7 @@ impl NatTable {
         by_family!(self, key, |table, packed| {
             let position = table.find(&packed, hash).filter(|&position| !table.is_expired(position, now));
             let sides = position.and_then(|position| Some((position, table.peer(position)?)));
-            sides.is_some_and(|(position, peer)| awaits_answer(table, position, peer))
+            sides.is_some_and(|(position, peer)| table.awaits_answer(position, peer))
         })
     }
 
@@ -211,8 +209,8 @@ impl NatTable {
     /// the `reply` key, are removed first.
     ///
     /// # Errors
-    /// [`InsertError::Conflict`] if another flow has the `reply` key; then nothing has changed. [`InsertError::Full`] or
-    /// [`InsertError::Share`], counted; then the flow's key is not in the table.
+    /// [`InsertError::Conflict`] if another flow has the `reply` key; then nothing has changed. [`InsertError::Full`]
+    /// or [`InsertError::Share`], counted; then the flow's key is not in the table.
     ///
     /// # Panics
     /// If the two keys have different families.
@@ -254,7 +252,7 @@ impl NatTable {
         let key = &flow.key;
         assert_eq!(key.addr().is_v4(), reply.addr().is_v4(), "NAT stays within a family");
         by_family!(mut self, key, |table, packed| {
-            insert_pair(table, &flow.with_key(packed), &PackedKey::from(reply), reply_hash, is_known)
+            table.insert_pair(&flow.with_key(packed), &PackedKey::from(reply), reply_hash, is_known)
         })
     }
 
