@@ -58,16 +58,17 @@ impl Default for StoredSyns {
     }
 }
 
+impl StoredSyn {
+    /// The SYN that begins a flow, and that was sent to this backend.
+    #[must_use]
+    pub fn new(flow: FlowKey, sequence: u32, interface: InterfaceIndex, backend: BackendId) -> Self {
+        Self { flow, sequence, interface, tried: [backend].into_iter().collect(), len: 0 }
+    }
+}
+
 impl StoredSyns {
-    /// Stores the SYN that begins a flow, unless its frame is too long.
-    pub fn keep(
-        &mut self,
-        flow: &FlowKey,
-        hash: FlowHash,
-        sequence: u32,
-        backend: BackendId,
-        (interface, frame): (InterfaceIndex, &[u8]),
-    ) {
+    /// Stores a SYN, unless its frame is too long. `hash` is the hash of its flow.
+    pub fn keep(&mut self, hash: FlowHash, syn: StoredSyn, frame: &[u8]) {
         let (Some(next), Ok(len)) = (self.next.get_mut(set_of(hash)), u8::try_from(frame.len())) else {
             return;
         };
@@ -75,8 +76,7 @@ impl StoredSyns {
         let (Some(bytes), Some(note)) = (self.bytes.get_mut(at), self.notes.get_mut(at)) else { return };
         if let Some(copy) = bytes.get_mut(..frame.len()) {
             copy.copy_from_slice(frame);
-            let tried = [backend].into_iter().collect();
-            *note = Some(StoredSyn { flow: *flow, sequence, interface, tried, len });
+            *note = Some(StoredSyn { len, ..syn });
             // The oldest of the set is overwritten next.
             *next = (*next + 1) % SYNS_PER_SET as u8;
         }
@@ -136,13 +136,13 @@ mod tests {
         let mut syns = StoredSyns::default();
         let (key, hash) = flow(1);
         assert!(syns.get(&key, hash).is_none());
-        syns.keep(&key, hash, 5, backend(1), (2, b"a syn"));
+        syns.keep(hash, StoredSyn::new(key, 5, 2, backend(1)), b"a syn");
         assert!(!syns.sent_again(&key, hash, 6, backend(2)), "it is another SYN");
         assert!((2..9).all(|n| syns.sent_again(&key, hash, 5, backend(n))));
         let (syn, bytes) = syns.get(&key, hash).expect("it is stored");
         assert_eq!((syn.sequence, syn.interface, bytes), (5, 2, &b"a syn"[..]));
         assert_eq!(syn.tried[..], [1, 2, 3, 4].map(backend), "the list is full");
-        syns.keep(&key, hash, 6, backend(3), (0, b"later"));
+        syns.keep(hash, StoredSyn::new(key, 6, 0, backend(3)), b"later");
         assert_eq!(syns.get(&key, hash).map(|(syn, _)| syn.sequence), Some(6));
     }
 
@@ -151,10 +151,10 @@ mod tests {
         let mut syns = StoredSyns::default();
         let (key, hash) = flow(1);
         for len in [STORED_SYN_LEN + 1, 300] {
-            syns.keep(&key, hash, 5, backend(1), (2, &vec![0; len]));
+            syns.keep(hash, StoredSyn::new(key, 5, 2, backend(1)), &vec![0; len]);
             assert!(syns.get(&key, hash).is_none());
         }
-        syns.keep(&key, hash, 5, backend(1), (2, &[0; STORED_SYN_LEN]));
+        syns.keep(hash, StoredSyn::new(key, 5, 2, backend(1)), &[0; STORED_SYN_LEN]);
         assert!(syns.get(&key, hash).is_some());
     }
 
@@ -163,7 +163,7 @@ mod tests {
         let mut syns = StoredSyns::default();
         for n in 0..10_000 {
             let (key, hash) = flow(n);
-            syns.keep(&key, hash, n as u32, backend(n), (0, b"syn"));
+            syns.keep(hash, StoredSyn::new(key, n as u32, 0, backend(n)), b"syn");
         }
         let kept = |n| {
             let (key, hash) = flow(n);

@@ -3,7 +3,7 @@
 //! The next backend is the one that the flow would get if the backends that it has tried or that are set aside didn't
 //! exist. So it's nearly always the backend that the flow gets once health checks have removed those.
 
-use tidegate_conntrack::{FlowHash, FlowKey, Packet, Tried};
+use tidegate_conntrack::{FlowHash, FlowKey, Packet, StoredSyn, Tried};
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
@@ -44,10 +44,10 @@ impl Pipeline {
         let Some(syn) = segment(frame, &packet.headers).filter(|syn| syn.len == 1) else { return };
         if !packet.headers.src.is_link_local() {
             let bytes = frame.get(..usize::from(packet.headers.ip_end)).unwrap_or(frame);
-            let from = burst.arrival.interface();
             let syns = &mut self.passive.syns;
             if !is_known || !syns.sent_again(flow, hash, syn.seq, backend.id) {
-                syns.keep(flow, hash, syn.seq, backend.id, (from, bytes));
+                let syn = StoredSyn::new(*flow, syn.seq, burst.arrival.interface(), backend.id);
+                syns.keep(hash, syn, bytes);
             }
         }
     }
