@@ -15,8 +15,8 @@
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::limits::{
-    HALF_CLOSED_IDLE_MIN_MS, MASQUERADE_EVICTION_PROBES, MASQUERADE_FLOWS_MIN, MASQUERADE_SHARE,
-    MASQUERADE_SOURCES, MASQUERADE_TABLE_SHARE,
+    MASQUERADE_EVICTION_PROBES, MASQUERADE_FLOWS_MIN, MASQUERADE_SHARE, MASQUERADE_SOURCES,
+    MASQUERADE_TABLE_SHARE,
 };
 use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
@@ -209,16 +209,9 @@ impl Masquerades {
         let Some(entry) = self.find(Direction::In, proto, local, peer).and_then(|at| self.entry(at)) else {
             return ReplyKey::Free;
         };
-        let idle_ms = entry.idle_ms(now);
-        match entry.status().eviction_class {
-            _ if entry.is_expired(now) => ReplyKey::Free,
-            EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
-            EvictionClass::Unanswered => ReplyKey::Opening { idle_ms },
-            EvictionClass::Answered => ReplyKey::Answered { idle_ms },
-            EvictionClass::HalfClosed if idle_ms >= HALF_CLOSED_IDLE_MIN_MS => {
-                ReplyKey::HalfClosed { idle_ms }
-            }
-            EvictionClass::HalfClosed | EvictionClass::Established => ReplyKey::Taken,
+        match ReplyKey::of(entry.status(), entry.idle_ms(now)) {
+            ReplyKey::Expired => ReplyKey::Free,
+            found => found,
         }
     }
 

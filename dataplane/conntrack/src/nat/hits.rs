@@ -1,9 +1,10 @@
 //! The results of look-ups of NAT flows: a flow seen from its client or from its endpoint, or the state of a reply key.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::limits::HALF_CLOSED_IDLE_MIN_MS;
 use tidegate_wire::Addr;
 
-use crate::flow_state::Phase;
+use crate::flow_state::{EvictionClass, FlowStatus, Phase};
 
 /// A known flow, seen from its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,4 +68,18 @@ pub enum ReplyKey {
     },
     /// Its flow is established.
     Taken,
+}
+
+impl ReplyKey {
+    /// The state of the reply key of a flow with this status that has been idle for this long.
+    pub(crate) fn of(status: FlowStatus, idle_ms: u32) -> Self {
+        match status.eviction_class {
+            _ if idle_ms >= status.timeout_ms => Self::Expired,
+            EvictionClass::Closed | EvictionClass::Closing => Self::Over,
+            EvictionClass::Unanswered => Self::Opening { idle_ms },
+            EvictionClass::Answered => Self::Answered { idle_ms },
+            EvictionClass::HalfClosed if idle_ms >= HALF_CLOSED_IDLE_MIN_MS => Self::HalfClosed { idle_ms },
+            EvictionClass::HalfClosed | EvictionClass::Established => Self::Taken,
+        }
+    }
 }

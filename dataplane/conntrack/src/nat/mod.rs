@@ -14,14 +14,14 @@ mod streams;
 pub use hits::{NatHit, ReplyHit, ReplyKey};
 
 use tidegate_spec::ids::ServiceId;
-use tidegate_spec::limits::{HALF_CLOSED_IDLE_MIN_MS, SERVICES_MAX};
+use tidegate_spec::limits::SERVICES_MAX;
 use tidegate_spec::now::Now;
 use tidegate_wire::Family;
 
 use super::dsr::by_family;
 use super::eviction_reason::{EvictionReason, FlowCounters};
 use super::first_lookup::First;
-use super::flow_state::{EvictionClass, Packet};
+use super::flow_state::Packet;
 use super::insert_error::InsertError;
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey};
 use super::memory::{TableKind, TableMemory};
@@ -180,19 +180,8 @@ impl NatTable {
         by_family!(self, key, |table, packed| {
             let position =
                 table.find(&packed, hash).filter(|&position| table.peer_key(position) != PackedKey::from(of));
-            let Some(v) = position.and_then(|position| table.flow_age(position, now)) else {
-                return ReplyKey::Free;
-            };
-            match v.status.eviction_class {
-                _ if v.expired() => ReplyKey::Expired,
-                EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
-                EvictionClass::Unanswered => ReplyKey::Opening { idle_ms: v.idle_ms },
-                EvictionClass::Answered => ReplyKey::Answered { idle_ms: v.idle_ms },
-                EvictionClass::HalfClosed if v.idle_ms >= HALF_CLOSED_IDLE_MIN_MS => {
-                    ReplyKey::HalfClosed { idle_ms: v.idle_ms }
-                }
-                EvictionClass::HalfClosed | EvictionClass::Established => ReplyKey::Taken,
-            }
+            let age = position.and_then(|position| table.flow_age(position, now));
+            age.map_or(ReplyKey::Free, |age| ReplyKey::of(age.status, age.idle_ms))
         })
     }
 
