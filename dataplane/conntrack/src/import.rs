@@ -156,26 +156,25 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         };
         let position = position.ok_or(Imported::Full)?;
         self.write(position, &client);
+        let mut entries = [Some(position), None];
         if let Some((reply, reply_hash)) = &reply {
             self.forget_streams(position);
-            let position = match from {
+            let free = match from {
                 Origin::EarlierProcess => self.allocate(&client.key, *reply_hash, now),
                 Origin::Peer => self.free_position(*reply_hash, now),
             };
-            let Some(position) = position else {
-                // The search may have moved the first entry.
-                let position = self.find(&client.key, hash).expect("the entry just written is not evicted");
-                self.clear(position);
+            // The search may have moved the first entry. It may also have removed it: without the other one, an entry
+            // that has ended expires sooner.
+            let position = self.find(&client.key, hash);
+            let (Some(_), Some(free)) = (position, free) else {
+                position.into_iter().for_each(|position| self.clear(position));
                 return Err(Imported::Full);
             };
-            self.write(position, reply);
-            if from == Origin::Peer {
-                self.mark_adopted(position);
-            }
+            self.write(free, reply);
+            entries = [position, Some(free)];
         }
         if from == Origin::Peer {
-            let position = self.find(&client.key, hash).expect("the entry just written is not evicted");
-            self.mark_adopted(position);
+            entries.into_iter().flatten().for_each(|position| self.mark_adopted(position));
         }
         Ok(())
     }

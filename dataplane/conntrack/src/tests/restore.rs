@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::proxy_tlvs::ProxyTlvs;
+use tidegate_wire::rewrite::Endpoint;
 
 use super::*;
-use crate::flow_record::LocalFlow;
+use crate::flow_record::{LocalFlow, Translation};
 use crate::{NotRestored, StoredTable, StoredTables};
 
 const SEED: u64 = 7;
@@ -228,4 +229,29 @@ fn the_words_of_entries_match_the_stored_form() {
     assert!(has(nat, &[1, tag, 77, 3, client, 2, reply_tag, local]));
     let answer = reply_tag | (tag & 0x7fff);
     assert!(has(nat, &[2, answer, 77, 3, local, 1, 40_000 << 16, client]));
+}
+
+#[test]
+fn a_flow_that_one_side_has_ended_is_imported_whole_or_not_at_all() {
+    for (from, seed) in
+        [Origin::Peer, Origin::EarlierProcess].into_iter().flat_map(|from| (0..500).map(move |n| (from, n)))
+    {
+        let mut tables = FlowTables::new(8, seed);
+        for n in 0..8 {
+            let (name, reply) = pair(true, n, 5000 + n as u16);
+            let translation = Some(Translation {
+                local: Endpoint { addr: reply.addr(), port: reply.port() },
+                server: SideState::TcpEstablished,
+                stream: None,
+                splice: None,
+                has_replies: false,
+            });
+            let (client, idle_ms, idle_timeout) = (SideState::TcpClosed, 20_000, Some(idle(900)));
+            let (backend, tags, is_relayed) = (backend(3), None, true);
+            let flow =
+                LocalFlow { name, backend, client, translation, tags, idle_ms, idle_timeout, is_relayed };
+            let _ = tables.import(&flow, EndpointId::new(2, 0), idle(900), from, at(1_000_000));
+            assert_whole(&tables);
+        }
+    }
 }
