@@ -2,140 +2,74 @@
 //!
 //! The connections of a client arrive at several workers. Each worker has its own entries in its flow table, and looks
 //! up here which backend the client got at another worker. Only packets that begin a flow of such a Service read or
-//! write this table, with relaxed loads and stores and without locks. A gateway with one worker has no such table.
+//! write this table (`shared_table.rs`). A gateway with one worker has no such table.
 //!
-//! An entry is two words: the content, and a secret hash of the key xored with the backend of the content. A reader
-//! that sees words of two clients matches neither, unless both have the same backend (Hyatt, "A lock-less transposition
-//! table"). A new connection to the same backend changes only the time, so readers find the entry even during the
-//! change. Two concurrent writers of one entry may lose both clients.
-//!
-//! The table has a fixed size, with eight entries in a hash bucket. If all are occupied, a client that has connected
-//! once is evicted first, so a flood of sources evicts only clients that have not connected again. A client whose entry
-//! was lost gets the backend that its worker remembers or that its hash selects.
-
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+//! If all entries of a hash bucket are occupied, a client that has connected once is evicted first, so a flood of
+//! sources evicts only clients that have not connected again. A client whose entry was lost gets the backend that its
+//! worker remembers or that its hash selects.
 
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SHARED_AFFINITIES_MAX;
 use tidegate_spec::now::Now;
-use tidegate_structures::hash::mix;
 
-use crate::{FlowHasher, FlowKey};
+use crate::FlowKey;
+use crate::shared_table::{Record, SharedTable, age, units, units_of_seconds};
 
-/// Entries in a hash bucket of two cache lines.
-const ENTRIES_PER_BUCKET: usize = 8;
-
-/// The content of an entry, from the highest bit: the backend (32 bits), whether the client has connected again (1),
-/// and the time of the last connection in units of [`TIME_SHIFT`] (31 bits, more than eight years).
-const BACKEND_MASK: u64 = u64::MAX << 32;
+/// The bit of a record that is set if the client has connected again. Above it is the backend (32 bits), and below it
+/// the time of the last connection.
 const AGAIN: u64 = 1 << 31;
-const TIME_MASK: u64 = AGAIN - 1;
-
-/// 2^27 ns, 134 ms.
-const TIME_SHIFT: u32 = 27;
 
 /// No affinity lasts longer than this: the longest timeout of Kubernetes is a day.
-const OVER: u64 = ((86_400 * 1_000_000_000_u64) >> TIME_SHIFT) + 2;
-
-#[derive(Debug, Default)]
-struct Entry {
-    /// The hash of the key xored with the backend in the content.
-    check: AtomicU64,
-    content: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Bucket([Entry; ENTRIES_PER_BUCKET]);
+const OVER: u64 = units_of_seconds(86_400) + 2;
 
 /// See [the module](self).
 #[derive(Debug)]
-pub struct Affinities {
-    /// Two secret hashes of a key: one for its hash bucket, one for the comparison. Together they are 128 bits, so
-    /// clients don't collide.
-    hashers: [FlowHasher; 2],
-    clients: usize,
-    buckets: OnceLock<Box<[Bucket]>>,
-}
+pub struct Affinities(SharedTable<1, 8>);
 
 impl Affinities {
     /// A table for this many clients, at most [`SHARED_AFFINITIES_MAX`]. It takes no memory before [`Self::prepare`].
     /// `seed` should be secret.
     #[must_use]
     pub fn new(clients: usize, seed: u64) -> Self {
-        let hashers = [mix(seed), mix(!seed)].map(FlowHasher::new);
-        Self { hashers, clients: clients.clamp(1, SHARED_AFFINITIES_MAX), buckets: OnceLock::new() }
+        // Twice the number of clients, so that few hash buckets are full.
+        Self(SharedTable::new(2 * clients.clamp(1, SHARED_AFFINITIES_MAX), seed))
     }
 
-    /// Allocates the table, for twice the number of clients so that few hash buckets are full. The publisher calls it
-    /// before workers get a Service with affinity; before that, nothing is remembered.
+    /// Allocates the table. The publisher calls it before workers get a Service with affinity; before that, nothing is
+    /// remembered.
     pub fn prepare(&self) {
-        let buckets = (2 * self.clients).div_ceil(ENTRIES_PER_BUCKET).next_power_of_two();
-        self.buckets.get_or_init(|| std::iter::repeat_with(Bucket::default).take(buckets).collect());
+        self.0.prepare();
     }
 
     /// Whether [`Self::prepare`] was called.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
-        self.buckets.get().is_some()
+        self.0.is_prepared()
     }
 
     /// The backend of a client ([`FlowKey::affinity`]) that last connected at most `timeout_ms` ago, at any worker.
     #[must_use]
     pub fn find(&self, client: &FlowKey, timeout_ms: u32, now: Now) -> Option<BackendId> {
-        let (bucket, check) = self.bucket_and_check(client)?;
-        let content = bucket.0.iter().find_map(|entry| entry.content_of(check))?;
+        let record = self.0.find(client)?;
         // Both times are rounded down, so an entry ends up to two units late, but never early.
-        let timeout = ((u64::from(timeout_ms) * 1_000_000) >> TIME_SHIFT) + 2;
-        (idle(content, now) < timeout).then(|| BackendId::from_raw((content >> 32) as u32))
+        let timeout = units(Now(u64::from(timeout_ms) * 1_000_000)) + 1;
+        (age(&record, now) < timeout).then(|| BackendId::from_raw((record[0] >> 32) as u32))
     }
 
     /// Records that a client connects to this backend now.
     pub fn remember(&self, client: &FlowKey, backend: BackendId, now: Now) {
-        let Some((bucket, check)) = self.bucket_and_check(client) else { return };
-        let known = bucket.0.iter().find(|entry| entry.content_of(check).is_some());
-        let entry = known.or_else(|| bucket.0.iter().min_by_key(|entry| entry.eviction_order(now)));
-        let Some(entry) = entry else { return };
-        let again = if known.is_some() { AGAIN } else { 0 };
-        let content = u64::from(backend.raw()) << 32 | again | units(now);
-        entry.content.store(content, Ordering::Relaxed);
-        entry.check.store(content & BACKEND_MASK ^ check, Ordering::Relaxed);
-    }
-
-    fn bucket_and_check(&self, client: &FlowKey) -> Option<(&Bucket, u64)> {
-        let buckets = self.buckets.get()?;
-        let [index, check] = self.hashers.each_ref().map(|hasher| hasher.hash(client).bits());
-        // The number of buckets is a power of two.
-        Some((buckets.get(index as usize & (buckets.len() - 1))?, check))
+        let again = if self.0.find(client).is_some() { AGAIN } else { 0 };
+        let record = [u64::from(backend.raw()) << 32 | again | units(now)];
+        self.0.store(client, &record, |record| eviction_order(record, now), |_| true);
     }
 }
 
-impl Entry {
-    /// The content, if it belongs to the key with this hash.
-    fn content_of(&self, check: u64) -> Option<u64> {
-        let content = self.content.load(Ordering::Relaxed);
-        (self.check.load(Ordering::Relaxed) ^ content & BACKEND_MASK == check).then_some(content)
-    }
-
-    /// The order of eviction: expired entries, clients that connected once, the others; within each group, the longest
-    /// idle first.
-    fn eviction_order(&self, now: Now) -> (bool, bool, u64) {
-        let content = self.content.load(Ordering::Relaxed);
-        let idle = idle(content, now);
-        let is_over = content == 0 || idle > OVER;
-        (!is_over, content & AGAIN != 0, u64::MAX - idle)
-    }
-}
-
-/// A time in units, never 0, so that no entry looks empty.
-fn units(now: Now) -> u64 {
-    ((now.0 >> TIME_SHIFT) + 1) & TIME_MASK
-}
-
-/// The units of time since the last connection. Another worker may be ahead by one.
-fn idle(content: u64, now: Now) -> u64 {
-    units(now).saturating_sub(content & TIME_MASK)
+/// The order of eviction: expired entries, clients that connected once, the others; within each group, the longest idle
+/// first.
+fn eviction_order(record: &Record<1>, now: Now) -> (bool, bool, u64) {
+    let idle = age(record, now);
+    let is_over = record[0] == 0 || idle > OVER;
+    (!is_over, record[0] & AGAIN != 0, u64::MAX - idle)
 }
 
 #[cfg(test)]

@@ -4,47 +4,31 @@
 //! section 6.4). All of them have the same pair of ports and the same verification tag, which is a random number that
 //! the receiver has chosen. So the ports and the tag identify the association on a path that has no flow yet. The first
 //! packet of such a path is looked up here and creates a flow, which later packets find. Packets of a path may arrive
-//! at any worker, so the workers share this table, with relaxed loads and stores and without locks.
+//! at any worker, so the workers share this table (`shared_table.rs`).
 //!
-//! An entry is a cache line: a record, and a secret hash of its key combined with the record. A reader that sees words
-//! of two writers matches neither (Hyatt, "A lock-less transposition table"). Two concurrent writers of one entry may
-//! lose both associations.
-//!
-//! The table has a fixed size, with four entries in a hash bucket. An unconfirmed association never displaces a
-//! confirmed one that was used within a day. So a flood of INITs displaces only entries of other handshakes. No flow
-//! depends on those: they serve handshakes whose packets take several paths.
-
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+//! An unconfirmed association never displaces a confirmed one that was used within a day. So a flood of INITs displaces
+//! only entries of other handshakes. No flow depends on those: they serve handshakes whose packets take several paths.
 
 use arrayvec::ArrayVec;
 use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
 use tidegate_spec::limits::{ASSOCIATION_PATHS_MAX, SHARED_ASSOCIATIONS_MAX};
 use tidegate_spec::now::Now;
-use tidegate_structures::hash::{mix, words};
+use tidegate_structures::hash::words;
 use tidegate_wire::Addr;
 
-use crate::{AssociationKey, FlowHasher, FlowKey, TagPair};
-
-/// Entries in a hash bucket.
-const ENTRIES_PER_BUCKET: usize = 4;
-
-/// Words of a record.
-const WORDS: usize = 6;
-
-/// 2^27 ns, 134 ms: the unit of time. 31 bits of it are more than eight years.
-const TIME_SHIFT: u32 = 27;
+use crate::shared_table::{self, SharedTable, age, units, units_of_seconds};
+use crate::{AssociationKey, FlowKey, TagPair};
 
 /// An unconfirmed entry expires after this time: 60 s, like the flow of an unanswered handshake.
-const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
+const HANDSHAKE: u64 = units_of_seconds(60);
 
 /// Any new entry can evict a confirmed one that was not used for this time (a day). The paths of the evicted
 /// association still have their own flows.
-const OLD: u64 = (86_400 * 1_000_000_000_u64) >> TIME_SHIFT;
+const OLD: u64 = units_of_seconds(86_400);
 
 /// A new path can evict a path that was recorded longer ago than this (an hour). The end of the association then
 /// doesn't end the evicted path's flow, which lasts until its idle timeout.
-const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
+const OLD_PATH: u64 = units_of_seconds(3_600);
 
 /// The stored state of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,8 +73,7 @@ pub struct EndedPath {
 /// Ended paths to be reported. Paths beyond the capacity are not reported: their flows last until their idle timeout.
 pub type EndedPaths = ArrayVec<EndedPath, 32>;
 
-/// The content of an entry. The first word has the time in its lower half.
-type Record = [u64; WORDS];
+type Record = shared_table::Record<6>;
 
 const CONFIRMED: u64 = 1 << 24;
 
@@ -129,93 +112,55 @@ impl Path {
     }
 }
 
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Entry {
-    /// The hash of the key combined with the record.
-    check: AtomicU64,
-    words: [AtomicU64; WORDS],
+/// The order of eviction: empty or expired entries, unconfirmed ones, confirmed ones; within each group, the longest
+/// idle first.
+fn eviction_order(record: &Record, now: Now) -> (u8, u64) {
+    let age = age(record, now);
+    let class = match (record[0] == 0, record[5] & CONFIRMED != 0) {
+        (true, _) => 0,
+        (false, false) if age >= HANDSHAKE => 0,
+        (false, true) if age > OLD => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+    };
+    (class, u64::MAX - age)
 }
-
-impl Entry {
-    fn load(&self) -> Record {
-        self.words.each_ref().map(|word| word.load(Ordering::Relaxed))
-    }
-
-    /// The record, if it belongs to the key with this hash.
-    fn record_of(&self, check: u64) -> Option<Record> {
-        let record = self.load();
-        (self.check.load(Ordering::Relaxed) == check ^ digest(&record) && record[0] != 0).then_some(record)
-    }
-
-    fn store(&self, check: u64, record: &Record) {
-        for (word, new) in self.words.iter().zip(record) {
-            word.store(*new, Ordering::Relaxed);
-        }
-        self.check.store(check ^ digest(record), Ordering::Relaxed);
-    }
-
-    /// The order of eviction: empty or expired entries, unconfirmed ones, confirmed ones; within each group, the
-    /// longest idle first.
-    fn eviction_order(&self, now: Now) -> (u8, u64) {
-        let record = self.load();
-        let age = age(&record, now);
-        let class = match (record[0] == 0, record[5] & CONFIRMED != 0) {
-            (true, _) => 0,
-            (false, false) if age >= HANDSHAKE => 0,
-            (false, true) if age > OLD => 0,
-            (false, false) => 1,
-            (false, true) => 2,
-        };
-        (class, u64::MAX - age)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Bucket([Entry; ENTRIES_PER_BUCKET]);
 
 /// See [the module](self).
 #[derive(Debug)]
-pub struct Associations {
-    /// Two secret hashes of a key: one for its hash bucket, one for the comparison.
-    hashers: [FlowHasher; 2],
-    entries: usize,
-    buckets: OnceLock<Box<[Bucket]>>,
-}
+pub struct Associations(SharedTable<6, 4>);
 
 impl Associations {
     /// A table for this many associations, at most [`SHARED_ASSOCIATIONS_MAX`]. It takes no memory before
     /// [`Self::prepare`]. `seed` should be secret.
     #[must_use]
     pub fn new(associations: usize, seed: u64) -> Self {
-        let hashers = [mix(seed ^ 0x5c79), mix(!seed ^ 0x5c79)].map(FlowHasher::new);
         let entries = associations.clamp(1, SHARED_ASSOCIATIONS_MAX).saturating_mul(4);
-        Self { hashers, entries, buckets: OnceLock::new() }
+        Self(SharedTable::new(entries, seed ^ 0x5c79))
     }
 
     /// Allocates the table. Called before workers get the first SCTP Service; before that, nothing is remembered.
     pub fn prepare(&self) {
-        let buckets = self.entries.div_ceil(ENTRIES_PER_BUCKET).next_power_of_two();
-        self.buckets.get_or_init(|| std::iter::repeat_with(Bucket::default).take(buckets).collect());
+        self.0.prepare();
     }
 
     /// Whether [`Self::prepare`] was called.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
-        self.buckets.get().is_some()
+        self.0.is_prepared()
     }
 
     /// The association with this key. Updates its time of use.
     #[must_use]
     pub fn find(&self, key: &AssociationKey, now: Now) -> Option<Association> {
-        let (entry, check, record) = self.entry(key)?;
+        let record = self.0.find(&key.0)?;
         let association = Association::read(&record);
         if !association.confirmed {
             return (age(&record, now) < HANDSHAKE).then_some(association);
         }
         // At most once in 64 units of time, so that the line is seldom written.
         if age(&record, now) >= 64 {
-            entry.store(check, &timed(record, now));
+            self.store(key, &record, now);
         }
         Some(association)
     }
@@ -228,17 +173,15 @@ impl Associations {
 
     /// Marks an association as unconfirmed, because it is ending.
     pub fn unconfirm(&self, key: &AssociationKey, now: Now) {
-        if let Some((entry, check, record)) = self.entry(key) {
+        if let Some(record) = self.0.take(&key.0) {
             let unconfirmed = Association { confirmed: false, ..Association::read(&record) };
-            entry.store(check, &timed(unconfirmed.record(), now));
+            self.store(key, &unconfirmed.record(), now);
         }
     }
 
     /// Removes the entry of this key.
     pub fn forget(&self, key: &AssociationKey) {
-        if let Some((entry, _, _)) = self.entry(key) {
-            entry.store(0, &Record::default());
-        }
+        self.0.take(&key.0);
     }
 
     /// Records a path of a confirmed association. Returns false if the association already has
@@ -247,8 +190,8 @@ impl Associations {
         let (mut free, mut old) = (None, None);
         for n in 0..ASSOCIATION_PATHS_MAX {
             let key = AssociationKey::path(ports, server_tag, n);
-            match self.entry(&key) {
-                Some((_, _, record)) => {
+            match self.0.find(&key.0) {
+                Some(record) => {
                     let known = Path::read(&record);
                     if (known.service, known.client) == (path.service, path.client) {
                         if known.worker != path.worker {
@@ -274,60 +217,20 @@ impl Associations {
     pub fn take_paths(&self, ports: (u16, u16), server_tag: u32) -> impl Iterator<Item = Path> {
         (0..ASSOCIATION_PATHS_MAX).filter_map(move |n| {
             let key = AssociationKey::path(ports, server_tag, n);
-            let (entry, _, record) = self.entry(&key)?;
-            entry.store(0, &Record::default());
-            Some(Path::read(&record))
+            Some(Path::read(&self.0.take(&key.0)?))
         })
     }
 
+    /// Stores a record with the current time. An unconfirmed one displaces no confirmed one that is in use.
     fn store(&self, key: &AssociationKey, record: &Record, now: Now) {
-        let Some((bucket, check)) = self.bucket_and_check(key) else { return };
-        let is_confirmed = record[5] & CONFIRMED != 0;
-        let known = bucket.0.iter().find(|entry| entry.record_of(check).is_some());
-        if known.is_some_and(|entry| !is_confirmed && entry.eviction_order(now).0 == 2) {
+        let may_displace = |other: &Record| record[5] & CONFIRMED != 0 || eviction_order(other, now).0 < 2;
+        if self.0.find(&key.0).is_some_and(|known| !may_displace(&known)) {
             return;
         }
-        let entry = known.or_else(|| {
-            let least = bucket.0.iter().min_by_key(|entry| entry.eviction_order(now))?;
-            (is_confirmed || least.eviction_order(now).0 < 2).then_some(least)
-        });
-        if let Some(entry) = entry {
-            entry.store(check, &timed(*record, now));
-        }
+        let mut record = *record;
+        record[0] = record[0] & (u64::MAX << 32) | units(now);
+        self.0.store(&key.0, &record, |other| eviction_order(other, now), may_displace);
     }
-
-    fn entry(&self, key: &AssociationKey) -> Option<(&Entry, u64, Record)> {
-        let (bucket, check) = self.bucket_and_check(key)?;
-        bucket.0.iter().find_map(|entry| Some((entry, check, entry.record_of(check)?)))
-    }
-
-    fn bucket_and_check(&self, key: &AssociationKey) -> Option<(&Bucket, u64)> {
-        let buckets = self.buckets.get()?;
-        let [index, check] = self.hashers.each_ref().map(|hasher| hasher.hash(&key.0).bits());
-        // The number of buckets is a power of two.
-        Some((buckets.get(index as usize & (buckets.len() - 1))?, check))
-    }
-}
-
-/// A digest of the whole record. It is combined with a secret hash, so it needn't be unpredictable itself.
-fn digest(record: &Record) -> u64 {
-    record.iter().fold(0, |sum, word| mix(sum ^ word))
-}
-
-/// The record with the time of use. The time is never 0, so no record looks empty.
-fn timed(record: Record, now: Now) -> Record {
-    let [first, rest @ ..] = record;
-    let [a, b, c, d, e] = rest;
-    [first & (u64::MAX << 32) | units(now), a, b, c, d, e]
-}
-
-fn units(now: Now) -> u64 {
-    ((now.0 >> TIME_SHIFT) + 1) & 0x7fff_ffff
-}
-
-/// The units of time since the last use. Another worker may be ahead by one.
-fn age(record: &Record, now: Now) -> u64 {
-    units(now).saturating_sub(record[0] & 0x7fff_ffff)
 }
 
 fn addr(high: u64, low: u64) -> Addr {

@@ -42,6 +42,7 @@ mod memory;
 mod nat;
 mod new_flow;
 mod not_restored;
+mod shared_table;
 mod splice;
 mod steady;
 mod stored;
