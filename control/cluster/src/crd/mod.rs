@@ -9,7 +9,7 @@
 
 mod address_pool;
 #[cfg(test)]
-mod cases;
+mod case_tests;
 mod condition;
 mod gateway_status;
 
