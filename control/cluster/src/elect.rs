@@ -1,6 +1,8 @@
 //! Acquires and renews the Lease of the leader election, and publishes which gateway leads.
 //!
-//! There is one attempt every two seconds, with a time limit. [`Election`] decides; this file only sends requests.
+//! There is one attempt every two seconds, with a time limit. [`Election`] decides; this file only sends requests. No
+//! crate does this: `kube-leader-election` 0.42 has no fencing, by its own description only for programs of which
+//! several instances may lead for a short time.
 //!
 //! [`Instant`] doesn't advance while the machine is suspended, and meanwhile another gateway becomes the leader. The
 //! leadership therefore also expires by `CLOCK_BOOTTIME`.
@@ -15,10 +17,10 @@ use tidegate_host::boot_time;
 use tidegate_source::kubernetes::Connector;
 use tidegate_spec::ownership::BootTime;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::lease::{Election, LEASE, LeaseRequest, RENEW_DEADLINE, RETRY, UNINSTALLED};
-use super::request::{RequestError, within};
+use super::request::{RequestError, with_client, within};
 
 /// Failed attempts are reported only after this time. Until then, a leader remains the leader.
 const FAILING_MIN: Duration = RENEW_DEADLINE;
@@ -166,70 +168,44 @@ async fn attempt(
     // At most three requests: a renewal that is refused, a read, and the request that follows from it.
     for _ in 0..3 {
         let (started, boot) = (Instant::now(), boot_time());
-        match request(connector, namespace, &next).await {
-            Ok(lease) if next == LeaseRequest::Get => {
-                match election.found(Some(lease), Instant::now(), Timestamp::now()) {
-                    Some(following) => next = following,
-                    None => return Ok(()),
-                }
-            }
+        let is_read = next == LeaseRequest::Get;
+        let found = match request(connector, namespace, &next).await {
+            Ok(lease) if is_read => Some(lease),
             Ok(lease) => {
                 election.granted(lease, started);
                 *boot_until = Some(boot.plus(RENEW_DEADLINE));
                 return Ok(());
             }
-            Err(Refused::NotFound) if next == LeaseRequest::Get => {
-                match election.found(None, Instant::now(), Timestamp::now()) {
-                    Some(following) => next = following,
-                    None => return Ok(()),
-                }
-            }
-            Err(Refused::Conflict | Refused::NotFound) => {
+            Err(error) if is_read && error.code() == Some(404) => None,
+            Err(error) if matches!(error.code(), Some(404 | 409)) => {
                 election.refused();
                 next = LeaseRequest::Get;
+                continue;
             }
-            Err(Refused::Other(error)) => return Err(error),
+            Err(error) => return Err(error.to_string()),
+        };
+        match election.found(found, Instant::now(), Timestamp::now()) {
+            Some(following) => next = following,
+            None => return Ok(()),
         }
     }
     Ok(())
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Refused {
-    #[error("not found")]
-    NotFound,
-    #[error("conflict: the object was modified meanwhile")]
-    Conflict,
-    #[error("{0}")]
-    Other(String),
-}
-
-impl From<RequestError> for Refused {
-    fn from(error: RequestError) -> Self {
-        match error.code() {
-            Some(404) => Self::NotFound,
-            Some(409) => Self::Conflict,
-            _ => Self::Other(error.to_string()),
-        }
-    }
 }
 
 async fn request(
     connector: &Connector,
     namespace: &str,
     lease_request: &LeaseRequest,
-) -> Result<Lease, Refused> {
-    let connection = timeout(super::request::RESPONSE_TIMEOUT, connector.connection()).await;
-    let connection =
-        connection.map_err(|_| Refused::Other("timed out connecting to the API server".to_owned()))?;
-    let connection = connection.map_err(|error| Refused::Other(error.to_string()))?;
-    let api: Api<Lease> = Api::namespaced(connection.client, namespace);
-    let response = match lease_request {
-        LeaseRequest::Get => within(api.get(LEASE)).await,
-        LeaseRequest::Create(lease) => within(api.create(&PostParams::default(), lease)).await,
-        LeaseRequest::Replace(lease) => within(api.replace(LEASE, &PostParams::default(), lease)).await,
-    };
-    match response {
+) -> Result<Lease, RequestError> {
+    let response = with_client(connector, |client| async move {
+        let (api, params): (Api<Lease>, _) = (Api::namespaced(client, namespace), PostParams::default());
+        match lease_request {
+            LeaseRequest::Get => within(api.get(LEASE)).await,
+            LeaseRequest::Create(lease) => within(api.create(&params, lease)).await,
+            LeaseRequest::Replace(lease) => within(api.replace(LEASE, &params, lease)).await,
+        }
+    });
+    match response.await {
         // Don't confuse a missing namespace with a missing Lease.
         Err(error)
             if matches!(error.code(), Some(403 | 404))
@@ -239,13 +215,9 @@ async fn request(
                 "the Lease does not exist, and the gateway cannot create it: {error}; accepted: the permissions of \
                  deploy/kubernetes/base, or a Lease that you create"
             );
-            Err(Refused::Other(why))
+            Err(RequestError::Unconnected(why))
         }
-        Err(error) if error.code() == Some(401) => {
-            connector.refused(connection.serial).await;
-            Err(Refused::Other(error.to_string()))
-        }
-        response => Ok(response?),
+        response => response,
     }
 }
 

@@ -25,15 +25,15 @@ pub const LEASE: &str = "tidegate";
 pub const UNINSTALLED: &str = "tidegate-uninstall";
 
 /// How long other gateways wait for a holder that doesn't renew the Lease.
-pub const DURATION: Duration = Duration::from_secs(15);
+pub(super) const DURATION: Duration = Duration::from_secs(15);
 /// How long a holder leads after the start of a successful renewal.
-pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The pause between two attempts.
-pub const RETRY: Duration = Duration::from_secs(2);
+pub(super) const RETRY: Duration = Duration::from_secs(2);
 
 /// The state machine of the election.
 #[derive(Debug, Clone)]
-pub struct Election {
+pub(super) struct Election {
     identity: String,
     namespace: String,
     /// The Lease as last seen, and the time of its last known change.
@@ -44,7 +44,7 @@ pub struct Election {
 
 /// The next request to the API server.
 #[derive(Debug, Clone, PartialEq)]
-pub enum LeaseRequest {
+pub(super) enum LeaseRequest {
     /// Read the Lease.
     Get,
     /// Create the Lease with this gateway as its holder.
@@ -55,76 +55,68 @@ pub enum LeaseRequest {
 
 impl Election {
     /// An election before the first read.
-    #[must_use]
-    pub fn new(identity: impl Into<String>, namespace: impl Into<String>) -> Self {
+    pub(super) fn new(identity: impl Into<String>, namespace: impl Into<String>) -> Self {
         Self { identity: identity.into(), namespace: namespace.into(), seen: None, leads_until: None }
     }
 
     /// Until when this gateway leads, if it does.
-    #[must_use]
-    pub fn leads_until(&self) -> Option<Instant> {
+    pub(super) fn leads_until(&self) -> Option<Instant> {
         self.leads_until
     }
 
     /// The holder of the Lease as last seen.
-    #[must_use]
-    pub fn holder(&self) -> Option<&str> {
-        let (lease, _) = self.seen.as_ref()?;
-        lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+    pub(super) fn holder(&self) -> Option<&str> {
+        holder(&self.seen.as_ref()?.0)
     }
 
     /// The first request of an attempt. It is a renewal if this gateway is the last known holder.
-    #[must_use]
-    pub fn request(&self, wall: Timestamp) -> LeaseRequest {
+    pub(super) fn request(&self, wall: Timestamp) -> LeaseRequest {
         match &self.seen {
-            Some((lease, _)) if self.is_holder(lease) => {
-                LeaseRequest::Replace(Box::new(self.renewed(lease, wall)))
-            }
+            Some((lease, _)) if self.is_holder(lease) => LeaseRequest::Replace(self.ours(lease, false, wall)),
             _ => LeaseRequest::Get,
         }
     }
 
     /// Records the API server's Lease, or that there is none. Returns the next request if the Lease can be acquired or
     /// renewed.
-    pub fn found(&mut self, lease: Option<Lease>, now: Instant, wall: Timestamp) -> Option<LeaseRequest> {
+    pub(super) fn found(
+        &mut self,
+        lease: Option<Lease>,
+        now: Instant,
+        wall: Timestamp,
+    ) -> Option<LeaseRequest> {
         let Some(lease) = lease else {
             self.seen = None;
-            return Some(LeaseRequest::Create(Box::new(self.fresh(wall))));
+            let spec = Some(acquired(&self.identity, DURATION, wall));
+            return Some(LeaseRequest::Create(Box::new(Lease { metadata: metadata(&self.namespace), spec })));
         };
         let changed = self.seen.as_ref().is_none_or(|(seen, _)| seen.spec != lease.spec);
         let since = match &self.seen {
             Some((_, since)) if !changed => *since,
             _ => now,
         };
-        let spec = lease.spec.clone().unwrap_or_default();
-        let is_free = spec.holder_identity.as_deref().unwrap_or_default().is_empty();
-        // The holder states the duration. An invalid one is replaced by ours.
-        let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
-        let lasts = seconds.map_or(DURATION, Duration::from_secs);
-        let is_uninstalled = spec.holder_identity.as_deref() == Some(UNINSTALLED);
-        let is_over = now.duration_since(since) >= lasts && !is_uninstalled;
-        let request = if self.is_holder(&lease) {
-            Some(LeaseRequest::Replace(Box::new(self.renewed(&lease, wall))))
-        } else if is_free || is_over {
-            Some(LeaseRequest::Replace(Box::new(self.taken(&lease, wall))))
-        } else {
+        let (is_ours, holder_now) = (self.is_holder(&lease), holder(&lease));
+        let is_over =
+            now.duration_since(since) >= duration_of(&lease, DURATION) && holder_now != Some(UNINSTALLED);
+        let request = (is_ours || is_over || holder_now.is_none())
+            .then(|| LeaseRequest::Replace(self.ours(&lease, !is_ours, wall)));
+        if request.is_none() {
             self.leads_until = None;
-            None
-        };
+        }
         self.seen = Some((lease, since));
         request
     }
 
     /// Records that the API server accepted our request. The leadership counts from `started`, the start of the
     /// request.
-    pub fn granted(&mut self, lease: Lease, started: Instant) {
+    pub(super) fn granted(&mut self, lease: Lease, started: Instant) {
         self.leads_until = Some(started + RENEW_DEADLINE);
         self.seen = Some((lease, started));
     }
 
     /// Records that another gateway modified the Lease first, so that our copy is outdated. Until the next read,
     /// nothing changes for this gateway.
-    pub fn refused(&mut self) {
+    pub(super) fn refused(&mut self) {
         if let Some((lease, _)) = &mut self.seen {
             // With an unknown holder, the next attempt starts with a read.
             if let Some(spec) = &mut lease.spec {
@@ -134,55 +126,80 @@ impl Election {
     }
 
     /// The request at shutdown. It clears the holder, so that other gateways need not wait.
-    #[must_use]
-    pub fn released(&mut self, wall: Timestamp) -> Option<LeaseRequest> {
+    pub(super) fn released(&mut self, wall: Timestamp) -> Option<LeaseRequest> {
         self.leads_until.take()?;
-        let (mut lease, _) = self.seen.take().filter(|(lease, _)| self.is_holder(lease))?;
-        let spec = lease.spec.get_or_insert_default();
-        spec.holder_identity = Some(String::new());
-        spec.lease_duration_seconds = Some(1);
-        spec.renew_time = Some(MicroTime(wall));
+        let (lease, _) = self.seen.take().filter(|(lease, _)| self.is_holder(lease))?;
+        let mut lease = without_holder(lease, wall);
+        lease.spec.get_or_insert_default().lease_duration_seconds = Some(1);
         Some(LeaseRequest::Replace(Box::new(lease)))
     }
 
     fn is_holder(&self, lease: &Lease) -> bool {
-        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
-        holder == Some(self.identity.as_str())
+        holder(lease) == Some(self.identity.as_str())
     }
 
-    fn fresh(&self, wall: Timestamp) -> Lease {
-        Lease {
-            metadata: ObjectMeta {
-                name: Some(LEASE.to_owned()),
-                namespace: Some(self.namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(self.identity.clone()),
-                lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
-                acquire_time: Some(MicroTime(wall)),
-                renew_time: Some(MicroTime(wall)),
-                lease_transitions: Some(0),
-                ..LeaseSpec::default()
-            }),
-        }
+    fn ours(&self, lease: &Lease, is_taken: bool, wall: Timestamp) -> Box<Lease> {
+        Box::new(with_holder(lease, &self.identity, DURATION, is_taken, wall))
     }
+}
 
-    fn renewed(&self, lease: &Lease, wall: Timestamp) -> Lease {
-        let mut lease = lease.clone();
-        let spec = lease.spec.get_or_insert_default();
-        spec.renew_time = Some(MicroTime(wall));
-        spec.lease_duration_seconds = i32::try_from(DURATION.as_secs()).ok();
-        lease
-    }
+/// The holder of a Lease, if it has one.
+pub(super) fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+}
 
-    fn taken(&self, lease: &Lease, wall: Timestamp) -> Lease {
-        let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0);
-        let mut lease = lease.clone();
-        lease.spec = self.fresh(wall).spec;
-        lease.spec.get_or_insert_default().lease_transitions = Some(transitions.saturating_add(1));
-        lease
+/// The gateway in the identity of a holder: `edge-1` of `edge-1_5f3a`.
+pub(super) fn gateway_of(identity: &str) -> &str {
+    identity.rsplit_once('_').map_or(identity, |(name, _)| name)
+}
+
+/// The duration that the holder states. An invalid one is replaced by `ours`.
+pub(super) fn duration_of(lease: &Lease, ours: Duration) -> Duration {
+    let stated = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+    stated.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0).map_or(ours, Duration::from_secs)
+}
+
+/// The metadata of the Lease of the election.
+pub(super) fn metadata(namespace: &str) -> ObjectMeta {
+    let (name, namespace) = (Some(LEASE.to_owned()), Some(namespace.to_owned()));
+    ObjectMeta { name, namespace, ..ObjectMeta::default() }
+}
+
+/// The spec of a Lease that is acquired now.
+pub(super) fn acquired(holder: &str, duration: Duration, wall: Timestamp) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        lease_duration_seconds: i32::try_from(duration.as_secs()).ok(),
+        acquire_time: Some(MicroTime(wall)),
+        renew_time: Some(MicroTime(wall)),
+        lease_transitions: Some(0),
+        ..LeaseSpec::default()
     }
+}
+
+/// The Lease with this holder, who renews it or (`is_taken`) acquires it from another one.
+pub(super) fn with_holder(
+    lease: &Lease,
+    holder: &str,
+    duration: Duration,
+    is_taken: bool,
+    wall: Timestamp,
+) -> Lease {
+    let mut lease = lease.clone();
+    let before = lease.spec.take().unwrap_or_default();
+    let transitions = before.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_taken));
+    let new = LeaseSpec { lease_transitions: Some(transitions), ..acquired(holder, duration, wall) };
+    let acquire_time = if is_taken { new.acquire_time.clone() } else { before.acquire_time };
+    lease.spec = Some(LeaseSpec { acquire_time, ..new });
+    lease
+}
+
+/// The Lease without a holder, so that others need not wait until it expires.
+pub(super) fn without_holder(mut lease: Lease, wall: Timestamp) -> Lease {
+    let spec = lease.spec.get_or_insert_default();
+    spec.holder_identity = Some(String::new());
+    spec.renew_time = Some(MicroTime(wall));
+    lease
 }
 
 #[cfg(test)]

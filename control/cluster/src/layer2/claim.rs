@@ -20,12 +20,13 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tidegate_spec::ownership::BootTime;
 use tokio::time::Instant;
 
 use super::rank::Ranked;
+use crate::lease::{acquired, duration_of, gateway_of, holder, with_holder, without_holder};
 
 /// How long before the Lease expires its holder stops answering.
 pub(super) const MARGIN: Duration = Duration::from_secs(1);
@@ -71,6 +72,13 @@ pub(super) struct Context<'a> {
     pub(super) wall: Timestamp,
 }
 
+impl Context<'_> {
+    fn update(&self, lease: &Lease, is_taken: bool) -> LeaseWrite {
+        let lease = with_holder(lease, self.identity, self.duration, is_taken, self.wall);
+        LeaseWrite::Update(Box::new(lease))
+    }
+}
+
 /// The state of one Lease.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Claim {
@@ -90,7 +98,7 @@ impl Claim {
     /// The name of the gateway that holds the Lease as last seen.
     pub(super) fn holder(&self) -> Option<&str> {
         let (lease, _) = self.seen.as_ref()?;
-        gateway_of(holder(lease.as_ref()?)?)
+        Some(gateway_of(holder(lease.as_ref()?)?))
     }
 
     /// Records the API server's Lease, or that there is none.
@@ -109,54 +117,36 @@ impl Claim {
     /// The next write, if one is due.
     pub(super) fn next_write(&mut self, context: &Context<'_>, now: Instant) -> Option<LeaseWrite> {
         let (lease, since) = self.seen.clone()?;
-        let own = gateway_of(context.identity)?;
+        let own = gateway_of(context.identity);
         let is_refused = self.refused_until.is_some_and(|until| now < until);
         let is_eligible = !is_refused && context.ranked.iter().any(|one| one.name == own);
-        let Some(lease) = lease else {
-            if !is_eligible || !self.may_acquire(context, own, None, since, now) {
-                return None;
+        let holder_now = lease.as_ref().and_then(holder);
+        if let Some(lease) = &lease
+            && holder_now == Some(context.identity)
+        {
+            if !is_eligible || self.is_handed_back(context, own, now) {
+                self.until = BootTime(0);
+                return Some(LeaseWrite::Release(Box::new(without_holder(lease.clone(), context.wall))));
             }
-            self.pass_over(context, own, now);
-            return Some(LeaseWrite::Create(Box::new(fresh(context))));
-        };
-        match holder(&lease) {
-            Some(by) if by == context.identity => {
-                if !is_eligible || self.is_handed_back(context, own, now) {
-                    self.until = BootTime(0);
-                    return Some(LeaseWrite::Release(Box::new(without_holder(&lease, context.wall))));
-                }
-                let is_due =
-                    self.renewed.is_none_or(|at| now.duration_since(at) >= renew_every(context.duration));
-                is_due.then(|| LeaseWrite::Update(Box::new(with_holder(&lease, context, false))))
-            }
-            Some(by) => {
-                let by = gateway_of(by);
-                let end = since + duration_of(&lease, context.duration);
-                let is_over = now >= end && is_eligible;
-                let is_taken = is_over && self.may_acquire(context, own, by, end, now);
-                self.acquire(is_taken, &lease, context, own, now)
-            }
-            None => {
-                let is_taken = is_eligible && self.may_acquire(context, own, None, since, now);
-                self.acquire(is_taken, &lease, context, own, now)
-            }
+            let is_due =
+                self.renewed.is_none_or(|at| now.duration_since(at) >= renew_every(context.duration));
+            return is_due.then(|| context.update(lease, false));
         }
-    }
-
-    /// The write that acquires the Lease, if `is_taken`.
-    fn acquire(
-        &mut self,
-        is_taken: bool,
-        lease: &Lease,
-        context: &Context<'_>,
-        own: &str,
-        now: Instant,
-    ) -> Option<LeaseWrite> {
-        if !is_taken {
+        // A Lease that its holder doesn't renew is free from its end on.
+        let lasts = lease.as_ref().filter(|_| holder_now.is_some());
+        let since = lasts.map_or(since, |lease| since + duration_of(lease, context.duration));
+        let is_free = now >= since && self.may_acquire(context, own, holder_now.map(gateway_of), since, now);
+        if !is_eligible || !is_free {
             return None;
         }
         self.pass_over(context, own, now);
-        Some(LeaseWrite::Update(Box::new(with_holder(lease, context, true))))
+        let Some(lease) = &lease else {
+            let labels = [(LABEL.0.to_owned(), LABEL.1.to_owned())].into();
+            let metadata = ObjectMeta { labels: Some(labels), ..ObjectMeta::default() };
+            let spec = Some(acquired(context.identity, context.duration, context.wall));
+            return Some(LeaseWrite::Create(Box::new(Lease { metadata, spec })));
+        };
+        Some(context.update(lease, true))
     }
 
     /// Records that this gateway acquires the Lease although another one may be preferred.
@@ -249,60 +239,8 @@ pub(super) fn renew_every(duration: Duration) -> Duration {
     duration / 4
 }
 
-/// The gateway in an identity: `edge-1` of `edge-1_5f3a`.
-fn gateway_of(identity: &str) -> Option<&str> {
-    Some(identity.rsplit_once('_').map_or(identity, |(name, _)| name))
-}
-
-fn holder(lease: &Lease) -> Option<&str> {
-    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
-}
-
 fn version(lease: &Option<Lease>) -> Option<&str> {
     lease.as_ref()?.metadata.resource_version.as_deref()
-}
-
-/// The duration that the holder states. An invalid one is replaced by ours.
-fn duration_of(lease: &Lease, ours: Duration) -> Duration {
-    let stated = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-    let stated = stated.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
-    stated.map_or(ours, Duration::from_secs)
-}
-
-fn spec_of(context: &Context<'_>) -> LeaseSpec {
-    LeaseSpec {
-        holder_identity: Some(context.identity.to_owned()),
-        lease_duration_seconds: i32::try_from(context.duration.as_secs()).ok(),
-        acquire_time: Some(MicroTime(context.wall)),
-        renew_time: Some(MicroTime(context.wall)),
-        lease_transitions: Some(0),
-        ..LeaseSpec::default()
-    }
-}
-
-fn fresh(context: &Context<'_>) -> Lease {
-    let labels = [(LABEL.0.to_owned(), LABEL.1.to_owned())].into();
-    let metadata = ObjectMeta { labels: Some(labels), ..ObjectMeta::default() };
-    Lease { metadata, spec: Some(spec_of(context)) }
-}
-
-/// The Lease with this gateway as its holder, acquired or renewed.
-fn with_holder(lease: &Lease, context: &Context<'_>, is_taken: bool) -> Lease {
-    let mut lease = lease.clone();
-    let before = lease.spec.take().unwrap_or_default();
-    let transitions = before.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_taken));
-    let acquire_time = if is_taken { Some(MicroTime(context.wall)) } else { before.acquire_time };
-    let spec = LeaseSpec { acquire_time, lease_transitions: Some(transitions), ..spec_of(context) };
-    lease.spec = Some(spec);
-    lease
-}
-
-fn without_holder(lease: &Lease, wall: Timestamp) -> Lease {
-    let mut lease = lease.clone();
-    let spec = lease.spec.get_or_insert_default();
-    spec.holder_identity = Some(String::new());
-    spec.renew_time = Some(MicroTime(wall));
-    lease
 }
 
 #[cfg(test)]

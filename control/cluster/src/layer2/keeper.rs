@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::claim::{Claim, Context, LABEL, LeaseWrite};
 use super::rank::{Ranked, ranked};
+use crate::lease::gateway_of;
 use crate::plan::LeaseHolders;
 use crate::releases::{LiveGateway, PeerReleases};
 use crate::request::{RequestError, with_client};
@@ -276,7 +277,7 @@ impl Task {
         let params = ListParams::default().labels(&format!("{}={}", LABEL.0, LABEL.1));
         let list = with_client(&self.connector, |client| async move {
             let api: Api<Lease> = Api::namespaced(client, &self.namespace);
-            answered(api.list(&params)).await
+            Ok(api.list(&params).await?)
         });
         let named = |lease: Lease| Some((lease.metadata.name.clone()?, lease));
         Ok(within_max(list).await?.items.into_iter().filter_map(named).collect())
@@ -291,7 +292,7 @@ impl Task {
             .claims
             .iter_mut()
             .filter_map(|(group, claim)| {
-                let own = self.identity.rsplit_once('_').map_or(self.identity.as_str(), |(name, _)| name);
+                let own = gateway_of(&self.identity);
                 let of = wanted.groups.get(group);
                 let ranked = of.map_or_else(Vec::new, |of| order(group, of, own, wanted, &live));
                 let context = Context {
@@ -432,21 +433,17 @@ async fn send(
     with_client(connector, |client| async move {
         let api: Api<Lease> = Api::namespaced(client, namespace);
         let params = PostParams::default();
-        match write {
+        Ok(match write {
             LeaseWrite::Create(mut lease) => {
                 lease.metadata.name = Some(group.to_owned());
-                answered(api.create(&params, &lease)).await
+                api.create(&params, &lease).await?
             }
             LeaseWrite::Update(lease) | LeaseWrite::Release(lease) => {
-                answered(api.replace(group, &params, &lease)).await
+                api.replace(group, &params, &lease).await?
             }
-        }
+        })
     })
     .await
-}
-
-async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, RequestError> {
-    Ok(request.await?)
 }
 
 async fn within_max<T>(request: impl Future<Output = Result<T, RequestError>>) -> Result<T, RequestError> {

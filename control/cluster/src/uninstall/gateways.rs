@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, PostParams, Preconditions};
 use tokio::time::{Instant, sleep};
 
 use super::error::{UninstallError, failed};
 use crate::crd::GatewayStatus;
-use crate::lease::{LEASE, UNINSTALLED};
+use crate::lease::{self, LEASE, UNINSTALLED};
 use crate::peers::LIVE;
 use crate::request::within;
 
@@ -23,6 +22,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
 /// A gateway whose heartbeat is older than this by the clock of this machine is not live, even if the clocks differ.
 const HEARTBEAT_MAX_AGE: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
+/// The duration that the Lease states while it is held for the uninstallation.
+const HELD_FOR: Duration = Duration::from_secs(3600);
 /// The maximum number of attempts to change the Lease, which a gateway may renew meanwhile.
 pub(super) const ATTEMPTS: usize = 10;
 
@@ -151,17 +152,12 @@ pub(super) enum PreviousHolder {
 }
 
 impl PreviousHolder {
-    fn of(spec: Option<&LeaseSpec>) -> Self {
-        let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
-        let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
+    fn of(lease: &Lease) -> Self {
+        let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
         let is_fresh = renewed.is_some_and(|at| Timestamp::now().duration_since(at) < HEARTBEAT_MAX_AGE);
-        match holder {
-            UNINSTALLED => Self::Uninstallation,
-            "" => Self::None,
-            // The holder consists of the gateway's name and an identifier of its run.
-            holder if is_fresh => {
-                Self::Gateway(holder.rsplit_once('_').map_or(holder, |(name, _)| name).to_owned())
-            }
+        match lease::holder(lease) {
+            Some(UNINSTALLED) => Self::Uninstallation,
+            Some(holder) if is_fresh => Self::Gateway(lease::gateway_of(holder).to_owned()),
             _ => Self::None,
         }
     }
@@ -206,21 +202,17 @@ impl LeaseGuard {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let found = within(self.api.get(LEASE)).await;
-            let before = PreviousHolder::of(found.as_ref().ok().and_then(|lease| lease.spec.as_ref()));
-            let result = match found {
-                Ok(mut lease) => {
-                    lease.spec = Some(spec(holder));
-                    within(self.api.replace(LEASE, &PostParams::default(), &lease)).await
+            let spec = Some(lease::acquired(holder, HELD_FOR, Timestamp::now()));
+            let (before, result) = match within(self.api.get(LEASE)).await {
+                Ok(found) => {
+                    let before = PreviousHolder::of(&found);
+                    let lease = Lease { spec, ..found };
+                    (before, within(self.api.replace(LEASE, &PostParams::default(), &lease)).await)
                 }
                 Err(error) if error.code() == Some(404) => {
-                    let metadata = ObjectMeta {
-                        name: Some(LEASE.to_owned()),
-                        namespace: Some(self.namespace.clone()),
-                        ..ObjectMeta::default()
-                    };
-                    let lease = Lease { metadata, spec: Some(spec(holder)) };
-                    within(self.api.create(&PostParams::default(), &lease)).await
+                    let lease = Lease { metadata: lease::metadata(&self.namespace), spec };
+                    let created = within(self.api.create(&PostParams::default(), &lease)).await;
+                    (PreviousHolder::None, created)
                 }
                 Err(error) => return Err(error),
             };
@@ -231,16 +223,5 @@ impl LeaseGuard {
                 Ok(_) => return Ok(before),
             }
         }
-    }
-}
-
-fn spec(holder: &str) -> LeaseSpec {
-    let now = MicroTime(Timestamp::now());
-    LeaseSpec {
-        holder_identity: Some(holder.to_owned()),
-        lease_duration_seconds: Some(3600),
-        acquire_time: Some(now.clone()),
-        renew_time: Some(now),
-        ..LeaseSpec::default()
     }
 }
