@@ -3,14 +3,24 @@
 //! `plan` creates them, `event_recorder` writes them. Their reasons are the ones that users know from other load
 //! balancers.
 
-use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::{Finding, ObjectKind};
 
-use super::reasons::EventReason;
+use super::reasons::{EventReason, event_reason};
 
 /// The maximum length of a note that an API server accepts, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;
+
+/// The reasons of events that need no attention. All others, and denied requests, do.
+const NORMAL: [EventReason; 7] = [
+    event_reason::IP_ALLOCATED,
+    event_reason::CLEAR_ASSIGNMENT,
+    event_reason::ENSURING,
+    event_reason::ENSURED,
+    event_reason::UPDATED,
+    event_reason::DELETED,
+    event_reason::WAITING,
+];
 
 tidegate_spec::named! {
     /// Whether an event needs attention.
@@ -25,37 +35,33 @@ tidegate_spec::named! {
 
 /// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Regarding {
+pub(super) struct Regarding {
     /// Its kind.
-    pub kind: ObjectKind,
+    pub(super) kind: ObjectKind,
     /// Namespace and name.
-    pub key: ObjectKey,
+    pub(super) key: ObjectKey,
     /// Its uid, by which `kubectl describe` finds the event.
-    pub uid: String,
+    pub(super) uid: String,
 }
 
 impl Regarding {
     /// A Service.
-    #[must_use]
-    pub fn service(key: &ObjectKey, uid: impl Into<String>) -> Self {
+    pub(super) fn service(key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind: ObjectKind::Service, key: key.clone(), uid: uid.into() }
     }
 
     /// An AddressPool.
-    #[must_use]
-    pub fn address_pool(key: &ObjectKey, uid: impl Into<String>) -> Self {
+    pub(super) fn address_pool(key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind: ObjectKind::AddressPool, key: key.clone(), uid: uid.into() }
     }
 
     /// An object of any kind.
-    #[must_use]
-    pub fn object(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
+    pub(super) fn object(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind, key: key.clone(), uid: uid.into() }
     }
 
     /// `apiVersion` of the kind.
-    #[must_use]
-    pub fn api_version(&self) -> &'static str {
+    pub(super) fn api_version(&self) -> &'static str {
         match self.kind {
             ObjectKind::AddressPool => tidegate_model::config::API_VERSION,
             ObjectKind::EndpointSlice => "discovery.k8s.io/v1",
@@ -66,42 +72,34 @@ impl Regarding {
 
 /// An event, which is written only once while its cause lasts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Event {
+pub(super) struct Event {
     /// Normal or Warning.
-    pub event_type: EventType,
+    pub(super) event_type: EventType,
     /// The object.
-    pub regarding: Regarding,
+    pub(super) regarding: Regarding,
     /// The reason in CamelCase.
-    pub reason: &'static str,
+    pub(super) reason: &'static str,
     /// The text for display.
-    pub note: String,
+    pub(super) note: String,
 }
 
 impl Event {
-    /// Creates an event. The note is truncated to the length that an API server accepts.
-    #[must_use]
-    pub fn new(
-        event_type: EventType,
-        regarding: Regarding,
-        reason: impl Into<EventReason>,
-        note: &str,
-    ) -> Self {
-        Self { event_type, regarding, reason: reason.into().as_str(), note: cut(note, NOTE_BYTES_MAX) }
+    /// Creates an event, whose reason determines its type. The note is truncated to the length that an API server
+    /// accepts.
+    pub(super) fn new(regarding: Regarding, reason: impl Into<EventReason>, note: &str) -> Self {
+        let reason = reason.into();
+        let event_type = if NORMAL.contains(&reason) { EventType::Normal } else { EventType::Warning };
+        Self { event_type, regarding, reason: reason.as_str(), note: cut(note, NOTE_BYTES_MAX) }
     }
 
     /// An event for a request that was denied, including what is accepted.
-    #[must_use]
-    pub fn of_finding(regarding: Regarding, finding: &Finding) -> Self {
+    pub(super) fn of_finding(regarding: Regarding, finding: &Finding) -> Self {
         let diagnostic = &finding.diagnostic;
         let note = match &diagnostic.accepted {
             Some(accepted) => format!("{}; accepted: {accepted}", diagnostic.what),
             None => diagnostic.what.clone(),
         };
-        // A warning also means that the user didn't get what was requested.
-        let event_type = match diagnostic.severity {
-            Severity::Error | Severity::Warning => EventType::Warning,
-        };
-        Self::new(event_type, regarding, finding.reason, &note)
+        Self::new(regarding, finding.reason, &note)
     }
 }
 

@@ -9,6 +9,9 @@
 //! starting with the namespace that has the most. Nothing waits for an event, and the events of one namespace neither
 //! delay nor drop those of another.
 //!
+//! `kube::runtime::events::Recorder` (kube-runtime 5.0.0) remembers events only in memory, so that every gateway and
+//! every restart writes them again, and has neither budgets nor retries.
+//!
 //! An event is written only once while its cause lasts. If the API server temporarily doesn't accept it (429, 5xx,
 //! timeout), it is retried ([`Retries`]) for as long as an API server would keep it. Retries are fair, too: when there
 //! are too many, the namespace with the most loses the event that is due last.
@@ -31,7 +34,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::counts::{Counts, EventEnded};
 use super::event::{Event, Regarding, cut};
-use super::request::{self, RequestError, within};
+use super::request::{RequestError, with_client, within};
 use super::round_robin::RoundRobin;
 use super::token_bucket::TokenBucket;
 
@@ -233,29 +236,15 @@ impl Retries {
     }
 }
 
-/// Why an event was not written.
-#[derive(Debug, thiserror::Error)]
-enum WriteError {
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    #[error("conflict: {0} kept changing while it was being written")]
-    Contested(String),
-}
-
-impl WriteError {
-    /// The minimum time before a retry; `None` if retrying is useless.
-    fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Request(error) => match error.code() {
-                Some(429) => Some(error.retry_after()),
-                // The next client has different credentials.
-                Some(401 | 408) => Some(Duration::ZERO),
-                // Missing permissions, a namespace that is being deleted, or an invalid object.
-                Some(400..=499) => None,
-                _ => Some(Duration::ZERO),
-            },
-            Self::Contested(_) => Some(Duration::ZERO),
-        }
+/// The minimum time before a retry; `None` if retrying is useless.
+fn retry_after(error: &RequestError) -> Option<Duration> {
+    match error.code() {
+        Some(429) => Some(error.retry_after()),
+        // The next client has different credentials.
+        Some(401 | 408) => Some(Duration::ZERO),
+        // Missing permissions, a namespace that is being deleted, or an invalid object.
+        Some(400..=499) => None,
+        _ => Some(Duration::ZERO),
     }
 }
 
@@ -291,7 +280,7 @@ impl Writer {
                 Err(error) => {
                     let Event { reason, regarding, .. } = &due.event;
                     tracing::debug!(reason, object = %regarding.key, %error, "cannot write an event");
-                    let wait = error.retry_after();
+                    let wait = retry_after(&error);
                     if wait.is_none_or(|wait| !self.retries.schedule(due, wait, Instant::now())) {
                         self.counts.event(EventEnded::Failed);
                     }
@@ -301,21 +290,12 @@ impl Writer {
     }
 
     /// Writes the event, or increments the count of its series.
-    async fn write(&mut self, due: &Due) -> Result<(), WriteError> {
-        let connection = tokio::time::timeout(request::RESPONSE_TIMEOUT, self.connector.connection()).await;
-        let connection = connection.map_err(|_| RequestError::Timeout)?;
-        let connection = connection.map_err(|error| RequestError::Unconnected(error.to_string()))?;
-        let serial = connection.serial;
-        let written = self.write_by(connection.client, due).await;
-        if let Err(WriteError::Request(error)) = &written
-            && error.code() == Some(401)
-        {
-            self.connector.refused(serial).await;
-        }
-        written
+    async fn write(&mut self, due: &Due) -> Result<(), RequestError> {
+        let connector = Arc::clone(&self.connector);
+        with_client(&connector, |client| self.write_by(client, due)).await
     }
 
-    async fn write_by(&mut self, client: Client, due: &Due) -> Result<(), WriteError> {
+    async fn write_by(&mut self, client: Client, due: &Due) -> Result<(), RequestError> {
         let event = &due.event;
         let api: Api<KubeEvent> = Api::namespaced(client, namespace_of(event));
         let object = event_object(event, &self.instance, due.happened);
@@ -343,12 +323,12 @@ impl Writer {
                 Err(error) if error.code() == Some(409) => match within(api.get(&name)).await {
                     Ok(there) => drop(self.known.insert(name.clone(), Known::from(&there))),
                     Err(error) if error.code() == Some(404) => drop(self.known.remove(&name)),
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(error),
                 },
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
-        Err(WriteError::Contested(name))
+        Err(RequestError::Contested(name))
     }
 }
 
@@ -422,13 +402,12 @@ fn hash(event: &Event) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::EventType;
     use crate::reasons::event_reason;
     use tidegate_model::objects::ObjectKey;
 
     fn event(note: &str) -> Event {
         let key = ObjectKey::new("shop", "web");
-        Event::new(EventType::Normal, Regarding::service(&key, "u1"), event_reason::IP_ALLOCATED, note)
+        Event::new(Regarding::service(&key, "u1"), event_reason::IP_ALLOCATED, note)
     }
 
     #[test]
@@ -448,7 +427,7 @@ mod tests {
     fn event_of(namespace: &str, name: usize) -> Event {
         let key = ObjectKey::new(namespace, format!("s{name}"));
         let regarding = Regarding::service(&key, format!("u{name}"));
-        Event::new(EventType::Normal, regarding, event_reason::IP_ALLOCATED, "x")
+        Event::new(regarding, event_reason::IP_ALLOCATED, "x")
     }
 
     #[test]

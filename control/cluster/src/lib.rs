@@ -22,7 +22,7 @@ pub mod crd;
 mod drain_annotation;
 mod duplicate_name;
 mod elect;
-pub mod event;
+mod event;
 mod event_recorder;
 pub mod layer2;
 pub mod lease;

@@ -159,25 +159,20 @@ impl OwnStatus {
         status.last_heartbeat = Some(heartbeat_time());
         status.vips.clear();
         status.vip_count = 0;
-        for condition in status
-            .conditions
-            .iter_mut()
-            .filter(|c| c.kind == condition_type::READY.as_str() && c.status == "True")
-        {
-            (condition.status, condition.reason) =
-                ("False".to_owned(), condition_reason::STOPPED.as_str().to_owned());
+        for condition in &mut status.conditions {
+            let is_ready = condition.kind == condition_type::READY.as_str();
+            let after = match condition.status.as_str() {
+                "True" if is_ready => "False",
+                // A drain in progress is complete when the gateway stops.
+                "False" if condition.kind == condition_type::DRAINED.as_str() => "True",
+                _ => continue,
+            };
+            condition.status = after.to_owned();
+            condition.reason = condition_reason::STOPPED.as_str().to_owned();
             condition.last_transition_time = heartbeat_time();
-        }
-        // A drain in progress is complete when the gateway stops.
-        for condition in status
-            .conditions
-            .iter_mut()
-            .filter(|c| c.kind == condition_type::DRAINED.as_str() && c.status == "False")
-        {
-            (condition.status, condition.reason) =
-                ("True".to_owned(), condition_reason::STOPPED.as_str().to_owned());
-            condition.message.clear();
-            condition.last_transition_time = heartbeat_time();
+            if !is_ready {
+                condition.message.clear();
+            }
         }
         Some(status)
     }

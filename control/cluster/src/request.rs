@@ -8,12 +8,12 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidegate_model::objects::{Condition, FINALIZER, Ingress};
+use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort};
 use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::{Connector, causes};
 use tokio::time::timeout;
@@ -34,6 +34,8 @@ pub(super) enum RequestError {
     Timeout,
     #[error("{0}")]
     Unconnected(String),
+    #[error("conflict: {0} kept changing while it was being written")]
+    Contested(String),
     #[error(
         "the CustomResourceDefinition of {kind} is older than this gateway, so {fields} cannot be written; accepted: the \
          definitions of deploy/kubernetes/crds"
@@ -227,47 +229,24 @@ fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
 fn service_status(name: &str, uid: &str, ingress: Option<&[Ingress]>, conditions: &[Condition]) -> Value {
     let mut status = json!({});
     if let Some(ingress) = ingress {
-        status["loadBalancer"] = json!({"ingress": ingress.iter().map(ingress_json).collect::<Vec<_>>()});
+        status["loadBalancer"] = json!({"ingress": ingress.iter().map(api_ingress).collect::<Vec<_>>()});
     }
     if !conditions.is_empty() {
-        status["conditions"] = conditions.iter().map(condition_json).collect();
+        status["conditions"] = json!(conditions.iter().map(crd::Condition::from).collect::<Vec<_>>());
     }
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "uid": uid}, "status": status})
 }
 
-fn ingress_json(ingress: &Ingress) -> Value {
-    let mut json = json!({});
-    if let Some(ip) = ingress.ip {
-        json["ip"] = json!(ip);
+fn api_ingress(ingress: &Ingress) -> LoadBalancerIngress {
+    let Ingress { ip, hostname, ip_mode, ports } = ingress.clone();
+    let port =
+        |port: IngressPort| PortStatus { error: port.error, port: port.port.into(), protocol: port.protocol };
+    LoadBalancerIngress {
+        ip: ip.map(|ip| ip.to_string()),
+        hostname,
+        ip_mode,
+        ports: (!ports.is_empty()).then(|| ports.into_iter().map(port).collect()),
     }
-    if let Some(hostname) = &ingress.hostname {
-        json["hostname"] = json!(hostname);
-    }
-    if let Some(ip_mode) = &ingress.ip_mode {
-        json["ipMode"] = json!(ip_mode);
-    }
-    let port = |port: &tidegate_model::objects::IngressPort| {
-        let mut json = json!({"port": port.port, "protocol": port.protocol});
-        if let Some(error) = &port.error {
-            json["error"] = json!(error);
-        }
-        json
-    };
-    if !ingress.ports.is_empty() {
-        json["ports"] = ingress.ports.iter().map(port).collect();
-    }
-    json
-}
-
-fn condition_json(condition: &Condition) -> Value {
-    json!({
-        "type": condition.kind,
-        "status": condition.status,
-        "reason": condition.reason,
-        "message": condition.message,
-        "observedGeneration": condition.observed_generation,
-        "lastTransitionTime": condition.last_transition.unwrap_or_default().to_string(),
-    })
 }
 
 /// The status of one of our own kinds, for an apply.

@@ -4,7 +4,7 @@
 //! (`selfCheck.interval`, `selfCheck.changes`), [`SelfCheck`] compares one round and the snapshot in use on a
 //! low-priority thread. A difference is a bug: it is logged with both results and counted, and the controller computes
 //! its next round from scratch. The cluster writer compares its plans itself, equally often
-//! ([`tidegate_cluster::plan::plan_compared`]).
+//! (`plan_compared` of `tidegate_cluster`).
 //!
 //! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is freed when it
 //! ends. The controller frees the snapshot, because that takes a lock that others wait for, and a low-priority thread

@@ -28,3 +28,12 @@ pub struct Condition {
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
 }
+
+impl From<&tidegate_model::objects::Condition> for Condition {
+    fn from(condition: &tidegate_model::objects::Condition) -> Self {
+        let tidegate_model::objects::Condition { kind, status, reason, message, .. } = condition.clone();
+        let last_transition_time = condition.last_transition.unwrap_or_default().to_string();
+        let observed_generation = condition.observed_generation;
+        Self { kind, status, reason, message, observed_generation, last_transition_time }
+    }
+}

@@ -12,8 +12,7 @@ use super::{Memory, Plan, Situation, plan};
 /// Computes a [`plan`], and compares it and the memory for the next one with a plan that skips no Service. If they
 /// differ, returns the latter plan and the differences. This costs the time of a plan of all Services, and another
 /// [`Memory`].
-#[must_use]
-pub fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, Vec<Difference>) {
+pub(crate) fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, Vec<Difference>) {
     let mut fresh = Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
     let from_scratch = plan(situation, &mut fresh);
     let incremental = plan(situation, memory);

@@ -30,7 +30,7 @@ pub(super) struct NewCondition {
     pub(super) message: String,
 }
 
-fn condition(
+pub(super) fn condition(
     kind: ConditionType,
     is: Option<bool>,
     reason: ConditionReason,
@@ -77,6 +77,7 @@ pub(super) fn of_service(
 }
 
 fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>) -> NewCondition {
+    let allocated = |is, reason, why: String| condition(condition_type::ALLOCATED, Some(is), reason, why);
     let message_of = |reason: Reason| {
         let finding = of.findings.iter().find(|f| f.reason == reason);
         finding.map(|f| f.diagnostic.what.clone())
@@ -89,12 +90,12 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>
         if let Some(names) = context.waits_for {
             why = format!("{why}; waiting until these gateways have applied the latest Services: {names}");
         }
-        return condition(condition_type::ALLOCATED, Some(false), reason, why);
+        return allocated(false, reason, why);
     }
     if !view.vips.iter().any(VipView::is_of_pool) {
         let why =
             message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no external IP is granted".to_owned());
-        return condition(condition_type::ALLOCATED, Some(false), condition_reason::EXTERNAL_IP_DENIED, why);
+        return allocated(false, condition_reason::EXTERNAL_IP_DENIED, why);
     }
     let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
     let shown = of_pools.map(|vip| match vip.pool.as_str() {
@@ -102,33 +103,23 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>
         "" => vip.address.to_string(),
         pool => format!("{} from pool {pool}", vip.address),
     });
-    condition(
-        condition_type::ALLOCATED,
-        Some(true),
-        condition_reason::ALLOCATED,
-        shown.collect::<Vec<_>>().join(", "),
-    )
+    allocated(true, condition_reason::ALLOCATED, shown.collect::<Vec<_>>().join(", "))
 }
 
 fn programmed(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>) -> NewCondition {
+    let programmed = |is, reason, why: &str| condition(condition_type::PROGRAMMED, Some(is), reason, why);
     // A Service that waits for a LoadBalancer address counts as waiting, even if its node ports and cluster IPs are
     // served.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
     if view.vips.is_empty() || waits {
-        return condition(
-            condition_type::PROGRAMMED,
-            Some(false),
+        return programmed(
+            false,
             condition_reason::NO_ADDRESS,
             "the Service does not have the address that it requests",
         );
     }
     if let Some(why) = &view.refused {
-        return condition(
-            condition_type::PROGRAMMED,
-            Some(false),
-            condition_reason::PORTS_NOT_PROGRAMMED,
-            why.clone(),
-        );
+        return programmed(false, condition_reason::PORTS_NOT_PROGRAMMED, why);
     }
     let refused: BTreeSet<String> = view
         .ports
@@ -137,12 +128,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_
         .collect();
     if !refused.is_empty() {
         let shown: Vec<String> = refused.into_iter().collect();
-        return condition(
-            condition_type::PROGRAMMED,
-            Some(false),
-            condition_reason::PORTS_NOT_PROGRAMMED,
-            shown.join("; "),
-        );
+        return programmed(false, condition_reason::PORTS_NOT_PROGRAMMED, &shown.join("; "));
     }
     if of.unapplied {
         let why = match context.failure {
@@ -151,37 +137,33 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_
             }
             None => "the workers have not applied the latest state yet".to_owned(),
         };
-        return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
+        return programmed(false, condition_reason::NOT_APPLIED, &why);
     }
     if let Some(why) = context.lacking {
-        return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NO_GATEWAY, why);
+        return programmed(false, condition_reason::NO_GATEWAY, why);
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
     let served = format!("every port is forwarded with {}{}", modes.join(", "), context.peer_summary.shown());
     // A gateway that isn't ready receives no packets.
     if !context.peer_summary.not_serving.is_empty() {
-        return condition(
-            condition_type::PROGRAMMED,
-            Some(false),
-            condition_reason::NOT_ON_EVERY_GATEWAY,
-            served,
-        );
+        return programmed(false, condition_reason::NOT_ON_EVERY_GATEWAY, &served);
     }
     if !context.peer_summary.lagging.is_empty() {
-        return condition(condition_type::PROGRAMMED, Some(false), condition_reason::GATEWAY_LAGGING, served);
+        return programmed(false, condition_reason::GATEWAY_LAGGING, &served);
     }
     // The Service is served, but not as requested.
     match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
         Some(finding) => {
             let message = format!("{served}; {}", finding.diagnostic.what);
-            condition(condition_type::PROGRAMMED, Some(true), condition_reason::CLIENT_ADDRESS_LOST, message)
+            programmed(true, condition_reason::CLIENT_ADDRESS_LOST, &message)
         }
-        None => condition(condition_type::PROGRAMMED, Some(true), condition_reason::PROGRAMMED, served),
+        None => programmed(true, condition_reason::PROGRAMMED, &served),
     }
 }
 
 fn healthy(view: &ServiceView, peer_summary: &PeerSummary) -> NewCondition {
+    let healthy = |is, reason, why: &str| condition(condition_type::HEALTHY, is, reason, why);
     let mut up: BTreeMap<String, bool> = BTreeMap::new();
     let mut notes: BTreeSet<&str> = BTreeSet::new();
     for port in view.ports.iter().filter(|port| port.refused.is_none()) {
@@ -189,7 +171,7 @@ fn healthy(view: &ServiceView, peer_summary: &PeerSummary) -> NewCondition {
         notes.extend(port.note.as_deref());
     }
     if up.is_empty() {
-        return condition(condition_type::HEALTHY, None, condition_reason::NO_PORTS, "no port is served");
+        return healthy(None, condition_reason::NO_PORTS, "no port is served");
     }
     let down: Vec<String> = up.into_iter().filter_map(|(port, up)| (!up).then_some(port)).collect();
     if down.is_empty() && !peer_summary.without_backends.is_empty() {
@@ -199,48 +181,29 @@ fn healthy(view: &ServiceView, peer_summary: &PeerSummary) -> NewCondition {
         let shown = format!(
             "every port has an active backend on {with} of {gateways} gateways; at least one port has none on {names}"
         );
-        return condition(
-            condition_type::HEALTHY,
-            Some(false),
-            condition_reason::NO_BACKENDS_ON_SOME_GATEWAYS,
-            shown,
-        );
+        return healthy(Some(false), condition_reason::NO_BACKENDS_ON_SOME_GATEWAYS, &shown);
     }
     if down.is_empty() {
-        return condition(
-            condition_type::HEALTHY,
-            Some(true),
-            condition_reason::BACKENDS_UP,
-            "every port has an active backend",
-        );
+        return healthy(Some(true), condition_reason::BACKENDS_UP, "every port has an active backend");
     }
     let mut message = format!("no active backend for {}", down.join(", "));
     for note in notes {
         message.push_str(&format!("; {note}"));
     }
-    condition(condition_type::HEALTHY, Some(false), condition_reason::NO_BACKENDS, message)
+    healthy(Some(false), condition_reason::NO_BACKENDS, &message)
 }
 
 fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
+    let conflicted = |is, reason, why: &str| condition(condition_type::CONFLICTED, Some(is), reason, why);
     if let Some(who) = contested {
         let message = format!(
             "field manager {who:?} also writes status.loadBalancer; the gateways leave it unchanged for now"
         );
-        return condition(
-            condition_type::CONFLICTED,
-            Some(true),
-            condition_reason::CONFLICTING_CONTROLLER,
-            message,
-        );
+        return conflicted(true, condition_reason::CONFLICTING_CONTROLLER, &message);
     }
     match of.findings.iter().find(|f| f.reason == Reason::Conflict) {
-        Some(finding) => condition(
-            condition_type::CONFLICTED,
-            Some(true),
-            condition_reason::PORT_CONFLICT,
-            finding.diagnostic.what.clone(),
-        ),
-        None => condition(condition_type::CONFLICTED, Some(false), condition_reason::NO_CONFLICT, ""),
+        Some(finding) => conflicted(true, condition_reason::PORT_CONFLICT, &finding.diagnostic.what),
+        None => conflicted(false, condition_reason::NO_CONFLICT, ""),
     }
 }
 

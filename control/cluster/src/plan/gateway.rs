@@ -3,26 +3,24 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use tidegate_model::objects::{Condition, ObjectKey};
+use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 
-use super::pool::of_model;
 use super::situation::{DrainPhase, Forwarding, Situation};
 use crate::crd;
 use crate::reasons::{ConditionReason, ConditionType, condition_reason, condition_type};
 
 /// The maximum number of VIPs in the status: the limit of the schema.
-pub const VIPS_MAX: usize = 1024;
+pub(crate) const VIPS_MAX: usize = 1024;
 /// The maximum number of the gateway's own addresses in the status.
-pub const ADDRESSES_MAX: usize = 1024;
+pub(crate) const ADDRESSES_MAX: usize = 1024;
 
 /// The maximum number of Services that are listed as not fully served or without backends: the limit of the schema.
-pub const SERVICES_MAX: usize = 1024;
+pub(crate) const SERVICES_MAX: usize = 1024;
 
 /// The status, except for the time of its heartbeat. `before` is the previous one, for the times of conditions.
-#[must_use]
-pub fn gateway_status(
+pub(crate) fn gateway_status(
     situation: &Situation<'_>,
     before: &crd::GatewayStatusStatus,
 ) -> crd::GatewayStatusStatus {
@@ -169,18 +167,16 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
         |(kind, is_true, [yes, no], message): (ConditionType, bool, [ConditionReason; 2], &str)| {
             let kind = kind.as_str();
             let status = if is_true { "True" } else { "False" };
-            let mut condition = of_model(&Condition {
+            let previous = before.iter().find(|c| c.kind == kind && c.status == status);
+            let since = previous.map(|previous| previous.last_transition_time.clone());
+            crd::Condition {
                 kind: kind.to_owned(),
                 status: status.to_owned(),
                 reason: if is_true { yes } else { no }.as_str().to_owned(),
                 message: message.to_owned(),
                 observed_generation: generation,
-                last_transition: Some(whole_seconds(*now)),
-            });
-            if let Some(previous) = before.iter().find(|c| c.kind == kind && c.status == status) {
-                condition.last_transition_time.clone_from(&previous.last_transition_time);
+                last_transition_time: since.unwrap_or_else(|| whole_seconds(*now).to_string()),
             }
-            condition
         };
     rows.map(condition).into()
 }

@@ -13,7 +13,7 @@ use crate::event::Event;
 
 /// The memory between two plans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// The times of conditions that were written but not read back yet.
     pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
     /// Statuses that another controller writes.
@@ -103,7 +103,7 @@ impl Memory {
     }
 
     /// Stops writing `ipMode`. Returns whether it was written before.
-    pub fn leave_out_ip_mode(&mut self) -> bool {
+    pub(crate) fn leave_out_ip_mode(&mut self) -> bool {
         self.up_to_date.clear();
         !std::mem::replace(&mut self.without_ip_mode, true)
     }

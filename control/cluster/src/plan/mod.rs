@@ -35,13 +35,13 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use compare::plan_compared;
-pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
-pub use memory::Memory;
-pub use peer::Peer;
-pub use situation::{DrainPhase, Forwarding, Identity, LeaseHolders, Observation, Situation};
-pub use status_conflict::StatusConflict;
-pub use write::{Plan, Write};
+pub(crate) use compare::plan_compared;
+pub(crate) use gateway::{SERVICES_MAX, gateway_status};
+pub(crate) use memory::Memory;
+pub(crate) use peer::Peer;
+pub use situation::{DrainPhase, Forwarding, LeaseHolders, Observation};
+pub(crate) use situation::{Identity, Situation};
+pub(crate) use write::{Plan, Write};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,15 +50,14 @@ use tidegate_model::objects::{ObjectKey, Service};
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Finding, ObjectKind};
 
-use super::event::{Event, EventType, Regarding};
+use super::event::{Event, Regarding};
 use super::reasons::event_reason;
 use memory::UpToDate;
 use planner::Planner;
 use situation::OfService;
 
 /// Computes a plan. Only the leader's plan has writes, and events about objects other than the gateway itself.
-#[must_use]
-pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
+pub(crate) fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     memory.tick(situation.now, situation.observation.version);
     let mut planner = Planner::new(situation, memory);
     let observation = situation.observation;
@@ -167,7 +166,7 @@ impl Planner<'_> {
                      {cannot_lead}"
                 );
                 let regarding = Regarding::service(&key, service.meta.uid.as_str());
-                self.event(Event::new(EventType::Warning, regarding, event_reason::NO_LEADER, &note));
+                self.event(Event::new(regarding, event_reason::NO_LEADER, &note));
             } else {
                 self.plan_again_at(since + LEADER_MAX);
             }

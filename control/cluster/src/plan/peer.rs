@@ -22,25 +22,25 @@ const SILENCE_MIN: Duration = Duration::from_secs(5);
 
 /// Another live gateway, according to its `GatewayStatus`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// The version of the Services that all of its workers have applied; 0 if unknown.
-    pub applied: u64,
+    pub(crate) applied: u64,
     /// The time from its last heartbeat to the last poll, by our clock.
-    pub silent: Duration,
+    pub(crate) silent: Duration,
     /// How long it had been live without interruption at the last poll.
-    pub live: Duration,
+    pub(crate) live: Duration,
     /// Whether it is ready, so that routers send it packets.
-    pub is_ready: bool,
+    pub(crate) is_ready: bool,
     /// Whether it is connected to the API server.
-    pub is_connected: bool,
+    pub(crate) is_connected: bool,
     /// Its labels.
-    pub labels: Labels,
+    pub(crate) labels: Labels,
     /// Services with a port that it does not serve, as `namespace/name`.
-    pub not_programmed: BTreeSet<String>,
+    pub(crate) not_programmed: BTreeSet<String>,
     /// Services with a port for which it has no backend that accepts flows, as `namespace/name`.
-    pub without_backends: BTreeSet<String>,
+    pub(crate) without_backends: BTreeSet<String>,
 }
 
 impl Peer {

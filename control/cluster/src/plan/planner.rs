@@ -12,7 +12,7 @@ use super::memory::{Leaving, Memory, RequestState};
 use super::peer::{self, Change};
 use super::situation::Situation;
 use super::write::Plan;
-use crate::event::{Event, EventType, Regarding, cut};
+use crate::event::{Event, Regarding, cut};
 use crate::reasons::{condition_type, event_reason};
 
 /// Shorter waits for other gateways cause no event.
@@ -76,7 +76,7 @@ impl Planner<'_> {
         if now.duration_since(since) >= WAIT_REPORTED_AFTER {
             let note = format!("Waiting until these gateways have withdrawn the released address: {names}");
             let regarding = Regarding::service(key, service.meta.uid.as_str());
-            self.event(Event::new(EventType::Normal, regarding, event_reason::WAITING, &note));
+            self.event(Event::new(regarding, event_reason::WAITING, &note));
         } else {
             self.plan_again_at(since + WAIT_REPORTED_AFTER);
         }

@@ -4,12 +4,12 @@ use tidegate_model::objects::{AddressPool, AddressRange, Condition, number};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{Finding, Reason};
 
-use super::condition::{NewCondition, same};
+use super::condition::{NewCondition, condition, same};
 use super::planner::Planner;
 use super::write::Write;
 use crate::crd;
-use crate::event::{Event, EventType, Regarding};
-use crate::reasons::{ConditionReason, condition_reason, condition_type, event_reason};
+use crate::event::{Event, Regarding};
+use crate::reasons::{condition_reason, condition_type, event_reason};
 
 /// The maximum length of a summary, without the `, ...` of a truncated one.
 const SUMMARY_BYTES_MAX: usize = 256;
@@ -27,23 +27,19 @@ impl Planner<'_> {
         let is_used = !findings.iter().any(|f| f.reason == Reason::PoolNotAccepted && pool.faults.is_empty());
         let usage = usage.filter(|_| is_used);
         let shown = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
-        let condition =
-            |kind, is_true: bool, reason: ConditionReason, finding: Option<&&Finding>| NewCondition {
-                kind,
-                status: if is_true { "True" } else { "False" },
-                reason,
-                message: finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default(),
-            };
-        let accepted = match not_accepted {
-            None => condition(condition_type::ACCEPTED, true, condition_reason::ACCEPTED, None),
-            Some(_) => {
-                condition(condition_type::ACCEPTED, false, condition_reason::NOT_ACCEPTED, not_accepted)
-            }
+        let what =
+            |finding: Option<&&Finding>| finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default();
+        let reason = match not_accepted {
+            None => condition_reason::ACCEPTED,
+            Some(_) => condition_reason::NOT_ACCEPTED,
         };
-        let overlaps = match overlaps {
-            None => condition(condition_type::OVERLAPS, false, condition_reason::NO_OVERLAP, None),
-            Some(_) => condition(condition_type::OVERLAPS, true, condition_reason::OVERLAPS, overlaps),
+        let is_accepted = Some(not_accepted.is_none());
+        let accepted = condition(condition_type::ACCEPTED, is_accepted, reason, what(not_accepted));
+        let reason = match overlaps {
+            None => condition_reason::NO_OVERLAP,
+            Some(_) => condition_reason::OVERLAPS,
         };
+        let overlaps = condition(condition_type::OVERLAPS, Some(overlaps.is_some()), reason, what(overlaps));
         let in_use = in_use(pool, usage);
         let is_deleted = pool.meta.deletion_time.is_some();
         let is_used = usage.is_some_and(|usage| usage.users > 0);
@@ -58,7 +54,7 @@ impl Planner<'_> {
         }
         if is_used && is_deleted {
             let regarding = Regarding::address_pool(key, pool.meta.uid.as_str());
-            self.event(Event::new(EventType::Warning, regarding, event_reason::POOL_IN_USE, &in_use.message));
+            self.event(Event::new(regarding, event_reason::POOL_IN_USE, &in_use.message));
         }
         let stored = &pool.status;
         let conditions: Vec<Condition> = [accepted, overlaps, in_use]
@@ -74,7 +70,7 @@ impl Planner<'_> {
             && (stored.total, stored.used, stored.available) == (total, used, available)
             && same(&stored.conditions, &conditions, |_| true);
         if !is_same {
-            let conditions = conditions.iter().map(of_model).collect();
+            let conditions = conditions.iter().map(crd::Condition::from).collect();
             let status = crd::AddressPoolStatus {
                 total,
                 used,
@@ -119,45 +115,22 @@ fn shortest(range: &AddressRange) -> String {
 
 /// The condition that lists the Services that use the pool's addresses, and what they prevent.
 fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
-    let condition =
-        |status, reason, message| NewCondition { kind: condition_type::IN_USE, status, reason, message };
     let Some(usage) = usage.filter(|usage| usage.users > 0) else {
-        return condition("False", condition_reason::NOT_IN_USE, String::new());
+        return condition(condition_type::IN_USE, Some(false), condition_reason::NOT_IN_USE, "");
     };
-    let by = usage.used_by();
-    if pool.meta.deletion_time.is_some() {
+    let users = format!("Services use addresses of this pool: {}", usage.used_by());
+    let (reason, message) = if pool.meta.deletion_time.is_some() {
         let how = "they keep their addresses, and the pool assigns no new ones. The pool is deleted once all its \
                    addresses are released; spec.forceRelease: true releases them";
-        return condition(
-            "True",
-            condition_reason::DELETION_WAITS,
-            format!("Services use addresses of this pool: {by}; {how}"),
-        );
-    }
-    if usage.outside > 0 {
-        let outside = format!(
-            "{} of these addresses are no longer in spec.addresses and remain assigned",
-            usage.outside
-        );
-        return condition(
-            "True",
-            condition_reason::HELD_OUTSIDE,
-            format!("Services use addresses of this pool: {by}; {outside}"),
-        );
-    }
-    condition("True", condition_reason::HELD, format!("Services use addresses of this pool: {by}"))
-}
-
-/// A condition in the form of our own kinds.
-pub(super) fn of_model(condition: &Condition) -> crd::Condition {
-    crd::Condition {
-        kind: condition.kind.clone(),
-        status: condition.status.clone(),
-        reason: condition.reason.clone(),
-        message: condition.message.clone(),
-        observed_generation: condition.observed_generation,
-        last_transition_time: condition.last_transition.unwrap_or_default().to_string(),
-    }
+        (condition_reason::DELETION_WAITS, format!("{users}; {how}"))
+    } else if usage.outside > 0 {
+        let outside = usage.outside;
+        let what = "of these addresses are no longer in spec.addresses and remain assigned";
+        (condition_reason::HELD_OUTSIDE, format!("{users}; {outside} {what}"))
+    } else {
+        (condition_reason::HELD, users)
+    };
+    condition(condition_type::IN_USE, Some(true), reason, message)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::planner::Planner;
 use super::situation::{OfService, Situation};
 use super::status_conflict::{self, StatusOwnership};
 use super::write::Write;
-use crate::event::{Event, EventType};
+use crate::event::Event;
 use crate::reasons::{ConditionReason, EventReason, PortError, condition_reason, event_reason, port_error};
 
 /// The reasons why a Service with an address is not served as requested.
@@ -40,7 +40,7 @@ impl Planner<'_> {
             let has_address = view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
             match (has_address, stored.is_finalized_by_us()) {
                 (true, false) => {
-                    self.note(of, EventType::Normal, event_reason::ENSURING, "Ensuring load balancer");
+                    self.note(of, event_reason::ENSURING, "Ensuring load balancer");
                     self.finalizer(service, true);
                 }
                 (false, true) => self.lost(of, view),
@@ -72,7 +72,7 @@ impl Planner<'_> {
             self.clear(of);
             return;
         }
-        self.note(of, EventType::Normal, event_reason::DELETED, "Deleted load balancer");
+        self.note(of, event_reason::DELETED, "Deleted load balancer");
         self.finalizer(of.service, false);
     }
 
@@ -126,7 +126,7 @@ impl Planner<'_> {
     /// Removes our part of a status.
     fn clear(&mut self, of: &OfService<'_>) {
         self.remove_times(&of.service.meta.key);
-        self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, "Released the address");
+        self.note(of, event_reason::CLEAR_ASSIGNMENT, "Released the address");
         self.plan.writes.push(Write::ServiceStatus {
             service: of.service.meta.key.clone(),
             uid: of.service.meta.uid.clone(),
@@ -165,7 +165,7 @@ impl Planner<'_> {
         let owners = Owners::new(self.situation, view, &of_group, is_member);
         let lacking = self.groups.lacking(view).or(owners.lacking);
         if let Some(why) = &lacking {
-            self.note(of, EventType::Warning, event_reason::NO_GATEWAY, why);
+            self.note(of, event_reason::NO_GATEWAY, why);
         }
         let failure = self.situation.observation.forwarding.publish_failure.as_deref();
         let waits_for = self.address_waits_for(of, view);
@@ -241,26 +241,26 @@ impl Planner<'_> {
                  now; only one controller should implement spec.loadBalancerClass {:?}",
                 of.service.load_balancer_class.as_deref().unwrap_or_default()
             );
-            return self.note(of, EventType::Warning, event_reason::CONFLICTING, &note);
+            return self.note(of, event_reason::CONFLICTING, &note);
         }
         let is_new = |ingress: &Ingress| !stored.ingress.iter().any(|old| old.ip == ingress.ip);
         for ip in wanted.iter().filter(|ingress| is_new(ingress)).filter_map(|ingress| ingress.ip) {
             let pool = view.vips.iter().find(|vip| vip.address == ip).map_or("", |vip| vip.pool.as_str());
             let note = format!("Assigned IP {ip} from pool {pool}");
-            self.note(of, EventType::Normal, event_reason::IP_ALLOCATED, &note);
+            self.note(of, event_reason::IP_ALLOCATED, &note);
         }
         let ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
         if wanted.is_empty() && ours && !stored.ingress.is_empty() {
             let why = view.pending.as_deref().unwrap_or("the Service no longer requests one");
             let note = format!("Released the address: {why}");
-            self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
+            self.note(of, event_reason::CLEAR_ASSIGNMENT, &note);
         } else if ours {
             let assigned: Vec<String> = wanted.iter().filter_map(|w| w.ip).map(|ip| ip.to_string()).collect();
             let is_gone = |ip: &IpAddr| !wanted.iter().any(|ingress| ingress.ip == Some(*ip));
             for ip in stored.ingress.iter().filter_map(|old| old.ip).filter(is_gone) {
                 let note =
                     format!("The address {ip} is released: the Service now has {}", assigned.join(", "));
-                self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
+                self.note(of, event_reason::CLEAR_ASSIGNMENT, &note);
             }
         }
         let before = |kind: &str| stored.condition(kind);
@@ -273,19 +273,9 @@ impl Planner<'_> {
                     let ips: Vec<String> = of_pools.map(|vip| vip.address.to_string()).collect();
                     let ips = ips.join(", ");
                     if !is(was, "True") {
-                        self.note(
-                            of,
-                            EventType::Normal,
-                            event_reason::ENSURED,
-                            &format!("Ensured load balancer: {ips}"),
-                        );
+                        self.note(of, event_reason::ENSURED, &format!("Ensured load balancer: {ips}"));
                     } else if self.requests(of.service).is_unreported {
-                        self.note(
-                            of,
-                            EventType::Normal,
-                            event_reason::UPDATED,
-                            &format!("Updated load balancer: {ips}"),
-                        );
+                        self.note(of, event_reason::UPDATED, &format!("Updated load balancer: {ips}"));
                     }
                     self.requests(of.service).is_unreported = false;
                 }
@@ -293,10 +283,10 @@ impl Planner<'_> {
                     if NOT_SERVED.iter().any(|failed| condition.reason == failed.as_str())
                         && !is(was, "False") =>
                 {
-                    self.note(of, EventType::Warning, event_reason::SYNC_FAILED, &condition.message);
+                    self.note(of, event_reason::SYNC_FAILED, &condition.message);
                 }
                 HEALTHY if condition.status == "False" && !is(was, "False") => {
-                    self.note(of, EventType::Warning, event_reason::UNAVAILABLE, &condition.message);
+                    self.note(of, event_reason::UNAVAILABLE, &condition.message);
                 }
                 _ => {}
             }
@@ -308,8 +298,8 @@ impl Planner<'_> {
         self.plan.writes.push(Write::Finalizer { service: key, uid, present });
     }
 
-    fn note(&mut self, of: &OfService<'_>, event_type: EventType, reason: EventReason, note: &str) {
-        self.event(Event::new(event_type, of.regarding(), reason, note));
+    fn note(&mut self, of: &OfService<'_>, reason: EventReason, note: &str) {
+        self.event(Event::new(of.regarding(), reason, note));
     }
 }
 

@@ -89,36 +89,36 @@ pub enum DrainPhase {
 
 /// The identity of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// `metadata.name` of its configuration.
-    pub name: String,
+    pub(crate) name: String,
     /// An identifier of this run.
-    pub instance: String,
+    pub(crate) instance: String,
     /// Its node, if it runs on one.
-    pub node: Option<String>,
+    pub(crate) node: Option<String>,
 }
 
 /// The inputs of a plan.
 #[derive(Debug, Clone, Copy)]
-pub struct Situation<'a> {
+pub(crate) struct Situation<'a> {
     /// The last round.
-    pub observation: &'a Observation,
+    pub(crate) observation: &'a Observation,
     /// The identity of this gateway.
-    pub identity: &'a Identity,
+    pub(crate) identity: &'a Identity,
     /// Whether this gateway leads.
-    pub leads: bool,
+    pub(crate) leads: bool,
     /// The version of the Services that every live gateway has applied, including this one.
-    pub withdrawn: u64,
+    pub(crate) withdrawn: u64,
     /// The other live gateways.
-    pub peers: &'a [Peer],
+    pub(crate) peers: &'a [Peer],
     /// When the poll that returned them started.
-    pub polled: Timestamp,
+    pub(crate) polled: Timestamp,
     /// Another process with this gateway's name, as text for display.
-    pub duplicate_name: Option<&'a str>,
+    pub(crate) duplicate_name: Option<&'a str>,
     /// Why this gateway can't lead, regardless of the other gateways, for display.
-    pub cannot_lead: Option<&'a str>,
+    pub(crate) cannot_lead: Option<&'a str>,
     /// The current time.
-    pub now: Timestamp,
+    pub(crate) now: Timestamp,
 }
 
 /// A Service with its result of the last round.

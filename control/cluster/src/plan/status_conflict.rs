@@ -16,9 +16,9 @@ const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
 
 /// A status that another controller writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StatusConflict {
+pub(crate) struct StatusConflict {
     /// The other field manager.
-    pub who: String,
+    pub(crate) who: String,
     /// A hash of the owner's requests when the conflict started.
     requests: u64,
     /// When the status is written again.

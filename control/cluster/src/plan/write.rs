@@ -8,21 +8,17 @@ use crate::event::Event;
 
 /// A write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Write {
+pub(crate) enum Write {
     /// Our finalizer on a Service.
     Finalizer {
-        /// The Service.
         service: ObjectKey,
         /// Its uid, so that another object with the same name is not changed.
         uid: String,
-        /// Whether the finalizer is added or removed.
         present: bool,
     },
     /// Our part of a Service's status.
     ServiceStatus {
-        /// The Service.
         service: ObjectKey,
-        /// Its uid.
         uid: String,
         /// `loadBalancer.ingress`; `None` leaves it unchanged.
         ingress: Option<Vec<Ingress>>,
@@ -31,16 +27,13 @@ pub enum Write {
     },
     /// Our finalizer on an AddressPool.
     PoolFinalizer {
-        /// Its name.
         pool: String,
         /// Its uid, so that another object with the same name is not changed.
         uid: String,
-        /// Whether the finalizer is added or removed.
         present: bool,
     },
     /// The status of an AddressPool.
     PoolStatus {
-        /// Its name.
         pool: String,
         /// The complete status.
         status: crd::AddressPoolStatus,
@@ -61,13 +54,12 @@ impl Write {
 
 /// The writes and events of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The writes, most urgent first: releases, then changes, then additions.
-    pub writes: Vec<Write>,
-    /// New events.
-    pub events: Vec<Event>,
+    pub(crate) writes: Vec<Write>,
+    pub(crate) events: Vec<Event>,
     /// When to plan again even if nothing changes.
-    pub plan_again_at: Option<Timestamp>,
+    pub(crate) plan_again_at: Option<Timestamp>,
     /// Whether something waits for other gateways to withdraw.
-    pub waits_for_peers: bool,
+    pub(crate) waits_for_peers: bool,
 }

@@ -9,7 +9,7 @@ use crate::crd::{GatewayStatus, GatewayStatusStatus};
 use crate::drain_annotation::DrainAnnotation;
 use crate::duplicate_name;
 use crate::elect::Candidacy;
-use crate::event::{Event, EventType, Regarding};
+use crate::event::{Event, Regarding};
 use crate::own_status::Written;
 use crate::peers::Gone;
 use crate::queue::{Outcome, Target};
@@ -79,7 +79,7 @@ impl Writer {
         let uid = service.map(|service| service.meta.uid.clone()).unwrap_or_default();
         let note = format!("Error syncing load balancer: {error}");
         let regarding = Regarding::service(key, uid);
-        self.recorder.record(Event::new(EventType::Warning, regarding, event_reason::SYNC_FAILED, &note));
+        self.recorder.record(Event::new(regarding, event_reason::SYNC_FAILED, &note));
     }
 
     fn gateways_listed(
