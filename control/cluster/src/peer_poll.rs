@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
+use kube::Client;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions,
 };
@@ -143,19 +144,16 @@ fn read(object: DynamicObject) -> GatewayStatus {
 }
 
 /// Deletes the object of a gateway that no longer exists, unless the object was written again.
-pub(super) async fn forget(connector: &Connector, gone: Gone) -> Result<(), RequestError> {
+pub(super) async fn forget(client: Client, gone: Gone) -> Result<(), RequestError> {
     let Gone { name, uid, resource_version } = gone;
     let preconditions = Some(Preconditions { uid, resource_version });
     let params = DeleteParams { preconditions, ..DeleteParams::default() };
-    with_client(connector, |client| async move {
-        let api: Api<GatewayStatus> = Api::all(client);
-        within(api.delete(&name, &params)).await.map(|_| ())
-    })
-    .await
+    let api: Api<GatewayStatus> = Api::all(client);
+    within(api.delete(&name, &params)).await.map(|_| ())
 }
 
 /// Sets the conditions of a gateway without a heartbeat, unless its object was written again.
-pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), RequestError> {
+pub(super) async fn mark(client: Client, silent: Silent) -> Result<(), RequestError> {
     let Silent { name, resource_version, status } = silent;
     let patch = json!({
         "metadata": {"resourceVersion": resource_version},
@@ -165,7 +163,7 @@ pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), Re
             "conditions": status.conditions,
         },
     });
-    merge_status(connector, &name, patch).await
+    merge_status(client, &name, patch).await
 }
 
 /// Reports to the gateway with our name, through its status, that this gateway has the same name. The other gateway
@@ -204,16 +202,13 @@ async fn report_once(connector: &Connector, name: &str, who: &str) -> Result<(),
         "metadata": {"resourceVersion": own.metadata.resource_version},
         "status": {"conditions": conditions},
     });
-    merge_status(connector, name, patch).await
+    with_client(connector, |client| merge_status(client, name, patch)).await
 }
 
-async fn merge_status(connector: &Connector, name: &str, patch: Value) -> Result<(), RequestError> {
-    with_client(connector, |client| async move {
-        let api: Api<GatewayStatus> = Api::all(client);
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        within(api.patch_status(name, &params, &Patch::Merge(patch))).await.map(|_| ())
-    })
-    .await
+async fn merge_status(client: Client, name: &str, patch: Value) -> Result<(), RequestError> {
+    let api: Api<GatewayStatus> = Api::all(client);
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    within(api.patch_status(name, &params, &Patch::Merge(patch))).await.map(|_| ())
 }
 
 /// The current version of the Services at the API server.

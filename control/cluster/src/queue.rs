@@ -50,6 +50,17 @@ pub(super) enum Target {
     PoolFinalizer(String),
 }
 
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Finalizer(service) => write!(f, "the finalizer of Service {service}"),
+            Self::Status(service) => write!(f, "the status of Service {service}"),
+            Self::Pool(pool) => write!(f, "the status of AddressPool {pool}"),
+            Self::PoolFinalizer(pool) => write!(f, "the finalizer of AddressPool {pool}"),
+        }
+    }
+}
+
 impl Target {
     fn of(write: &Write) -> Self {
         match write {

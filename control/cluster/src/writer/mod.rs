@@ -30,14 +30,15 @@ use super::elect::{Candidacy, Leadership};
 use super::event_recorder::Recorder;
 use super::lease::LEASE;
 use super::line_budget::LineBudgets;
-use super::own_status::{HEARTBEAT, OwnStatus, heartbeat_time};
-use super::peer_poll::PeerPoll;
+use super::own_status::{self, HEARTBEAT, Overwrites, OwnStatus, heartbeat_time};
+use super::peer_poll::{self, PeerPoll};
 use super::plan::{Identity, Observation, Peer, Plan, SERVICES_MAX, Situation, Write, gateway_status};
 use super::queue::{Job, Next, PlannedFrom, Queue};
 use super::releases::{LiveGateway, PeerReleases};
+use super::request;
 use super::sharing_peers::SharingPeers;
 use planning::Planning;
-use requests::{Poll, Requests};
+use requests::Requests;
 use term::Term;
 
 /// The maximum wait at shutdown for writes in progress.
@@ -84,7 +85,7 @@ pub(super) struct Writer {
     failure_lines: LineBudgets,
     peer_poll: PeerPoll,
     status: OwnStatus,
-    requests: Requests,
+    requests: Requests<Self>,
 }
 
 impl Writer {
@@ -100,7 +101,7 @@ impl Writer {
         Self {
             peer_poll: PeerPoll::new(&identity.name, now),
             duplicate_name: DuplicateName::new(&identity.instance),
-            requests: Requests::new(connector, identity.name.clone(), inputs.leadership.clone()),
+            requests: Requests::new(connector, inputs.leadership.clone()),
             identity,
             counts,
             recorder,
@@ -127,7 +128,7 @@ impl Writer {
                 Ok(()) = self.inputs.leadership.changed() => self.planning.soon(),
                 () = self.inputs.poll_now.notified() => self.peer_poll.poll_soon(Instant::now()),
                 ended = self.requests.next() => match ended {
-                    Ok(done) => self.done(done),
+                    Ok(handle) => handle(&mut self, Instant::now()),
                     Err(panic) => tracing::error!(error = %panic, "a request to the API server was aborted"),
                 },
                 () = sleep_until(wake) => {}
@@ -141,8 +142,9 @@ impl Writer {
             false => Candidacy::Cut,
         };
         self.outputs.candidacy.send_replace(candidacy);
-        let Some(status) = self.status.final_status() else { return };
-        if let Err(error) = self.requests.write_final_status(status).await {
+        let Some(mut status) = self.status.final_status() else { return };
+        let (connector, name) = (&self.requests.connector, &self.identity.name);
+        if let Err(error) = own_status::write(connector, name, Overwrites::Any, &mut status).await {
             tracing::debug!(%error, "cannot write the last GatewayStatus of this gateway");
         }
     }
@@ -231,7 +233,10 @@ impl Writer {
         if !self.holds_lease(now) {
             self.term.lost();
         } else if let Some(number) = self.term.request(now) {
-            self.requests.term(number);
+            self.requests.send(
+                |connector| async move { peer_poll::services_version(&connector).await },
+                move |writer, result, now| writer.term_received(number, result, now),
+            );
         }
     }
 
@@ -322,7 +327,10 @@ impl Writer {
     fn send_all(&mut self, now: Instant) -> Option<Instant> {
         loop {
             match self.queue.next(now) {
-                Next::Send(target, write) => self.requests.write(target, write),
+                Next::Send(target, write) => self.requests.send_as_leader(
+                    |client| request::send(client, write),
+                    move |writer, result, now| writer.write_ended(&target, &result, now),
+                ),
                 Next::At(at) => return Some(at),
                 Next::Nothing => return None,
             }
@@ -334,7 +342,11 @@ impl Writer {
         self.peer_poll.start(now);
         let own_applied =
             self.inputs.observations.borrow().as_ref().map_or(0, |o| o.forwarding.version_applied);
-        self.requests.gateways(Poll { own_applied, is_written: self.status.is_written() });
+        let poll = (own_applied, self.status.is_written());
+        self.requests.send(
+            |connector| async move { peer_poll::gateways(&connector).await },
+            move |writer, result, now| writer.gateways_listed(poll, result, now),
+        );
     }
 
     /// Writes this gateway's own status if it has changed or a heartbeat is due.
@@ -353,13 +365,25 @@ impl Writer {
         };
         let mut status = gateway_status(&situation, &self.status.written);
         status.last_heartbeat = Some(heartbeat_time());
-        self.requests.status(self.status.start(), status);
+        let (over, name) = (self.status.start(), self.identity.name.clone());
+        self.requests.send(
+            |connector| async move {
+                let written = own_status::write(&connector, &name, over, &mut status).await;
+                (status, written)
+            },
+            |writer, (status, written), now| writer.status_written(status, written, now),
+        );
     }
 
     /// Writes the last status before this gateway stops writing, unless it was already written.
     fn write_last_status(&mut self, now: Instant) {
-        if let Some(status) = self.status.last(now) {
-            self.requests.write_last_status(status);
-        }
+        let Some(mut status) = self.status.last(now) else { return };
+        let name = self.identity.name.clone();
+        self.requests.send(
+            |connector| async move {
+                own_status::write(&connector, &name, Overwrites::Any, &mut status).await
+            },
+            |writer, written, now| writer.status.last_status_written(&written, now),
+        );
     }
 }

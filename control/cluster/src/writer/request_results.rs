@@ -3,7 +3,6 @@
 use tokio::time::Instant;
 
 use super::Writer;
-use super::requests::{Done, Poll};
 use crate::counts::Ended;
 use crate::crd::{GatewayStatus, GatewayStatusStatus};
 use crate::drain_annotation::DrainAnnotation;
@@ -11,32 +10,12 @@ use crate::duplicate_name;
 use crate::elect::Candidacy;
 use crate::event::{Event, Regarding};
 use crate::own_status::Written;
-use crate::peers::Gone;
+use crate::peer_poll;
 use crate::queue::{Outcome, Target};
 use crate::reasons::event_reason;
 use crate::request::{self, RequestError};
 
 impl Writer {
-    /// Handles the end of a request.
-    pub(super) fn done(&mut self, done: Done) {
-        let now = Instant::now();
-        match done {
-            Done::Write(target, _, Err(error)) if error.is_about_ip_mode() => {
-                self.ip_mode_refused(&target, now);
-            }
-            Done::Write(target, name, result) => self.write_ended(&target, &name, &result, now),
-            Done::Gateways(poll, result) => self.gateways_listed(poll, result, now),
-            Done::Marked(name, result) => log_marked(&name, result),
-            Done::DuplicateNameReported(result) => self.duplicate_name_reported(result),
-            Done::Forgotten(gone, result) => log_forgotten(&gone, result),
-            // Otherwise the Lease was lost in the meantime.
-            Done::Term(number, result) if self.holds_lease(now) => self.term_received(number, result, now),
-            Done::Term(..) => {}
-            Done::LastStatus(result) => self.status.last_status_written(&result, now),
-            Done::Status(status, result) => self.status_written(*status, result, now),
-        }
-    }
-
     fn ip_mode_refused(&mut self, target: &Target, now: Instant) {
         if self.planning.leave_out_ip_mode() {
             tracing::warn!(
@@ -49,21 +28,25 @@ impl Writer {
         self.planning.soon();
     }
 
-    fn write_ended(&mut self, target: &Target, name: &str, result: &Result<(), RequestError>, now: Instant) {
+    /// Handles the result of a planned write.
+    pub(super) fn write_ended(&mut self, target: &Target, result: &Result<(), RequestError>, now: Instant) {
+        if result.as_ref().is_err_and(RequestError::is_about_ip_mode) {
+            return self.ip_mode_refused(target, now);
+        }
         let (outcome, ended) = request::classify(result);
         self.counts.ended(ended);
         self.queue.ended(target, &outcome, now);
         if let (Outcome::Failed, Err(error)) = (&outcome, result) {
-            self.log_failure(target, name, error, now);
+            self.log_failure(target, error, now);
             self.report_failure(target, error);
         }
     }
 
-    fn log_failure(&mut self, target: &Target, write: &str, error: &RequestError, now: Instant) {
+    fn log_failure(&mut self, target: &Target, error: &RequestError, now: Instant) {
         match self.failure_lines.take_reporting(target.namespace(), now) {
             Some(left_out) => {
                 let left_out = Some(left_out).filter(|count| *count > 0);
-                tracing::warn!(write, %error, left_out, "a write to the API server failed and will be retried");
+                tracing::warn!(write = %target, %error, left_out, "a write to the API server failed and will be retried");
             }
             None => self.counts.line_left_out(),
         }
@@ -82,16 +65,18 @@ impl Writer {
         self.recorder.record(Event::new(regarding, event_reason::SYNC_FAILED, &note));
     }
 
-    fn gateways_listed(
+    /// Handles a list of the gateways. When it was requested, this gateway had applied version `own_applied` of the
+    /// Services; `is_written`: whether its own status was written by then.
+    pub(super) fn gateways_listed(
         &mut self,
-        poll: Poll,
+        (own_applied, is_written): (u64, bool),
         result: Result<Vec<GatewayStatus>, RequestError>,
         now: Instant,
     ) {
-        if !self.peer_poll.ended(result, poll.own_applied, now) {
+        if !self.peer_poll.ended(result, own_applied, now) {
             return;
         }
-        self.check_name(poll.is_written, now);
+        self.check_name(is_written, now);
         self.read_drain_annotation();
         let sharing = Some(self.peer_poll.peers.sharing());
         self.outputs.sharing_peers.send_if_modified(|last| {
@@ -101,8 +86,16 @@ impl Writer {
         });
         if self.leads(now) {
             // Mark gateways without a heartbeat, and delete those that are gone for good.
-            self.peer_poll.silent().into_iter().for_each(|silent| self.requests.mark(silent));
-            self.peer_poll.gone().into_iter().for_each(|gone| self.requests.forget(gone));
+            for silent in self.peer_poll.silent() {
+                let name = silent.name.clone();
+                let mark = |client| peer_poll::mark(client, silent);
+                self.requests.send_as_leader(mark, move |_, result, _| log_marked(&name, result));
+            }
+            for gone in self.peer_poll.gone() {
+                let name = gone.name.clone();
+                let forget = |client| peer_poll::forget(client, gone);
+                self.requests.send_as_leader(forget, move |_, result, _| log_forgotten(&name, result));
+            }
         }
         self.planning.soon();
     }
@@ -152,11 +145,12 @@ impl Writer {
         if self.duplicate_name.start_report() {
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
             let node = self.identity.node.as_deref().unwrap_or_default();
-            self.requests.report_duplicate_name(duplicate_name::described(
-                &self.identity.instance,
-                node,
-                &addresses,
-            ));
+            let who = duplicate_name::described(&self.identity.instance, node, &addresses);
+            let name = self.identity.name.clone();
+            self.requests.send(
+                |connector| async move { peer_poll::report_duplicate_name(&connector, &name, &who).await },
+                |writer, result, _| writer.duplicate_name_reported(result),
+            );
         }
     }
 
@@ -175,7 +169,12 @@ impl Writer {
         }
     }
 
-    fn term_received(&mut self, number: u64, result: Result<u64, RequestError>, now: Instant) {
+    /// Handles the version of the Services with which the term `number` starts.
+    pub(super) fn term_received(&mut self, number: u64, result: Result<u64, RequestError>, now: Instant) {
+        // Otherwise the Lease was lost in the meantime.
+        if !self.holds_lease(now) {
+            return;
+        }
         let Some(version) = self.term.received(number, result, now) else { return };
         // Fetch the writes of the previous leader without waiting for a bookmark.
         let seen = self.inputs.observations.borrow().as_ref().map_or(0, |o| o.version);
@@ -185,7 +184,8 @@ impl Writer {
         self.planning.soon();
     }
 
-    fn status_written(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) {
+    /// Handles the result of a write of this gateway's status.
+    pub(super) fn status_written(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) {
         // Plan for changes that arrived during the request.
         if result.is_ok() {
             self.planning.soon();
@@ -208,16 +208,16 @@ fn log_marked(name: &str, result: Result<(), RequestError>) {
     }
 }
 
-fn log_forgotten(gone: &Gone, result: Result<(), RequestError>) {
+fn log_forgotten(name: &str, result: Result<(), RequestError>) {
     match result {
         Ok(()) => tracing::info!(
-            gateway = gone.name,
+            gateway = name,
             "no heartbeat from the gateway for a day; deleted its GatewayStatus"
         ),
         // The gateway has written again, or its object is already deleted.
         Err(error) if matches!(error.code(), Some(404 | 409)) => {}
         Err(error) => {
-            tracing::warn!(gateway = gone.name, %error, "cannot delete the GatewayStatus of a gateway that is gone");
+            tracing::warn!(gateway = name, %error, "cannot delete the GatewayStatus of a gateway that is gone");
         }
     }
 }
