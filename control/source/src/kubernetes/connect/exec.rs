@@ -3,20 +3,24 @@
 //! [`run`] starts it, waits with a time limit, and parses the ExecCredential that it prints. It has no terminal.
 //! `connect` calls it on a thread that may block, and keeps the result until it expires.
 //!
+//! The client library runs plugins, too (kube-client 5.0.0, `client/auth/mod.rs`), but waits for them without a limit,
+//! leaves their child processes running, and shows their whole output, with the token, if they fail.
+//!
 //! Invariant: the plugin's standard output and its environment are secrets, so no message contains them. Neither the
 //! plugin nor a program that it started in its process group outlives [`run`].
 
-use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::config::{ExecConfig, ExecInteractiveMode};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 /// Accepted versions of the ExecCredential. v1alpha1 was removed in Kubernetes 1.24.
 const VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"];
@@ -57,31 +61,36 @@ pub(super) fn run(exec: &ExecConfig, limit: Duration) -> Result<Credentials, Str
         let accepted = VERSIONS.join(", ");
         return Err(fault(format!("apiVersion {version:?} is not supported; accepted: {accepted}")));
     }
-    let mut child = prepared(exec, command, version).spawn().map_err(|error| {
-        let hint = exec.install_hint.as_deref().map(|hint| format!("; {}", hint.trim()));
-        fault(format!("it cannot be started: {error}{}", hint.unwrap_or_default()))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| fault(error.to_string()))?;
+    let Ended { status, output, stderr } = runtime.block_on(async {
+        let mut child = Command::from(prepared(exec, command, version)).spawn().map_err(|error| {
+            let hint = exec.install_hint.as_deref().map(|hint| format!("; {}", hint.trim()));
+            fault(format!("it cannot be started: {error}{}", hint.unwrap_or_default()))
+        })?;
+        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let ended = wait(&mut child, limit).await;
+        // End all programs that it started, and the plugin itself if it timed out.
+        if let Some(group) = group {
+            // Usually there is no process to kill.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = child.wait().await;
+        ended.map_err(&fault)
     })?;
-    let ended = wait(&mut child, limit);
-    // End all programs that it started, and the plugin itself if it timed out.
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // Usually there is no process to kill.
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-    let _ = child.wait();
-    let Ended { status, output, stderr } = ended.map_err(&fault)?;
     if !status.success() {
         return Err(fault(format!("it failed ({status}): {}", last_line(&stderr))));
     }
     read(&output, version).map_err(fault)
 }
 
-fn prepared(exec: &ExecConfig, command: &str, version: &str) -> Command {
+fn prepared(exec: &ExecConfig, command: &str, version: &str) -> std::process::Command {
     let mut spec = json!({"interactive": false});
     if let Some(cluster) = &exec.cluster {
         spec["cluster"] = serde_json::to_value(cluster).expect("texts and flags");
     }
     let info = json!({"apiVersion": version, "kind": "ExecCredential", "spec": spec});
-    let mut prepared = Command::new(command);
+    let mut prepared = std::process::Command::new(command);
     prepared.args(exec.args.iter().flatten());
     let pairs = exec.env.iter().flatten();
     prepared.envs(pairs.filter_map(|pair| Some((pair.get("name")?, pair.get("value")?))));
@@ -100,56 +109,25 @@ struct Ended {
     stderr: Vec<u8>,
 }
 
-fn wait(child: &mut Child, limit: Duration) -> Result<Ended, String> {
-    let streams = (child.stdout.take(), child.stderr.take());
-    let (Some(output), Some(stderr)) = streams else { return Err("its output cannot be read".into()) };
-    let readers = [reader(output), reader(stderr)].map(|reader| reader.map_err(|error| error.to_string()));
-    let [output, stderr] = readers;
-    let (output, stderr) = (output?, stderr?);
-    let until = Instant::now() + limit;
-    let late = || format!("it did not exit within {} s", limit.as_secs());
-    if !ends(child, until)? {
-        return Err(late());
-    }
-    let status = child.wait().map_err(|error| error.to_string())?;
-    // A program that the plugin started may keep its streams open after the plugin has exited.
-    let rest = |stream: std::sync::mpsc::Receiver<Vec<u8>>| {
-        stream.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| late())
-    };
-    Ok(Ended { status, output: rest(output)?, stderr: rest(stderr)? })
-}
-
-/// Whether the process exits before a given time.
-fn ends(child: &Child, until: Instant) -> Result<bool, String> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or("it has no pid")?;
-    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| error.to_string())?;
-    loop {
-        let remaining = until.saturating_duration_since(Instant::now());
-        if remaining.is_zero() {
-            return Ok(false);
+/// Waits until the plugin has exited and its streams are closed, which a program that it started may keep open.
+async fn wait(child: &mut Child, limit: Duration) -> Result<Ended, String> {
+    let (output, stderr) = (child.stdout.take(), child.stderr.take());
+    let ended = async { tokio::join!(child.wait(), bytes_of(output), bytes_of(stderr)) };
+    match timeout(limit, ended).await {
+        Ok((status, output, stderr)) => {
+            Ok(Ended { status: status.map_err(|error| error.to_string())?, output, stderr })
         }
-        let remaining = Timespec::try_from(remaining).map_err(|error| error.to_string())?;
-        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&remaining)) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.to_string()),
-        }
+        Err(_) => Err(format!("it did not exit within {} s", limit.as_secs())),
     }
 }
 
-/// Reads a stream on a separate thread, so that a plugin never waits for a full pipe. The thread ends with the stream.
-fn reader(stream: impl Read + Send + 'static) -> std::io::Result<std::sync::mpsc::Receiver<Vec<u8>>> {
-    let (done, read) = std::sync::mpsc::channel();
-    let body = move || {
-        let mut bytes = Vec::new();
-        // If the stream breaks, use the bytes read so far.
-        let _ = stream.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
-        // The caller may no longer be waiting.
-        let _ = done.send(bytes);
-    };
-    std::thread::Builder::new().name("tg-exec".to_owned()).spawn(body)?;
-    Ok(read)
+/// Reads a stream to its end, or up to the maximum size. If it breaks, the result is what was read so far.
+async fn bytes_of(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        let _ = stream.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes).await;
+    }
+    bytes
 }
 
 /// The last line that is not empty, truncated.
@@ -213,6 +191,8 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     /// A plugin that is one line of shell.

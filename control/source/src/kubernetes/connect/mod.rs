@@ -7,6 +7,10 @@
 //! connects through a proxy. [`server_addresses`] tracks the addresses of the API server, which no Service may have.
 //! Both the watches and the code that writes to the API server use it.
 //!
+//! [`Config`] parses the kubeconfig and sets up TLS. The rest is here because a client of kube-client 5.0.0 reads its
+//! certificates once and its token file once a minute (`client/auth/mod.rs`), has no keepalives, and hides with which
+//! credentials a request was sent, so that a 401 can't discard them.
+//!
 //! This file sends no request, and nothing here waits without a limit. Files and plugins are read on a separate thread
 //! that shutdown doesn't wait for. While there is a valid client, requests wait for a newer one only for
 //! [`REPLACE_MAX`]. If the file system doesn't respond when files are checked for changes, they wait only once, for
@@ -69,7 +73,6 @@ const READERS_MAX: usize = 16;
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Provides clients for the API server.
-#[derive(Debug)]
 pub struct Connector {
     kubeconfig: Option<PathBuf>,
     /// The context to use instead of the current one.
@@ -81,7 +84,7 @@ pub struct Connector {
     readers: Arc<Semaphore>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     current: Option<Current>,
     /// Whether the current client must not be used: the API server rejected its credentials, or its connections are
@@ -98,14 +101,13 @@ struct State {
 }
 
 /// A client that is being created on a thread.
-#[derive(Debug)]
 struct Pending {
     created: oneshot::Receiver<ClientResult>,
     started: Instant,
 }
 
 /// Checks whether files have changed, on threads that may block.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct FileCheck {
     /// A check that has timed out but not ended.
     in_progress: Option<JoinHandle<bool>>,
@@ -350,21 +352,9 @@ impl Current {
     }
 }
 
-impl std::fmt::Debug for Current {
+impl std::fmt::Debug for Connector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Current").field("server", &self.server).field("serial", &self.serial).finish()
-    }
-}
-
-impl std::fmt::Debug for Plugin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Plugin").field("answered", &self.result.is_ok()).finish()
-    }
-}
-
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("server", &self.server).field("serial", &self.serial).finish()
+        f.debug_struct("Connector").field("kubeconfig", &self.kubeconfig).finish_non_exhaustive()
     }
 }
 

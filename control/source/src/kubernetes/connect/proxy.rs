@@ -4,8 +4,9 @@
 //! otherwise the environment applies (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in upper or lower case), except
 //! for hosts in `NO_PROXY` and for loopback. [`Tunnel`] connects. `connect` calls it.
 //!
-//! Implemented here because the proxy support of `hyper-util` supports no ports in `NO_PROXY`, does not exclude
-//! loopback, and omits the proxy's own response from its errors, which operators need to fix a refusal.
+//! Implemented here because kube-client 5.0.0 compares `NO_PROXY` with the address of the proxy instead of the server's
+//! (`config/file_loader.rs`), and `hyper-util` supports no ports in it. Neither excludes loopback. The tunnel of
+//! `hyper-util` omits the proxy's own response from its errors, which operators need to fix a refusal.
 //!
 //! Invariant: no message contains the password of a proxy.
 
